@@ -1,0 +1,58 @@
+//! What a device supports, and how much memory it has.
+
+/// What a device supports; asked once, when a pool is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Address ranges and physical memory are separate: free memory can be mapped elsewhere.
+    pub virtual_memory: bool,
+    /// The step of sizes and addresses of memory calls, in bytes; a power of two.
+    pub granularity: u64,
+    /// Memory calls block their thread long enough to matter to an async runtime: the pool then
+    /// makes them on a thread of its own rather than inside a poll.
+    pub memory_calls_block: bool,
+    /// A stream can be made to wait for another's event on the device.
+    pub device_side_waits: bool,
+}
+
+impl Capabilities {
+    /// Nothing but plain memory in steps of `granularity` bytes.
+    pub const fn plain(granularity: u64) -> Self {
+        Self {
+            virtual_memory: false,
+            granularity,
+            memory_calls_block: true,
+            device_side_waits: true,
+        }
+    }
+
+    /// The same with virtual memory or without.
+    #[must_use]
+    pub const fn with_virtual_memory(mut self, yes: bool) -> Self {
+        self.virtual_memory = yes;
+        self
+    }
+
+    /// The same with memory calls that block or do not.
+    #[must_use]
+    pub const fn with_blocking_memory_calls(mut self, yes: bool) -> Self {
+        self.memory_calls_block = yes;
+        self
+    }
+
+    /// The same with waits on the device or without.
+    #[must_use]
+    pub const fn with_device_side_waits(mut self, yes: bool) -> Self {
+        self.device_side_waits = yes;
+        self
+    }
+}
+
+/// Memory of a device, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Not taken by anybody.
+    pub free: u64,
+    /// All there is.
+    pub total: u64,
+}

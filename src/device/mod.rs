@@ -1,0 +1,227 @@
+//! The device: what the pool asks of a backend, and the backends.
+//!
+//! [`Device`] is the contract. It is small, object-safe, and never called on the hot path (a block
+//! that a stream freed and takes again costs no device call). This layer knows nothing of pools,
+//! lanes or waiting.
+//!
+//! | backend | module | what it is |
+//! |---|---|---|
+//! | simulated | [`sim`] | streams as executors over host memory, on a virtual clock |
+
+mod capability;
+mod error;
+pub mod sim;
+mod watch;
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+pub use capability::{Capabilities, MemoryInfo};
+pub use error::{DeviceError, DeviceErrorKind};
+pub(crate) use watch::{Alarm, Watch};
+
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u64);
+    };
+}
+
+handle!(
+    /// Which device, among all that this process made: never reused.
+    DeviceId);
+handle!(
+    /// The backend's own name of a stream (a driver handle, an index). Backends may reuse it after
+    /// [`Device::destroy_stream`], which is why the pool keys nothing by it (I7).
+    RawStream);
+handle!(
+    /// The backend's own name of an event.
+    RawEvent);
+handle!(
+    /// The backend's own name of a piece of physical memory.
+    PhysicalHandle);
+handle!(
+    /// A watch set by [`Device::watch`].
+    WatchId);
+handle!(
+    /// An alarm set by [`Device::set_alarm`].
+    AlarmId);
+
+/// A stream of some device, as its owner has it.
+///
+/// The pool keeps `keep_alive` for as long as it may record an event on the stream, so that a
+/// driver's handle cannot be recycled under it.
+pub trait DeviceStream {
+    /// The device that the stream belongs to.
+    fn device_id(&self) -> DeviceId;
+
+    /// The backend's name of the stream.
+    fn raw(&self) -> RawStream;
+
+    /// An owner that keeps the stream usable while it is held.
+    fn keep_alive(&self) -> Arc<dyn Any + Send + Sync>;
+}
+
+/// What the pool asks of a device.
+///
+/// Sizes and addresses are in bytes. A call returns an error only as a [`DeviceError`]; "not
+/// complete yet" is never an error, and an error is never "not complete yet" (I10).
+///
+/// *Can wait* below says whether a call may block its thread on device work or on the operating
+/// system for more than a few microseconds. The pool makes such calls only where it holds no lock,
+/// and, where [`Capabilities::memory_calls_block`] says so, never inside a poll.
+///
+/// # Safety
+///
+/// The pool hands out addresses on the word of the device. An implementation must guarantee that
+///
+/// - live results of [`reserve`](Self::reserve) and [`allocate`](Self::allocate) are disjoint, and
+///   mapped memory stays accessible to all work of the device until it is unmapped;
+/// - a stream runs what it is given in order, and [`query`](Self::query) answers `true` only when
+///   all work submitted to the stream before the event's last [`record`](Self::record) is complete;
+/// - work submitted to `stream` after [`wait`](Self::wait) returned starts only after the work that
+///   the awaited record covers.
+pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
+    /// Which device this is.
+    fn id(&self) -> DeviceId;
+
+    /// One line for people: name, memory, what is supported and what is in use.
+    fn describe(&self) -> String;
+
+    /// What the device supports. Constant over its life.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Free and total memory of the device, in bytes.
+    ///
+    /// # Errors
+    /// When the device cannot tell.
+    fn memory_info(&self) -> Result<MemoryInfo, DeviceError>;
+
+    // ---- time --------------------------------------------------------------------------------
+
+    /// The device's clock: time since an origin of its own. Never goes back. Cannot wait.
+    fn now(&self) -> Duration;
+
+    /// Calls `waker` once, at the time `at` of [`now`](Self::now) or soon after; at once if that is
+    /// past. Wakes outside the device's locks. Cannot wait.
+    fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId;
+
+    /// Forgets an alarm. One that rang already, or is unknown, is ignored.
+    fn cancel_alarm(&self, alarm: AlarmId);
+
+    // ---- address space and physical memory -----------------------------------------------------
+    // Only where `Capabilities::virtual_memory`. Sizes and addresses are multiples of
+    // `Capabilities::granularity`.
+
+    /// Reserves a range of addresses without memory behind it. Can wait.
+    ///
+    /// # Errors
+    /// When the address space is exhausted or unsupported.
+    fn reserve(&self, bytes: u64) -> Result<u64, DeviceError>;
+
+    /// Gives a whole reserved range back; nothing may be mapped in it. Can wait.
+    ///
+    /// # Errors
+    /// When the range is not a reserved one.
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError>;
+
+    /// Takes physical memory. Can wait.
+    ///
+    /// # Errors
+    /// [`DeviceErrorKind::OutOfMemory`] when there is not so much; nothing is taken then.
+    fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError>;
+
+    /// Gives physical memory back; it must not be mapped. Can wait.
+    ///
+    /// # Errors
+    /// When the handle is unknown or still mapped.
+    fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError>;
+
+    /// Maps a whole handle of `bytes` at `address`, inside a reserved range where nothing is
+    /// mapped, accessible to the device. Can wait.
+    ///
+    /// # Errors
+    /// On failure nothing is mapped.
+    fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError>;
+
+    /// Unmaps what [`map`](Self::map) mapped there. No work that touches it may be running or
+    /// submitted: the call does not wait for the device. Can wait.
+    ///
+    /// # Errors
+    /// On failure the mapping stands.
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError>;
+
+    /// Takes plain memory, address and all, aligned to `Capabilities::granularity`: what a device
+    /// without virtual memory is asked for. Can wait.
+    ///
+    /// # Errors
+    /// [`DeviceErrorKind::OutOfMemory`] when there is not so much; nothing is taken then.
+    fn allocate(&self, bytes: u64) -> Result<u64, DeviceError>;
+
+    /// Gives plain memory back. May wait for *all* work of the device (CUDA's `cuMemFree` does).
+    ///
+    /// # Errors
+    /// When `address` is not one that [`allocate`](Self::allocate) gave.
+    fn free(&self, address: u64, bytes: u64) -> Result<(), DeviceError>;
+
+    // ---- streams and events ----------------------------------------------------------------------
+
+    /// Makes a stream, destroyed by [`destroy_stream`](Self::destroy_stream).
+    ///
+    /// # Errors
+    /// When the device is out of resources or broken.
+    fn create_stream(&self) -> Result<RawStream, DeviceError>;
+
+    /// Lets a stream go. Work submitted to it still runs to its end, and events recorded on it
+    /// still complete.
+    ///
+    /// # Errors
+    /// When the stream is unknown or the device broken.
+    fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError>;
+
+    /// Makes an event (without timing). An event that was never recorded counts as complete.
+    ///
+    /// # Errors
+    /// When the device is out of resources or broken.
+    fn create_event(&self) -> Result<RawEvent, DeviceError>;
+
+    /// Lets an event go. Waits that were submitted for it keep their effect.
+    ///
+    /// # Errors
+    /// When the event is unknown or the device broken.
+    fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError>;
+
+    /// Records the event behind everything submitted to `stream` so far. A second record replaces
+    /// the first, for queries and watches from then on. Cannot wait.
+    ///
+    /// # Errors
+    /// When stream and event are of different devices, or the device is broken; then the event
+    /// stands as it was.
+    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError>;
+
+    /// Whether the work behind the event's last record is complete. Cannot wait.
+    ///
+    /// # Errors
+    /// Never for "not yet"; a device error that the work or the device met.
+    fn query(&self, event: RawEvent) -> Result<bool, DeviceError>;
+
+    /// Makes later work of `stream` start only after the event's last record so far: a wait on the
+    /// device, which does not block the host. Cannot wait.
+    ///
+    /// # Errors
+    /// When nothing was enqueued.
+    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError>;
+
+    /// Calls `waker` once, when the event's last record so far completes or fails; at once if it
+    /// has. Spurious calls are allowed, a missing one is not. Wakes outside the device's locks, and
+    /// never from a place where the device may not be called. While nothing is watched, a device
+    /// spends no time on watching. Cannot wait.
+    fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId;
+
+    /// Forgets a watch. One that was called already, or is unknown, is ignored.
+    fn unwatch(&self, watch: WatchId);
+}

@@ -1,0 +1,6 @@
+//! weirpool
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+pub mod device;
+mod sync;

@@ -1,0 +1,270 @@
+//! The only file that names the primitives of std or of loom.
+//!
+//! Under `--cfg weirpool_loom` the same names stand for loom's, so that the models in `loom-tests/`
+//! drive the crate's own types. In debug builds the facade also keeps count, for two checks that a
+//! test can ask for: which locks a thread took and how often it wrote a shared cache line
+//! ([`census`]), and whether it holds a lock where it must hold none ([`assert_unlocked`], I5).
+//!
+//! The device layer is below the models: it uses [`plain`], which is std's always.
+
+#[cfg(not(weirpool_loom))]
+use std::sync as primitive;
+
+#[cfg(weirpool_loom)]
+use loom::sync as primitive;
+
+pub(crate) use primitive::Arc;
+use primitive::atomic;
+pub(crate) use primitive::atomic::Ordering;
+
+/// What a lock guards: the name under which the census counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Guards {
+    Lane,
+    Ledger,
+    Markers,
+    Clock,
+    Events,
+    Registry,
+    Queue,
+    Waiter,
+    Bell,
+}
+
+/// A mutex that does not poison: a panic while it is held is a bug of this crate, and the
+/// invariants, not the flag, say whether the data is sound.
+#[derive(Debug)]
+pub(crate) struct Mutex<T> {
+    #[cfg(debug_assertions)]
+    guards: Guards,
+    inner: primitive::Mutex<T>,
+}
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(guards: Guards, value: T) -> Self {
+        #[cfg(not(debug_assertions))]
+        let _ = guards;
+        Self {
+            #[cfg(debug_assertions)]
+            guards,
+            inner: primitive::Mutex::new(value),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        let inner = self
+            .inner
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        #[cfg(debug_assertions)]
+        tally::locked(self.guards);
+        Guard { inner }
+    }
+}
+
+/// The guard of a [`Mutex`].
+#[derive(Debug)]
+pub(crate) struct Guard<'a, T> {
+    inner: primitive::MutexGuard<'a, T>,
+}
+
+impl<T> std::ops::Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> std::ops::DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+}
+
+#[cfg(debug_assertions)]
+impl<T> Drop for Guard<'_, T> {
+    fn drop(&mut self) {
+        tally::unlocked();
+    }
+}
+
+macro_rules! shared_atomic {
+    ($(#[$doc:meta])* $name:ident, $atomic:ty, $value:ty) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub(crate) struct $name($atomic);
+
+        #[allow(dead_code)]
+        impl $name {
+            pub(crate) fn new(value: $value) -> Self {
+                Self(<$atomic>::new(value))
+            }
+
+            #[inline]
+            pub(crate) fn load(&self, order: Ordering) -> $value {
+                self.0.load(order)
+            }
+
+            #[inline]
+            pub(crate) fn store(&self, value: $value, order: Ordering) {
+                #[cfg(debug_assertions)]
+                tally::wrote();
+                self.0.store(value, order);
+            }
+
+            #[inline]
+            pub(crate) fn swap(&self, value: $value, order: Ordering) -> $value {
+                #[cfg(debug_assertions)]
+                tally::wrote();
+                self.0.swap(value, order)
+            }
+
+            #[inline]
+            pub(crate) fn compare_exchange(
+                &self,
+                current: $value,
+                new: $value,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$value, $value> {
+                #[cfg(debug_assertions)]
+                tally::wrote();
+                self.0.compare_exchange(current, new, success, failure)
+            }
+        }
+    };
+}
+
+shared_atomic!(
+    /// A flag on a cache line that several threads read.
+    SharedFlag, atomic::AtomicBool, bool);
+shared_atomic!(
+    /// A small state on a cache line that several threads write.
+    SharedState, atomic::AtomicU8, u8);
+shared_atomic!(
+    /// A number on a cache line that several threads write.
+    SharedNumber, atomic::AtomicU64, u64);
+
+impl SharedNumber {
+    #[inline]
+    pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
+        #[cfg(debug_assertions)]
+        tally::wrote();
+        self.0.fetch_max(value, order)
+    }
+
+    #[inline]
+    pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        #[cfg(debug_assertions)]
+        tally::wrote();
+        self.0.fetch_add(value, order)
+    }
+}
+
+/// Std's primitives whatever is being modelled: for the device layer, whose calls the models take
+/// as single steps.
+pub(crate) mod plain {
+    #![allow(unused_imports, dead_code)]
+
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    pub(crate) use std::sync::{Arc, Condvar, MutexGuard, OnceLock, Weak};
+    pub(crate) use std::thread;
+
+    /// A std mutex that does not poison.
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+        }
+    }
+}
+
+/// Panics, in debug builds, when the calling thread holds a lock of this crate (I5: none is held
+/// across a device call, nor while a waker is called).
+#[inline]
+#[track_caller]
+pub(crate) fn assert_unlocked(what: &str) {
+    #[cfg(debug_assertions)]
+    tally::assert_unlocked(what);
+    #[cfg(not(debug_assertions))]
+    let _ = what;
+}
+
+/// What the calling thread did since it last asked: locks by name, and writes to shared atomics.
+#[cfg(all(test, debug_assertions, not(weirpool_loom)))]
+pub(crate) fn census() -> Census {
+    tally::take()
+}
+
+/// The answer of [`census`].
+#[derive(Clone, Debug, Default)]
+#[allow(dead_code)]
+pub(crate) struct Census {
+    pub(crate) locks: Vec<(Guards, u64)>,
+    pub(crate) shared_writes: u64,
+}
+
+#[cfg(all(debug_assertions, not(weirpool_loom)))]
+mod tally {
+    use super::{Census, Guards};
+    use std::cell::{Cell, RefCell};
+
+    thread_local! {
+        static HELD: Cell<u32> = const { Cell::new(0) };
+        static CENSUS: RefCell<Census> = const {
+            RefCell::new(Census { locks: Vec::new(), shared_writes: 0 })
+        };
+    }
+
+    pub(super) fn locked(guards: Guards) {
+        HELD.with(|held| held.set(held.get() + 1));
+        CENSUS.with_borrow_mut(|census| {
+            match census.locks.iter_mut().find(|(name, _)| *name == guards) {
+                Some((_, count)) => *count += 1,
+                None => census.locks.push((guards, 1)),
+            }
+        });
+    }
+
+    pub(super) fn unlocked() {
+        HELD.with(|held| held.set(held.get() - 1));
+    }
+
+    pub(super) fn wrote() {
+        CENSUS.with_borrow_mut(|census| census.shared_writes += 1);
+    }
+
+    #[track_caller]
+    pub(super) fn assert_unlocked(what: &str) {
+        let held = HELD.with(Cell::get);
+        assert!(held == 0, "I5: {what} while {held} lock(s) are held");
+    }
+
+    #[cfg(test)]
+    pub(super) fn take() -> Census {
+        CENSUS.take()
+    }
+}
+
+/// loom runs its threads as coroutines of one, so a thread-local tally would mix them up.
+#[cfg(all(debug_assertions, weirpool_loom))]
+mod tally {
+    use super::Guards;
+
+    pub(super) fn locked(_: Guards) {}
+    pub(super) fn unlocked() {}
+    pub(super) fn wrote() {}
+    pub(super) fn assert_unlocked(_: &str) {}
+}
