@@ -3,4 +3,6 @@
 
 #[allow(unsafe_code)]
 pub mod device;
+mod id;
+mod ledger;
 mod sync;
