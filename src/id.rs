@@ -24,11 +24,14 @@ impl fmt::Display for StreamId {
 /// ticket is open, *sealed* once an event recorded after the closing is published, and *complete*
 /// once that event, or a later one of the stream, has completed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub(crate) u64);
+pub(crate) struct Ticket(pub(crate) u64);
 
 impl Ticket {
     /// Before all tickets: complete from the start.
     pub(crate) const ZERO: Self = Self(0);
+
+    /// After all tickets.
+    pub(crate) const LAST: Self = Self(u64::MAX);
 
     pub(crate) fn next(self) -> Self {
         Self(self.0 + 1)

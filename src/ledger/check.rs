@@ -91,7 +91,7 @@ impl Ledger {
                     return Err(format!("{id:?} is pending for nothing"));
                 }
                 State::Pending(fences) => {
-                    if let Some(fence) = fences.iter().find(|f| self.completed.covers(*f)) {
+                    if let Some(fence) = fences.iter().find(|f| self.is_complete(*f)) {
                         return Err(format!("{id:?} is pending for {fence:?}, complete"));
                     }
                 }

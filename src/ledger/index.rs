@@ -94,8 +94,4 @@ impl ByDonor {
     pub(crate) fn several(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.several.iter().copied()
     }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.donors.is_empty()
-    }
 }

@@ -60,10 +60,12 @@ pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub use totals::Level;
 pub(crate) use totals::Totals;
 pub(crate) use trim::Release;
+pub(crate) use window::Growth;
 
 use crate::id::{StreamId, Ticket};
 use block::{Block, Blocks};
 use index::{ByDonor, BySize};
+use std::collections::BTreeMap;
 
 /// The step of block sizes and addresses, in bytes.
 pub(crate) const GRANULE: u64 = 512;
@@ -140,8 +142,9 @@ pub(crate) struct Ledger {
     segments: Vec<Option<Segment>>,
     free: BySize,
     pending: ByDonor,
-    /// The last complete ticket of each stream that the ledger was told of.
-    completed: Clock,
+    /// The last complete ticket of each live stream. A stream that is not here is gone, and all of
+    /// its work complete.
+    completed: BTreeMap<StreamId, Ticket>,
     totals: Totals,
 }
 
@@ -153,7 +156,7 @@ impl Ledger {
             segments: Vec::new(),
             free: BySize::default(),
             pending: ByDonor::default(),
-            completed: Clock::default(),
+            completed: BTreeMap::new(),
             totals: Totals::default(),
         }
     }
@@ -174,10 +177,6 @@ impl Ledger {
     /// Free blocks.
     pub(crate) fn free_blocks(&self) -> usize {
         self.free.len()
-    }
-
-    pub(crate) fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
     }
 
     /// Adds a range of addresses with nothing mapped in it.
@@ -282,34 +281,49 @@ impl Ledger {
     /// Takes a lent block back; it is free once the fences are complete.
     pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) {
         debug_assert_eq!(self.blocks[id].state, State::Lent);
-        fences.discharge(|fence| self.completed.covers(fence));
+        self.discharge(&mut fences);
         self.unfile(id);
         self.settle(id, free_or_pending(fences));
+    }
+
+    /// Drops the fences that are complete.
+    pub(crate) fn discharge(&self, fences: &mut Fences) {
+        fences.discharge(|fence| self.is_complete(fence));
+    }
+
+    fn is_complete(&self, fence: Fence) -> bool {
+        let completed = self.completed.get(&fence.stream);
+        completed.is_none_or(|completed| fence.ticket <= *completed)
     }
 
     /// Learns that a ticket is complete, and all before it of that stream.
     ///
     /// I4: a ticket completes once; hearing of it again changes nothing.
     pub(crate) fn complete(&mut self, stream: StreamId, ticket: Ticket) {
-        let fence = Fence { stream, ticket };
-        if self.completed.covers(fence) {
+        if self.is_complete(Fence { stream, ticket }) {
             return;
         }
-        self.completed.join(fence);
+        self.completed.insert(stream, ticket);
         while let Some(id) = self.pending.first_due(stream, ticket) {
             self.unfile(id);
             let state = std::mem::replace(&mut self.blocks[id].state, State::Free);
             let State::Pending(mut fences) = state else {
                 unreachable!("only pending blocks are filed by ticket");
             };
-            fences.discharge(|fence| self.completed.covers(fence));
+            self.discharge(&mut fences);
             self.settle(id, free_or_pending(fences));
         }
     }
 
-    /// Forgets a stream that is gone: its id is never used again (I7).
+    /// Makes a stream known, so that its tickets count.
+    pub(crate) fn register(&mut self, stream: StreamId) {
+        self.completed.insert(stream, Ticket::ZERO);
+    }
+
+    /// Forgets a stream whose work is complete: its id is never used again (I7).
     pub(crate) fn forget(&mut self, stream: StreamId) {
-        self.completed.discharge(|fence| fence.stream == stream);
+        self.complete(stream, Ticket::LAST);
+        self.completed.remove(&stream);
     }
 
     // ---- states, indexes and totals move together --------------------------------------------------

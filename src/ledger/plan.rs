@@ -49,7 +49,26 @@ pub(crate) struct Outcome {
     pub(crate) lost: bool,
 }
 
+impl Outcome {
+    /// Of a plan without steps: the window only joined what was there.
+    pub(crate) const NOTHING_TO_DO: Self = Self {
+        done: 0,
+        lost: false,
+    };
+}
+
 impl Ledger {
+    /// Whether the device could help, for a plan that may not be made here.
+    pub(crate) fn could_grow(&self, request: Request, view: &View<'_>) -> bool {
+        if self.geometry.virtual_memory {
+            return self
+                .cheapest_window(request, view, Growth::Allowed)
+                .is_some();
+        }
+        let taken = self.totals.reserved.current + self.totals.planned - self.totals.free.current;
+        request.bytes <= self.geometry.capacity.saturating_sub(taken)
+    }
+
     /// Finds room that needs merging, remapping or growing, and claims it.
     pub(crate) fn plan(
         &mut self,
@@ -268,7 +287,7 @@ impl Ledger {
                 }),
                 Was::Free => self.resolve(*piece, State::Free),
                 Was::Pending(mut fences) => {
-                    fences.discharge(|fence| self.completed.covers(fence));
+                    self.discharge(&mut fences);
                     self.resolve(*piece, free_or_pending(fences));
                 }
             }

@@ -22,6 +22,7 @@ fn ledger(virtual_memory: bool) -> Ledger {
     if virtual_memory {
         ledger.add_range(BASE, 256 * MIB);
     }
+    [A, B, C].map(|stream| ledger.register(stream));
     ledger
 }
 
@@ -243,6 +244,18 @@ fn growth_stops_at_the_capacity_and_leaves_the_ledger_usable() {
         assert_eq!(ledger.totals().reserved.current, 0);
         assert!(get(&mut ledger, A, 32 * MIB).is_some());
     }
+}
+
+#[test]
+fn a_forgotten_stream_holds_nothing_back() {
+    let mut ledger = ledger(true);
+    let block = get(&mut ledger, A, HANDLE).unwrap();
+    ledger.give_back(block.id, Fences::one(A, Ticket(3)));
+    ledger.forget(A);
+    let block = take(&mut ledger, B, HANDLE).unwrap();
+    ledger.give_back(block.id, Fences::one(A, Ticket(4)));
+    assert!(take(&mut ledger, C, HANDLE).is_some());
+    sound(&ledger);
 }
 
 #[test]
