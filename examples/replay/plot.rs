@@ -12,7 +12,7 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use std::path::{Path, PathBuf};
 
-const SIZE: (u32, u32) = (1600, 720);
+const SIZE: (u32, u32) = (1600, 760);
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
 const PAPER: RGBColor = RGBColor(0xff, 0xff, 0xff);
@@ -52,7 +52,7 @@ fn picture(report: &Report, samples: &[Sample]) -> Drawn<String> {
         titles(&canvas, report)?;
         let mut chart = axes(&canvas, samples)?;
         levels(&mut chart, samples)?;
-        legend(&mut chart)?;
+        legend(&canvas)?;
         canvas.present()?;
     }
     Ok(svg)
@@ -67,11 +67,11 @@ fn titles(canvas: &Canvas<'_>, report: &Report) -> Drawn {
     );
     canvas.draw(&Text::new(
         title,
-        (110, 22),
+        (100, 22),
         (FONT, 34).into_font().color(&INK),
     ))?;
     let conditions = (FONT, 24).into_font().color(&INK.mix(0.7));
-    canvas.draw(&Text::new(report.conditions(), (110, 66), conditions))?;
+    canvas.draw(&Text::new(report.conditions(), (100, 66), conditions))?;
     Ok(())
 }
 
@@ -80,22 +80,22 @@ fn axes<'a, 'b>(canvas: &'a Canvas<'b>, samples: &[Sample]) -> Drawn<Chart<'a, '
     let top = samples.iter().map(|sample| sample.reserved).max();
     let top = gigabytes(top.unwrap_or(0)).max(1e-9);
     let mut chart = ChartBuilder::on(canvas)
-        .margin_top(108)
+        .margin_top(142)
         .margin_right(40)
         .margin_bottom(16)
         .x_label_area_size(64)
-        .y_label_area_size(110)
+        .y_label_area_size(100)
         .build_cartesian_2d(0.0..end, 0.0..top * 1.05)?;
     chart
         .configure_mesh()
         .disable_x_mesh()
         .light_line_style(TRANSPARENT)
         .bold_line_style(GRID)
+        .y_labels(8)
         .axis_style(INK)
         .label_style((FONT, 24).into_font().color(&INK))
         .axis_desc_style((FONT, 24).into_font().color(&INK))
         .x_desc("seconds")
-        .y_desc("GB")
         .x_label_formatter(&|value| short(*value, end))
         .y_label_formatter(&|value| short(*value, top))
         .draw()?;
@@ -115,28 +115,22 @@ fn short(value: f64, length: f64) -> String {
 
 fn levels(chart: &mut Chart<'_, '_>, samples: &[Sample]) -> Drawn {
     // Pending is drawn first and up to the sum of both; used covers its lower part.
-    area(chart, samples, PENDING, "pending", |sample| {
+    area(chart, samples, PENDING, |sample| {
         sample.used + sample.pending
     })?;
-    area(chart, samples, USED, "used", |sample| sample.used)?;
-    line(chart, samples, REQUESTED, "requested", |sample| {
-        sample.requested
-    })?;
-    line(chart, samples, RESERVED, "reserved", |sample| {
-        sample.reserved
-    })
+    area(chart, samples, USED, |sample| sample.used)?;
+    line(chart, samples, REQUESTED, |sample| sample.requested)?;
+    line(chart, samples, RESERVED, |sample| sample.reserved)
 }
 
 fn area(
     chart: &mut Chart<'_, '_>,
     samples: &[Sample],
     color: RGBColor,
-    name: &str,
     level: fn(&Sample) -> u64,
 ) -> Drawn {
     let series = AreaSeries::new(steps(samples, level), 0.0, color);
-    let key = move |(x, y)| Rectangle::new([(x, y - 8), (x + 28, y + 8)], color.filled());
-    chart.draw_series(series)?.label(name).legend(key);
+    chart.draw_series(series)?;
     Ok(())
 }
 
@@ -144,13 +138,11 @@ fn line(
     chart: &mut Chart<'_, '_>,
     samples: &[Sample],
     color: RGBColor,
-    name: &str,
     level: fn(&Sample) -> u64,
 ) -> Drawn {
     let style = color.stroke_width(2);
     let series = LineSeries::new(steps(samples, level), style);
-    let key = move |(x, y)| PathElement::new([(x, y), (x + 28, y)], color.stroke_width(4));
-    chart.draw_series(series)?.label(name).legend(key);
+    chart.draw_series(series)?;
     Ok(())
 }
 
@@ -172,16 +164,23 @@ fn steps(samples: &[Sample], level: fn(&Sample) -> u64) -> Vec<Point> {
     corners
 }
 
-fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Drawn {
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
-        .background_style(PAPER.mix(0.9))
-        .border_style(GRID)
-        .label_font((FONT, 24).into_font().color(&INK))
-        .legend_area_size(40)
-        .margin(14)
-        .draw()?;
+/// In a row of its own above the chart, where it covers nothing.
+fn legend(canvas: &Canvas<'_>) -> Drawn {
+    const ROW: i32 = 118;
+    let font = || (FONT, 24).into_font().color(&INK);
+    canvas.draw(&Text::new("GB", (58, ROW - 12), font()))?;
+    let entries = [
+        ("reserved", RESERVED, 3),
+        ("requested", REQUESTED, 3),
+        ("used", USED, 10),
+        ("pending", PENDING, 10),
+    ];
+    for (place, (name, color, half_height)) in (0..).zip(entries) {
+        let left = 950 + place * 160;
+        let key = [(left, ROW - half_height), (left + 28, ROW + half_height)];
+        canvas.draw(&Rectangle::new(key, color.filled()))?;
+        canvas.draw(&Text::new(name, (left + 38, ROW - 12), font()))?;
+    }
     Ok(())
 }
 
