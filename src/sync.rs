@@ -149,6 +149,22 @@ shared_atomic!(
     /// A number on a cache line that several threads write.
     SharedNumber, atomic::AtomicU64, u64);
 
+impl SharedState {
+    #[inline]
+    pub(crate) fn fetch_or(&self, bits: u8, order: Ordering) -> u8 {
+        #[cfg(debug_assertions)]
+        tally::wrote();
+        self.0.fetch_or(bits, order)
+    }
+
+    #[inline]
+    pub(crate) fn fetch_and(&self, bits: u8, order: Ordering) -> u8 {
+        #[cfg(debug_assertions)]
+        tally::wrote();
+        self.0.fetch_and(bits, order)
+    }
+}
+
 impl SharedNumber {
     #[inline]
     pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {

@@ -1,0 +1,109 @@
+//! What outlives the pool: memory that running device work may still touch (I11).
+//!
+//! When the last handle goes, whatever is complete is released at once. The rest is left to the
+//! *estate*, which watches the streams' last events and releases when all are complete. If the device
+//! is broken, the memory is leaked: nobody can tell when it would be safe.
+
+use super::Engine;
+use super::memory::Held;
+use crate::device::{Device, DeviceError, Watch};
+use crate::lane::Lane;
+use crate::sync::{Arc, assert_unlocked, plain};
+use std::task::{Wake, Waker};
+
+/// See the [module](self).
+#[derive(Debug)]
+struct Estate {
+    device: plain::Arc<dyn Device>,
+    handle_bytes: u64,
+    state: plain::Mutex<Option<Assets>>,
+}
+
+#[derive(Debug)]
+struct Assets {
+    held: Held,
+    lanes: Vec<Arc<Lane>>,
+    watches: Vec<Watch>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let held = self.memory.take_held();
+        if self.seal_lanes().is_err() || self.fault().is_some() {
+            return;
+        }
+        let assets = Assets {
+            held,
+            lanes: self.lanes().iter().cloned().collect(),
+            watches: Vec::new(),
+        };
+        let estate = plain::Arc::new(Estate {
+            device: self.device.clone(),
+            handle_bytes: self.settings.geometry.handle_bytes,
+            state: plain::Mutex::new(Some(assets)),
+        });
+        estate.settle();
+    }
+}
+
+impl Estate {
+    /// Releases if everything is complete; else watches what is not.
+    fn settle(self: plain::Arc<Self>) {
+        let Some(assets) = self.state.lock().take() else {
+            return;
+        };
+        match self.first_unfinished(&assets) {
+            Err(_) => drop(assets.watches),
+            Ok(None) => self.release(&assets.held),
+            Ok(Some(lane)) => self.watch(lane, assets),
+        }
+    }
+
+    /// A stream with work on its way.
+    fn first_unfinished(&self, assets: &Assets) -> Result<Option<Arc<Lane>>, DeviceError> {
+        for lane in &assets.lanes {
+            lane.timeline.harvest(&*self.device)?;
+            if !lane.timeline.is_idle() {
+                return Ok(Some(lane.clone()));
+            }
+        }
+        Ok(None)
+    }
+
+    fn watch(self: &plain::Arc<Self>, lane: Arc<Lane>, mut assets: Assets) {
+        let newest = lane.timeline.newest();
+        assets.watches.clear();
+        *self.state.lock() = Some(assets);
+        let Some(newest) = newest else {
+            return self.clone().settle();
+        };
+        // The watch may call at once, and settle: nothing is locked here.
+        let waker = Waker::from(self.clone());
+        let watch = Watch::new(&self.device, newest.event(), &waker);
+        if let Some(assets) = self.state.lock().as_mut() {
+            assets.watches.push(watch);
+        }
+    }
+
+    /// Gives everything back. What the device refuses is leaked: there is nobody left to tell.
+    fn release(&self, held: &Held) {
+        assert_unlocked("release");
+        for (address, handle) in &held.handles {
+            if self.device.unmap(*address, self.handle_bytes).is_ok() {
+                let _ = self.device.destroy(*handle);
+            }
+        }
+        for (address, bytes) in &held.ranges {
+            let _ = self.device.unreserve(*address, *bytes);
+        }
+        for (address, bytes) in &held.segments {
+            let _ = self.device.free(*address, *bytes);
+        }
+    }
+}
+
+impl Wake for Estate {
+    fn wake(self: plain::Arc<Self>) {
+        self.settle();
+    }
+}

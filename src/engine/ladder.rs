@@ -1,0 +1,402 @@
+//! The reuse ladder: where memory for an allocation comes from, cheapest first.
+
+use super::{Engine, tally};
+use crate::device::{DeviceError, DeviceErrorKind};
+use crate::id::Ticket;
+use crate::lane::Lane;
+use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
+use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, Outcome, Plan, Request, View};
+use crate::sync::Arc;
+
+/// Where a grant came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Rung {
+    /// The stream's own lane: no device call, no shared cache line written.
+    Lane,
+    /// Memory that any stream could have had.
+    Free,
+    /// Memory that the same stream freed, from the ledger.
+    SameStream,
+    /// Memory of other streams that this one comes after, by events that it waited for.
+    Ordered,
+    /// Pieces of the ledger joined, or memory mapped elsewhere, or taken from the device.
+    Grown,
+    /// Memory pending on another stream, behind a wait on the device.
+    DeviceWait,
+}
+
+impl Rung {
+    pub(crate) const COUNT: usize = 6;
+
+    /// All rungs, from the cheapest up.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Lane,
+        Self::Free,
+        Self::SameStream,
+        Self::Ordered,
+        Self::Grown,
+        Self::DeviceWait,
+    ];
+}
+
+/// How far an allocation may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Inside a poll: no memory calls where they block.
+    Poll,
+    /// On a thread of its own.
+    Thread,
+    /// Anything rather than fail: the caller asked for an answer now.
+    Immediate,
+}
+
+/// A block out of the ledger, on its way to its user.
+#[derive(Debug)]
+#[must_use = "a block that is dropped here is memory lost"]
+pub(crate) struct Lent {
+    pub(crate) id: BlockId,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// The point of the stream behind which the memory's earlier life lies; zero if it was complete.
+    pub(crate) after: Ticket,
+    pub(crate) rung: Rung,
+}
+
+/// Why the ladder ended without a grant.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// Nothing that may be had now.
+    Short,
+    /// Growing would help, and may not be done here.
+    NeedsThread,
+    /// The device failed.
+    Device(DeviceError),
+}
+
+impl From<DeviceError> for Refusal {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error)
+    }
+}
+
+/// A rung, as something to try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    /// Rungs 2 and 3: what the ledger knows to be free, of this stream, or ordered before it.
+    Known,
+    /// Rung 2: the same after asking what has completed.
+    Harvested,
+    /// Rung 2: the same after taking what other lanes keep, and sealing it.
+    Gathered,
+    /// Rung 4: join, remap, or take more from the device.
+    Grown,
+    /// Rung 5: a wait on the device, within the limit.
+    DeviceWait,
+    /// Rung 6: release free segments and grow again.
+    Trimmed,
+    /// Rung 5 once more, whatever the limit: rather than to fail.
+    AnyDeviceWait,
+}
+
+impl Attempt {
+    const GROW_FIRST: [Self; 6] = [
+        Self::Known,
+        Self::Harvested,
+        Self::Gathered,
+        Self::Grown,
+        Self::DeviceWait,
+        Self::Trimmed,
+    ];
+
+    const WAIT_FIRST: [Self; 6] = [
+        Self::Known,
+        Self::Harvested,
+        Self::DeviceWait,
+        Self::Gathered,
+        Self::Grown,
+        Self::Trimmed,
+    ];
+
+    fn ladder(order: Order, effort: Effort) -> impl Iterator<Item = Self> {
+        let rungs = match order {
+            Order::GrowFirst => Self::GROW_FIRST,
+            Order::WaitFirst => Self::WAIT_FIRST,
+        };
+        let last = (effort == Effort::Immediate).then_some(Self::AnyDeviceWait);
+        rungs.into_iter().chain(last)
+    }
+}
+
+/// One climb: who asks, for what.
+struct Climb<'a> {
+    engine: &'a Engine,
+    lane: &'a Arc<Lane>,
+    request: Request,
+    effort: Effort,
+    /// What the lane's stream comes after, as far as the policy lets it count.
+    after: Clock,
+}
+
+impl Engine {
+    /// Rung 1: what the stream freed, from its lane.
+    #[inline]
+    pub(crate) fn take_own(&self, lane: &Lane, bytes: u64) -> Option<Lent> {
+        let kept = lane.take(bytes, &self.gate)?;
+        Some(Lent {
+            id: kept.id,
+            address: kept.address,
+            bytes: kept.bytes,
+            after: kept.ticket,
+            rung: Rung::Lane,
+        })
+    }
+
+    /// The rungs above the lane, in the order of the policy; the first that gives ends it.
+    ///
+    /// # Errors
+    /// When no rung gives. The ledger is then as it was, but for what was harvested and gathered.
+    pub(crate) fn climb(
+        &self,
+        lane: &Arc<Lane>,
+        request: Request,
+        effort: Effort,
+    ) -> Result<Lent, Refusal> {
+        if let Some(error) = self.fault() {
+            return Err(error.into());
+        }
+        let climb = Climb {
+            engine: self,
+            lane,
+            request,
+            effort,
+            after: self.what_counts(lane),
+        };
+        for attempt in Attempt::ladder(self.settings.order, effort) {
+            if let Some(lent) = climb.attempt(attempt)? {
+                self.tally.count(lent.rung);
+                return Ok(lent);
+            }
+        }
+        Err(Refusal::Short)
+    }
+
+    fn what_counts(&self, lane: &Lane) -> Clock {
+        if self.settings.reuse.follow_event_dependencies {
+            lane.timeline.clock()
+        } else {
+            Clock::default()
+        }
+    }
+}
+
+impl Climb<'_> {
+    fn attempt(&self, attempt: Attempt) -> Result<Option<Lent>, Refusal> {
+        let limit = self.engine.settings.wait_limit;
+        match attempt {
+            Attempt::Known => Ok(self.known()),
+            Attempt::Harvested if self.engine.settings.reuse.opportunistic => self.harvested(),
+            Attempt::Harvested => Ok(None),
+            Attempt::Gathered => self.gathered(),
+            Attempt::Grown => self.grown(),
+            Attempt::DeviceWait => self.device_wait(limit),
+            Attempt::Trimmed => self.trimmed(),
+            Attempt::AnyDeviceWait => self.device_wait(WaitLimit::Unlimited),
+        }
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            stream: self.lane.id,
+            after: &self.after,
+            waits: None,
+        }
+    }
+
+    fn known(&self) -> Option<Lent> {
+        let grant = self.engine.ledger.lock().take(self.request, &self.view())?;
+        Some(self.lend(grant, Rung::Free))
+    }
+
+    fn harvested(&self) -> Result<Option<Lent>, Refusal> {
+        let has_news = self.engine.harvest()?;
+        Ok(if has_news { self.known() } else { None })
+    }
+
+    /// What lanes keep counts for nobody else until it is gathered; what they freed without an event
+    /// is never seen complete. Without the opportunistic policy only the drained blocks count.
+    fn gathered(&self) -> Result<Option<Lent>, Refusal> {
+        self.engine.drain_lanes();
+        if self.engine.settings.reuse.opportunistic {
+            self.engine.seal_lanes()?;
+            self.engine.harvest()?;
+        }
+        Ok(self.known())
+    }
+
+    fn grown(&self) -> Result<Option<Lent>, Refusal> {
+        let may_call = self.effort != Effort::Poll || !self.engine.capabilities.memory_calls_block;
+        if may_call {
+            return Ok(self.carry_out(Growth::Allowed)?);
+        }
+        if let Some(lent) = self.carry_out(Growth::None)? {
+            return Ok(Some(lent));
+        }
+        if self
+            .engine
+            .ledger
+            .lock()
+            .could_grow(self.request, &self.view())
+        {
+            return Err(Refusal::NeedsThread);
+        }
+        Ok(None)
+    }
+
+    fn carry_out(&self, growth: Growth) -> Result<Option<Lent>, DeviceError> {
+        let plan = self
+            .engine
+            .ledger
+            .lock()
+            .plan(self.request, &self.view(), growth);
+        let grant = match plan {
+            Some(plan) => self.engine.carry_out(plan),
+            None => return Ok(None),
+        };
+        match grant {
+            Ok(grant) => Ok(grant.map(|grant| self.lend(grant, Rung::Grown))),
+            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Where memory cannot be mapped elsewhere, a free segment of the wrong size is in the way.
+    fn trimmed(&self) -> Result<Option<Lent>, Refusal> {
+        let may_call = self.effort != Effort::Poll || !self.engine.capabilities.memory_calls_block;
+        if self.engine.settings.geometry.virtual_memory || !may_call {
+            return Ok(None);
+        }
+        if self.engine.trim_to(0)? == 0 {
+            return Ok(None);
+        }
+        Ok(self.carry_out(Growth::Allowed)?)
+    }
+
+    fn device_wait(&self, limit: WaitLimit) -> Result<Option<Lent>, Refusal> {
+        let is_possible = self.engine.capabilities.device_side_waits;
+        if !is_possible || !self.engine.settings.reuse.internal_dependencies {
+            return Ok(None);
+        }
+        let Some(grant) = self.take_behind(limit) else {
+            return Ok(None);
+        };
+        match self.order_after(&grant) {
+            Ok(()) => Ok(Some(self.lend(grant, Rung::DeviceWait))),
+            Err(error) => {
+                // Nothing is lost: the block is pending as before.
+                self.engine.ledger.lock().give_back(grant.id, grant.fences);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn take_behind(&self, limit: WaitLimit) -> Option<Grant> {
+        let lanes = self.engine.lanes();
+        let taker = self.taker();
+        let may_wait = |fence: Fence| {
+            find(&lanes, fence).is_some_and(|donor| limit.allows(donor_of(donor, fence), taker))
+        };
+        let view = View {
+            waits: Some(&may_wait),
+            ..self.view()
+        };
+        let mut ledger = self.engine.ledger.lock();
+        if let Some(grant) = ledger.take(self.request, &view) {
+            return Some(grant);
+        }
+        let plan = ledger.plan(self.request, &view, Growth::None)?;
+        match plan {
+            Plan::Map(mapping) => ledger.commit(mapping, Outcome::NOTHING_TO_DO),
+            Plan::Memory(..) => unreachable!("no growth was allowed"),
+        }
+    }
+
+    fn taker(&self) -> Taker {
+        let now = self.engine.device.now();
+        let timeline = &self.lane.timeline;
+        let tail = timeline
+            .newest()
+            .map_or(now, |newest| newest.sealed_at + timeline.latency());
+        Taker { now, tail }
+    }
+
+    /// Makes the stream wait, on the device, for every fence that it does not come after yet.
+    fn order_after(&self, grant: &Grant) -> Result<(), DeviceError> {
+        let lanes = self.engine.lanes();
+        let view = self.view();
+        for fence in grant.fences.iter().filter(|fence| !view.is_ordered(*fence)) {
+            if let Some(donor) = find(&lanes, fence) {
+                self.engine.wait_for(self.lane, donor, fence.ticket)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A grant becomes a loan, which remembers behind which point of the stream it is safe.
+    fn lend(&self, grant: Grant, rung: Rung) -> Lent {
+        let is_own = |fence: Fence| fence.stream == self.lane.id;
+        let (after, rung) = match grant.fences.single() {
+            _ if grant.fences.is_empty() => (Ticket::ZERO, rung),
+            Some(fence) if is_own(fence) => (fence.ticket, rung.or(Rung::SameStream)),
+            _ => (self.lane.open_ticket(), rung.or(Rung::Ordered)),
+        };
+        Lent {
+            id: grant.id,
+            address: grant.address,
+            bytes: grant.bytes,
+            after,
+            rung,
+        }
+    }
+}
+
+impl Rung {
+    /// What the ledger had is named by why it was safe; what had to be fetched, by how.
+    fn or(self, why: Self) -> Self {
+        if self == Self::Free { why } else { self }
+    }
+}
+
+/// The lane of a fence; a stream that is gone has no lane, and all its work is complete.
+fn find(lanes: &[Arc<Lane>], fence: Fence) -> Option<&Arc<Lane>> {
+    let at = lanes
+        .binary_search_by_key(&fence.stream, |lane| lane.id)
+        .ok()?;
+    Some(&lanes[at])
+}
+
+fn donor_of(lane: &Lane, fence: Fence) -> Donor {
+    Donor {
+        sealed_at: lane
+            .timeline
+            .covering(fence.ticket)
+            .map(|marker| marker.sealed_at),
+        latency: lane.timeline.latency(),
+    }
+}
+
+impl Engine {
+    /// Makes `lane`'s stream wait for a point of `donor`'s, on the device.
+    ///
+    /// # Errors
+    /// When the device cannot; the order is then not counted on.
+    fn wait_for(&self, lane: &Lane, donor: &Lane, ticket: Ticket) -> Result<(), DeviceError> {
+        let marker = self.noted(donor.marker_for(ticket, &*self.device, &self.events))?;
+        let Some(marker) = marker else {
+            return Ok(());
+        };
+        self.order_behind(lane, &marker)?;
+        tally::add(&self.tally.device_waits, 1);
+        Ok(())
+    }
+}

@@ -1,0 +1,210 @@
+//! Carrying out the ledger's plans on the device: what is mapped where.
+
+use super::{Engine, tally};
+use crate::device::{Device, DeviceError, PhysicalHandle};
+use crate::id::StreamId;
+use crate::ledger::{Clock, GRANULE};
+use crate::ledger::{Grant, Growth, Mapping, Outcome, Plan, Release, Request, Step, View};
+use crate::sync::{Guards, Mutex, assert_unlocked, plain};
+use std::collections::BTreeMap;
+
+/// How many times the capacity the reserved range of addresses is: room for remapping, which moves
+/// memory to fresh addresses, before the old ones must be filled again.
+const ADDRESSES_PER_CAPACITY: u64 = 8;
+
+/// What the device gave.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    device: plain::Arc<dyn Device>,
+    handle_bytes: u64,
+    held: Mutex<Held>,
+}
+
+/// See [`Memory`].
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    /// Mapped handles, by address.
+    pub(super) handles: BTreeMap<u64, PhysicalHandle>,
+    /// Reserved ranges: address and bytes.
+    pub(super) ranges: Vec<(u64, u64)>,
+    /// Plain segments: address to bytes.
+    pub(super) segments: BTreeMap<u64, u64>,
+}
+
+impl Memory {
+    pub(super) fn new(device: plain::Arc<dyn Device>, handle_bytes: u64) -> Self {
+        Self {
+            device,
+            handle_bytes,
+            held: Mutex::new(Guards::Registry, Held::default()),
+        }
+    }
+
+    /// Takes everything out, for the estate.
+    pub(super) fn take_held(&self) -> Held {
+        std::mem::take(&mut self.held.lock())
+    }
+
+    /// One step: the handle at `from`, or a new one, comes to be at `to`.
+    ///
+    /// # Errors
+    /// With whether the handle was lost on the way.
+    fn step(&self, step: Step) -> Result<(), (bool, DeviceError)> {
+        assert_unlocked("a memory call");
+        let is_moved = step.from.is_some();
+        let handle = match step.from {
+            Some(from) => self.unmap(from),
+            None => self.device.create(self.handle_bytes),
+        };
+        let handle = handle.map_err(|error| (false, error))?;
+        if let Err(error) = self.device.map(step.to, handle, self.handle_bytes) {
+            // Neither here nor there: let go, or leaked if even that fails.
+            let _ = self.device.destroy(handle);
+            return Err((is_moved, error));
+        }
+        self.held.lock().handles.insert(step.to, handle);
+        Ok(())
+    }
+
+    fn unmap(&self, address: u64) -> Result<PhysicalHandle, DeviceError> {
+        self.device.unmap(address, self.handle_bytes)?;
+        let handle = self.held.lock().handles.remove(&address);
+        Ok(handle.expect("what the ledger calls backed is mapped"))
+    }
+
+    fn carry_out(&self, mapping: &Mapping) -> (Outcome, Option<DeviceError>) {
+        for (done, step) in mapping.steps.iter().enumerate() {
+            if let Err((lost, error)) = self.step(*step) {
+                return (Outcome { done, lost }, Some(error));
+            }
+        }
+        let done = mapping.steps.len();
+        (Outcome { done, lost: false }, None)
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<u64, DeviceError> {
+        assert_unlocked("allocate");
+        let address = self.device.allocate(bytes)?;
+        self.held.lock().segments.insert(address, bytes);
+        Ok(address)
+    }
+
+    /// # Errors
+    /// When the device cannot; the span is as it was, or unmapped and leaked.
+    fn release(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        assert_unlocked("release");
+        let is_segment = self.held.lock().segments.contains_key(&address);
+        if is_segment {
+            self.device.free(address, bytes)?;
+            self.held.lock().segments.remove(&address);
+            return Ok(());
+        }
+        let handle = self.unmap(address)?;
+        self.device.destroy(handle)
+    }
+}
+
+impl Engine {
+    /// Reserves the range of addresses, where memory is virtual.
+    pub(super) fn reserve_addresses(&self) -> Result<(), DeviceError> {
+        let geometry = self.settings.geometry;
+        if !geometry.virtual_memory {
+            return Ok(());
+        }
+        let handle = geometry.handle_bytes;
+        // A handle more, since the device aligns to its own step and handles lie at multiples of theirs.
+        let bytes =
+            geometry.capacity.saturating_mul(ADDRESSES_PER_CAPACITY) / handle * handle + handle;
+        let address = self.device.reserve(bytes)?;
+        let mut held = self.memory.held.lock();
+        held.ranges.push((address, bytes));
+        drop(held);
+        let start = address.next_multiple_of(handle);
+        let end = (address + bytes) / handle * handle;
+        self.ledger.lock().add_range(start, end - start);
+        Ok(())
+    }
+
+    /// Takes the initial memory, as one free block.
+    pub(super) fn reserve_initial(&self) -> Result<(), DeviceError> {
+        let bytes = self.settings.initial.next_multiple_of(GRANULE);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let request = Request {
+            bytes,
+            alignment: GRANULE,
+        };
+        let view = View {
+            stream: StreamId(0),
+            after: &Clock::default(),
+            waits: None,
+        };
+        let plan = self.ledger.lock().plan(request, &view, Growth::Allowed);
+        if let Some(grant) = plan.map(|plan| self.carry_out(plan)).transpose()?.flatten() {
+            self.ledger.lock().give_back(grant.id, grant.fences);
+        }
+        Ok(())
+    }
+
+    /// Carries a plan out and commits what became of it.
+    ///
+    /// # Errors
+    /// When the device stopped half way; the ledger knows how far it came.
+    pub(super) fn carry_out(&self, plan: Plan) -> Result<Option<Grant>, DeviceError> {
+        match plan {
+            Plan::Map(mapping) => self.carry_out_mapping(mapping),
+            Plan::Memory(bytes, request) => {
+                let address = self.memory.allocate(bytes);
+                let grant = {
+                    let mut ledger = self.ledger.lock();
+                    ledger.commit_memory(bytes, request, address.as_ref().ok().copied())
+                };
+                self.noted(address)?;
+                tally::add(&self.tally.growths, 1);
+                Ok(grant)
+            }
+        }
+    }
+
+    fn carry_out_mapping(&self, mapping: Mapping) -> Result<Option<Grant>, DeviceError> {
+        let (outcome, error) = self.memory.carry_out(&mapping);
+        let done = &mapping.steps[..outcome.done];
+        let moved = done.iter().filter(|step| step.from.is_some()).count() as u64;
+        if !done.is_empty() {
+            tally::add(&self.tally.growths, 1);
+            tally::add(&self.tally.remaps, moved);
+            tally::add(&self.tally.handles_created, done.len() as u64 - moved);
+        }
+        let grant = self.ledger.lock().commit(mapping, outcome);
+        match error {
+            None => Ok(grant),
+            Some(error) => self.noted(Err(error)),
+        }
+    }
+
+    /// Releases free memory until `keep` bytes are reserved, or no more can be. Returns the bytes
+    /// released.
+    ///
+    /// # Errors
+    /// When the device cannot; what it released before counts.
+    pub(crate) fn trim_to(&self, keep: u64) -> Result<u64, DeviceError> {
+        let release = self.ledger.lock().plan_trim(keep);
+        let (done, error) = self.release_spans(&release);
+        let bytes = self.ledger.lock().commit_trim(release, done);
+        tally::add(&self.tally.released, bytes);
+        match error {
+            None => Ok(bytes),
+            Some(error) => self.noted(Err(error)),
+        }
+    }
+
+    fn release_spans(&self, release: &Release) -> (usize, Option<DeviceError>) {
+        for (done, (address, bytes)) in release.spans.iter().enumerate() {
+            if let Err(error) = self.memory.release(*address, *bytes) {
+                return (done, Some(error));
+            }
+        }
+        (release.spans.len(), None)
+    }
+}

@@ -1,0 +1,252 @@
+//! The engine: one allocation, and one free, through lanes, ledger and device.
+//!
+//! It owns the ledger, the registered lanes and what the device gave, and it is where the device is
+//! called: never under a lock (I5). It knows nothing of futures or of who waits, save that the
+//! *gate* is not open then, and that a *bell* is to be rung when something came back.
+//!
+//! | file | about |
+//! |---|---|
+//! | `ladder` | where memory comes from, rung by rung |
+//! | `release` | the way back: a free, a further use, a grant that nobody took |
+//! | `harvest` | what has completed, and what lanes keep |
+//! | `memory` | carrying out the ledger's plans on the device |
+//! | `estate` | what outlives the pool: memory that running work may still touch |
+//! | `bell` | how the engine is heard by whoever drives the waiting |
+//! | `tally` | counts of the slow path |
+
+pub(crate) mod bell;
+mod estate;
+mod harvest;
+mod ladder;
+mod memory;
+mod release;
+mod tally;
+
+pub(crate) use harvest::Watches;
+pub use ladder::Rung;
+pub(crate) use ladder::{Effort, Lent, Refusal};
+pub(crate) use release::Use;
+pub(crate) use tally::Tally;
+
+use crate::device::{Capabilities, Device, DeviceError, DeviceStream};
+use crate::error::{BuildError, Shortfall, StreamError};
+use crate::id::StreamId;
+use crate::lane::{Bounds, Events, Lane};
+use crate::ledger::policy::{Order, Reuse, WaitLimit};
+use crate::ledger::{Geometry, Ledger, Request, Totals};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
+use bell::Bell;
+use crossbeam_utils::CachePadded;
+use memory::Memory;
+
+/// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
+/// the first waiter comes, the last goes, or the pool ends: a line that stays shared among readers.
+pub(crate) mod gate {
+    /// Somebody waits: lanes are bypassed and `try_allocate` fails.
+    pub(crate) const WAITING: u8 = 1;
+    /// No more grants.
+    pub(crate) const CLOSED: u8 = 2;
+    /// The device is broken for good.
+    pub(crate) const BROKEN: u8 = 4;
+}
+
+/// What a pool was built with; validated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) geometry: Geometry,
+    pub(crate) initial: u64,
+    pub(crate) lane: Bounds,
+    pub(crate) order: Order,
+    pub(crate) reuse: Reuse,
+    pub(crate) wait_limit: WaitLimit,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) device: plain::Arc<dyn Device>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) settings: Settings,
+    pub(crate) gate: CachePadded<SharedState>,
+    pub(crate) bell: plain::Arc<Bell>,
+    pub(crate) tally: Tally,
+    ledger: Mutex<Ledger>,
+    /// By id; replaced when a stream comes or goes, so that a reader's copy is one count.
+    lanes: Mutex<Registry>,
+    events: Arc<Events>,
+    memory: Memory,
+    fault: Mutex<Option<DeviceError>>,
+}
+
+#[derive(Debug)]
+struct Registry {
+    lanes: Arc<Vec<Arc<Lane>>>,
+    next: u32,
+}
+
+impl Engine {
+    /// # Errors
+    /// When the device cannot reserve addresses, or the initial memory.
+    pub(crate) fn new(
+        device: plain::Arc<dyn Device>,
+        settings: Settings,
+    ) -> Result<Self, BuildError> {
+        let registry = Registry {
+            lanes: Arc::new(Vec::new()),
+            next: 1,
+        };
+        let engine = Self {
+            capabilities: device.capabilities(),
+            gate: CachePadded::new(SharedState::new(0)),
+            bell: plain::Arc::new(Bell::new()),
+            tally: Tally::new(),
+            ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
+            lanes: Mutex::new(Guards::Registry, registry),
+            events: Arc::new(Events::new(device.clone())),
+            memory: Memory::new(device.clone(), settings.geometry.handle_bytes),
+            fault: Mutex::new(Guards::Registry, None),
+            settings,
+            device,
+        };
+        engine.reserve_addresses()?;
+        engine.reserve_initial()?;
+        Ok(engine)
+    }
+
+    /// Adds a stream, with an id of its own (I7).
+    ///
+    /// # Errors
+    /// When it is of another device.
+    pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
+        if stream.device_id() != self.device.id() {
+            return Err(StreamError::ForeignDevice);
+        }
+        let mut registry = self.lanes.lock();
+        let id = StreamId(registry.next);
+        registry.next += 1;
+        let lane = Arc::new(Lane::new(id, stream, self.settings.lane));
+        // Known to the ledger before anybody can free on it.
+        self.ledger.lock().register(id);
+        let mut lanes = registry.lanes.as_ref().clone();
+        lanes.push(lane.clone());
+        registry.lanes = Arc::new(lanes);
+        Ok(lane)
+    }
+
+    /// The registered lanes, as of now.
+    pub(crate) fn lanes(&self) -> Arc<Vec<Arc<Lane>>> {
+        self.lanes.lock().lanes.clone()
+    }
+
+    /// Drops lanes whose stream is gone and whose work is complete.
+    fn drop_done_lanes(&self) {
+        let done: Vec<_> = {
+            let mut registry = self.lanes.lock();
+            if !registry.lanes.iter().any(|lane| lane.is_done()) {
+                return;
+            }
+            let lanes = registry.lanes.iter().cloned();
+            let (done, left) = lanes.partition(|lane| lane.is_done());
+            registry.lanes = Arc::new(left);
+            done
+        };
+        let hits = done.iter().map(|lane| lane.figures().hits).sum();
+        tally::add(&self.tally.gone_hits, hits);
+        let mut ledger = self.ledger.lock();
+        done.iter().for_each(|lane| ledger.forget(lane.id));
+        // The streams' owners are let go outside the lock: a driver may be called.
+        drop(ledger);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) == 0
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::CLOSED != 0
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        self.ledger.lock().totals()
+    }
+
+    /// What lanes that are gone granted.
+    pub(crate) fn hits_of_gone_lanes(&self) -> u64 {
+        tally::read(&self.tally.gone_hits)
+    }
+
+    /// Events made so far (I8).
+    pub(crate) fn events_created(&self) -> u64 {
+        self.events.created()
+    }
+
+    pub(crate) fn free_blocks(&self) -> usize {
+        self.ledger.lock().free_blocks()
+    }
+
+    pub(crate) fn largest_free(&self) -> u64 {
+        self.ledger.lock().largest_free()
+    }
+
+    pub(crate) fn reset_highs(&self) {
+        self.ledger.lock().reset_highs();
+    }
+
+    /// The invariants of the ledger, O(blocks).
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.ledger.lock().check()
+    }
+
+    /// With every lane drained: whether nothing is lent any more.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub(crate) fn check_conserved(&self) -> Result<(), String> {
+        self.drain_lanes();
+        self.ledger.lock().check_conserved()
+    }
+
+    /// How memory stands, for an error.
+    pub(crate) fn shortfall(&self, request: Request, waiting: usize) -> Shortfall {
+        let kept: u64 = self.lanes().iter().map(|lane| lane.figures().kept).sum();
+        let ledger = self.ledger.lock();
+        let totals = ledger.totals();
+        Shortfall {
+            requested: request.bytes,
+            free: totals.free.current,
+            largest_free: ledger.largest_free(),
+            pending: totals.pending.current + kept,
+            reserved: totals.reserved.current,
+            capacity: self.settings.geometry.capacity,
+            waiting,
+        }
+    }
+
+    /// The sticky error that ended the pool, if one did.
+    pub(crate) fn fault(&self) -> Option<DeviceError> {
+        if self.gate.load(Ordering::Acquire) & gate::BROKEN == 0 {
+            return None;
+        }
+        self.fault.lock().clone()
+    }
+
+    /// Takes note of an error; a sticky one ends the pool, and whoever drives must hear of it.
+    pub(crate) fn note(&self, error: &DeviceError) {
+        if error.is_sticky() {
+            self.fault.lock().get_or_insert_with(|| error.clone());
+            self.gate.fetch_or(gate::BROKEN, Ordering::AcqRel);
+            self.bell.ring();
+        }
+    }
+
+    /// Passes a device result on, taking note of an error.
+    pub(crate) fn noted<T>(&self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        if let Err(error) = &result {
+            self.note(error);
+        }
+        result
+    }
+}

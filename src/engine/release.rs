@@ -1,0 +1,121 @@
+//! The way back: a free, a use on a further stream, a grant that nobody took.
+
+use super::{Engine, Lent};
+use crate::device::DeviceError;
+use crate::id::Ticket;
+use crate::lane::{Freed, Lane};
+use crate::ledger::{BlockId, Fences};
+use crate::sync::Arc;
+
+/// A block that is freed, as the engine needs to know it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    pub(crate) id: BlockId,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Engine {
+    /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
+    #[inline]
+    pub(crate) fn free(&self, lane: &Lane, block: Use) -> Ticket {
+        let freed = lane.free(block.id, block.address, block.bytes, &self.gate);
+        let ticket = freed.ticket;
+        if !freed.is_kept || freed.closed.is_some() {
+            self.free_slow(lane, block, freed);
+        }
+        ticket
+    }
+
+    #[cold]
+    fn free_slow(&self, lane: &Lane, block: Use, freed: Freed) {
+        if !freed.is_kept {
+            let fences = Fences::one(lane.id, freed.ticket);
+            self.ledger.lock().give_back(block.id, fences);
+        }
+        self.record_closed(lane, freed.closed);
+        self.ring_if_awaited();
+    }
+
+    /// Frees a block that was used on several streams: it is pending for each of them, and the order
+    /// of each is kept. Returns the tickets that it waits for.
+    pub(crate) fn free_many(&self, lanes: &[&Arc<Lane>], block: Use) -> Fences {
+        let noted: Vec<_> = lanes
+            .iter()
+            .map(|lane| (lane, lane.note_use(block.bytes, &self.gate)))
+            .collect();
+        let fences: Fences = noted
+            .iter()
+            .map(|(lane, freed)| lane.fence(freed.ticket))
+            .collect();
+        self.ledger.lock().give_back(block.id, fences.clone());
+        for (lane, freed) in noted {
+            self.record_closed(lane, freed.closed);
+        }
+        self.ring_if_awaited();
+        fences
+    }
+
+    /// A record that fails leaves the ticket to a later one, or, sticky, ends the pool; a free has
+    /// nobody to tell.
+    fn record_closed(&self, lane: &Lane, closed: Option<Ticket>) {
+        if let Some(ticket) = closed {
+            let _ = self.noted(lane.record(ticket, &*self.device, &self.events));
+        }
+    }
+
+    fn ring_if_awaited(&self) {
+        if !self.is_open() {
+            self.bell.ring();
+        }
+    }
+
+    /// Takes back a loan whose memory was never used: only its earlier life has to end.
+    pub(crate) fn give_back(&self, lane: &Lane, lent: Lent) {
+        let fences = if lent.after == Ticket::ZERO {
+            Fences::default()
+        } else {
+            lane.expect_seal(lent.after);
+            Fences::one(lane.id, lent.after)
+        };
+        self.ledger.lock().give_back(lent.id, fences);
+        self.ring_if_awaited();
+    }
+
+    /// Orders a further stream after the grant of a block: after everything that its memory's earlier
+    /// life left, which so far only `home`'s own order kept it from.
+    ///
+    /// # Errors
+    /// When the device cannot; the stream must not use the block then.
+    pub(crate) fn order_after_grant(
+        &self,
+        home: &Lane,
+        after: Ticket,
+        further: &Lane,
+    ) -> Result<(), DeviceError> {
+        let is_ordered = home.timeline.completed() >= after
+            || further.timeline.clock().covers(home.fence(after));
+        if is_ordered {
+            return Ok(());
+        }
+        match self.marker_for(home, after)? {
+            Some(marker) => self.order_behind(further, &marker),
+            None => Ok(()),
+        }
+    }
+
+    /// A stream's last handle, and its last block, are gone: what it freed is sealed and everybody's.
+    pub(crate) fn retire(&self, lane: &Lane) {
+        {
+            let mut ledger = self.ledger.lock();
+            for kept in lane.retire() {
+                ledger.give_back(kept.id, Fences::one(lane.id, kept.ticket));
+            }
+        }
+        // A failure is noted; the memory stays pending then.
+        let _ = self.seal(lane);
+        let _ = self.harvest_lane(lane);
+        self.drop_done_lanes();
+        self.ring_if_awaited();
+    }
+}

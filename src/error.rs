@@ -1,0 +1,150 @@
+//! What can go wrong, by the call that says so.
+
+use crate::device::DeviceError;
+use std::fmt;
+use std::time::Duration;
+
+/// How memory stood when a request could not be served; all in bytes.
+///
+/// `free` counts what any stream could have had, in pieces of at most `largest_free`; `pending` what
+/// was given back but may still be touched by running work, including what lanes keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Shortfall {
+    /// What was asked for, rounded to the pool's step.
+    pub requested: u64,
+    /// Free memory.
+    pub free: u64,
+    /// The largest free block.
+    pub largest_free: u64,
+    /// Given back, but behind work that is not complete.
+    pub pending: u64,
+    /// Held from the device: free, pending and used.
+    pub reserved: u64,
+    /// What may be held at most.
+    pub capacity: u64,
+    /// Requests that are waiting in the queue.
+    pub waiting: usize,
+}
+
+impl Shortfall {
+    /// How much of the free memory is outside the largest free block: 0 (in one piece, or none) to 1.
+    pub fn fragmentation(&self) -> f64 {
+        if self.free == 0 {
+            0.0
+        } else {
+            1.0 - self.largest_free as f64 / self.free as f64
+        }
+    }
+}
+
+impl fmt::Display for Shortfall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} bytes requested; {} free (largest block {}, fragmentation {:.0} %), {} pending, {} \
+             reserved of a capacity of {}, {} waiting",
+            self.requested,
+            self.free,
+            self.largest_free,
+            self.fragmentation() * 100.0,
+            self.pending,
+            self.reserved,
+            self.capacity,
+            self.waiting,
+        )
+    }
+}
+
+/// Why an allocation failed. Nothing was taken, and the pool is as usable as before.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// The request can never fit: waiting would not help. Ask for less, or build the pool with a
+    /// larger capacity.
+    #[error("{requested} bytes can never fit a pool with a capacity of {capacity} bytes")]
+    TooLarge {
+        /// What was asked for, in bytes.
+        requested: u64,
+        /// What the pool may hold at most, in bytes.
+        capacity: u64,
+    },
+    /// The alignment is not a power of two, or larger than the pool can keep.
+    #[error("alignment {alignment} is not a power of two from 1 to {largest}")]
+    InvalidAlignment {
+        /// What was asked for, in bytes.
+        alignment: u64,
+        /// The largest possible, in bytes.
+        largest: u64,
+    },
+    /// There is not enough memory now, or others are waiting for it already. Await
+    /// [`Pool::allocate`](crate::Pool::allocate), free something, or raise the capacity.
+    #[error("out of memory: {0}")]
+    Exhausted(Shortfall),
+    /// The wait was longer than allowed.
+    #[error("timed out after waiting {waited:?} for memory: {shortfall}")]
+    TimedOut {
+        /// On the device's clock.
+        waited: Duration,
+        /// How memory stood at the end.
+        shortfall: Shortfall,
+    },
+    /// The pool was closed. Live blocks stay valid; no more are granted.
+    #[error("the pool is closed")]
+    Closed,
+    /// The stream was registered with another pool. Register it with this one.
+    #[error("the stream belongs to another pool")]
+    ForeignStream,
+    /// The device failed. If the error is sticky, so does everything from now on, and memory that
+    /// work may still touch is leaked rather than reused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Why a pool could not be built.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The capacity is less than one step of the device's memory.
+    #[error("a capacity of {capacity} bytes is less than the device's step of {granularity} bytes")]
+    CapacityTooSmall {
+        /// What was asked for, in bytes.
+        capacity: u64,
+        /// The least possible, in bytes.
+        granularity: u64,
+    },
+    /// The pool would begin larger than it may become.
+    #[error("an initial size of {initial} bytes is over the capacity of {capacity} bytes")]
+    InitialOverCapacity {
+        /// What was asked for, in bytes.
+        initial: u64,
+        /// What the pool may hold at most, in bytes.
+        capacity: u64,
+    },
+    /// Handles must be a multiple of the device's step.
+    #[error("handles of {handle_bytes} bytes are not a positive multiple of {granularity} bytes")]
+    InvalidHandle {
+        /// What was asked for, in bytes.
+        handle_bytes: u64,
+        /// The device's step, in bytes.
+        granularity: u64,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Why a stream could not be registered, or used with a block or an event.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The stream is of another device than the pool.
+    #[error("the stream is of another device than the pool")]
+    ForeignDevice,
+    /// The stream, or the event, was registered with another pool. Register it with this one.
+    #[error("the stream belongs to another pool")]
+    ForeignPool,
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}

@@ -1,0 +1,45 @@
+//! Names that are numbers: never addresses, never reused.
+
+use std::fmt;
+
+/// A stream registered with a pool. Never reused within the pool, unlike a driver's handle (I7).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub(crate) u32);
+
+impl fmt::Debug for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "S{}", self.0)
+    }
+}
+
+impl fmt::Display for StreamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// A point in a stream, numbered from 1 upwards as the stream goes on.
+///
+/// A ticket is *open* while memory may still be freed under it, *closed* once the stream's next
+/// ticket is open, *sealed* once an event recorded after the closing is published, and *complete*
+/// once that event, or a later one of the stream, has completed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Ticket(pub(crate) u64);
+
+impl Ticket {
+    /// Before all tickets: complete from the start.
+    pub(crate) const ZERO: Self = Self(0);
+
+    /// After all tickets.
+    pub(crate) const LAST: Self = Self(u64::MAX);
+
+    pub(crate) fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}

@@ -1,0 +1,161 @@
+//! The blocks that a lane keeps: a stack for each size, so that taking and keeping are O(1).
+
+use crate::id::Ticket;
+use crate::ledger::{BlockId, GRANULE};
+
+/// A block that a stream freed and its lane kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept {
+    pub(crate) id: BlockId,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// The ticket under which it was freed.
+    pub(crate) ticket: Ticket,
+}
+
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    kept: Kept,
+    /// The slot below in its stack, or the next vacant one.
+    below: u32,
+}
+
+/// Stacks of kept blocks, one for each multiple of [`GRANULE`] up to a largest size.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    tops: Box<[u32]>,
+    slots: Vec<Slot>,
+    vacant: u32,
+    bytes: u64,
+    blocks: usize,
+}
+
+impl Cache {
+    /// A cache for blocks of up to `largest` bytes.
+    pub(crate) fn new(largest: u64) -> Self {
+        let sizes = usize::try_from(largest / GRANULE).expect("a lane's largest block is small");
+        Self {
+            tops: vec![NONE; sizes + 1].into_boxed_slice(),
+            slots: Vec::new(),
+            vacant: NONE,
+            bytes: 0,
+            blocks: 0,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether blocks of this size are kept at all.
+    #[inline]
+    pub(crate) fn has_size(&self, bytes: u64) -> bool {
+        ((bytes / GRANULE) as usize) < self.tops.len()
+    }
+
+    /// Keeps a block of a size that [`has_size`](Self::has_size).
+    #[inline]
+    pub(crate) fn push(&mut self, kept: Kept) {
+        let top = &mut self.tops[(kept.bytes / GRANULE) as usize];
+        let slot = Slot { kept, below: *top };
+        *top = match self.vacant {
+            NONE => {
+                self.slots.push(slot);
+                (self.slots.len() - 1) as u32
+            }
+            vacant => {
+                let place = &mut self.slots[vacant as usize];
+                self.vacant = place.below;
+                *place = slot;
+                vacant
+            }
+        };
+        self.bytes += kept.bytes;
+        self.blocks += 1;
+    }
+
+    /// Takes the block of exactly this size that was kept last: the one most likely to be warm.
+    #[inline]
+    pub(crate) fn pop(&mut self, bytes: u64) -> Option<Kept> {
+        let top = self.tops.get_mut((bytes / GRANULE) as usize)?;
+        let slot = *self.slots.get(*top as usize)?;
+        self.slots[*top as usize].below = self.vacant;
+        self.vacant = std::mem::replace(top, slot.below);
+        self.bytes -= slot.kept.bytes;
+        self.blocks -= 1;
+        Some(slot.kept)
+    }
+
+    /// Takes everything.
+    pub(crate) fn drain(&mut self) -> Vec<Kept> {
+        if self.blocks == 0 {
+            return Vec::new();
+        }
+        let mut all = Vec::with_capacity(self.blocks);
+        for top in &mut self.tops {
+            while let Some(slot) = self.slots.get(*top as usize) {
+                all.push(slot.kept);
+                *top = slot.below;
+            }
+        }
+        self.slots.clear();
+        (self.vacant, self.bytes, self.blocks) = (NONE, 0, 0);
+        all
+    }
+
+    /// Bytes kept under tickets up to `ticket`.
+    pub(crate) fn bytes_up_to(&self, ticket: Ticket) -> u64 {
+        let tops = self.tops.iter();
+        tops.flat_map(|top| self.stack(*top))
+            .filter(|kept| kept.ticket <= ticket)
+            .map(|kept| kept.bytes)
+            .sum()
+    }
+
+    fn stack(&self, top: u32) -> impl Iterator<Item = Kept> + '_ {
+        let slot_at = |at: u32| self.slots.get(at as usize);
+        std::iter::successors(slot_at(top), move |slot| slot_at(slot.below)).map(|slot| slot.kept)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(id: u32, bytes: u64) -> Kept {
+        Kept {
+            id: BlockId(id),
+            address: u64::from(id) << 30,
+            bytes,
+            ticket: Ticket(u64::from(id)),
+        }
+    }
+
+    #[test]
+    fn the_last_kept_of_a_size_comes_first() {
+        let mut cache = Cache::new(4096);
+        for (id, bytes) in [(1, 512), (2, 1024), (3, 512)] {
+            cache.push(kept(id, bytes));
+        }
+        assert_eq!(cache.bytes(), 2048);
+        assert_eq!(cache.bytes_up_to(Ticket(2)), 1536);
+        assert_eq!(cache.pop(512).unwrap().id, BlockId(3));
+        assert_eq!(cache.pop(512).unwrap().id, BlockId(1));
+        assert!(cache.pop(512).is_none());
+        cache.push(kept(4, 4096));
+        let mut left: Vec<_> = cache.drain().iter().map(|kept| kept.id.0).collect();
+        left.sort_unstable();
+        assert_eq!(left, [2, 4]);
+        assert_eq!(cache.bytes(), 0);
+        assert!(cache.pop(1024).is_none());
+    }
+
+    #[test]
+    fn sizes_beyond_the_largest_are_not_kept() {
+        let mut cache = Cache::new(4096);
+        assert!(cache.has_size(4096) && !cache.has_size(4096 + GRANULE));
+        assert!(cache.pop(1 << 40).is_none());
+    }
+}

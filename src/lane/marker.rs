@@ -1,0 +1,106 @@
+//! Markers: the device's events, pooled, each with the ticket that it proves.
+
+use crate::device::{Device, DeviceError, RawEvent, RawStream};
+use crate::id::{StreamId, Ticket};
+use crate::ledger::Clock;
+use crate::sync::{Arc, Guards, Mutex, assert_unlocked, plain};
+use std::time::Duration;
+
+/// Events between two uses. I8: the steady state creates none.
+#[derive(Debug)]
+pub(crate) struct Events {
+    device: plain::Arc<dyn Device>,
+    spare: Mutex<Spare>,
+}
+
+#[derive(Debug, Default)]
+struct Spare {
+    events: Vec<RawEvent>,
+    created: u64,
+}
+
+impl Events {
+    pub(crate) fn new(device: plain::Arc<dyn Device>) -> Self {
+        Self {
+            device,
+            spare: Mutex::new(Guards::Events, Spare::default()),
+        }
+    }
+
+    /// Events made so far; all of them are in use or spare.
+    pub(crate) fn created(&self) -> u64 {
+        self.spare.lock().created
+    }
+
+    fn take(&self) -> Result<RawEvent, DeviceError> {
+        if let Some(event) = self.spare.lock().events.pop() {
+            return Ok(event);
+        }
+        assert_unlocked("create_event");
+        let event = self.device.create_event()?;
+        self.spare.lock().created += 1;
+        Ok(event)
+    }
+
+    fn put(&self, event: RawEvent) {
+        self.spare.lock().events.push(event);
+    }
+
+    /// An event recorded behind all that `stream` was given so far.
+    pub(crate) fn record(self: &Arc<Self>, stream: RawStream) -> Result<Recorded, DeviceError> {
+        let recorded = Recorded {
+            event: self.take()?,
+            events: self.clone(),
+        };
+        assert_unlocked("record");
+        self.device.record(recorded.event, stream)?;
+        Ok(recorded)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let events = std::mem::take(&mut self.spare.lock().events);
+        for event in events {
+            // An event that cannot be destroyed is the device's to clean up.
+            let _ = self.device.destroy_event(event);
+        }
+    }
+}
+
+/// An event in use; spare again when dropped.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    event: RawEvent,
+    events: Arc<Events>,
+}
+
+impl Recorded {
+    pub(crate) fn raw(&self) -> RawEvent {
+        self.event
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        self.events.put(self.event);
+    }
+}
+
+/// A point of a stream, with the event that proves it.
+#[derive(Debug)]
+pub(crate) struct Marker {
+    pub(crate) stream: StreamId,
+    /// Complete, with all before it of the stream, once the event is.
+    pub(crate) ticket: Ticket,
+    /// What the point comes after: who waits for the event comes after all of it.
+    pub(crate) clock: Clock,
+    pub(crate) sealed_at: Duration,
+    pub(crate) recorded: Recorded,
+}
+
+impl Marker {
+    pub(crate) fn event(&self) -> RawEvent {
+        self.recorded.raw()
+    }
+}

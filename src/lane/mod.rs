@@ -1,0 +1,320 @@
+//! The lane: a stream's front, through which it frees and takes again without asking anybody.
+//!
+//! What a stream freed it may reuse at once, since its own order protects it. A lane keeps such
+//! blocks, up to a bound of bytes and a largest size: larger ones go to the ledger, where neighbours
+//! merge. On this path one lock is taken, the lane's own, and no shared cache line is written.
+//!
+//! A lane also numbers the stream's points. Everything freed joins the *open* ticket; closing it
+//! opens the next. The order is always: close under the lane's lock, unlock, record, publish. To
+//! record first and close after would be wrong: a free in between would be covered by an event older
+//! than its last use. In between the ticket is closed and unpublished, and counts as pending.
+//!
+//! The lane knows its stream and the device; nothing of the ledger's search or of who waits.
+
+mod cache;
+mod marker;
+mod timeline;
+
+pub(crate) use cache::Kept;
+pub(crate) use marker::{Events, Marker};
+pub(crate) use timeline::Timeline;
+
+use crate::device::{Device, DeviceError, DeviceStream, RawStream};
+use crate::id::{StreamId, Ticket};
+use crate::ledger::{BlockId, Fence};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
+use cache::Cache;
+use crossbeam_utils::CachePadded;
+use std::any::Any;
+
+/// Bounds of a lane.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Bytes kept at most.
+    pub(crate) bytes: u64,
+    /// Largest block kept.
+    pub(crate) largest: u64,
+    /// Unsealed bytes above which a free seals.
+    pub(crate) unsealed: u64,
+}
+
+/// A registered stream; see the [module](self).
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) id: StreamId,
+    pub(crate) raw: RawStream,
+    bounds: Bounds,
+    front: CachePadded<Mutex<Front>>,
+    pub(crate) timeline: Timeline,
+    /// The stream's owner: while the lane lives, its handle is not recycled.
+    _keep_alive: plain::Arc<dyn Any + Send + Sync>,
+}
+
+#[derive(Debug)]
+struct Front {
+    cache: Cache,
+    open: Ticket,
+    /// Bytes freed under the open ticket and not taken again by the lane.
+    unsealed: u64,
+    /// Something was freed under the open ticket, or its last record failed.
+    is_dirty: bool,
+    /// The stream's last handle is gone: nothing is kept any more.
+    is_retired: bool,
+    hits: u64,
+}
+
+/// What became of a free.
+#[derive(Debug)]
+#[must_use = "a block that is not kept goes to the ledger, and a closed ticket is recorded"]
+pub(crate) struct Freed {
+    pub(crate) ticket: Ticket,
+    pub(crate) is_kept: bool,
+    /// The ticket that this free closed: its event must be recorded now.
+    pub(crate) closed: Option<Ticket>,
+}
+
+/// What a lane counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LaneFigures {
+    pub(crate) hits: u64,
+    pub(crate) kept: u64,
+    /// Bytes kept that are complete on every stream.
+    pub(crate) kept_complete: u64,
+}
+
+impl Front {
+    /// The freeing stream's part, before anything is decided.
+    fn note_use(&mut self, bytes: u64) -> Ticket {
+        self.unsealed = self.unsealed.saturating_add(bytes);
+        self.is_dirty = true;
+        self.open
+    }
+
+    fn close(&mut self) -> Ticket {
+        let closed = self.open;
+        self.open = closed.next();
+        self.unsealed = 0;
+        self.is_dirty = false;
+        closed
+    }
+
+    fn close_if(&mut self, condition: bool) -> Option<Ticket> {
+        condition.then(|| self.close())
+    }
+}
+
+impl Lane {
+    pub(crate) fn new(id: StreamId, stream: &dyn DeviceStream, bounds: Bounds) -> Self {
+        let front = Front {
+            cache: Cache::new(bounds.largest),
+            open: Ticket::ZERO.next(),
+            unsealed: 0,
+            is_dirty: false,
+            is_retired: false,
+            hits: 0,
+        };
+        Self {
+            id,
+            raw: stream.raw(),
+            bounds,
+            front: CachePadded::new(Mutex::new(Guards::Lane, front)),
+            timeline: Timeline::new(),
+            _keep_alive: stream.keep_alive(),
+        }
+    }
+
+    pub(crate) fn fence(&self, ticket: Ticket) -> Fence {
+        Fence {
+            stream: self.id,
+            ticket,
+        }
+    }
+
+    /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
+    /// claim on memory comes before a warm cache.
+    #[inline]
+    pub(crate) fn take(&self, bytes: u64, gate: &SharedState) -> Option<Kept> {
+        let mut front = self.front.lock();
+        if gate.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let kept = front.cache.pop(bytes)?;
+        if kept.ticket == front.open {
+            front.unsealed -= kept.bytes;
+        }
+        front.hits += 1;
+        Some(kept)
+    }
+
+    /// Frees a block that was used on this stream alone.
+    ///
+    /// The gate is read inside the critical section: who raises it drains the lane afterwards, so a
+    /// block is either drained or not kept.
+    #[inline]
+    pub(crate) fn free(&self, id: BlockId, address: u64, bytes: u64, gate: &SharedState) -> Freed {
+        let mut front = self.front.lock();
+        let ticket = front.note_use(bytes);
+        let is_bypassed = gate.load(Ordering::Relaxed) != 0;
+        let is_kept = !is_bypassed
+            && front.cache.has_size(bytes)
+            && front.cache.bytes() + bytes <= self.bounds.bytes;
+        if is_kept {
+            front.cache.push(Kept {
+                id,
+                address,
+                bytes,
+                ticket,
+            });
+        }
+        let seals = is_bypassed || front.unsealed > self.bounds.unsealed;
+        Freed {
+            ticket,
+            is_kept,
+            closed: front.close_if(seals),
+        }
+    }
+
+    /// Notes the last use of a block on this stream that is freed through the ledger.
+    pub(crate) fn note_use(&self, bytes: u64, gate: &SharedState) -> Freed {
+        let mut front = self.front.lock();
+        let ticket = front.note_use(bytes);
+        let seals = gate.load(Ordering::Relaxed) != 0 || front.unsealed > self.bounds.unsealed;
+        Freed {
+            ticket,
+            is_kept: false,
+            closed: front.close_if(seals),
+        }
+    }
+
+    /// Memory waits for a ticket under which nothing may have been freed: if it is open, it must be
+    /// sealed for that.
+    pub(crate) fn expect_seal(&self, ticket: Ticket) {
+        let mut front = self.front.lock();
+        front.is_dirty |= ticket >= front.open;
+    }
+
+    /// The open ticket: work submitted up to now is proven by it, or by a later one.
+    pub(crate) fn open_ticket(&self) -> Ticket {
+        self.front.lock().open
+    }
+
+    /// Takes everything out of the cache.
+    pub(crate) fn drain(&self) -> Vec<Kept> {
+        self.front.lock().cache.drain()
+    }
+
+    /// Keeps nothing any more.
+    pub(crate) fn retire(&self) -> Vec<Kept> {
+        let mut front = self.front.lock();
+        front.is_retired = true;
+        front.cache.drain()
+    }
+
+    /// Whether the stream is gone, with all that was freed on it.
+    pub(crate) fn is_done(&self) -> bool {
+        let is_quiet = {
+            let front = self.front.lock();
+            front.is_retired && !front.is_dirty
+        };
+        is_quiet && self.timeline.is_idle()
+    }
+
+    /// Whether something was freed that no event covers.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.front.lock().is_dirty
+    }
+
+    /// Records an event for what was freed so far, if no event covers it yet.
+    ///
+    /// # Errors
+    /// When the device cannot; what was freed stays pending, and the next seal tries again.
+    pub(crate) fn seal(
+        &self,
+        device: &dyn Device,
+        events: &Arc<Events>,
+    ) -> Result<Option<Arc<Marker>>, DeviceError> {
+        let closed = {
+            let mut front = self.front.lock();
+            let is_dirty = front.is_dirty;
+            front.close_if(is_dirty)
+        };
+        closed
+            .map(|ticket| self.record(ticket, device, events))
+            .transpose()
+    }
+
+    /// Records an event whatever was freed: a point that somebody wants to see passed.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    pub(crate) fn mark(
+        &self,
+        device: &dyn Device,
+        events: &Arc<Events>,
+    ) -> Result<Arc<Marker>, DeviceError> {
+        let ticket = self.front.lock().close();
+        self.record(ticket, device, events)
+    }
+
+    /// A marker whose completion proves `ticket`; a new one if none is on its way. `None` when the
+    /// ticket is complete.
+    ///
+    /// # Errors
+    /// When the device cannot record.
+    pub(crate) fn marker_for(
+        &self,
+        ticket: Ticket,
+        device: &dyn Device,
+        events: &Arc<Events>,
+    ) -> Result<Option<Arc<Marker>>, DeviceError> {
+        if let Some(marker) = self.timeline.covering(ticket) {
+            return Ok(Some(marker));
+        }
+        if self.timeline.completed() >= ticket {
+            return Ok(None);
+        }
+        self.mark(device, events).map(Some)
+    }
+
+    /// The second half of sealing: record and publish a ticket that is closed already.
+    ///
+    /// # Errors
+    /// When the device cannot; the ticket is then proven by the next one that is recorded.
+    pub(crate) fn record(
+        &self,
+        ticket: Ticket,
+        device: &dyn Device,
+        events: &Arc<Events>,
+    ) -> Result<Arc<Marker>, DeviceError> {
+        // Before the record: a wait that returned by now was submitted before the event.
+        let mut clock = self.timeline.clock();
+        clock.join(self.fence(ticket));
+        match events.record(self.raw) {
+            Ok(recorded) => {
+                let marker = Arc::new(Marker {
+                    stream: self.id,
+                    ticket,
+                    clock,
+                    sealed_at: device.now(),
+                    recorded,
+                });
+                self.timeline.publish(marker.clone());
+                Ok(marker)
+            }
+            Err(error) => {
+                self.front.lock().is_dirty = true;
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn figures(&self) -> LaneFigures {
+        let completed = self.timeline.completed();
+        let front = self.front.lock();
+        LaneFigures {
+            hits: front.hits,
+            kept: front.cache.bytes(),
+            kept_complete: front.cache.bytes_up_to(completed),
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! A stream's points: the markers on their way, the last one complete, and what the stream comes
+//! after.
+
+use super::marker::Marker;
+use crate::device::{Device, DeviceError};
+use crate::id::Ticket;
+use crate::ledger::Clock;
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber, assert_unlocked};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Timeline {
+    /// Published markers that are not known to be complete, by ticket.
+    markers: Mutex<VecDeque<Arc<Marker>>>,
+    completed: SharedNumber,
+    clock: Mutex<Clock>,
+    /// How long an event took from record to being seen complete: a running mean, in nanoseconds.
+    latency: SharedNumber,
+}
+
+impl Timeline {
+    pub(crate) fn new() -> Self {
+        Self {
+            markers: Mutex::new(Guards::Markers, VecDeque::new()),
+            completed: SharedNumber::new(0),
+            clock: Mutex::new(Guards::Clock, Clock::default()),
+            latency: SharedNumber::new(0),
+        }
+    }
+
+    pub(crate) fn completed(&self) -> Ticket {
+        Ticket(self.completed.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn latency(&self) -> Duration {
+        Duration::from_nanos(self.latency.load(Ordering::Relaxed))
+    }
+
+    /// What the stream comes after.
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock.lock().clone()
+    }
+
+    /// The stream was made to wait for a marker of another.
+    ///
+    /// Only once the wait call has returned: joined before, an event recorded in between would claim
+    /// an order that the device does not keep yet.
+    pub(crate) fn join(&self, clock: &Clock) {
+        self.clock.lock().join_all(clock);
+    }
+
+    /// Makes a recorded marker known. Two sealers may publish in either order: the later ticket's
+    /// event was closed later, and covers the earlier one.
+    pub(crate) fn publish(&self, marker: Arc<Marker>) {
+        let mut markers = self.markers.lock();
+        let at = markers.partition_point(|other| other.ticket < marker.ticket);
+        markers.insert(at, marker);
+    }
+
+    /// The first marker on its way whose completion proves `ticket`.
+    pub(crate) fn covering(&self, ticket: Ticket) -> Option<Arc<Marker>> {
+        let markers = self.markers.lock();
+        let at = markers.partition_point(|marker| marker.ticket < ticket);
+        markers.get(at).cloned()
+    }
+
+    /// The marker that completes next.
+    pub(crate) fn oldest(&self) -> Option<Arc<Marker>> {
+        self.markers.lock().front().cloned()
+    }
+
+    /// The marker behind the stream's latest sealed work.
+    pub(crate) fn newest(&self) -> Option<Arc<Marker>> {
+        self.markers.lock().back().cloned()
+    }
+
+    /// Asks the device how far the stream has come. No lock is held while it is asked; who asks at
+    /// the same time learns the same, and a ticket completes once whoever hears of it (I4).
+    ///
+    /// # Errors
+    /// What the device says instead of an answer (I10): nothing is complete by it.
+    pub(crate) fn harvest(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
+        let Some(oldest) = self.oldest() else {
+            return Ok(None);
+        };
+        if !is_complete(&oldest, device)? {
+            return Ok(None);
+        }
+        let markers: Vec<_> = self.markers.lock().iter().cloned().collect();
+        let complete = complete_prefix(&markers, device)?;
+        let Some(last) = markers[..complete].last() else {
+            return Ok(None);
+        };
+        self.note_complete(last, device.now());
+        Ok(Some(last.ticket))
+    }
+
+    fn note_complete(&self, last: &Marker, now: Duration) {
+        self.completed.fetch_max(last.ticket.0, Ordering::AcqRel);
+        self.note_latency(now.saturating_sub(last.sealed_at));
+        let done: Vec<_> = {
+            let mut markers = self.markers.lock();
+            let count = markers.partition_point(|marker| marker.ticket <= last.ticket);
+            markers.drain(..count).collect()
+        };
+        // Outside the lock: the last owner of a marker puts its event back, under another lock.
+        drop(done);
+    }
+
+    /// The newest marker of a harvest counts: it was seen soonest after it completed.
+    fn note_latency(&self, latency: Duration) {
+        let sample = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+        let mean = self.latency.load(Ordering::Relaxed);
+        let next = if mean == 0 {
+            sample
+        } else {
+            mean - mean / 8 + sample / 8
+        };
+        self.latency.store(next, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.markers.lock().is_empty()
+    }
+}
+
+fn is_complete(marker: &Marker, device: &dyn Device) -> Result<bool, DeviceError> {
+    assert_unlocked("query");
+    device.query(marker.event())
+}
+
+/// How many markers, from the oldest, are complete, given that the first is. A stream runs in order,
+/// so one question settles the common case (all), and halving the others.
+fn complete_prefix(markers: &[Arc<Marker>], device: &dyn Device) -> Result<usize, DeviceError> {
+    let (mut done, mut open) = (0, markers.len());
+    let mut next = open.saturating_sub(1);
+    while open - done > 1 {
+        if is_complete(&markers[next], device)? {
+            done = next;
+        } else {
+            open = next;
+        }
+        next = done.midpoint(open);
+    }
+    Ok(open.min(markers.len()))
+}

@@ -1,0 +1,153 @@
+//! The blocks: a slab of nodes, linked in address order within their segment.
+
+use super::fence::Fences;
+
+/// A block of the ledger. Reused once the block is merged away, so only who holds the block may
+/// name it by this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct BlockId(pub(crate) u32);
+
+/// What a block is; the edges are drawn in the header of [`ledger`](super).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Nothing may touch it any more; any stream may have it.
+    Free,
+    /// Given back, but the work behind these fences may still touch it. Never empty.
+    Pending(Fences),
+    /// Granted: used, or kept by a lane.
+    Lent,
+    /// Held by an unfinished [`Plan`](super::plan::Plan), and what it was before.
+    Claimed(Was),
+    /// Addresses without memory: never mapped, or remapped elsewhere.
+    Hole,
+}
+
+/// What a claimed block was, and goes back to if the plan fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Was {
+    Free,
+    Pending(Fences),
+    Hole,
+}
+
+impl State {
+    /// Whether there is memory behind the addresses.
+    pub(crate) fn is_backed(&self) -> bool {
+        !matches!(self, State::Hole | State::Claimed(Was::Hole))
+    }
+
+    /// Whether two neighbours in these states are one block.
+    pub(crate) fn merges_with(&self, other: &State) -> bool {
+        matches!(self, State::Free | State::Hole | State::Pending(_)) && self == other
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) state: State,
+    pub(crate) segment: u32,
+    pub(crate) previous: Option<BlockId>,
+    pub(crate) next: Option<BlockId>,
+}
+
+impl Block {
+    pub(crate) fn end(&self) -> u64 {
+        self.address + self.bytes
+    }
+}
+
+/// All blocks of a ledger.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks {
+    nodes: Vec<Option<Block>>,
+    vacant: Vec<u32>,
+}
+
+impl Blocks {
+    pub(crate) fn insert(&mut self, block: Block) -> BlockId {
+        match self.vacant.pop() {
+            Some(slot) => {
+                self.nodes[slot as usize] = Some(block);
+                BlockId(slot)
+            }
+            None => {
+                let slot = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
+                self.nodes.push(Some(block));
+                BlockId(slot)
+            }
+        }
+    }
+
+    pub(crate) fn remove(&mut self, id: BlockId) -> Block {
+        let block = self.nodes[id.0 as usize].take();
+        self.vacant.push(id.0);
+        block.expect("a block is removed once")
+    }
+
+    /// Cuts a block in two at `offset`; both halves keep the state. Returns the upper half.
+    pub(crate) fn split(&mut self, id: BlockId, offset: u64) -> BlockId {
+        let lower = &mut self[id];
+        debug_assert!(0 < offset && offset < lower.bytes);
+        let upper = Block {
+            address: lower.address + offset,
+            bytes: lower.bytes - offset,
+            state: lower.state.clone(),
+            segment: lower.segment,
+            previous: Some(id),
+            next: lower.next,
+        };
+        lower.bytes = offset;
+        let above = lower.next;
+        let upper = self.insert(upper);
+        self[id].next = Some(upper);
+        if let Some(above) = above {
+            self[above].previous = Some(upper);
+        }
+        upper
+    }
+
+    /// Joins a block with the one above it, which goes away.
+    pub(crate) fn absorb_next(&mut self, id: BlockId) {
+        let next = self[id].next.expect("there is a block above");
+        let upper = self.remove(next);
+        debug_assert_eq!(self[id].end(), upper.address);
+        self[id].bytes += upper.bytes;
+        self[id].next = upper.next;
+        if let Some(above) = upper.next {
+            self[above].previous = Some(id);
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
+        self.nodes.iter().enumerate().filter_map(|(slot, node)| {
+            let block = node.as_ref()?;
+            Some((BlockId(slot as u32), block))
+        })
+    }
+
+    /// The block and those above it in its segment, in address order.
+    pub(crate) fn from(&self, first: BlockId) -> impl Iterator<Item = (BlockId, &Block)> {
+        let mut at = Some(first);
+        std::iter::from_fn(move || {
+            let id = at?;
+            at = self[id].next;
+            Some((id, &self[id]))
+        })
+    }
+}
+
+impl std::ops::Index<BlockId> for Blocks {
+    type Output = Block;
+
+    fn index(&self, id: BlockId) -> &Block {
+        self.nodes[id.0 as usize].as_ref().expect("a live block")
+    }
+}
+
+impl std::ops::IndexMut<BlockId> for Blocks {
+    fn index_mut(&mut self, id: BlockId) -> &mut Block {
+        self.nodes[id.0 as usize].as_mut().expect("a live block")
+    }
+}

@@ -1,0 +1,130 @@
+//! The ledger's invariants, executable. O(blocks): for tests, property tests and models.
+
+use super::block::{Block, BlockId, State, Was};
+use super::{Ledger, Totals};
+
+impl Ledger {
+    /// Checks what must hold at every step.
+    ///
+    /// # Errors
+    /// The first thing that does not hold.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.check_tiling()?;
+        self.check_totals()?;
+        self.check_indexes()
+    }
+
+    /// I1: the blocks of a segment tile it, in order, and no free neighbours are apart.
+    fn check_tiling(&self) -> Result<(), String> {
+        let mut seen = 0;
+        for segment in self.segments.iter().flatten() {
+            let mut at = segment.address;
+            let mut previous: Option<(BlockId, &Block)> = None;
+            for (id, block) in self.blocks.from(segment.first) {
+                seen += 1;
+                if block.address != at || block.bytes == 0 {
+                    return Err(format!("I1: {id:?} {block:?} does not begin at {at:#x}"));
+                }
+                if block.previous != previous.map(|(id, _)| id) {
+                    return Err(format!("I1: {id:?} {block:?} has lost its neighbour"));
+                }
+                if previous.is_some_and(|(_, below)| below.state.merges_with(&block.state)) {
+                    return Err(format!("I1: {id:?} {block:?} was not merged"));
+                }
+                at = block.end();
+                previous = Some((id, block));
+            }
+            if at != segment.address + segment.bytes {
+                return Err(format!("I1: {segment:?} is tiled up to {at:#x} only"));
+            }
+        }
+        let live = self.blocks.iter().count();
+        if seen != live {
+            return Err(format!("I1: {live} blocks, {seen} of them in a segment"));
+        }
+        Ok(())
+    }
+
+    /// I3: free + pending + lent + claimed = reserved, and the figures are those of the blocks.
+    fn check_totals(&self) -> Result<(), String> {
+        let mut counted = Totals::default();
+        for (_, block) in self.blocks.iter() {
+            counted.add(&block.state, block.bytes);
+            if block.state == State::Free {
+                counted.whole_free_handles += self.whole_handles(block).count();
+            }
+        }
+        let held = self.figures(&self.totals);
+        let sum = held[..4].iter().sum::<u64>();
+        if self.figures(&counted) != held {
+            return Err(format!("I3: blocks {counted:?}, book {:?}", self.totals));
+        }
+        if sum != self.totals.reserved.current {
+            return Err(format!("I3: {sum} bytes in blocks, book {:?}", self.totals));
+        }
+        if self.totals.reserved.current + self.totals.planned > self.geometry.capacity {
+            return Err(format!("over capacity: {:?}", self.totals));
+        }
+        Ok(())
+    }
+
+    fn figures(&self, totals: &Totals) -> [u64; 5] {
+        [
+            totals.free.current,
+            totals.pending.current,
+            totals.lent.current,
+            totals.claimed,
+            totals.whole_free_handles,
+        ]
+    }
+
+    /// Every free block is found by size, every pending one by each of its fences; no fence of a
+    /// pending block is known to be complete; holes begin and end at handles.
+    fn check_indexes(&self) -> Result<(), String> {
+        let free = self.blocks.iter().filter(|(_, b)| b.state == State::Free);
+        if free.count() != self.free.len() {
+            return Err("a free block is not indexed, or another is".into());
+        }
+        for (id, block) in self.blocks.iter() {
+            match &block.state {
+                State::Pending(fences) if fences.is_empty() => {
+                    return Err(format!("{id:?} is pending for nothing"));
+                }
+                State::Pending(fences) => {
+                    if let Some(fence) = fences.iter().find(|f| self.is_complete(*f)) {
+                        return Err(format!("{id:?} is pending for {fence:?}, complete"));
+                    }
+                }
+                State::Hole | State::Claimed(Was::Hole) => self.check_hole(block)?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_hole(&self, block: &Block) -> Result<(), String> {
+        let handle = self.geometry.handle_bytes;
+        if block.address % handle != 0 || block.bytes % handle != 0 {
+            return Err(format!("the hole {block:?} splits a handle"));
+        }
+        Ok(())
+    }
+
+    /// Checks that nothing is lent or claimed any more: what every test ends with.
+    ///
+    /// # Errors
+    /// What is left over.
+    pub(crate) fn check_conserved(&self) -> Result<(), String> {
+        self.check()?;
+        let Totals {
+            lent,
+            claimed,
+            planned,
+            ..
+        } = self.totals;
+        if lent.current + claimed + planned != 0 {
+            return Err(format!("not given back: {:?}", self.totals));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,452 @@
+//! The ledger: the shared book of segments and blocks behind the lanes.
+//!
+//! A *segment* is a span of addresses obtained from the device. *Blocks* tile it (I1). Each block is
+//! in one state:
+//!
+//! ```text
+//!              take / commit                    give_back, fences left
+//!     Free ───────────────────▶ Lent ───────────────────────────────▶ Pending
+//!      ▲ ▲                       │ ▲                                   │   │
+//!      │ └───────────────────────┘ └───────────────────────────────────┘   │
+//!      │   give_back, none left      take: the taker comes after them      │
+//!      ├───────────────────────────────────────────────────────────────────┘
+//!      │                    complete: the last fence
+//!      │
+//!      └── Claimed ◀── plan ── Free, Pending, Hole;   commit ──▶ Lent, or what it was
+//!                                    │
+//!                              Hole ─┘  addresses without memory: a plan maps memory there,
+//!                                       and leaves a hole where it took memory from
+//! ```
+//!
+//! - *Lent* is used, or kept by a lane: the ledger cannot tell and need not.
+//! - *Pending* carries the fence set: who takes the block comes after all of it, or waits.
+//! - Free neighbours are merged at once. Pending neighbours are merged only when their fences are
+//!   the same: a union would turn free memory pending. A request that needs the span gets it through
+//!   a [`Plan`](plan::Plan), which joins the fences for that request alone.
+//!
+//! The ledger is sans-IO: no clock, no device, no async, no lock. Verbs, in the order of a block's
+//! life: [`take`](Ledger::take), [`plan`](Ledger::plan) and [`commit`](Ledger::commit) (when the
+//! device must be asked in between), [`give_back`](Ledger::give_back),
+//! [`complete`](Ledger::complete), [`plan_trim`](Ledger::plan_trim) and
+//! [`commit_trim`](Ledger::commit_trim).
+//!
+//! | file | about |
+//! |---|---|
+//! | `block` | the nodes and their states |
+//! | `fence` | fence sets and vector clocks |
+//! | `index` | finding a block by size, by who freed it, by ticket |
+//! | `window` | where a contiguous span costs least to put together |
+//! | `plan` | claiming a window, and what becomes of it |
+//! | `trim` | giving memory back |
+//! | `totals` | bytes by state, current and high |
+//! | `policy` | decisions as pure functions |
+//! | `check` | the invariants, executable |
+
+mod block;
+pub(crate) mod check;
+mod fence;
+mod index;
+mod plan;
+pub(crate) mod policy;
+#[cfg(test)]
+mod tests;
+mod totals;
+mod trim;
+mod window;
+
+pub(crate) use block::{BlockId, State};
+pub(crate) use fence::{Clock, Fence, Fences};
+pub(crate) use plan::{Mapping, Outcome, Plan, Step};
+pub use totals::Level;
+pub(crate) use totals::Totals;
+pub(crate) use trim::Release;
+pub(crate) use window::Growth;
+
+use crate::id::{StreamId, Ticket};
+use block::{Block, Blocks};
+use index::{ByDonor, BySize};
+use std::collections::BTreeMap;
+
+/// The step of block sizes and addresses, in bytes.
+pub(crate) const GRANULE: u64 = 512;
+
+/// How many pending blocks of one stream are looked at for one request, smallest first.
+const PROBES: usize = 32;
+
+/// What the ledger's memory is made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Geometry {
+    /// Never more than this from the device, in bytes.
+    pub(crate) capacity: u64,
+    /// Size of a physical handle, or least size of a segment where memory is plain.
+    pub(crate) handle_bytes: u64,
+    /// Whether memory can be mapped elsewhere.
+    pub(crate) virtual_memory: bool,
+}
+
+/// What is asked for; already rounded, and known to fit the capacity.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) bytes: u64,
+    pub(crate) alignment: u64,
+}
+
+/// Who asks: which fences do not keep a block from it.
+pub(crate) struct View<'a> {
+    pub(crate) stream: StreamId,
+    /// What the stream comes after, as far as the policy lets it count.
+    pub(crate) after: &'a Clock,
+    /// Which further fences the stream may be made to wait for on the device.
+    pub(crate) waits: Option<&'a dyn Fn(Fence) -> bool>,
+}
+
+impl View<'_> {
+    /// Whether the block may be had by this asker, given its fence.
+    pub(crate) fn allows(&self, fence: Fence) -> bool {
+        self.is_ordered(fence) || self.waits.is_some_and(|may_wait| may_wait(fence))
+    }
+
+    /// Whether the asker comes after the fence already.
+    pub(crate) fn is_ordered(&self, fence: Fence) -> bool {
+        fence.stream == self.stream || self.after.covers(fence)
+    }
+
+    fn considers(&self, donor: StreamId) -> bool {
+        donor == self.stream || self.waits.is_some() || self.after.of(donor) != Ticket::ZERO
+    }
+}
+
+/// A block taken from the ledger. It is given back with its fences, or used and freed.
+#[derive(Debug)]
+#[must_use = "a grant that is dropped is memory lost"]
+pub(crate) struct Grant {
+    pub(crate) id: BlockId,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// What the memory's earlier life left: the taker comes after it, or must be made to.
+    pub(crate) fences: Fences,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    address: u64,
+    bytes: u64,
+    first: BlockId,
+}
+
+/// The shared book; see the [module](self).
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    geometry: Geometry,
+    blocks: Blocks,
+    segments: Vec<Option<Segment>>,
+    free: BySize,
+    pending: ByDonor,
+    /// The last complete ticket of each live stream. A stream that is not here is gone, and all of
+    /// its work complete.
+    completed: BTreeMap<StreamId, Ticket>,
+    totals: Totals,
+}
+
+impl Ledger {
+    pub(crate) fn new(geometry: Geometry) -> Self {
+        Self {
+            geometry,
+            blocks: Blocks::default(),
+            segments: Vec::new(),
+            free: BySize::default(),
+            pending: ByDonor::default(),
+            completed: BTreeMap::new(),
+            totals: Totals::default(),
+        }
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    pub(crate) fn reset_highs(&mut self) {
+        self.totals.reset_highs();
+    }
+
+    /// The largest free block, in bytes.
+    pub(crate) fn largest_free(&self) -> u64 {
+        self.free.largest()
+    }
+
+    /// Free blocks.
+    pub(crate) fn free_blocks(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Adds a range of addresses with nothing mapped in it.
+    pub(crate) fn add_range(&mut self, address: u64, bytes: u64) {
+        let id = self.add_segment(address, bytes, State::Hole);
+        self.file(id);
+    }
+
+    fn add_segment(&mut self, address: u64, bytes: u64, state: State) -> BlockId {
+        let vacant = self.segments.iter().position(Option::is_none);
+        let segment = vacant.unwrap_or(self.segments.len());
+        let first = self.blocks.insert(Block {
+            address,
+            bytes,
+            state,
+            segment: u32::try_from(segment).expect("fewer than 2^32 segments"),
+            previous: None,
+            next: None,
+        });
+        let entry = Some(Segment {
+            address,
+            bytes,
+            first,
+        });
+        match vacant {
+            Some(slot) => self.segments[slot] = entry,
+            None => self.segments.push(entry),
+        }
+        first
+    }
+
+    /// Best fit among what is free and what the asker may have.
+    pub(crate) fn take(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
+        let id = self.best_fit(request, view)?;
+        Some(self.carve(id, request))
+    }
+
+    fn best_fit(&self, request: Request, view: &View<'_>) -> Option<BlockId> {
+        let fits = |id: &BlockId| self.placement(*id, request).is_some();
+        let mut best = self.free.at_least(request.bytes).find(|(_, id)| fits(id));
+        let mut consider = |candidate: Option<(u64, BlockId)>| {
+            if let Some(candidate) = candidate {
+                if best.is_none_or(|best| candidate.0 < best.0) {
+                    best = Some(candidate);
+                }
+            }
+        };
+        for (donor, donated) in self.pending.donors() {
+            if view.considers(donor) {
+                let mut candidates = donated.by_size.at_least(request.bytes).take(PROBES);
+                consider(candidates.find(|(_, id)| fits(id) && self.may_have(*id, view)));
+            }
+        }
+        for id in self.pending.several() {
+            if fits(&id) && self.may_have(id, view) {
+                consider(Some((self.blocks[id].bytes, id)));
+            }
+        }
+        best.map(|(_, id)| id)
+    }
+
+    /// Where in the block the request would lie, as an offset.
+    fn placement(&self, id: BlockId, request: Request) -> Option<u64> {
+        let block = &self.blocks[id];
+        let offset = block.address.next_multiple_of(request.alignment) - block.address;
+        (offset + request.bytes <= block.bytes).then_some(offset)
+    }
+
+    fn may_have(&self, id: BlockId, view: &View<'_>) -> bool {
+        match &self.blocks[id].state {
+            State::Free => true,
+            State::Pending(fences) => fences.iter().all(|fence| view.allows(fence)),
+            State::Lent | State::Claimed(_) | State::Hole => false,
+        }
+    }
+
+    /// Cuts the request out of a free or pending block and lends it.
+    fn carve(&mut self, mut id: BlockId, request: Request) -> Grant {
+        let offset = self.placement(id, request).expect("the block fits");
+        if offset > 0 {
+            id = self.cut(id, offset);
+        }
+        if self.blocks[id].bytes > request.bytes {
+            self.cut(id, request.bytes);
+        }
+        self.unfile(id);
+        let block = &mut self.blocks[id];
+        let fences = match std::mem::replace(&mut block.state, State::Lent) {
+            State::Pending(fences) => fences,
+            _ => Fences::default(),
+        };
+        let (address, bytes) = (block.address, block.bytes);
+        self.file(id);
+        Grant {
+            id,
+            address,
+            bytes,
+            fences,
+        }
+    }
+
+    /// Takes a lent block back; it is free once the fences are complete.
+    pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) {
+        debug_assert_eq!(self.blocks[id].state, State::Lent);
+        self.discharge(&mut fences);
+        self.unfile(id);
+        self.settle(id, free_or_pending(fences));
+    }
+
+    /// Drops the fences that are complete.
+    pub(crate) fn discharge(&self, fences: &mut Fences) {
+        fences.discharge(|fence| self.is_complete(fence));
+    }
+
+    fn is_complete(&self, fence: Fence) -> bool {
+        let completed = self.completed.get(&fence.stream);
+        completed.is_none_or(|completed| fence.ticket <= *completed)
+    }
+
+    /// Learns that a ticket is complete, and all before it of that stream.
+    ///
+    /// I4: a ticket completes once; hearing of it again changes nothing.
+    pub(crate) fn complete(&mut self, stream: StreamId, ticket: Ticket) {
+        if self.is_complete(Fence { stream, ticket }) {
+            return;
+        }
+        self.completed.insert(stream, ticket);
+        while let Some(id) = self.pending.first_due(stream, ticket) {
+            self.unfile(id);
+            let state = std::mem::replace(&mut self.blocks[id].state, State::Free);
+            let State::Pending(mut fences) = state else {
+                unreachable!("only pending blocks are filed by ticket");
+            };
+            self.discharge(&mut fences);
+            self.settle(id, free_or_pending(fences));
+        }
+    }
+
+    /// Makes a stream known, so that its tickets count.
+    pub(crate) fn register(&mut self, stream: StreamId) {
+        self.completed.insert(stream, Ticket::ZERO);
+    }
+
+    /// Forgets a stream whose work is complete: its id is never used again (I7).
+    pub(crate) fn forget(&mut self, stream: StreamId) {
+        self.complete(stream, Ticket::LAST);
+        self.completed.remove(&stream);
+    }
+
+    // ---- states, indexes and totals move together --------------------------------------------------
+
+    /// Cuts a block; both parts keep its state. Returns the upper part.
+    fn cut(&mut self, id: BlockId, offset: u64) -> BlockId {
+        self.unfile(id);
+        let upper = self.blocks.split(id, offset);
+        self.file(id);
+        self.file(upper);
+        upper
+    }
+
+    /// Gives an unfiled block its state, merges it with its neighbours, and files it.
+    fn settle(&mut self, mut id: BlockId, state: State) -> BlockId {
+        self.blocks[id].state = state;
+        if let Some(next) = self.blocks[id].next.filter(|next| self.merge(id, *next)) {
+            self.unfile(next);
+            self.blocks.absorb_next(id);
+        }
+        let previous = self.blocks[id].previous;
+        if let Some(previous) = previous.filter(|previous| self.merge(*previous, id)) {
+            self.unfile(previous);
+            self.blocks.absorb_next(previous);
+            id = previous;
+        }
+        self.file(id);
+        id
+    }
+
+    fn merge(&self, lower: BlockId, upper: BlockId) -> bool {
+        let (lower, upper) = (&self.blocks[lower].state, &self.blocks[upper].state);
+        lower.merges_with(upper)
+    }
+
+    fn file(&mut self, id: BlockId) {
+        let block = &self.blocks[id];
+        self.totals.add(&block.state, block.bytes);
+        match &block.state {
+            State::Free => {
+                self.free.insert(block.bytes, block.address, id);
+                self.totals.whole_free_handles += self.whole_handles(block).count();
+            }
+            State::Pending(fences) => {
+                let alone = fences.single().map(|_| (block.bytes, block.address));
+                for fence in fences.iter() {
+                    self.pending.insert(id, fence, alone);
+                }
+            }
+            State::Lent | State::Claimed(_) | State::Hole => {}
+        }
+    }
+
+    fn unfile(&mut self, id: BlockId) {
+        let block = &self.blocks[id];
+        self.totals.subtract(&block.state, block.bytes);
+        match &block.state {
+            State::Free => {
+                self.free.remove(block.bytes, block.address, id);
+                self.totals.whole_free_handles -= self.whole_handles(block).count();
+            }
+            State::Pending(fences) => {
+                let alone = fences.single().map(|_| (block.bytes, block.address));
+                for fence in fences.iter() {
+                    self.pending.remove(id, fence, alone);
+                }
+            }
+            State::Lent | State::Claimed(_) | State::Hole => {}
+        }
+    }
+
+    /// The handles that lie wholly inside a block.
+    fn whole_handles(&self, block: &Block) -> Handles {
+        if self.geometry.virtual_memory {
+            Handles::within(block.address, block.end(), self.geometry.handle_bytes)
+        } else {
+            Handles::default()
+        }
+    }
+}
+
+fn free_or_pending(fences: Fences) -> State {
+    if fences.is_empty() {
+        State::Free
+    } else {
+        State::Pending(fences)
+    }
+}
+
+/// A run of handle-sized slots of the address space, by number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Handles {
+    pub(crate) first: u64,
+    pub(crate) end: u64,
+}
+
+impl Handles {
+    /// Those wholly inside the addresses.
+    fn within(start: u64, end: u64, handle_bytes: u64) -> Self {
+        let first = start.div_ceil(handle_bytes);
+        Self {
+            first,
+            end: (end / handle_bytes).max(first),
+        }
+    }
+
+    /// Those that the addresses touch.
+    fn touching(start: u64, end: u64, handle_bytes: u64) -> Self {
+        Self {
+            first: start / handle_bytes,
+            end: end.div_ceil(handle_bytes),
+        }
+    }
+
+    fn count(self) -> u64 {
+        self.end - self.first
+    }
+
+    fn both(self, other: Self) -> Self {
+        let first = self.first.max(other.first);
+        Self {
+            first,
+            end: self.end.min(other.end).max(first),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Decisions as pure functions, and the words in which a user states them.
+
+use std::time::Duration;
+
+/// What comes first when free memory does not do: rungs 4 and 5 of the reuse ladder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Take more from the device, or map free memory elsewhere, before making a stream wait.
+    ///
+    /// The default: growth happens a few times in a service's life, a stall at every turn.
+    #[default]
+    GrowFirst,
+    /// Make the stream wait, on the device, for memory that another is about to pass, before
+    /// taking more. Less memory; streams may be delayed within what [`WaitLimit`] allows.
+    WaitFirst,
+}
+
+/// How far a device-side wait may set a stream back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WaitLimit {
+    /// Only for memory that is expected before the stream's own work is through, so that it hardly
+    /// ever stalls. What is expected comes from how long each stream's events took so far.
+    #[default]
+    Tail,
+    /// For whatever is pending, as CUDA's and HIP's pools do.
+    Unlimited,
+}
+
+/// Which memory may be reused for a stream, by why it is safe. CUDA and HIP have the same three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Reuse {
+    /// Memory freed on another stream before an event that this stream waited for.
+    pub follow_event_dependencies: bool,
+    /// Memory of other streams whose work is seen to be complete, by asking while allocating. Without
+    /// it reuse is deterministic: other streams' memory is free only once somebody synchronized.
+    pub opportunistic: bool,
+    /// Memory pending on another stream, behind a wait on the device that the pool inserts.
+    pub internal_dependencies: bool,
+}
+
+impl Default for Reuse {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+impl Reuse {
+    /// All three: the default, as in CUDA.
+    pub const ALL: Self = Self {
+        follow_event_dependencies: true,
+        opportunistic: true,
+        internal_dependencies: true,
+    };
+
+    /// None: a stream reuses what it freed itself, and what is known to be complete.
+    pub const NONE: Self = Self {
+        follow_event_dependencies: false,
+        opportunistic: false,
+        internal_dependencies: false,
+    };
+}
+
+/// When the event of a free is recorded.
+///
+/// An event recorded later than the free also covers what was submitted in between: safe, but it
+/// delays other streams. An event at every free is exact, but costs a driver call. While anybody
+/// waits, every policy seals at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sealing {
+    /// At every free.
+    EveryFree,
+    /// Once so many bytes were freed on a stream since its last event, and not taken again by it.
+    Bytes(u64),
+    /// When somebody asks: a waiter, an allocation that finds nothing else, [`Stream::seal`].
+    ///
+    /// [`Stream::seal`]: crate::Stream::seal
+    OnDemand,
+}
+
+impl Default for Sealing {
+    fn default() -> Self {
+        Self::Bytes(4 << 20)
+    }
+}
+
+impl Sealing {
+    /// Unsealed bytes above which a free seals.
+    pub(crate) fn bound(self) -> u64 {
+        match self {
+            Self::EveryFree => 0,
+            Self::Bytes(bytes) => bytes,
+            Self::OnDemand => u64::MAX,
+        }
+    }
+}
+
+/// What is known of the point at which a pending block will be complete.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Donor {
+    /// When its event was recorded; `None` while its ticket is not sealed.
+    pub(crate) sealed_at: Option<Duration>,
+    /// How long the donor stream's events take to complete.
+    pub(crate) latency: Duration,
+}
+
+/// What is known of the stream that would wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taker {
+    pub(crate) now: Duration,
+    /// When its own submitted work is expected to be through.
+    pub(crate) tail: Duration,
+}
+
+impl WaitLimit {
+    /// Whether the taker may be made to wait for the donor.
+    ///
+    /// A ticket that is not sealed would be sealed late, and cover work submitted after the free:
+    /// nobody is made to wait for it while other memory can do.
+    pub(crate) fn allows(self, donor: Donor, taker: Taker) -> bool {
+        match (self, donor.sealed_at) {
+            (Self::Unlimited, _) => true,
+            (Self::Tail, None) => false,
+            (Self::Tail, Some(sealed_at)) => {
+                let expected = sealed_at + donor.latency;
+                taker.tail > taker.now && expected <= taker.tail
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn donor(sealed_at: Option<Duration>) -> Donor {
+        Donor {
+            sealed_at,
+            latency: ms(2),
+        }
+    }
+
+    #[test]
+    fn a_stream_waits_only_for_what_comes_before_its_own_tail() {
+        let taker = Taker {
+            now: ms(10),
+            tail: ms(12),
+        };
+        assert!(WaitLimit::Tail.allows(donor(Some(ms(9))), taker));
+        assert!(WaitLimit::Tail.allows(donor(Some(ms(10))), taker));
+        assert!(!WaitLimit::Tail.allows(donor(Some(ms(11))), taker));
+        assert!(!WaitLimit::Tail.allows(donor(None), taker));
+    }
+
+    #[test]
+    fn an_idle_stream_is_not_made_to_wait() {
+        let taker = Taker {
+            now: ms(10),
+            tail: ms(10),
+        };
+        assert!(!WaitLimit::Tail.allows(donor(Some(ms(1))), taker));
+        assert!(WaitLimit::Unlimited.allows(donor(None), taker));
+    }
+}

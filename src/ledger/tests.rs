@@ -1,0 +1,471 @@
+//! The ledger against a naive model, and the cases worth naming.
+
+use super::plan::Step;
+use super::window::Growth;
+use super::*;
+use crate::id::{StreamId, Ticket};
+use proptest::prelude::*;
+
+const MIB: u64 = 1 << 20;
+const HANDLE: u64 = 2 * MIB;
+const BASE: u64 = 1 << 40;
+const A: StreamId = StreamId(1);
+const B: StreamId = StreamId(2);
+const C: StreamId = StreamId(3);
+
+fn ledger(virtual_memory: bool) -> Ledger {
+    let mut ledger = Ledger::new(Geometry {
+        capacity: 32 * MIB,
+        handle_bytes: HANDLE,
+        virtual_memory,
+    });
+    if virtual_memory {
+        ledger.add_range(BASE, 256 * MIB);
+    }
+    [A, B, C].map(|stream| ledger.register(stream));
+    ledger
+}
+
+fn request(bytes: u64) -> Request {
+    Request {
+        bytes,
+        alignment: GRANULE,
+    }
+}
+
+fn view<'a>(stream: StreamId, after: &'a Clock) -> View<'a> {
+    View {
+        stream,
+        after,
+        waits: None,
+    }
+}
+
+fn take(ledger: &mut Ledger, stream: StreamId, bytes: u64) -> Option<Grant> {
+    ledger.take(request(bytes), &view(stream, &Clock::default()))
+}
+
+/// Plans and carries out everything, as a device without faults would.
+fn grow(ledger: &mut Ledger, stream: StreamId, bytes: u64) -> Option<Grant> {
+    let clock = Clock::default();
+    match ledger.plan(request(bytes), &view(stream, &clock), Growth::Allowed)? {
+        Plan::Map(mapping) => {
+            let outcome = Outcome {
+                done: mapping.steps.len(),
+                lost: false,
+            };
+            ledger.commit(mapping, outcome)
+        }
+        Plan::Memory(bytes, request) => {
+            let ends = ledger
+                .segments
+                .iter()
+                .flatten()
+                .map(|s| s.address + s.bytes);
+            let address = ends.max().unwrap_or(BASE).next_multiple_of(HANDLE);
+            ledger.commit_memory(bytes, request, Some(address))
+        }
+    }
+}
+
+fn get(ledger: &mut Ledger, stream: StreamId, bytes: u64) -> Option<Grant> {
+    take(ledger, stream, bytes).or_else(|| grow(ledger, stream, bytes))
+}
+
+fn sound(ledger: &Ledger) {
+    ledger.check().unwrap();
+}
+
+#[test]
+fn free_neighbours_merge_and_best_fit_takes_the_smallest() {
+    let mut ledger = ledger(true);
+    let [a, b, c] = [MIB, MIB, 2 * MIB].map(|bytes| get(&mut ledger, A, bytes).unwrap());
+    ledger.give_back(a.id, Fences::default());
+    ledger.give_back(c.id, Fences::default());
+    sound(&ledger);
+    let again = take(&mut ledger, B, MIB).unwrap();
+    assert_eq!(
+        again.address, a.address,
+        "the hole of its size, not the large one"
+    );
+    ledger.give_back(again.id, Fences::default());
+    ledger.give_back(b.id, Fences::default());
+    sound(&ledger);
+    assert_eq!(ledger.free_blocks(), 1);
+    assert_eq!(ledger.largest_free(), 4 * MIB);
+}
+
+#[test]
+fn pending_memory_serves_its_own_stream_and_those_ordered_after_it() {
+    let mut ledger = ledger(true);
+    let block = get(&mut ledger, A, HANDLE).unwrap();
+    ledger.give_back(block.id, Fences::one(A, Ticket(3)));
+    assert!(take(&mut ledger, B, HANDLE).is_none());
+    let early = Clock::one(A, Ticket(2));
+    assert!(ledger.take(request(HANDLE), &view(B, &early)).is_none());
+    let late = Clock::one(A, Ticket(3));
+    let for_b = ledger.take(request(HANDLE), &view(B, &late)).unwrap();
+    assert_eq!(for_b.fences.of(A), Ticket(3));
+    ledger.give_back(for_b.id, for_b.fences);
+    let for_a = take(&mut ledger, A, HANDLE).unwrap();
+    assert_eq!(for_a.address, block.address);
+    ledger.give_back(for_a.id, for_a.fences);
+    sound(&ledger);
+}
+
+/// Umpire#1020: the tail split from a reused pending block became free.
+#[test]
+fn both_parts_of_a_split_keep_the_fences() {
+    let mut ledger = ledger(true);
+    let block = get(&mut ledger, A, HANDLE).unwrap();
+    ledger.give_back(block.id, Fences::one(A, Ticket(1)));
+    let part = take(&mut ledger, A, MIB).unwrap();
+    assert_eq!(part.fences.of(A), Ticket(1));
+    assert!(
+        take(&mut ledger, B, GRANULE).is_none(),
+        "the tail is pending still"
+    );
+    ledger.complete(A, Ticket(1));
+    assert!(take(&mut ledger, B, GRANULE).is_some());
+    sound(&ledger);
+}
+
+/// rmm#2489: a merged list kept one event only.
+#[test]
+fn a_span_across_fences_carries_all_of_them() {
+    let mut ledger = ledger(true);
+    let [a, b] = [MIB, MIB].map(|bytes| get(&mut ledger, A, bytes).unwrap());
+    ledger.give_back(a.id, Fences::one(A, Ticket(1)));
+    ledger.give_back(b.id, Fences::one(B, Ticket(7)));
+    let clock = Clock::one(B, Ticket(7));
+    let plan = ledger.plan(request(2 * MIB), &view(A, &clock), Growth::None);
+    let Some(Plan::Map(mapping)) = plan else {
+        panic!("the span is there: {plan:?}");
+    };
+    assert!(mapping.steps.is_empty());
+    let grant = ledger
+        .commit(
+            mapping,
+            Outcome {
+                done: 0,
+                lost: false,
+            },
+        )
+        .unwrap();
+    assert_eq!(
+        (grant.fences.of(A), grant.fences.of(B)),
+        (Ticket(1), Ticket(7))
+    );
+    ledger.give_back(grant.id, grant.fences);
+    sound(&ledger);
+}
+
+#[test]
+fn a_block_with_several_fences_is_free_after_the_last() {
+    let mut ledger = ledger(true);
+    let block = get(&mut ledger, A, HANDLE).unwrap();
+    let mut fences = Fences::one(A, Ticket(1));
+    fences.join_all(&Fences::one(B, Ticket(1)));
+    ledger.give_back(block.id, fences);
+    ledger.complete(A, Ticket(5));
+    sound(&ledger);
+    assert!(take(&mut ledger, C, HANDLE).is_none());
+    ledger.complete(B, Ticket(1));
+    assert!(take(&mut ledger, C, HANDLE).is_some());
+}
+
+#[test]
+fn free_handles_are_mapped_elsewhere_before_new_ones_are_taken() {
+    let mut ledger = ledger(true);
+    let blocks: Vec<_> = (0..8)
+        .map(|_| get(&mut ledger, A, HANDLE).unwrap())
+        .collect();
+    for block in blocks.iter().step_by(2) {
+        ledger.give_back(block.id, Fences::default());
+    }
+    let span = grow(&mut ledger, A, 4 * HANDLE).unwrap();
+    assert_eq!(
+        ledger.totals().reserved.current,
+        8 * HANDLE,
+        "nothing new was taken"
+    );
+    sound(&ledger);
+    ledger.give_back(span.id, Fences::default());
+    let holes = ledger.blocks.iter().filter(|(_, b)| b.state == State::Hole);
+    assert!(holes.count() >= 4, "the places it came from are holes now");
+    for block in blocks.into_iter().skip(1).step_by(2) {
+        ledger.give_back(block.id, Fences::default());
+    }
+    sound(&ledger);
+    ledger.check_conserved().unwrap();
+}
+
+#[test]
+fn a_mapping_that_fails_half_way_leaves_each_handle_where_it_is() {
+    let mut ledger = ledger(true);
+    let [a, _b] = [HANDLE, HANDLE].map(|bytes| get(&mut ledger, A, bytes).unwrap());
+    ledger.give_back(a.id, Fences::default());
+    let clock = Clock::default();
+    let plan = ledger.plan(request(3 * HANDLE), &view(A, &clock), Growth::Allowed);
+    let Some(Plan::Map(mapping)) = plan else {
+        panic!("{plan:?}");
+    };
+    assert_eq!(mapping.steps.len(), 3);
+    assert!(matches!(mapping.steps[0], Step { from: Some(_), .. }));
+    assert!(
+        ledger
+            .commit(
+                mapping,
+                Outcome {
+                    done: 2,
+                    lost: false
+                }
+            )
+            .is_none()
+    );
+    sound(&ledger);
+    assert_eq!(ledger.totals().reserved.current, 3 * HANDLE);
+    assert_eq!(ledger.totals().planned, 0);
+    assert!(take(&mut ledger, B, 2 * HANDLE).is_some());
+}
+
+#[test]
+fn growth_stops_at_the_capacity_and_leaves_the_ledger_usable() {
+    for virtual_memory in [true, false] {
+        let mut ledger = ledger(virtual_memory);
+        let all = get(&mut ledger, A, 32 * MIB).unwrap();
+        assert!(get(&mut ledger, A, GRANULE).is_none());
+        sound(&ledger);
+        ledger.give_back(all.id, Fences::default());
+        let release = ledger.plan_trim(0);
+        let done = release.spans.len();
+        assert_eq!(ledger.commit_trim(release, done), 32 * MIB);
+        sound(&ledger);
+        assert_eq!(ledger.totals().reserved.current, 0);
+        assert!(get(&mut ledger, A, 32 * MIB).is_some());
+    }
+}
+
+#[test]
+fn a_forgotten_stream_holds_nothing_back() {
+    let mut ledger = ledger(true);
+    let block = get(&mut ledger, A, HANDLE).unwrap();
+    ledger.give_back(block.id, Fences::one(A, Ticket(3)));
+    ledger.forget(A);
+    let block = take(&mut ledger, B, HANDLE).unwrap();
+    ledger.give_back(block.id, Fences::one(A, Ticket(4)));
+    assert!(take(&mut ledger, C, HANDLE).is_some());
+    sound(&ledger);
+}
+
+#[test]
+fn two_growers_do_not_both_take_the_last_of_the_capacity() {
+    let mut ledger = ledger(true);
+    let clock = Clock::default();
+    let first = ledger.plan(request(20 * MIB), &view(A, &clock), Growth::Allowed);
+    let second = ledger.plan(request(20 * MIB), &view(B, &clock), Growth::Allowed);
+    assert!(first.is_some() && second.is_none());
+    let Some(Plan::Map(mapping)) = first else {
+        unreachable!()
+    };
+    let done = mapping.steps.len();
+    assert!(
+        ledger
+            .commit(mapping, Outcome { done, lost: false })
+            .is_some()
+    );
+    sound(&ledger);
+}
+
+#[test]
+fn alignment_is_honoured_and_the_rest_stays_usable() {
+    let mut ledger = ledger(true);
+    let small = get(&mut ledger, A, GRANULE).unwrap();
+    let clock = Clock::default();
+    let aligned = Request {
+        bytes: MIB,
+        alignment: 4096,
+    };
+    let grant = ledger.take(aligned, &view(A, &clock)).unwrap();
+    assert_eq!(grant.address % 4096, 0);
+    sound(&ledger);
+    ledger.give_back(grant.id, Fences::default());
+    ledger.give_back(small.id, Fences::default());
+    assert_eq!(ledger.free_blocks(), 1);
+}
+
+/// What the naive model does: bytes are in one of three states, a fence per byte range.
+#[derive(Clone, Debug)]
+enum Action {
+    Get {
+        stream: u32,
+        granules: u64,
+    },
+    Free {
+        pick: usize,
+        on: Vec<u32>,
+    },
+    Complete {
+        stream: u32,
+    },
+    Trim {
+        keep: u64,
+    },
+    FailedGrowth {
+        granules: u64,
+        done: usize,
+        lost: bool,
+    },
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        4 => (1..4u32, 1..6000u64).prop_map(|(stream, granules)| Action::Get { stream, granules }),
+        4 => (any::<usize>(), proptest::collection::vec(1..4u32, 0..3))
+            .prop_map(|(pick, on)| Action::Free { pick, on }),
+        2 => (1..4u32).prop_map(|stream| Action::Complete { stream }),
+        1 => (0..32u64).prop_map(|mib| Action::Trim { keep: mib * MIB }),
+        1 => (1..20_000u64, 0..4usize, any::<bool>())
+            .prop_map(|(granules, done, lost)| Action::FailedGrowth { granules, done, lost }),
+    ]
+}
+
+/// The naive model: every grant, and every past use with what must come before its reuse.
+#[derive(Default)]
+struct Model {
+    live: Vec<(Grant, StreamId)>,
+    /// Address, end, fences left behind by a free; newest last.
+    past: Vec<(u64, u64, Vec<(u32, u64)>)>,
+    tickets: [u64; 4],
+    complete: [u64; 4],
+}
+
+impl Model {
+    /// I2: every earlier use of these bytes is complete, or of the taker's own stream, or named in
+    /// the grant's fences.
+    fn check_grant(&self, grant: &Grant, stream: StreamId) {
+        for (live, _) in &self.live {
+            let apart = live.address + live.bytes <= grant.address
+                || grant.address + grant.bytes <= live.address;
+            assert!(apart, "I1: {grant:?} overlaps {live:?}");
+        }
+        for (start, end, fences) in &self.past {
+            if *start < grant.address + grant.bytes && grant.address < *end {
+                for (donor, ticket) in fences {
+                    let is_done = self.complete[*donor as usize] >= *ticket;
+                    let is_own = *donor == stream.0;
+                    assert!(
+                        is_done || is_own,
+                        "I2: {grant:?} for {stream:?} before {donor}#{ticket}"
+                    );
+                    let is_named = grant.fences.of(StreamId(*donor)) >= Ticket(*ticket);
+                    assert!(
+                        is_done || is_named,
+                        "I2: {grant:?} forgets {donor}#{ticket}"
+                    );
+                }
+            }
+        }
+    }
+
+    fn note_free(&mut self, grant: &Grant, fences: Vec<(u32, u64)>) {
+        self.past
+            .push((grant.address, grant.address + grant.bytes, fences));
+    }
+}
+
+fn run(virtual_memory: bool, actions: Vec<Action>) {
+    let mut ledger = ledger(virtual_memory);
+    let mut model = Model::default();
+    for action in actions {
+        match action {
+            Action::Get { stream, granules } => {
+                if let Some(grant) = get(&mut ledger, StreamId(stream), granules * GRANULE) {
+                    model.check_grant(&grant, StreamId(stream));
+                    model.live.push((grant, StreamId(stream)));
+                }
+            }
+            Action::Free { pick, on } if !model.live.is_empty() => {
+                let at = pick % model.live.len();
+                let (grant, home) = model.live.swap_remove(at);
+                let mut fences = grant.fences.clone();
+                let streams = on.iter().copied().chain([home.0]);
+                let left: Vec<_> = streams
+                    .map(|stream| {
+                        model.tickets[stream as usize] += 1;
+                        (stream, model.tickets[stream as usize])
+                    })
+                    .collect();
+                for (stream, ticket) in &left {
+                    fences.join_all(&Fences::one(StreamId(*stream), Ticket(*ticket)));
+                }
+                model.note_free(&grant, left);
+                ledger.give_back(grant.id, fences);
+            }
+            Action::Free { .. } => {}
+            Action::Complete { stream } => {
+                let ticket = model.tickets[stream as usize];
+                model.complete[stream as usize] = ticket;
+                ledger.complete(StreamId(stream), Ticket(ticket));
+            }
+            Action::Trim { keep } => {
+                let release = ledger.plan_trim(keep);
+                let done = release.spans.len() / 2;
+                ledger.commit_trim(release, done);
+            }
+            Action::FailedGrowth {
+                granules,
+                done,
+                lost,
+            } => {
+                let clock = Clock::default();
+                let plan = ledger.plan(
+                    request(granules * GRANULE),
+                    &view(A, &clock),
+                    Growth::Allowed,
+                );
+                match plan {
+                    Some(Plan::Map(mapping)) if !mapping.steps.is_empty() => {
+                        let done = done.min(mapping.steps.len() - 1);
+                        let lost = lost && mapping.steps[done].from.is_some();
+                        assert!(ledger.commit(mapping, Outcome { done, lost }).is_none());
+                    }
+                    Some(Plan::Map(mapping)) => {
+                        let grant = ledger.commit(
+                            mapping,
+                            Outcome {
+                                done: 0,
+                                lost: false,
+                            },
+                        );
+                        let grant = grant.unwrap();
+                        ledger.give_back(grant.id, grant.fences);
+                    }
+                    Some(Plan::Memory(bytes, request)) => {
+                        assert!(ledger.commit_memory(bytes, request, None).is_none());
+                    }
+                    None => {}
+                }
+            }
+        }
+        ledger.check().unwrap();
+    }
+    for (grant, _) in model.live.drain(..) {
+        ledger.give_back(grant.id, Fences::default());
+    }
+    ledger.check_conserved().unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_operations_on_virtual_memory(actions in proptest::collection::vec(action(), 1..120)) {
+        run(true, actions);
+    }
+
+    #[test]
+    fn random_operations_on_plain_memory(actions in proptest::collection::vec(action(), 1..120)) {
+        run(false, actions);
+    }
+}

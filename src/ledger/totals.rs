@@ -1,0 +1,79 @@
+//! Bytes by state, current and high.
+//!
+//! I3: `free + pending + lent + claimed = reserved` at every step of the ledger.
+
+use super::block::State;
+
+/// A figure and the highest it has been since the pool was made or the highs were reset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Level {
+    /// Now, in bytes.
+    pub current: u64,
+    /// The highest so far, in bytes.
+    pub high: u64,
+}
+
+impl Level {
+    pub(crate) fn add(&mut self, bytes: u64) {
+        self.current += bytes;
+        self.high = self.high.max(self.current);
+    }
+
+    pub(crate) fn subtract(&mut self, bytes: u64) {
+        debug_assert!(self.current >= bytes, "I3: a figure never goes below zero");
+        self.current -= bytes;
+    }
+
+    fn reset_high(&mut self) {
+        self.high = self.current;
+    }
+}
+
+/// The ledger's figures.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Totals {
+    /// Held from the device.
+    pub(crate) reserved: Level,
+    /// Promised to growth that is under way (I: two growers never both take the last of it).
+    pub(crate) planned: u64,
+    pub(crate) free: Level,
+    pub(crate) pending: Level,
+    /// Used, or kept by lanes.
+    pub(crate) lent: Level,
+    pub(crate) claimed: u64,
+    /// Handles wholly inside free blocks: what can be remapped or released.
+    pub(crate) whole_free_handles: u64,
+}
+
+impl Totals {
+    pub(crate) fn add(&mut self, state: &State, bytes: u64) {
+        match state {
+            State::Free => self.free.add(bytes),
+            State::Pending(_) => self.pending.add(bytes),
+            State::Lent => self.lent.add(bytes),
+            State::Claimed(_) if state.is_backed() => self.claimed += bytes,
+            State::Claimed(_) | State::Hole => {}
+        }
+    }
+
+    pub(crate) fn subtract(&mut self, state: &State, bytes: u64) {
+        match state {
+            State::Free => self.free.subtract(bytes),
+            State::Pending(_) => self.pending.subtract(bytes),
+            State::Lent => self.lent.subtract(bytes),
+            State::Claimed(_) if state.is_backed() => self.claimed -= bytes,
+            State::Claimed(_) | State::Hole => {}
+        }
+    }
+
+    pub(crate) fn reset_highs(&mut self) {
+        for level in [
+            &mut self.reserved,
+            &mut self.free,
+            &mut self.pending,
+            &mut self.lent,
+        ] {
+            level.reset_high();
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Giving memory back to the device: whole free handles, or segments that are wholly free.
+
+use super::block::{BlockId, State};
+use super::{Handles, Ledger};
+
+/// Free memory claimed for release.
+#[derive(Debug)]
+#[must_use = "a release is committed, whatever became of it"]
+pub(crate) struct Release {
+    /// Spans to release, address and bytes: a handle each, or a segment each.
+    pub(crate) spans: Vec<(u64, u64)>,
+    claimed: Vec<BlockId>,
+}
+
+impl Ledger {
+    /// Claims free memory for release, until `keep` bytes would stay reserved. From the highest
+    /// addresses downwards, so that the low ones, which best fit prefers, stay dense.
+    pub(crate) fn plan_trim(&mut self, keep: u64) -> Release {
+        let mut excess = self.totals.reserved.current.saturating_sub(keep);
+        let mut release = Release {
+            spans: Vec::new(),
+            claimed: Vec::new(),
+        };
+        for id in self.releasable() {
+            if self.geometry.virtual_memory {
+                self.claim_handles(id, &mut excess, &mut release);
+            } else if self.blocks[id].bytes <= excess {
+                excess -= self.blocks[id].bytes;
+                release
+                    .spans
+                    .push((self.blocks[id].address, self.blocks[id].bytes));
+                self.claim_block(id);
+                release.claimed.push(id);
+            }
+        }
+        release
+    }
+
+    /// Blocks from which something can be released, highest address first.
+    fn releasable(&self) -> Vec<BlockId> {
+        let mut blocks: Vec<_> = self
+            .free
+            .at_least(0)
+            .map(|(_, id)| id)
+            .filter(|id| self.is_releasable(*id))
+            .collect();
+        blocks.sort_by_key(|id| std::cmp::Reverse(self.blocks[*id].address));
+        blocks
+    }
+
+    fn is_releasable(&self, id: BlockId) -> bool {
+        let block = &self.blocks[id];
+        if self.geometry.virtual_memory {
+            self.whole_handles(block).count() > 0
+        } else {
+            block.previous.is_none() && block.next.is_none()
+        }
+    }
+
+    fn claim_handles(&mut self, id: BlockId, excess: &mut u64, release: &mut Release) {
+        let handle = self.geometry.handle_bytes;
+        let Handles { first, end } = self.whole_handles(&self.blocks[id]);
+        let count = (*excess / handle).min(end - first);
+        if count == 0 {
+            return;
+        }
+        *excess -= count * handle;
+        let start = (end - count) * handle;
+        let mut claimed = id;
+        if self.blocks[id].address < start {
+            claimed = self.cut(id, start - self.blocks[id].address);
+        }
+        if self.blocks[claimed].end() > end * handle {
+            self.cut(claimed, end * handle - start);
+        }
+        self.claim_block(claimed);
+        release.claimed.push(claimed);
+        let spans = (end - count..end).map(|number| (number * handle, handle));
+        release.spans.extend(spans);
+    }
+
+    /// Ends a release: the first `done` spans are gone. Returns the bytes released.
+    pub(crate) fn commit_trim(&mut self, release: Release, done: usize) -> u64 {
+        let gone = &release.spans[..done];
+        let bytes = gone.iter().map(|(_, bytes)| bytes).sum();
+        for id in release.claimed {
+            if self.geometry.virtual_memory {
+                self.release_handles(id, gone);
+            } else {
+                self.release_segment(id, gone);
+            }
+        }
+        self.totals.reserved.subtract(bytes);
+        bytes
+    }
+
+    fn release_handles(&mut self, id: BlockId, gone: &[(u64, u64)]) {
+        self.resolve_each_handle(id, |address| {
+            let is_gone = gone.iter().any(|(gone, _)| *gone == address);
+            if is_gone { State::Hole } else { State::Free }
+        });
+    }
+
+    fn release_segment(&mut self, id: BlockId, gone: &[(u64, u64)]) {
+        let address = self.blocks[id].address;
+        if gone.iter().any(|(gone, _)| *gone == address) {
+            self.unfile(id);
+            let block = self.blocks.remove(id);
+            self.segments[block.segment as usize] = None;
+        } else {
+            self.resolve(id, State::Free);
+        }
+    }
+}

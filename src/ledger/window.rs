@@ -1,0 +1,152 @@
+//! Where a contiguous span costs least to put together.
+//!
+//! A *run* is a stretch of neighbours that the asker may have: free, pending behind fences that do
+//! not keep it, or holes that memory can be mapped into. A *window* is a place for the request
+//! inside a run. Its price is first the memory that must be taken from the device, then the handles
+//! that must be mapped, then whether it binds the request to pending work.
+
+use super::block::{BlockId, State};
+use super::{Handles, Ledger, Request, View};
+
+/// A place for a request, and its price; the order of the fields is the order of preference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Window {
+    /// Handles to take from the device.
+    pub(super) new: u64,
+    /// Handles to map, new or from elsewhere.
+    pub(super) maps: u64,
+    pub(super) is_pending: bool,
+    pub(super) start: u64,
+    /// The piece in which it starts.
+    pub(super) first: BlockId,
+}
+
+/// A block as part of a run.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    id: BlockId,
+    start: u64,
+    end: u64,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Free,
+    Pending,
+    Hole,
+}
+
+/// What a search may do beyond merging what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Growth {
+    /// Nothing.
+    None,
+    /// Map memory into holes: free memory from elsewhere first, then new memory, within capacity.
+    Allowed,
+}
+
+impl Ledger {
+    /// The cheapest window for the request, if there is one within the capacity.
+    pub(super) fn cheapest_window(
+        &self,
+        request: Request,
+        view: &View<'_>,
+        growth: Growth,
+    ) -> Option<Window> {
+        let mut best = None;
+        let mut run = Vec::new();
+        for segment in self.segments.iter().flatten() {
+            for (id, block) in self.blocks.from(segment.first) {
+                match self.piece(id, view, growth) {
+                    Some(kind) => run.push(Piece {
+                        id,
+                        start: block.address,
+                        end: block.end(),
+                        kind,
+                    }),
+                    None => self.search_run(&mut run, request, &mut best),
+                }
+            }
+            self.search_run(&mut run, request, &mut best);
+        }
+        best.filter(|window| window.new <= self.handles_left())
+    }
+
+    /// Handles that the device may still be asked for.
+    pub(super) fn handles_left(&self) -> u64 {
+        let taken = self.totals.reserved.current + self.totals.planned;
+        self.geometry.capacity.saturating_sub(taken) / self.geometry.handle_bytes
+    }
+
+    fn piece(&self, id: BlockId, view: &View<'_>, growth: Growth) -> Option<Kind> {
+        match &self.blocks[id].state {
+            State::Free => Some(Kind::Free),
+            State::Pending(_) if self.may_have(id, view) => Some(Kind::Pending),
+            State::Hole if growth == Growth::Allowed => Some(Kind::Hole),
+            _ => None,
+        }
+    }
+
+    /// Tries the windows that begin at a piece's start or finish at a piece's end: the price only
+    /// changes there. Leaves the run empty.
+    fn search_run(&self, run: &mut Vec<Piece>, request: Request, best: &mut Option<Window>) {
+        let (Some(head), Some(tail)) = (run.first(), run.last()) else {
+            return;
+        };
+        let (head, tail) = (head.start, tail.end);
+        if tail - head >= request.bytes {
+            for piece in run.iter() {
+                let at_start = piece.start.next_multiple_of(request.alignment);
+                let at_end =
+                    piece.end.saturating_sub(request.bytes) / request.alignment * request.alignment;
+                for start in [at_start, at_end] {
+                    if start >= head && start + request.bytes <= tail {
+                        let window = self.price(run, start, request.bytes);
+                        if best.is_none_or(|best| window < best) {
+                            *best = Some(window);
+                        }
+                    }
+                }
+            }
+        }
+        run.clear();
+    }
+
+    fn price(&self, run: &[Piece], start: u64, bytes: u64) -> Window {
+        let end = start + bytes;
+        let first = run.partition_point(|piece| piece.end <= start);
+        let (mut maps, mut inside, mut is_pending) = (0, 0, false);
+        for piece in run[first..].iter().take_while(|piece| piece.start < end) {
+            match piece.kind {
+                Kind::Free => inside += self.whole_handles_between(piece, start, end),
+                Kind::Pending => is_pending = true,
+                Kind::Hole => {
+                    maps += self
+                        .handles_touched(piece.start.max(start), piece.end.min(end))
+                        .count();
+                }
+            }
+        }
+        let elsewhere = self.totals.whole_free_handles.saturating_sub(inside);
+        Window {
+            new: maps.saturating_sub(elsewhere),
+            maps,
+            is_pending,
+            start,
+            first: run[first].id,
+        }
+    }
+
+    /// Whole free handles of the piece that the window uses, which cannot be mapped elsewhere then.
+    fn whole_handles_between(&self, piece: &Piece, start: u64, end: u64) -> u64 {
+        let block = &self.blocks[piece.id];
+        self.whole_handles(block)
+            .both(self.handles_touched(start.max(piece.start), end.min(piece.end)))
+            .count()
+    }
+
+    pub(super) fn handles_touched(&self, start: u64, end: u64) -> Handles {
+        Handles::touching(start, end, self.geometry.handle_bytes)
+    }
+}

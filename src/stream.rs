@@ -1,0 +1,189 @@
+//! A registered stream, and the points of it that can be awaited.
+
+use crate::device::DeviceError;
+use crate::error::StreamError;
+use crate::id::StreamId;
+use crate::lane::Marker;
+use crate::sync::Arc;
+use crate::wait::{Passage, Registration};
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// A stream of the device, registered with a pool: an in-order executor of device work, whose memory
+/// is allocated and freed in its order.
+///
+/// A handle, cheap to clone. The pool keeps the device's stream usable while any clone or block of it
+/// is alive, and until what was freed on it is complete.
+#[derive(Clone)]
+pub struct Stream {
+    registration: Arc<Registration>,
+}
+
+impl Stream {
+    pub(crate) fn new(registration: Registration) -> Self {
+        Self {
+            registration: Arc::new(registration),
+        }
+    }
+
+    pub(crate) fn from_registration(registration: Arc<Registration>) -> Self {
+        Self { registration }
+    }
+
+    #[inline]
+    pub(crate) fn registration(&self) -> &Arc<Registration> {
+        &self.registration
+    }
+
+    /// The stream's id within the pool; never used again for another.
+    pub fn id(&self) -> StreamId {
+        self.registration.lane.id
+    }
+
+    pub(crate) fn is_of_pool(&self, other: &Registration) -> bool {
+        Arc::ptr_eq(&self.registration.presence, &other.presence)
+    }
+
+    /// An event behind all work submitted to the stream so far.
+    ///
+    /// # Errors
+    /// When the device cannot record one.
+    pub fn event(&self) -> Result<Event, DeviceError> {
+        let Registration { service, lane, .. } = &*self.registration;
+        let marker = service.engine.mark(lane)?;
+        Ok(Event {
+            registration: self.registration.clone(),
+            marker,
+        })
+    }
+
+    /// Makes later work of this stream start after `event`, without blocking the host: a wait on the
+    /// device. The pool takes note: memory freed before the event may be reused on this stream.
+    ///
+    /// # Errors
+    /// [`StreamError::ForeignPool`] when the event is of another pool's stream, or the device's error;
+    /// the streams are not ordered then.
+    pub fn wait(&self, event: &Event) -> Result<(), StreamError> {
+        if !self.is_of_pool(&event.registration) {
+            return Err(StreamError::ForeignPool);
+        }
+        let Registration { service, lane, .. } = &*self.registration;
+        Ok(service.engine.order_behind(lane, &event.marker)?)
+    }
+
+    /// Waits until all work submitted to the stream so far is complete.
+    ///
+    /// # Errors
+    /// When the device cannot record, or its work failed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops the waiting and nothing else.
+    pub fn synchronize(&self) -> Synchronize {
+        Synchronize(self.event().map(Event::into_future))
+    }
+
+    /// Records the event of what was freed on the stream so far, if that is still to be done. See
+    /// [`Sealing`](crate::Sealing).
+    ///
+    /// # Errors
+    /// When the device cannot; the memory stays pending.
+    pub fn seal(&self) -> Result<(), DeviceError> {
+        let Registration { service, lane, .. } = &*self.registration;
+        service.engine.seal(lane)
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stream").field(&self.id()).finish()
+    }
+}
+
+/// A point in a stream: complete once the device has passed it. Await it (or a reference to it), or
+/// have another stream [wait](Stream::wait) for it.
+#[derive(Clone)]
+pub struct Event {
+    registration: Arc<Registration>,
+    marker: Arc<Marker>,
+}
+
+impl Event {
+    /// Whether the device has passed the point.
+    ///
+    /// # Errors
+    /// What the device says instead of an answer: an error is not "not yet".
+    pub fn is_complete(&self) -> Result<bool, DeviceError> {
+        self.passage().is_passed()
+    }
+
+    /// The id of the stream whose point it is.
+    pub fn stream_id(&self) -> StreamId {
+        self.marker.stream
+    }
+
+    fn passage(&self) -> Passage {
+        let Registration { service, lane, .. } = &*self.registration;
+        Passage::new(service.clone(), lane.clone(), self.marker.ticket)
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Event")
+            .field(&self.marker.stream)
+            .field(&self.marker.ticket)
+            .finish()
+    }
+}
+
+impl IntoFuture for Event {
+    type Output = Result<(), DeviceError>;
+    type IntoFuture = Completion;
+
+    fn into_future(self) -> Completion {
+        Completion(self.passage())
+    }
+}
+
+impl IntoFuture for &Event {
+    type Output = Result<(), DeviceError>;
+    type IntoFuture = Completion;
+
+    fn into_future(self) -> Completion {
+        Completion(self.passage())
+    }
+}
+
+/// The future of an [`Event`].
+///
+/// # Cancel safety
+/// Dropping it stops the waiting and nothing else.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Completion(Passage);
+
+impl Future for Completion {
+    type Output = Result<(), DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll(context)
+    }
+}
+
+/// The future of [`Stream::synchronize`]. The point was set when it was made, not when it is polled.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Synchronize(Result<Completion, DeviceError>);
+
+impl Future for Synchronize {
+    type Output = Result<(), DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Ok(completion) => Pin::new(completion).poll(context),
+            Err(error) => Poll::Ready(Err(error.clone())),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! The future of an allocation: the ladder first, the queue if that gives nothing.
+
+use super::Registration;
+use super::queue::Waiter;
+use crate::device::Alarm;
+use crate::engine::{Effort, Lent, Refusal};
+use crate::error::AllocError;
+use crate::ledger::{GRANULE, Request};
+use crate::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Allocation<'a> {
+    registration: &'a Arc<Registration>,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    New,
+    Waiting {
+        waiter: Arc<Waiter>,
+        deadline: Option<(Duration, Alarm)>,
+    },
+    Done,
+}
+
+impl<'a> Allocation<'a> {
+    pub(crate) fn new(registration: &'a Arc<Registration>) -> Self {
+        Self {
+            registration,
+            stage: Stage::New,
+        }
+    }
+
+    pub(crate) fn registration(&self) -> &'a Arc<Registration> {
+        self.registration
+    }
+
+    pub(crate) fn poll(
+        &mut self,
+        request: Request,
+        timeout: Option<Duration>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Lent, AllocError>> {
+        let polled = match &self.stage {
+            Stage::New => match try_now(self.registration, request, Effort::Poll) {
+                Err(AllocError::Exhausted(_)) => self.join(request, timeout, context),
+                answer => Poll::Ready(answer),
+            },
+            Stage::Waiting { .. } => self.look(context),
+            Stage::Done => panic!("an allocation was polled after it was ready"),
+        };
+        if polled.is_ready() {
+            self.finish();
+        }
+        polled
+    }
+
+    fn join(
+        &mut self,
+        request: Request,
+        timeout: Option<Duration>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Lent, AllocError>> {
+        let service = &self.registration.service;
+        let engine = &service.engine;
+        let now = engine.device.now();
+        let lane = &self.registration.lane;
+        let waker = context.waker();
+        let waiter = service.queue.join(lane, request, now, waker, &engine.gate);
+        let deadline = timeout.map(|timeout| {
+            let at = now.saturating_add(timeout);
+            (at, Alarm::new(&engine.device, at, waker))
+        });
+        self.stage = Stage::Waiting { waiter, deadline };
+        self.look(context)
+    }
+
+    /// Looks whether something came; if not, sees to it that somebody drives, and looks again.
+    fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Lent, AllocError>> {
+        let Stage::Waiting { waiter, deadline } = &mut self.stage else {
+            unreachable!("only who waits looks");
+        };
+        let service = &self.registration.service;
+        let waker = context.waker();
+        if let Some(answer) = waiter.take(waker) {
+            return Poll::Ready(answer);
+        }
+        service.ensure_driver(waiter, waker);
+        service.serve();
+        if let Some(answer) = waiter.take(waker) {
+            return Poll::Ready(answer);
+        }
+        if let Some((at, alarm)) = deadline {
+            let now = service.engine.device.now();
+            if now >= *at {
+                return Poll::Ready(self.time_out(now));
+            }
+            // The latest waker is the one to be woken.
+            *alarm = Alarm::new(&service.engine.device, *at, waker);
+        }
+        Poll::Pending
+    }
+
+    /// A grant that came in the same moment is taken: the memory is there.
+    fn time_out(&mut self, now: Duration) -> Result<Lent, AllocError> {
+        let Stage::Waiting { waiter, .. } = &self.stage else {
+            unreachable!("only who waits times out");
+        };
+        if let Some(lent) = waiter.cancel() {
+            return Ok(lent);
+        }
+        Err(AllocError::TimedOut {
+            waited: now.saturating_sub(waiter.since),
+            shortfall: self.registration.service.shortfall(waiter.request),
+        })
+    }
+
+    /// Leaves the queue, whatever the outcome. Returns what was granted and not taken.
+    fn finish(&mut self) -> Option<Lent> {
+        let Stage::Waiting { waiter, .. } = std::mem::replace(&mut self.stage, Stage::Done) else {
+            return None;
+        };
+        let service = &self.registration.service;
+        let left_over = waiter.cancel();
+        service
+            .queue
+            .leave(waiter.place, None, &service.engine.gate);
+        service.see_off(&waiter);
+        left_over
+    }
+}
+
+impl Drop for Allocation<'_> {
+    fn drop(&mut self) {
+        if let Some(lent) = self.finish() {
+            let Registration { service, lane, .. } = &**self.registration;
+            service.engine.give_back(lane, lent);
+        }
+    }
+}
+
+/// The ladder without the queue: for who does not wait, and for the first poll of who does.
+///
+/// # Errors
+/// [`AllocError::Exhausted`] when nothing may be had now: that is where an allocation joins the queue.
+#[inline]
+pub(crate) fn try_now(
+    registration: &Registration,
+    request: Request,
+    effort: Effort,
+) -> Result<Lent, AllocError> {
+    let engine = &registration.service.engine;
+    if request.alignment <= GRANULE {
+        if let Some(lent) = engine.take_own(&registration.lane, request.bytes) {
+            return Ok(lent);
+        }
+    }
+    try_above_the_lane(registration, request, effort)
+}
+
+#[cold]
+fn try_above_the_lane(
+    registration: &Registration,
+    request: Request,
+    effort: Effort,
+) -> Result<Lent, AllocError> {
+    let service = &registration.service;
+    if let Some(refusal) = service.refusal() {
+        return Err(refusal);
+    }
+    let is_short = || AllocError::Exhausted(service.shortfall(request));
+    // Who comes while others wait goes behind them, however much is free.
+    if !service.engine.is_open() {
+        return Err(is_short());
+    }
+    match service.engine.climb(&registration.lane, request, effort) {
+        Ok(lent) => Ok(lent),
+        Err(Refusal::Device(error)) => Err(error.into()),
+        Err(Refusal::Short | Refusal::NeedsThread) => Err(is_short()),
+    }
+}

@@ -1,0 +1,38 @@
+//! Waiting: the queue, the futures, the reclaimer.
+//!
+//! Who cannot be served joins the [queue](queue), first come, first served. Raising the gate comes
+//! first, then the look at memory: a free that reads an open gate has put its block where the look
+//! finds it; one that reads a raised gate rings the bell. *Serving* the queue is done by one thread
+//! at a time; who finds it busy leaves a note and goes, so nobody waits for a lock while the device
+//! is called.
+//!
+//! Serving is driven by at most one [driver](crate::engine::bell::Driver): the [reclaimer](reclaimer)
+//! that was spawned on the runtime, or else the waiter that was polled last. The driver is woken by
+//! frees while somebody waits and by the device when a stream gets further; nobody polls in between.
+//!
+//! | file | about |
+//! |---|---|
+//! | `queue` | who waits, and what each gets |
+//! | `service` | granting the queue from the engine |
+//! | `reclaimer` | the driver as a future |
+//! | `allocate` | the future of an allocation |
+//! | `passage` | the future of a stream's point: events, synchronization, deallocation |
+//! | `registration` | what a stream's handle and its blocks hold in common |
+//! | `spawn` | where a runtime may drive |
+//! | `grower` | memory calls that block, off the runtime's workers |
+
+mod allocate;
+mod grower;
+mod passage;
+mod queue;
+mod reclaimer;
+mod registration;
+mod service;
+mod spawn;
+
+pub(crate) use allocate::{Allocation, try_now};
+pub(crate) use passage::{Passage, Passages};
+pub use queue::WaitStatistics;
+pub use reclaimer::Reclaimer;
+pub(crate) use registration::{Presence, Registration};
+pub(crate) use service::Service;

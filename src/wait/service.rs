@@ -1,0 +1,198 @@
+//! Serving the queue: the head gets what the engine has, then the next.
+
+use super::grower::Grower;
+use super::queue::{Queue, Waiter};
+use super::spawn;
+use crate::engine::bell::Driver;
+use crate::engine::{Effort, Engine, Lent, Refusal, Watches, gate};
+use crate::error::{AllocError, Shortfall};
+use crate::ledger::Request;
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked};
+use std::task::Waker;
+
+/// Nobody serves.
+const IDLE: u8 = 0;
+/// Somebody serves.
+const SERVING: u8 = 1;
+/// Somebody serves, and something has changed since it looked.
+const AGAIN: u8 = 2;
+
+/// The engine with its queue: all that the futures and the reclaimer share.
+#[derive(Debug)]
+pub(crate) struct Service {
+    pub(crate) engine: Engine,
+    pub(crate) queue: Queue,
+    serving: SharedState,
+    /// What rings the bell when a stream gets further. Changed by who serves, and nobody else: two
+    /// that looked at different times would undo each other's watches.
+    watches: Mutex<Watches>,
+    pub(super) grower: Grower,
+    is_orphaned: SharedFlag,
+}
+
+impl Service {
+    pub(crate) fn new(engine: Engine) -> Self {
+        Self {
+            engine,
+            queue: Queue::new(),
+            serving: SharedState::new(IDLE),
+            watches: Mutex::new(Guards::Queue, Watches::new()),
+            grower: Grower::new(),
+            is_orphaned: SharedFlag::new(false),
+        }
+    }
+
+    /// Serves the queue as far as it goes, without memory calls where they block. One thread at a
+    /// time: another leaves a note, and the one that serves looks again.
+    pub(crate) fn serve(self: &Arc<Self>) {
+        if self.serving.swap(AGAIN, Ordering::AcqRel) == IDLE {
+            self.serve_until_done(Effort::Poll);
+        }
+    }
+
+    /// The same with memory calls, for a thread of its own. Says whether it served: a note would have
+    /// been read by one that may not make the calls.
+    pub(super) fn try_serve_fully(self: &Arc<Self>) -> bool {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        let taken = self
+            .serving
+            .compare_exchange(IDLE, SERVING, success, failure);
+        if taken.is_ok() {
+            self.serve_until_done(Effort::Thread);
+        }
+        taken.is_ok()
+    }
+
+    fn serve_until_done(self: &Arc<Self>, effort: Effort) {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        loop {
+            self.serving.store(SERVING, Ordering::Release);
+            self.serve_once(effort);
+            self.set_watches();
+            let done = self
+                .serving
+                .compare_exchange(SERVING, IDLE, success, failure);
+            if done.is_ok() {
+                return;
+            }
+        }
+    }
+
+    fn serve_once(self: &Arc<Self>, effort: Effort) {
+        while let Some(waiter) = self.queue.head() {
+            if self.engine.is_closed() {
+                self.fail(&waiter, AllocError::Closed);
+                continue;
+            }
+            match self.engine.climb(&waiter.lane, waiter.request, effort) {
+                Ok(lent) => self.grant(&waiter, lent),
+                Err(Refusal::Device(error)) => self.fail(&waiter, error.into()),
+                Err(Refusal::Short) => return,
+                Err(Refusal::NeedsThread) => return self.grower.start(self),
+            }
+        }
+    }
+
+    fn grant(&self, waiter: &Waiter, lent: Lent) {
+        let waited = self.engine.device.now().saturating_sub(waiter.since);
+        match waiter.grant(lent) {
+            Ok(waker) => {
+                self.queue
+                    .leave(waiter.place, Some(waited), &self.engine.gate);
+                assert_unlocked("wake");
+                waker.wake();
+            }
+            Err(lent) => {
+                self.queue.leave(waiter.place, None, &self.engine.gate);
+                self.engine.give_back(&waiter.lane, lent);
+            }
+        }
+    }
+
+    fn fail(&self, waiter: &Waiter, error: AllocError) {
+        let waker = waiter.fail(error);
+        self.queue.leave(waiter.place, None, &self.engine.gate);
+        if let Some(waker) = waker {
+            assert_unlocked("wake");
+            waker.wake();
+        }
+    }
+
+    /// Watches streams while somebody waits. While nobody does, nothing is watched.
+    fn set_watches(&self) {
+        // Out of the lock: a watch may call at once.
+        let mut watches = std::mem::take(&mut *self.watches.lock());
+        if self.queue.is_empty() {
+            return;
+        }
+        let waker = Waker::from(self.engine.bell.clone());
+        self.engine.watch_streams(&mut watches, &waker);
+        *self.watches.lock() = watches;
+    }
+
+    /// A waiter is about to sleep: somebody must drive. A reclaimer on the running runtime if there is
+    /// one, else the waiter itself, whoever was polled last.
+    pub(super) fn ensure_driver(self: &Arc<Self>, waiter: &Waiter, waker: &Waker) {
+        if self.engine.bell.has_reclaimer() || spawn::reclaimer(self) {
+            return;
+        }
+        self.engine
+            .bell
+            .take_over(Driver::Waiter(waiter.place), waker);
+    }
+
+    /// A waiter is gone. If it was the driver, the next in line takes over when it is polled; if it
+    /// was the head, the next may be served now; if it was the last, nothing is watched any more.
+    pub(super) fn see_off(self: &Arc<Self>, waiter: &Waiter) {
+        let was_driver = self
+            .engine
+            .bell
+            .leave(Driver::Waiter(waiter.place), || true);
+        if self.queue.is_empty() {
+            self.serve();
+        } else if was_driver {
+            self.wake_head();
+        } else {
+            self.engine.bell.ring();
+        }
+    }
+
+    /// Wakes the first in line, so that somebody drives.
+    pub(super) fn wake_head(&self) {
+        let waker = self.queue.head().and_then(|head| head.waker());
+        if let Some(waker) = waker {
+            assert_unlocked("wake");
+            waker.wake();
+        }
+    }
+
+    /// No more grants; who waits fails.
+    pub(crate) fn close(self: &Arc<Self>) {
+        self.engine.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+        self.serve();
+    }
+
+    /// Why nothing can be granted at all, if so.
+    pub(crate) fn refusal(&self) -> Option<AllocError> {
+        if self.engine.is_closed() {
+            return Some(AllocError::Closed);
+        }
+        self.engine.fault().map(AllocError::Device)
+    }
+
+    pub(crate) fn shortfall(&self, request: Request) -> Shortfall {
+        let waiting = self.queue.statistics().waiting;
+        self.engine.shortfall(request, waiting)
+    }
+
+    /// The last handle is gone: a reclaimer that was made to last ends.
+    pub(super) fn orphan(&self) {
+        self.is_orphaned.store(true, Ordering::Release);
+        self.engine.bell.ring();
+        self.engine.bell.call_stand_bys();
+    }
+
+    pub(super) fn is_orphaned(&self) -> bool {
+        self.is_orphaned.load(Ordering::Acquire)
+    }
+}
