@@ -85,6 +85,10 @@ pub(crate) struct Policy {
     #[arg(long, value_enum, default_value_t = OrderName::GrowFirst)]
     pub(crate) order: OrderName,
 
+    /// How far a wait on the device may set a stream back
+    #[arg(long, value_name = "LIMIT", value_enum, default_value_t = WaitLimitName::Tail)]
+    pub(crate) wait_limit: WaitLimitName,
+
     /// How pending memory may be reused: follow-event-dependencies, opportunistic,
     /// internal-dependencies (with commas between), all or none
     #[arg(long, value_name = "POLICIES", default_value = "all")]
@@ -137,6 +141,24 @@ impl fmt::Display for OrderName {
         formatter.write_str(match self {
             Self::GrowFirst => "grow-first",
             Self::WaitFirst => "wait-first",
+        })
+    }
+}
+
+/// How far a wait on the device may set a stream back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WaitLimitName {
+    /// No further than its own work takes
+    Tail,
+    /// For whatever is pending
+    Unlimited,
+}
+
+impl fmt::Display for WaitLimitName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Tail => "tail",
+            Self::Unlimited => "unlimited",
         })
     }
 }
@@ -277,6 +299,7 @@ mod tests {
             "--lag=1ms",
             "--capacity=6GiB",
             "--order=wait-first",
+            "--wait-limit=unlimited",
             "--reuse=opportunistic,internal-dependencies",
             "--sealing=4MiB",
             "--handle=32MiB",
@@ -292,6 +315,7 @@ mod tests {
         assert_eq!(policy.lag, Duration::from_millis(1));
         assert_eq!(policy.capacity, Some(6 << 30));
         assert_eq!(policy.order, OrderName::WaitFirst);
+        assert_eq!(policy.wait_limit, WaitLimitName::Unlimited);
         assert_eq!(
             policy.reuse.to_string(),
             "opportunistic,internal-dependencies"

@@ -16,9 +16,11 @@ pub(crate) struct Outcome {
     pub(crate) waits: u64,
     /// In virtual time.
     pub(crate) longest_wait: Duration,
-    /// Waits on the device: all, and those among them that the trace's own hand-overs made.
+    /// Waits on the device that the pool inserted to reuse pending memory.
     pub(crate) device_waits: u64,
+    /// Those that order a consumer after its producer.
     pub(crate) handover_waits: u64,
+    /// What all waits on the device cost together.
     pub(crate) stall: Duration,
     /// When all tasks and all work on the device were done.
     pub(crate) makespan: Duration,
@@ -34,7 +36,7 @@ impl Outcome {
     /// Whether nothing ever waited for memory or went without, so that more memory could not have
     /// made the run any shorter.
     pub(crate) fn was_unhindered(&self) -> bool {
-        self.waits == 0 && self.failures == 0 && self.device_waits == self.handover_waits
+        self.waits == 0 && self.failures == 0 && self.device_waits == 0
     }
 }
 
@@ -68,6 +70,7 @@ pub(crate) struct Report {
     pub(crate) lag_ns: u64,
     pub(crate) capacity: Option<u64>,
     pub(crate) order: String,
+    pub(crate) wait_limit: String,
     pub(crate) reuse: String,
     pub(crate) sealing: Option<String>,
     pub(crate) lane: Option<u64>,
@@ -108,6 +111,7 @@ impl Report {
             lag_ns: nanoseconds(policy.lag),
             capacity: policy.capacity,
             order: policy.order.to_string(),
+            wait_limit: policy.wait_limit.to_string(),
             reuse: policy.reuse.to_string(),
             sealing: policy.sealing.map(|sealing| sealing.to_string()),
             lane: policy.lane,
@@ -231,7 +235,7 @@ pub(crate) mod tests {
         let unhindered = Outcome {
             waits: 0,
             failures: 0,
-            device_waits: 1,
+            device_waits: 0,
             ..outcome()
         };
         assert!(unhindered.was_unhindered());
@@ -251,7 +255,7 @@ pub(crate) mod tests {
         );
         assert!(
             !Outcome {
-                device_waits: 2,
+                device_waits: 1,
                 ..unhindered
             }
             .was_unhindered()

@@ -139,10 +139,10 @@ impl Driver<'_> {
         Outcome {
             reserved_peak: statistics.reserved.high,
             operation_ns: tally.operation_ns.clone(),
-            waits: statistics.waits,
+            waits: statistics.waits.served + statistics.waits.abandoned,
             longest_wait: tally.longest_wait,
-            device_waits: counters.device_waits,
-            handover_waits: tally.handover_waits,
+            device_waits: statistics.device_waits,
+            handover_waits: counters.device_waits - statistics.device_waits,
             stall: counters.stall,
             makespan: self.session.device.now(),
             handle_bytes: self.session.pool.handle_bytes(),

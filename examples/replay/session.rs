@@ -1,6 +1,6 @@
 //! What all tasks of one run share: the device, the pool, the streams, and the counts.
 
-use crate::options::{OrderName, Policy, ReuseNames, SealingName};
+use crate::options::{OrderName, Policy, ReuseNames, SealingName, WaitLimitName};
 use crate::patience::Patience;
 use crate::samples::Sample;
 use crate::shelf::Shelf;
@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use std::cell::RefCell;
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Clock, SimDevice, SimStream};
-use weirpool::{Block, Event, Order, Pool, Reuse, Sealing, Stream};
+use weirpool::{Block, Event, Order, Pool, Reuse, Sealing, Stream, WaitLimit};
 
 /// Larger than any trace that a pool without a capacity is replayed with.
 const DEVICE_MEMORY: u64 = 256 << 30;
@@ -54,7 +54,6 @@ pub(crate) struct Tally {
     pub(crate) requested: u64,
     pub(crate) failures: u64,
     pub(crate) longest_wait: Duration,
-    pub(crate) handover_waits: u64,
 }
 
 impl Session {
@@ -111,7 +110,6 @@ impl Tally {
             requested: 0,
             failures: 0,
             longest_wait: Duration::ZERO,
-            handover_waits: 0,
         })
     }
 
@@ -128,7 +126,8 @@ impl Tally {
 fn pool(device: &SimDevice, policy: &Policy) -> anyhow::Result<Pool> {
     let mut builder = Pool::builder(device.clone())
         .order(order(policy.order))
-        .reuse(reuse(policy.reuse));
+        .reuse(reuse(policy.reuse))
+        .wait_limit(wait_limit(policy.wait_limit));
     if let Some(bytes) = policy.capacity {
         builder = builder.capacity(bytes);
     }
@@ -156,6 +155,13 @@ fn reuse(names: ReuseNames) -> Reuse {
         follow_event_dependencies: names.follow_event_dependencies,
         opportunistic: names.opportunistic,
         internal_dependencies: names.internal_dependencies,
+    }
+}
+
+fn wait_limit(name: WaitLimitName) -> WaitLimit {
+    match name {
+        WaitLimitName::Tail => WaitLimit::Tail,
+        WaitLimitName::Unlimited => WaitLimit::Unlimited,
     }
 }
 

@@ -34,10 +34,8 @@ const LINES: [Line; 27] = [
     ("failures", |report| count(report.failures)),
     GAP,
     ("device-side waits", |report| count(report.device_waits)),
-    ("of them handing over", |report| {
-        count(report.handover_waits)
-    }),
-    ("stall", |report| time(report.stall_ns)),
+    ("waits of hand-overs", |report| count(report.handover_waits)),
+    ("stall of both", |report| time(report.stall_ns)),
     ("makespan / unlimited", |report| {
         format!("{:.4}", report.makespan_over_unlimited)
     }),

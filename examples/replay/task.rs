@@ -105,18 +105,16 @@ impl StreamTask {
     /// Takes the block over as a user would: after its maker, then used here, then freed here.
     fn free_of_another(
         &mut self,
-        block: Block,
+        mut block: Block,
         made: &weirpool::Event,
     ) -> anyhow::Result<Duration> {
         let session = self.session.clone();
         let stream = &session.lines[self.stream].stream;
-        let waits = session.device.counters().device_waits;
         stream.wait(made)?;
-        session.tally.borrow_mut().handover_waits += session.device.counters().device_waits - waits;
         let mut watch = Stopwatch::default();
         watch.time(|| block.used_on(stream))?;
         self.use_it();
-        watch.time(|| drop(block.deallocate_on(stream)));
+        watch.time(|| block.deallocate_on(stream).map(drop))?;
         Ok(watch.spent())
     }
 
@@ -137,6 +135,6 @@ impl StreamTask {
 fn is_shortage(error: &AllocError) -> bool {
     matches!(
         error,
-        AllocError::TooLarge { .. } | AllocError::Exhausted { .. } | AllocError::TimedOut { .. }
+        AllocError::TooLarge { .. } | AllocError::Exhausted(_)
     )
 }

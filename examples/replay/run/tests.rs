@@ -36,7 +36,10 @@ fn trace(rows: &[(u64, Op, u64, u64, u64)]) -> Trace {
 fn with_memory_for_all_nothing_waits_and_the_run_takes_the_traces_time() {
     let trace = cross_stream(2000, 1).unwrap();
     let report = replayed(&trace, &[]);
-    assert_eq!((report.waits, report.failures), (0, 0));
+    assert_eq!(
+        (report.waits, report.device_waits, report.failures),
+        (0, 0, 0)
+    );
     assert_eq!(report.makespan_over_unlimited, 1.0);
     assert_eq!(report.makespan_ns, report.trace_ns);
     assert!(report.reserved_peak >= report.requested_peak);
@@ -60,7 +63,7 @@ fn little_memory_makes_streams_wait() {
     let capacity = format!("--capacity={}", trace.requested_peak * 102 / 100);
     let report = replayed(&trace, &["--lag=1ms", &capacity]);
     assert_eq!(report.failures, 0);
-    assert!(report.waits + report.device_waits > report.handover_waits);
+    assert!(report.waits + report.device_waits > 0);
     assert!(report.makespan_over_unlimited >= 1.0);
 }
 
