@@ -1,0 +1,56 @@
+//! The device's memory, as the body of an operation sees it.
+
+mod bytes;
+mod space;
+
+use super::engine::Engine;
+use crate::sync::plain::Arc;
+pub(super) use space::{Refusal, Space};
+use std::fmt;
+
+/// The bytes of the device, as an operation's body sees them.
+///
+/// An access to an address with nothing mapped does nothing, reads zeros, and breaks the device: as
+/// on CUDA, an illegal address is a sticky error, which every later call reports.
+pub struct Memory {
+    engine: Arc<Engine>,
+}
+
+impl Memory {
+    pub(super) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine }
+    }
+
+    /// Fills `into` with the bytes from `address` on.
+    pub fn read(&mut self, address: u64, into: &mut [u8]) {
+        self.access("read", |space| space.read(address, into));
+    }
+
+    /// Writes `from` to `address` and on.
+    pub fn write(&mut self, address: u64, from: &[u8]) {
+        self.access("write", |space| space.write(address, from));
+    }
+
+    /// Writes `value` to `bytes` bytes from `address` on.
+    pub fn fill(&mut self, address: u64, bytes: u64, value: u8) {
+        self.access("fill", |space| space.fill(address, bytes, value));
+    }
+
+    /// Copies `bytes` bytes; the ranges may overlap.
+    pub fn copy(&mut self, from: u64, to: u64, bytes: u64) {
+        let mut buffer = vec![0; usize::try_from(bytes).expect("a copy that the host can hold")];
+        self.read(from, &mut buffer);
+        self.write(to, &buffer);
+    }
+
+    /// The error is not lost: it broke the device.
+    fn access(&mut self, what: &'static str, access: impl FnOnce(&mut Space) -> Result<(), u64>) {
+        let _broke = self.engine.access(what, access);
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,409 @@
+//! The book of address ranges, physical memory, and what is mapped where.
+//!
+//! Every argument is checked here. Knows nothing of calls' costs, locks, or who uses the bytes.
+
+use super::bytes::Bytes;
+use crate::device::DeviceErrorKind;
+use crate::device::sim::builder::{Backing, GRANULARITY, Settings};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, HashMap};
+
+/// The addresses of one device; far more than it has memory, so that reserved ranges are not
+/// reused soon and an old address is caught.
+const ADDRESSES: u64 = 1 << 47;
+/// How many devices have addresses of their own before they repeat.
+const DEVICES: u64 = 1 << 15;
+
+/// Why a memory call was refused.
+#[derive(Debug)]
+pub(in crate::device::sim) struct Refusal {
+    pub(in crate::device::sim) kind: DeviceErrorKind,
+    pub(in crate::device::sim) reason: String,
+}
+
+type Refusable<T> = Result<T, Refusal>;
+
+fn invalid<T>(reason: String) -> Refusable<T> {
+    let kind = DeviceErrorKind::InvalidArgument;
+    Err(Refusal { kind, reason })
+}
+
+fn exhausted<T>(reason: String) -> Refusable<T> {
+    let kind = DeviceErrorKind::OutOfMemory;
+    Err(Refusal { kind, reason })
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Reservation {
+    /// As asked for; of plain memory perhaps no multiple of the granularity.
+    bytes: u64,
+    /// The memory behind it, when it was taken in one piece with it.
+    plain: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mapping {
+    bytes: u64,
+    handle: u64,
+}
+
+#[derive(Debug)]
+struct Physical {
+    bytes: u64,
+    mapped_at: Option<u64>,
+    store: Bytes,
+}
+
+/// A part of a physical handle.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    handle: u64,
+    offset: u64,
+    bytes: u64,
+}
+
+#[derive(Debug)]
+pub(in crate::device::sim) struct Space {
+    total: u64,
+    backing: Backing,
+    base: u64,
+    /// Where the search for free addresses goes on.
+    cursor: u64,
+    reservations: BTreeMap<u64, Reservation>,
+    mappings: BTreeMap<u64, Mapping>,
+    physical: HashMap<u64, Physical>,
+    handles: u64,
+    in_use: u64,
+    peak: u64,
+}
+
+impl Space {
+    pub(in crate::device::sim) fn new(device: u64, settings: &Settings) -> Self {
+        let base = (device % DEVICES + 1) * ADDRESSES;
+        Self {
+            total: settings.memory,
+            backing: settings.backing,
+            base,
+            cursor: base,
+            reservations: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            physical: HashMap::new(),
+            handles: 0,
+            in_use: 0,
+            peak: 0,
+        }
+    }
+
+    pub(in crate::device::sim) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Physical bytes taken: now, and the most ever.
+    pub(in crate::device::sim) fn usage(&self) -> (u64, u64) {
+        (self.in_use, self.peak)
+    }
+
+    // ---- address ranges --------------------------------------------------------------------
+
+    pub(in crate::device::sim) fn reserve(&mut self, bytes: u64) -> Refusable<u64> {
+        check_size(bytes)?;
+        let address = self.find_addresses(bytes)?;
+        let plain = None;
+        self.reservations
+            .insert(address, Reservation { bytes, plain });
+        Ok(address)
+    }
+
+    pub(in crate::device::sim) fn unreserve(&mut self, address: u64, bytes: u64) -> Refusable<()> {
+        match self.reservations.get(&address) {
+            Some(range) if range.bytes == bytes && range.plain.is_none() => {}
+            _ => return invalid(format!("{} is no reserved range", span(address, bytes))),
+        }
+        if let Some((at, _)) = self.mappings.range(address..address + bytes).next() {
+            return invalid(format!("memory is still mapped at {at:#x}"));
+        }
+        self.reservations.remove(&address);
+        Ok(())
+    }
+
+    /// Goes on behind what was given last, and starts over at the end, so that addresses rest as
+    /// long as can be. A granule is left between ranges, so that running out of one is caught.
+    fn find_addresses(&mut self, bytes: u64) -> Refusable<u64> {
+        let found = self
+            .gap_from(self.cursor, bytes)
+            .or_else(|| self.gap_from(self.base, bytes));
+        let Some(address) = found else {
+            return exhausted(format!("no free address range of {bytes} bytes"));
+        };
+        self.cursor = address + bytes + GRANULARITY;
+        Ok(address)
+    }
+
+    fn gap_from(&self, from: u64, bytes: u64) -> Option<u64> {
+        let mut candidate = from;
+        // The range that `from` lies in may begin before it; the cursor never lies in one.
+        for (&start, range) in self.reservations.range(from..) {
+            if candidate.checked_add(bytes)? < start {
+                break;
+            }
+            candidate = start + range.bytes.next_multiple_of(GRANULARITY) + GRANULARITY;
+        }
+        (candidate.checked_add(bytes)? <= self.base + ADDRESSES).then_some(candidate)
+    }
+
+    // ---- physical memory -------------------------------------------------------------------
+
+    pub(in crate::device::sim) fn create(&mut self, bytes: u64) -> Refusable<u64> {
+        check_size(bytes)?;
+        let free = self.total - self.in_use;
+        if bytes > free {
+            return exhausted(format!(
+                "{bytes} bytes asked, {free} of {} free",
+                self.total
+            ));
+        }
+        self.in_use += bytes;
+        self.peak = self.peak.max(self.in_use);
+        self.handles += 1;
+        let physical = Physical {
+            bytes,
+            mapped_at: None,
+            store: Bytes::default(),
+        };
+        self.physical.insert(self.handles, physical);
+        Ok(self.handles)
+    }
+
+    pub(in crate::device::sim) fn destroy(&mut self, handle: u64) -> Refusable<()> {
+        let physical = self.known(handle)?;
+        if let Some(address) = physical.mapped_at {
+            return invalid(format!("handle {handle} is still mapped at {address:#x}"));
+        }
+        let bytes = physical.bytes;
+        self.physical.remove(&handle);
+        self.in_use -= bytes;
+        Ok(())
+    }
+
+    /// The size of a handle, in bytes; 0 of one that is unknown.
+    pub(in crate::device::sim) fn size_of(&self, handle: u64) -> u64 {
+        self.physical
+            .get(&handle)
+            .map_or(0, |physical| physical.bytes)
+    }
+
+    fn known(&mut self, handle: u64) -> Refusable<&mut Physical> {
+        match self.physical.get_mut(&handle) {
+            Some(physical) => Ok(physical),
+            None => invalid(format!("there is no physical handle {handle}")),
+        }
+    }
+
+    // ---- mappings --------------------------------------------------------------------------
+
+    pub(in crate::device::sim) fn map(
+        &mut self,
+        address: u64,
+        handle: u64,
+        bytes: u64,
+    ) -> Refusable<()> {
+        check_size(bytes)?;
+        self.check_target(address, bytes)?;
+        let physical = self.known(handle)?;
+        let size = physical.bytes;
+        if size != bytes {
+            return invalid(format!("handle {handle} has {size} bytes, not {bytes}"));
+        }
+        if let Some(other) = physical.mapped_at {
+            return invalid(format!("handle {handle} is mapped at {other:#x} already"));
+        }
+        physical.mapped_at = Some(address);
+        self.mappings.insert(address, Mapping { bytes, handle });
+        Ok(())
+    }
+
+    /// That `address` is a place where something of `bytes` can be mapped.
+    fn check_target(&self, address: u64, bytes: u64) -> Refusable<()> {
+        let Some(end) = address.checked_add(bytes) else {
+            return invalid(format!("{} wraps around", span(address, bytes)));
+        };
+        let below = self.reservations.range(..=address).next_back();
+        match below {
+            _ if address % GRANULARITY != 0 => {
+                return invalid(format!("{address:#x} is no multiple of {GRANULARITY}"));
+            }
+            Some((start, range)) if range.plain.is_none() && end <= start + range.bytes => {}
+            _ => return invalid(format!("{} is not reserved", span(address, bytes))),
+        }
+        match self.mappings.range(..end).next_back() {
+            Some((start, mapping)) if start + mapping.bytes > address => {
+                invalid(format!("memory is mapped at {start:#x} already"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(in crate::device::sim) fn unmap(&mut self, address: u64, bytes: u64) -> Refusable<()> {
+        let range = span(address, bytes);
+        let Some(mapping) = self.mappings.get(&address).copied() else {
+            return invalid(format!("{range} was not mapped there"));
+        };
+        if mapping.bytes != bytes {
+            return invalid(format!("{range} was mapped with {} bytes", mapping.bytes));
+        }
+        if self.is_plain(mapping.handle, address) {
+            return invalid(format!("{range} is plain memory"));
+        }
+        self.forget_mapping(address, mapping.handle);
+        Ok(())
+    }
+
+    fn is_plain(&self, handle: u64, address: u64) -> bool {
+        let range = self.reservations.get(&address);
+        range.is_some_and(|range| range.plain == Some(handle))
+    }
+
+    fn forget_mapping(&mut self, address: u64, handle: u64) {
+        self.mappings.remove(&address);
+        if let Some(physical) = self.physical.get_mut(&handle) {
+            physical.mapped_at = None;
+        }
+    }
+
+    // ---- plain memory ----------------------------------------------------------------------
+
+    pub(in crate::device::sim) fn allocate(&mut self, bytes: u64) -> Refusable<u64> {
+        let Some(rounded) = bytes
+            .checked_next_multiple_of(GRANULARITY)
+            .filter(|&all| all > 0)
+        else {
+            return invalid(format!("a size of {bytes} bytes"));
+        };
+        let handle = self.create(rounded)?;
+        let address = match self.find_addresses(rounded) {
+            Ok(address) => address,
+            Err(refusal) => {
+                self.destroy(handle)?;
+                return Err(refusal);
+            }
+        };
+        let plain = Some(handle);
+        self.reservations
+            .insert(address, Reservation { bytes, plain });
+        let mapping = Mapping {
+            bytes: rounded,
+            handle,
+        };
+        self.mappings.insert(address, mapping);
+        self.known(handle)?.mapped_at = Some(address);
+        Ok(address)
+    }
+
+    pub(in crate::device::sim) fn free(&mut self, address: u64, bytes: u64) -> Refusable<()> {
+        let range = self.reservations.get(&address).copied();
+        let handle = match range {
+            Some(Reservation {
+                bytes: size,
+                plain: Some(handle),
+            }) if size == bytes => handle,
+            _ => return invalid(format!("{} is no plain memory", span(address, bytes))),
+        };
+        self.forget_mapping(address, handle);
+        self.reservations.remove(&address);
+        self.destroy(handle)
+    }
+
+    // ---- access ----------------------------------------------------------------------------
+
+    /// Whether all of the range is mapped.
+    pub(in crate::device::sim) fn is_mapped(&self, address: u64, bytes: u64) -> bool {
+        self.pieces(address, bytes).is_ok()
+    }
+
+    /// On failure answers the first address that is not mapped; nothing is read then.
+    pub(in crate::device::sim) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), u64> {
+        into.fill(0);
+        let mut rest = into;
+        for piece in self.pieces(address, rest.len() as u64)? {
+            let (now, later) = rest.split_at_mut(piece.bytes as usize);
+            if let Some(physical) = self.physical.get(&piece.handle) {
+                physical.store.read(piece.offset, now);
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// On failure answers the first address that is not mapped; nothing is written then.
+    pub(in crate::device::sim) fn write(&mut self, address: u64, from: &[u8]) -> Result<(), u64> {
+        let mut at = 0;
+        self.change(address, from.len() as u64, |store, piece| {
+            let end = at + piece.bytes as usize;
+            store.write(piece.offset, &from[at..end]);
+            at = end;
+        })
+    }
+
+    /// On failure answers the first address that is not mapped; nothing is written then.
+    pub(in crate::device::sim) fn fill(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        value: u8,
+    ) -> Result<(), u64> {
+        self.change(address, bytes, |store, piece| {
+            store.fill(piece.offset, piece.bytes as usize, value);
+        })
+    }
+
+    fn change(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        mut change: impl FnMut(&mut Bytes, Piece),
+    ) -> Result<(), u64> {
+        let pieces = self.pieces(address, bytes)?;
+        if self.backing == Backing::AddressesOnly {
+            return Ok(());
+        }
+        for piece in pieces {
+            if let Some(physical) = self.physical.get_mut(&piece.handle) {
+                change(&mut physical.store, piece);
+            }
+        }
+        Ok(())
+    }
+
+    /// The parts of handles behind a range, or the first address with nothing behind it.
+    fn pieces(&self, address: u64, bytes: u64) -> Result<SmallVec<[Piece; 4]>, u64> {
+        let end = address.checked_add(bytes).ok_or(address)?;
+        let mut pieces = SmallVec::new();
+        let mut at = address;
+        while at < end {
+            let below = self.mappings.range(..=at).next_back();
+            let (start, mapping) = below.ok_or(at)?;
+            let stop = start + mapping.bytes;
+            if stop <= at {
+                return Err(at);
+            }
+            pieces.push(Piece {
+                handle: mapping.handle,
+                offset: at - start,
+                bytes: stop.min(end) - at,
+            });
+            at = stop;
+        }
+        Ok(pieces)
+    }
+}
+
+fn check_size(bytes: u64) -> Refusable<()> {
+    if bytes == 0 || bytes % GRANULARITY != 0 {
+        return invalid(format!("{bytes} bytes are no multiple of {GRANULARITY}"));
+    }
+    Ok(())
+}
+
+fn span(address: u64, bytes: u64) -> String {
+    format!("{address:#x} with {bytes} bytes")
+}
