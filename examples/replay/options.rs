@@ -1,0 +1,372 @@
+//! What the command line says: which traces, under which policy, and what to print.
+//!
+//! The names of policies are the example's own here; `run` gives them to the pool.
+
+use bytesize::ByteSize;
+use clap::{Args, Parser, ValueEnum};
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// The traces that the repository holds.
+const RECORDED: [&str; 3] = ["llama_serve", "bert_train", "resnet_serve"];
+
+/// The file of a trace that the repository holds.
+pub(crate) fn recorded(name: &str) -> PathBuf {
+    let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/traces");
+    PathBuf::from(traces).join(format!("{name}.csv.gz"))
+}
+
+/// Replays recorded allocations through the pool, on the simulated device.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "replay")]
+pub(crate) struct Options {
+    /// Traces (.csv or .csv.gz); with none, the three recorded ones of the repository
+    pub(crate) paths: Vec<PathBuf>,
+
+    /// Replays a generated trace instead of files
+    #[arg(long, value_name = "TRACE", conflicts_with = "paths")]
+    pub(crate) generate: Option<Generated>,
+
+    /// Allocations and frees to generate
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10_000,
+        value_parser = clap::value_parser!(u64).range(2..),
+        requires = "generate"
+    )]
+    pub(crate) operations: u64,
+
+    #[command(flatten)]
+    pub(crate) policy: Policy,
+
+    /// Prints one JSON object a trace, each on one line
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Draws reserved, used, pending and requested bytes over time; with several traces, one
+    /// picture each, named after it (FILE.TRACE.svg)
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+impl Options {
+    /// The files to replay, when nothing is generated.
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        if self.paths.is_empty() {
+            RECORDED.map(recorded).to_vec()
+        } else {
+            self.paths.clone()
+        }
+    }
+}
+
+/// A trace that can be generated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Generated {
+    /// Producers and consumers on different streams
+    CrossStream,
+}
+
+/// Under what a trace is replayed.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Policy {
+    /// How far each stream runs behind the host, on average: 500us, 1ms
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration)]
+    pub(crate) lag: Duration,
+
+    /// The most the pool may take from the device: 6GiB, 1500MB [default: no bound]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub(crate) capacity: Option<u64>,
+
+    /// What comes first when nothing free fits
+    #[arg(long, value_enum, default_value_t = OrderName::GrowFirst)]
+    pub(crate) order: OrderName,
+
+    /// How far a wait on the device may set a stream back
+    #[arg(long, value_name = "LIMIT", value_enum, default_value_t = WaitLimitName::Tail)]
+    pub(crate) wait_limit: WaitLimitName,
+
+    /// How pending memory may be reused: follow-event-dependencies, opportunistic,
+    /// internal-dependencies (with commas between), all or none
+    #[arg(long, value_name = "POLICIES", default_value = "all")]
+    pub(crate) reuse: ReuseNames,
+
+    /// When the event of a free is recorded: every-free, on-demand, or after so many bytes
+    /// [default: the pool's]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) sealing: Option<SealingName>,
+
+    /// The size of physical handles [default: the pool's]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub(crate) handle: Option<u64>,
+
+    /// The most bytes that a stream keeps for itself [default: the pool's]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub(crate) lane: Option<u64>,
+
+    /// Seeds the backlogs, the device and the generator
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+impl Policy {
+    /// What a run is compared with: memory without bound, and nobody waits for any.
+    pub(crate) fn unlimited(&self) -> Self {
+        Self {
+            capacity: None,
+            order: OrderName::GrowFirst,
+            reuse: ReuseNames {
+                internal_dependencies: false,
+                ..self.reuse
+            },
+            ..self.clone()
+        }
+    }
+}
+
+/// Whether the pool grows or waits on the device first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OrderName {
+    /// Take more from the device
+    GrowFirst,
+    /// Let the stream wait, on the device, for pending memory
+    WaitFirst,
+}
+
+impl fmt::Display for OrderName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::GrowFirst => "grow-first",
+            Self::WaitFirst => "wait-first",
+        })
+    }
+}
+
+/// How far a wait on the device may set a stream back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WaitLimitName {
+    /// No further than its own work takes
+    Tail,
+    /// For whatever is pending
+    Unlimited,
+}
+
+impl fmt::Display for WaitLimitName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Tail => "tail",
+            Self::Unlimited => "unlimited",
+        })
+    }
+}
+
+/// Which reuse policies are on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ReuseNames {
+    pub(crate) follow_event_dependencies: bool,
+    pub(crate) opportunistic: bool,
+    pub(crate) internal_dependencies: bool,
+}
+
+impl ReuseNames {
+    const ALL: Self = Self {
+        follow_event_dependencies: true,
+        opportunistic: true,
+        internal_dependencies: true,
+    };
+
+    fn switch(&mut self, name: &str) -> Option<&mut bool> {
+        match name {
+            "follow-event-dependencies" => Some(&mut self.follow_event_dependencies),
+            "opportunistic" => Some(&mut self.opportunistic),
+            "internal-dependencies" => Some(&mut self.internal_dependencies),
+            _ => None,
+        }
+    }
+}
+
+impl FromStr for ReuseNames {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut names = Self::default();
+        match text {
+            "all" => return Ok(Self::ALL),
+            "none" => return Ok(names),
+            _ => {}
+        }
+        for name in text.split(',') {
+            let unknown = || {
+                format!(
+                    "unknown reuse policy `{name}`, expected follow-event-dependencies, \
+                     opportunistic or internal-dependencies, or all or none alone"
+                )
+            };
+            *names.switch(name.trim()).ok_or_else(unknown)? = true;
+        }
+        Ok(names)
+    }
+}
+
+impl fmt::Display for ReuseNames {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (self.follow_event_dependencies, "follow-event-dependencies"),
+            (self.opportunistic, "opportunistic"),
+            (self.internal_dependencies, "internal-dependencies"),
+        ];
+        let on: Vec<_> = names.iter().filter(|(on, _)| *on).collect();
+        match on.len() {
+            0 => formatter.write_str("none"),
+            3 => formatter.write_str("all"),
+            _ => formatter.write_str(
+                &on.iter()
+                    .map(|(_, name)| *name)
+                    .collect::<Vec<_>>()
+                    .join(","),
+            ),
+        }
+    }
+}
+
+/// When the event of a free is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SealingName {
+    EveryFree,
+    OnDemand,
+    Bytes(u64),
+}
+
+impl FromStr for SealingName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "every-free" => Ok(Self::EveryFree),
+            "on-demand" => Ok(Self::OnDemand),
+            _ => bytes(text).map(Self::Bytes).map_err(|_| {
+                format!("`{text}` is no sealing, expected every-free, on-demand or bytes as 4MiB")
+            }),
+        }
+    }
+}
+
+impl fmt::Display for SealingName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::EveryFree => formatter.write_str("every-free"),
+            Self::OnDemand => formatter.write_str("on-demand"),
+            Self::Bytes(bytes) => write!(formatter, "{bytes}"),
+        }
+    }
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    let size = text.parse::<ByteSize>();
+    let size = size.map_err(|_| "expected bytes, as 6GiB, 1500MB or 4096".to_owned())?;
+    Some(size.as_u64())
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| "expected more than 0 bytes".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Options, clap::Error> {
+        Options::try_parse_from([&["replay"], arguments].concat())
+    }
+
+    #[test]
+    fn without_arguments_the_recorded_traces_run_without_bounds() {
+        let options = parse(&[]).unwrap();
+        assert_eq!(options.files().len(), 3);
+        assert!(options.files().iter().all(|file| file.is_file()));
+        assert_eq!(options.policy.lag, Duration::ZERO);
+        assert_eq!(options.policy.capacity, None);
+        assert_eq!(options.policy.order, OrderName::GrowFirst);
+        assert_eq!(options.policy.reuse, ReuseNames::ALL);
+        assert_eq!(options.policy.sealing, None);
+        assert!(!options.json);
+    }
+
+    #[test]
+    fn every_option_is_understood() {
+        let options = parse(&[
+            "--lag=1ms",
+            "--capacity=6GiB",
+            "--order=wait-first",
+            "--wait-limit=unlimited",
+            "--reuse=opportunistic,internal-dependencies",
+            "--sealing=4MiB",
+            "--handle=32MiB",
+            "--lane=8MiB",
+            "--json",
+            "--plot=out.svg",
+            "a.csv",
+            "b.csv.gz",
+        ])
+        .unwrap();
+        assert_eq!(options.files().len(), 2);
+        let policy = options.policy;
+        assert_eq!(policy.lag, Duration::from_millis(1));
+        assert_eq!(policy.capacity, Some(6 << 30));
+        assert_eq!(policy.order, OrderName::WaitFirst);
+        assert_eq!(policy.wait_limit, WaitLimitName::Unlimited);
+        assert_eq!(
+            policy.reuse.to_string(),
+            "opportunistic,internal-dependencies"
+        );
+        assert_eq!(policy.sealing, Some(SealingName::Bytes(4 << 20)));
+        assert_eq!(
+            (policy.handle, policy.lane),
+            (Some(32 << 20), Some(8 << 20))
+        );
+    }
+
+    #[test]
+    fn names_of_policies_are_printed_as_they_are_read() {
+        for text in ["all", "none", "follow-event-dependencies"] {
+            assert_eq!(text.parse::<ReuseNames>().unwrap().to_string(), text);
+        }
+        for text in ["every-free", "on-demand", "4096"] {
+            assert_eq!(text.parse::<SealingName>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn generating_takes_no_files_and_the_rest_makes_no_sense_without_it() {
+        assert!(parse(&["--generate=cross-stream", "--operations=500", "--seed=3"]).is_ok());
+        assert!(parse(&["--generate=cross-stream", "a.csv"]).is_err());
+        assert!(parse(&["--operations=500"]).is_err());
+        assert!(parse(&["--generate=cross-stream", "--operations=1"]).is_err());
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        for argument in [
+            "--lag=soon",
+            "--capacity=much",
+            "--capacity=0",
+            "--order=first",
+            "--reuse=some",
+            "--reuse=all,none",
+            "--sealing=never",
+        ] {
+            assert!(parse(&[argument]).is_err(), "{argument}");
+        }
+    }
+
+    #[test]
+    fn the_reference_grows_and_never_waits() {
+        let policy = parse(&["--capacity=1GB", "--order=wait-first", "--lag=1ms"]);
+        let reference = policy.unwrap().policy.unlimited();
+        assert_eq!(reference.capacity, None);
+        assert_eq!(reference.order, OrderName::GrowFirst);
+        assert!(!reference.reuse.internal_dependencies);
+        assert_eq!(reference.lag, Duration::from_millis(1));
+    }
+}

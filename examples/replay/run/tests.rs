@@ -1,0 +1,101 @@
+use super::*;
+use crate::generate::cross_stream;
+use crate::options::Options;
+use crate::trace::{Builder, Op, Row};
+use clap::Parser;
+
+const MIB: u64 = 1 << 20;
+
+fn replayed(trace: &Trace, arguments: &[&str]) -> Report {
+    let options = Options::parse_from([&["replay"], arguments].concat());
+    let progress = Progress::new(&trace.name, trace.events.len(), true);
+    replay(trace, &options.policy, &progress).unwrap().0
+}
+
+/// A trace of (microseconds, op, id, MiB, stream).
+fn trace(rows: &[(u64, Op, u64, u64, u64)]) -> Trace {
+    let mut builder = Builder::default();
+    for (line, &(time_us, op, id, mib, stream)) in rows.iter().enumerate() {
+        let bytes = mib * MIB;
+        let line = line as u64;
+        builder
+            .push(Row {
+                line,
+                time_us,
+                op,
+                id,
+                bytes,
+                stream,
+            })
+            .unwrap();
+    }
+    builder.finish("test").unwrap()
+}
+
+#[test]
+fn with_memory_for_all_nothing_waits_and_the_run_takes_the_traces_time() {
+    let trace = cross_stream(2000, 1).unwrap();
+    let report = replayed(&trace, &[]);
+    assert_eq!(
+        (report.waits, report.device_waits, report.failures),
+        (0, 0, 0)
+    );
+    assert_eq!(report.makespan_over_unlimited, 1.0);
+    assert_eq!(report.makespan_ns, report.trace_ns);
+    assert!(report.reserved_peak >= report.requested_peak);
+    assert!(report.handover_waits > 0);
+}
+
+#[test]
+fn a_run_repeats_but_for_its_cpu_times() {
+    let trace = cross_stream(2000, 1).unwrap();
+    let figures = || {
+        let mut report = replayed(&trace, &["--lag=1ms", "--capacity=450MB"]);
+        (report.ns_p50, report.ns_p99) = (0, 0);
+        serde_json::to_string(&report).unwrap()
+    };
+    assert_eq!(figures(), figures());
+}
+
+#[test]
+fn little_memory_makes_streams_wait() {
+    let trace = cross_stream(2000, 1).unwrap();
+    let capacity = format!("--capacity={}", trace.requested_peak * 102 / 100);
+    let report = replayed(&trace, &["--lag=1ms", &capacity]);
+    assert_eq!(report.failures, 0);
+    assert!(report.waits + report.device_waits > 0);
+    assert!(report.makespan_over_unlimited >= 1.0);
+}
+
+#[test]
+fn what_nothing_can_satisfy_is_a_failure_and_is_skipped_with_its_free() {
+    let trace = trace(&[
+        (0, Op::Allocate, 0, 40, 0),
+        (10, Op::Allocate, 1, 200, 0),
+        (20, Op::Free, 1, 0, 1),
+        (30, Op::Allocate, 2, 40, 1),
+        (40, Op::Free, 0, 0, 0),
+        (50, Op::Free, 2, 0, 1),
+    ]);
+    let report = replayed(&trace, &["--capacity=100MiB"]);
+    assert_eq!((report.failures, report.waits), (1, 0));
+}
+
+#[test]
+fn when_all_wait_for_memory_the_longest_wait_gives_up() {
+    // Each stream holds what the other needs.
+    let trace = trace(&[
+        (0, Op::Allocate, 0, 60, 0),
+        (10, Op::Allocate, 1, 60, 1),
+        (20, Op::Allocate, 2, 60, 0),
+        (30, Op::Allocate, 3, 60, 1),
+        (40, Op::Free, 0, 0, 0),
+        (50, Op::Free, 1, 0, 1),
+    ]);
+    let report = replayed(&trace, &["--capacity=128MiB"]);
+    assert_eq!(report.failures, 1);
+    assert_eq!(
+        report.wait_max_ns, 20_000,
+        "the other is served by the first free"
+    );
+}
