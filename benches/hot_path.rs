@@ -31,14 +31,20 @@ fn hot(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("hot");
     for bytes in SIZES {
         group.bench_function(BenchmarkId::new("try", bytes), |bencher| {
-            bencher.iter(|| drop(black_box(pool.try_allocate(&stream, bytes).expect("memory"))));
+            bencher.iter(|| {
+                drop(black_box(
+                    pool.try_allocate(&stream, bytes).expect("memory"),
+                ))
+            });
         });
         group.bench_function(BenchmarkId::new("await", bytes), |bencher| {
             let mut context = Context::from_waker(Waker::noop());
-            bencher.iter(|| match pin!(pool.allocate(&stream, bytes)).poll(&mut context) {
-                Poll::Ready(block) => drop(black_box(block.expect("memory"))),
-                Poll::Pending => panic!("nothing to wait for"),
-            });
+            bencher.iter(
+                || match pin!(pool.allocate(&stream, bytes)).poll(&mut context) {
+                    Poll::Ready(block) => drop(black_box(block.expect("memory"))),
+                    Poll::Pending => panic!("nothing to wait for"),
+                },
+            );
         });
     }
     group.finish();

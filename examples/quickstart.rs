@@ -25,6 +25,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         task.await??;
     }
     let waits = pool.statistics().waits;
-    println!("{} waited, {:?} at most, on the device's clock", waits.served, waits.longest);
+    println!(
+        "{} waited, {:?} at most, on the device's clock",
+        waits.served, waits.longest
+    );
     Ok(())
 }

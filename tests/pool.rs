@@ -52,8 +52,13 @@ fn alignment_is_honoured_and_nonsense_refused() {
         live.push(block);
     }
     for alignment in [0, 3, 4 * MIB] {
-        let error = pool.try_allocate_aligned(&stream, 1, alignment).unwrap_err();
-        assert!(matches!(error, AllocError::InvalidAlignment { .. }), "{error}");
+        let error = pool
+            .try_allocate_aligned(&stream, 1, alignment)
+            .unwrap_err();
+        assert!(
+            matches!(error, AllocError::InvalidAlignment { .. }),
+            "{error}"
+        );
     }
     live.sort_by_key(Block::address);
     for pair in live.windows(2) {
@@ -78,7 +83,10 @@ fn capacity_is_a_bound_and_its_end_is_clean() {
         Pool::builder(device.clone()).handle_bytes(3).build(),
         Err(BuildError::InvalidHandle { .. })
     ));
-    let pool = builder(&device, 8 * MIB).initial_size(8 * MIB).build().unwrap();
+    let pool = builder(&device, 8 * MIB)
+        .initial_size(8 * MIB)
+        .build()
+        .unwrap();
     assert_eq!(pool.statistics().reserved.current, 8 * MIB);
     let (_work, stream) = stream(&device, &pool);
     let block = pool.try_allocate(&stream, 6 * MIB).unwrap();
@@ -86,7 +94,10 @@ fn capacity_is_a_bound_and_its_end_is_clean() {
     let AllocError::Exhausted(shortfall) = error else {
         panic!("{error}");
     };
-    assert_eq!((shortfall.requested, shortfall.reserved), (4 * MIB, 8 * MIB));
+    assert_eq!(
+        (shortfall.requested, shortfall.reserved),
+        (4 * MIB, 8 * MIB)
+    );
     assert_eq!((shortfall.free, shortfall.largest_free), (2 * MIB, 2 * MIB));
     drop(block);
     assert!(pool.try_allocate(&stream, 8 * MIB).is_ok());
@@ -157,7 +168,11 @@ fn with_no_room_left_another_stream_waits_on_the_device() {
     assert_eq!(pool.statistics().device_waits, 1);
     run(&work_b, us(10));
     device.advance(us(105));
-    assert_eq!(work_b.backlog(), 1, "its work started after the other's had ended");
+    assert_eq!(
+        work_b.backlog(),
+        1,
+        "its work started after the other's had ended"
+    );
     device.advance(us(5));
     assert_eq!(work_b.backlog(), 0);
 }
@@ -314,7 +329,11 @@ fn a_further_stream_comes_after_what_the_memory_was_before() {
         block.used_on(&b).unwrap();
         run(&work_b, us(10));
         device.advance(us(105));
-        assert_eq!(work_b.backlog(), 1, "b came after the earlier life ({bytes})");
+        assert_eq!(
+            work_b.backlog(),
+            1,
+            "b came after the earlier life ({bytes})"
+        );
         device.advance(us(5));
         assert_eq!(work_b.backlog(), 0);
         drop(block);
@@ -344,9 +363,15 @@ fn foreign_streams_are_refused_and_nothing_is_lost() {
         AllocError::ForeignStream
     );
     let event = stream_there.event().unwrap();
-    assert!(matches!(stream_here.wait(&event), Err(StreamError::ForeignPool)));
+    assert!(matches!(
+        stream_here.wait(&event),
+        Err(StreamError::ForeignPool)
+    ));
     let mut block = pool.try_allocate(&stream_here, MIB).unwrap();
-    assert!(matches!(block.used_on(&stream_there), Err(StreamError::ForeignPool)));
+    assert!(matches!(
+        block.used_on(&stream_there),
+        Err(StreamError::ForeignPool)
+    ));
     let refused = block.deallocate_on(&stream_there).unwrap_err();
     drop(refused.block);
     pool.check_conserved().unwrap();
@@ -486,7 +511,10 @@ fn statistics_add_up() {
     drop(blocks);
     let check = |used: bool| {
         let s = pool.statistics();
-        assert_eq!(s.free + s.used.current + s.pending.current, s.reserved.current);
+        assert_eq!(
+            s.free + s.used.current + s.pending.current,
+            s.reserved.current
+        );
         assert_eq!(s.used.current > 0, used);
         assert!(s.used.high >= s.used.current && s.reserved.high >= s.reserved.current);
         s
@@ -537,7 +565,11 @@ fn a_deallocation_completes_once_its_stream_has_passed() {
     let mut freed = block.deallocate();
     assert!(poll(&mut freed).is_pending());
     let again = pool.try_allocate(&stream, MIB).unwrap();
-    assert_eq!(again.address(), address, "reused by its own stream meanwhile");
+    assert_eq!(
+        again.address(),
+        address,
+        "reused by its own stream meanwhile"
+    );
     run(&work, us(100));
     device.advance(us(100));
     now(freed).unwrap();
@@ -550,7 +582,10 @@ fn a_buffer_has_elements() {
     let pool = common::pool(&device, 64 * MIB);
     let (_, stream) = stream(&device, &pool);
     let buffer = Buffer::<u64>::try_allocate(&pool, &stream, 1000).unwrap();
-    assert_eq!((buffer.len(), buffer.size(), buffer.address() % 8), (1000, 8000, 0));
+    assert_eq!(
+        (buffer.len(), buffer.size(), buffer.address() % 8),
+        (1000, 8000, 0)
+    );
     assert!(Buffer::<u64>::try_allocate(&pool, &stream, usize::MAX).is_err());
     assert_eq!(buffer.into_block().requested(), 8000);
 }

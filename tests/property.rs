@@ -128,8 +128,15 @@ impl World {
     fn act(&mut self, action: Action) {
         match action {
             Action::Allocate { stream, granules } => {
-                if let Ok(block) = self.pool.try_allocate(&self.streams[stream].1, granules * 512) {
-                    self.live.push(Live { block, last: stream, tag: 0 });
+                if let Ok(block) = self
+                    .pool
+                    .try_allocate(&self.streams[stream].1, granules * 512)
+                {
+                    self.live.push(Live {
+                        block,
+                        last: stream,
+                        tag: 0,
+                    });
                     self.use_block(self.live.len() - 1, 5);
                 }
             }
@@ -174,7 +181,11 @@ impl World {
         }
         let s = self.pool.statistics();
         assert_eq!(s.used.current, spans.values().sum::<u64>());
-        assert_eq!(s.free + s.used.current + s.pending.current, s.reserved.current, "I3");
+        assert_eq!(
+            s.free + s.used.current + s.pending.current,
+            s.reserved.current,
+            "I3"
+        );
         assert_eq!(s.reserved.current, self.device.counters().physical_in_use);
     }
 
@@ -184,7 +195,11 @@ impl World {
         self.pool.check_conserved().unwrap();
         assert_eq!(self.corruptions.load(Ordering::SeqCst), 0, "I2");
         self.pool.trim_to(0).unwrap();
-        assert_eq!(self.pool.statistics().reserved.current, 0, "all of it came back");
+        assert_eq!(
+            self.pool.statistics().reserved.current,
+            0,
+            "all of it came back"
+        );
     }
 }
 

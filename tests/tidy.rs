@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 /// From the ground up. A layer imports from those before it, and from itself.
 const LAYERS: [&str; 13] = [
-    "sync", "id", "device", "error", "ledger", "lane", "engine", "wait", "observe", "stream", "block",
-    "pool", "buffer",
+    "sync", "id", "device", "error", "ledger", "lane", "engine", "wait", "observe", "stream",
+    "block", "pool", "buffer",
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
@@ -93,7 +93,11 @@ fn unsafe_lives_in_the_device_layer() {
             .iter()
             .any(|word| code.contains(word));
         found += usize::from(has_unsafe);
-        assert!(!has_unsafe || layer == "device", "unsafe in {}", path.display());
+        assert!(
+            !has_unsafe || layer == "device",
+            "unsafe in {}",
+            path.display()
+        );
     }
     assert!(found > 0, "the contract is an unsafe trait");
 }

@@ -19,7 +19,10 @@ fn only_host_waits() -> Reuse {
 
 /// A pool with a block that takes all of it, on a stream of its own.
 fn full(device: &SimDevice) -> (Pool, weirpool::device::sim::SimStream, Stream, Block) {
-    let pool = builder(device, 8 * MIB).reuse(only_host_waits()).build().unwrap();
+    let pool = builder(device, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
     let (work, stream) = stream(device, &pool);
     let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
     (pool, work, stream, block)
@@ -36,7 +39,10 @@ fn an_allocation_waits_for_a_free_and_for_its_work() {
     run(&work, us(100));
     drop(block);
     assert!(woken.get() > 0, "a free while somebody waits is heard");
-    assert!(poll_with(&mut waiting, &waker).is_pending(), "the work runs still");
+    assert!(
+        poll_with(&mut waiting, &waker).is_pending(),
+        "the work runs still"
+    );
     let before = woken.get();
     device.advance(us(100));
     assert!(woken.get() > before, "the device is watched");
@@ -60,7 +66,10 @@ fn nobody_overtakes_the_head_of_the_queue() {
     let mut head = pool.allocate(&b, 8 * MIB);
     assert!(poll(&mut head).is_pending());
     let mut next = pool.allocate(&b, MIB);
-    assert!(poll(&mut next).is_pending(), "there is room for it, but it came second");
+    assert!(
+        poll(&mut next).is_pending(),
+        "there is room for it, but it came second"
+    );
     let error = pool.try_allocate(&a, 512).unwrap_err();
     let AllocError::Exhausted(shortfall) = error else {
         panic!("{error}")
@@ -71,17 +80,25 @@ fn nobody_overtakes_the_head_of_the_queue() {
     assert!(poll(&mut next).is_pending());
     drop(first);
     assert!(poll(&mut next).is_ready());
-    assert!(pool.try_allocate(&a, 512).is_ok(), "the queue is empty again");
+    assert!(
+        pool.try_allocate(&a, 512).is_ok(),
+        "the queue is empty again"
+    );
 }
 
 /// A warm lane does not starve the queue: lanes are drained and bypassed while anybody waits.
 #[test]
 fn a_warm_lane_does_not_starve_the_queue() {
     let device = manual();
-    let pool = builder(&device, 8 * MIB).reuse(only_host_waits()).build().unwrap();
+    let pool = builder(&device, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
     let (_, a) = stream(&device, &pool);
     let (_, b) = stream(&device, &pool);
-    let blocks: Vec<_> = (0..8).map(|_| pool.try_allocate(&a, MIB).unwrap()).collect();
+    let blocks: Vec<_> = (0..8)
+        .map(|_| pool.try_allocate(&a, MIB).unwrap())
+        .collect();
     let mut waiting = pool.allocate(&b, 4 * MIB);
     assert!(poll(&mut waiting).is_pending());
     for block in blocks {
@@ -124,7 +141,10 @@ fn a_grant_that_nobody_takes_passes_on() {
     assert!(poll_with(&mut head, &head_waker).is_pending());
     assert!(poll(&mut next).is_pending());
     drop(block);
-    assert!(poll(&mut next).is_pending(), "this poll drove, and granted the head");
+    assert!(
+        poll(&mut next).is_pending(),
+        "this poll drove, and granted the head"
+    );
     let (woken, waker) = Count::new();
     assert!(poll_with(&mut next, &waker).is_pending());
     drop(head);
@@ -147,7 +167,10 @@ fn a_future_never_polled_takes_nothing() {
 #[test]
 fn a_forgotten_grant_leaks_only_itself() {
     let device = manual();
-    let pool = builder(&device, 8 * MIB).reuse(only_host_waits()).build().unwrap();
+    let pool = builder(&device, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
     let (_, a) = stream(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let mut waiting = pool.allocate(&a, 2 * MIB);
@@ -237,7 +260,11 @@ fn a_broken_device_fails_every_waiter() {
     }
     let error = pool.try_allocate(&a, 1).unwrap_err();
     assert!(matches!(error, AllocError::Device(_)), "{error}");
-    assert_eq!(pool.statistics().pending.current, 8 * MIB, "leaked, not reused");
+    assert_eq!(
+        pool.statistics().pending.current,
+        8 * MIB,
+        "leaked, not reused"
+    );
     assert!(a.event().is_err());
     assert!(now(a.synchronize()).is_err());
 }
@@ -246,7 +273,10 @@ fn a_broken_device_fails_every_waiter() {
 #[test]
 fn a_reclaimer_sleeps_while_nobody_waits() {
     let device = manual();
-    let pool = builder(&device, 8 * MIB).reuse(only_host_waits()).build().unwrap();
+    let pool = builder(&device, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
     let (work, a) = stream(&device, &pool);
     let (_, b) = stream(&device, &pool);
     let mut reclaimer = pool.reclaimer();
@@ -313,7 +343,10 @@ fn when_the_driver_goes_away_a_waiter_takes_over() {
 /// With no runtime and nobody driving, the waiters drive themselves: any executor will do.
 #[test]
 fn waiters_drive_themselves_on_any_executor() {
-    let device = SimDevice::builder().memory(1 << 30).clock(Clock::Virtual).build();
+    let device = SimDevice::builder()
+        .memory(1 << 30)
+        .clock(Clock::Virtual)
+        .build();
     let pool = builder(&device, 8 * MIB).build().unwrap();
     let served = Arc::new(AtomicUsize::new(0));
     let tasks: Vec<_> = (0..16)
@@ -450,7 +483,9 @@ mod on_tokio {
         let device = SimDevice::new();
         let (pool, work, _a, block) = full(&device);
         let (_, b) = stream(&device, &pool);
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
         let mut waiting = pool.allocate(&b, MIB);
         runtime.block_on(async { assert!(poll(&mut waiting).is_pending()) });
         drop(runtime);

@@ -13,9 +13,9 @@ mod error;
 pub mod sim;
 mod watch;
 
+use crate::sync::plain::Arc;
 use std::any::Any;
 use std::fmt;
-use crate::sync::plain::Arc;
 use std::task::Waker;
 use std::time::Duration;
 

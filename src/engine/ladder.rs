@@ -5,7 +5,7 @@ use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::Ticket;
 use crate::lane::Lane;
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
-use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, Outcome, Plan, Request, View};
+use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, Request, View};
 use crate::sync::Arc;
 
 /// Where a grant came from.
@@ -109,22 +109,23 @@ impl Attempt {
         Self::Trimmed,
     ];
 
-    const WAIT_FIRST: [Self; 6] = [
+    const WAIT_FIRST: [Self; 7] = [
         Self::Known,
         Self::Harvested,
         Self::DeviceWait,
         Self::Gathered,
+        Self::DeviceWait,
         Self::Grown,
         Self::Trimmed,
     ];
 
     fn ladder(order: Order, effort: Effort) -> impl Iterator<Item = Self> {
-        let rungs = match order {
-            Order::GrowFirst => Self::GROW_FIRST,
-            Order::WaitFirst => Self::WAIT_FIRST,
+        let rungs: &[Self] = match order {
+            Order::GrowFirst => &Self::GROW_FIRST,
+            Order::WaitFirst => &Self::WAIT_FIRST,
         };
         let last = (effort == Effort::Immediate).then_some(Self::AnyDeviceWait);
-        rungs.into_iter().chain(last)
+        rungs.iter().copied().chain(last)
     }
 }
 
@@ -234,112 +235,126 @@ impl Climb<'_> {
         Ok(self.known())
     }
 
+    /// Growing. Where waiting comes first, what the stream may wait for is part of the span, too.
     fn grown(&self) -> Result<Option<Lent>, Refusal> {
-        let may_call = self.effort != Effort::Poll || !self.engine.capabilities.memory_calls_block;
-        if may_call {
-            return Ok(self.carry_out(Growth::Allowed)?);
+        let settings = &self.engine.settings;
+        let waits = (settings.order == Order::WaitFirst).then_some(settings.wait_limit);
+        if self.may_call() {
+            return Ok(self.fetch(waits, Growth::Allowed)?);
         }
-        if let Some(lent) = self.carry_out(Growth::None)? {
+        if let Some(lent) = self.fetch(waits, Growth::None)? {
             return Ok(Some(lent));
         }
-        if self
-            .engine
-            .ledger
-            .lock()
-            .could_grow(self.request, &self.view())
-        {
-            return Err(Refusal::NeedsThread);
+        let could_grow = {
+            let ledger = self.engine.ledger.lock();
+            ledger.could_grow(self.request, &self.view())
+        };
+        if could_grow {
+            Err(Refusal::NeedsThread)
+        } else {
+            Ok(None)
         }
-        Ok(None)
     }
 
-    fn carry_out(&self, growth: Growth) -> Result<Option<Lent>, DeviceError> {
-        let plan = self
-            .engine
-            .ledger
-            .lock()
-            .plan(self.request, &self.view(), growth);
-        let grant = match plan {
-            Some(plan) => self.engine.carry_out(plan),
-            None => return Ok(None),
-        };
-        match grant {
-            Ok(grant) => Ok(grant.map(|grant| self.lend(grant, Rung::Grown))),
-            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => Ok(None),
-            Err(error) => Err(error),
-        }
+    /// Whether memory calls may be made here.
+    fn may_call(&self) -> bool {
+        self.effort != Effort::Poll || !self.engine.capabilities.memory_calls_block
     }
 
     /// Where memory cannot be mapped elsewhere, a free segment of the wrong size is in the way.
     fn trimmed(&self) -> Result<Option<Lent>, Refusal> {
-        let may_call = self.effort != Effort::Poll || !self.engine.capabilities.memory_calls_block;
-        if self.engine.settings.geometry.virtual_memory || !may_call {
+        if self.engine.settings.geometry.virtual_memory || !self.may_call() {
             return Ok(None);
         }
         if self.engine.trim_to(0)? == 0 {
             return Ok(None);
         }
-        Ok(self.carry_out(Growth::Allowed)?)
+        Ok(self.fetch(None, Growth::Allowed)?)
     }
 
     fn device_wait(&self, limit: WaitLimit) -> Result<Option<Lent>, Refusal> {
-        let is_possible = self.engine.capabilities.device_side_waits;
-        if !is_possible || !self.engine.settings.reuse.internal_dependencies {
+        if !self.may_wait() {
             return Ok(None);
         }
-        let Some(grant) = self.take_behind(limit) else {
-            return Ok(None);
-        };
-        match self.order_after(&grant) {
-            Ok(()) => Ok(Some(self.lend(grant, Rung::DeviceWait))),
-            Err(error) => {
-                // Nothing is lost: the block is pending as before.
-                self.engine.ledger.lock().give_back(grant.id, grant.fences);
-                Err(error.into())
-            }
+        let taken = self.with_waits(Some(limit), |view| {
+            self.engine.ledger.lock().take(self.request, view)
+        });
+        match taken {
+            Some(grant) => Ok(Some(self.lend_in_order(grant, Rung::DeviceWait)?)),
+            None => Ok(self.fetch(Some(limit), Growth::None)?),
         }
     }
 
-    fn take_behind(&self, limit: WaitLimit) -> Option<Grant> {
+    fn may_wait(&self) -> bool {
+        self.engine.capabilities.device_side_waits
+            && self.engine.settings.reuse.internal_dependencies
+    }
+
+    /// Puts a span together, with the device's help if it may grow.
+    fn fetch(&self, waits: Option<WaitLimit>, growth: Growth) -> Result<Option<Lent>, DeviceError> {
+        let plan = self.with_waits(waits.filter(|_| self.may_wait()), |view| {
+            self.engine.ledger.lock().plan(self.request, view, growth)
+        });
+        let Some(plan) = plan else {
+            return Ok(None);
+        };
+        match self.engine.carry_out(plan) {
+            Ok(grant) => grant
+                .map(|grant| self.lend_in_order(grant, Rung::Grown))
+                .transpose(),
+            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Looks with a view in which the stream may be made to wait within the limit.
+    fn with_waits<R>(&self, limit: Option<WaitLimit>, look: impl FnOnce(&View<'_>) -> R) -> R {
+        let Some(limit) = limit else {
+            return look(&self.view());
+        };
         let lanes = self.engine.lanes();
         let taker = self.taker();
         let may_wait = |fence: Fence| {
             find(&lanes, fence).is_some_and(|donor| limit.allows(donor_of(donor, fence), taker))
         };
-        let view = View {
+        look(&View {
             waits: Some(&may_wait),
             ..self.view()
-        };
-        let mut ledger = self.engine.ledger.lock();
-        if let Some(grant) = ledger.take(self.request, &view) {
-            return Some(grant);
-        }
-        let plan = ledger.plan(self.request, &view, Growth::None)?;
-        match plan {
-            Plan::Map(mapping) => ledger.commit(mapping, Outcome::NOTHING_TO_DO),
-            Plan::Memory(..) => unreachable!("no growth was allowed"),
-        }
+        })
     }
 
     fn taker(&self) -> Taker {
         let now = self.engine.device.now();
         let timeline = &self.lane.timeline;
-        let tail = timeline
-            .newest()
-            .map_or(now, |newest| newest.sealed_at + timeline.latency());
+        let tail = timeline.newest().map_or(now, |_| now + timeline.latency());
         Taker { now, tail }
     }
 
-    /// Makes the stream wait, on the device, for every fence that it does not come after yet.
-    fn order_after(&self, grant: &Grant) -> Result<(), DeviceError> {
-        let lanes = self.engine.lanes();
-        let view = self.view();
-        for fence in grant.fences.iter().filter(|fence| !view.is_ordered(*fence)) {
-            if let Some(donor) = find(&lanes, fence) {
-                self.engine.wait_for(self.lane, donor, fence.ticket)?;
+    /// Lends a grant once the stream comes after all of its fences, by a wait where it does not yet.
+    fn lend_in_order(&self, grant: Grant, rung: Rung) -> Result<Lent, DeviceError> {
+        match self.order_after(&grant) {
+            Ok(true) => Ok(self.lend(grant, Rung::DeviceWait)),
+            Ok(false) => Ok(self.lend(grant, rung)),
+            Err(error) => {
+                // Nothing is lost: the block is pending as before.
+                self.engine.ledger.lock().give_back(grant.id, grant.fences);
+                Err(error)
             }
         }
-        Ok(())
+    }
+
+    /// Makes the stream wait, on the device, for every fence that it does not come after yet. Says
+    /// whether there was one.
+    fn order_after(&self, grant: &Grant) -> Result<bool, DeviceError> {
+        let lanes = self.engine.lanes();
+        let view = self.view();
+        let mut has_waited = false;
+        for fence in grant.fences.iter().filter(|fence| !view.is_ordered(*fence)) {
+            if let Some(donor) = find(&lanes, fence) {
+                has_waited |= self.engine.wait_for(self.lane, donor, fence.ticket)?;
+            }
+        }
+        Ok(has_waited)
     }
 
     /// A grant becomes a loan, which remembers behind which point of the stream it is safe.
@@ -386,17 +401,17 @@ fn donor_of(lane: &Lane, fence: Fence) -> Donor {
 }
 
 impl Engine {
-    /// Makes `lane`'s stream wait for a point of `donor`'s, on the device.
+    /// Makes `lane`'s stream wait for a point of `donor`'s, on the device, unless it is complete.
     ///
     /// # Errors
     /// When the device cannot; the order is then not counted on.
-    fn wait_for(&self, lane: &Lane, donor: &Lane, ticket: Ticket) -> Result<(), DeviceError> {
+    fn wait_for(&self, lane: &Lane, donor: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
         let marker = self.noted(donor.marker_for(ticket, &*self.device, &self.events))?;
         let Some(marker) = marker else {
-            return Ok(());
+            return Ok(false);
         };
         self.order_behind(lane, &marker)?;
         tally::add(&self.tally.device_waits, 1);
-        Ok(())
+        Ok(true)
     }
 }

@@ -49,14 +49,6 @@ pub(crate) struct Outcome {
     pub(crate) lost: bool,
 }
 
-impl Outcome {
-    /// Of a plan without steps: the window only joined what was there.
-    pub(crate) const NOTHING_TO_DO: Self = Self {
-        done: 0,
-        lost: false,
-    };
-}
-
 impl Ledger {
     /// Whether the device could help, for a plan that may not be made here.
     pub(crate) fn could_grow(&self, request: Request, view: &View<'_>) -> bool {

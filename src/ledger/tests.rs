@@ -23,7 +23,9 @@ fn ledger(virtual_memory: bool) -> Ledger {
     if virtual_memory {
         ledger.add_range(BASE, 256 * MIB);
     }
-    [A, B, C].into_iter().for_each(|stream| ledger.register(stream));
+    [A, B, C]
+        .into_iter()
+        .for_each(|stream| ledger.register(stream));
     ledger
 }
 

@@ -27,7 +27,11 @@ fn counted(pair: impl Fn(&Pool, &crate::Stream)) {
     assert_eq!(census.shared_writes, 0);
     assert_eq!(device.counters().device_calls, calls);
     let block = pool.try_allocate(&stream, 4096).unwrap();
-    assert_eq!(Arc::strong_count(pool.service()), shared, "a block counts its stream only");
+    assert_eq!(
+        Arc::strong_count(pool.service()),
+        shared,
+        "a block counts its stream only"
+    );
     drop(block);
 }
 

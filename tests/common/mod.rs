@@ -19,11 +19,16 @@ pub const fn us(us: u64) -> Duration {
 
 /// A device whose clock moves only when told.
 pub fn manual() -> SimDevice {
-    SimDevice::builder().memory(1 << 30).clock(Clock::Manual).build()
+    SimDevice::builder()
+        .memory(1 << 30)
+        .clock(Clock::Manual)
+        .build()
 }
 
 pub fn builder(device: &SimDevice, capacity: u64) -> PoolBuilder {
-    Pool::builder(device.clone()).capacity(capacity).handle_bytes(HANDLE)
+    Pool::builder(device.clone())
+        .capacity(capacity)
+        .handle_bytes(HANDLE)
 }
 
 pub fn pool(device: &SimDevice, capacity: u64) -> Pool {
