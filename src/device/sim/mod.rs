@@ -42,7 +42,7 @@
 //! | file | what |
 //! |---|---|
 //! | `builder` | settings and their defaults |
-//! | `contract` | the calls of [`Device`](crate::device::Device) |
+//! | `contract` | the calls of [`Device`] |
 //! | `engine`, `state` | the lock, how time moves under it, what it guards |
 //! | `schedule` | which item of which stream runs when; sans-IO |
 //! | `memory` | addresses, handles, mappings, bytes |

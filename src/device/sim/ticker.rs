@@ -100,7 +100,11 @@ fn tick_wall(engine: &Engine) -> Rest {
     let due = state.next_awaited(Clock::Wall);
     state.ticker = due.map_or(Phase::Parked, Phase::Until);
     drop(state);
-    due.map(|due| due.saturating_sub(engine.now()))
+    // Never zero: what is overdue waits for a body that another thread runs.
+    due.map(|due| {
+        due.saturating_sub(engine.now())
+            .max(Duration::from_micros(1))
+    })
 }
 
 fn tick_virtual(engine: &Engine, quiet: &mut Quiet) -> Rest {

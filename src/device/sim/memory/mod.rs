@@ -1,5 +1,6 @@
 //! The device's memory, as the body of an operation sees it.
 
+mod access;
 mod bytes;
 mod space;
 

@@ -1,11 +1,10 @@
 //! The book of address ranges, physical memory, and what is mapped where.
 //!
-//! Every argument is checked here. Knows nothing of calls' costs, locks, or who uses the bytes.
+//! Every argument is checked here. Knows nothing of calls' costs, locks, or how bytes are reached.
 
 use super::bytes::Bytes;
 use crate::device::DeviceErrorKind;
 use crate::device::sim::builder::{Backing, GRANULARITY, Settings};
-use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap};
 
 /// The addresses of one device; far more than it has memory, so that reserved ranges are not
@@ -42,36 +41,28 @@ struct Reservation {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Mapping {
-    bytes: u64,
-    handle: u64,
+pub(super) struct Mapping {
+    pub(super) bytes: u64,
+    pub(super) handle: u64,
 }
 
 #[derive(Debug)]
-struct Physical {
+pub(super) struct Physical {
     bytes: u64,
     mapped_at: Option<u64>,
-    store: Bytes,
-}
-
-/// A part of a physical handle.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    handle: u64,
-    offset: u64,
-    bytes: u64,
+    pub(super) store: Bytes,
 }
 
 #[derive(Debug)]
 pub(in crate::device::sim) struct Space {
     total: u64,
-    backing: Backing,
+    pub(super) backing: Backing,
     base: u64,
     /// Where the search for free addresses goes on.
     cursor: u64,
     reservations: BTreeMap<u64, Reservation>,
-    mappings: BTreeMap<u64, Mapping>,
-    physical: HashMap<u64, Physical>,
+    pub(super) mappings: BTreeMap<u64, Mapping>,
+    pub(super) physical: HashMap<u64, Physical>,
     handles: u64,
     in_use: u64,
     peak: u64,
@@ -311,89 +302,6 @@ impl Space {
         self.forget_mapping(address, handle);
         self.reservations.remove(&address);
         self.destroy(handle)
-    }
-
-    // ---- access ----------------------------------------------------------------------------
-
-    /// Whether all of the range is mapped.
-    pub(in crate::device::sim) fn is_mapped(&self, address: u64, bytes: u64) -> bool {
-        self.pieces(address, bytes).is_ok()
-    }
-
-    /// On failure answers the first address that is not mapped; nothing is read then.
-    pub(in crate::device::sim) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), u64> {
-        into.fill(0);
-        let mut rest = into;
-        for piece in self.pieces(address, rest.len() as u64)? {
-            let (now, later) = rest.split_at_mut(piece.bytes as usize);
-            if let Some(physical) = self.physical.get(&piece.handle) {
-                physical.store.read(piece.offset, now);
-            }
-            rest = later;
-        }
-        Ok(())
-    }
-
-    /// On failure answers the first address that is not mapped; nothing is written then.
-    pub(in crate::device::sim) fn write(&mut self, address: u64, from: &[u8]) -> Result<(), u64> {
-        let mut at = 0;
-        self.change(address, from.len() as u64, |store, piece| {
-            let end = at + piece.bytes as usize;
-            store.write(piece.offset, &from[at..end]);
-            at = end;
-        })
-    }
-
-    /// On failure answers the first address that is not mapped; nothing is written then.
-    pub(in crate::device::sim) fn fill(
-        &mut self,
-        address: u64,
-        bytes: u64,
-        value: u8,
-    ) -> Result<(), u64> {
-        self.change(address, bytes, |store, piece| {
-            store.fill(piece.offset, piece.bytes as usize, value);
-        })
-    }
-
-    fn change(
-        &mut self,
-        address: u64,
-        bytes: u64,
-        mut change: impl FnMut(&mut Bytes, Piece),
-    ) -> Result<(), u64> {
-        let pieces = self.pieces(address, bytes)?;
-        if self.backing == Backing::AddressesOnly {
-            return Ok(());
-        }
-        for piece in pieces {
-            if let Some(physical) = self.physical.get_mut(&piece.handle) {
-                change(&mut physical.store, piece);
-            }
-        }
-        Ok(())
-    }
-
-    /// The parts of handles behind a range, or the first address with nothing behind it.
-    fn pieces(&self, address: u64, bytes: u64) -> Result<SmallVec<[Piece; 4]>, u64> {
-        let end = address.checked_add(bytes).ok_or(address)?;
-        let mut pieces = SmallVec::new();
-        let mut at = address;
-        while at < end {
-            let below = self.mappings.range(..=at).next_back();
-            let (start, mapping) = below.ok_or(at)?;
-            let stop = start + mapping.bytes;
-            if stop <= at {
-                return Err(at);
-            }
-            pieces.push(Piece {
-                handle: mapping.handle,
-                offset: at - start,
-                bytes: stop.min(end) - at,
-            });
-            at = stop;
-        }
-        Ok(pieces)
     }
 }
 

@@ -9,15 +9,16 @@
 //! held its head back is over. So a step costs the logarithm of the number of streams at most.
 
 mod flags;
+mod head;
+mod knots;
 mod stream;
 mod timeline;
 
 use crate::device::sim::names::Names;
-use crate::device::sim::operation::{Body, Operation};
+use crate::device::sim::operation::Body;
 use crate::device::{DeviceId, RawStream, WatchId};
 use flags::Flags;
 use std::collections::{HashMap, VecDeque};
-use std::fmt::Write;
 use std::task::Waker;
 use std::time::Duration;
 pub(super) use stream::{FlagId, Item, Point};
@@ -269,202 +270,5 @@ impl Schedule {
         self.woken
             .extend(watches.into_iter().map(|(_, watched)| watched.waker));
         dropped
-    }
-
-    // ---- the head of a stream --------------------------------------------------------------
-
-    /// Carries out what the stream's head needs no time for.
-    fn look_at(&mut self, name: RawStream) {
-        while let Some(item) = self.open_head(name) {
-            match *item {
-                Item::Operation(_) => return self.prepare(name),
-                Item::Record => {}
-                Item::Signal(flag, value) => self.set_flag(flag, value),
-                Item::Wait(point) if !self.is_complete(point) => {
-                    return self.block(name, |all| all.await_point(point, Waiter::Stream(name)));
-                }
-                Item::WaitUntil(flag, at_least) if self.flags.value(flag) < at_least => {
-                    return self.block(name, |all| all.flags.wait(flag, at_least, name));
-                }
-                Item::Wait(_) | Item::WaitUntil(..) => {
-                    let now = self.now;
-                    self.stream(name).waited_until = now;
-                }
-            }
-            self.pass(name);
-        }
-    }
-
-    fn open_head(&self, name: RawStream) -> Option<&Item> {
-        let stream = self.streams.get(name.0)?;
-        let head = stream.items.front()?;
-        (stream.phase == Phase::Open).then_some(&head.item)
-    }
-
-    fn block(&mut self, name: RawStream, enlist: impl FnOnce(&mut Self)) {
-        self.stream(name).phase = Phase::Waiting;
-        enlist(self);
-    }
-
-    fn await_point(&mut self, point: Point, waiter: Waiter) {
-        let arrival = match waiter {
-            Waiter::Watch(id) => id.0,
-            Waiter::Stream(_) => self.next_arrival(),
-        };
-        let key = (point.index, arrival);
-        self.stream(point.stream).waiters.insert(key, waiter);
-    }
-
-    /// Decides when the operation at the head may start.
-    fn prepare(&mut self, name: RawStream) {
-        let now = self.now;
-        let stream = self.stream(name);
-        let head = stream.items.front().expect("a head to prepare");
-        let Item::Operation(operation) = &head.item else {
-            unreachable!("only operations are prepared");
-        };
-        let (start, stall) = stream.start_of(operation, head.at);
-        stream.stall += stall;
-        stream.phase = if start > now {
-            Phase::Behind
-        } else {
-            Phase::Ready
-        };
-        self.stall += stall;
-        if start > now {
-            self.timeline.push(start, name);
-        } else {
-            self.places.ask(now, name);
-        }
-    }
-
-    /// What the timeline had for a stream is due.
-    fn meet(&mut self, name: RawStream) -> Option<Job> {
-        let now = self.now;
-        let stream = self.stream(name);
-        match stream.phase {
-            Phase::Behind => {
-                stream.phase = Phase::Ready;
-                self.places.ask(now, name);
-                None
-            }
-            Phase::Running => self.complete(name),
-            phase => unreachable!("nothing is due for a stream that is {phase:?}"),
-        }
-    }
-
-    fn start(&mut self, name: RawStream) {
-        let now = self.now;
-        let stream = self.stream(name);
-        stream.phase = Phase::Running;
-        let end = now.saturating_add(head_operation(stream).duration);
-        self.timeline.push(end, name);
-    }
-
-    /// The head's time is over; its body, if any, still has to run.
-    fn complete(&mut self, name: RawStream) -> Option<Job> {
-        let stream = self.stream(name);
-        stream.phase = Phase::Finishing;
-        match head_operation(stream).body.take() {
-            Some(body) => Some(Job { stream: name, body }),
-            None => {
-                self.finish(name);
-                None
-            }
-        }
-    }
-
-    /// The operation at the head is complete. Of a stream that was halted meanwhile, nothing is.
-    pub(super) fn finish(&mut self, name: RawStream) {
-        let now = self.now;
-        let stream = self.streams.get_mut(name.0);
-        let Some(stream) = stream.filter(|stream| stream.phase == Phase::Finishing) else {
-            return;
-        };
-        stream.free_at = now;
-        self.operations += 1;
-        self.places.take_back();
-        self.pass(name);
-        self.agenda.push_back(name);
-    }
-
-    /// The head is done: tells who waits for it.
-    fn pass(&mut self, name: RawStream) {
-        let stream = self.stream(name);
-        stream.phase = Phase::Open;
-        stream.items.pop_front();
-        stream.done += 1;
-        while let Some(waiter) = self.stream(name).next_to_tell() {
-            self.tell(waiter);
-        }
-        self.recycle(name);
-    }
-
-    fn tell(&mut self, waiter: Waiter) {
-        match waiter {
-            Waiter::Stream(name) => self.reopen(name),
-            Waiter::Watch(id) => {
-                let watched = self.watches.remove(&id);
-                self.woken.extend(watched.map(|watched| watched.waker));
-            }
-        }
-    }
-
-    /// What the stream waited for has come.
-    fn reopen(&mut self, name: RawStream) {
-        self.stream(name).phase = Phase::Open;
-        self.agenda.push_back(name);
-    }
-
-    fn recycle(&mut self, name: RawStream) {
-        if self.streams.get(name.0).is_some_and(Stream::is_gone) {
-            self.streams.remove(name.0);
-        }
-    }
-
-    fn stream(&mut self, name: RawStream) -> &mut Stream {
-        self.streams.get_mut(name.0).expect("a stream that exists")
-    }
-
-    // ---- for people ------------------------------------------------------------------------
-
-    /// One line for each stream that has work left, saying what its head waits for.
-    pub(super) fn describe_backlog(&self, out: &mut String) {
-        for (name, stream) in self.streams.iter() {
-            if let Some(head) = stream.items.front() {
-                let (items, why) = (stream.items.len(), self.why(stream, &head.item));
-                let _ = write!(
-                    out,
-                    "\n  stream {name:#x}: {items} item(s) not complete, {why}"
-                );
-            }
-        }
-    }
-
-    fn why(&self, stream: &Stream, head: &Item) -> String {
-        match (head, stream.phase) {
-            (Item::Wait(point), _) => {
-                let (behind, done) = self.progress(point.stream);
-                let (name, index) = (point.stream.0, point.index + 1);
-                let of = behind + done;
-                format!("waits for item {index} of {of} of stream {name:#x}, which has done {done}")
-            }
-            (Item::WaitUntil(flag, at_least), _) => {
-                let (number, value) = (flag.0, self.flags.value(*flag));
-                format!("waits until flag {number} is at least {at_least}; it is {value}")
-            }
-            (Item::Operation(operation), Phase::Running) => format!("runs {operation}"),
-            (Item::Operation(operation), Phase::Ready) => format!("has no place for {operation}"),
-            (Item::Operation(operation), Phase::Finishing) => format!("ends {operation}"),
-            (item, _) => format!("is about to do {item:?}"),
-        }
-    }
-}
-
-/// The operation at the head of a stream that has one there.
-fn head_operation(stream: &mut Stream) -> &mut Operation {
-    match stream.items.front_mut().map(|head| &mut head.item) {
-        Some(Item::Operation(operation)) => operation,
-        other => unreachable!("the head is an operation, not {other:?}"),
     }
 }
