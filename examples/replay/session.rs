@@ -9,6 +9,7 @@ use anyhow::Context;
 use hdrhistogram::Histogram;
 use std::cell::RefCell;
 use std::time::Duration;
+use weirpool::device::Device;
 use weirpool::device::sim::{Backing, Clock, SimDevice, SimStream};
 use weirpool::{Block, Event, Order, Pool, Reuse, Sealing, Stream, WaitLimit};
 
@@ -78,11 +79,16 @@ impl Session {
         })
     }
 
+    /// Virtual time.
+    pub(crate) fn now(&self) -> Duration {
+        self.device.now()
+    }
+
     /// The levels of this moment.
     pub(crate) fn sample(&self) -> Sample {
         let levels = self.pool.statistics();
         Sample {
-            at: self.device.now(),
+            at: self.now(),
             reserved: levels.reserved.current,
             used: levels.used.current,
             pending: levels.pending.current,
