@@ -18,8 +18,9 @@ use std::task::{Context, Poll};
 /// was [used on](Self::used_on) since.
 ///
 /// Dropped, it is freed in the order of those streams: work submitted before the drop may still use
-/// it. A drop never blocks and never panics, and makes at most the one event record for each of those
-/// streams that the [sealing policy](crate::Sealing) asks for.
+/// it. A drop never blocks and never panics. It makes at most the one event record for each of those
+/// streams that the [sealing policy](crate::Sealing) asks for, and once in a while a few queries to have
+/// events back.
 #[must_use = "a block is freed when it is dropped"]
 pub struct Block {
     registration: Arc<Registration>,

@@ -1,5 +1,104 @@
-//! weirpool
+//! A stream-ordered GPU memory pool whose allocations are awaited.
+//!
+//! A weir is a low dam across a stream; the pool behind it fills and drains as the stream runs.
+//!
+//! ```
+//! use std::time::Duration;
+//! use weirpool::{Pool, device::sim::{Operation, SimDevice}};
+//!
+//! let device = SimDevice::new();
+//! let pool = Pool::builder(device.clone()).capacity(256 << 20).build()?;
+//! let work = device.create_stream();
+//! let stream = pool.register(&work)?;
+//!
+//! device.block_on(async {
+//!     let block = pool.allocate(&stream, 64 << 20).await?; // waits for memory instead of failing
+//!     work.submit(Operation::new(Duration::from_micros(50))); // ordinary stream-ordered use
+//!     drop(block); // pending until the stream passes this point
+//!     stream.synchronize().await?;
+//!     Ok::<(), weirpool::AllocError>(())
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Words
+//!
+//! - **device**: the backend. [`device::sim`] is a simulated one, on which everything here can be tried
+//!   and tested without a GPU.
+//! - **stream**: an in-order queue of device work, modelled as an executor: work is submitted, completion
+//!   is awaited. [`Stream`] is one that was registered with a pool.
+//! - **event, ticket**: a point in a stream. Each stream numbers its points with tickets; a ticket is
+//!   complete when the event recorded for it, or for a later one of that stream, is complete.
+//! - **segment**: a span of addresses from the device. **Block**: a piece of a segment. Blocks tile their
+//!   segment.
+//! - **free, used, pending**: the states of a block. *Pending* was given back, but device work submitted
+//!   before may still touch it. That is relative: the stream that freed it may reuse it at once, since
+//!   its own order protects it; to every other stream it is pending until the ticket completes or an
+//!   ordering is inserted.
+//! - **fence set**: the points, at most one of each stream, that must be complete, or come before, for a
+//!   block to be reused.
+//! - **lane**: the pool's cache in front of each stream, bounded in bytes. **Ledger**: the shared book of
+//!   segments and blocks behind the lanes.
+//! - **reserved**, **used**, **pending**: bytes held from the device, owned by somebody, given back but
+//!   not complete; each with its high-water mark. The names are CUDA's and HIP's.
+//!
+//! ```text
+//!     free ──grant──▶ used ──deallocate(stream, ticket)──▶ pending ──ticket complete──▶ free
+//!                      ▲                                      │
+//!                      └── same stream: at once ──────────────┤
+//!                      └── other stream: after the ticket, ───┘
+//!                          or behind a wait on the device
+//! ```
+//!
+//! # One allocation, followed through the layers
+//!
+//! 1. [`Pool::allocate`] checks nothing yet: it makes an [`Allocate`], which borrows its handles.
+//! 2. Its first poll checks the request at the door and rounds it to 512 bytes.
+//! 3. The **lane** of the stream is asked: one lock of its own, one pop. If it has a block of that size,
+//!    that is all: no device call, no shared cache line written ([`Rung::Lane`]).
+//! 4. The **engine** climbs the [reuse ladder](Rung): the **ledger** for what is known to be free, of
+//!    this stream, or ordered before it; the same after asking the **device** what has completed; the
+//!    same after taking back what other lanes keep; then growing, by mapping free memory elsewhere or
+//!    taking more; then memory pending on another stream, behind a wait on the device.
+//! 5. If no rung gives, the future joins the **queue** in `wait`, and the gate is closed: lanes are
+//!    bypassed, every free goes to the ledger, and rings.
+//! 6. Whoever drives (a [`Reclaimer`] on the runtime, or the waiter polled last) is woken by such a free,
+//!    or by the device when a stream gets further. It climbs the ladder for the head of the queue, sets
+//!    the grant, and then wakes the waiter.
+//! 7. The [`Block`] is used in the order of its stream. Used on a further stream, it is told so with
+//!    [`Block::used_on`].
+//! 8. Dropped, it goes to the lane, or to the ledger as pending under the stream's open ticket. Once
+//!    enough was freed, the ticket is *sealed*: closed under the lane's lock, and its event recorded
+//!    after the lock is let go. When the event is seen complete, the block is free.
+//!
+//! # Layers
+//!
+//! Imports point down only; a test holds this table.
+//!
+//! | layer | what it is | what it must not know |
+//! |---|---|---|
+//! | `buffer`, `pool`, `block`, `stream` | the public face | |
+//! | `observe` | statistics: reads, never steers | |
+//! | `wait` | queue, futures, reclaimer | how memory is found |
+//! | `engine` | one allocation and one free, through lanes, ledger and device | who waits |
+//! | `lane` | a stream's front and its points: the hot path | how memory is searched |
+//! | `ledger` | the book of segments and blocks; policies are pure functions beside it | clock, device, async, locks |
+//! | `device` | the contract, and the backends | everything above |
+//! | `error`, `id` | what can go wrong; names that are numbers | |
+//! | `sync` | the only file that names the primitives of std or loom | |
+//!
+//! `unsafe` lives in `device`; everywhere else it is denied.
+//!
+//! # Features
+//!
+//! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when somebody first waits.
+//!   Without it, or outside a runtime, waiters drive themselves, on any executor.
+//!
+//! # More
+//!
+//! The [guide](guide) has the argument for why reuse is safe, and the figures with their commands.
 #![deny(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod block;
 mod buffer;
@@ -7,6 +106,7 @@ mod buffer;
 pub mod device;
 mod engine;
 mod error;
+pub mod guide;
 mod id;
 mod lane;
 mod ledger;

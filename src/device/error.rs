@@ -1,6 +1,6 @@
 //! What a device answers when it cannot.
 
-use std::sync::Arc;
+use crate::sync::plain::Arc;
 
 /// What kind of failure it was; this is what the pool acts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -15,7 +15,7 @@ mod watch;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use crate::sync::plain::Arc;
 use std::task::Waker;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Watches and alarms as guards: dropped, they are taken back.
 
 use super::{AlarmId, Device, RawEvent, WatchId};
-use std::sync::Arc;
+use crate::sync::plain::Arc;
 use std::task::Waker;
 use std::time::Duration;
 

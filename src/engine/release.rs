@@ -56,12 +56,23 @@ impl Engine {
         fences
     }
 
+    /// Records the event of a closed ticket, once in a while after asking how far the stream is, so that
+    /// events come back and their number is bounded (I8).
+    ///
     /// A record that fails leaves the ticket to a later one, or, sticky, ends the pool; a free has
     /// nobody to tell.
     fn record_closed(&self, lane: &Lane, closed: Option<Ticket>) {
-        if let Some(ticket) = closed {
-            let _ = self.noted(lane.record(ticket, &*self.device, &self.events));
+        let Some(ticket) = closed else {
+            return;
+        };
+        if lane.timeline.is_crowded() {
+            let _ = self.harvest_lane(lane);
+            lane.timeline.note_asked();
         }
+        if lane.timeline.is_full() && self.is_open() {
+            return lane.expect_seal(ticket.next());
+        }
+        let _ = self.noted(lane.record(ticket, &*self.device, &self.events));
     }
 
     fn ring_if_awaited(&self) {

@@ -18,7 +18,15 @@ pub(crate) struct Timeline {
     clock: Mutex<Clock>,
     /// How long an event took from record to being seen complete: a running mean, in nanoseconds.
     latency: SharedNumber,
+    /// Markers on their way from which on the next free that seals asks how far the stream is.
+    crowd: SharedNumber,
 }
+
+/// Fewer markers than this are not worth asking after.
+const FEWEST_WORTH_ASKING: usize = 16;
+
+/// No free records another event while so many are on their way: the next covers it (I8).
+const MOST_ON_THEIR_WAY: usize = 1024;
 
 impl Timeline {
     pub(crate) fn new() -> Self {
@@ -27,6 +35,7 @@ impl Timeline {
             completed: SharedNumber::new(0),
             clock: Mutex::new(Guards::Clock, Clock::default()),
             latency: SharedNumber::new(0),
+            crowd: SharedNumber::new(FEWEST_WORTH_ASKING as u64),
         }
     }
 
@@ -119,6 +128,24 @@ impl Timeline {
             mean - mean / 8 + sample / 8
         };
         self.latency.store(next, Ordering::Relaxed);
+    }
+
+    /// Whether a free should ask how far the stream is before it records another event. Asked in vain,
+    /// it is not asked again before there are twice as many.
+    pub(crate) fn is_crowded(&self) -> bool {
+        let crowd = self.crowd.load(Ordering::Relaxed);
+        self.markers.lock().len() as u64 >= crowd
+    }
+
+    /// It was asked; what is left sets when to ask again.
+    pub(crate) fn note_asked(&self) {
+        let left = self.markers.lock().len();
+        let crowd = (2 * left).clamp(FEWEST_WORTH_ASKING, MOST_ON_THEIR_WAY);
+        self.crowd.store(crowd as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.markers.lock().len() >= MOST_ON_THEIR_WAY
     }
 
     pub(crate) fn is_idle(&self) -> bool {

@@ -80,6 +80,8 @@ pub(crate) struct Geometry {
     pub(crate) capacity: u64,
     /// Size of a physical handle, or least size of a segment where memory is plain.
     pub(crate) handle_bytes: u64,
+    /// The device's own step, in bytes.
+    pub(crate) granularity: u64,
     /// Whether memory can be mapped elsewhere.
     pub(crate) virtual_memory: bool,
 }

@@ -90,7 +90,7 @@ impl Ledger {
         let left = self.geometry.capacity.saturating_sub(taken);
         let bytes = request
             .bytes
-            .checked_next_multiple_of(super::GRANULE.max(request.alignment))?
+            .checked_next_multiple_of(self.geometry.granularity)?
             .max(self.geometry.handle_bytes.min(left));
         if bytes > left {
             return None;

@@ -17,12 +17,13 @@ fn ledger(virtual_memory: bool) -> Ledger {
     let mut ledger = Ledger::new(Geometry {
         capacity: 32 * MIB,
         handle_bytes: HANDLE,
+        granularity: HANDLE,
         virtual_memory,
     });
     if virtual_memory {
         ledger.add_range(BASE, 256 * MIB);
     }
-    [A, B, C].map(|stream| ledger.register(stream));
+    [A, B, C].into_iter().for_each(|stream| ledger.register(stream));
     ledger
 }
 

@@ -157,6 +157,7 @@ impl PoolBuilder {
         Ok(Geometry {
             capacity: capacity / handle_bytes * handle_bytes,
             handle_bytes,
+            granularity,
             virtual_memory: capabilities.virtual_memory,
         })
     }

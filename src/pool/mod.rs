@@ -2,6 +2,8 @@
 
 mod allocate;
 mod builder;
+#[cfg(all(test, debug_assertions, not(weirpool_loom)))]
+mod hot_path;
 
 pub use allocate::Allocate;
 pub use builder::PoolBuilder;

@@ -13,6 +13,11 @@ use std::time::Duration;
 /// All of these panic inside the body of an operation, on a device on the wall clock, and with a
 /// body's panic when there is one.
 impl SimDevice {
+    /// The device's clock: time since it was built, in the device's own time.
+    pub fn now(&self) -> Duration {
+        self.engine.now()
+    }
+
     /// Does everything due within `by`, in order, and stops exactly there. Who is woken is woken
     /// then, not on the way.
     ///

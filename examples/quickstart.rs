@@ -1,0 +1,30 @@
+//! Two tasks, a stream each, and memory for only one of them at a time: the second waits, and nobody
+//! fails. Run it with `cargo run --example quickstart`.
+
+use std::time::Duration;
+use weirpool::device::sim::{Operation, SimDevice};
+use weirpool::{AllocError, Pool};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let device = SimDevice::new();
+    let pool = Pool::builder(device.clone()).capacity(64 << 20).build()?;
+
+    let tasks = ["first", "second"].map(|name| {
+        let (pool, work) = (pool.clone(), device.create_stream());
+        tokio::spawn(async move {
+            let stream = pool.register(&work).expect("a stream of the same device");
+            let block = pool.allocate(&stream, 48 << 20).await?; // waits for memory instead of failing
+            work.submit(Operation::new(Duration::from_millis(2))); // a kernel that uses the block
+            println!("{name}: 48 MiB at {:#x}", block.address());
+            block.deallocate().await?; // pending until the stream has passed this point
+            Ok::<_, AllocError>(())
+        })
+    });
+    for task in tasks {
+        task.await??;
+    }
+    let waits = pool.statistics().waits;
+    println!("{} waited, {:?} at most, on the device's clock", waits.served, waits.longest);
+    Ok(())
+}

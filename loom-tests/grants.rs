@@ -1,0 +1,111 @@
+//! Who gets a block, and who is told.
+
+use super::*;
+use loom::future::block_on;
+use loom::thread;
+
+/// A free comes while an allocation is joining the queue: it is found by the look, or it is heard.
+#[test]
+fn release_against_enqueue() {
+    model("release against enqueue", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let freeing = thread::spawn(move || drop(block));
+        let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
+        freeing.join().unwrap();
+        drop(granted);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// The same for a small block, which the lane would have kept: the gate is raised before the drain.
+#[test]
+fn lane_free_against_enqueue() {
+    model("lane free against enqueue", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 4096).unwrap();
+        let freeing = thread::spawn(move || drop(block));
+        let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
+        freeing.join().unwrap();
+        drop(granted);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A waiter is dropped while it is granted: the grant comes back, whoever had it last.
+#[test]
+fn cancel_against_grant() {
+    model("cancel against grant", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let mut waiting = pool.allocate(&b, 2 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        let granting = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                drop(block);
+                pool.harvest().unwrap();
+            })
+        };
+        drop(waiting);
+        granting.join().unwrap();
+        assert_eq!(pool.statistics().waits.waiting, 0);
+        drop(pool.try_allocate(&b, 2 * MIB).unwrap());
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Two streams reach for the one free block: one gets it, the other is told there is none.
+#[test]
+fn two_streams_stealing_one_block() {
+    model("two streams stealing one block", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        drop(block);
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.try_allocate(&b, 2 * MIB).ok())
+        };
+        let mine = pool.try_allocate(&a, 2 * MIB).ok();
+        let theirs = other.join().unwrap();
+        assert!(mine.is_some() != theirs.is_some(), "{mine:?} {theirs:?}");
+        drop((mine, theirs));
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Two waiters, one block: the second is granted after the first, whoever drives.
+#[test]
+fn two_waiters_one_block() {
+    model("two waiters, one block", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let block = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
+                drop(block);
+            })
+        };
+        drop(block);
+        let mine = block_on(pool.allocate(&a, 2 * MIB)).unwrap();
+        drop(mine);
+        other.join().unwrap();
+        pool.check_conserved().unwrap();
+    });
+}

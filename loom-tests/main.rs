@@ -1,0 +1,81 @@
+//! Models of the crate's own types under loom, each named for the race it hunts and ending in a
+//! conservation check. The simulated device is below them: its calls are single steps.
+//!
+//! `RUSTFLAGS="--cfg weirpool_loom" LOOM_MAX_PREEMPTIONS=2 cargo test --release
+//! --no-default-features --test loom`
+#![cfg(weirpool_loom)]
+
+mod grants;
+mod releases;
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use weirpool::device::sim::{Backing, Clock, Operation, SimDevice, SimStream};
+use weirpool::{Allocate, Block, Pool, Reuse, Stream};
+
+const MIB: u64 = 1 << 20;
+
+/// Runs a model and says how many executions there were.
+fn model(name: &str, body: impl Fn() + Send + Sync + 'static) {
+    let executions = std::sync::Arc::new(AtomicU64::new(0));
+    let counted = executions.clone();
+    let mut builder = loom::model::Builder::new();
+    builder.max_branches = 20_000;
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        body();
+    });
+    println!("{name}: {} executions", executions.load(Ordering::Relaxed));
+}
+
+fn device() -> SimDevice {
+    SimDevice::builder()
+        .memory(64 * MIB)
+        .backing(Backing::AddressesOnly)
+        .clock(Clock::Manual)
+        .build()
+}
+
+/// A pool of one handle, without waits on the device: whoever is short waits on the host.
+fn pool(device: &SimDevice) -> Pool {
+    let reuse = Reuse {
+        internal_dependencies: false,
+        ..Reuse::ALL
+    };
+    Pool::builder(device.clone())
+        .capacity(2 * MIB)
+        .handle_bytes(2 * MIB)
+        .lane_bytes(4096)
+        .reuse(reuse)
+        .build()
+        .unwrap()
+}
+
+fn stream(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
+    let work = device.create_stream();
+    let stream = pool.register(&work).unwrap();
+    (work, stream)
+}
+
+fn run(work: &SimStream, us: u64) {
+    work.submit(Operation::new(Duration::from_micros(us)));
+}
+
+fn poll(allocate: &mut Allocate<'_>) -> Poll<Result<Block, weirpool::AllocError>> {
+    Pin::new(allocate).poll_once()
+}
+
+trait PollOnce {
+    type Output;
+    fn poll_once(self) -> Poll<Self::Output>;
+}
+
+impl<F: Future> PollOnce for Pin<&mut F> {
+    type Output = F::Output;
+
+    fn poll_once(self) -> Poll<F::Output> {
+        self.poll(&mut Context::from_waker(Waker::noop()))
+    }
+}

@@ -1,0 +1,7 @@
+//! Pages that are longer than a signature.
+
+#[doc = include_str!("safety.md")]
+pub mod safety {}
+
+#[doc = include_str!("figures.md")]
+pub mod figures {}

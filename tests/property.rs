@@ -1,0 +1,220 @@
+//! Random operations on a pool, against a naive model and over real bytes.
+//!
+//! The model knows of each live block the tag that its owner writes. Every use is two operations on
+//! the device: one writes the tag, a later one checks that it is still there. Memory that is reused
+//! before its earlier use has passed shows as a tag overwritten, whatever the pool believes of it.
+
+mod common;
+
+use common::*;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use weirpool::device::sim::{Operation, SimDevice, SimStream};
+use weirpool::*;
+
+const STREAMS: usize = 3;
+
+#[derive(Clone, Debug)]
+enum Action {
+    Allocate { stream: usize, granules: u64 },
+    Use { pick: usize, micros: u64 },
+    Share { pick: usize, stream: usize },
+    Free { pick: usize },
+    FreeOn { pick: usize, stream: usize },
+    Order { before: usize, after: usize },
+    Seal { stream: usize },
+    Advance { micros: u64 },
+    Harvest,
+    Trim { mib: u64 },
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let stream = || 0..STREAMS;
+    let pick = any::<usize>;
+    prop_oneof![
+        6 => (stream(), 1..9000u64).prop_map(|(stream, granules)| Action::Allocate { stream, granules }),
+        3 => (pick(), 1..50u64).prop_map(|(pick, micros)| Action::Use { pick, micros }),
+        1 => (pick(), stream()).prop_map(|(pick, stream)| Action::Share { pick, stream }),
+        4 => pick().prop_map(|pick| Action::Free { pick }),
+        1 => (pick(), stream()).prop_map(|(pick, stream)| Action::FreeOn { pick, stream }),
+        1 => (stream(), stream()).prop_map(|(before, after)| Action::Order { before, after }),
+        1 => stream().prop_map(|stream| Action::Seal { stream }),
+        2 => (1..80u64).prop_map(|micros| Action::Advance { micros }),
+        1 => Just(Action::Harvest),
+        1 => (0..16u64).prop_map(|mib| Action::Trim { mib }),
+    ]
+}
+
+struct Live {
+    block: Block,
+    /// The stream on which it was used last; the next use is ordered after it.
+    last: usize,
+    tag: u8,
+}
+
+struct World {
+    device: SimDevice,
+    pool: Pool,
+    streams: Vec<(SimStream, Stream)>,
+    live: Vec<Live>,
+    corruptions: Arc<AtomicU64>,
+    next_tag: u8,
+}
+
+impl World {
+    fn new(virtual_memory: bool, order: Order, sealing: Sealing) -> Self {
+        let device = SimDevice::builder()
+            .memory(64 * MIB)
+            .clock(weirpool::device::sim::Clock::Manual)
+            .virtual_memory(virtual_memory)
+            .build();
+        let pool = builder(&device, 16 * MIB)
+            .order(order)
+            .sealing(sealing)
+            .lane_bytes(MIB)
+            .build()
+            .unwrap();
+        let streams = (0..STREAMS).map(|_| stream(&device, &pool)).collect();
+        Self {
+            device,
+            pool,
+            streams,
+            live: Vec::new(),
+            corruptions: Arc::default(),
+            next_tag: 0,
+        }
+    }
+
+    /// Writes a tag over both ends of the block now, and checks it after some time.
+    fn use_block(&mut self, at: usize, micros: u64) {
+        self.next_tag = self.next_tag % 250 + 1;
+        let tag = self.next_tag;
+        let live = &mut self.live[at];
+        live.tag = tag;
+        let (address, size) = (live.block.address(), live.block.size());
+        let work = &self.streams[live.last].0;
+        work.submit(Operation::new(us(1)).run(move |memory| {
+            memory.fill(address, 512, tag);
+            memory.fill(address + size - 512, 512, tag);
+        }));
+        let corruptions = self.corruptions.clone();
+        work.submit(Operation::new(us(micros)).run(move |memory| {
+            for end in [address, address + size - 1] {
+                let mut byte = [0];
+                memory.read(end, &mut byte);
+                if byte[0] != tag {
+                    corruptions.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        }));
+    }
+
+    fn take(&mut self, pick: usize) -> Option<Live> {
+        (!self.live.is_empty()).then(|| self.live.swap_remove(pick % self.live.len()))
+    }
+
+    /// Moves the use of a block to another stream, as a careful user does.
+    fn share(&mut self, at: usize, to: usize) {
+        let from = self.live[at].last;
+        let event = self.streams[from].1.event().unwrap();
+        let to_stream = self.streams[to].1.clone();
+        to_stream.wait(&event).unwrap();
+        self.live[at].block.used_on(&to_stream).unwrap();
+        self.live[at].last = to;
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::Allocate { stream, granules } => {
+                if let Ok(block) = self.pool.try_allocate(&self.streams[stream].1, granules * 512) {
+                    self.live.push(Live { block, last: stream, tag: 0 });
+                    self.use_block(self.live.len() - 1, 5);
+                }
+            }
+            Action::Use { pick, micros } if !self.live.is_empty() => {
+                self.use_block(pick % self.live.len(), micros);
+            }
+            Action::Share { pick, stream } if !self.live.is_empty() => {
+                let at = pick % self.live.len();
+                self.share(at, stream);
+                self.use_block(at, 10);
+            }
+            Action::Free { pick } => drop(self.take(pick)),
+            Action::FreeOn { pick, stream } => {
+                if let Some(live) = self.take(pick) {
+                    drop(live.block.deallocate_on(&self.streams[stream].1).unwrap());
+                }
+            }
+            Action::Order { before, after } => {
+                let event = self.streams[before].1.event().unwrap();
+                self.streams[after].1.wait(&event).unwrap();
+            }
+            Action::Seal { stream } => self.streams[stream].1.seal().unwrap(),
+            Action::Advance { micros } => self.device.advance(us(micros)),
+            Action::Harvest => drop(self.pool.harvest().unwrap()),
+            Action::Trim { mib } => drop(self.pool.trim_to(mib * MIB).unwrap()),
+            Action::Use { .. } | Action::Share { .. } => {}
+        }
+    }
+
+    /// I1 and I3 as a user sees them, and the pool's own invariants.
+    fn check(&self) {
+        self.pool.check().unwrap();
+        let spans: BTreeMap<u64, u64> = self
+            .live
+            .iter()
+            .map(|live| (live.block.address(), live.block.size()))
+            .collect();
+        assert_eq!(spans.len(), self.live.len());
+        let ends = spans.iter().map(|(address, size)| address + size);
+        for (end, next) in ends.zip(spans.keys().skip(1)) {
+            assert!(end <= *next, "I1");
+        }
+        let s = self.pool.statistics();
+        assert_eq!(s.used.current, spans.values().sum::<u64>());
+        assert_eq!(s.free + s.used.current + s.pending.current, s.reserved.current, "I3");
+        assert_eq!(s.reserved.current, self.device.counters().physical_in_use);
+    }
+
+    fn end(mut self) {
+        self.live.clear();
+        self.device.advance(us(1_000_000));
+        self.pool.check_conserved().unwrap();
+        assert_eq!(self.corruptions.load(Ordering::SeqCst), 0, "I2");
+        self.pool.trim_to(0).unwrap();
+        assert_eq!(self.pool.statistics().reserved.current, 0, "all of it came back");
+    }
+}
+
+fn sealing() -> impl Strategy<Value = Sealing> {
+    prop_oneof![
+        Just(Sealing::EveryFree),
+        Just(Sealing::Bytes(MIB)),
+        Just(Sealing::OnDemand),
+    ]
+}
+
+fn order() -> impl Strategy<Value = Order> {
+    prop_oneof![Just(Order::GrowFirst), Just(Order::WaitFirst)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_operations_keep_every_invariant(
+        virtual_memory in any::<bool>(),
+        order in order(),
+        sealing in sealing(),
+        actions in proptest::collection::vec(action(), 1..150),
+    ) {
+        let mut world = World::new(virtual_memory, order, sealing);
+        for action in actions {
+            world.act(action);
+            world.check();
+        }
+        world.end();
+    }
+}

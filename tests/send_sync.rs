@@ -1,0 +1,32 @@
+//! What may cross threads, as a table.
+
+use static_assertions::{assert_impl_all, assert_not_impl_any};
+use weirpool::device::sim::{SimDevice, SimStream};
+use weirpool::device::{Device, DeviceError};
+use weirpool::*;
+
+assert_impl_all!(Pool: Send, Sync, Clone);
+assert_impl_all!(Stream: Send, Sync, Clone);
+assert_impl_all!(Event: Send, Sync, Clone);
+assert_impl_all!(Block: Send, Sync);
+assert_impl_all!(Buffer<f32>: Send, Sync);
+// The elements live on the device: no thread has a reference to one.
+assert_impl_all!(Buffer<*const u8>: Send, Sync);
+assert_impl_all!(Allocate<'static>: Send, Sync, Unpin);
+assert_impl_all!(Deallocation: Send, Sync, Unpin);
+assert_impl_all!(Completion: Send, Sync, Unpin);
+assert_impl_all!(Synchronize: Send, Sync, Unpin);
+assert_impl_all!(Reclaimer: Send, Sync, Unpin);
+assert_impl_all!(AllocError: Send, Sync, std::error::Error);
+assert_impl_all!(BuildError: Send, Sync, std::error::Error);
+assert_impl_all!(StreamError: Send, Sync, std::error::Error);
+assert_impl_all!(DeallocateError: Send, Sync, std::error::Error);
+assert_impl_all!(DeviceError: Send, Sync, std::error::Error);
+assert_impl_all!(Statistics: Send, Sync, Copy);
+assert_impl_all!(SimDevice: Send, Sync, Clone, Device);
+assert_impl_all!(SimStream: Send, Sync, Clone);
+// A block is owned by one: what is shared is shared by whoever owns it.
+assert_not_impl_any!(Block: Clone, Copy);
+
+#[test]
+fn the_table_holds_at_compile_time() {}

@@ -1,0 +1,120 @@
+//! The layer table of `lib.rs`, and a few rules of the house, held by reading the sources.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From the ground up. A layer imports from those before it, and from itself.
+const LAYERS: [&str; 13] = [
+    "sync", "id", "device", "error", "ledger", "lane", "engine", "wait", "observe", "stream", "block",
+    "pool", "buffer",
+];
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder of sources");
+    let mut files = Vec::new();
+    for path in entries.map(|entry| entry.expect("an entry").path()) {
+        if path.is_dir() {
+            files.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files
+}
+
+/// Every source file with its layer and its text, without comments.
+fn read() -> Vec<(PathBuf, String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let read = |path: PathBuf| {
+        let inside = path.strip_prefix(&root).expect("inside src");
+        let first = inside.components().next().expect("a name");
+        let layer = first.as_os_str().to_string_lossy();
+        let layer = layer.trim_end_matches(".rs").to_owned();
+        let text = fs::read_to_string(&path).expect("a readable file");
+        let code: Vec<_> = text
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"))
+            .collect();
+        (path, layer, code.join("\n"))
+    };
+    sources(&root).into_iter().map(read).collect()
+}
+
+fn rank(layer: &str) -> Option<usize> {
+    LAYERS.iter().position(|name| *name == layer)
+}
+
+/// The modules of the crate that a text names.
+fn imports(code: &str) -> impl Iterator<Item = &str> {
+    code.match_indices("crate::").map(|(at, name)| {
+        let rest = &code[at + name.len()..];
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+        &rest[..end.unwrap_or(rest.len())]
+    })
+}
+
+#[test]
+fn imports_point_down() {
+    let mut seen = BTreeMap::<usize, usize>::new();
+    for (path, layer, code) in read() {
+        if layer == "lib" || layer == "guide" {
+            continue;
+        }
+        let own = rank(&layer).unwrap_or_else(|| panic!("{} is in no layer", path.display()));
+        for import in imports(&code).filter_map(rank) {
+            assert!(
+                import <= own,
+                "{} imports {} from above",
+                path.display(),
+                LAYERS[import]
+            );
+            *seen.entry(own).or_default() += 1;
+        }
+    }
+    assert!(seen.len() > 8, "the imports are found at all: {seen:?}");
+}
+
+#[test]
+fn only_the_facade_names_std_sync_or_loom() {
+    for (path, layer, code) in read() {
+        for name in ["std::sync", "loom::", "std::thread", "parking_lot"] {
+            let is_allowed = layer == "sync" || !code.contains(name);
+            assert!(is_allowed, "{} names {name}", path.display());
+        }
+    }
+}
+
+#[test]
+fn unsafe_lives_in_the_device_layer() {
+    let mut found = 0;
+    for (path, layer, code) in read() {
+        let has_unsafe = ["unsafe {", "unsafe impl", "unsafe fn", "unsafe trait"]
+            .iter()
+            .any(|word| code.contains(word));
+        found += usize::from(has_unsafe);
+        assert!(!has_unsafe || layer == "device", "unsafe in {}", path.display());
+    }
+    assert!(found > 0, "the contract is an unsafe trait");
+}
+
+#[test]
+fn the_ledger_knows_no_clock_device_or_lock() {
+    for (path, layer, code) in read() {
+        if layer == "ledger" {
+            for word in ["Instant", "Mutex", "Waker", "Future", "async ", "device::"] {
+                assert!(!code.contains(word), "{} names {word}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_table_in_the_door_is_this_one() {
+    let door = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
+    let door = fs::read_to_string(door).expect("the door");
+    for layer in LAYERS {
+        let named = format!("`{layer}`");
+        assert!(door.contains(&named), "lib.rs does not name {named}");
+    }
+}
