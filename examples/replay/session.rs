@@ -9,7 +9,6 @@ use anyhow::Context;
 use hdrhistogram::Histogram;
 use std::cell::RefCell;
 use std::time::Duration;
-use weirpool::device::Device;
 use weirpool::device::sim::{Backing, Clock, SimDevice, SimStream};
 use weirpool::{Block, Event, Order, Pool, Reuse, Sealing, Stream, WaitLimit};
 
