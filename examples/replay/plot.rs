@@ -1,6 +1,8 @@
 //! Draws a replay: the pool's bytes over time, as SVG.
 //!
-//! Used and pending are stacked, so that what is white below the line of reserved is free.
+//! Used and pending are stacked, so that what is white below the line of reserved is free. Pending is
+//! what the pool takes for pending: it asks the device only when it needs memory, so much of it may
+//! have been complete for a while.
 
 use crate::report::Report;
 use crate::samples::Sample;

@@ -126,7 +126,7 @@ impl Driver<'_> {
     }
 
     fn look(&mut self) {
-        if self.samples.is_due(self.session.device.now()) {
+        if self.samples.is_due(self.session.now()) {
             self.samples.push(self.session.sample());
             self.progress.at(self.session.tally.borrow().operations);
         }
@@ -144,7 +144,7 @@ impl Driver<'_> {
             device_waits: statistics.device_waits,
             handover_waits: counters.device_waits - statistics.device_waits,
             stall: counters.stall,
-            makespan: self.session.device.now(),
+            makespan: self.session.now(),
             handle_bytes: self.session.pool.handle_bytes(),
             device_calls: counters.device_calls,
             device_time: counters.device_time,

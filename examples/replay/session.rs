@@ -78,11 +78,16 @@ impl Session {
         })
     }
 
+    /// Virtual time.
+    pub(crate) fn now(&self) -> Duration {
+        self.device.now()
+    }
+
     /// The levels of this moment.
     pub(crate) fn sample(&self) -> Sample {
         let levels = self.pool.statistics();
         Sample {
-            at: self.device.now(),
+            at: self.now(),
             reserved: levels.reserved.current,
             used: levels.used.current,
             pending: levels.pending.current,

@@ -35,12 +35,12 @@ impl StreamTask {
         for event in events {
             let session = self.session.clone();
             session.device.sleep_until(event.time + self.late).await;
-            let began = session.device.now();
+            let began = session.now();
             match event.kind {
                 Kind::Allocate { id, bytes } => self.allocate(id, bytes).await?,
                 Kind::Free { id } => self.free(id).await?,
             }
-            self.late += session.device.now() - began;
+            self.late += session.now() - began;
             session.tally.borrow_mut().operations += 1;
         }
         Ok(())
@@ -48,11 +48,11 @@ impl StreamTask {
 
     async fn allocate(&mut self, id: usize, bytes: u64) -> anyhow::Result<()> {
         let session = self.session.clone();
-        let began = session.device.now();
+        let began = session.now();
         let stream = &self.line().stream;
         let allocation = Timed::new(|| session.pool.allocate(stream, bytes));
         let answer = session.patience.wait(allocation).await;
-        let waited = session.device.now() - began;
+        let waited = session.now() - began;
         session.tally.borrow_mut().waited(waited);
         match answer {
             Some((Ok(block), spent)) => {
