@@ -5,7 +5,7 @@ use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::Ticket;
 use crate::lane::Lane;
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
-use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, Request, View};
+use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, Request, View};
 use crate::sync::Arc;
 
 /// Where a grant came from.
@@ -51,6 +51,17 @@ pub(crate) enum Effort {
     Immediate,
 }
 
+/// What an allocation that may wait waits for before it takes new memory: see [`Order::WaitFirst`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience<'a> {
+    /// Nothing.
+    None,
+    /// What is on its way now, and expected in time.
+    Fresh,
+    /// What was on its way when it came.
+    For(&'a Fences),
+}
+
 /// A block out of the ledger, on its way to its user.
 #[derive(Debug)]
 #[must_use = "a block that is dropped here is memory lost"]
@@ -66,8 +77,9 @@ pub(crate) struct Lent {
 /// Why the ladder ended without a grant.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Nothing that may be had now.
-    Short,
+    /// Nothing that may be had now. Growth is held back until these points are passed, if any: what
+    /// is behind them may do.
+    Short(Fences),
     /// Growing would help, and may not be done here.
     NeedsThread,
     /// The device failed.
@@ -135,6 +147,7 @@ struct Climb<'a> {
     lane: &'a Arc<Lane>,
     request: Request,
     effort: Effort,
+    patience: Patience<'a>,
     /// What the lane's stream comes after, as far as the policy lets it count.
     after: Clock,
 }
@@ -162,6 +175,7 @@ impl Engine {
         lane: &Arc<Lane>,
         request: Request,
         effort: Effort,
+        patience: Patience<'_>,
     ) -> Result<Lent, Refusal> {
         if let Some(error) = self.fault() {
             return Err(error.into());
@@ -171,6 +185,7 @@ impl Engine {
             lane,
             request,
             effort,
+            patience,
             after: self.what_counts(lane),
         };
         for attempt in Attempt::ladder(self.settings.order, effort) {
@@ -179,7 +194,7 @@ impl Engine {
                 return Ok(lent);
             }
         }
-        Err(Refusal::Short)
+        Err(Refusal::Short(Fences::default()))
     }
 
     fn what_counts(&self, lane: &Lane) -> Clock {
@@ -235,25 +250,66 @@ impl Climb<'_> {
         Ok(self.known())
     }
 
-    /// Growing. Where waiting comes first, what the stream may wait for is part of the span, too.
+    /// Growing. Where waiting comes first, what the stream may wait for is part of the span, and new
+    /// memory is taken only once what was on its way has come and does not do.
     fn grown(&self) -> Result<Option<Lent>, Refusal> {
         let settings = &self.engine.settings;
         let waits = (settings.order == Order::WaitFirst).then_some(settings.wait_limit);
-        if self.may_call() {
-            return Ok(self.fetch(waits, Growth::Allowed)?);
-        }
-        if let Some(lent) = self.fetch(waits, Growth::None)? {
+        let held_back_by = self.held_back_by();
+        let growth = match () {
+            () if !self.may_call() => Growth::None,
+            () if held_back_by.is_empty() => Growth::Allowed,
+            () => Growth::Remap,
+        };
+        if let Some(lent) = self.fetch(waits, growth)? {
             return Ok(Some(lent));
         }
-        let could_grow = {
-            let ledger = self.engine.ledger.lock();
-            ledger.could_grow(self.request, &self.view())
-        };
-        if could_grow {
-            Err(Refusal::NeedsThread)
-        } else {
-            Ok(None)
+        if !held_back_by.is_empty() {
+            return Err(Refusal::Short(held_back_by));
         }
+        if growth == Growth::None && self.could_grow() {
+            return Err(Refusal::NeedsThread);
+        }
+        Ok(None)
+    }
+
+    fn could_grow(&self) -> bool {
+        let ledger = self.engine.ledger.lock();
+        ledger.could_grow(self.request, &self.view())
+    }
+
+    /// The points that are to be passed before new memory is taken.
+    fn held_back_by(&self) -> Fences {
+        let lanes = self.engine.lanes();
+        let mut fences = match self.patience {
+            Patience::None => return Fences::default(),
+            Patience::Fresh => self.on_their_way(&lanes),
+            Patience::For(fences) => fences.clone(),
+        };
+        fences.discharge(|fence| {
+            find(&lanes, fence).is_none_or(|lane| lane.timeline.completed() >= fence.ticket)
+        });
+        fences
+    }
+
+    /// What is sealed on each stream, and expected before this stream's own work is through; nothing
+    /// if it could not do anyway.
+    fn on_their_way(&self, lanes: &[Arc<Lane>]) -> Fences {
+        let totals = self.engine.totals();
+        let settings = &self.engine.settings;
+        let could_do = totals.free.current + totals.pending.current >= self.request.bytes;
+        if settings.order != Order::WaitFirst || !could_do {
+            return Fences::default();
+        }
+        let taker = self.taker();
+        lanes
+            .iter()
+            .filter_map(|lane| Some(lane.fence(lane.timeline.newest()?.ticket)))
+            .filter(|fence| {
+                let donor = find(lanes, *fence).map(|donor| donor_of(donor, *fence));
+                donor.is_some_and(|donor| settings.wait_limit.allows(donor, taker))
+            })
+            .collect()
     }
 
     /// Whether memory calls may be made here.

@@ -24,7 +24,7 @@ mod tally;
 
 pub(crate) use harvest::Watches;
 pub use ladder::Rung;
-pub(crate) use ladder::{Effort, Lent, Refusal};
+pub(crate) use ladder::{Effort, Lent, Patience, Refusal};
 pub(crate) use release::Use;
 pub(crate) use tally::Tally;
 

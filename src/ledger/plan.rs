@@ -71,7 +71,7 @@ impl Ledger {
         if let Some(window) = self.cheapest_window(request, view, growth) {
             return Some(Plan::Map(self.claim(window, request)));
         }
-        if growth == Growth::None || self.geometry.virtual_memory {
+        if growth != Growth::Allowed || self.geometry.virtual_memory {
             return None;
         }
         self.plan_memory(request)

@@ -42,7 +42,9 @@ enum Kind {
 pub(crate) enum Growth {
     /// Nothing.
     None,
-    /// Map memory into holes: free memory from elsewhere first, then new memory, within capacity.
+    /// Map free memory from elsewhere into holes.
+    Remap,
+    /// The same, and new memory for what is missing, within the capacity.
     Allowed,
 }
 
@@ -70,7 +72,11 @@ impl Ledger {
             }
             self.search_run(&mut run, request, &mut best);
         }
-        best.filter(|window| window.new <= self.handles_left())
+        let most = match growth {
+            Growth::None | Growth::Remap => 0,
+            Growth::Allowed => self.handles_left(),
+        };
+        best.filter(|window| window.new <= most)
     }
 
     /// Handles that the device may still be asked for.
@@ -83,7 +89,7 @@ impl Ledger {
         match &self.blocks[id].state {
             State::Free => Some(Kind::Free),
             State::Pending(_) if self.may_have(id, view) => Some(Kind::Pending),
-            State::Hole if growth == Growth::Allowed => Some(Kind::Hole),
+            State::Hole if growth != Growth::None => Some(Kind::Hole),
             _ => None,
         }
     }

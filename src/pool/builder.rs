@@ -9,9 +9,10 @@ use crate::ledger::policy::{Order, Reuse, Sealing, WaitLimit};
 use crate::ledger::{GRANULE, Geometry};
 use crate::sync::plain;
 
-/// Handles of 32 MiB: on an H200 a handle costs about 22 us to make accessible whatever its size up to
-/// here, so fewer are cheaper; larger ones leave more unused.
-const HANDLE: u64 = 32 << 20;
+/// Handles of 16 MiB: on an H200 a handle costs about 22 us to make accessible whatever its size up to
+/// 32 MiB, so fewer are cheaper; but only what is wholly free can be mapped elsewhere, so larger ones
+/// leave more unused. `guide::figures` has the frontier.
+const HANDLE: u64 = 16 << 20;
 
 /// A capacity is not cut by more than a 64th to fit the handles: smaller handles are used instead.
 const LARGEST_CUT: u64 = 64;
@@ -69,7 +70,7 @@ impl PoolBuilder {
         self
     }
 
-    /// The size of physical handles, in bytes: a multiple of the device's step. Default: 32 MiB, less
+    /// The size of physical handles, in bytes: a multiple of the device's step. Default: 16 MiB, less
     /// where the capacity is small.
     ///
     /// Smaller handles waste less memory and cost more device time: each is mapped by itself.
@@ -193,10 +194,10 @@ mod tests {
 
     #[test]
     fn handles_fit_the_capacity() {
-        assert_eq!(handle_for(8 << 30, 2 * MIB), 32 * MIB);
-        assert_eq!(handle_for((8 << 30) + 2 * MIB, 2 * MIB), 32 * MIB);
+        assert_eq!(handle_for(8 << 30, 2 * MIB), 16 * MIB);
+        assert_eq!(handle_for((8 << 30) + 2 * MIB, 2 * MIB), 16 * MIB);
         assert_eq!(handle_for(100 * MIB, 2 * MIB), 2 * MIB);
         assert_eq!(handle_for(2 * MIB, 2 * MIB), 2 * MIB);
-        assert_eq!(handle_for(1 << 30, 2 * MIB), 32 * MIB);
+        assert_eq!(handle_for(1 << 30, 2 * MIB), 16 * MIB);
     }
 }

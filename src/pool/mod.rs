@@ -16,7 +16,7 @@ use crate::ledger::{GRANULE, Request};
 use crate::observe::Statistics;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{Presence, Reclaimer, Registration, Service, try_now};
+use crate::wait::{Denial, Presence, Reclaimer, Registration, Service, try_now};
 use std::fmt;
 
 /// A stream-ordered memory pool over one device.
@@ -116,8 +116,16 @@ impl Pool {
     ) -> Result<Block, AllocError> {
         let registration = stream.registration();
         let request = self.request(registration, bytes, alignment)?;
-        let lent = try_now(registration, request, Effort::Immediate)?;
-        Ok(Block::new(registration.clone(), lent, bytes))
+        match try_now(registration, request, Effort::Immediate) {
+            Ok(lent) => Ok(Block::new(registration.clone(), lent, bytes)),
+            Err(Denial::Failed(error)) => Err(error),
+            Err(Denial::Short(_)) => Err(self.exhausted(request)),
+        }
+    }
+
+    #[cold]
+    fn exhausted(&self, request: Request) -> AllocError {
+        AllocError::Exhausted(self.service().shortfall(request))
     }
 
     /// Checks a request at the door, and rounds it to the pool's step.

@@ -1,11 +1,11 @@
 //! The future of an allocation: the ladder first, the queue if that gives nothing.
 
 use super::Registration;
-use super::queue::Waiter;
+use super::queue::{Newcomer, Waiter};
 use crate::device::Alarm;
-use crate::engine::{Effort, Lent, Refusal};
+use crate::engine::{Effort, Lent, Patience, Refusal};
 use crate::error::AllocError;
-use crate::ledger::{GRANULE, Request};
+use crate::ledger::{Fences, GRANULE, Request};
 use crate::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -47,8 +47,9 @@ impl<'a> Allocation<'a> {
     ) -> Poll<Result<Lent, AllocError>> {
         let polled = match &self.stage {
             Stage::New => match try_now(self.registration, request, Effort::Poll) {
-                Err(AllocError::Exhausted(_)) => self.join(request, timeout, context),
-                answer => Poll::Ready(answer),
+                Ok(lent) => Poll::Ready(Ok(lent)),
+                Err(Denial::Failed(error)) => Poll::Ready(Err(error)),
+                Err(Denial::Short(patience)) => self.join(request, patience, timeout, context),
             },
             Stage::Waiting { .. } => self.look(context),
             Stage::Done => panic!("an allocation was polled after it was ready"),
@@ -62,15 +63,22 @@ impl<'a> Allocation<'a> {
     fn join(
         &mut self,
         request: Request,
+        patience: Fences,
         timeout: Option<Duration>,
         context: &mut Context<'_>,
     ) -> Poll<Result<Lent, AllocError>> {
         let service = &self.registration.service;
         let engine = &service.engine;
         let now = engine.device.now();
-        let lane = &self.registration.lane;
         let waker = context.waker();
-        let waiter = service.queue.join(lane, request, now, waker, &engine.gate);
+        let newcomer = Newcomer {
+            lane: &self.registration.lane,
+            request,
+            since: now,
+            patience,
+            waker,
+        };
+        let waiter = service.queue.join(newcomer, &engine.gate);
         let deadline = timeout.map(|timeout| {
             let at = now.saturating_add(timeout);
             (at, Alarm::new(&engine.device, at, waker))
@@ -143,16 +151,25 @@ impl Drop for Allocation<'_> {
     }
 }
 
+/// Why an allocation got nothing at once.
+#[derive(Debug)]
+pub(crate) enum Denial {
+    /// Nothing may be had now: who can wait joins the queue, with this patience.
+    Short(Fences),
+    /// Waiting would not help.
+    Failed(AllocError),
+}
+
 /// The ladder without the queue: for who does not wait, and for the first poll of who does.
 ///
 /// # Errors
-/// [`AllocError::Exhausted`] when nothing may be had now: that is where an allocation joins the queue.
+/// When nothing may be had now, or ever.
 #[inline]
 pub(crate) fn try_now(
     registration: &Registration,
     request: Request,
     effort: Effort,
-) -> Result<Lent, AllocError> {
+) -> Result<Lent, Denial> {
     let engine = &registration.service.engine;
     if request.alignment <= GRANULE {
         if let Some(lent) = engine.take_own(&registration.lane, request.bytes) {
@@ -167,19 +184,25 @@ fn try_above_the_lane(
     registration: &Registration,
     request: Request,
     effort: Effort,
-) -> Result<Lent, AllocError> {
+) -> Result<Lent, Denial> {
     let service = &registration.service;
     if let Some(refusal) = service.refusal() {
-        return Err(refusal);
+        return Err(Denial::Failed(refusal));
     }
-    let is_short = || AllocError::Exhausted(service.shortfall(request));
     // Who comes while others wait goes behind them, however much is free.
     if !service.engine.is_open() {
-        return Err(is_short());
+        return Err(Denial::Short(Fences::default()));
     }
-    match service.engine.climb(&registration.lane, request, effort) {
-        Ok(lent) => Ok(lent),
-        Err(Refusal::Device(error)) => Err(error.into()),
-        Err(Refusal::Short | Refusal::NeedsThread) => Err(is_short()),
-    }
+    let patience = match effort {
+        Effort::Immediate => Patience::None,
+        Effort::Poll | Effort::Thread => Patience::Fresh,
+    };
+    let climbed = service
+        .engine
+        .climb(&registration.lane, request, effort, patience);
+    climbed.map_err(|refusal| match refusal {
+        Refusal::Short(patience) => Denial::Short(patience),
+        Refusal::NeedsThread => Denial::Short(Fences::default()),
+        Refusal::Device(error) => Denial::Failed(error.into()),
+    })
 }

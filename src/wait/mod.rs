@@ -30,7 +30,7 @@ mod registration;
 mod service;
 mod spawn;
 
-pub(crate) use allocate::{Allocation, try_now};
+pub(crate) use allocate::{Allocation, Denial, try_now};
 pub(crate) use passage::{Passage, Passages};
 pub use queue::WaitStatistics;
 pub use reclaimer::Reclaimer;

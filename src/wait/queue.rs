@@ -15,7 +15,7 @@
 use crate::engine::{Lent, gate};
 use crate::error::AllocError;
 use crate::lane::Lane;
-use crate::ledger::Request;
+use crate::ledger::{Fences, Request};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
 use std::collections::BTreeMap;
 use std::task::Waker;
@@ -32,7 +32,18 @@ pub(crate) struct Waiter {
     pub(crate) request: Request,
     /// When it came, on the device's clock.
     pub(crate) since: Duration,
+    /// What is to be passed before new memory is taken for it.
+    pub(crate) patience: Fences,
     state: Mutex<State>,
+}
+
+/// One who joins.
+pub(super) struct Newcomer<'a> {
+    pub(super) lane: &'a Arc<Lane>,
+    pub(super) request: Request,
+    pub(super) since: Duration,
+    pub(super) patience: Fences,
+    pub(super) waker: &'a Waker,
 }
 
 #[derive(Debug)]
@@ -147,23 +158,17 @@ impl Queue {
 
     /// Joins the end of the queue. The gate is raised under the queue's lock, as it is lowered, so
     /// that it is raised whenever somebody waits.
-    pub(super) fn join(
-        &self,
-        lane: &Arc<Lane>,
-        request: Request,
-        since: Duration,
-        waker: &Waker,
-        gate: &SharedState,
-    ) -> Arc<Waiter> {
+    pub(super) fn join(&self, newcomer: Newcomer<'_>, gate: &SharedState) -> Arc<Waiter> {
         let mut line = self.line.lock();
         let place = line.next;
         line.next += 1;
         let waiter = Arc::new(Waiter {
             place,
-            lane: lane.clone(),
-            request,
-            since,
-            state: Mutex::new(Guards::Waiter, State::Waiting(waker.clone())),
+            lane: newcomer.lane.clone(),
+            request: newcomer.request,
+            since: newcomer.since,
+            patience: newcomer.patience,
+            state: Mutex::new(Guards::Waiter, State::Waiting(newcomer.waker.clone())),
         });
         line.waiters.insert(place, waiter.clone());
         if line.waiters.len() == 1 {

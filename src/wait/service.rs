@@ -4,7 +4,7 @@ use super::grower::Grower;
 use super::queue::{Queue, Waiter};
 use super::spawn;
 use crate::engine::bell::Driver;
-use crate::engine::{Effort, Engine, Lent, Refusal, Watches, gate};
+use crate::engine::{Effort, Engine, Lent, Patience, Refusal, Watches, gate};
 use crate::error::{AllocError, Shortfall};
 use crate::ledger::Request;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked};
@@ -84,10 +84,14 @@ impl Service {
                 self.fail(&waiter, AllocError::Closed);
                 continue;
             }
-            match self.engine.climb(&waiter.lane, waiter.request, effort) {
+            let patience = Patience::For(&waiter.patience);
+            let climbed = self
+                .engine
+                .climb(&waiter.lane, waiter.request, effort, patience);
+            match climbed {
                 Ok(lent) => self.grant(&waiter, lent),
                 Err(Refusal::Device(error)) => self.fail(&waiter, error.into()),
-                Err(Refusal::Short) => return,
+                Err(Refusal::Short(_)) => return,
                 Err(Refusal::NeedsThread) => return self.grower.start(self),
             }
         }
