@@ -29,6 +29,7 @@ fn sealing_against_a_free() {
             drop(block);
         }
         freeing.join().unwrap();
+        device.advance(Duration::from_micros(20));
         pool.check_conserved().unwrap();
     });
 }

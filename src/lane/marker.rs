@@ -47,13 +47,13 @@ impl Events {
     }
 
     /// An event recorded behind all that `stream` was given so far.
-    pub(crate) fn record(self: &Arc<Self>, stream: RawStream) -> Result<Recorded, DeviceError> {
+    pub(crate) fn record(this: &Arc<Self>, stream: RawStream) -> Result<Recorded, DeviceError> {
         let recorded = Recorded {
-            event: self.take()?,
-            events: self.clone(),
+            event: this.take()?,
+            events: this.clone(),
         };
         assert_unlocked("record");
-        self.device.record(recorded.event, stream)?;
+        this.device.record(recorded.event, stream)?;
         Ok(recorded)
     }
 }

@@ -289,7 +289,7 @@ impl Lane {
         // Before the record: a wait that returned by now was submitted before the event.
         let mut clock = self.timeline.clock();
         clock.join(self.fence(ticket));
-        match events.record(self.raw) {
+        match Events::record(events, self.raw) {
             Ok(recorded) => {
                 let marker = Arc::new(Marker {
                     stream: self.id,

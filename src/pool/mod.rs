@@ -176,7 +176,7 @@ impl Pool {
     pub fn harvest(&self) -> Result<bool, DeviceError> {
         let has_news = self.service().engine.harvest()?;
         if has_news {
-            self.service().serve();
+            Service::serve(self.service());
         }
         Ok(has_news)
     }
@@ -197,7 +197,7 @@ impl Pool {
     /// Ends the granting: who waits fails with [`AllocError::Closed`], and so does every later
     /// allocation. Live blocks stay valid, and are freed as ever.
     pub fn close(&self) {
-        self.service().close();
+        Service::close(self.service());
     }
 
     /// Whether [`close`](Self::close) was called.

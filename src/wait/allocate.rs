@@ -1,7 +1,7 @@
 //! The future of an allocation: the ladder first, the queue if that gives nothing.
 
-use super::Registration;
 use super::queue::{Newcomer, Waiter};
+use super::{Registration, Service};
 use crate::device::Alarm;
 use crate::engine::{Effort, Lent, Patience, Refusal};
 use crate::error::AllocError;
@@ -97,8 +97,8 @@ impl<'a> Allocation<'a> {
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
-        service.ensure_driver(waiter, waker);
-        service.serve();
+        Service::ensure_driver(service, waiter, waker);
+        Service::serve(service);
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
@@ -137,7 +137,7 @@ impl<'a> Allocation<'a> {
         service
             .queue
             .leave(waiter.place, None, &service.engine.gate);
-        service.see_off(&waiter);
+        Service::see_off(service, &waiter);
         left_over
     }
 }

@@ -28,7 +28,7 @@ impl Grower {
         let started = thread.spawn(move || {
             // Before serving: a need that arises from now on gets a thread of its own.
             served.grower.is_coming.store(false, Ordering::Release);
-            while !served.try_serve_fully() {
+            while !Service::try_serve_fully(&served) {
                 plain::thread::yield_now();
             }
         });

@@ -66,7 +66,7 @@ impl Future for Reclaimer {
                 Poll::Ready(())
             };
         }
-        self.service.serve();
+        Service::serve(&self.service);
         if bell.leave(self.driver, || self.is_over()) {
             return Poll::Ready(());
         }

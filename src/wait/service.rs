@@ -44,32 +44,32 @@ impl Service {
 
     /// Serves the queue as far as it goes, without memory calls where they block. One thread at a
     /// time: another leaves a note, and the one that serves looks again.
-    pub(crate) fn serve(self: &Arc<Self>) {
-        if self.serving.swap(AGAIN, Ordering::AcqRel) == IDLE {
-            self.serve_until_done(Effort::Poll);
+    pub(crate) fn serve(this: &Arc<Self>) {
+        if this.serving.swap(AGAIN, Ordering::AcqRel) == IDLE {
+            Self::serve_until_done(this, Effort::Poll);
         }
     }
 
     /// The same with memory calls, for a thread of its own. Says whether it served: a note would have
     /// been read by one that may not make the calls.
-    pub(super) fn try_serve_fully(self: &Arc<Self>) -> bool {
+    pub(super) fn try_serve_fully(this: &Arc<Self>) -> bool {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-        let taken = self
+        let taken = this
             .serving
             .compare_exchange(IDLE, SERVING, success, failure);
         if taken.is_ok() {
-            self.serve_until_done(Effort::Thread);
+            Self::serve_until_done(this, Effort::Thread);
         }
         taken.is_ok()
     }
 
-    fn serve_until_done(self: &Arc<Self>, effort: Effort) {
+    fn serve_until_done(this: &Arc<Self>, effort: Effort) {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         loop {
-            self.serving.store(SERVING, Ordering::Release);
-            self.serve_once(effort);
-            self.set_watches();
-            let done = self
+            this.serving.swap(SERVING, Ordering::AcqRel);
+            Self::serve_once(this, effort);
+            this.set_watches();
+            let done = this
                 .serving
                 .compare_exchange(SERVING, IDLE, success, failure);
             if done.is_ok() {
@@ -78,21 +78,21 @@ impl Service {
         }
     }
 
-    fn serve_once(self: &Arc<Self>, effort: Effort) {
-        while let Some(waiter) = self.queue.head() {
-            if self.engine.is_closed() {
-                self.fail(&waiter, AllocError::Closed);
+    fn serve_once(this: &Arc<Self>, effort: Effort) {
+        while let Some(waiter) = this.queue.head() {
+            if this.engine.is_closed() {
+                this.fail(&waiter, AllocError::Closed);
                 continue;
             }
             let patience = Patience::For(&waiter.patience);
-            let climbed = self
+            let climbed = this
                 .engine
                 .climb(&waiter.lane, waiter.request, effort, patience);
             match climbed {
-                Ok(lent) => self.grant(&waiter, lent),
-                Err(Refusal::Device(error)) => self.fail(&waiter, error.into()),
+                Ok(lent) => this.grant(&waiter, lent),
+                Err(Refusal::Device(error)) => this.fail(&waiter, error.into()),
                 Err(Refusal::Short(_)) => return,
-                Err(Refusal::NeedsThread) => return self.grower.start(self),
+                Err(Refusal::NeedsThread) => return this.grower.start(this),
             }
         }
     }
@@ -136,28 +136,28 @@ impl Service {
 
     /// A waiter is about to sleep: somebody must drive. A reclaimer on the running runtime if there is
     /// one, else the waiter itself, whoever was polled last.
-    pub(super) fn ensure_driver(self: &Arc<Self>, waiter: &Waiter, waker: &Waker) {
-        if self.engine.bell.has_reclaimer() || spawn::reclaimer(self) {
+    pub(super) fn ensure_driver(this: &Arc<Self>, waiter: &Waiter, waker: &Waker) {
+        if this.engine.bell.has_reclaimer() || spawn::reclaimer(this) {
             return;
         }
-        self.engine
+        this.engine
             .bell
             .take_over(Driver::Waiter(waiter.place), waker);
     }
 
     /// A waiter is gone. If it was the driver, the next in line takes over when it is polled; if it
     /// was the head, the next may be served now; if it was the last, nothing is watched any more.
-    pub(super) fn see_off(self: &Arc<Self>, waiter: &Waiter) {
-        let was_driver = self
+    pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter) {
+        let was_driver = this
             .engine
             .bell
             .leave(Driver::Waiter(waiter.place), || true);
-        if self.queue.is_empty() {
-            self.serve();
+        if this.queue.is_empty() {
+            Self::serve(this);
         } else if was_driver {
-            self.wake_head();
+            this.wake_head();
         } else {
-            self.engine.bell.ring();
+            this.engine.bell.ring();
         }
     }
 
@@ -171,9 +171,9 @@ impl Service {
     }
 
     /// No more grants; who waits fails.
-    pub(crate) fn close(self: &Arc<Self>) {
-        self.engine.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
-        self.serve();
+    pub(crate) fn close(this: &Arc<Self>) {
+        this.engine.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+        Self::serve(this);
     }
 
     /// Why nothing can be granted at all, if so.
