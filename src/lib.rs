@@ -127,3 +127,7 @@ pub use observe::{Hits, Statistics};
 pub use pool::{Allocate, Pool, PoolBuilder};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use wait::{Reclaimer, WaitStatistics};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

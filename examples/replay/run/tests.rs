@@ -57,14 +57,50 @@ fn a_run_repeats_but_for_its_cpu_times() {
     assert_eq!(figures(), figures());
 }
 
-#[test]
-fn little_memory_makes_streams_wait() {
-    let trace = cross_stream(2000, 1).unwrap();
+/// Hardly more memory than is asked for: streams wait on the host and on the device, and nothing fails.
+fn squeezed(trace: &Trace) {
     let capacity = format!("--capacity={}", trace.requested_peak * 102 / 100);
-    let report = replayed(&trace, &["--lag=1ms", &capacity]);
+    let report = replayed(trace, &["--lag=1ms", &capacity]);
     assert_eq!(report.failures, 0);
-    assert!(report.waits + report.device_waits > 0);
+    assert!(report.waits > 0 && report.device_waits > 0);
+    assert!(report.wait_max_ns > 0);
     assert!(report.makespan_over_unlimited >= 1.0);
+}
+
+#[test]
+fn little_memory_makes_producers_and_consumers_wait() {
+    squeezed(&cross_stream(4000, 1).unwrap());
+}
+
+#[test]
+fn little_memory_makes_recorded_streams_wait() {
+    squeezed(&recorded("resnet_serve"));
+}
+
+fn recorded(name: &str) -> Trace {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces");
+    crate::read::read(&folder.join(format!("{name}.csv.gz"))).unwrap()
+}
+
+/// What the figures promise of the recorded traces.
+#[test]
+fn recorded_traces_keep_their_bounds() {
+    for name in ["llama_serve", "bert_train", "resnet_serve"] {
+        let trace = recorded(name);
+        let report = replayed(&trace, &[]);
+        assert!(report.reserved_over_requested <= 1.15, "{report:?}");
+        assert!(report.device_ns as f64 <= 0.03 * report.trace_ns as f64, "{report:?}");
+        assert_eq!((report.failures, report.waits), (0, 0), "{report:?}");
+
+        let grows = replayed(&trace, &["--lag=1ms", "--order=grow-first"]);
+        assert!(grows.reserved_over_requested <= 1.40, "{grows:?}");
+        assert_eq!(grows.failures, 0);
+
+        let waits = replayed(&trace, &["--lag=1ms", "--order=wait-first"]);
+        assert!(waits.reserved_over_requested <= 1.20, "{waits:?}");
+        assert!(waits.makespan_over_unlimited <= 1.02, "{waits:?}");
+        assert_eq!(waits.failures, 0);
+    }
 }
 
 #[test]
