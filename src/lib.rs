@@ -96,7 +96,7 @@
 //!
 //! # More
 //!
-//! The [guide](guide) has the argument for why reuse is safe, and the figures with their commands.
+//! The [guide] has the argument for why reuse is safe, and the figures with their commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -6,7 +6,6 @@ use common::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
-use std::time::Duration;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::*;
 
@@ -500,7 +499,7 @@ mod on_tokio {
     async fn a_runtimes_timeout_cancels_cleanly() {
         let device = manual();
         let (pool, _, a, block) = full(&device);
-        let waited = tokio::time::timeout(Duration::from_millis(5), pool.allocate(&a, MIB)).await;
+        let waited = tokio::time::timeout(us(5_000), pool.allocate(&a, MIB)).await;
         assert!(waited.is_err());
         drop(block);
         assert!(pool.try_allocate(&a, 8 * MIB).is_ok());

@@ -216,10 +216,9 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// When nothing was enqueued.
     fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError>;
 
-    /// Calls `waker` once, when the event's last record so far completes or fails; at once if it
-    /// has. Spurious calls are allowed, a missing one is not. Wakes outside the device's locks, and
-    /// never from a place where the device may not be called. While nothing is watched, a device
-    /// spends no time on watching. Cannot wait.
+    /// Calls `waker` once, when the event's last record so far completes or fails and not before; at
+    /// once if it has. Wakes outside the device's locks, and never from a place where the device may
+    /// not be called. While nothing is watched, a device spends no time on watching. Cannot wait.
     fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId;
 
     /// Forgets a watch. One that was called already, or is unknown, is ignored.

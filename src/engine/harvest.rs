@@ -2,15 +2,16 @@
 
 use super::Engine;
 use crate::device::{DeviceError, Watch};
-use crate::id::StreamId;
+use crate::id::{StreamId, Ticket};
 use crate::lane::{Kept, Lane, Marker};
 use crate::ledger::Fences;
 use crate::sync::{Arc, assert_unlocked};
 use std::collections::BTreeMap;
 use std::task::Waker;
 
-/// Watches on the marker that completes next, of each stream that has one.
-pub(crate) type Watches = BTreeMap<StreamId, (Arc<Marker>, Watch)>;
+/// Watches on points of streams. The marker is held for as long as its event is watched: it must not
+/// be recorded anew.
+pub(crate) type Watches = BTreeMap<(StreamId, Ticket), (Watch, Arc<Marker>)>;
 
 impl Engine {
     /// Asks every stream how far it has come, and frees what that proves free. Says whether there
@@ -92,7 +93,7 @@ impl Engine {
     pub(crate) fn marker_for(
         &self,
         lane: &Lane,
-        ticket: crate::id::Ticket,
+        ticket: Ticket,
     ) -> Result<Option<Arc<Marker>>, DeviceError> {
         self.noted(lane.marker_for(ticket, &*self.device, &self.events))
     }
@@ -111,17 +112,17 @@ impl Engine {
 
     /// Has `waker` called when any stream gets further than it is known to be.
     pub(crate) fn watch_streams(&self, watches: &mut Watches, waker: &Waker) {
+        let mut kept = Watches::new();
         for lane in self.lanes().iter() {
-            match lane.timeline.oldest() {
-                None => drop(watches.remove(&lane.id)),
-                Some(marker) => {
-                    let watched = watches.get(&lane.id);
-                    if watched.is_none_or(|(other, _)| other.ticket != marker.ticket) {
-                        let watch = Watch::new(&self.device, marker.event(), waker);
-                        watches.insert(lane.id, (marker, watch));
-                    }
-                }
+            for marker in lane.timeline.to_watch() {
+                let point = (lane.id, marker.ticket);
+                let watched = watches.remove(&point).unwrap_or_else(|| {
+                    let watch = Watch::new(&self.device, marker.event(), waker);
+                    (watch, marker)
+                });
+                kept.insert(point, watched);
             }
         }
+        *watches = kept;
     }
 }

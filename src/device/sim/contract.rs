@@ -7,7 +7,10 @@
 use super::SimDevice;
 use super::builder::GRANULARITY;
 use super::call::Call;
+use super::events::Recorded;
+use super::fault::Fault;
 use super::memory::{Refusal, Space};
+use super::operation::Operation;
 use super::schedule::{Item, Point};
 use super::state::State;
 use crate::device::{
@@ -54,10 +57,33 @@ fn check_stream(state: &State, call: Call, stream: RawStream) -> Result<(), Devi
 }
 
 /// What was recorded last, if anything was.
-fn last_record(state: &State, call: Call, event: RawEvent) -> Result<Option<Point>, DeviceError> {
+fn last_record(
+    state: &State,
+    call: Call,
+    event: RawEvent,
+) -> Result<Option<Recorded>, DeviceError> {
     let name = event.0;
     let last = state.events.last(event);
     last.ok_or_else(|| invalid(call, format!("there is no event {name:#x}")))
+}
+
+/// What a record leaves, if this goes wrong with it.
+///
+/// An event that is late, or never comes, is recorded behind the point on a stream of its own that
+/// nobody else knows: the stream itself goes on.
+fn recorded(state: &mut State, point: Point, fault: Option<Fault>) -> Recorded {
+    let behind = match fault {
+        Some(Fault::Late(behind)) => Item::Operation(Operation::new(Duration::ZERO).behind(behind)),
+        Some(Fault::Never) => Item::WaitUntil(state.schedule.create_flag(), u64::MAX),
+        Some(Fault::Reports(kind)) => return Recorded::Failing(kind),
+        Some(Fault::Fails(_)) | None => return Recorded::At(point),
+    };
+    let aside = state.schedule.create_stream();
+    state.schedule.submit(aside, behind);
+    state.schedule.submit(aside, Item::Wait(point));
+    let late = state.schedule.submit(aside, Item::Record);
+    state.schedule.destroy_stream(aside);
+    Recorded::At(late)
 }
 
 // SAFETY: ranges that `Space` hands out are disjoint (it books reserved and plain ones together),
@@ -86,8 +112,7 @@ unsafe impl Device for SimDevice {
         self.engine.call(|state| {
             state.enter(Call::MemoryInfo, 0)?;
             let total = state.space.total();
-            let (in_use, _) = state.space.usage();
-            let free = total - in_use;
+            let free = state.space.available();
             Ok(MemoryInfo { free, total })
         })
     }
@@ -191,11 +216,12 @@ unsafe impl Device for SimDevice {
 
     fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
         self.engine.call(|state| {
-            state.enter(Call::Record, 0)?;
+            let fault = state.enter_with_fault(Call::Record, 0)?;
             check_stream(state, Call::Record, stream)?;
             last_record(state, Call::Record, event)?;
             let point = state.schedule.submit(stream, Item::Record);
-            state.events.record(event, point);
+            let recorded = recorded(state, point, fault);
+            state.events.record(event, recorded);
             Ok(())
         })
     }
@@ -203,8 +229,14 @@ unsafe impl Device for SimDevice {
     fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::Query, 0)?;
-            let last = last_record(state, Call::Query, event)?;
-            Ok(last.is_none_or(|point| state.schedule.is_complete(point)))
+            match last_record(state, Call::Query, event)? {
+                None => Ok(true),
+                Some(Recorded::At(point)) => Ok(state.schedule.is_complete(point)),
+                Some(Recorded::Failing(kind)) => {
+                    let reason = "a fault that was asked for";
+                    Err(DeviceError::new(Call::Query.name(), kind, reason))
+                }
+            }
         })
     }
 
@@ -220,7 +252,7 @@ unsafe impl Device for SimDevice {
             }
             check_stream(state, Call::Wait, stream)?;
             // An event that was never recorded counts as complete: nothing to wait for.
-            if let Some(point) = last_record(state, Call::Wait, event)? {
+            if let Some(Recorded::At(point)) = last_record(state, Call::Wait, event)? {
                 state.counters.device_waits += 1;
                 state.schedule.submit(stream, Item::Wait(point));
             }
@@ -235,8 +267,11 @@ unsafe impl Device for SimDevice {
             let id = WatchId(state.schedule.next_arrival());
             // Of an unknown event, or a broken device, nothing will come: the waker is called now,
             // and finds the error by asking.
-            let last = state.events.last(event).flatten();
-            state.schedule.watch(id, last, waker);
+            let point = match state.events.last(event).flatten() {
+                Some(Recorded::At(point)) => Some(point),
+                Some(Recorded::Failing(_)) | None => None,
+            };
+            state.schedule.watch(id, point, waker);
             id
         })
     }

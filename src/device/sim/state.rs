@@ -8,6 +8,7 @@ use super::builder::{Clock, Settings};
 use super::call::Call;
 use super::counters::Counters;
 use super::events::Events;
+use super::fault::{Fault, Script};
 use super::memory::Space;
 use super::schedule::{Item, Schedule};
 use super::ticker::Phase;
@@ -28,8 +29,8 @@ pub(super) struct State {
     pub(super) counters: Counters,
     /// Why the device is broken, once it is.
     broken: Option<Arc<str>>,
-    /// Calls that are to fail, in the order they were asked for.
-    faults: Vec<(Call, DeviceErrorKind)>,
+    /// What is to go wrong.
+    script: Script,
     /// What was dropped by breaking, to be let go outside the lock.
     pub(super) debris: Vec<Item>,
     /// Who runs a body outside the lock right now, and goes on with the schedule afterwards.
@@ -55,7 +56,7 @@ impl State {
             alarms: Alarms::default(),
             counters: Counters::default(),
             broken: None,
-            faults: Vec::new(),
+            script: Script::default(),
             debris: Vec::new(),
             running: None,
             waiting: 0,
@@ -69,17 +70,35 @@ impl State {
     // ---- calls -----------------------------------------------------------------------------
 
     /// Every device call passes here before it does anything: it is counted and charged, and fails
-    /// when the device is broken or a fault was asked for. A script of faults belongs here.
+    /// when the device is broken or the script says so.
     pub(super) fn enter(&mut self, call: Call, bytes: u64) -> Result<(), DeviceError> {
+        self.enter_with_fault(call, bytes).map(|_fault| ())
+    }
+
+    /// The same for a call that may go wrong in other ways than failing: hands out how.
+    pub(super) fn enter_with_fault(
+        &mut self,
+        call: Call,
+        bytes: u64,
+    ) -> Result<Option<Fault>, DeviceError> {
         self.counters.charge(call, bytes);
-        if let Some(fault) = self.take_fault(call) {
-            let reason = "a fault that was asked for";
-            if fault == DeviceErrorKind::Sticky {
-                self.break_device(reason.into());
-            }
-            return Err(DeviceError::new(call.name(), fault, reason));
+        let fault = match self.broken {
+            Some(_) => None,
+            None => self.script.next(call),
+        };
+        if let Some(Fault::Fails(kind)) = fault {
+            return Err(self.scripted_failure(call, kind));
         }
-        self.check(call.name())
+        self.check(call.name())?;
+        Ok(fault)
+    }
+
+    fn scripted_failure(&mut self, call: Call, kind: DeviceErrorKind) -> DeviceError {
+        let reason = "a fault that was asked for";
+        if kind == DeviceErrorKind::Sticky {
+            self.break_device(reason.into());
+        }
+        DeviceError::new(call.name(), kind, reason)
     }
 
     /// Fails, in the name of `call`, when the device is broken.
@@ -90,16 +109,8 @@ impl State {
         }
     }
 
-    pub(super) fn fail_next(&mut self, call: Call, kind: DeviceErrorKind) {
-        self.faults.push((call, kind));
-    }
-
-    fn take_fault(&mut self, call: Call) -> Option<DeviceErrorKind> {
-        if self.broken.is_some() {
-            return None;
-        }
-        let at = self.faults.iter().position(|(asked, _)| *asked == call)?;
-        Some(self.faults.remove(at).1)
+    pub(super) fn script(&mut self, call: Call, nth: u64, fault: Fault) {
+        self.script.add(call, nth, fault);
     }
 
     // ---- breaking --------------------------------------------------------------------------
