@@ -178,7 +178,8 @@ impl fmt::Debug for Block {
 /// by then. It may be dropped: the deallocation takes place all the same.
 ///
 /// # Errors
-/// When the device failed: the memory is then leaked rather than reused.
+/// When the device cannot say, or record, whether its streams have passed. If the error is sticky, the
+/// memory is leaked rather than reused; if not, it is reused once a later event proves it.
 ///
 /// # Cancel safety
 /// Dropping it stops the waiting and nothing else.

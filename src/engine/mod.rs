@@ -24,7 +24,7 @@ mod tally;
 
 pub(crate) use harvest::Watches;
 pub use ladder::Rung;
-pub(crate) use ladder::{Effort, Lent, Patience, Refusal};
+pub(crate) use ladder::{Effort, Expected, Lent, Patience, Refusal};
 pub(crate) use release::Use;
 pub(crate) use tally::Tally;
 
@@ -121,16 +121,25 @@ impl Engine {
         if stream.device_id() != self.device.id() {
             return Err(StreamError::ForeignDevice);
         }
-        let mut registry = self.lanes.lock();
-        let id = StreamId(registry.next);
-        registry.next += 1;
+        // Streams that went away are seen off by those that come: their number stays bounded.
+        self.harvest_retired();
+        let id = self.next_stream_id();
         let lane = Arc::new(Lane::new(id, stream, self.settings.lane));
         // Known to the ledger before anybody can free on it.
         self.ledger.lock().register(id);
+        let mut registry = self.lanes.lock();
         let mut lanes = registry.lanes.as_ref().clone();
-        lanes.push(lane.clone());
+        let at = lanes.partition_point(|other| other.id < id);
+        lanes.insert(at, lane.clone());
         registry.lanes = Arc::new(lanes);
         Ok(lane)
+    }
+
+    fn next_stream_id(&self) -> StreamId {
+        let mut registry = self.lanes.lock();
+        let id = StreamId(registry.next);
+        registry.next += 1;
+        id
     }
 
     /// The registered lanes, as of now.

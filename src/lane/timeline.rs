@@ -99,8 +99,14 @@ impl Timeline {
         let Some((oldest, newest)) = self.ends() else {
             return Ok(None);
         };
-        if !is_complete(&oldest, device)? {
-            return self.harvest_from_newest(&oldest, &newest, device);
+        let answer = is_complete(&oldest, device);
+        if answer != Ok(true) {
+            let later = self.harvest_from_newest(&oldest, &newest, device)?;
+            return if later.is_some() {
+                Ok(later)
+            } else {
+                answer.map(|_| None)
+            };
         }
         let markers: Vec<_> = self.markers.lock().iter().cloned().collect();
         let complete = complete_prefix(&markers, device)?;
@@ -117,8 +123,26 @@ impl Timeline {
         Some((markers.front()?.clone(), markers.back()?.clone()))
     }
 
-    /// The oldest event is not complete. A later one proves it all the same: an event may be seen late
-    /// while the stream goes on.
+    /// Asks after one point: its own marker may be complete while older ones are seen late. Says
+    /// whether it is.
+    ///
+    /// # Errors
+    /// What the device says instead of an answer.
+    pub(crate) fn harvest_up_to(
+        &self,
+        ticket: Ticket,
+        device: &dyn Device,
+    ) -> Result<bool, DeviceError> {
+        if let Some(marker) = self.covering(ticket) {
+            if is_complete(&marker, device)? {
+                self.note_complete(&marker, device.now());
+            }
+        }
+        Ok(self.completed() >= ticket)
+    }
+
+    /// The oldest event is not complete, or errs. A later one proves it all the same: an event may be
+    /// seen late while the stream goes on.
     fn harvest_from_newest(
         &self,
         oldest: &Arc<Marker>,
