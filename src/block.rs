@@ -1,6 +1,6 @@
 //! A block of device memory, owned.
 
-use crate::device::DeviceError;
+use crate::device::{DeviceError, RawStream, Referee};
 use crate::engine::{Lent, Rung, Use};
 use crate::error::StreamError;
 use crate::id::Ticket;
@@ -11,6 +11,7 @@ use crate::wait::{Passages, Registration};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
+use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -32,13 +33,35 @@ pub struct Block {
 
 impl Block {
     #[inline]
-    pub(crate) fn new(registration: Arc<Registration>, lent: Lent, requested: u64) -> Self {
-        Self {
+    pub(crate) fn new(
+        registration: Arc<Registration>,
+        lent: Lent,
+        requested: u64,
+        place: &'static Location<'static>,
+    ) -> Self {
+        let block = Self {
             registration,
             lent: Some(lent),
             requested,
             further: SmallVec::new(),
+        };
+        if let Some(referee) = block.referee() {
+            block.announce(referee, place);
         }
+        block
+    }
+
+    #[inline]
+    fn referee(&self) -> Option<&dyn Referee> {
+        self.registration.service.engine.referee.as_deref()
+    }
+
+    /// If this panics, the block is dropped like any other.
+    #[cold]
+    fn announce(&self, referee: &dyn Referee, place: &'static Location<'static>) {
+        let stream = self.registration.lane.raw;
+        referee.granted(self.address(), self.size(), stream, place);
+        referee.call_out();
     }
 
     #[inline]
@@ -100,8 +123,14 @@ impl Block {
 
     /// Frees the block in the order of the streams that it was used on, as dropping it does, and gives
     /// a future for the moment at which no device work can touch it any more.
+    #[track_caller]
     pub fn deallocate(mut self) -> Deallocation {
-        self.free_awaited()
+        let deallocation = self.free_awaited(Location::caller());
+        // Only now: the block is freed even if this panics.
+        if let Some(referee) = self.referee() {
+            referee.call_out();
+        }
+        deallocation
     }
 
     /// Frees the block in the order of `stream`, and of all that it was used on: its own stream's
@@ -109,6 +138,7 @@ impl Block {
     ///
     /// # Errors
     /// As [`used_on`](Self::used_on); the block is in the error, still allocated.
+    #[track_caller]
     pub fn deallocate_on(mut self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
         match self.used_on(stream) {
             Ok(()) => Ok(self.deallocate()),
@@ -119,11 +149,27 @@ impl Block {
         }
     }
 
-    fn end(&mut self) -> Option<Use> {
+    /// The referee hears of it before anybody else can be given the memory.
+    #[inline]
+    fn end(&mut self, place: Option<&'static Location<'static>>) -> Option<Use> {
         let Lent {
             id, address, bytes, ..
         } = self.lent.take()?;
+        if let Some(referee) = self.referee() {
+            self.renounce(referee, address, place);
+        }
         Some(Use { id, address, bytes })
+    }
+
+    #[cold]
+    fn renounce(
+        &self,
+        referee: &dyn Referee,
+        address: u64,
+        place: Option<&'static Location<'static>>,
+    ) {
+        let streams: SmallVec<[RawStream; 2]> = self.lanes().iter().map(|lane| lane.raw).collect();
+        referee.freed(address, &streams, place);
     }
 
     fn lanes(&self) -> SmallVec<[&Arc<Lane>; 2]> {
@@ -133,8 +179,10 @@ impl Block {
             .collect()
     }
 
-    fn free_awaited(&mut self) -> Deallocation {
-        let block = self.end().expect("taken only when the block ends");
+    fn free_awaited(&mut self, place: &'static Location<'static>) -> Deallocation {
+        let block = self
+            .end(Some(place))
+            .expect("taken only when the block ends");
         let service = &self.registration.service;
         let lanes = self.lanes();
         let fences = if self.further.is_empty() {
@@ -151,7 +199,7 @@ impl Block {
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        let Some(block) = self.end() else {
+        let Some(block) = self.end(None) else {
             return;
         };
         let engine = &self.registration.service.engine;

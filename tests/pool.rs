@@ -110,8 +110,8 @@ fn a_stream_gets_back_what_it_freed_with_no_device_call() {
     let pool = pool(&device, 32 * MIB);
     let (work, stream) = stream(&device, &pool);
     for bytes in [1, 4096, MIB] {
-        run(&work, us(100));
         let first = pool.try_allocate(&stream, bytes).unwrap();
+        use_block(&work, &first, us(100));
         let address = first.address();
         drop(first);
         let before = device.counters().device_calls;
@@ -130,7 +130,7 @@ fn a_large_block_comes_back_to_its_stream_while_its_work_runs() {
     let (work, stream) = stream(&device, &pool);
     let first = pool.try_allocate(&stream, 32 * MIB).unwrap();
     let address = first.address();
-    run(&work, us(100));
+    use_block(&work, &first, us(100));
     drop(first);
     let again = pool.try_allocate(&stream, 32 * MIB).unwrap();
     assert_eq!((again.address(), again.rung()), (address, Rung::SameStream));
@@ -145,7 +145,7 @@ fn another_stream_does_not_get_pending_memory_while_there_is_other() {
     let (_, b) = stream(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let address = block.address();
-    run(&work, us(100));
+    use_block(&work, &block, us(100));
     drop(block);
     assert_eq!(pool.statistics().pending.current, 8 * MIB);
     let other = pool.try_allocate(&b, 8 * MIB).unwrap();
@@ -161,12 +161,12 @@ fn with_no_room_left_another_stream_waits_on_the_device() {
     let (work_b, b) = stream(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let address = block.address();
-    run(&work_a, us(100));
+    use_block(&work_a, &block, us(100));
     drop(block);
     let block = pool.try_allocate(&b, 8 * MIB).unwrap();
     assert_eq!((block.address(), block.rung()), (address, Rung::DeviceWait));
     assert_eq!(pool.statistics().device_waits, 1);
-    run(&work_b, us(10));
+    use_block(&work_b, &block, us(10));
     device.advance(us(105));
     assert_eq!(
         work_b.backlog(),
@@ -183,13 +183,14 @@ fn complete_memory_is_everybodys() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (work, a) = stream(&device, &pool);
-    let (_, b) = stream(&device, &pool);
+    let (work_b, b) = stream(&device, &pool);
     for bytes in [8 * MIB, MIB] {
         let block = pool.try_allocate(&a, bytes).unwrap();
-        run(&work, us(100));
+        use_block(&work, &block, us(100));
         drop(block);
         device.advance(us(100));
         let block = pool.try_allocate(&b, 8 * MIB).unwrap();
+        use_block(&work_b, &block, us(0));
         assert_eq!(block.rung(), Rung::Free, "freed in {bytes}");
         drop(block);
         now(b.synchronize()).unwrap();
@@ -209,9 +210,9 @@ fn an_event_waited_for_makes_memory_reusable_at_once() {
         };
         let pool = builder(&device, 8 * MIB).reuse(reuse).build().unwrap();
         let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (work_b, b) = stream(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-        run(&work, us(100));
+        use_block(&work, &block, us(100));
         drop(block);
         assert!(pool.try_allocate(&b, 8 * MIB).is_err());
         let event = a.event().unwrap();
@@ -220,6 +221,7 @@ fn an_event_waited_for_makes_memory_reusable_at_once() {
         assert_eq!(block.is_ok(), follow, "{block:?}");
         if let Ok(block) = block {
             assert_eq!(block.rung(), Rung::Ordered);
+            use_block(&work_b, &block, us(10));
         }
     }
 }
@@ -237,7 +239,7 @@ fn an_event_from_before_the_free_proves_nothing() {
     let (_, b) = stream(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let early = a.event().unwrap();
-    run(&work, us(100));
+    use_block(&work, &block, us(100));
     drop(block);
     b.wait(&early).unwrap();
     assert!(pool.try_allocate(&b, 8 * MIB).is_err());
@@ -258,7 +260,7 @@ fn without_the_opportunistic_policy_only_a_synchronization_frees() {
     let (work, a) = stream(&device, &pool);
     let (_, b) = stream(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    run(&work, us(100));
+    use_block(&work, &block, us(100));
     drop(block);
     device.advance(us(100));
     let other = pool.try_allocate(&b, 8 * MIB).unwrap();
@@ -279,9 +281,10 @@ fn a_block_used_on_several_streams_waits_for_all() {
     let (work_a, a) = stream(&device, &pool);
     let (work_b, b) = stream(&device, &pool);
     let mut block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    run(&work_a, us(10));
+    use_block(&work_a, &block, us(10));
+    b.wait(&a.event().unwrap()).unwrap();
     block.used_on(&b).unwrap();
-    run(&work_b, us(100));
+    use_block(&work_b, &block, us(90));
     drop(block);
     device.advance(us(50));
     assert!(pool.try_allocate(&a, 8 * MIB).is_err(), "b is still at it");
@@ -303,7 +306,8 @@ fn a_block_freed_on_another_stream_keeps_the_order_of_both() {
         let (work_b, b) = stream(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
         let slow = if slow_is_home { &work_a } else { &work_b };
-        run(slow, us(100));
+        b.wait(&a.event().unwrap()).unwrap();
+        use_block(slow, &block, us(100));
         let freed = block.deallocate_on(&b).unwrap();
         let (_, c) = stream(&device, &pool);
         assert!(pool.try_allocate(&c, 8 * MIB).is_err());
@@ -322,12 +326,12 @@ fn a_further_stream_comes_after_what_the_memory_was_before() {
     let (work_b, b) = stream(&device, &pool);
     for bytes in [8 * MIB, MIB] {
         let earlier = pool.try_allocate(&a, bytes).unwrap();
-        run(&work_a, us(100));
+        use_block(&work_a, &earlier, us(100));
         drop(earlier);
         // Granted at once, since `a` keeps its own order; `b` does not.
         let mut block = pool.try_allocate(&a, bytes).unwrap();
         block.used_on(&b).unwrap();
-        run(&work_b, us(10));
+        use_block(&work_b, &block, us(10));
         device.advance(us(105));
         assert_eq!(
             work_b.backlog(),
@@ -390,7 +394,7 @@ fn a_stream_that_goes_away_leaves_its_memory_in_order() {
     for bytes in [8 * MIB, MIB] {
         let (work, a) = stream(&device, &pool);
         let block = pool.try_allocate(&a, bytes).unwrap();
-        run(&work, us(100));
+        use_block(&work, &block, us(100));
         drop((work, a));
         drop(block);
         assert!(pool.try_allocate(&b, 8 * MIB).is_err());
@@ -422,7 +426,7 @@ fn the_steady_state_makes_no_events() {
         for _ in 0..count {
             for (work, stream) in &streams {
                 let block = pool.try_allocate(stream, 4 * MIB).unwrap();
-                run(work, us(10));
+                use_block(work, &block, us(10));
                 drop(block);
             }
             device.advance(us(20));
@@ -439,10 +443,13 @@ fn the_steady_state_makes_no_events() {
 fn free_memory_in_pieces_is_mapped_together() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
-    let (_, stream) = stream(&device, &pool);
+    let (work, stream) = stream(&device, &pool);
     let mut blocks: Vec<_> = (0..8)
         .map(|_| Some(pool.try_allocate(&stream, HANDLE).unwrap()))
         .collect();
+    for block in blocks.iter().flatten() {
+        use_block(&work, block, us(0));
+    }
     for block in blocks.iter_mut().step_by(2) {
         drop(block.take());
     }
@@ -486,7 +493,7 @@ fn trimming_keeps_what_is_used() {
     let free = pool.try_allocate(&stream, 16 * MIB).unwrap();
     drop(free);
     now(stream.synchronize()).unwrap();
-    run(&work, us(100));
+    use_block(&work, &pending, us(100));
     drop(pending);
     assert_eq!(pool.trim_to(20 * MIB).unwrap(), 8 * MIB);
     assert_eq!(pool.trim_to(0).unwrap(), 8 * MIB);
@@ -507,7 +514,9 @@ fn statistics_add_up() {
     let blocks: Vec<_> = (1..20)
         .map(|n| pool.try_allocate(&stream, n * 100_000).unwrap())
         .collect();
-    run(&work, us(100));
+    for block in &blocks {
+        use_block(&work, block, us(5));
+    }
     drop(blocks);
     let check = |used: bool| {
         let s = pool.statistics();
@@ -542,6 +551,7 @@ fn the_last_handle_releases_nothing_that_runs() {
     let address = block.address();
     work.submit(
         weirpool::device::sim::Operation::new(us(100))
+            .writes(address, 8 * MIB)
             .run(move |memory| memory.fill(address, 8 * MIB, 7)),
     );
     drop((pool, stream));
@@ -561,7 +571,7 @@ fn a_deallocation_completes_once_its_stream_has_passed() {
     let (work, stream) = stream(&device, &pool);
     let block = pool.try_allocate(&stream, MIB).unwrap();
     let address = block.address();
-    run(&work, us(100));
+    use_block(&work, &block, us(100));
     let mut freed = block.deallocate();
     assert!(poll(&mut freed).is_pending());
     let again = pool.try_allocate(&stream, MIB).unwrap();
@@ -570,7 +580,7 @@ fn a_deallocation_completes_once_its_stream_has_passed() {
         address,
         "reused by its own stream meanwhile"
     );
-    run(&work, us(100));
+    use_block(&work, &again, us(100));
     device.advance(us(100));
     now(freed).unwrap();
     assert_eq!(work.backlog(), 1, "the next owner's work is not waited for");
@@ -606,7 +616,7 @@ fn threads_allocate_and_free_each_others_blocks() {
                 for _ in 0..2000 {
                     let bytes = random.u64(1..3 * MIB);
                     if let Ok(block) = pool.try_allocate(&stream, bytes) {
-                        run(&work, us(1));
+                        use_block(&work, &block, us(1));
                         send.send(block).unwrap();
                     }
                 }

@@ -35,7 +35,7 @@ fn an_allocation_waits_for_a_free_and_for_its_work() {
     let (woken, waker) = Count::new();
     let mut waiting = pool.allocate(&b, MIB);
     assert!(poll_with(&mut waiting, &waker).is_pending());
-    run(&work, us(100));
+    use_block(&work, &block, us(100));
     drop(block);
     assert!(woken.get() > 0, "a free while somebody waits is heard");
     assert!(
@@ -247,7 +247,7 @@ fn a_broken_device_fails_every_waiter() {
     let mut second = pool.allocate(&b, MIB);
     assert!(poll_with(&mut first, &waker).is_pending());
     assert!(poll_with(&mut second, &waker).is_pending());
-    run(&work, us(100));
+    use_block(&work, &block, us(100));
     drop(block);
     assert!(poll_with(&mut second, &waker).is_pending());
     let before = woken.get();
@@ -283,7 +283,7 @@ fn a_reclaimer_sleeps_while_nobody_waits() {
     assert!(poll_with(&mut reclaimer, &waker).is_pending());
     for _ in 0..1000 {
         let block = pool.try_allocate(&a, MIB).unwrap();
-        run(&work, us(10));
+        use_block(&work, &block, us(10));
         drop(block);
         device.advance(us(3));
     }
@@ -293,7 +293,7 @@ fn a_reclaimer_sleeps_while_nobody_waits() {
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     let mut waiting = pool.allocate(&b, 8 * MIB);
     assert!(poll(&mut waiting).is_pending());
-    run(&work, us(10_000));
+    use_block(&work, &block, us(10_000));
     drop(block);
     assert_eq!(woken.get(), 1, "the free");
     assert!(poll_with(&mut reclaimer, &waker).is_pending());
@@ -326,7 +326,7 @@ fn when_the_driver_goes_away_a_waiter_takes_over() {
     let (woken, waker) = Count::new();
     let mut waiting = pool.allocate(&b, MIB);
     assert!(poll_with(&mut waiting, &waker).is_pending());
-    run(&work, us(10));
+    use_block(&work, &block, us(10));
     drop(block);
     let before = woken.get();
     drop(reclaimer);
@@ -359,7 +359,7 @@ fn waiters_drive_themselves_on_any_executor() {
                 let allocate = async {
                     for _ in 0..20 {
                         let block = pool.allocate(&stream, (n % 4 + 1) * 2 * MIB).await.unwrap();
-                        run(&work, us(50));
+                        use_block(&work, &block, us(50));
                         drop(block);
                         served.fetch_add(1, Ordering::SeqCst);
                     }
@@ -395,7 +395,7 @@ fn the_same_seed_gives_the_same_run() {
                         let bytes = (n + round) % 8 * MIB + 1;
                         let block = pool.allocate(&stream, bytes).await.unwrap();
                         times.push((device.now_ns(), block.address()));
-                        run(&work, us(10 * (n + 1)));
+                        use_block(&work, &block, us(10 * (n + 1)));
                     }
                     times
                 }
@@ -455,7 +455,7 @@ mod on_tokio {
                     for round in 0..10 {
                         let bytes = (n + round) % 8 * MIB + 1;
                         let block = pool.allocate(&stream, bytes).await.unwrap();
-                        run(&work, us(20));
+                        use_block(&work, &block, us(20));
                         drop(block);
                     }
                 })
@@ -491,7 +491,7 @@ mod on_tokio {
         let mut waiting = pool.allocate(&b, MIB);
         runtime.block_on(async { assert!(poll(&mut waiting).is_pending()) });
         drop(runtime);
-        run(&work, us(100));
+        use_block(&work, &block, us(100));
         drop(block);
         let granted = futures::executor::block_on(waiting).unwrap();
         assert_eq!(granted.requested(), MIB);

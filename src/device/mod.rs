@@ -10,6 +10,7 @@
 
 mod capability;
 mod error;
+mod referee;
 pub mod sim;
 mod watch;
 
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 pub use capability::{Capabilities, MemoryInfo};
 pub use error::{DeviceError, DeviceErrorKind};
+pub use referee::Referee;
 pub(crate) use watch::{Alarm, Watch};
 
 macro_rules! handle {
@@ -94,6 +96,12 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
 
     /// What the device supports. Constant over its life.
     fn capabilities(&self) -> Capabilities;
+
+    /// Who is to be told of each block's life, where the device checks the order of what it is given
+    /// to do. Asked once, when a pool is built; with none, the default, nothing is paid for it.
+    fn referee(&self) -> Option<Arc<dyn Referee>> {
+        None
+    }
 
     /// Free and total memory of the device, in bytes.
     ///

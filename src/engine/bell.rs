@@ -103,7 +103,7 @@ impl Wake for Bell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use plain::{AtomicU64, Ordering};
 
     #[derive(Default)]
     struct Count(AtomicU64);

@@ -28,7 +28,7 @@ pub(crate) use ladder::{Effort, Expected, Lent, Patience, Refusal};
 pub(crate) use release::Use;
 pub(crate) use tally::Tally;
 
-use crate::device::{Capabilities, Device, DeviceError, DeviceStream};
+use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Referee};
 use crate::error::{BuildError, Shortfall, StreamError};
 use crate::id::StreamId;
 use crate::lane::{Bounds, Events, Lane};
@@ -65,6 +65,8 @@ pub(crate) struct Settings {
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) device: plain::Arc<dyn Device>,
+    /// Who is told of blocks' lives, on a device that checks the order of what it is given to do.
+    pub(crate) referee: Option<plain::Arc<dyn Referee>>,
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) gate: CachePadded<SharedState>,
@@ -97,6 +99,7 @@ impl Engine {
         };
         let engine = Self {
             capabilities: device.capabilities(),
+            referee: device.referee(),
             gate: CachePadded::new(SharedState::new(0)),
             bell: plain::Arc::new(Bell::new()),
             tally: Tally::new(),

@@ -7,6 +7,7 @@
 use super::SimDevice;
 use super::builder::GRANULARITY;
 use super::call::Call;
+use super::checker::{Checker, Judge};
 use super::events::Recorded;
 use super::fault::Fault;
 use super::memory::{Refusal, Space};
@@ -15,8 +16,9 @@ use super::schedule::{Item, Point};
 use super::state::State;
 use crate::device::{
     AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, MemoryInfo,
-    PhysicalHandle, RawEvent, RawStream, WatchId,
+    PhysicalHandle, RawEvent, RawStream, Referee, WatchId,
 };
+use crate::sync::plain::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -37,6 +39,13 @@ impl SimDevice {
             change(&mut state.space)
                 .map_err(|refusal| DeviceError::new(call.name(), refusal.kind, refusal.reason))
         })
+    }
+
+    /// Before the call that takes memory away: afterwards the addresses may be another's already.
+    fn judge_before(&self, judge: impl FnOnce(&mut Judge)) {
+        if let Some(present) = self.engine.locked().judge() {
+            judge(present);
+        }
     }
 }
 
@@ -108,6 +117,11 @@ unsafe impl Device for SimDevice {
             .with_device_side_waits(settings.device_side_waits)
     }
 
+    fn referee(&self) -> Option<Arc<dyn Referee>> {
+        let is_on = self.engine.settings.checker != Checker::Off;
+        is_on.then(|| Arc::new(self.clone()) as Arc<dyn Referee>)
+    }
+
     fn memory_info(&self) -> Result<MemoryInfo, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::MemoryInfo, 0)?;
@@ -146,6 +160,7 @@ unsafe impl Device for SimDevice {
     }
 
     fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.judge_before(|judge| judge.returned(address, bytes));
         self.memory_call(
             Call::Unreserve,
             |_| bytes,
@@ -172,6 +187,7 @@ unsafe impl Device for SimDevice {
     }
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.judge_before(|judge| judge.unmapped(address, bytes));
         self.memory_call(Call::Unmap, |_| bytes, |space| space.unmap(address, bytes))
     }
 
@@ -180,6 +196,7 @@ unsafe impl Device for SimDevice {
     }
 
     fn free(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.judge_before(|judge| judge.returned(address, bytes));
         self.memory_call(Call::Free, |_| bytes, |space| space.free(address, bytes))
     }
 
@@ -210,6 +227,9 @@ unsafe impl Device for SimDevice {
             state.enter(Call::DestroyEvent, 0)?;
             last_record(state, Call::DestroyEvent, event)?;
             state.events.destroy(event);
+            if let Some(judge) = state.judge() {
+                judge.order.forget(event);
+            }
             Ok(())
         })
     }
@@ -219,9 +239,12 @@ unsafe impl Device for SimDevice {
             let fault = state.enter_with_fault(Call::Record, 0)?;
             check_stream(state, Call::Record, stream)?;
             last_record(state, Call::Record, event)?;
-            let point = state.schedule.submit(stream, Item::Record);
+            let point = state.submit(stream, Item::Record);
             let recorded = recorded(state, point, fault);
             state.events.record(event, recorded);
+            if let Some(judge) = state.judge() {
+                judge.order.record(event, stream);
+            }
             Ok(())
         })
     }
@@ -229,14 +252,18 @@ unsafe impl Device for SimDevice {
     fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::Query, 0)?;
-            match last_record(state, Call::Query, event)? {
-                None => Ok(true),
-                Some(Recorded::At(point)) => Ok(state.schedule.is_complete(point)),
+            let is_complete = match last_record(state, Call::Query, event)? {
+                None => true,
+                Some(Recorded::At(point)) => state.schedule.is_complete(point),
                 Some(Recorded::Failing(kind)) => {
                     let reason = "a fault that was asked for";
-                    Err(DeviceError::new(Call::Query.name(), kind, reason))
+                    return Err(DeviceError::new(Call::Query.name(), kind, reason));
                 }
+            };
+            if let Some(judge) = state.judge().filter(|_| is_complete) {
+                judge.order.observe(event);
             }
+            Ok(is_complete)
         })
     }
 
@@ -254,7 +281,10 @@ unsafe impl Device for SimDevice {
             // An event that was never recorded counts as complete: nothing to wait for.
             if let Some(Recorded::At(point)) = last_record(state, Call::Wait, event)? {
                 state.counters.device_waits += 1;
-                state.schedule.submit(stream, Item::Wait(point));
+                state.submit(stream, Item::Wait(point));
+                if let Some(judge) = state.judge() {
+                    judge.order.wait(stream, event);
+                }
             }
             Ok(())
         })
@@ -271,6 +301,12 @@ unsafe impl Device for SimDevice {
                 Some(Recorded::At(point)) => Some(point),
                 Some(Recorded::Failing(_)) | None => None,
             };
+            let is_complete = point.map(|point| state.schedule.is_complete(point));
+            match (state.judge(), is_complete) {
+                (Some(judge), Some(true)) => judge.order.observe(event),
+                (Some(judge), Some(false)) => judge.order.watch(id, event),
+                _ => {}
+            }
             state.schedule.watch(id, point, waker);
             id
         })
@@ -278,6 +314,11 @@ unsafe impl Device for SimDevice {
 
     fn unwatch(&self, watch: WatchId) {
         // The waker is dropped here, outside the lock: its task may own what calls the device.
-        let _waker = self.engine.call(|state| state.schedule.unwatch(watch));
+        let _waker = self.engine.call(|state| {
+            if let Some(judge) = state.judge() {
+                judge.order.unwatch(watch);
+            }
+            state.schedule.unwatch(watch)
+        });
     }
 }

@@ -49,11 +49,13 @@
 //! | `executor`, `ticker`, `time` | who moves time: `block_on`, the helper thread, by hand |
 //! | `call`, `cost`, `counters` | calls by name, their price, their sum |
 //! | `operation`, `stream`, `flag` | what a user holds |
+//! | `checker` | which use of memory is not ordered |
 //! | `events`, `alarms`, `names` | small books |
 
 mod alarms;
 mod builder;
 mod call;
+mod checker;
 mod contract;
 mod cost;
 mod counters;
@@ -79,6 +81,7 @@ use std::fmt;
 
 pub use builder::{Backing, Clock, SimBuilder};
 pub use call::Call;
+pub use checker::{Allocation, Checker, Usage, Violation, ViolationKind};
 pub use counters::Counters;
 pub use fault::{Fault, Occupied};
 pub use flag::Flag;

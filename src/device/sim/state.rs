@@ -6,13 +6,14 @@
 use super::alarms::Alarms;
 use super::builder::{Clock, Settings};
 use super::call::Call;
+use super::checker::{Checker, Judge};
 use super::counters::Counters;
 use super::events::Events;
 use super::fault::{Fault, Script};
 use super::memory::Space;
-use super::schedule::{Item, Schedule};
+use super::schedule::{Item, Point, Schedule};
 use super::ticker::Phase;
-use crate::device::{DeviceError, DeviceErrorKind, DeviceId};
+use crate::device::{DeviceError, DeviceErrorKind, DeviceId, RawStream};
 use crate::sync::plain::{Arc, thread::ThreadId};
 use std::any::Any;
 use std::task::Waker;
@@ -27,6 +28,8 @@ pub(super) struct State {
     pub(super) events: Events,
     pub(super) alarms: Alarms,
     pub(super) counters: Counters,
+    /// The ordering checker, unless it is off.
+    pub(super) judge: Option<Judge>,
     /// Why the device is broken, once it is.
     broken: Option<Arc<str>>,
     /// What is to go wrong.
@@ -55,6 +58,7 @@ impl State {
             events: Events::new(device),
             alarms: Alarms::default(),
             counters: Counters::default(),
+            judge: (settings.checker != Checker::Off).then(Judge::default),
             broken: None,
             script: Script::default(),
             debris: Vec::new(),
@@ -111,6 +115,28 @@ impl State {
 
     pub(super) fn script(&mut self, call: Call, nth: u64, fault: Fault) {
         self.script.add(call, nth, fault);
+    }
+
+    // ---- the ordering checker --------------------------------------------------------------
+
+    /// Who judges what is done; nobody, once the device is broken: then nothing runs any more.
+    pub(super) fn judge(&mut self) -> Option<&mut Judge> {
+        self.judge.as_mut().filter(|_| self.broken.is_none())
+    }
+
+    pub(super) fn submit(&mut self, stream: RawStream, item: Item) -> Point {
+        if let Some(judge) = self.judge() {
+            judge.submitted(stream, &item);
+        }
+        self.schedule.submit(stream, item)
+    }
+
+    /// Passes on what the schedule did by itself.
+    pub(super) fn tell_news(&mut self) {
+        let news = self.schedule.take_news();
+        if let Some(judge) = &mut self.judge {
+            judge.hear(news);
+        }
     }
 
     // ---- breaking --------------------------------------------------------------------------
