@@ -39,29 +39,21 @@ impl Block {
         requested: u64,
         place: &'static Location<'static>,
     ) -> Self {
-        let block = Self {
+        // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
+        if let Some(referee) = registration.referee.as_deref() {
+            referee.granted(lent.address, lent.bytes, registration.lane.raw, place);
+        }
+        Self {
             registration,
             lent: Some(lent),
             requested,
             further: SmallVec::new(),
-        };
-        if let Some(referee) = block.referee() {
-            block.announce(referee, place);
         }
-        block
     }
 
     #[inline]
     fn referee(&self) -> Option<&dyn Referee> {
-        self.registration.service.engine.referee.as_deref()
-    }
-
-    /// If this panics, the block is dropped like any other.
-    #[cold]
-    fn announce(&self, referee: &dyn Referee, place: &'static Location<'static>) {
-        let stream = self.registration.lane.raw;
-        referee.granted(self.address(), self.size(), stream, place);
-        referee.call_out();
+        self.registration.referee.as_deref()
     }
 
     #[inline]
@@ -155,21 +147,19 @@ impl Block {
         let Lent {
             id, address, bytes, ..
         } = self.lent.take()?;
-        if let Some(referee) = self.referee() {
-            self.renounce(referee, address, place);
+        if self.registration.referee.is_some() {
+            self.renounce(address, place);
         }
         Some(Use { id, address, bytes })
     }
 
     #[cold]
-    fn renounce(
-        &self,
-        referee: &dyn Referee,
-        address: u64,
-        place: Option<&'static Location<'static>>,
-    ) {
+    #[inline(never)]
+    fn renounce(&self, address: u64, place: Option<&'static Location<'static>>) {
         let streams: SmallVec<[RawStream; 2]> = self.lanes().iter().map(|lane| lane.raw).collect();
-        referee.freed(address, &streams, place);
+        if let Some(referee) = self.referee() {
+            referee.freed(address, &streams, place);
+        }
     }
 
     fn lanes(&self) -> SmallVec<[&Arc<Lane>; 2]> {

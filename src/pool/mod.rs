@@ -74,6 +74,7 @@ impl Pool {
         let service = self.service().clone();
         let lane = service.engine.register(stream)?;
         Ok(Stream::new(Registration {
+            referee: service.engine.referee.clone(),
             service,
             lane,
             presence: self.presence.clone(),
@@ -145,6 +146,10 @@ impl Pool {
     ) -> Result<Request, AllocError> {
         if !Arc::ptr_eq(&registration.presence, &self.presence) {
             return Err(AllocError::ForeignStream);
+        }
+        if let Some(referee) = registration.referee.as_deref() {
+            // What was found earlier, where nobody could be told.
+            referee.call_out();
         }
         let engine = &self.presence.0.engine;
         let capacity = engine.settings.geometry.capacity;
