@@ -145,6 +145,11 @@ fn a_use_beside_a_block_was_never_allocated() {
     assert_eq!(violation.kind, ViolationKind::NotAllocated);
     assert_eq!(violation.address, block.address() + block.size());
     assert_eq!(violation.bytes, 8);
+    let beside = violation.memory.unwrap();
+    assert_eq!(
+        (beside.address, beside.freed_on.len()),
+        (block.address(), 0)
+    );
 }
 
 #[test]
