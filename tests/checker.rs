@@ -268,6 +268,22 @@ fn used_on_and_a_wait_are_right() {
     world.assert_silent();
 }
 
+/// The further stream uses it first: nothing but `used_on` orders that after the earlier block.
+#[test]
+fn used_on_orders_after_the_grant() {
+    let world = World::new();
+    for bytes in [MIB, 8 * MIB, MIB] {
+        let earlier = world.allocate(0, bytes);
+        world.write(0, &earlier);
+        drop(earlier);
+        let mut block = world.allocate(0, bytes);
+        block.used_on(&world.stream[1]).unwrap();
+        world.write(1, &block);
+        drop(block);
+    }
+    world.assert_silent();
+}
+
 #[test]
 fn deallocate_on_is_right() {
     let world = World::new();
