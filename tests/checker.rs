@@ -145,6 +145,11 @@ fn a_use_beside_a_block_was_never_allocated() {
     assert_eq!(violation.kind, ViolationKind::NotAllocated);
     assert_eq!(violation.address, block.address() + block.size());
     assert_eq!(violation.bytes, 8);
+    let beside = violation.memory.unwrap();
+    assert_eq!(
+        (beside.address, beside.freed_on.len()),
+        (block.address(), 0)
+    );
 }
 
 #[test]
@@ -258,6 +263,22 @@ fn used_on_and_a_wait_are_right() {
         block.used_on(&world.stream[1]).unwrap();
         world.read(1, &block);
         world.read(0, &block);
+        drop(block);
+    }
+    world.assert_silent();
+}
+
+/// The further stream uses it first: nothing but `used_on` orders that after the earlier block.
+#[test]
+fn used_on_orders_after_the_grant() {
+    let world = World::new();
+    for bytes in [MIB, 8 * MIB, MIB] {
+        let earlier = world.allocate(0, bytes);
+        world.write(0, &earlier);
+        drop(earlier);
+        let mut block = world.allocate(0, bytes);
+        block.used_on(&world.stream[1]).unwrap();
+        world.write(1, &block);
         drop(block);
     }
     world.assert_silent();

@@ -22,6 +22,29 @@ pub(super) struct Life {
     pub(super) freed: OnceLock<Freed>,
 }
 
+impl Life {
+    pub(super) fn new(
+        address: u64,
+        bytes: u64,
+        stream: RawStream,
+        allocated: &'static Location<'static>,
+    ) -> Self {
+        Self {
+            address,
+            bytes,
+            stream,
+            allocated,
+            freed: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn end(&self, place: Option<&'static Location<'static>>, streams: &[RawStream]) {
+        let streams = streams.into();
+        // The only one to set it: a life ends once.
+        let _ = self.freed.set(Freed { place, streams });
+    }
+}
+
 /// How a block ended.
 #[derive(Debug)]
 pub(super) struct Freed {
@@ -49,6 +72,23 @@ pub(super) struct Touch {
     pub(super) life: Option<Arc<Life>>,
 }
 
+impl Touch {
+    /// The next item's access to a cell.
+    pub(super) fn new(now: &Stamp, work: &Arc<Work>, kind: AccessKind, cell: &Cell) -> Self {
+        let (line, index) = (now.line, now.count);
+        Self {
+            moment: Moment { line, index },
+            kind,
+            work: work.clone(),
+            life: cell.owner.clone(),
+        }
+    }
+
+    pub(super) fn is_of(&self, life: &Arc<Life>) -> bool {
+        is_same(self.life.as_ref(), Some(life))
+    }
+}
+
 /// Bytes with one history.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
@@ -68,11 +108,6 @@ impl Cell {
             touches: SmallVec::new(),
             last: None,
         }
-    }
-
-    /// Whether no pool ever granted the bytes.
-    pub(super) fn is_wild(&self) -> bool {
-        self.owner.is_none()
     }
 
     pub(super) fn is_live(&self) -> bool {

@@ -10,17 +10,20 @@
 //! |---|---|
 //! | `clock`, `order` | what comes before what |
 //! | `ground` | what was done to which bytes, and whose they are |
-//! | `judge` | the rules |
-//! | `violation` | what is reported |
+//! | `judge`, `scene` | the rules: of blocks, and of one access beside others |
+//! | `findings`, `report`, `violation` | what is reported |
 //! | `referee` | how it hears of a pool's blocks, and how it is heard |
 //!
 //! Knows nothing of time, and nothing of how a pool decides.
 
 mod clock;
+mod findings;
 mod ground;
 mod judge;
 mod order;
 mod referee;
+mod report;
+mod scene;
 mod violation;
 
 pub(super) use judge::Judge;

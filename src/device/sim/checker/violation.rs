@@ -82,7 +82,8 @@ pub struct Violation {
     pub earlier: Option<Usage>,
     /// The use that was submitted now, where one was.
     pub later: Option<Usage>,
-    /// The block that the earlier use was in, or, without one, that had the bytes last.
+    /// The block that the earlier use was in; without one, that had the bytes last, or lies beside
+    /// them.
     pub memory: Option<Allocation>,
     /// The block that has the bytes now, where it is another one.
     pub next: Option<Allocation>,
