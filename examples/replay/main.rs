@@ -12,6 +12,7 @@
 //! | [`trace`], [`fault`], [`read`], [`generate`] | traces: what they are, what can be wrong, where they come from |
 //! | [`run`], [`session`], [`task`], [`backlog`] | the replay: one task a stream, awaiting its allocations |
 //! | [`shelf`], [`patience`], [`timing`], [`samples`] | what tasks need: blocks handed over, waits, CPU time, levels |
+//! | [`verify`] | contents that are written and checked |
 //! | [`report`], [`table`], [`units`], [`plot`], [`progress`] | what is shown |
 
 mod backlog;
@@ -32,6 +33,7 @@ mod task;
 mod timing;
 mod trace;
 mod units;
+mod verify;
 
 use clap::Parser;
 use options::{Generated, Options};

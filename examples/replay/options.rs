@@ -2,6 +2,7 @@
 //!
 //! The names of policies are the example's own here; `run` gives them to the pool.
 
+use crate::verify::Extent;
 use bytesize::ByteSize;
 use clap::{Args, Parser, ValueEnum};
 use std::fmt;
@@ -98,6 +99,11 @@ pub(crate) struct Policy {
     /// [default: the pool's]
     #[arg(long, value_name = "POLICY")]
     pub(crate) sealing: Option<SealingName>,
+
+    /// Write a pattern to each block and check it before the free: pages, or full for every byte
+    #[arg(long, value_name = "EXTENT", value_enum, num_args = 0..=1, require_equals = true,
+          default_missing_value = "pages")]
+    pub(crate) verify: Option<Extent>,
 
     /// The size of physical handles [default: the pool's]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]

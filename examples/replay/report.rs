@@ -29,6 +29,8 @@ pub(crate) struct Outcome {
     pub(crate) device_time: Duration,
     pub(crate) remaps: u64,
     pub(crate) failures: u64,
+    /// Blocks whose contents were not what was written, where that was verified.
+    pub(crate) corruptions: Option<u64>,
     pub(crate) samples: Vec<Sample>,
 }
 
@@ -105,7 +107,7 @@ impl Report {
             device_ns: nanoseconds(outcome.device_time),
             remaps: outcome.remaps,
             failures: outcome.failures,
-            corruptions: None,
+            corruptions: outcome.corruptions,
             makespan_ns: nanoseconds(outcome.makespan),
             handover_waits: outcome.handover_waits,
             lag_ns: nanoseconds(policy.lag),

@@ -11,6 +11,7 @@ use crate::samples::{Sample, Samples};
 use crate::session::Session;
 use crate::task::StreamTask;
 use crate::trace::Trace;
+use crate::verify::Verifier;
 use anyhow::bail;
 use futures::executor::LocalPool;
 use futures::task::LocalSpawnExt;
@@ -152,6 +153,7 @@ impl Driver<'_> {
             device_time: counters.device_time,
             remaps: statistics.remaps,
             failures: tally.failures,
+            corruptions: self.session.verifier.as_ref().map(Verifier::corruptions),
             samples: self.samples.into_vec(),
         }
     }

@@ -5,6 +5,7 @@ use crate::patience::Patience;
 use crate::samples::Sample;
 use crate::shelf::Shelf;
 use crate::trace::Trace;
+use crate::verify::Verifier;
 use anyhow::Context;
 use hdrhistogram::Histogram;
 use std::cell::RefCell;
@@ -23,6 +24,7 @@ pub(crate) struct Session {
     pub(crate) pool: Pool,
     pub(crate) device: SimDevice,
     pub(crate) patience: Patience,
+    pub(crate) verifier: Option<Verifier>,
     /// For each allocation, whether another stream frees it.
     pub(crate) handed_over: Vec<bool>,
     pub(crate) tally: RefCell<Tally>,
@@ -60,7 +62,10 @@ impl Session {
     pub(crate) fn new(trace: &Trace, policy: &Policy) -> anyhow::Result<Self> {
         let device = SimDevice::builder()
             .memory(DEVICE_MEMORY.max(policy.capacity.unwrap_or(0)))
-            .backing(Backing::AddressesOnly)
+            .backing(match policy.verify {
+                Some(_) => Backing::Bytes,
+                None => Backing::AddressesOnly,
+            })
             // The run moves time itself, when no task can go on; nothing else may.
             .clock(Clock::Manual)
             .seed(policy.seed)
@@ -73,6 +78,7 @@ impl Session {
             pool,
             device,
             patience: Patience::default(),
+            verifier: policy.verify.map(Verifier::new),
             handed_over: trace.handed_over(),
             tally: RefCell::new(Tally::new()?),
         })

@@ -7,6 +7,7 @@ use crate::backlog::Backlog;
 use crate::session::{Held, Line, Session};
 use crate::timing::{Stopwatch, Timed};
 use crate::trace::{Event, Kind};
+use crate::verify::{Contents, Verifier};
 use std::rc::Rc;
 use std::time::Duration;
 use weirpool::device::sim::Operation;
@@ -70,7 +71,7 @@ impl StreamTask {
 
     /// Uses the block for the first time and puts it where its free finds it.
     fn keep(&mut self, id: usize, bytes: u64, block: Block) -> anyhow::Result<()> {
-        self.use_it(&block);
+        self.use_it(Contents::of(id, bytes, &block), Verifier::write);
         let leaves = self.session.handed_over[id];
         let made = leaves.then(|| self.line().stream.event()).transpose()?;
         self.session.tally.borrow_mut().requested += bytes;
@@ -86,8 +87,8 @@ impl StreamTask {
         };
         let bytes = held.bytes;
         let spent = match held.made {
-            None => self.free_own(held.block),
-            Some(made) => self.free_of_another(held.block, &made)?,
+            None => self.free_own(id, held),
+            Some(ref made) => self.free_of_another(id, bytes, held.block, made)?,
         };
         let mut tally = session.tally.borrow_mut();
         tally.took(spent);
@@ -95,8 +96,9 @@ impl StreamTask {
         Ok(())
     }
 
-    fn free_own(&mut self, block: Block) -> Duration {
-        self.use_it(&block);
+    fn free_own(&mut self, id: usize, held: Held) -> Duration {
+        let Held { block, bytes, .. } = held;
+        self.use_it(Contents::of(id, bytes, &block), Verifier::check);
         let mut watch = Stopwatch::default();
         watch.time(|| drop(block));
         watch.spent()
@@ -105,6 +107,8 @@ impl StreamTask {
     /// Takes the block over as a user would: after its maker, then used here, then freed here.
     fn free_of_another(
         &mut self,
+        id: usize,
+        bytes: u64,
         mut block: Block,
         made: &weirpool::Event,
     ) -> anyhow::Result<Duration> {
@@ -113,19 +117,26 @@ impl StreamTask {
         stream.wait(made)?;
         let mut watch = Stopwatch::default();
         watch.time(|| block.used_on(stream))?;
-        self.use_it(&block);
+        self.use_it(Contents::of(id, bytes, &block), Verifier::check);
         watch.time(|| block.deallocate_on(stream).map(drop))?;
         Ok(watch.spent())
     }
 
-    /// Work of the device that writes a block of this stream: it ends when the backlog is done. The
+    /// Work of the device that uses a block of this stream: it ends when the backlog is done. The
     /// device's ordering checker panics if the pool gave the block too early.
-    fn use_it(&mut self, block: &Block) {
-        if let Some(lag) = self.backlog.next() {
-            let operation = Operation::new(Duration::ZERO).behind(lag).named("use");
-            let operation = operation.writes(block.address(), block.size());
-            self.line().work.submit(operation);
-        }
+    fn use_it(
+        &mut self,
+        contents: Contents,
+        verified: impl Fn(&Verifier, Operation, Contents) -> Operation,
+    ) {
+        let lag = self.backlog.next().unwrap_or_default();
+        let operation = Operation::new(Duration::ZERO).behind(lag).named("use");
+        let operation = operation.writes(contents.address, contents.bytes.max(1));
+        let operation = match &self.session.verifier {
+            Some(verifier) => verified(verifier, operation, contents),
+            None => operation,
+        };
+        self.line().work.submit(operation);
     }
 
     fn line(&self) -> &Line {
