@@ -125,7 +125,7 @@ fn a_record_that_fails_is_made_good_by_the_next() {
     let (work, a) = stream(&device, &pool);
     let (_, b) = stream(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    run(&work, us(10));
+    use_block(&work, &block, us(10));
     device.script(Call::Record, 1, Fault::Fails(Other));
     drop(block);
     assert!(pool.try_allocate(&b, 8 * MIB).is_err(), "the work runs");
@@ -142,7 +142,7 @@ fn a_late_ticket_delays_the_reuse() {
     let (work, a) = stream(&device, &pool);
     let (_, b) = stream(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    run(&work, us(10));
+    use_block(&work, &block, us(10));
     device.script(Call::Record, 1, Fault::Late(us(100)));
     drop(block);
     let (woken, waker) = Count::new();
@@ -268,7 +268,7 @@ fn a_device_side_wait_that_fails_gives_the_block_back() {
     let (work, a) = stream(&device, &pool);
     let (_, b) = stream(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    run(&work, us(10));
+    use_block(&work, &block, us(10));
     drop(block);
     device.script(Call::Wait, 1, Fault::Fails(Other));
     let refused = pool.try_allocate(&b, 8 * MIB).unwrap_err();

@@ -153,7 +153,7 @@ fn a_ticket_that_is_closed_and_not_published_keeps_its_stream() {
     let block = pool.try_allocate(&a, MIB).unwrap();
     let other = pool.try_allocate(&a, MIB).unwrap();
     drop(other);
-    run(&work_a, us(100));
+    use_block(&work_a, &block, us(100));
     drop(block);
     dev.on("record", move || drop(a));
     let got = pool.try_allocate(&b, 2 * MIB);
@@ -185,7 +185,7 @@ fn a_grant_whose_waiter_and_stream_are_gone_keeps_its_fences() {
     let mut w1: std::pin::Pin<Box<dyn Future<Output = Result<Block, AllocError>> + Send>> =
         Box::pin(async move { p.allocate(&l, 8 * MIB).await });
     assert!(poll(&mut w1).is_pending());
-    run(&work_a, us(100));
+    use_block(&work_a, &block, us(100));
     drop(block);
     dev.on("wait", move || drop(w1));
     let mut w2 = pool.allocate(&c, 8 * MIB);
