@@ -175,6 +175,7 @@ pub(crate) mod tests {
             device_time: Duration::from_micros(9),
             remaps: 4,
             failures: 1,
+            corruptions: None,
             samples: Vec::new(),
         }
     }

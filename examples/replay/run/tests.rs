@@ -138,3 +138,12 @@ fn when_all_wait_for_memory_the_longest_wait_gives_up() {
         "the other is served by the first free"
     );
 }
+
+/// Two blocks in the same memory, or memory moved without its bytes, would show.
+#[test]
+fn contents_are_kept() {
+    let trace = cross_stream(400, 1).unwrap();
+    let capacity = format!("--capacity={}", trace.requested_peak * 105 / 100);
+    let report = replayed(&trace, &["--lag=1ms", &capacity, "--verify"]);
+    assert_eq!((report.failures, report.corruptions), (0, Some(0)));
+}
