@@ -89,7 +89,10 @@ fn recorded_traces_keep_their_bounds() {
         let trace = recorded(name);
         let report = replayed(&trace, &[]);
         assert!(report.reserved_over_requested <= 1.15, "{report:?}");
-        assert!(report.device_ns as f64 <= 0.03 * report.trace_ns as f64, "{report:?}");
+        assert!(
+            report.device_ns as f64 <= 0.03 * report.trace_ns as f64,
+            "{report:?}"
+        );
         assert_eq!((report.failures, report.waits), (0, 0), "{report:?}");
 
         let grows = replayed(&trace, &["--lag=1ms", "--order=grow-first"]);
