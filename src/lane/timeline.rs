@@ -97,13 +97,23 @@ impl Timeline {
         if !is_complete(&oldest, device)? {
             return Ok(None);
         }
-        let markers: Vec<_> = self.markers.lock().iter().cloned().collect();
+        let markers = self.from(oldest);
         let complete = complete_prefix(&markers, device)?;
         let Some(last) = markers[..complete].last() else {
             return Ok(None);
         };
         self.note_complete(last, device.now());
         Ok(Some(last.ticket))
+    }
+
+    /// A marker and all later ones. It comes first even if somebody else saw it complete meanwhile, and
+    /// drained it: what comes first then was not asked after.
+    fn from(&self, oldest: Arc<Marker>) -> Vec<Arc<Marker>> {
+        let markers = self.markers.lock();
+        let at = markers.partition_point(|marker| marker.ticket <= oldest.ticket);
+        std::iter::once(oldest)
+            .chain(markers.range(at..).cloned())
+            .collect()
     }
 
     fn note_complete(&self, last: &Marker, now: Duration) {
