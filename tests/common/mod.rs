@@ -10,53 +10,53 @@ use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
 use weirpool::{Pool, PoolBuilder, Stream};
 
-pub const MIB: u64 = 1 << 20;
-pub const HANDLE: u64 = 2 * MIB;
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const HANDLE: u64 = 2 * MIB;
 
-pub const fn us(us: u64) -> Duration {
+pub(crate) const fn us(us: u64) -> Duration {
     Duration::from_micros(us)
 }
 
 /// A device whose clock moves only when told.
-pub fn manual() -> SimDevice {
+pub(crate) fn manual() -> SimDevice {
     SimDevice::builder()
         .memory(1 << 30)
         .clock(Clock::Manual)
         .build()
 }
 
-pub fn builder(device: &SimDevice, capacity: u64) -> PoolBuilder {
+pub(crate) fn builder(device: &SimDevice, capacity: u64) -> PoolBuilder {
     Pool::builder(device.clone())
         .capacity(capacity)
         .handle_bytes(HANDLE)
 }
 
-pub fn pool(device: &SimDevice, capacity: u64) -> Pool {
+pub(crate) fn pool(device: &SimDevice, capacity: u64) -> Pool {
     builder(device, capacity).build().expect("a valid pool")
 }
 
 /// A stream of the device, registered.
-pub fn stream(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
+pub(crate) fn stream(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
     let work = device.create_stream();
     let stream = pool.register(&work).expect("a stream of the device");
     (work, stream)
 }
 
-pub fn run(work: &SimStream, duration: Duration) {
+pub(crate) fn run(work: &SimStream, duration: Duration) {
     work.submit(Operation::new(duration));
 }
 
 /// A waker that counts.
 #[derive(Default)]
-pub struct Count(AtomicUsize);
+pub(crate) struct Count(AtomicUsize);
 
 impl Count {
-    pub fn new() -> (Arc<Self>, Waker) {
+    pub(crate) fn new() -> (Arc<Self>, Waker) {
         let count = Arc::new(Self::default());
         (count.clone(), Waker::from(count))
     }
 
-    pub fn get(&self) -> usize {
+    pub(crate) fn get(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 }
@@ -68,16 +68,16 @@ impl Wake for Count {
 }
 
 /// Polls once with a waker that nobody hears.
-pub fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+pub(crate) fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     poll_with(future, Waker::noop())
 }
 
-pub fn poll_with<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
+pub(crate) fn poll_with<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(waker))
 }
 
 /// The output of a future that must be ready now.
-pub fn now<F: Future>(future: F) -> F::Output {
+pub(crate) fn now<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
         Poll::Pending => panic!("the future is not ready"),

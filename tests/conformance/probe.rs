@@ -2,6 +2,7 @@
 //! fail. So that tests which need it run on every backend.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
@@ -11,13 +12,19 @@ use weirpool::device::*;
 #[derive(Clone, Debug)]
 pub(crate) struct Probe(Arc<Front>);
 
-#[derive(Debug)]
 struct Front {
     device: Arc<dyn Device>,
     book: Mutex<Book>,
+    behind_next_query: Mutex<Option<Meanwhile>>,
 }
 
-#[derive(Debug, Default)]
+impl fmt::Debug for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Front").field(&self.device).finish()
+    }
+}
+
+#[derive(Default)]
 struct Book {
     calls: BTreeMap<&'static str, u64>,
     /// Calls that are to fail: how many of them may still pass, and how the next one fails.
@@ -26,6 +33,9 @@ struct Book {
     memory: BTreeMap<u64, u64>,
     peak: u64,
 }
+
+/// What somebody else does in the middle of a call.
+type Meanwhile = Box<dyn FnOnce() + Send>;
 
 impl Book {
     fn held(&self) -> u64 {
@@ -40,8 +50,11 @@ impl Book {
 
 impl Probe {
     pub(crate) fn new(device: Arc<dyn Device>) -> Self {
-        let book = Mutex::default();
-        Self(Arc::new(Front { device, book }))
+        Self(Arc::new(Front {
+            device,
+            book: Mutex::default(),
+            behind_next_query: Mutex::default(),
+        }))
     }
 
     pub(crate) fn device(&self) -> Arc<dyn Device> {
@@ -76,6 +89,12 @@ impl Probe {
     /// Makes the `nth` call from now on fail, without effect; 1 is the next.
     pub(crate) fn fail(&self, name: &'static str, nth: u64, kind: DeviceErrorKind) {
         self.book().faults.insert(name, (nth - 1, kind));
+    }
+
+    /// Has this done when the next query is answered, before the asker hears of it.
+    pub(crate) fn behind_next_query(&self, meanwhile: impl FnOnce() + Send + 'static) {
+        let place = &self.0.behind_next_query;
+        *place.lock().unwrap() = Some(Box::new(meanwhile));
     }
 
     /// Whether the failure that was asked for has come.
@@ -202,7 +221,12 @@ unsafe impl Device for Probe {
     }
 
     fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
-        self.enter("query")?.query(event)
+        let answer = self.enter("query")?.query(event);
+        let meanwhile = self.0.behind_next_query.lock().unwrap().take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+        answer
     }
 
     fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {

@@ -5,7 +5,7 @@ use crate::common::MIB;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use futures::executor::block_on;
 use weirpool::device::DeviceStream;
-use weirpool::{Block, Rung, Sealing};
+use weirpool::{Block, PoolBuilder, Rung, Sealing};
 
 /// [7] Umpire `check_states`, cupy `free_stream`: freed and allocated again on the same stream, at once,
 /// while its work runs: the same address, and no device call.
@@ -285,6 +285,31 @@ pub(crate) fn complete_memory_is_found_without_merging<B: Bench>() {
     assert_eq!(memory_calls(), before);
     second.use_up(&block, 2);
     second.free_and_settle(block);
+    site.assert_sound();
+}
+
+/// Two who ask at once how far a stream is learn what each asked, and no more: one that finds the other's
+/// points gone must not take the next for them.
+pub(crate) fn two_who_ask_at_once_learn_no_more_than_either<B: Bench>() {
+    let set = |builder: PoolBuilder| builder.reuse(ONLY_COMPLETE).sealing(Sealing::EveryFree);
+    let (site, probe) = Site::<B>::probed(8 * MIB, set);
+    let [first, second] = site.workers();
+    let (early, late) = (first.take(4 * MIB), first.take(4 * MIB));
+    first.use_up(&early, 1);
+    first.free_and_settle(early);
+    let gate = first.use_until_opened(&late, 2);
+    drop(late);
+    let pool = site.pool.clone();
+    probe.behind_next_query(move || assert!(pool.harvest().unwrap()));
+    site.pool.harvest().unwrap();
+    second.take_nothing(8 * MIB);
+    let complete = second.take_from(Rung::Free, 4 * MIB);
+    second.take_nothing(512);
+    second.use_up(&complete, 3);
+    second.settle();
+    gate.open();
+    first.settle();
+    drop(complete);
     site.assert_sound();
 }
 

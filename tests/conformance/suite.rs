@@ -29,6 +29,7 @@ macro_rules! backend {
                     joined_memory_waits_for_every_stream_of_its_parts,
                     pending_memory_does_not_hide_complete_memory,
                     complete_memory_is_found_without_merging,
+                    two_who_ask_at_once_learn_no_more_than_either,
                     all_free_blocks_become_one,
                     an_odd_size_does_not_grow_at_every_turn,
                     events_are_made_once_and_destroyed,

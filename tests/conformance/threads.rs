@@ -161,26 +161,24 @@ pub(crate) fn an_address_has_one_owner_at_a_time<B: Bench>() {
     thread::scope(|scope| {
         for (worker, seed) in site.workers::<3>().into_iter().zip(0..) {
             let owned = &owned;
-            scope.spawn(move || {
-                for block in blocks(&worker, seed) {
-                    owned.insert((&block).into());
-                    thread::yield_now();
-                    owned.remove((&block).into());
-                    drop(block);
-                    worker.settle();
-                }
-            });
+            scope.spawn(move || own_and_give_back(&worker, seed, owned));
         }
-        let pool = &site.pool;
-        scope.spawn(move || {
-            for _ in 0..100 {
-                pool.trim_to(0).unwrap();
-                thread::yield_now();
-            }
-        });
     });
     assert!(site.pool.statistics().released > 0);
     site.assert_sound();
+}
+
+fn own_and_give_back<B: Bench>(worker: &Worker<B>, seed: u64, owned: &Owned) {
+    for (turn, block) in blocks(worker, seed).enumerate() {
+        owned.insert((&block).into());
+        thread::yield_now();
+        owned.remove((&block).into());
+        drop(block);
+        worker.settle();
+        if turn % 8 == 0 {
+            worker.pool.trim_to(0).unwrap();
+        }
+    }
 }
 
 /// Address ranges, with their ends, that somebody owns.
