@@ -37,16 +37,19 @@ impl Bell {
         }
     }
 
-    /// Wakes the driver, if there is one; if not, the next that takes over looks at everything.
-    pub(crate) fn ring(&self) {
+    /// Wakes the driver, if there is one; if not, the next that takes over looks at everything. Says
+    /// whether there was one.
+    pub(crate) fn ring(&self) -> bool {
         let waker = {
             let slot = self.slot.lock();
             slot.driver.as_ref().map(|(_, waker)| waker.clone())
         };
+        let is_driven = waker.is_some();
         if let Some(waker) = waker {
             assert_unlocked("wake");
             waker.wake();
         }
+        is_driven
     }
 
     /// Has `waker` called when the driver leaves.

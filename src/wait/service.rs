@@ -146,7 +146,8 @@ impl Service {
     }
 
     /// A waiter is gone. If it was the driver, the next in line takes over when it is polled; if it
-    /// was the head, the next may be served now; if it was the last, nothing is watched any more.
+    /// was the head, the next may be served now; if it was the last, nothing is watched any more. If
+    /// nobody drives, it may be this one that was woken to, and the wake passes on.
     pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter) {
         let was_driver = this
             .engine
@@ -154,10 +155,8 @@ impl Service {
             .leave(Driver::Waiter(waiter.place), || true);
         if this.queue.is_empty() {
             Self::serve(this);
-        } else if was_driver {
+        } else if was_driver || !this.engine.bell.ring() {
             this.wake_head();
-        } else {
-            this.engine.bell.ring();
         }
     }
 
