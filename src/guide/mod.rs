@@ -5,3 +5,6 @@ pub mod safety {}
 
 #[doc = include_str!("figures.md")]
 pub mod figures {}
+
+#[doc = include_str!("behaviours.md")]
+pub mod behaviours {}

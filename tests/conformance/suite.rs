@@ -65,6 +65,7 @@ macro_rules! backend {
                     a_spurious_wake_polls_again,
                     the_latest_waker_is_woken,
                     futures_dropped_in_flight_give_everything_back,
+                    who_is_woken_and_leaves_wakes_the_next,
                     what_is_forgotten_frees_nothing_early,
                     a_cancelled_task_frees_nothing_in_flight,
                     a_waker_may_call_the_pool,

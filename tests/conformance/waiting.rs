@@ -6,7 +6,7 @@ use crate::site::{Site, Worker};
 use futures::executor::block_on;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Wake, Waker};
+use std::task::{Poll, Wake, Waker};
 use weirpool::{Block, Pool, Stream};
 
 /// A pool with a block that takes all of it, which is still in use until the gate opens, and the
@@ -107,6 +107,30 @@ pub(crate) fn futures_dropped_in_flight_give_everything_back<B: Bench>() {
     let waits = site.pool.statistics().waits;
     assert_eq!((waits.waiting, waits.served, waits.abandoned), (0, 2, 1));
     assert_end(&site, &workers);
+}
+
+/// Who is woken to drive and leaves instead passes that on: else the others would sleep over free memory.
+pub(crate) fn who_is_woken_and_leaves_wakes_the_next<B: Bench>() {
+    let site = Site::<B>::without_device_waits(8 * MIB);
+    let [first, second] = site.workers();
+    let block = first.take(8 * MIB);
+    let allocate = |bytes| site.pool.allocate(&second.stream, bytes);
+    let (mut small, mut large, mut last) = (allocate(MIB), allocate(8 * MIB), allocate(MIB));
+    let (_, waker) = Count::new();
+    assert!(poll_with(&mut small, &waker).is_pending());
+    assert!(poll_with(&mut large, &waker).is_pending());
+    let (woken, waker) = Count::new();
+    assert!(poll_with(&mut last, &waker).is_pending());
+    first.free_and_settle(block);
+    // It drives, is served, and leaves the driving to the second, which is never polled again.
+    let Poll::Ready(Ok(block)) = poll(&mut small) else {
+        panic!("there is memory for the first in line");
+    };
+    let before = woken.get();
+    drop(large);
+    assert!(woken.get() > before);
+    drop((block_on(last).unwrap(), block));
+    site.assert_conserved();
 }
 
 /// cutile-rs#272: `mem::forget` defeats a guard that only borrows. Here a forgotten free takes place, a
