@@ -30,6 +30,7 @@ mod allocation;
 mod capacity;
 mod failures;
 mod lifetime;
+mod parts;
 mod reuse;
 mod sharing;
 mod statistics;

@@ -24,16 +24,17 @@ macro_rules! backend {
                     work_that_is_over_is_never_waited_for,
                     an_event_that_was_waited_for_makes_memory_reusable,
                     an_event_from_before_the_free_proves_nothing,
-                    a_part_of_pending_memory_leaves_the_rest_pending,
-                    joined_memory_waits_for_its_latest_part,
-                    joined_memory_waits_for_every_stream_of_its_parts,
                     pending_memory_does_not_hide_complete_memory,
                     complete_memory_is_found_without_merging,
                     two_who_ask_at_once_learn_no_more_than_either,
-                    all_free_blocks_become_one,
                     an_odd_size_does_not_grow_at_every_turn,
                     events_are_made_once_and_destroyed,
-                    a_recycled_stream_handle_inherits_nothing,
+                    a_recycled_stream_handle_inherits_nothing;
+                parts:
+                    a_part_of_pending_memory_leaves_the_rest_pending,
+                    joined_memory_waits_for_its_latest_part,
+                    joined_memory_waits_for_every_stream_of_its_parts,
+                    all_free_blocks_become_one,
                     free_memory_in_pieces_makes_a_whole;
                 sharing:
                     host_use_is_ordered_like_another_stream,
