@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
-use weirpool::device::sim::{Backing, Clock, SimDevice};
+use weirpool::device::sim::{Backing, Checker, Clock, SimDevice};
 use weirpool::{Pool, Stream};
 
 const SIZES: [u64; 4] = [256, 1 << 16, 1 << 20, 64 << 20];
@@ -20,6 +20,7 @@ fn pool() -> (Pool, Stream) {
         .memory(1 << 30)
         .backing(Backing::AddressesOnly)
         .clock(Clock::Manual)
+        .checker(Checker::Off)
         .build();
     let pool = Pool::builder(device.clone()).build().expect("a pool");
     let stream = pool.register(&device.create_stream()).expect("a stream");

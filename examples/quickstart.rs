@@ -15,7 +15,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         tokio::spawn(async move {
             let stream = pool.register(&work).expect("a stream of the same device");
             let block = pool.allocate(&stream, 48 << 20).await?; // waits for memory instead of failing
-            work.submit(Operation::new(Duration::from_millis(2))); // a kernel that uses the block
+            let kernel = Operation::new(Duration::from_millis(2)).named("kernel");
+            work.submit(kernel.writes(block.address(), block.size())); // the device checks its order
             println!("{name}: 48 MiB at {:#x}", block.address());
             block.deallocate().await?; // pending until the stream has passed this point
             Ok::<_, AllocError>(())
@@ -24,6 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for task in tasks {
         task.await??;
     }
+    device.assert_ordered();
     let waits = pool.statistics().waits;
     println!(
         "{} waited, {:?} at most, on the device's clock",

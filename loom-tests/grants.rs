@@ -109,3 +109,64 @@ fn two_waiters_one_block() {
         pool.check_conserved().unwrap();
     });
 }
+
+/// One thread harvests and asks for nothing; another waits: it is served by what was harvested.
+#[test]
+fn harvest_elsewhere_against_enqueue() {
+    model("harvest elsewhere against enqueue", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        drop(block);
+        a.seal().unwrap();
+        let trimming = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.trim_to(2 * MIB).unwrap())
+        };
+        let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
+        trimming.join().unwrap();
+        drop(granted);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A stream's last handle goes while another thread seals it: its work is waited for all the same.
+#[test]
+fn retire_against_seal() {
+    model("retire against seal", || {
+        let device = device();
+        let pool = pool(&device);
+        let (work, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 4096).unwrap();
+        run(&work, 10);
+        drop(block);
+        let retiring = thread::spawn(move || drop(a));
+        let got = pool.try_allocate(&b, 2 * MIB);
+        assert!(got.is_err(), "a's work runs still: {got:?}");
+        retiring.join().unwrap();
+        device.advance(Duration::from_micros(20));
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Two first allocations at once: what one takes from the device serves the other.
+#[test]
+fn growth_elsewhere_against_enqueue() {
+    model("growth elsewhere against enqueue", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let growing = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.try_allocate(&a, 4096).ok())
+        };
+        let mine = block_on(pool.allocate(&b, 4096)).unwrap();
+        let theirs = growing.join().unwrap();
+        drop((mine, theirs));
+        pool.check_conserved().unwrap();
+    });
+}

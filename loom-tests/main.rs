@@ -7,6 +7,7 @@
 
 mod grants;
 mod releases;
+mod waits;
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -100,3 +100,133 @@ fn last_handles_from_two_threads() {
         assert_eq!(device.counters().physical_in_use, 0);
     });
 }
+
+/// Two threads harvest the same completion: the block is free once.
+#[test]
+fn a_completion_harvested_twice() {
+    model("a completion harvested twice", || {
+        let device = device();
+        let pool = pool(&device);
+        let (work, a) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        run(&work, 10);
+        drop(block);
+        a.seal().unwrap();
+        device.advance(Duration::from_micros(10));
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.harvest().unwrap())
+        };
+        let mine = pool.harvest().unwrap();
+        let theirs = other.join().unwrap();
+        assert!(mine || theirs, "somebody saw it");
+        assert_eq!(pool.statistics().free, 2 * MIB);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A lane is freed into while another stream's allocation drains it.
+#[test]
+fn a_lane_freed_into_while_it_is_drained() {
+    model("a lane freed into while it is drained", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let [first, second] = [(); 2].map(|()| pool.try_allocate(&a, 4096).unwrap());
+        drop(first);
+        let freeing = thread::spawn(move || drop(second));
+        drop(pool.try_allocate(&b, 2 * MIB));
+        freeing.join().unwrap();
+        drop(pool.try_allocate(&b, 2 * MIB).unwrap());
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A stream's last handle goes while another thread harvests it.
+#[test]
+fn a_stream_going_away_against_harvest() {
+    model("a stream going away against harvest", || {
+        let device = device();
+        let pool = pool(&device);
+        let (work, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        drop(pool.try_allocate(&a, 4096).unwrap());
+        let leaving = thread::spawn(move || drop((a, work)));
+        pool.harvest().unwrap();
+        leaving.join().unwrap();
+        drop(pool.try_allocate(&b, 2 * MIB).unwrap());
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A block is said to be used on a further stream while its own stream's earlier life is harvested.
+#[test]
+fn used_on_against_harvest() {
+    model("used on against harvest", || {
+        let device = device();
+        let pool = pool(&device);
+        let (work_a, a) = stream(&device, &pool);
+        let (work_b, b) = stream(&device, &pool);
+        let earlier = pool.try_allocate(&a, 2 * MIB).unwrap();
+        run(&work_a, 10);
+        drop(earlier);
+        let mut block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let harvesting = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.harvest().unwrap())
+        };
+        block.used_on(&b).unwrap();
+        run(&work_b, 1);
+        device.advance(Duration::from_micros(9));
+        assert!(
+            work_b.backlog() > 0,
+            "b came before the earlier life had ended"
+        );
+        harvesting.join().unwrap();
+        device.advance(Duration::from_micros(10));
+        drop(block);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Two streams grow at once: the capacity is taken once.
+#[test]
+fn two_growers() {
+    model("two growers", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.try_allocate(&b, 2 * MIB).ok())
+        };
+        let mine = pool.try_allocate(&a, 2 * MIB).ok();
+        let theirs = other.join().unwrap();
+        assert!(mine.is_some() != theirs.is_some());
+        assert_eq!(device.counters().physical_in_use, 2 * MIB);
+        drop((mine, theirs));
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Memory is trimmed while a stream reaches for it: it is released, or granted.
+#[test]
+fn trim_against_allocate() {
+    model("trim against allocate", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        drop(pool.try_allocate(&a, 2 * MIB).unwrap());
+        let trimming = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.trim_to(0).unwrap())
+        };
+        let mine = pool.try_allocate(&a, 2 * MIB).ok();
+        let released = trimming.join().unwrap();
+        assert!(mine.is_some() || released > 0);
+        drop(mine);
+        pool.check_conserved().unwrap();
+    });
+}

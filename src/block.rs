@@ -1,6 +1,6 @@
 //! A block of device memory, owned.
 
-use crate::device::DeviceError;
+use crate::device::{DeviceError, RawStream, Referee};
 use crate::engine::{Lent, Rung, Use};
 use crate::error::StreamError;
 use crate::id::Ticket;
@@ -11,6 +11,7 @@ use crate::wait::{Passages, Registration};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
+use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -32,13 +33,27 @@ pub struct Block {
 
 impl Block {
     #[inline]
-    pub(crate) fn new(registration: Arc<Registration>, lent: Lent, requested: u64) -> Self {
+    pub(crate) fn new(
+        registration: Arc<Registration>,
+        lent: Lent,
+        requested: u64,
+        place: &'static Location<'static>,
+    ) -> Self {
+        // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
+        if let Some(referee) = registration.referee.as_deref() {
+            referee.granted(lent.address, lent.bytes, registration.lane.raw, place);
+        }
         Self {
             registration,
             lent: Some(lent),
             requested,
             further: SmallVec::new(),
         }
+    }
+
+    #[inline]
+    fn referee(&self) -> Option<&dyn Referee> {
+        self.registration.referee.as_deref()
     }
 
     #[inline]
@@ -100,8 +115,14 @@ impl Block {
 
     /// Frees the block in the order of the streams that it was used on, as dropping it does, and gives
     /// a future for the moment at which no device work can touch it any more.
+    #[track_caller]
     pub fn deallocate(mut self) -> Deallocation {
-        self.free_awaited()
+        let deallocation = self.free_awaited(Location::caller());
+        // Only now: the block is freed even if this panics.
+        if let Some(referee) = self.referee() {
+            referee.call_out();
+        }
+        deallocation
     }
 
     /// Frees the block in the order of `stream`, and of all that it was used on: its own stream's
@@ -109,6 +130,7 @@ impl Block {
     ///
     /// # Errors
     /// As [`used_on`](Self::used_on); the block is in the error, still allocated.
+    #[track_caller]
     pub fn deallocate_on(mut self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
         match self.used_on(stream) {
             Ok(()) => Ok(self.deallocate()),
@@ -119,11 +141,25 @@ impl Block {
         }
     }
 
-    fn end(&mut self) -> Option<Use> {
+    /// The referee hears of it before anybody else can be given the memory.
+    #[inline]
+    fn end(&mut self, place: Option<&'static Location<'static>>) -> Option<Use> {
         let Lent {
             id, address, bytes, ..
         } = self.lent.take()?;
+        if self.registration.referee.is_some() {
+            self.renounce(address, place);
+        }
         Some(Use { id, address, bytes })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn renounce(&self, address: u64, place: Option<&'static Location<'static>>) {
+        let streams: SmallVec<[RawStream; 2]> = self.lanes().iter().map(|lane| lane.raw).collect();
+        if let Some(referee) = self.referee() {
+            referee.freed(address, &streams, place);
+        }
     }
 
     fn lanes(&self) -> SmallVec<[&Arc<Lane>; 2]> {
@@ -133,8 +169,10 @@ impl Block {
             .collect()
     }
 
-    fn free_awaited(&mut self) -> Deallocation {
-        let block = self.end().expect("taken only when the block ends");
+    fn free_awaited(&mut self, place: &'static Location<'static>) -> Deallocation {
+        let block = self
+            .end(Some(place))
+            .expect("taken only when the block ends");
         let service = &self.registration.service;
         let lanes = self.lanes();
         let fences = if self.further.is_empty() {
@@ -151,7 +189,7 @@ impl Block {
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        let Some(block) = self.end() else {
+        let Some(block) = self.end(None) else {
             return;
         };
         let engine = &self.registration.service.engine;
@@ -178,7 +216,8 @@ impl fmt::Debug for Block {
 /// by then. It may be dropped: the deallocation takes place all the same.
 ///
 /// # Errors
-/// When the device failed: the memory is then leaked rather than reused.
+/// When the device cannot say, or record, whether its streams have passed. If the error is sticky, the
+/// memory is leaked rather than reused; if not, it is reused once a later event proves it.
 ///
 /// # Cancel safety
 /// Dropping it stops the waiting and nothing else.

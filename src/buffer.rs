@@ -40,16 +40,28 @@ impl<T: Copy + 'static> Buffer<T> {
     ///
     /// # Cancel safety
     /// As [`Allocate`](crate::Allocate).
-    pub async fn allocate(pool: &Pool, stream: &Stream, len: usize) -> Result<Self, AllocError> {
-        let allocation = pool.allocate(stream, Self::bytes(pool, len)?);
-        let block = allocation.alignment(align_of::<T>() as u64).await?;
-        Ok(Self::over(block, len))
+    #[track_caller]
+    pub fn allocate<'a>(
+        pool: &'a Pool,
+        stream: &'a Stream,
+        len: usize,
+    ) -> impl Future<Output = Result<Self, AllocError>> {
+        // Here and not in the future, since the place in the source is the caller's.
+        let allocation = match Self::bytes(pool, len) {
+            Ok(bytes) => Ok(pool.allocate(stream, bytes)),
+            Err(error) => Err(error),
+        };
+        async move {
+            let block = allocation?.alignment(align_of::<T>() as u64).await?;
+            Ok(Self::over(block, len))
+        }
     }
 
     /// Allocates `len` elements now, or not at all.
     ///
     /// # Errors
     /// As [`Pool::try_allocate`].
+    #[track_caller]
     pub fn try_allocate(pool: &Pool, stream: &Stream, len: usize) -> Result<Self, AllocError> {
         let bytes = Self::bytes(pool, len)?;
         let block = pool.try_allocate_aligned(stream, bytes, align_of::<T>() as u64)?;
@@ -103,6 +115,7 @@ impl<T> Buffer<T> {
     }
 
     /// As [`Block::deallocate`].
+    #[track_caller]
     pub fn deallocate(self) -> Deallocation {
         self.block.deallocate()
     }
@@ -111,6 +124,7 @@ impl<T> Buffer<T> {
     ///
     /// # Errors
     /// As [`Block::deallocate_on`].
+    #[track_caller]
     pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
         self.block.deallocate_on(stream)
     }

@@ -96,7 +96,8 @@
 //!
 //! # More
 //!
-//! The [guide](guide) has the argument for why reuse is safe, and the figures with their commands.
+//! The [guide] has the argument for why reuse is safe, how to
+//! [test stream code](guide::testing) of your own without a GPU, and the figures with their commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -19,9 +19,9 @@ fn an_event_waited_for_makes_memory_reusable_at_once() {
         };
         let pool = builder(&device, 8 * MIB).reuse(reuse).build().unwrap();
         let (work, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
+        let (work_b, b) = stream(&device, &pool);
         let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-        run(&work, us(100));
+        use_block(&work, &block, us(100));
         drop(block);
         assert!(pool.try_allocate(&b, 8 * MIB).is_err());
         let event = a.event().unwrap();
@@ -30,6 +30,7 @@ fn an_event_waited_for_makes_memory_reusable_at_once() {
         assert_eq!(block.is_ok(), follow, "{block:?}");
         if let Ok(block) = block {
             assert_eq!(block.rung(), Rung::Ordered);
+            use_block(&work_b, &block, us(10));
         }
     }
 }
@@ -47,7 +48,7 @@ fn without_the_opportunistic_policy_only_a_synchronization_frees() {
     let (work, a) = stream(&device, &pool);
     let (_, b) = stream(&device, &pool);
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
-    run(&work, us(100));
+    use_block(&work, &block, us(100));
     drop(block);
     device.advance(us(100));
     let other = pool.try_allocate(&b, 8 * MIB).unwrap();
@@ -79,7 +80,7 @@ fn the_steady_state_makes_no_events() {
         for _ in 0..count {
             for (work, stream) in &streams {
                 let block = pool.try_allocate(stream, 4 * MIB).unwrap();
-                run(work, us(10));
+                use_block(work, &block, us(10));
                 drop(block);
             }
             device.advance(us(20));
@@ -102,7 +103,7 @@ fn trimming_keeps_what_is_used() {
     let free = pool.try_allocate(&stream, 16 * MIB).unwrap();
     drop(free);
     now(stream.synchronize()).unwrap();
-    run(&work, us(100));
+    use_block(&work, &pending, us(100));
     drop(pending);
     assert_eq!(pool.trim_to(20 * MIB).unwrap(), 8 * MIB);
     assert_eq!(pool.trim_to(0).unwrap(), 8 * MIB);

@@ -2,7 +2,9 @@
 //!
 //! The model knows of each live block the tag that its owner writes. Every use is two operations on
 //! the device: one writes the tag, a later one checks that it is still there. Memory that is reused
-//! before its earlier use has passed shows as a tag overwritten, whatever the pool believes of it.
+//! before its earlier use has passed shows as a tag overwritten, whatever the pool believes of it. The
+//! device's ordering checker watches as well: what it finds panics, even where the schedule of this run
+//! happened to keep the tags whole.
 
 mod common;
 
@@ -95,12 +97,16 @@ impl World {
         live.tag = tag;
         let (address, size) = (live.block.address(), live.block.size());
         let work = &self.streams[live.last].0;
-        work.submit(Operation::new(us(1)).run(move |memory| {
+        let write = Operation::new(us(1)).named("write").writes(address, size);
+        work.submit(write.run(move |memory| {
             memory.fill(address, 512, tag);
             memory.fill(address + size - 512, 512, tag);
         }));
         let corruptions = self.corruptions.clone();
-        work.submit(Operation::new(us(micros)).run(move |memory| {
+        let check = Operation::new(us(micros))
+            .named("check")
+            .reads(address, size);
+        work.submit(check.run(move |memory| {
             for end in [address, address + size - 1] {
                 let mut byte = [0];
                 memory.read(end, &mut byte);
@@ -194,6 +200,7 @@ impl World {
         self.device.advance(us(1_000_000));
         self.pool.check_conserved().unwrap();
         assert_eq!(self.corruptions.load(Ordering::SeqCst), 0, "I2");
+        self.device.assert_ordered();
         self.pool.trim_to(0).unwrap();
         assert_eq!(
             self.pool.statistics().reserved.current,

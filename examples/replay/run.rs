@@ -56,6 +56,8 @@ fn run(trace: &Trace, policy: &Policy, progress: &Progress) -> anyhow::Result<Ou
     driver.drive()?;
     driver.start_draining()?;
     driver.drive()?;
+    // What the last frees did wrong would be raised by nothing else.
+    session.device.assert_ordered();
     Ok(driver.outcome())
 }
 

@@ -70,7 +70,7 @@ impl StreamTask {
 
     /// Uses the block for the first time and puts it where its free finds it.
     fn keep(&mut self, id: usize, bytes: u64, block: Block) -> anyhow::Result<()> {
-        self.use_it();
+        self.use_it(&block);
         let leaves = self.session.handed_over[id];
         let made = leaves.then(|| self.line().stream.event()).transpose()?;
         self.session.tally.borrow_mut().requested += bytes;
@@ -96,7 +96,7 @@ impl StreamTask {
     }
 
     fn free_own(&mut self, block: Block) -> Duration {
-        self.use_it();
+        self.use_it(&block);
         let mut watch = Stopwatch::default();
         watch.time(|| drop(block));
         watch.spent()
@@ -113,15 +113,17 @@ impl StreamTask {
         stream.wait(made)?;
         let mut watch = Stopwatch::default();
         watch.time(|| block.used_on(stream))?;
-        self.use_it();
+        self.use_it(&block);
         watch.time(|| block.deallocate_on(stream).map(drop))?;
         Ok(watch.spent())
     }
 
-    /// Work of the device that touches a block of this stream: it ends when the backlog is done.
-    fn use_it(&mut self) {
+    /// Work of the device that writes a block of this stream: it ends when the backlog is done. The
+    /// device's ordering checker panics if the pool gave the block too early.
+    fn use_it(&mut self, block: &Block) {
         if let Some(lag) = self.backlog.next() {
-            let operation = Operation::new(Duration::ZERO).behind(lag);
+            let operation = Operation::new(Duration::ZERO).behind(lag).named("use");
+            let operation = operation.writes(block.address(), block.size());
             self.line().work.submit(operation);
         }
     }

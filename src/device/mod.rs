@@ -10,6 +10,7 @@
 
 mod capability;
 mod error;
+mod referee;
 pub mod sim;
 mod watch;
 
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 pub use capability::{Capabilities, MemoryInfo};
 pub use error::{DeviceError, DeviceErrorKind};
+pub use referee::Referee;
 pub(crate) use watch::{Alarm, Watch};
 
 macro_rules! handle {
@@ -94,6 +96,12 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
 
     /// What the device supports. Constant over its life.
     fn capabilities(&self) -> Capabilities;
+
+    /// Who is to be told of each block's life, where the device checks the order of what it is given
+    /// to do. Asked once, when a pool is built; with none, the default, nothing is paid for it.
+    fn referee(&self) -> Option<Arc<dyn Referee>> {
+        None
+    }
 
     /// Free and total memory of the device, in bytes.
     ///
@@ -216,10 +224,9 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// When nothing was enqueued.
     fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError>;
 
-    /// Calls `waker` once, when the event's last record so far completes or fails; at once if it
-    /// has. Spurious calls are allowed, a missing one is not. Wakes outside the device's locks, and
-    /// never from a place where the device may not be called. While nothing is watched, a device
-    /// spends no time on watching. Cannot wait.
+    /// Calls `waker` once, when the event's last record so far completes or fails and not before; at
+    /// once if it has. Wakes outside the device's locks, and never from a place where the device may
+    /// not be called. While nothing is watched, a device spends no time on watching. Cannot wait.
     fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId;
 
     /// Forgets a watch. One that was called already, or is unknown, is ignored.

@@ -1,114 +1,92 @@
-//! The bell: how the engine, and the device, reach whoever drives the waiting.
+//! The bell: how the engine, and the device, reach those who drive the waiting.
 //!
-//! There is at most one driver: a reclaimer that was spawned for it, or else the waiter that was
-//! polled last. Device watches hold the bell's waker, not the driver's, so that they stay good when
-//! the driver changes.
+//! Everybody who could serve the queue is a *member*: reclaimers, and the waiters themselves. Device
+//! watches hold the bell's waker, not a member's, so that they stay good whoever comes and goes.
+//!
+//! Which member will be polled again nobody can know: a waiter may be held and not polled, or be
+//! forgotten; a reclaimer may belong to a runtime that nobody runs now. So a ring never rests on one of
+//! them: with a reclaimer it wakes that and the head of the queue, without one it wakes every waiter.
 
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::task::{Wake, Waker};
 
-/// Who drives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Driver {
-    /// A reclaimer task.
+/// Who may be woken to serve; in the order in which they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Member {
+    /// A reclaimer, by number.
     Reclaimer(u64),
-    /// The waiter with this place in the queue.
+    /// The waiter at this place in the queue.
     Waiter(u64),
 }
 
 #[derive(Debug, Default)]
-struct Slot {
-    driver: Option<(Driver, Waker)>,
-    /// Reclaimers made to last, which drive when the driver leaves.
-    standing_by: Vec<Waker>,
+struct Members {
+    wakers: BTreeMap<Member, Waker>,
     next: u64,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Bell {
-    slot: Mutex<Slot>,
+    members: Mutex<Members>,
 }
 
 impl Bell {
     pub(crate) fn new() -> Self {
         Self {
-            slot: Mutex::new(Guards::Bell, Slot::default()),
+            members: Mutex::new(Guards::Bell, Members::default()),
         }
     }
 
-    /// Wakes the driver, if there is one; if not, the next that takes over looks at everything. Says
-    /// whether there was one.
-    pub(crate) fn ring(&self) -> bool {
-        let waker = {
-            let slot = self.slot.lock();
-            slot.driver.as_ref().map(|(_, waker)| waker.clone())
-        };
-        let is_driven = waker.is_some();
-        if let Some(waker) = waker {
-            assert_unlocked("wake");
-            waker.wake();
-        }
-        is_driven
-    }
-
-    /// Has `waker` called when the driver leaves.
-    pub(crate) fn stand_by(&self, waker: &Waker) {
-        let mut slot = self.slot.lock();
-        if !slot.standing_by.iter().any(|other| other.will_wake(waker)) {
-            slot.standing_by.push(waker.clone());
-        }
-    }
-
-    /// Wakes those that stand by.
-    pub(crate) fn call_stand_bys(&self) {
-        let standing_by = std::mem::take(&mut self.slot.lock().standing_by);
+    /// Something came back, or got further: it may be time to serve.
+    pub(crate) fn ring(&self) {
+        let wakers = self.members.lock().to_wake();
         assert_unlocked("wake");
-        standing_by.into_iter().for_each(Waker::wake);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// A name for a reclaimer that is about to drive.
-    pub(crate) fn name_reclaimer(&self) -> Driver {
-        let mut slot = self.slot.lock();
-        slot.next += 1;
-        Driver::Reclaimer(slot.next)
+    /// A name for a reclaimer.
+    pub(crate) fn name_reclaimer(&self) -> Member {
+        let mut members = self.members.lock();
+        members.next += 1;
+        Member::Reclaimer(members.next)
     }
 
-    /// Makes `driver` the driver, unless a reclaimer drives already. A reclaimer takes over from
-    /// anybody, a waiter from waiters. Says whether it drives now.
-    pub(crate) fn take_over(&self, driver: Driver, waker: &Waker) -> bool {
-        let mut slot = self.slot.lock();
-        let may = match (&slot.driver, driver) {
-            (Some((Driver::Reclaimer(current), _)), Driver::Reclaimer(new)) => *current == new,
-            (Some((Driver::Reclaimer(_), _)), Driver::Waiter(_)) => false,
-            _ => true,
+    /// Makes `member` one to wake, by its latest waker.
+    pub(crate) fn enlist(&self, member: Member, waker: &Waker) {
+        let old = {
+            let mut members = self.members.lock();
+            match members.wakers.get(&member) {
+                Some(known) if known.will_wake(waker) => None,
+                _ => members.wakers.insert(member, waker.clone()),
+            }
         };
-        if may {
-            // The old waker is dropped outside the lock: it may own a task, and that anything.
-            let old = slot.driver.replace((driver, waker.clone()));
-            drop(slot);
-            drop(old);
-        }
-        may
+        // Dropped outside the lock: it may own a task, and that anything.
+        drop(old);
     }
 
-    /// Ends the driving of `driver`, if it drives and `if_so` holds. The condition is looked at under
-    /// the bell's lock: who comes later sees that nobody drives.
-    pub(crate) fn leave(&self, driver: Driver, if_so: impl FnOnce() -> bool) -> bool {
-        let mut slot = self.slot.lock();
-        let drives = matches!(&slot.driver, Some((current, _)) if *current == driver);
-        if drives && if_so() {
-            let old = slot.driver.take();
-            drop(slot);
-            drop(old);
-            self.call_stand_bys();
-            return true;
-        }
-        false
+    /// Ends the membership. Returns the waker, if it was a member.
+    pub(crate) fn resign(&self, member: Member) -> Option<Waker> {
+        self.members.lock().wakers.remove(&member)
     }
+}
 
-    pub(crate) fn has_reclaimer(&self) -> bool {
-        matches!(self.slot.lock().driver, Some((Driver::Reclaimer(_), _)))
+impl Members {
+    fn to_wake(&self) -> SmallVec<[Waker; 2]> {
+        let has_reclaimer = matches!(
+            self.wakers.first_key_value(),
+            Some((Member::Reclaimer(_), _))
+        );
+        let mut waiters = if has_reclaimer { 1 } else { usize::MAX };
+        let woken = self.wakers.iter().take_while(|(member, _)| {
+            let is_waiter = matches!(member, Member::Waiter(_));
+            let is_woken = !is_waiter || waiters > 0;
+            waiters -= usize::from(is_waiter && is_woken);
+            is_woken
+        });
+        woken.map(|(_, waker)| waker.clone()).collect()
     }
 }
 
@@ -119,5 +97,50 @@ impl Wake for Bell {
 
     fn wake_by_ref(self: &plain::Arc<Self>) {
         self.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plain::{AtomicU64, Ordering};
+
+    #[derive(Default)]
+    struct Count(AtomicU64);
+
+    impl Wake for Count {
+        fn wake(self: plain::Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn woken(members: &[Member]) -> Vec<Member> {
+        let bell = Bell::new();
+        let counts: Vec<_> = members
+            .iter()
+            .map(|member| {
+                let count = plain::Arc::new(Count::default());
+                bell.enlist(*member, &Waker::from(count.clone()));
+                (*member, count)
+            })
+            .collect();
+        bell.ring();
+        let is_woken = |count: &Count| count.0.load(Ordering::Relaxed) == 1;
+        let woken = counts.iter().filter(|(_, count)| is_woken(count));
+        woken.map(|(member, _)| *member).collect()
+    }
+
+    #[test]
+    fn without_a_reclaimer_every_waiter_is_woken() {
+        let waiters = [Member::Waiter(3), Member::Waiter(4), Member::Waiter(9)];
+        assert_eq!(woken(&waiters), waiters);
+    }
+
+    #[test]
+    fn with_a_reclaimer_the_head_of_the_queue_is_woken_too() {
+        let head = [Member::Reclaimer(7), Member::Waiter(3)];
+        assert_eq!(woken(&[head[0], head[1], Member::Waiter(4)]), head);
+        assert_eq!(woken(&[head[0]]), [head[0]]);
+        assert_eq!(woken(&[]), []);
     }
 }

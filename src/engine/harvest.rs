@@ -2,27 +2,35 @@
 
 use super::Engine;
 use crate::device::{DeviceError, Watch};
-use crate::id::StreamId;
+use crate::id::{StreamId, Ticket};
 use crate::lane::{Kept, Lane, Marker};
 use crate::ledger::Fences;
 use crate::sync::{Arc, assert_unlocked};
 use std::collections::BTreeMap;
 use std::task::Waker;
 
-/// Watches on the marker that completes next, of each stream that has one.
-pub(crate) type Watches = BTreeMap<StreamId, (Arc<Marker>, Watch)>;
+/// Watches on points of streams. The marker is held for as long as its event is watched: it must not
+/// be recorded anew.
+pub(crate) type Watches = BTreeMap<(StreamId, Ticket), (Watch, Arc<Marker>)>;
 
 impl Engine {
     /// Asks every stream how far it has come, and frees what that proves free. Says whether there
     /// was anything new.
     ///
     /// # Errors
-    /// What the device says instead of an answer. Whatever the kind, an event that reports an error
-    /// proves nothing, and what it covers stays pending (I10).
+    /// A sticky error. Another error of one stream's event proves nothing (I10): what it covers stays
+    /// pending, the other streams go on, and who awaits that very point is told.
     pub(crate) fn harvest(&self) -> Result<bool, DeviceError> {
+        let lanes = self.lanes();
+        for lane in lanes.iter() {
+            self.harvest_lane(lane)?;
+        }
         let mut has_news = false;
-        for lane in self.lanes().iter() {
-            has_news |= self.harvest_lane(lane)?;
+        {
+            let mut ledger = self.ledger.lock();
+            for lane in lanes.iter() {
+                has_news |= ledger.complete(lane.id, lane.timeline.completed());
+            }
         }
         if has_news {
             self.drop_done_lanes();
@@ -30,16 +38,47 @@ impl Engine {
         Ok(has_news)
     }
 
-    /// The same for one stream.
+    fn harvest_lane(&self, lane: &Lane) -> Result<(), DeviceError> {
+        match self.noted(lane.timeline.harvest(&*self.device)) {
+            Err(error) if error.is_sticky() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks one stream whether it has passed a point.
     ///
     /// # Errors
-    /// As [`harvest`](Self::harvest).
-    pub(crate) fn harvest_lane(&self, lane: &Lane) -> Result<bool, DeviceError> {
-        let completed = self.noted(lane.timeline.harvest(&*self.device))?;
-        if let Some(ticket) = completed {
-            self.ledger.lock().complete(lane.id, ticket);
+    /// What the device says instead of an answer.
+    pub(crate) fn harvest_up_to(&self, lane: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
+        self.noted(lane.timeline.harvest_up_to(ticket, &*self.device))
+    }
+
+    /// Brings the ledger up to what is known of a stream. Between a timeline's news and this, memory is
+    /// complete and pending: whoever wants it catches up first.
+    pub(crate) fn catch_up(&self, lane: &Lane) -> bool {
+        let completed = lane.timeline.completed();
+        self.ledger.lock().complete(lane.id, completed)
+    }
+
+    /// Asks the streams whose last handle is gone.
+    pub(super) fn harvest_retired(&self) {
+        for lane in self.lanes().iter().filter(|lane| lane.is_retired()) {
+            // A failure is noted; the lane stays.
+            let _ = self.harvest_lane(lane);
+            self.catch_up(lane);
         }
-        Ok(completed.is_some())
+        self.drop_done_lanes();
+    }
+
+    /// Asks a stream with many events on their way how far it is, so that they come back and their
+    /// number is bounded (I8).
+    pub(super) fn thin_out(&self, lane: &Lane) {
+        if lane.timeline.is_crowded() {
+            // A failure is noted, and met again by who needs the answer.
+            let _ = self.harvest_lane(lane);
+            self.catch_up(lane);
+            lane.timeline.note_asked();
+        }
     }
 
     /// Moves what lanes keep to the ledger, where neighbours merge and every stream can have it.
@@ -63,7 +102,10 @@ impl Engine {
     /// When the device cannot; what was freed stays pending.
     pub(crate) fn seal_lanes(&self) -> Result<(), DeviceError> {
         for lane in self.lanes().iter() {
-            self.seal(lane)?;
+            match self.seal(lane) {
+                Err(error) if error.is_sticky() => return Err(error),
+                _ => {}
+            }
         }
         Ok(())
     }
@@ -72,6 +114,7 @@ impl Engine {
     /// When the device cannot; what was freed stays pending.
     pub(crate) fn seal(&self, lane: &Lane) -> Result<(), DeviceError> {
         if lane.is_dirty() {
+            self.thin_out(lane);
             self.noted(lane.seal(&*self.device, &self.events))?;
         }
         Ok(())
@@ -82,6 +125,7 @@ impl Engine {
     /// # Errors
     /// When the device cannot.
     pub(crate) fn mark(&self, lane: &Lane) -> Result<Arc<Marker>, DeviceError> {
+        self.thin_out(lane);
         self.noted(lane.mark(&*self.device, &self.events))
     }
 
@@ -92,7 +136,7 @@ impl Engine {
     pub(crate) fn marker_for(
         &self,
         lane: &Lane,
-        ticket: crate::id::Ticket,
+        ticket: Ticket,
     ) -> Result<Option<Arc<Marker>>, DeviceError> {
         self.noted(lane.marker_for(ticket, &*self.device, &self.events))
     }
@@ -111,17 +155,17 @@ impl Engine {
 
     /// Has `waker` called when any stream gets further than it is known to be.
     pub(crate) fn watch_streams(&self, watches: &mut Watches, waker: &Waker) {
+        let mut kept = Watches::new();
         for lane in self.lanes().iter() {
-            match lane.timeline.oldest() {
-                None => drop(watches.remove(&lane.id)),
-                Some(marker) => {
-                    let watched = watches.get(&lane.id);
-                    if watched.is_none_or(|(other, _)| other.ticket != marker.ticket) {
-                        let watch = Watch::new(&self.device, marker.event(), waker);
-                        watches.insert(lane.id, (marker, watch));
-                    }
-                }
+            for marker in lane.timeline.to_watch() {
+                let point = (lane.id, marker.ticket);
+                let watched = watches.remove(&point).unwrap_or_else(|| {
+                    let watch = Watch::new(&self.device, marker.event(), waker);
+                    (watch, marker)
+                });
+                kept.insert(point, watched);
             }
         }
+        *watches = kept;
     }
 }

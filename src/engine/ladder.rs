@@ -7,6 +7,7 @@ use crate::lane::Lane;
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
 use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, Request, View};
 use crate::sync::Arc;
+use std::time::Duration;
 
 /// Where a grant came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,7 +60,15 @@ pub(crate) enum Patience<'a> {
     /// What is on its way now, and expected in time.
     Fresh,
     /// What was on its way when it came.
-    For(&'a Fences),
+    For(&'a Expected),
+}
+
+/// Points that are expected to be passed soon, and when it is no use to expect them any longer, on the
+/// device's clock.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Expected {
+    pub(crate) fences: Fences,
+    pub(crate) until: Duration,
 }
 
 /// A block out of the ledger, on its way to its user.
@@ -77,9 +86,8 @@ pub(crate) struct Lent {
 /// Why the ladder ended without a grant.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Nothing that may be had now. Growth is held back until these points are passed, if any: what
-    /// is behind them may do.
-    Short(Fences),
+    /// Nothing that may be had now. Growth is held back by what is expected, if anything is: it may do.
+    Short(Expected),
     /// Growing would help, and may not be done here.
     NeedsThread,
     /// The device failed.
@@ -194,7 +202,7 @@ impl Engine {
                 return Ok(lent);
             }
         }
-        Err(Refusal::Short(Fences::default()))
+        Err(Refusal::Short(Expected::default()))
     }
 
     fn what_counts(&self, lane: &Lane) -> Clock {
@@ -211,7 +219,7 @@ impl Climb<'_> {
         let limit = self.engine.settings.wait_limit;
         match attempt {
             Attempt::Known => Ok(self.known()),
-            Attempt::Harvested if self.engine.settings.reuse.opportunistic => self.harvested(),
+            Attempt::Harvested if self.may_ask() => self.harvested(),
             Attempt::Harvested => Ok(None),
             Attempt::Gathered => self.gathered(),
             Attempt::Grown => self.grown(),
@@ -239,11 +247,18 @@ impl Climb<'_> {
         Ok(if has_news { self.known() } else { None })
     }
 
+    /// Whether others' work may be seen to be complete by asking: by policy, and always for who waits,
+    /// since waiting is synchronizing.
+    fn may_ask(&self) -> bool {
+        let is_queued = matches!(self.patience, Patience::For(_));
+        self.engine.settings.reuse.opportunistic || is_queued
+    }
+
     /// What lanes keep counts for nobody else until it is gathered; what they freed without an event
     /// is never seen complete. Without the opportunistic policy only the drained blocks count.
     fn gathered(&self) -> Result<Option<Lent>, Refusal> {
         self.engine.drain_lanes();
-        if self.engine.settings.reuse.opportunistic {
+        if self.may_ask() {
             self.engine.seal_lanes()?;
             self.engine.harvest()?;
         }
@@ -256,15 +271,16 @@ impl Climb<'_> {
         let settings = &self.engine.settings;
         let waits = (settings.order == Order::WaitFirst).then_some(settings.wait_limit);
         let held_back_by = self.held_back_by();
+        let is_held_back = !held_back_by.fences.is_empty();
         let growth = match () {
             () if !self.may_call() => Growth::None,
-            () if held_back_by.is_empty() => Growth::Allowed,
-            () => Growth::Remap,
+            () if is_held_back => Growth::Remap,
+            () => Growth::Allowed,
         };
         if let Some(lent) = self.fetch(waits, growth)? {
             return Ok(Some(lent));
         }
-        if !held_back_by.is_empty() {
+        if is_held_back {
             return Err(Refusal::Short(held_back_by));
         }
         if growth == Growth::None && self.could_grow() {
@@ -278,38 +294,43 @@ impl Climb<'_> {
         ledger.could_grow(self.request, &self.view())
     }
 
-    /// The points that are to be passed before new memory is taken.
-    fn held_back_by(&self) -> Fences {
+    /// The points that are to be passed before new memory is taken; nothing once they are overdue.
+    fn held_back_by(&self) -> Expected {
         let lanes = self.engine.lanes();
-        let mut fences = match self.patience {
-            Patience::None => return Fences::default(),
+        let mut expected = match self.patience {
+            Patience::None => return Expected::default(),
             Patience::Fresh => self.on_their_way(&lanes),
-            Patience::For(fences) => fences.clone(),
+            Patience::For(expected) if self.engine.device.now() >= expected.until => {
+                return Expected::default();
+            }
+            Patience::For(expected) => expected.clone(),
         };
-        fences.discharge(|fence| {
+        expected.fences.discharge(|fence| {
             find(&lanes, fence).is_none_or(|lane| lane.timeline.completed() >= fence.ticket)
         });
-        fences
+        expected
     }
 
     /// What is sealed on each stream, and expected before this stream's own work is through; nothing
     /// if it could not do anyway.
-    fn on_their_way(&self, lanes: &[Arc<Lane>]) -> Fences {
+    fn on_their_way(&self, lanes: &[Arc<Lane>]) -> Expected {
         let totals = self.engine.totals();
         let settings = &self.engine.settings;
         let could_do = totals.free.current + totals.pending.current >= self.request.bytes;
         if settings.order != Order::WaitFirst || !could_do {
-            return Fences::default();
+            return Expected::default();
         }
         let taker = self.taker();
-        lanes
-            .iter()
-            .filter_map(|lane| Some(lane.fence(lane.timeline.newest()?.ticket)))
-            .filter(|fence| {
-                let donor = find(lanes, *fence).map(|donor| donor_of(donor, *fence));
-                donor.is_some_and(|donor| settings.wait_limit.allows(donor, taker))
-            })
-            .collect()
+        let newest = |lane: &Arc<Lane>| Some(lane.fence(lane.timeline.newest()?.ticket));
+        let mut expected = Expected::default();
+        for (lane, fence) in lanes.iter().filter_map(|lane| Some((lane, newest(lane)?))) {
+            let donor = donor_of(lane, fence);
+            if settings.wait_limit.allows(donor, taker) {
+                expected.fences.join(fence);
+                expected.until = expected.until.max(donor.overdue_at(taker.now));
+            }
+        }
+        expected
     }
 
     /// Whether memory calls may be made here.
@@ -336,7 +357,7 @@ impl Climb<'_> {
             self.engine.ledger.lock().take(self.request, view)
         });
         match taken {
-            Some(grant) => Ok(Some(self.lend_in_order(grant, Rung::DeviceWait)?)),
+            Some(grant) => Ok(Some(self.lend_in_order(grant, Rung::Free)?)),
             None => Ok(self.fetch(Some(limit), Growth::None)?),
         }
     }

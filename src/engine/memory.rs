@@ -193,6 +193,7 @@ impl Engine {
         let (done, error) = self.release_spans(&release);
         let bytes = self.ledger.lock().commit_trim(release, done);
         tally::add(&self.tally.released, bytes);
+        self.ring_if_awaited();
         match error {
             None => Ok(bytes),
             Some(error) => self.noted(Err(error)),

@@ -24,11 +24,11 @@ mod tally;
 
 pub(crate) use harvest::Watches;
 pub use ladder::Rung;
-pub(crate) use ladder::{Effort, Lent, Patience, Refusal};
+pub(crate) use ladder::{Effort, Expected, Lent, Patience, Refusal};
 pub(crate) use release::Use;
 pub(crate) use tally::Tally;
 
-use crate::device::{Capabilities, Device, DeviceError, DeviceStream};
+use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Referee};
 use crate::error::{BuildError, Shortfall, StreamError};
 use crate::id::StreamId;
 use crate::lane::{Bounds, Events, Lane};
@@ -65,6 +65,8 @@ pub(crate) struct Settings {
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) device: plain::Arc<dyn Device>,
+    /// Who is told of blocks' lives, on a device that checks the order of what it is given to do.
+    pub(crate) referee: Option<plain::Arc<dyn Referee>>,
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) gate: CachePadded<SharedState>,
@@ -97,6 +99,7 @@ impl Engine {
         };
         let engine = Self {
             capabilities: device.capabilities(),
+            referee: device.referee(),
             gate: CachePadded::new(SharedState::new(0)),
             bell: plain::Arc::new(Bell::new()),
             tally: Tally::new(),
@@ -121,16 +124,25 @@ impl Engine {
         if stream.device_id() != self.device.id() {
             return Err(StreamError::ForeignDevice);
         }
-        let mut registry = self.lanes.lock();
-        let id = StreamId(registry.next);
-        registry.next += 1;
+        // Streams that went away are seen off by those that come: their number stays bounded.
+        self.harvest_retired();
+        let id = self.next_stream_id();
         let lane = Arc::new(Lane::new(id, stream, self.settings.lane));
         // Known to the ledger before anybody can free on it.
         self.ledger.lock().register(id);
+        let mut registry = self.lanes.lock();
         let mut lanes = registry.lanes.as_ref().clone();
-        lanes.push(lane.clone());
+        let at = lanes.partition_point(|other| other.id < id);
+        lanes.insert(at, lane.clone());
         registry.lanes = Arc::new(lanes);
         Ok(lane)
+    }
+
+    fn next_stream_id(&self) -> StreamId {
+        let mut registry = self.lanes.lock();
+        let id = StreamId(registry.next);
+        registry.next += 1;
+        id
     }
 
     /// The registered lanes, as of now.

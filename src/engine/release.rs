@@ -65,17 +65,15 @@ impl Engine {
         let Some(ticket) = closed else {
             return;
         };
-        if lane.timeline.is_crowded() {
-            let _ = self.harvest_lane(lane);
-            lane.timeline.note_asked();
-        }
-        if lane.timeline.is_full() && self.is_open() {
+        self.thin_out(lane);
+        if lane.timeline.is_full() {
             return lane.expect_seal(ticket.next());
         }
         let _ = self.noted(lane.record(ticket, &*self.device, &self.events));
     }
 
-    fn ring_if_awaited(&self) {
+    /// Something came back, or was held and is not any more: who waits may be served.
+    pub(crate) fn ring_if_awaited(&self) {
         if !self.is_open() {
             self.bell.ring();
         }
@@ -125,8 +123,7 @@ impl Engine {
         }
         // A failure is noted; the memory stays pending then.
         let _ = self.seal(lane);
-        let _ = self.harvest_lane(lane);
-        self.drop_done_lanes();
+        self.harvest_retired();
         self.ring_if_awaited();
     }
 }

@@ -3,6 +3,9 @@
 #[doc = include_str!("safety.md")]
 pub mod safety {}
 
+#[doc = include_str!("testing.md")]
+pub mod testing {}
+
 #[doc = include_str!("figures.md")]
 pub mod figures {}
 

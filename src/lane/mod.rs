@@ -60,6 +60,8 @@ struct Front {
     is_dirty: bool,
     /// The stream's last handle is gone: nothing is kept any more.
     is_retired: bool,
+    /// Who has a grant for the stream on its way.
+    visitors: u32,
     hits: u64,
 }
 
@@ -80,6 +82,16 @@ pub(crate) struct LaneFigures {
     pub(crate) kept: u64,
     /// Bytes kept that are complete on every stream.
     pub(crate) kept_complete: u64,
+}
+
+/// A grant for a lane's stream is on its way.
+#[derive(Debug)]
+pub(crate) struct Visit<'a>(&'a Lane);
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.0.front.lock().visitors -= 1;
+    }
 }
 
 impl Front {
@@ -111,6 +123,7 @@ impl Lane {
             unsealed: 0,
             is_dirty: false,
             is_retired: false,
+            visitors: 0,
             hits: 0,
         };
         Self {
@@ -210,13 +223,25 @@ impl Lane {
         front.cache.drain()
     }
 
-    /// Whether the stream is gone, with all that was freed on it.
+    /// Whether the stream is gone, with all that was freed on it: nothing unsealed, and every ticket that
+    /// was ever closed complete. (That no marker is on its way would not do: a closed ticket may not be
+    /// published yet.)
     pub(crate) fn is_done(&self) -> bool {
-        let is_quiet = {
-            let front = self.front.lock();
-            front.is_retired && !front.is_dirty
-        };
-        is_quiet && self.timeline.is_idle()
+        let completed = self.timeline.completed();
+        let front = self.front.lock();
+        let is_quiet = !front.is_dirty && front.visitors == 0;
+        front.is_retired && is_quiet && completed.next() >= front.open
+    }
+
+    /// Whether the stream's last handle is gone.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.front.lock().is_retired
+    }
+
+    /// Keeps the lane from being done, for as long as the answer is held.
+    pub(crate) fn visit(&self) -> Visit<'_> {
+        self.front.lock().visitors += 1;
+        Visit(self)
     }
 
     /// Whether something was freed that no event covers.

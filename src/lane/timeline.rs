@@ -75,9 +75,14 @@ impl Timeline {
         markers.get(at).cloned()
     }
 
-    /// The marker that completes next.
-    pub(crate) fn oldest(&self) -> Option<Arc<Marker>> {
-        self.markers.lock().front().cloned()
+    /// The markers to watch for the stream to get further: the one that completes next, and the last,
+    /// in case that one is seen late.
+    pub(crate) fn to_watch(&self) -> impl Iterator<Item = Arc<Marker>> + use<> {
+        let ends = self.ends();
+        ends.into_iter().flat_map(|(oldest, newest)| {
+            let last = (!Arc::ptr_eq(&oldest, &newest)).then_some(newest);
+            std::iter::once(oldest).chain(last)
+        })
     }
 
     /// The marker behind the stream's latest sealed work.
@@ -91,11 +96,17 @@ impl Timeline {
     /// # Errors
     /// What the device says instead of an answer (I10): nothing is complete by it.
     pub(crate) fn harvest(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
-        let Some(oldest) = self.oldest() else {
+        let Some((oldest, newest)) = self.ends() else {
             return Ok(None);
         };
-        if !is_complete(&oldest, device)? {
-            return Ok(None);
+        let answer = is_complete(&oldest, device);
+        if answer != Ok(true) {
+            let later = self.harvest_from_newest(&oldest, &newest, device)?;
+            return if later.is_some() {
+                Ok(later)
+            } else {
+                answer.map(|_| None)
+            };
         }
         let markers = self.from(oldest);
         let complete = complete_prefix(&markers, device)?;
@@ -104,6 +115,45 @@ impl Timeline {
         };
         self.note_complete(last, device.now());
         Ok(Some(last.ticket))
+    }
+
+    /// The first and the last marker on their way.
+    fn ends(&self) -> Option<(Arc<Marker>, Arc<Marker>)> {
+        let markers = self.markers.lock();
+        Some((markers.front()?.clone(), markers.back()?.clone()))
+    }
+
+    /// Asks after one point: its own marker may be complete while older ones are seen late. Says
+    /// whether it is.
+    ///
+    /// # Errors
+    /// What the device says instead of an answer.
+    pub(crate) fn harvest_up_to(
+        &self,
+        ticket: Ticket,
+        device: &dyn Device,
+    ) -> Result<bool, DeviceError> {
+        if let Some(marker) = self.covering(ticket) {
+            if is_complete(&marker, device)? {
+                self.note_complete(&marker, device.now());
+            }
+        }
+        Ok(self.completed() >= ticket)
+    }
+
+    /// The oldest event is not complete, or errs. A later one proves it all the same: an event may be
+    /// seen late while the stream goes on.
+    fn harvest_from_newest(
+        &self,
+        oldest: &Arc<Marker>,
+        newest: &Arc<Marker>,
+        device: &dyn Device,
+    ) -> Result<Option<Ticket>, DeviceError> {
+        if Arc::ptr_eq(oldest, newest) || !is_complete(newest, device)? {
+            return Ok(None);
+        }
+        self.note_complete(newest, device.now());
+        Ok(Some(newest.ticket))
     }
 
     /// A marker and all later ones. It comes first even if somebody else saw it complete meanwhile, and

@@ -298,12 +298,12 @@ impl Ledger {
         completed.is_none_or(|completed| fence.ticket <= *completed)
     }
 
-    /// Learns that a ticket is complete, and all before it of that stream.
+    /// Learns that a ticket is complete, and all before it of that stream. Says whether that is new.
     ///
     /// I4: a ticket completes once; hearing of it again changes nothing.
-    pub(crate) fn complete(&mut self, stream: StreamId, ticket: Ticket) {
+    pub(crate) fn complete(&mut self, stream: StreamId, ticket: Ticket) -> bool {
         if self.is_complete(Fence { stream, ticket }) {
-            return;
+            return false;
         }
         self.completed.insert(stream, ticket);
         while let Some(id) = self.pending.first_due(stream, ticket) {
@@ -315,6 +315,7 @@ impl Ledger {
             self.discharge(&mut fences);
             self.settle(id, free_or_pending(fences));
         }
+        true
     }
 
     /// Makes a stream known, so that its tickets count.

@@ -33,7 +33,8 @@ pub struct Reuse {
     /// Memory freed on another stream before an event that this stream waited for.
     pub follow_event_dependencies: bool,
     /// Memory of other streams whose work is seen to be complete, by asking while allocating. Without
-    /// it reuse is deterministic: other streams' memory is free only once somebody synchronized.
+    /// it reuse is deterministic: other streams' memory is free only once somebody synchronized, or
+    /// waits for memory, which is the same.
     pub opportunistic: bool,
     /// Memory pending on another stream, behind a wait on the device that the pool inserts.
     pub internal_dependencies: bool,
@@ -116,6 +117,17 @@ pub(crate) struct Taker {
 /// half of the time. A quarter more than the taker's own tail counts as in time.
 const TOLERANCE: u32 = 4;
 
+/// After so many times its mean a point is overdue: its stream may be stuck, and perhaps behind the
+/// very stream that would wait. Nobody is made to wait for it.
+const OVERDUE: u32 = 3;
+
+impl Donor {
+    /// When the point is overdue, at the latest.
+    pub(crate) fn overdue_at(self, now: Duration) -> Duration {
+        self.sealed_at.unwrap_or(now) + self.latency * OVERDUE
+    }
+}
+
 impl WaitLimit {
     /// Whether the taker may be made to wait for the donor.
     ///
@@ -128,7 +140,8 @@ impl WaitLimit {
             (Self::Tail, Some(sealed_at)) => {
                 let ahead = taker.tail.saturating_sub(taker.now);
                 let expected = (sealed_at + donor.latency).saturating_sub(taker.now);
-                !ahead.is_zero() && expected <= ahead + ahead / TOLERANCE
+                let is_in_time = !ahead.is_zero() && expected <= ahead + ahead / TOLERANCE;
+                is_in_time && taker.now < donor.overdue_at(taker.now)
             }
         }
     }
@@ -162,6 +175,16 @@ mod tests {
             "it would stall"
         );
         assert!(!WaitLimit::Tail.allows(donor(None), taker));
+    }
+
+    #[test]
+    fn nobody_waits_for_what_is_overdue() {
+        let at = |now| Taker {
+            now,
+            tail: now + ms(10),
+        };
+        assert!(WaitLimit::Tail.allows(donor(Some(ms(9))), at(ms(14))));
+        assert!(!WaitLimit::Tail.allows(donor(Some(ms(9))), at(ms(15))));
     }
 
     #[test]

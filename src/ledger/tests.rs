@@ -333,12 +333,15 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
+/// A free: address, end, and what must be complete for the bytes to be another's.
+type Past = (u64, u64, Vec<(u32, u64)>);
+
 /// The naive model: every grant, and every past use with what must come before its reuse.
 #[derive(Default)]
 struct Model {
     live: Vec<(Grant, StreamId)>,
-    /// Address, end, fences left behind by a free; newest last.
-    past: Vec<(u64, u64, Vec<(u32, u64)>)>,
+    /// Frees, newest last.
+    past: Vec<Past>,
     tickets: [u64; 4],
     complete: [u64; 4],
 }

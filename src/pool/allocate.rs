@@ -6,6 +6,7 @@ use crate::error::AllocError;
 use crate::stream::Stream;
 use crate::wait::Allocation;
 use std::future::Future;
+use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -33,7 +34,7 @@ use std::time::Duration;
 ///
 /// # Panics
 ///
-/// When polled after it was ready.
+/// When polled after it was ready. On a device that checks orderings, with what it found.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Allocate<'a> {
@@ -42,16 +43,23 @@ pub struct Allocate<'a> {
     bytes: u64,
     alignment: u64,
     timeout: Option<Duration>,
+    place: &'static Location<'static>,
 }
 
 impl<'a> Allocate<'a> {
-    pub(super) fn new(pool: &'a Pool, stream: &'a Stream, bytes: u64) -> Self {
+    pub(super) fn new(
+        pool: &'a Pool,
+        stream: &'a Stream,
+        bytes: u64,
+        place: &'static Location<'static>,
+    ) -> Self {
         Self {
             pool,
             allocation: Allocation::new(stream.registration()),
             bytes,
             alignment: 1,
             timeout: None,
+            place,
         }
     }
 
@@ -81,6 +89,7 @@ impl Future for Allocate<'_> {
             .pool
             .request(registration, this.bytes, this.alignment)?;
         let lent = ready!(this.allocation.poll(request, this.timeout, context))?;
-        Poll::Ready(Ok(Block::new(registration.clone(), lent, this.bytes)))
+        let block = Block::new(registration.clone(), lent, this.bytes, this.place);
+        Poll::Ready(Ok(block))
     }
 }

@@ -141,10 +141,9 @@ impl PoolBuilder {
     fn geometry(&self) -> Result<Geometry, BuildError> {
         let capabilities = self.device.capabilities();
         let granularity = capabilities.granularity;
-        let capacity = match self.capacity {
-            Some(capacity) => capacity,
-            None => self.device.memory_info()?.total,
-        };
+        // More than the device has can never be held: a request for it would wait for ever.
+        let total = self.device.memory_info()?.total;
+        let capacity = self.capacity.map_or(total, |capacity| capacity.min(total));
         if capacity < granularity {
             return Err(BuildError::CapacityTooSmall {
                 capacity,
@@ -152,7 +151,10 @@ impl PoolBuilder {
             });
         }
         let handle_bytes = match self.handle {
-            Some(handle) => valid_handle(handle, granularity)?.min(capacity),
+            Some(handle) => {
+                let most = capacity / granularity * granularity;
+                valid_handle(handle, granularity)?.min(most)
+            }
             None => handle_for(capacity, granularity),
         };
         Ok(Geometry {

@@ -18,6 +18,7 @@ use crate::stream::Stream;
 use crate::sync::{Arc, plain};
 use crate::wait::{Denial, Presence, Reclaimer, Registration, Service, try_now};
 use std::fmt;
+use std::panic::Location;
 
 /// A stream-ordered memory pool over one device.
 ///
@@ -73,6 +74,7 @@ impl Pool {
         let service = self.service().clone();
         let lane = service.engine.register(stream)?;
         Ok(Stream::new(Registration {
+            referee: service.engine.referee.clone(),
             service,
             lane,
             presence: self.presence.clone(),
@@ -85,8 +87,9 @@ impl Pool {
     /// nothing it joins the queue: first come, first served, and nothing behind the head is granted
     /// first. Zero bytes are a valid request, for a block with an address of its own. See [`Allocate`]
     /// for alignment, timeout, errors and cancellation.
+    #[track_caller]
     pub fn allocate<'a>(&'a self, stream: &'a Stream, bytes: u64) -> Allocate<'a> {
-        Allocate::new(self, stream, bytes)
+        Allocate::new(self, stream, bytes, Location::caller())
     }
 
     /// Allocates `bytes` for use in the order of `stream`, now or not at all.
@@ -99,6 +102,7 @@ impl Pool {
     /// back what lanes keep, and growing; and whenever anybody waits already. Otherwise as
     /// [`Allocate`].
     #[inline]
+    #[track_caller]
     pub fn try_allocate(&self, stream: &Stream, bytes: u64) -> Result<Block, AllocError> {
         self.try_allocate_aligned(stream, bytes, 1)
     }
@@ -108,6 +112,7 @@ impl Pool {
     /// # Errors
     /// As [`try_allocate`](Self::try_allocate), and [`AllocError::InvalidAlignment`].
     #[inline]
+    #[track_caller]
     pub fn try_allocate_aligned(
         &self,
         stream: &Stream,
@@ -117,7 +122,10 @@ impl Pool {
         let registration = stream.registration();
         let request = self.request(registration, bytes, alignment)?;
         match try_now(registration, request, Effort::Immediate) {
-            Ok(lent) => Ok(Block::new(registration.clone(), lent, bytes)),
+            Ok(lent) => {
+                let place = Location::caller();
+                Ok(Block::new(registration.clone(), lent, bytes, place))
+            }
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(_)) => Err(self.exhausted(request)),
         }
@@ -138,6 +146,10 @@ impl Pool {
     ) -> Result<Request, AllocError> {
         if !Arc::ptr_eq(&registration.presence, &self.presence) {
             return Err(AllocError::ForeignStream);
+        }
+        if let Some(referee) = registration.referee.as_deref() {
+            // What was found earlier, where nobody could be told.
+            referee.call_out();
         }
         let engine = &self.presence.0.engine;
         let capacity = engine.settings.geometry.capacity;

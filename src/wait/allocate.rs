@@ -3,9 +3,10 @@
 use super::queue::{Newcomer, Waiter};
 use super::{Registration, Service};
 use crate::device::Alarm;
-use crate::engine::{Effort, Lent, Patience, Refusal};
+use crate::engine::bell::Member;
+use crate::engine::{Effort, Expected, Lent, Patience, Refusal};
 use crate::error::AllocError;
-use crate::ledger::{Fences, GRANULE, Request};
+use crate::ledger::{GRANULE, Request};
 use crate::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -23,6 +24,8 @@ enum Stage {
     Waiting {
         waiter: Arc<Waiter>,
         deadline: Option<(Duration, Alarm)>,
+        /// Rings when growth is not held back any longer.
+        _patience: Option<Alarm>,
     },
     Done,
 }
@@ -54,8 +57,8 @@ impl<'a> Allocation<'a> {
             Stage::Waiting { .. } => self.look(context),
             Stage::Done => panic!("an allocation was polled after it was ready"),
         };
-        if polled.is_ready() {
-            self.finish();
+        if let Poll::Ready(answer) = &polled {
+            self.finish(answer.is_ok());
         }
         polled
     }
@@ -63,7 +66,7 @@ impl<'a> Allocation<'a> {
     fn join(
         &mut self,
         request: Request,
-        patience: Fences,
+        patience: Expected,
         timeout: Option<Duration>,
         context: &mut Context<'_>,
     ) -> Poll<Result<Lent, AllocError>> {
@@ -83,13 +86,23 @@ impl<'a> Allocation<'a> {
             let at = now.saturating_add(timeout);
             (at, Alarm::new(&engine.device, at, waker))
         });
-        self.stage = Stage::Waiting { waiter, deadline };
+        let patience = (!waiter.patience.fences.is_empty())
+            .then(|| Alarm::new(&engine.device, waiter.patience.until, waker));
+        Service::ensure_reclaimer(service);
+        self.stage = Stage::Waiting {
+            waiter,
+            deadline,
+            _patience: patience,
+        };
         self.look(context)
     }
 
-    /// Looks whether something came; if not, sees to it that somebody drives, and looks again.
+    /// Looks whether something came; if not, serves, and looks again.
     fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Lent, AllocError>> {
-        let Stage::Waiting { waiter, deadline } = &mut self.stage else {
+        let Stage::Waiting {
+            waiter, deadline, ..
+        } = &mut self.stage
+        else {
             unreachable!("only who waits looks");
         };
         let service = &self.registration.service;
@@ -97,7 +110,9 @@ impl<'a> Allocation<'a> {
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
-        Service::ensure_driver(service, waiter, waker);
+        // Enlisted first, then served: what comes in between rings.
+        let member = Member::Waiter(waiter.place);
+        service.engine.bell.enlist(member, waker);
         Service::serve(service);
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
@@ -128,23 +143,24 @@ impl<'a> Allocation<'a> {
     }
 
     /// Leaves the queue, whatever the outcome. Returns what was granted and not taken.
-    fn finish(&mut self) -> Option<Lent> {
+    fn finish(&mut self, was_served: bool) -> Option<Lent> {
         let Stage::Waiting { waiter, .. } = std::mem::replace(&mut self.stage, Stage::Done) else {
             return None;
         };
         let service = &self.registration.service;
         let left_over = waiter.cancel();
+        let waited = was_served.then(|| service.engine.device.now().saturating_sub(waiter.since));
         service
             .queue
-            .leave(waiter.place, None, &service.engine.gate);
-        Service::see_off(service, &waiter);
+            .leave(waiter.place, waited, &service.engine.gate);
+        Service::see_off(service, &waiter, was_served);
         left_over
     }
 }
 
 impl Drop for Allocation<'_> {
     fn drop(&mut self) {
-        if let Some(lent) = self.finish() {
+        if let Some(lent) = self.finish(false) {
             let Registration { service, lane, .. } = &**self.registration;
             service.engine.give_back(lane, lent);
         }
@@ -155,7 +171,7 @@ impl Drop for Allocation<'_> {
 #[derive(Debug)]
 pub(crate) enum Denial {
     /// Nothing may be had now: who can wait joins the queue, with this patience.
-    Short(Fences),
+    Short(Expected),
     /// Waiting would not help.
     Failed(AllocError),
 }
@@ -191,7 +207,7 @@ fn try_above_the_lane(
     }
     // Who comes while others wait goes behind them, however much is free.
     if !service.engine.is_open() {
-        return Err(Denial::Short(Fences::default()));
+        return Err(Denial::Short(Expected::default()));
     }
     let patience = match effort {
         Effort::Immediate => Patience::None,
@@ -200,9 +216,11 @@ fn try_above_the_lane(
     let climbed = service
         .engine
         .climb(&registration.lane, request, effort, patience);
+    // What was claimed or harvested on the way may be what another waits for.
+    service.engine.ring_if_awaited();
     climbed.map_err(|refusal| match refusal {
         Refusal::Short(patience) => Denial::Short(patience),
-        Refusal::NeedsThread => Denial::Short(Fences::default()),
+        Refusal::NeedsThread => Denial::Short(Expected::default()),
         Refusal::Device(error) => Denial::Failed(error.into()),
     })
 }

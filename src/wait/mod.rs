@@ -6,9 +6,10 @@
 //! at a time; who finds it busy leaves a note and goes, so nobody waits for a lock while the device
 //! is called.
 //!
-//! Serving is driven by at most one [driver](crate::engine::bell::Driver): the [reclaimer](reclaimer)
-//! that was spawned on the runtime, or else the waiter that was polled last. The driver is woken by
-//! frees while somebody waits and by the device when a stream gets further; nobody polls in between.
+//! Serving is driven by the members of the [bell](crate::engine::bell): the [reclaimer](reclaimer) that
+//! was spawned on the runtime, and the waiters. They are woken by frees while somebody waits, by the
+//! device when a stream gets further, and when growth or a release that held memory has ended; nobody
+//! polls in between.
 //!
 //! | file | about |
 //! |---|---|

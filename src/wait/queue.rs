@@ -12,10 +12,10 @@
 //! sleep for ever. A grant that finds its waiter gone is handed back to whoever made it; a future
 //! dropped after the grant hands it back itself. So a grant has one owner at every moment.
 
-use crate::engine::{Lent, gate};
+use crate::engine::{Expected, Lent, gate};
 use crate::error::AllocError;
 use crate::lane::Lane;
-use crate::ledger::{Fences, Request};
+use crate::ledger::Request;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
 use std::collections::BTreeMap;
 use std::task::Waker;
@@ -33,7 +33,7 @@ pub(crate) struct Waiter {
     /// When it came, on the device's clock.
     pub(crate) since: Duration,
     /// What is to be passed before new memory is taken for it.
-    pub(crate) patience: Fences,
+    pub(crate) patience: Expected,
     state: Mutex<State>,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Newcomer<'a> {
     pub(super) lane: &'a Arc<Lane>,
     pub(super) request: Request,
     pub(super) since: Duration,
-    pub(super) patience: Fences,
+    pub(super) patience: Expected,
     pub(super) waker: &'a Waker,
 }
 
@@ -112,11 +112,8 @@ impl Waiter {
         }
     }
 
-    pub(super) fn waker(&self) -> Option<Waker> {
-        match &*self.state.lock() {
-            State::Waiting(waker) => Some(waker.clone()),
-            _ => None,
-        }
+    pub(super) fn is_waiting(&self) -> bool {
+        matches!(&*self.state.lock(), State::Waiting(_))
     }
 }
 

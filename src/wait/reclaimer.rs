@@ -1,8 +1,8 @@
-//! The reclaimer: the driver of the waiting, as a plain future.
+//! The reclaimer: who drives the waiting, as a plain future.
 
 use super::Service;
-use crate::engine::bell::Driver;
-use crate::sync::Arc;
+use crate::engine::bell::Member;
+use crate::sync::{Arc, Guards, Mutex};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -11,19 +11,54 @@ use std::task::{Context, Poll, Waker};
 /// or a block is freed while somebody waits. It sleeps otherwise: nobody waits, no wake-ups.
 ///
 /// With the `tokio` feature one is spawned when somebody first waits on a tokio runtime, and ends when
-/// nobody waits any more. Elsewhere the waiters drive themselves; spawn the one that
-/// [`Pool::reclaimer`](crate::Pool::reclaimer) gives on any executor to relieve them. That one lasts
-/// until the pool's last handle (pool, stream, block) is gone.
+/// nobody waits any more. Elsewhere the waiters drive themselves, and every one of them is woken when
+/// something came back; spawn the one that [`Pool::reclaimer`](crate::Pool::reclaimer) gives, on any
+/// executor, to relieve them. That one lasts until the pool's last handle (pool, stream, block) is gone.
 ///
 /// # Cancel safety
 ///
-/// Dropped at any time, it loses nothing: the next waiter that is polled takes over.
+/// Dropped at any time, it loses nothing: the waiters drive themselves.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled or spawned"]
 pub struct Reclaimer {
-    service: Arc<Service>,
-    driver: Driver,
+    link: Link,
+    member: Member,
     lasts: bool,
+}
+
+/// What a reclaimer serves, until it is dismissed: one that belongs to a runtime that nobody runs now
+/// must not keep the pool alive.
+#[derive(Clone, Debug)]
+pub(super) struct Link(Arc<Mutex<Option<Arc<Service>>>>);
+
+impl Link {
+    fn new(service: &Arc<Service>) -> Self {
+        let service = Some(service.clone());
+        Self(Arc::new(Mutex::new(Guards::Registry, service)))
+    }
+
+    fn service(&self) -> Option<Arc<Service>> {
+        self.0.lock().clone()
+    }
+
+    fn cut(&self) -> Option<Arc<Service>> {
+        self.0.lock().take()
+    }
+}
+
+/// A reclaimer that was spawned for as long as somebody waits, as the service knows it.
+#[derive(Debug)]
+pub(super) struct Spawned {
+    link: Link,
+    member: Member,
+}
+
+impl Spawned {
+    /// Lets the reclaimer go. Returns the waker by which its task hears of it.
+    pub(super) fn dismiss(self, service: &Service) -> Option<Waker> {
+        drop(self.link.cut());
+        service.engine.bell.resign(self.member)
+    }
 }
 
 impl Reclaimer {
@@ -31,24 +66,23 @@ impl Reclaimer {
         Self::new(service, true)
     }
 
-    pub(super) fn while_awaited(service: &Arc<Service>) -> Self {
+    /// One that ends when it is dismissed.
+    #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+    pub(super) fn while_awaited(service: &Arc<Service>) -> (Self, Spawned) {
         let reclaimer = Self::new(service, false);
-        // From now on nobody spawns another; what rings before the first poll is seen by it.
-        let bell = &service.engine.bell;
-        bell.take_over(reclaimer.driver, Waker::noop());
-        reclaimer
+        let spawned = Spawned {
+            link: reclaimer.link.clone(),
+            member: reclaimer.member,
+        };
+        (reclaimer, spawned)
     }
 
     fn new(service: &Arc<Service>, lasts: bool) -> Self {
         Self {
-            driver: service.engine.bell.name_reclaimer(),
-            service: service.clone(),
+            member: service.engine.bell.name_reclaimer(),
+            link: Link::new(service),
             lasts,
         }
-    }
-
-    fn is_over(&self) -> bool {
-        self.service.queue.is_empty() && (!self.lasts || self.service.is_orphaned())
     }
 }
 
@@ -56,18 +90,16 @@ impl Future for Reclaimer {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let bell = &self.service.engine.bell;
-        if !bell.take_over(self.driver, context.waker()) {
-            // Another drives. One made to last waits for its turn, at the pool's end at the latest.
-            return if self.lasts && !self.is_over() {
-                bell.stand_by(context.waker());
-                Poll::Pending
-            } else {
-                Poll::Ready(())
-            };
-        }
-        Service::serve(&self.service);
-        if bell.leave(self.driver, || self.is_over()) {
+        let Some(service) = self.link.service() else {
+            return Poll::Ready(());
+        };
+        // Enlisted first, then served: what comes in between rings.
+        service.engine.bell.enlist(self.member, context.waker());
+        Service::serve(&service);
+        let is_over = self.lasts && service.is_orphaned() && service.queue.is_empty();
+        if is_over || self.link.service().is_none() {
+            drop(service.engine.bell.resign(self.member));
+            drop(self.link.cut());
             return Poll::Ready(());
         }
         Poll::Pending
@@ -76,8 +108,12 @@ impl Future for Reclaimer {
 
 impl Drop for Reclaimer {
     fn drop(&mut self) {
-        if self.service.engine.bell.leave(self.driver, || true) {
-            self.service.wake_head();
+        let Some(service) = self.link.cut() else {
+            return;
+        };
+        // A ring that it was woken by, and did not answer, goes to the waiters.
+        if service.engine.bell.resign(self.member).is_some() {
+            service.engine.bell.ring();
         }
     }
 }

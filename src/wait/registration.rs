@@ -1,8 +1,9 @@
 //! A stream's registration: what its handle and its blocks hold in common.
 
 use super::Service;
+use crate::device::Referee;
 use crate::lane::Lane;
-use crate::sync::Arc;
+use crate::sync::{Arc, plain};
 
 /// Held by the pool's handles and its registrations; the last one out tells the reclaimers that were
 /// made to last.
@@ -21,6 +22,8 @@ pub(crate) struct Registration {
     pub(crate) service: Arc<Service>,
     pub(crate) lane: Arc<Lane>,
     pub(crate) presence: Arc<Presence>,
+    /// Who is told of blocks' lives, on a device that checks the order of what it is given to do.
+    pub(crate) referee: Option<plain::Arc<dyn Referee>>,
 }
 
 impl Drop for Registration {

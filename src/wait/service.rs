@@ -2,12 +2,13 @@
 
 use super::grower::Grower;
 use super::queue::{Queue, Waiter};
+use super::reclaimer::Spawned;
 use super::spawn;
-use crate::engine::bell::Driver;
+use crate::engine::bell::Member;
 use crate::engine::{Effort, Engine, Lent, Patience, Refusal, Watches, gate};
 use crate::error::{AllocError, Shortfall};
 use crate::ledger::Request;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
 use std::task::Waker;
 
 /// Nobody serves.
@@ -27,6 +28,8 @@ pub(crate) struct Service {
     /// that looked at different times would undo each other's watches.
     watches: Mutex<Watches>,
     pub(super) grower: Grower,
+    /// The reclaimer that was spawned for those who wait now.
+    spawned: Mutex<Option<Spawned>>,
     is_orphaned: SharedFlag,
 }
 
@@ -38,6 +41,7 @@ impl Service {
             serving: SharedState::new(IDLE),
             watches: Mutex::new(Guards::Queue, Watches::new()),
             grower: Grower::new(),
+            spawned: Mutex::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
         }
     }
@@ -65,6 +69,7 @@ impl Service {
 
     fn serve_until_done(this: &Arc<Self>, effort: Effort) {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        let _reset = ResetOnPanic(&this.serving);
         loop {
             this.serving.swap(SERVING, Ordering::AcqRel);
             Self::serve_once(this, effort);
@@ -80,6 +85,13 @@ impl Service {
 
     fn serve_once(this: &Arc<Self>, effort: Effort) {
         while let Some(waiter) = this.queue.head() {
+            // The lane stays known while a grant for it is on its way, whoever goes meanwhile; and it
+            // is known now if the waiter still waits, since that has the stream.
+            let _visit = waiter.lane.visit();
+            if !waiter.is_waiting() {
+                this.queue.leave(waiter.place, None, &this.engine.gate);
+                continue;
+            }
             if this.engine.is_closed() {
                 this.fail(&waiter, AllocError::Closed);
                 continue;
@@ -122,50 +134,48 @@ impl Service {
         }
     }
 
-    /// Watches streams while somebody waits. While nobody does, nothing is watched.
+    /// Watches streams while somebody waits. While nobody does, nothing is watched, and a reclaimer that
+    /// was spawned for it is let go.
     fn set_watches(&self) {
         // Out of the lock: a watch may call at once.
         let mut watches = std::mem::take(&mut *self.watches.lock());
         if self.queue.is_empty() {
-            return;
+            drop(watches);
+            return self.dismiss_reclaimer();
         }
         let waker = Waker::from(self.engine.bell.clone());
         self.engine.watch_streams(&mut watches, &waker);
         *self.watches.lock() = watches;
     }
 
-    /// A waiter is about to sleep: somebody must drive. A reclaimer on the running runtime if there is
-    /// one, else the waiter itself, whoever was polled last.
-    pub(super) fn ensure_driver(this: &Arc<Self>, waiter: &Waiter, waker: &Waker) {
-        if this.engine.bell.has_reclaimer() || spawn::reclaimer(this) {
-            return;
-        }
-        this.engine
-            .bell
-            .take_over(Driver::Waiter(waiter.place), waker);
-    }
-
-    /// A waiter is gone. If it was the driver, the next in line takes over when it is polled; if it
-    /// was the head, the next may be served now; if it was the last, nothing is watched any more. If
-    /// nobody drives, it may be this one that was woken to, and the wake passes on.
-    pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter) {
-        let was_driver = this
-            .engine
-            .bell
-            .leave(Driver::Waiter(waiter.place), || true);
-        if this.queue.is_empty() {
-            Self::serve(this);
-        } else if was_driver || !this.engine.bell.ring() {
-            this.wake_head();
-        }
-    }
-
-    /// Wakes the first in line, so that somebody drives.
-    pub(super) fn wake_head(&self) {
-        let waker = self.queue.head().and_then(|head| head.waker());
-        if let Some(waker) = waker {
+    fn dismiss_reclaimer(&self) {
+        let spawned = self.spawned.lock().take();
+        if let Some(waker) = spawned.and_then(|spawned| spawned.dismiss(self)) {
             assert_unlocked("wake");
             waker.wake();
+        }
+    }
+
+    /// A waiter came: on a runtime, a reclaimer drives for it. The waiter drives as well whenever it is
+    /// woken, so nothing rests on the runtime.
+    pub(super) fn ensure_reclaimer(this: &Arc<Self>) {
+        if this.spawned.lock().is_some() {
+            return;
+        }
+        if let Some(spawned) = spawn::reclaimer(this) {
+            let other = this.spawned.lock().replace(spawned);
+            drop(other.and_then(|other| other.dismiss(this)));
+        }
+    }
+
+    /// A waiter is gone. One that was served is followed by the next without more; after one that gave
+    /// up, the next may be served now. After the last, nothing is watched any more.
+    pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter, was_served: bool) {
+        drop(this.engine.bell.resign(Member::Waiter(waiter.place)));
+        if this.queue.is_empty() {
+            Self::serve(this);
+        } else if !was_served {
+            this.engine.bell.ring();
         }
     }
 
@@ -192,10 +202,20 @@ impl Service {
     pub(super) fn orphan(&self) {
         self.is_orphaned.store(true, Ordering::Release);
         self.engine.bell.ring();
-        self.engine.bell.call_stand_bys();
     }
 
     pub(super) fn is_orphaned(&self) -> bool {
         self.is_orphaned.load(Ordering::Acquire)
+    }
+}
+
+/// If serving panics (a waker of a user's may), others serve again.
+struct ResetOnPanic<'a>(&'a SharedState);
+
+impl Drop for ResetOnPanic<'_> {
+    fn drop(&mut self) {
+        if plain::thread::panicking() {
+            self.0.swap(IDLE, Ordering::AcqRel);
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::{Pool, PoolBuilder, Stream};
+use weirpool::{Block, Pool, PoolBuilder, Stream};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const HANDLE: u64 = 2 * MIB;
@@ -44,6 +44,13 @@ pub(crate) fn stream(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
 
 pub(crate) fn run(work: &SimStream, duration: Duration) {
     work.submit(Operation::new(duration));
+}
+
+/// Work that writes all of a block, and says so to the ordering checker.
+#[track_caller]
+pub(crate) fn use_block(work: &SimStream, block: &Block, duration: Duration) {
+    let operation = Operation::new(duration).named("use");
+    work.submit(operation.writes(block.address(), block.size()));
 }
 
 /// A waker that counts.

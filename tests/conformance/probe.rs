@@ -147,6 +147,10 @@ unsafe impl Device for Probe {
         self.enter("memory_info")?.memory_info()
     }
 
+    fn referee(&self) -> Option<Arc<dyn Referee>> {
+        self.inner().referee()
+    }
+
     fn now(&self) -> Duration {
         self.inner().now()
     }

@@ -3,6 +3,7 @@
 //! Knows nothing of how any of it is carried out.
 
 use super::SimDevice;
+use super::checker::Checker;
 
 /// The step of sizes and addresses, in bytes: the H200's.
 pub(super) const GRANULARITY: u64 = 2 << 20;
@@ -44,6 +45,7 @@ pub(super) struct Settings {
     pub(super) blocking_memory_calls: bool,
     pub(super) device_side_waits: bool,
     pub(super) seed: u64,
+    pub(super) checker: Checker,
 }
 
 /// The defaults, each with its reason.
@@ -63,6 +65,8 @@ impl Default for Settings {
             blocking_memory_calls: false,
             device_side_waits: true,
             seed: 0,
+            // A use that nothing orders is a mistake wherever it is met; only who measures minds the cost.
+            checker: Checker::Panic,
         }
     }
 }
@@ -122,6 +126,15 @@ impl SimBuilder {
     /// fewer places than streams. Default: 0.
     pub fn seed(mut self, seed: u64) -> Self {
         self.settings.seed = seed;
+        self
+    }
+
+    /// What becomes of uses of memory that nothing orders. Default: [`Checker::Panic`].
+    ///
+    /// It is heard of where operations [declare](super::Operation::reads) what they use; an operation
+    /// that declares nothing costs next to nothing.
+    pub fn checker(mut self, checker: Checker) -> Self {
+        self.settings.checker = checker;
         self
     }
 

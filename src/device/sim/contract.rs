@@ -7,13 +7,18 @@
 use super::SimDevice;
 use super::builder::GRANULARITY;
 use super::call::Call;
+use super::checker::{Checker, Judge};
+use super::events::Recorded;
+use super::fault::Fault;
 use super::memory::{Refusal, Space};
+use super::operation::Operation;
 use super::schedule::{Item, Point};
 use super::state::State;
 use crate::device::{
     AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, MemoryInfo,
-    PhysicalHandle, RawEvent, RawStream, WatchId,
+    PhysicalHandle, RawEvent, RawStream, Referee, WatchId,
 };
+use crate::sync::plain::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -35,6 +40,13 @@ impl SimDevice {
                 .map_err(|refusal| DeviceError::new(call.name(), refusal.kind, refusal.reason))
         })
     }
+
+    /// Before the call that takes memory away: afterwards the addresses may be another's already.
+    fn judge_before(&self, judge: impl FnOnce(&mut Judge)) {
+        if let Some(present) = self.engine.locked().judge() {
+            judge(present);
+        }
+    }
 }
 
 fn unsupported(call: Call, reason: &'static str) -> DeviceError {
@@ -54,10 +66,33 @@ fn check_stream(state: &State, call: Call, stream: RawStream) -> Result<(), Devi
 }
 
 /// What was recorded last, if anything was.
-fn last_record(state: &State, call: Call, event: RawEvent) -> Result<Option<Point>, DeviceError> {
+fn last_record(
+    state: &State,
+    call: Call,
+    event: RawEvent,
+) -> Result<Option<Recorded>, DeviceError> {
     let name = event.0;
     let last = state.events.last(event);
     last.ok_or_else(|| invalid(call, format!("there is no event {name:#x}")))
+}
+
+/// What a record leaves, if this goes wrong with it.
+///
+/// An event that is late, or never comes, is recorded behind the point on a stream of its own that
+/// nobody else knows: the stream itself goes on.
+fn recorded(state: &mut State, point: Point, fault: Option<Fault>) -> Recorded {
+    let behind = match fault {
+        Some(Fault::Late(behind)) => Item::Operation(Operation::new(Duration::ZERO).behind(behind)),
+        Some(Fault::Never) => Item::WaitUntil(state.schedule.create_flag(), u64::MAX),
+        Some(Fault::Reports(kind)) => return Recorded::Failing(kind),
+        Some(Fault::Fails(_)) | None => return Recorded::At(point),
+    };
+    let aside = state.schedule.create_stream();
+    state.schedule.submit(aside, behind);
+    state.schedule.submit(aside, Item::Wait(point));
+    let late = state.schedule.submit(aside, Item::Record);
+    state.schedule.destroy_stream(aside);
+    Recorded::At(late)
 }
 
 // SAFETY: ranges that `Space` hands out are disjoint (it books reserved and plain ones together),
@@ -82,12 +117,16 @@ unsafe impl Device for SimDevice {
             .with_device_side_waits(settings.device_side_waits)
     }
 
+    fn referee(&self) -> Option<Arc<dyn Referee>> {
+        let is_on = self.engine.settings.checker != Checker::Off;
+        is_on.then(|| Arc::new(self.clone()) as Arc<dyn Referee>)
+    }
+
     fn memory_info(&self) -> Result<MemoryInfo, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::MemoryInfo, 0)?;
             let total = state.space.total();
-            let (in_use, _) = state.space.usage();
-            let free = total - in_use;
+            let free = state.space.available();
             Ok(MemoryInfo { free, total })
         })
     }
@@ -121,6 +160,7 @@ unsafe impl Device for SimDevice {
     }
 
     fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.judge_before(|judge| judge.returned(address, bytes));
         self.memory_call(
             Call::Unreserve,
             |_| bytes,
@@ -147,6 +187,7 @@ unsafe impl Device for SimDevice {
     }
 
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.judge_before(|judge| judge.unmapped(address, bytes));
         self.memory_call(Call::Unmap, |_| bytes, |space| space.unmap(address, bytes))
     }
 
@@ -155,6 +196,7 @@ unsafe impl Device for SimDevice {
     }
 
     fn free(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.judge_before(|judge| judge.returned(address, bytes));
         self.memory_call(Call::Free, |_| bytes, |space| space.free(address, bytes))
     }
 
@@ -185,17 +227,24 @@ unsafe impl Device for SimDevice {
             state.enter(Call::DestroyEvent, 0)?;
             last_record(state, Call::DestroyEvent, event)?;
             state.events.destroy(event);
+            if let Some(judge) = state.judge() {
+                judge.order.forget(event);
+            }
             Ok(())
         })
     }
 
     fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
         self.engine.call(|state| {
-            state.enter(Call::Record, 0)?;
+            let fault = state.enter_with_fault(Call::Record, 0)?;
             check_stream(state, Call::Record, stream)?;
             last_record(state, Call::Record, event)?;
-            let point = state.schedule.submit(stream, Item::Record);
-            state.events.record(event, point);
+            let point = state.submit(stream, Item::Record);
+            let recorded = recorded(state, point, fault);
+            state.events.record(event, recorded);
+            if let Some(judge) = state.judge() {
+                judge.order.record(event, stream);
+            }
             Ok(())
         })
     }
@@ -203,8 +252,18 @@ unsafe impl Device for SimDevice {
     fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::Query, 0)?;
-            let last = last_record(state, Call::Query, event)?;
-            Ok(last.is_none_or(|point| state.schedule.is_complete(point)))
+            let is_complete = match last_record(state, Call::Query, event)? {
+                None => true,
+                Some(Recorded::At(point)) => state.schedule.is_complete(point),
+                Some(Recorded::Failing(kind)) => {
+                    let reason = "a fault that was asked for";
+                    return Err(DeviceError::new(Call::Query.name(), kind, reason));
+                }
+            };
+            if let Some(judge) = state.judge().filter(|_| is_complete) {
+                judge.order.observe(event);
+            }
+            Ok(is_complete)
         })
     }
 
@@ -220,9 +279,12 @@ unsafe impl Device for SimDevice {
             }
             check_stream(state, Call::Wait, stream)?;
             // An event that was never recorded counts as complete: nothing to wait for.
-            if let Some(point) = last_record(state, Call::Wait, event)? {
+            if let Some(Recorded::At(point)) = last_record(state, Call::Wait, event)? {
                 state.counters.device_waits += 1;
-                state.schedule.submit(stream, Item::Wait(point));
+                state.submit(stream, Item::Wait(point));
+                if let Some(judge) = state.judge() {
+                    judge.order.wait(stream, event);
+                }
             }
             Ok(())
         })
@@ -235,14 +297,28 @@ unsafe impl Device for SimDevice {
             let id = WatchId(state.schedule.next_arrival());
             // Of an unknown event, or a broken device, nothing will come: the waker is called now,
             // and finds the error by asking.
-            let last = state.events.last(event).flatten();
-            state.schedule.watch(id, last, waker);
+            let point = match state.events.last(event).flatten() {
+                Some(Recorded::At(point)) => Some(point),
+                Some(Recorded::Failing(_)) | None => None,
+            };
+            let is_complete = point.map(|point| state.schedule.is_complete(point));
+            match (state.judge(), is_complete) {
+                (Some(judge), Some(true)) => judge.order.observe(event),
+                (Some(judge), Some(false)) => judge.order.watch(id, event),
+                _ => {}
+            }
+            state.schedule.watch(id, point, waker);
             id
         })
     }
 
     fn unwatch(&self, watch: WatchId) {
         // The waker is dropped here, outside the lock: its task may own what calls the device.
-        let _waker = self.engine.call(|state| state.schedule.unwatch(watch));
+        let _waker = self.engine.call(|state| {
+            if let Some(judge) = state.judge() {
+                judge.order.unwatch(watch);
+            }
+            state.schedule.unwatch(watch)
+        });
     }
 }

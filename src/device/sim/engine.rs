@@ -62,6 +62,14 @@ impl Engine {
         result
     }
 
+    /// Looks on behalf of the host, which from then on knows what it saw.
+    pub(super) fn observe<R>(&self, look: impl FnOnce(&mut State) -> R) -> R {
+        if self.settings.clock == Clock::Wall {
+            self.catch_up();
+        }
+        look(&mut self.locked())
+    }
+
     /// Looks without touching: this is no activity, and nothing follows from it.
     pub(super) fn peek<R>(&self, look: impl FnOnce(&State) -> R) -> R {
         if self.settings.clock == Clock::Wall {
@@ -120,8 +128,10 @@ impl Engine {
         }
         loop {
             while let Some(job) = state.schedule.run() {
+                state.tell_news();
                 state = self.run_body(state, job);
             }
+            state.tell_news();
             state.ring_alarms();
             match state.next_due() {
                 Some(at) if at <= target => state.schedule.move_to(at),
@@ -158,12 +168,14 @@ impl Engine {
         state.panic = Some(panic);
     }
 
-    /// Passes a body's panic on.
+    /// Passes a body's panic on, and raises what the ordering checker found.
+    #[track_caller]
     pub(super) fn pass_panic_on(&self) {
         let panic = self.locked().panic.take();
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
+        self.raise();
     }
 
     /// Locks when no body runs, so that time can be moved.
@@ -189,6 +201,7 @@ impl Engine {
 
     /// Moves simulated time to what `target` answers, doing everything due on the way; answers
     /// whether there was a target.
+    #[track_caller]
     pub(super) fn move_to(&self, target: impl FnOnce(&State) -> Option<Duration>) -> bool {
         assert!(
             self.settings.clock != Clock::Wall,

@@ -1,14 +1,23 @@
-//! Events: a name each, and the point that was recorded last.
+//! Events: a name each, and what was recorded last.
 //!
 //! Knows nothing of whether a point is complete.
 
 use super::names::Names;
 use super::schedule::Point;
-use crate::device::{DeviceId, RawEvent};
+use crate::device::{DeviceErrorKind, DeviceId, RawEvent};
+
+/// What a record left.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Recorded {
+    /// The event completes with this point.
+    At(Point),
+    /// Every question about it fails.
+    Failing(DeviceErrorKind),
+}
 
 #[derive(Debug)]
 pub(super) struct Events {
-    names: Names<Option<Point>>,
+    names: Names<Option<Recorded>>,
 }
 
 impl Events {
@@ -27,15 +36,15 @@ impl Events {
         self.names.remove(event.0).is_some()
     }
 
-    /// The point that was recorded last, if any was; nothing when there is no such event.
-    pub(super) fn last(&self, event: RawEvent) -> Option<Option<Point>> {
+    /// What was recorded last, if anything was; nothing when there is no such event.
+    pub(super) fn last(&self, event: RawEvent) -> Option<Option<Recorded>> {
         self.names.get(event.0).copied()
     }
 
     /// Replaces what was recorded before. An unknown event is ignored.
-    pub(super) fn record(&mut self, event: RawEvent, point: Point) {
+    pub(super) fn record(&mut self, event: RawEvent, recorded: Recorded) {
         if let Some(last) = self.names.get_mut(event.0) {
-            *last = Some(point);
+            *last = Some(recorded);
         }
     }
 }

@@ -23,8 +23,9 @@ impl SimDevice {
     ///
     /// # Panics
     /// When the future waits, nothing is due and no other thread helps for half a second: the
-    /// message names the streams that are held up, and by what. With a body's panic. Inside
-    /// another executor of the `futures` crate.
+    /// message names the streams that are held up, and by what. With a body's panic, or what the
+    /// ordering checker found. Inside another executor of the `futures` crate.
+    #[track_caller]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.run(|_| future)
     }
@@ -50,6 +51,7 @@ impl SimDevice {
     ///
     /// # Panics
     /// As [`block_on`](Self::block_on).
+    #[track_caller]
     pub fn run<F: Future>(&self, start: impl FnOnce(LocalSpawner) -> F) -> F::Output {
         let _driver = Driver::new(self);
         let mut idle = Idle::new(self);
@@ -61,6 +63,7 @@ impl SimDevice {
             if main.take() {
                 let mut context = Context::from_waker(&waker);
                 if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                    self.engine.raise();
                     return output;
                 }
                 idle.interrupted();

@@ -49,17 +49,20 @@
 //! | `executor`, `ticker`, `time` | who moves time: `block_on`, the helper thread, by hand |
 //! | `call`, `cost`, `counters` | calls by name, their price, their sum |
 //! | `operation`, `stream`, `flag` | what a user holds |
+//! | `checker` | which use of memory is not ordered |
 //! | `events`, `alarms`, `names` | small books |
 
 mod alarms;
 mod builder;
 mod call;
+mod checker;
 mod contract;
 mod cost;
 mod counters;
 mod engine;
 mod events;
 mod executor;
+mod fault;
 mod flag;
 mod memory;
 mod names;
@@ -78,7 +81,9 @@ use std::fmt;
 
 pub use builder::{Backing, Clock, SimBuilder};
 pub use call::Call;
+pub use checker::{Allocation, Checker, Usage, Violation, ViolationKind};
 pub use counters::Counters;
+pub use fault::{Fault, Occupied};
 pub use flag::Flag;
 pub use memory::Memory;
 pub use operation::{Access, AccessKind, Operation};
@@ -180,10 +185,37 @@ impl SimDevice {
 
     // ---- faults ----------------------------------------------------------------------------
 
-    /// Makes the next `call` fail with `kind`, without effect; asked for several times, as many
-    /// calls fail, in that order. [`DeviceErrorKind::Sticky`] breaks the device as well.
+    /// Makes the `nth` such `call` from now on (the next is the first) go wrong. Faults other than
+    /// [`Fault::Fails`] are for [`Call::Record`], and without effect on others.
+    ///
+    /// ```
+    /// use weirpool::{AllocError, Pool};
+    /// use weirpool::device::DeviceErrorKind::OutOfMemory;
+    /// use weirpool::device::sim::{Call, Fault, SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone()).build()?;
+    /// let stream = pool.register(&device.create_stream())?;
+    /// device.script(Call::Create, 2, Fault::Fails(OutOfMemory)); // in the middle of growing
+    /// let refused = pool.try_allocate(&stream, 64 << 20);
+    /// assert!(matches!(refused, Err(AllocError::Exhausted(_))));
+    /// assert!(pool.try_allocate(&stream, 64 << 20).is_ok()); // nothing was lost
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn script(&self, call: Call, nth: u64, fault: Fault) {
+        self.engine.call(|state| state.script(call, nth, fault));
+    }
+
+    /// Makes the next `call` fail with `kind`, without effect: [`script`](Self::script) for the most
+    /// common fault.
     pub fn fail_next(&self, call: Call, kind: DeviceErrorKind) {
-        self.engine.call(|state| state.fail_next(call, kind));
+        self.script(call, 1, Fault::Fails(kind));
+    }
+
+    /// Takes up to `bytes` of the device's free memory, as another process would, until the answer is
+    /// dropped.
+    pub fn occupy(&self, bytes: u64) -> Occupied {
+        Occupied::new(self.engine.clone(), bytes)
     }
 
     /// Breaks the device for good: nothing submitted runs any more, every watch is called, and

@@ -38,7 +38,7 @@ pub struct Operation {
     pub(super) behind: Option<Duration>,
     pub(super) body: Option<Body>,
     accesses: Vec<Access>,
-    name: Option<Cow<'static, str>>,
+    pub(super) name: Option<Cow<'static, str>>,
     place: &'static Location<'static>,
 }
 

@@ -6,12 +6,14 @@
 use super::alarms::Alarms;
 use super::builder::{Clock, Settings};
 use super::call::Call;
+use super::checker::{Checker, Judge};
 use super::counters::Counters;
 use super::events::Events;
+use super::fault::{Fault, Script};
 use super::memory::Space;
-use super::schedule::{Item, Schedule};
+use super::schedule::{Item, Point, Schedule};
 use super::ticker::Phase;
-use crate::device::{DeviceError, DeviceErrorKind, DeviceId};
+use crate::device::{DeviceError, DeviceErrorKind, DeviceId, RawStream};
 use crate::sync::plain::{Arc, thread::ThreadId};
 use std::any::Any;
 use std::task::Waker;
@@ -26,10 +28,12 @@ pub(super) struct State {
     pub(super) events: Events,
     pub(super) alarms: Alarms,
     pub(super) counters: Counters,
+    /// The ordering checker, unless it is off.
+    pub(super) judge: Option<Judge>,
     /// Why the device is broken, once it is.
     broken: Option<Arc<str>>,
-    /// Calls that are to fail, in the order they were asked for.
-    faults: Vec<(Call, DeviceErrorKind)>,
+    /// What is to go wrong.
+    script: Script,
     /// What was dropped by breaking, to be let go outside the lock.
     pub(super) debris: Vec<Item>,
     /// Who runs a body outside the lock right now, and goes on with the schedule afterwards.
@@ -54,8 +58,9 @@ impl State {
             events: Events::new(device),
             alarms: Alarms::default(),
             counters: Counters::default(),
+            judge: (settings.checker != Checker::Off).then(Judge::default),
             broken: None,
-            faults: Vec::new(),
+            script: Script::default(),
             debris: Vec::new(),
             running: None,
             waiting: 0,
@@ -69,17 +74,35 @@ impl State {
     // ---- calls -----------------------------------------------------------------------------
 
     /// Every device call passes here before it does anything: it is counted and charged, and fails
-    /// when the device is broken or a fault was asked for. A script of faults belongs here.
+    /// when the device is broken or the script says so.
     pub(super) fn enter(&mut self, call: Call, bytes: u64) -> Result<(), DeviceError> {
+        self.enter_with_fault(call, bytes).map(|_fault| ())
+    }
+
+    /// The same for a call that may go wrong in other ways than failing: hands out how.
+    pub(super) fn enter_with_fault(
+        &mut self,
+        call: Call,
+        bytes: u64,
+    ) -> Result<Option<Fault>, DeviceError> {
         self.counters.charge(call, bytes);
-        if let Some(fault) = self.take_fault(call) {
-            let reason = "a fault that was asked for";
-            if fault == DeviceErrorKind::Sticky {
-                self.break_device(reason.into());
-            }
-            return Err(DeviceError::new(call.name(), fault, reason));
+        let fault = match self.broken {
+            Some(_) => None,
+            None => self.script.next(call),
+        };
+        if let Some(Fault::Fails(kind)) = fault {
+            return Err(self.scripted_failure(call, kind));
         }
-        self.check(call.name())
+        self.check(call.name())?;
+        Ok(fault)
+    }
+
+    fn scripted_failure(&mut self, call: Call, kind: DeviceErrorKind) -> DeviceError {
+        let reason = "a fault that was asked for";
+        if kind == DeviceErrorKind::Sticky {
+            self.break_device(reason.into());
+        }
+        DeviceError::new(call.name(), kind, reason)
     }
 
     /// Fails, in the name of `call`, when the device is broken.
@@ -90,16 +113,30 @@ impl State {
         }
     }
 
-    pub(super) fn fail_next(&mut self, call: Call, kind: DeviceErrorKind) {
-        self.faults.push((call, kind));
+    pub(super) fn script(&mut self, call: Call, nth: u64, fault: Fault) {
+        self.script.add(call, nth, fault);
     }
 
-    fn take_fault(&mut self, call: Call) -> Option<DeviceErrorKind> {
-        if self.broken.is_some() {
-            return None;
+    // ---- the ordering checker --------------------------------------------------------------
+
+    /// Who judges what is done; nobody, once the device is broken: then nothing runs any more.
+    pub(super) fn judge(&mut self) -> Option<&mut Judge> {
+        self.judge.as_mut().filter(|_| self.broken.is_none())
+    }
+
+    pub(super) fn submit(&mut self, stream: RawStream, item: Item) -> Point {
+        if let Some(judge) = self.judge() {
+            judge.submitted(stream, &item);
         }
-        let at = self.faults.iter().position(|(asked, _)| *asked == call)?;
-        Some(self.faults.remove(at).1)
+        self.schedule.submit(stream, item)
+    }
+
+    /// Passes on what the schedule did by itself.
+    pub(super) fn tell_news(&mut self) {
+        let news = self.schedule.take_news();
+        if let Some(judge) = &mut self.judge {
+            judge.hear(news);
+        }
     }
 
     // ---- breaking --------------------------------------------------------------------------

@@ -59,6 +59,9 @@ impl SimDevice {
         self.engine.call(|state| {
             state.enter(Call::CreateStream, 0)?;
             let raw = state.schedule.create_stream();
+            if let Some(judge) = state.judge() {
+                judge.order.open(raw);
+            }
             if held {
                 state.schedule.hold(raw);
             }
@@ -83,7 +86,9 @@ impl SimStream {
     /// holds back completes before this returns. A broken device drops it.
     ///
     /// # Panics
-    /// When the stream was destroyed; with a body's panic, when one is pending.
+    /// When the stream was destroyed; with a body's panic, when one is pending; with what the
+    /// [ordering checker](crate::guide::testing) found, after the submission.
+    #[track_caller]
     pub fn submit(&self, operation: Operation) {
         self.push(Item::Operation(operation));
         self.device().engine.pass_panic_on();
@@ -115,7 +120,7 @@ impl SimStream {
             if !state.schedule.is_open(raw) {
                 return Err(item);
             }
-            state.schedule.submit(raw, item);
+            state.submit(raw, item);
             Ok(None)
         });
         if let Err(item) = dropped {
@@ -123,14 +128,26 @@ impl SimStream {
         }
     }
 
-    /// How many items (operations, records, waits, signals) are not complete.
+    /// How many items (operations, records, waits, signals) are not complete. The host then knows the
+    /// others to be.
     pub fn backlog(&self) -> u64 {
-        self.progress().0
+        self.observe_progress().0
     }
 
-    /// How many items are complete.
+    /// How many items are complete. The host then knows them to be.
     pub fn completed(&self) -> u64 {
-        self.progress().1
+        self.observe_progress().1
+    }
+
+    fn observe_progress(&self) -> (u64, u64) {
+        let raw = self.hold.raw;
+        self.device().engine.observe(|state| {
+            let progress = state.schedule.progress(raw);
+            if let Some(judge) = state.judge() {
+                judge.order.observe_progress(raw, progress.1);
+            }
+            progress
+        })
     }
 
     fn progress(&self) -> (u64, u64) {

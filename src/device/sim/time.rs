@@ -22,7 +22,9 @@ impl SimDevice {
     /// then, not on the way.
     ///
     /// # Panics
-    /// On the wall clock; inside the body of an operation; with a body's panic.
+    /// On the wall clock; inside the body of an operation; with a body's panic, or what the ordering checker
+    /// found.
+    #[track_caller]
     pub fn advance(&self, by: Duration) {
         self.engine
             .move_to(|state| Some(state.schedule.now().saturating_add(by)));
@@ -32,7 +34,9 @@ impl SimDevice {
     /// and does all that is due then. False, and no move, when nothing is.
     ///
     /// # Panics
-    /// On the wall clock; inside the body of an operation; with a body's panic.
+    /// On the wall clock; inside the body of an operation; with a body's panic, or what the ordering checker
+    /// found.
+    #[track_caller]
     pub fn advance_to_next(&self) -> bool {
         self.engine.move_to(|state| state.next_due())
     }
@@ -40,7 +44,9 @@ impl SimDevice {
     /// Moves on until nothing is due.
     ///
     /// # Panics
-    /// On the wall clock; inside the body of an operation; with a body's panic.
+    /// On the wall clock; inside the body of an operation; with a body's panic, or what the ordering checker
+    /// found.
+    #[track_caller]
     pub fn advance_to_end(&self) {
         while self.advance_to_next() {}
     }

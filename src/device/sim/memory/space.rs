@@ -65,6 +65,8 @@ pub(in crate::device::sim) struct Space {
     pub(super) physical: HashMap<u64, Physical>,
     handles: u64,
     in_use: u64,
+    /// Taken by somebody else.
+    occupied: u64,
     peak: u64,
 }
 
@@ -81,6 +83,7 @@ impl Space {
             physical: HashMap::new(),
             handles: 0,
             in_use: 0,
+            occupied: 0,
             peak: 0,
         }
     }
@@ -92,6 +95,22 @@ impl Space {
     /// Physical bytes taken: now, and the most ever.
     pub(in crate::device::sim) fn usage(&self) -> (u64, u64) {
         (self.in_use, self.peak)
+    }
+
+    /// Physical bytes that can be taken.
+    pub(in crate::device::sim) fn available(&self) -> u64 {
+        self.total - self.in_use - self.occupied
+    }
+
+    /// Somebody else takes memory: as much as there is, up to `bytes`. Answers how much.
+    pub(in crate::device::sim) fn occupy(&mut self, bytes: u64) -> u64 {
+        let taken = bytes.min(self.available());
+        self.occupied += taken;
+        taken
+    }
+
+    pub(in crate::device::sim) fn vacate(&mut self, bytes: u64) {
+        self.occupied -= bytes;
     }
 
     // ---- address ranges --------------------------------------------------------------------
@@ -146,7 +165,7 @@ impl Space {
 
     pub(in crate::device::sim) fn create(&mut self, bytes: u64) -> Refusable<u64> {
         check_size(bytes)?;
-        let free = self.total - self.in_use;
+        let free = self.available();
         if bytes > free {
             return exhausted(format!(
                 "{bytes} bytes asked, {free} of {} free",

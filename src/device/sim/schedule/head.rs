@@ -3,7 +3,7 @@
 //! Knows nothing of when it is called, nor of the body of an operation.
 
 use super::stream::{Phase, Stream, Waiter};
-use super::{Item, Job, Point, Schedule};
+use super::{Item, Job, News, Point, Schedule};
 use crate::device::RawStream;
 use crate::device::sim::operation::Operation;
 
@@ -14,16 +14,20 @@ impl Schedule {
             match *item {
                 Item::Operation(_) => return self.prepare(name),
                 Item::Record => {}
-                Item::Signal(flag, value) => self.set_flag(flag, value),
+                Item::Signal(flag, value) => {
+                    self.news.push(News::Signalled(name, flag));
+                    self.set_flag(flag, value);
+                }
                 Item::Wait(point) if !self.is_complete(point) => {
                     return self.block(name, |all| all.await_point(point, Waiter::Stream(name)));
                 }
                 Item::WaitUntil(flag, at_least) if self.flags.value(flag) < at_least => {
                     return self.block(name, |all| all.flags.wait(flag, at_least, name));
                 }
-                Item::Wait(_) | Item::WaitUntil(..) => {
-                    let now = self.now;
-                    self.stream(name).waited_until = now;
+                Item::Wait(_) => self.end_wait(name),
+                Item::WaitUntil(flag, _) => {
+                    self.news.push(News::Waited(name, flag));
+                    self.end_wait(name);
                 }
             }
             self.pass(name);
@@ -34,6 +38,11 @@ impl Schedule {
         let stream = self.streams.get(name.0)?;
         let head = stream.items.front()?;
         (stream.phase == Phase::Open).then_some(&head.item)
+    }
+
+    fn end_wait(&mut self, name: RawStream) {
+        let now = self.now;
+        self.stream(name).waited_until = now;
     }
 
     fn block(&mut self, name: RawStream, enlist: impl FnOnce(&mut Self)) {
@@ -139,8 +148,10 @@ impl Schedule {
         match waiter {
             Waiter::Stream(name) => self.reopen(name),
             Waiter::Watch(id) => {
-                let watched = self.watches.remove(&id);
-                self.woken.extend(watched.map(|watched| watched.waker));
+                if let Some(watched) = self.watches.remove(&id) {
+                    self.news.push(News::Rang(id));
+                    self.woken.push(watched.waker);
+                }
             }
         }
     }

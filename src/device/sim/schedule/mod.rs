@@ -21,7 +21,7 @@ use flags::Flags;
 use std::collections::{HashMap, VecDeque};
 use std::task::Waker;
 use std::time::Duration;
-pub(super) use stream::{FlagId, Item, Point};
+pub(super) use stream::{FlagId, Item, News, Point};
 use stream::{Phase, Stream, Submitted, Waiter};
 use timeline::{Places, Timeline};
 
@@ -50,6 +50,7 @@ pub(super) struct Schedule {
     places: Places,
     watches: HashMap<WatchId, Watched>,
     woken: Vec<Waker>,
+    news: Vec<News>,
     generations: u64,
     arrivals: u64,
     operations: u64,
@@ -67,6 +68,7 @@ impl Schedule {
             places: Places::new(places, seed),
             watches: HashMap::new(),
             woken: Vec::new(),
+            news: Vec::new(),
             generations: 0,
             arrivals: 0,
             operations: 0,
@@ -151,8 +153,7 @@ impl Schedule {
 
     /// Submits an item to an open stream, and answers the point behind it.
     ///
-    /// Every item of every stream passes here in the order of submission: this is where a checker
-    /// of orderings listens, since a wait names the very point it waits for.
+    /// Every item of every stream passes here in the order of submission.
     pub(super) fn submit(&mut self, name: RawStream, item: Item) -> Point {
         let at = self.now;
         let stream = self.stream(name);
@@ -219,6 +220,11 @@ impl Schedule {
     /// The wakers to call, outside the lock.
     pub(super) fn woken(&mut self) -> &mut Vec<Waker> {
         &mut self.woken
+    }
+
+    /// What happened since this was asked, in its order.
+    pub(super) fn take_news(&mut self) -> std::vec::Drain<'_, News> {
+        self.news.drain(..)
     }
 
     /// A number for a watch; in one sequence with the streams that wait, so that the waiters of a

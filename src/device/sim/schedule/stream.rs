@@ -18,7 +18,7 @@ pub(in crate::device::sim) struct Point {
 }
 
 /// A value on the device that streams signal and wait for, by its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::device::sim) struct FlagId(pub(super) usize);
 
 /// What a stream is given to do.
@@ -29,6 +29,17 @@ pub(in crate::device::sim) enum Item {
     Wait(Point),
     Signal(FlagId, u64),
     WaitUntil(FlagId, u64),
+}
+
+/// What happened that no submission tells: which signal ended which wait, and whom the device told.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::device::sim) enum News {
+    /// The stream's next signal set the flag.
+    Signalled(RawStream, FlagId),
+    /// The stream's next wait for the flag is over.
+    Waited(RawStream, FlagId),
+    /// What was watched is complete.
+    Rang(WatchId),
 }
 
 /// An item and when it was submitted.

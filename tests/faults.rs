@@ -1,0 +1,306 @@
+//! A device that goes wrong, by script: nothing is lost, nothing is reused early, and errors are told.
+
+mod common;
+
+use common::*;
+use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky};
+use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
+use weirpool::*;
+
+fn host_waits_only(device: &SimDevice, capacity: u64) -> Pool {
+    let reuse = Reuse {
+        internal_dependencies: false,
+        ..Reuse::ALL
+    };
+    builder(device, capacity).reuse(reuse).build().unwrap()
+}
+
+fn is_consistent(device: &SimDevice, pool: &Pool) {
+    pool.check().unwrap();
+    let statistics = pool.statistics();
+    assert_eq!(
+        statistics.reserved.current,
+        device.counters().physical_in_use
+    );
+}
+
+/// [23] The upstream fails in the middle of growing, at every step there is.
+#[test]
+fn growth_that_fails_half_way_loses_nothing() {
+    for call in [Call::Create, Call::Map] {
+        for nth in 1..=4 {
+            let device = manual();
+            let pool = pool(&device, 16 * MIB);
+            let (_, stream) = stream(&device, &pool);
+            device.script(call, nth, Fault::Fails(OutOfMemory));
+            let refused = pool.try_allocate(&stream, 4 * HANDLE).unwrap_err();
+            assert!(
+                matches!(refused, AllocError::Exhausted(_)),
+                "{call:?} {nth}: {refused}"
+            );
+            is_consistent(&device, &pool);
+            let block = pool.try_allocate(&stream, 4 * HANDLE).unwrap();
+            drop(block);
+            pool.check_conserved().unwrap();
+        }
+    }
+}
+
+/// The same while memory is moved: unmapped here, not mapped there.
+#[test]
+fn a_remap_that_fails_half_way_loses_nothing() {
+    for call in [Call::Unmap, Call::Map] {
+        for nth in 1..=2 {
+            let device = manual();
+            let pool = pool(&device, 4 * HANDLE);
+            let (_, stream) = stream(&device, &pool);
+            let blocks: Vec<_> = (0..4)
+                .map(|_| pool.try_allocate(&stream, HANDLE).unwrap())
+                .collect();
+            let mut kept = Vec::new();
+            for (n, block) in blocks.into_iter().enumerate() {
+                if n % 2 == 1 {
+                    kept.push(block);
+                }
+            }
+            now(stream.synchronize()).unwrap();
+            device.script(call, nth, Fault::Fails(Other));
+            let refused = pool.try_allocate(&stream, 2 * HANDLE).unwrap_err();
+            assert!(
+                matches!(refused, AllocError::Device(_)),
+                "{call:?} {nth}: {refused}"
+            );
+            is_consistent(&device, &pool);
+            drop(pool.try_allocate(&stream, 2 * HANDLE).unwrap());
+            drop(kept);
+            pool.check_conserved().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_release_that_fails_keeps_what_was_not_released() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    drop(pool.try_allocate(&stream, 4 * HANDLE).unwrap());
+    now(stream.synchronize()).unwrap();
+    device.script(Call::Unmap, 3, Fault::Fails(Other));
+    assert!(pool.trim_to(0).is_err());
+    is_consistent(&device, &pool);
+    assert_eq!(pool.statistics().reserved.current, 2 * HANDLE);
+    assert_eq!(pool.trim_to(0).unwrap(), 2 * HANDLE);
+}
+
+/// The device is full for a while: an allocation waits for what the pool itself will have.
+#[test]
+fn a_full_device_is_waited_for() {
+    let device = SimDevice::builder()
+        .memory(8 * MIB)
+        .clock(Clock::Manual)
+        .build();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let block = pool.try_allocate(&stream, 2 * MIB).unwrap();
+    let others = device.occupy(u64::MAX);
+    assert_eq!(others.bytes(), 6 * MIB);
+    let refused = pool.try_allocate(&stream, 4 * MIB).unwrap_err();
+    assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
+    let mut waiting = pool.allocate(&stream, 2 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    drop(block);
+    let block = now(waiting).unwrap();
+    drop(others);
+    let more = pool.try_allocate(&stream, 6 * MIB).unwrap();
+    is_consistent(&device, &pool);
+    drop((block, more));
+    pool.check_conserved().unwrap();
+}
+
+/// A record that fails leaves the memory pending until a later one proves it.
+#[test]
+fn a_record_that_fails_is_made_good_by_the_next() {
+    let device = manual();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    run(&work, us(10));
+    device.script(Call::Record, 1, Fault::Fails(Other));
+    drop(block);
+    assert!(pool.try_allocate(&b, 8 * MIB).is_err(), "the work runs");
+    device.advance(us(10));
+    drop(pool.try_allocate(&b, 8 * MIB).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// An event that is seen late delays the reuse, and nothing else.
+#[test]
+fn a_late_ticket_delays_the_reuse() {
+    let device = manual();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    run(&work, us(10));
+    device.script(Call::Record, 1, Fault::Late(us(100)));
+    drop(block);
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&b, 8 * MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    device.advance(us(99));
+    assert_eq!(work.backlog(), 0);
+    assert!(
+        poll_with(&mut waiting, &waker).is_pending(),
+        "not seen complete yet"
+    );
+    let before = woken.get();
+    device.advance(us(1));
+    assert!(woken.get() > before);
+    assert!(poll(&mut waiting).is_ready());
+}
+
+/// Out of step: a later event of the stream proves an earlier one that is seen late, or never.
+#[test]
+fn a_later_ticket_proves_one_that_never_comes() {
+    let device = manual();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    device.script(Call::Record, 1, Fault::Never);
+    let freed = block.deallocate();
+    assert!(pool.try_allocate(&b, 8 * MIB).is_err());
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&b, 8 * MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    device.advance(us(1_000_000));
+    assert!(
+        poll_with(&mut waiting, &waker).is_pending(),
+        "nothing proves it"
+    );
+    run(&work, us(10));
+    let later = a.event().unwrap();
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    let before = woken.get();
+    device.advance(us(10));
+    assert!(woken.get() > before, "the later event is watched too");
+    let granted = poll(&mut waiting);
+    assert!(granted.is_ready());
+    now(freed).unwrap();
+    assert!(later.is_complete().unwrap());
+}
+
+/// A ticket that never completes pins its own memory, not that of other streams (pytorch#71745).
+#[test]
+fn a_ticket_that_never_completes_pins_only_its_own_memory() {
+    let device = manual();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (_, a) = stream(&device, &pool);
+    let (work, b) = stream(&device, &pool);
+    let stuck = pool.try_allocate(&a, 4 * MIB).unwrap();
+    let other = pool.try_allocate(&b, 4 * MIB).unwrap();
+    device.script(Call::Record, 1, Fault::Never);
+    let mut freed = stuck.deallocate();
+    assert!(poll(&mut freed).is_pending());
+    run(&work, us(10));
+    drop(other);
+    device.advance(us(10));
+    let (_, c) = stream(&device, &pool);
+    drop(pool.try_allocate(&c, 4 * MIB).unwrap());
+    assert!(pool.try_allocate(&c, 8 * MIB).is_err());
+    assert!(poll(&mut freed).is_pending());
+}
+
+/// I10: an event that reports an error is not "not ready". Who awaits it is told; it proves nothing; other
+/// streams go on, and a later event makes it good.
+#[test]
+fn an_event_that_errs_proves_nothing_and_is_told() {
+    let device = manual();
+    let pool = host_waits_only(&device, 16 * MIB);
+    let (_, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    device.script(Call::Record, 1, Fault::Reports(Other));
+    let freed = block.deallocate();
+    assert_eq!(now(freed).unwrap_err().kind(), Other);
+    let other = pool.try_allocate(&b, 8 * MIB).unwrap();
+    assert!(pool.try_allocate(&b, 8 * MIB).is_err());
+    assert_eq!(pool.statistics().pending.current, 8 * MIB);
+    now(a.synchronize()).unwrap();
+    drop(pool.try_allocate(&b, 8 * MIB).unwrap());
+    drop(other);
+    pool.check_conserved().unwrap();
+}
+
+/// The same for an error that stays: everything fails with it, and the memory is leaked.
+#[test]
+fn an_event_with_a_sticky_error_fails_everything() {
+    let device = manual();
+    let pool = host_waits_only(&device, 8 * MIB);
+    let (_, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    device.script(Call::Record, 1, Fault::Reports(Sticky));
+    let freed = block.deallocate();
+    let error = pool.try_allocate(&b, 8 * MIB).unwrap_err();
+    let AllocError::Device(error) = error else {
+        panic!("{error}");
+    };
+    assert_eq!(error.kind(), Sticky);
+    assert_eq!(now(freed).unwrap_err().kind(), Sticky);
+    assert_eq!(
+        now(pool.allocate(&b, 8 * MIB)).unwrap_err(),
+        AllocError::Device(error)
+    );
+    assert_eq!(
+        pool.statistics().pending.current,
+        8 * MIB,
+        "leaked, not reused"
+    );
+}
+
+/// A wait on the device that cannot be enqueued is not counted on, and the block stays where it was.
+#[test]
+fn a_device_side_wait_that_fails_gives_the_block_back() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    run(&work, us(10));
+    drop(block);
+    device.script(Call::Wait, 1, Fault::Fails(Other));
+    let refused = pool.try_allocate(&b, 8 * MIB).unwrap_err();
+    assert!(matches!(refused, AllocError::Device(_)), "{refused}");
+    assert_eq!(pool.statistics().pending.current, 8 * MIB);
+    let event = a.event().unwrap();
+    device.script(Call::Wait, 1, Fault::Fails(Other));
+    assert!(b.wait(&event).is_err());
+    let granted = pool.try_allocate(&b, 8 * MIB).unwrap();
+    assert_eq!(
+        granted.rung(),
+        Rung::DeviceWait,
+        "the failed wait taught nothing"
+    );
+    drop(granted);
+    pool.check_conserved().unwrap();
+}
+
+/// A further stream that could not be ordered is not a user of the block.
+#[test]
+fn a_use_that_could_not_be_ordered_is_refused() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    drop(pool.try_allocate(&a, 8 * MIB).unwrap());
+    run(&work, us(10));
+    let mut block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    device.script(Call::Wait, 1, Fault::Fails(Other));
+    assert!(matches!(block.used_on(&b), Err(StreamError::Device(_))));
+    block.used_on(&b).unwrap();
+    drop(block);
+    device.advance(us(10));
+    pool.check_conserved().unwrap();
+}
