@@ -122,3 +122,40 @@ fn the_table_in_the_door_is_this_one() {
         assert!(door.contains(&named), "lib.rs does not name {named}");
     }
 }
+
+/// The tests that the page on behaviours names, as file and function: what stands in backquotes with
+/// two colons.
+fn named_tests(page: &str) -> Vec<(&str, &str)> {
+    let quoted = page.split('`').skip(1).step_by(2);
+    quoted.filter_map(|name| name.split_once("::")).collect()
+}
+
+fn is_test(file: &str, function: &str) -> bool {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let read = |path| fs::read_to_string(root.join(path)).unwrap_or_default();
+    let source = read(format!("{file}.rs"));
+    let definition = format!("fn {function}");
+    match file.strip_prefix("conformance/") {
+        // Run for every device, by the list.
+        Some(_) => {
+            let list = read("conformance/suite.rs".to_owned());
+            source.contains(&format!("{definition}<")) && list.contains(function)
+        }
+        None => source.contains(&format!("{definition}(")),
+    }
+}
+
+#[test]
+fn the_page_on_behaviours_names_tests_that_exist() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide/behaviours.md");
+    let page = fs::read_to_string(page).expect("the page");
+    let tables = page.split("# By type").next().expect("the tables");
+    let tests: Vec<_> = named_tests(tables)
+        .into_iter()
+        .filter(|(file, _)| *file != "futures")
+        .collect();
+    assert!(tests.len() > 60, "the names are found at all");
+    for (file, function) in tests {
+        assert!(is_test(file, function), "no test {file}::{function}");
+    }
+}

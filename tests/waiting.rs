@@ -204,21 +204,6 @@ fn a_timeout_is_on_the_devices_clock() {
     assert!(pool.try_allocate(&a, 8 * MIB).is_ok());
 }
 
-/// [31] Spurious wakes poll again; the latest waker is the one that is woken.
-#[test]
-fn the_latest_waker_is_woken() {
-    let device = manual();
-    let (pool, _, a, block) = full(&device);
-    let mut waiting = pool.allocate(&a, MIB);
-    let (old, old_waker) = Count::new();
-    let (new, new_waker) = Count::new();
-    assert!(poll_with(&mut waiting, &old_waker).is_pending());
-    assert!(poll_with(&mut waiting, &new_waker).is_pending());
-    drop(block);
-    assert_eq!(old.get(), 0);
-    assert!(new.get() > 0);
-}
-
 #[test]
 fn closing_fails_who_waits_and_keeps_live_blocks() {
     let device = manual();
@@ -444,40 +429,6 @@ fn slow_growth_is_not_done_inside_a_poll() {
 #[cfg(feature = "tokio")]
 mod on_tokio {
     use super::*;
-
-    async fn service(device: SimDevice, tasks: u64) {
-        let pool = builder(&device, 8 * MIB).build().unwrap();
-        let handles: Vec<_> = (0..tasks)
-            .map(|n| {
-                let pool = pool.clone();
-                let (work, stream) = stream(&device, &pool);
-                tokio::spawn(async move {
-                    for round in 0..10 {
-                        let bytes = (n + round) % 8 * MIB + 1;
-                        let block = pool.allocate(&stream, bytes).await.unwrap();
-                        use_block(&work, &block, us(20));
-                        drop(block);
-                    }
-                })
-            })
-            .collect();
-        for handle in handles {
-            handle.await.unwrap();
-        }
-        let waits = pool.statistics().waits;
-        assert_eq!((waits.waiting, waits.abandoned), (0, 0));
-        pool.check_conserved().unwrap();
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn many_tasks_share_a_small_pool() {
-        service(SimDevice::new(), 32).await;
-    }
-
-    #[tokio::test]
-    async fn on_one_thread_too() {
-        service(SimDevice::new(), 32).await;
-    }
 
     /// The runtime that drives is shut down: a waiter elsewhere takes over.
     #[test]

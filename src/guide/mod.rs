@@ -8,3 +8,6 @@ pub mod testing {}
 
 #[doc = include_str!("figures.md")]
 pub mod figures {}
+
+#[doc = include_str!("behaviours.md")]
+pub mod behaviours {}

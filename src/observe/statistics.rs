@@ -20,7 +20,7 @@ pub struct Statistics {
     /// it is at most the lanes' bound for each stream too high.
     pub used: Level,
     /// Given back, but behind work that is not known to be complete. The high leaves out what lanes
-    /// kept.
+    /// kept and do not keep any more.
     pub pending: Level,
     /// Any stream can have it at once.
     pub free: u64,
@@ -93,6 +93,7 @@ impl Statistics {
         let totals = engine.totals();
         let tally = &engine.tally;
         let read = |number: &SharedNumber| number.load(Ordering::Relaxed);
+        let pending = totals.pending.current + lanes.kept - lanes.kept_complete;
         Self {
             reserved: totals.reserved,
             used: Level {
@@ -100,8 +101,8 @@ impl Statistics {
                 high: totals.lent.high,
             },
             pending: Level {
-                current: totals.pending.current + lanes.kept - lanes.kept_complete,
-                high: totals.pending.high,
+                current: pending,
+                high: totals.pending.high.max(pending),
             },
             free: totals.free.current + lanes.kept_complete,
             largest_free: engine.largest_free(),

@@ -1,0 +1,132 @@
+//! What a device under test provides, so that one suite serves all of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use weirpool::Block;
+use weirpool::device::{Device, DeviceStream};
+
+/// A device under test, with the work that the suite needs done on it.
+///
+/// The device has at least 12 GiB. All work is asynchronous: it is submitted, and done in the order of
+/// its stream. None of it takes long unless it is held.
+pub(crate) trait Bench: Clone + Send + Sync + 'static {
+    /// A stream of the device, as its user has it.
+    type Work: DeviceStream + Clone + Send + Sync + 'static;
+
+    /// Whether the driver gives a stream's handle to the next one, once it is free.
+    const RECYCLES_HANDLES: bool;
+
+    /// A bench over a device that nobody else uses.
+    fn new() -> Self;
+
+    fn device(&self) -> Arc<dyn Device>;
+
+    fn stream(&self) -> Self::Work;
+
+    /// Keeps what is submitted to the stream later from running until the gate is opened.
+    fn hold(&self, work: &Self::Work) -> Gate;
+
+    /// Keeps the stream busy for a short while.
+    fn spend(&self, work: &Self::Work);
+
+    /// Fills memory with a value, in the order of the stream.
+    fn fill(&self, work: &Self::Work, span: Span, value: u8);
+
+    /// Says whether memory is full of a value, in the order of the stream.
+    fn compare(
+        &self,
+        work: &Self::Work,
+        span: Span,
+        value: u8,
+        answer: impl FnOnce(bool) + Send + 'static,
+    );
+
+    /// Returns once all that was submitted to the stream is done. The pool does not learn of it.
+    fn settle(&self, work: &Self::Work);
+
+    /// Gives what may run the time to run: work that wrongly does not wait is done afterwards.
+    fn let_run(&self);
+
+    /// Fills memory from the host, which nobody else uses now.
+    fn host_fill(&self, span: Span, value: u8);
+
+    /// Whether memory is full of a value, read by the host; nobody writes it now.
+    fn host_compare(&self, span: Span, value: u8) -> bool;
+}
+
+/// A range of device addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+}
+
+impl From<&Block> for Span {
+    fn from(block: &Block) -> Self {
+        Self {
+            address: block.address(),
+            bytes: block.size(),
+        }
+    }
+}
+
+/// What a stream is held by. Dropped, it opens: a test that fails leaves no stream stuck.
+pub(crate) struct Gate(Option<Box<dyn FnOnce() + Send>>);
+
+impl Gate {
+    pub(crate) fn new(open: impl FnOnce() + Send + 'static) -> Self {
+        Self(Some(Box::new(open)))
+    }
+
+    pub(crate) fn open(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        if let Some(open) = self.0.take() {
+            open();
+        }
+    }
+}
+
+/// Adds up what was asked of the bytes, and what they answered.
+#[derive(Clone, Default)]
+pub(crate) struct Witness(Arc<Answers>);
+
+#[derive(Default)]
+struct Answers {
+    asked: AtomicUsize,
+    right: AtomicUsize,
+    wrong: AtomicUsize,
+}
+
+impl Witness {
+    /// To be called with the answer.
+    pub(crate) fn ask(&self) -> impl FnOnce(bool) + Send + 'static {
+        self.0.asked.fetch_add(1, Ordering::SeqCst);
+        let answers = self.0.clone();
+        move |is_right| {
+            let count = if is_right {
+                &answers.right
+            } else {
+                &answers.wrong
+            };
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Every question was answered, and no byte was overwritten too early.
+    pub(crate) fn assert_content(&self) {
+        let read = |count: &AtomicUsize| count.load(Ordering::SeqCst);
+        let Answers {
+            asked,
+            right,
+            wrong,
+        } = &*self.0;
+        assert_eq!(read(wrong), 0, "corrupted, of {} blocks", read(asked));
+        assert_eq!(read(right), read(asked), "not looked at");
+        assert!(read(asked) > 0, "nothing was looked at");
+    }
+}

@@ -1,0 +1,182 @@
+//! The end of memory: bounds, errors, and what is found at the second look.
+
+use crate::bench::Bench;
+use crate::common::{MIB, poll};
+use crate::site::{ONLY_COMPLETE, Site, builder};
+use futures::executor::block_on;
+use weirpool::device::DeviceErrorKind;
+use weirpool::{AllocError, BuildError, Rung, Shortfall};
+
+/// [6] RMM `pool_mr_tests`: initially more than at most is refused, and so is nonsense.
+pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
+    let device = B::new().device();
+    let build = |initial| {
+        builder(device.clone(), 8 * MIB)
+            .initial_size(initial)
+            .build()
+    };
+    let refused = BuildError::InitialOverCapacity {
+        initial: 8 * MIB + 1,
+        capacity: 8 * MIB,
+    };
+    assert_eq!(build(8 * MIB + 1).unwrap_err(), refused);
+    assert!(matches!(
+        builder(device.clone(), 1).build(),
+        Err(BuildError::CapacityTooSmall { .. })
+    ));
+    assert!(matches!(
+        builder(device.clone(), 8 * MIB).handle_bytes(3).build(),
+        Err(BuildError::InvalidHandle { .. })
+    ));
+    assert!(build(8 * MIB).is_ok());
+}
+
+/// [6] Initially as much as at most works; growth beyond fails cleanly, and the pool is usable after.
+pub(crate) fn capacity_is_a_bound_and_its_end_is_clean<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.initial_size(8 * MIB));
+    assert_eq!(probe.held(), 8 * MIB);
+    let worker = site.worker();
+    let block = worker.take_from(Rung::Free, 6 * MIB);
+    worker.take_nothing(4 * MIB);
+    worker.use_up(&block, 1);
+    drop(block);
+    let all = worker.take(8 * MIB);
+    worker.use_up(&all, 2);
+    worker.free_and_settle(all);
+    assert_eq!(probe.peak(), 8 * MIB);
+    site.assert_sound();
+}
+
+/// [21] RMM limiting adaptor: at the limit trying fails, awaiting waits, and a free lets the next in.
+pub(crate) fn at_the_limit_trying_fails_and_awaiting_waits<B: Bench>() {
+    let site = Site::<B>::without_device_waits(8 * MIB);
+    let [first, second] = site.workers();
+    let block = first.take(8 * MIB);
+    let gate = first.use_until_opened(&block, 1);
+    second.take_nothing(MIB);
+    let mut waiting = site.pool.allocate(&second.stream, MIB);
+    assert!(poll(&mut waiting).is_pending());
+    drop(block);
+    assert!(poll(&mut waiting).is_pending(), "its work runs still");
+    gate.open();
+    let block = block_on(waiting).unwrap();
+    second.use_up(&block, 2);
+    second.free_and_settle(block);
+    first.settle();
+    assert_eq!(site.pool.statistics().waits.served, 1);
+    site.assert_sound();
+}
+
+/// [24] pytorch#19222, #189504: what was pending when memory was short may be complete by now, and who
+/// tries again finds it. Nobody harvests in between.
+pub(crate) fn memory_that_completed_since_is_found_by_the_next_try<B: Bench>() {
+    for bytes in [8 * MIB, 2 * MIB, MIB, 4096] {
+        let site = Site::<B>::without_device_waits(8 * MIB);
+        let [first, second] = site.workers();
+        let blocks: Vec<_> = (0..8 * MIB / bytes).map(|_| first.take(bytes)).collect();
+        let gate = first.use_until_opened(&blocks[0], 1);
+        drop(blocks);
+        second.take_nothing(8 * MIB);
+        gate.open();
+        first.settle();
+        let block = second.take(8 * MIB);
+        second.use_up(&block, 2);
+        second.free_and_settle(block);
+        site.assert_sound();
+    }
+}
+
+/// [24] The device is full, though the pool might grow: memory that completed since does.
+pub(crate) fn a_full_device_is_made_up_for_by_what_completed<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let [first, second] = site.workers();
+    let block = first.take(8 * MIB);
+    let gate = first.use_until_opened(&block, 1);
+    drop(block);
+    let call = growing_call(&site);
+    probe.fail(call, 1, DeviceErrorKind::OutOfMemory);
+    second.take_nothing(8 * MIB);
+    assert!(probe.has_failed(call));
+    gate.open();
+    first.settle();
+    let block = second.take_from(Rung::Free, 8 * MIB);
+    second.use_up(&block, 2);
+    second.free_and_settle(block);
+    assert_eq!(probe.held(), 8 * MIB);
+    site.assert_sound();
+}
+
+/// The call with which a pool takes memory.
+pub(crate) fn growing_call<B: Bench>(site: &Site<B>) -> &'static str {
+    let is_virtual = site.bench.device().capabilities().virtual_memory;
+    if is_virtual { "create" } else { "allocate" }
+}
+
+/// [25] pytorch#29554: what was asked for, what is free and in which pieces, what is pending, what is
+/// held, and by how many it is awaited.
+pub(crate) fn running_out_names_every_figure<B: Bench>() {
+    let site = Site::<B>::without_device_waits(16 * MIB);
+    let [first, second] = site.workers();
+    drop(first.take(16 * MIB));
+    block_on(first.stream.synchronize()).unwrap();
+    let mut blocks: Vec<_> = (0..8).map(|_| Some(first.take(2 * MIB))).collect();
+    // Free: 2 + 4 MiB in pieces. Pending: 4 MiB. In use: the other 6 MiB.
+    for freed in [0, 2, 3] {
+        drop(blocks[freed].take());
+    }
+    block_on(first.stream.synchronize()).unwrap();
+    let pending = [5, 6].map(|at| blocks[at].take().unwrap());
+    let gate = first.use_until_opened(&pending[0], 1);
+    drop(pending);
+    let Err(AllocError::Exhausted(shortfall)) = second.try_take(8 * MIB) else {
+        panic!("there is not so much");
+    };
+    assert_shortfall(&shortfall);
+    gate.open();
+    first.settle();
+    drop(blocks);
+    site.assert_sound();
+}
+
+fn assert_shortfall(shortfall: &Shortfall) {
+    let Shortfall {
+        requested,
+        free,
+        largest_free,
+        pending,
+        reserved,
+        capacity,
+        waiting,
+        ..
+    } = *shortfall;
+    let figures = [requested, free, largest_free, pending, reserved, capacity];
+    assert_eq!(figures.map(|bytes| bytes / MIB), [8, 6, 4, 4, 16, 16]);
+    assert_eq!(waiting, 0);
+    assert!((shortfall.fragmentation() - 1.0 / 3.0).abs() < 1e-9);
+    let text = AllocError::Exhausted(*shortfall).to_string();
+    for figure in [requested, free, largest_free, pending, reserved] {
+        assert!(text.contains(&figure.to_string()), "{text}");
+    }
+    assert!(text.contains("33 %"), "{text}");
+}
+
+/// rocm-systems#11642: an allocation that failed counted as used.
+pub(crate) fn a_failed_allocation_counts_nothing<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder);
+    let worker = site.worker();
+    let block = worker.take(8 * MIB);
+    let before = site.pool.statistics();
+    let call = growing_call(&site);
+    for kind in [DeviceErrorKind::OutOfMemory, DeviceErrorKind::Other] {
+        probe.fail(call, 1, kind);
+        assert!(worker.try_take(4 * MIB).is_err());
+        assert!(probe.has_failed(call));
+    }
+    assert!(worker.try_take(1 << 40).is_err());
+    worker.take_nothing(12 * MIB);
+    let after = site.pool.statistics();
+    assert_eq!((after.used, after.hits), (before.used, before.hits));
+    assert_eq!(after.reserved.current, probe.held());
+    drop(block);
+    site.assert_conserved();
+}

@@ -1,0 +1,102 @@
+//! Streams, pools and threads that go away while work runs.
+
+use crate::bench::Bench;
+use crate::common::{MIB, poll};
+use crate::site::{Site, Worker};
+use crate::waiting::eventually;
+use std::cell::RefCell;
+use weirpool::{Block, Pool, Stream};
+
+/// [14] RMM `DeletedStream`: a stream goes away with blocks pending. Its memory is reused only after its
+/// work ended.
+pub(crate) fn a_stream_that_goes_away_leaves_its_memory_in_order<B: Bench>() {
+    let site = Site::<B>::without_device_waits(8 * MIB);
+    let heir = site.worker();
+    for bytes in [8 * MIB, MIB] {
+        let gone = site.worker();
+        let block = gone.take(bytes);
+        let gate = gone.use_until_opened(&block, 1);
+        drop(gone);
+        drop(block);
+        heir.take_nothing(8 * MIB);
+        let mut waiting = site.pool.allocate(&heir.stream, 8 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        gate.open();
+        let block = futures::executor::block_on(waiting).unwrap();
+        heir.use_up(&block, 2);
+        heir.free_and_settle(block);
+    }
+    site.assert_sound();
+}
+
+/// [30] RMM `SharedOwnership`, rmm#2366: the last handle goes while work runs. Nothing goes back to the
+/// device before the work has ended, all of it afterwards, and nobody waits meanwhile.
+pub(crate) fn the_pool_ends_while_work_runs<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder);
+    let worker = site.worker();
+    let small = worker.take(MIB);
+    let large = worker.take(8 * MIB);
+    let gate = worker.use_until_opened(&large, 1);
+    let (work, bench) = (worker.work.clone(), site.bench.clone());
+    let Site { pool, witness, .. } = site;
+    drop((pool, worker));
+    drop((small, large));
+    let held = probe.held();
+    assert!(held >= 9 * MIB);
+    bench.let_run();
+    assert_eq!(probe.held(), held);
+    gate.open();
+    bench.settle(&work);
+    eventually(|| probe.held() == 0);
+    eventually(|| probe.events() == 0);
+    assert_eq!(probe.calls("reserve"), probe.calls("unreserve"));
+    witness.assert_content();
+}
+
+/// [30] A block, a stream and a wait each keep the pool alive.
+pub(crate) fn blocks_and_waits_outlive_the_handle<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
+    let [first, second] = site.workers();
+    let Worker { stream, .. } = second.clone();
+    let block = first.take(8 * MIB);
+    let Site {
+        pool,
+        witness,
+        bench,
+    } = site;
+    let waiting = async move {
+        let block = pool.allocate(&stream, 8 * MIB).await.unwrap();
+        block.address()
+    };
+    let mut waiting = Box::pin(waiting);
+    assert!(poll(&mut waiting).is_pending());
+    first.use_up(&block, 1);
+    let (address, work) = (block.address(), first.work.clone());
+    drop((first, second));
+    drop(block);
+    assert_eq!(futures::executor::block_on(waiting), address);
+    bench.settle(&work);
+    eventually(|| probe.held() == 0);
+    witness.assert_content();
+}
+
+thread_local! {
+    static OF_THE_THREAD: RefCell<Option<(Pool, Stream, Block)>> = const { RefCell::new(None) };
+}
+
+/// rmm#1371: what threads kept for themselves outlived the runtime. Here a thread may end with a pool, a
+/// stream and a block of its own, whatever order they go in.
+pub(crate) fn a_thread_ends_with_a_pool_of_its_own<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
+    let worker = site.worker();
+    let Site { pool, bench, .. } = site;
+    let thread = std::thread::spawn(move || {
+        let block = worker.take(4 * MIB);
+        worker.bench.spend(&worker.work);
+        OF_THE_THREAD.set(Some((pool, worker.stream, block)));
+        worker.work
+    });
+    let work = thread.join().unwrap();
+    bench.settle(&work);
+    eventually(|| probe.held() == 0);
+}

@@ -1,0 +1,44 @@
+//! What a memory pool must do, whatever the device: the behaviours that peers test, and the bugs that
+//! peers had. The page `weirpool::guide::behaviours` maps each of them to the tests here.
+//!
+//! A device takes part by a [`bench::Bench`] and one line below. No test asserts how long anything
+//! takes: a stream is held at a gate until the test opens it, and bytes tell whether work came too
+//! early.
+//!
+//! | file | about |
+//! |---|---|
+//! | `bench` | what a device under test provides |
+//! | `sim` | the simulated device, in several settings |
+//! | `probe` | a device in front of any other, that counts calls and makes them fail |
+//! | `site` | a pool under test, and workers: streams with memory |
+//! | `executors` | what runs the awaiting tests |
+//! | `suite` | the list of all tests |
+//! | the rest | the tests, by theme |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod bench;
+mod executors;
+mod probe;
+mod sim;
+mod site;
+#[macro_use]
+mod suite;
+
+mod allocation;
+mod capacity;
+mod failures;
+mod lifetime;
+mod parts;
+mod reuse;
+mod sharing;
+mod statistics;
+mod tasks;
+mod threads;
+mod waiting;
+
+backend!(sim_mapped, crate::sim::Sim<crate::sim::Mapped>);
+backend!(sim_plain, crate::sim::Sim<crate::sim::Plain>);
+backend!(sim_slow_calls, crate::sim::Sim<crate::sim::SlowCalls>);
+backend!(sim_real_time, crate::sim::Sim<crate::sim::RealTime>);

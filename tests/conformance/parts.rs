@@ -1,0 +1,135 @@
+//! Memory that is split, joined, and moved.
+
+use crate::bench::Bench;
+use crate::common::MIB;
+use crate::site::{Site, Worker, settle_all};
+use futures::executor::block_on;
+use weirpool::{Block, Rung, Sealing};
+
+/// Umpire#1020: the rest of a pending block became free when a part of it was reused.
+pub(crate) fn a_part_of_pending_memory_leaves_the_rest_pending<B: Bench>() {
+    for own_part in [true, false] {
+        let site = Site::<B>::new(8 * MIB);
+        let [first, second, third] = site.workers();
+        let all = first.take(8 * MIB);
+        let gate = first.use_until_opened(&all, 1);
+        drop(all);
+        let part = if own_part {
+            first.take_from(Rung::SameStream, 4 * MIB)
+        } else {
+            second.take_from(Rung::DeviceWait, 4 * MIB)
+        };
+        let rest = third.take_from(Rung::DeviceWait, 4 * MIB);
+        third.fill(&rest, 3);
+        if !own_part {
+            second.fill(&part, 2);
+        }
+        site.bench.let_run();
+        gate.open();
+        settle_all(&[&first, &second, &third]);
+        third.expect(&rest, 3);
+        third.settle();
+        drop((part, rest));
+        site.assert_sound();
+    }
+}
+
+/// rmm#2489: a merged list kept the older of two events, and a third stream overtook the donor.
+pub(crate) fn joined_memory_waits_for_its_latest_part<B: Bench>() {
+    let site = Site::<B>::with(8 * MIB, |builder| builder.sealing(Sealing::EveryFree));
+    let [first, second, third] = site.workers();
+    let [low, high] = halves(&first);
+    let early = first.use_until_opened(&low, 1);
+    drop(low);
+    let late = first.use_until_opened(&high, 2);
+    drop(high);
+    // The second stream has both, and frees them unused.
+    drop(second.take_from(Rung::DeviceWait, 8 * MIB));
+    let all = third.take_from(Rung::DeviceWait, 8 * MIB);
+    third.fill(&all, 3);
+    third.expect(&all, 3);
+    early.open();
+    site.bench.let_run();
+    late.open();
+    settle_all(&[&first, &second, &third]);
+    drop(all);
+    site.assert_sound();
+}
+
+/// The same where the parts were freed on two streams: both are waited for.
+pub(crate) fn joined_memory_waits_for_every_stream_of_its_parts<B: Bench>() {
+    for opened_first in [0, 1] {
+        let site = Site::<B>::new(8 * MIB);
+        let [first, second, third] = site.workers();
+        let [low, mut high] = halves(&first);
+        high.used_on(&second.stream).unwrap();
+        let mut gates = [
+            Some(first.use_until_opened(&low, 1)),
+            Some(second.use_until_opened(&high, 2)),
+        ];
+        drop((low, high));
+        let all = third.take_from(Rung::DeviceWait, 8 * MIB);
+        third.fill(&all, 3);
+        third.expect(&all, 3);
+        drop(gates[opened_first].take());
+        site.bench.let_run();
+        drop(gates);
+        settle_all(&[&first, &second, &third]);
+        drop(all);
+        site.assert_sound();
+    }
+}
+
+/// [16] Umpire#846: coalescing and freeing called each other for ever. Here what is complete has become
+/// one block by the time anybody looks.
+pub(crate) fn all_free_blocks_become_one<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let worker = site.worker();
+    drop(worker.take(8 * MIB));
+    block_on(worker.stream.synchronize()).unwrap();
+    let mut random = fastrand::Rng::with_seed(16);
+    let mut blocks: Vec<_> = (0..64).map(|_| worker.take(100_000)).collect();
+    random.shuffle(&mut blocks);
+    blocks.drain(..).for_each(drop);
+    // A whole that only all of the parts give.
+    let whole = worker.take(8 * MIB);
+    drop(whole);
+    block_on(worker.stream.synchronize()).unwrap();
+    let statistics = site.pool.statistics();
+    assert_eq!(
+        (statistics.free_blocks, statistics.largest_free),
+        (1, 8 * MIB)
+    );
+    site.assert_conserved();
+}
+
+/// Free memory in pieces makes a whole, without taking more from the device: mapped together, or given
+/// back for memory in one piece.
+pub(crate) fn free_memory_in_pieces_makes_a_whole<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder);
+    let worker = site.worker();
+    let is_virtual = site.bench.device().capabilities().virtual_memory;
+    let mut blocks: Vec<_> = (0..8).map(|_| worker.take(2 * MIB)).collect();
+    blocks.iter().for_each(|block| worker.fill(block, 1));
+    // Every second piece stays in use where the others can be mapped together.
+    let mut is_kept = false;
+    blocks.retain(|_| {
+        is_kept = is_virtual && !is_kept;
+        is_kept
+    });
+    block_on(worker.stream.synchronize()).unwrap();
+    let whole = worker.take_from(Rung::Grown, if is_virtual { 8 * MIB } else { 16 * MIB });
+    worker.use_up(&whole, 2);
+    blocks.iter().for_each(|block| worker.expect(block, 1));
+    assert_eq!((probe.held(), probe.peak()), (16 * MIB, 16 * MIB));
+    worker.settle();
+    drop((whole, blocks));
+    site.assert_sound();
+}
+
+/// Both halves of a pool of 8 MiB, next to each other.
+pub(crate) fn halves<B: Bench>(worker: &Worker<B>) -> [Block; 2] {
+    drop(worker.take(8 * MIB));
+    block_on(worker.stream.synchronize()).unwrap();
+    [(); 2].map(|()| worker.take(4 * MIB))
+}

@@ -1,0 +1,247 @@
+//! A device in front of another: it counts the calls, keeps account of what was taken, and makes calls
+//! fail. So that tests which need it run on every backend.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+use weirpool::device::*;
+
+/// A handle on the device in front; clones are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Probe(Arc<Front>);
+
+struct Front {
+    device: Arc<dyn Device>,
+    book: Mutex<Book>,
+    behind_next_query: Mutex<Option<Meanwhile>>,
+}
+
+impl fmt::Debug for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Front").field(&self.device).finish()
+    }
+}
+
+#[derive(Default)]
+struct Book {
+    calls: BTreeMap<&'static str, u64>,
+    /// Calls that are to fail: how many of them may still pass, and how the next one fails.
+    faults: BTreeMap<&'static str, (u64, DeviceErrorKind)>,
+    /// Bytes of physical memory taken, by handle or address.
+    memory: BTreeMap<u64, u64>,
+    peak: u64,
+}
+
+/// What somebody else does in the middle of a call.
+type Meanwhile = Box<dyn FnOnce() + Send>;
+
+impl Book {
+    fn held(&self) -> u64 {
+        self.memory.values().sum()
+    }
+
+    fn take(&mut self, name: u64, bytes: u64) {
+        self.memory.insert(name, bytes);
+        self.peak = self.peak.max(self.held());
+    }
+}
+
+impl Probe {
+    pub(crate) fn new(device: Arc<dyn Device>) -> Self {
+        Self(Arc::new(Front {
+            device,
+            book: Mutex::default(),
+            behind_next_query: Mutex::default(),
+        }))
+    }
+
+    pub(crate) fn device(&self) -> Arc<dyn Device> {
+        Arc::new(self.clone())
+    }
+
+    /// How often a call of [`Device`] was made.
+    pub(crate) fn calls(&self, name: &str) -> u64 {
+        self.book().calls.get(name).copied().unwrap_or(0)
+    }
+
+    /// How often any was.
+    pub(crate) fn all_calls(&self) -> u64 {
+        self.book().calls.values().sum()
+    }
+
+    /// Bytes taken from the device now.
+    pub(crate) fn held(&self) -> u64 {
+        self.book().held()
+    }
+
+    /// The most bytes that were taken at any time.
+    pub(crate) fn peak(&self) -> u64 {
+        self.book().peak
+    }
+
+    /// Events that exist now.
+    pub(crate) fn events(&self) -> u64 {
+        self.calls("create_event") - self.calls("destroy_event")
+    }
+
+    /// Makes the `nth` call from now on fail, without effect; 1 is the next.
+    pub(crate) fn fail(&self, name: &'static str, nth: u64, kind: DeviceErrorKind) {
+        self.book().faults.insert(name, (nth - 1, kind));
+    }
+
+    /// Has this done when the next query is answered, before the asker hears of it.
+    pub(crate) fn behind_next_query(&self, meanwhile: impl FnOnce() + Send + 'static) {
+        let place = &self.0.behind_next_query;
+        *place.lock().unwrap() = Some(Box::new(meanwhile));
+    }
+
+    /// Whether the failure that was asked for has come.
+    pub(crate) fn has_failed(&self, name: &str) -> bool {
+        !self.book().faults.contains_key(name)
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a call, or makes it fail; else it is the device's.
+    fn enter(&self, name: &'static str) -> Result<&dyn Device, DeviceError> {
+        let mut book = self.book();
+        *book.calls.entry(name).or_default() += 1;
+        match book.faults.get_mut(name) {
+            Some((0, kind)) => {
+                let kind = *kind;
+                book.faults.remove(name);
+                Err(DeviceError::new(name, kind, "a fault that was asked for"))
+            }
+            Some((passes, _)) => {
+                *passes -= 1;
+                Ok(&*self.0.device)
+            }
+            None => Ok(&*self.0.device),
+        }
+    }
+
+    fn inner(&self) -> &dyn Device {
+        &*self.0.device
+    }
+}
+
+// SAFETY: every call that answers at all is answered by the device behind.
+unsafe impl Device for Probe {
+    fn id(&self) -> DeviceId {
+        self.inner().id()
+    }
+
+    fn describe(&self) -> String {
+        self.inner().describe()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner().capabilities()
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, DeviceError> {
+        self.enter("memory_info")?.memory_info()
+    }
+
+    fn referee(&self) -> Option<Arc<dyn Referee>> {
+        self.inner().referee()
+    }
+
+    fn now(&self) -> Duration {
+        self.inner().now()
+    }
+
+    fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
+        self.inner().set_alarm(at, waker)
+    }
+
+    fn cancel_alarm(&self, alarm: AlarmId) {
+        self.inner().cancel_alarm(alarm);
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
+        self.enter("reserve")?.reserve(bytes)
+    }
+
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.enter("unreserve")?.unreserve(address, bytes)
+    }
+
+    fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
+        let handle = self.enter("create")?.create(bytes)?;
+        self.book().take(handle.0, bytes);
+        Ok(handle)
+    }
+
+    fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError> {
+        self.enter("destroy")?.destroy(handle)?;
+        self.book().memory.remove(&handle.0);
+        Ok(())
+    }
+
+    fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError> {
+        self.enter("map")?.map(address, handle, bytes)
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.enter("unmap")?.unmap(address, bytes)
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<u64, DeviceError> {
+        let address = self.enter("allocate")?.allocate(bytes)?;
+        self.book().take(address, bytes);
+        Ok(address)
+    }
+
+    fn free(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        // Before: from then on the address may be somebody else's.
+        let device = self.enter("free")?;
+        self.book().memory.remove(&address);
+        device.free(address, bytes)
+    }
+
+    fn create_stream(&self) -> Result<RawStream, DeviceError> {
+        self.enter("create_stream")?.create_stream()
+    }
+
+    fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
+        self.enter("destroy_stream")?.destroy_stream(stream)
+    }
+
+    fn create_event(&self) -> Result<RawEvent, DeviceError> {
+        self.enter("create_event")?.create_event()
+    }
+
+    fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
+        self.enter("destroy_event")?.destroy_event(event)
+    }
+
+    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+        self.enter("record")?.record(event, stream)
+    }
+
+    fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+        let answer = self.enter("query")?.query(event);
+        let meanwhile = self.0.behind_next_query.lock().unwrap().take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+        answer
+    }
+
+    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+        self.enter("wait")?.wait(stream, event)
+    }
+
+    fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
+        self.inner().watch(event, waker)
+    }
+
+    fn unwatch(&self, watch: WatchId) {
+        self.inner().unwatch(watch);
+    }
+}

@@ -1,0 +1,309 @@
+//! Who gets freed memory, when, and behind what.
+
+use crate::bench::Bench;
+use crate::common::MIB;
+use crate::parts::halves;
+use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
+use futures::executor::block_on;
+use weirpool::device::DeviceStream;
+use weirpool::{PoolBuilder, Rung, Sealing};
+
+/// [7] Umpire `check_states`, cupy `free_stream`: freed and allocated again on the same stream, at once,
+/// while its work runs: the same address, and no device call.
+pub(crate) fn a_stream_gets_back_what_it_freed_with_no_device_call<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(32 * MIB, |builder| builder);
+    let worker = site.worker();
+    for bytes in [1, 4096, MIB] {
+        let block = worker.take(bytes);
+        let address = block.address();
+        let gate = worker.use_until_opened(&block, 1);
+        let calls = probe.all_calls();
+        drop(block);
+        let again = worker.take_from(Rung::Lane, bytes);
+        assert_eq!(again.address(), address);
+        assert_eq!(probe.all_calls(), calls);
+        worker.use_up(&again, 2);
+        gate.open();
+        worker.free_and_settle(again);
+    }
+    site.assert_sound();
+}
+
+/// [7] The same for a block that is too large for the lane: no memory call, no waiting.
+pub(crate) fn a_large_block_comes_back_to_its_stream_while_its_work_runs<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(32 * MIB, |builder| builder);
+    let worker = site.worker();
+    let block = worker.take(32 * MIB);
+    let address = block.address();
+    let gate = worker.use_until_opened(&block, 1);
+    drop(block);
+    let memory_calls =
+        || ["create", "map", "unmap", "allocate", "wait"].map(|name| probe.calls(name));
+    let before = memory_calls();
+    let again = worker.take_from(Rung::SameStream, 32 * MIB);
+    assert_eq!(again.address(), address);
+    assert_eq!(memory_calls(), before);
+    worker.use_up(&again, 2);
+    gate.open();
+    worker.free_and_settle(again);
+    site.assert_sound();
+}
+
+/// [8] Umpire `check_states`: another stream, work still running: other memory while there is room.
+pub(crate) fn another_stream_gets_other_memory_while_there_is_room<B: Bench>() {
+    let site = Site::<B>::new(32 * MIB);
+    let [first, second] = site.workers();
+    let block = first.take(8 * MIB);
+    let address = block.address();
+    let gate = first.use_until_opened(&block, 1);
+    drop(block);
+    assert_eq!(site.pool.statistics().pending.current, 8 * MIB);
+    let other = second.take(8 * MIB);
+    assert_ne!(other.address(), address);
+    second.use_up(&other, 2);
+    second.settle();
+    assert_eq!(site.pool.statistics().device_waits, 0);
+    gate.open();
+    settle_all(&[&first, &second]);
+    drop(other);
+    site.assert_sound();
+}
+
+/// [8] The same with no room left: the same memory, behind a wait on the device.
+pub(crate) fn with_no_room_another_stream_comes_after_the_work<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let [first, second] = site.workers();
+    for bytes in [8 * MIB, MIB] {
+        let waits = site.pool.statistics().device_waits;
+        let blocks: Vec<_> = (0..8 * MIB / bytes).map(|_| first.take(bytes)).collect();
+        let gate = first.use_until_opened(&blocks[0], 1);
+        let address = blocks[0].address();
+        drop(blocks);
+        let all = second.take_from(Rung::DeviceWait, 8 * MIB);
+        assert_eq!(all.address(), address);
+        assert_eq!(site.pool.statistics().device_waits, waits + 1);
+        second.fill(&all, 2);
+        second.expect(&all, 2);
+        site.bench.let_run();
+        gate.open();
+        settle_all(&[&first, &second]);
+        second.free_and_settle(all);
+    }
+    site.assert_sound();
+}
+
+/// [9] Umpire `ExplicitSync`: another stream, work complete: the same address, nothing waited for.
+pub(crate) fn complete_memory_is_everybodys<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let [first, second] = site.workers();
+    for bytes in [8 * MIB, MIB] {
+        let block = first.take(bytes);
+        let address = block.address();
+        first.use_up(&block, 1);
+        first.free_and_settle(block);
+        let block = second.take_from(Rung::Free, 8 * MIB);
+        assert!(block.address() <= address);
+        second.use_up(&block, 2);
+        second.free_and_settle(block);
+        block_on(second.stream.synchronize()).unwrap();
+    }
+    assert_eq!(site.pool.statistics().device_waits, 0);
+    site.assert_sound();
+}
+
+/// [10] Umpire `check_states_host`: on the host work is over when the call returns, so that no free is
+/// behind anything: nobody waits, and nothing stays pending.
+pub(crate) fn work_that_is_over_is_never_waited_for<B: Bench>() {
+    let site = Site::<B>::with(8 * MIB, |builder| builder.sealing(Sealing::EveryFree));
+    let workers = site.workers::<2>();
+    for round in 0..40 {
+        let worker = &workers[round % 2];
+        let block = worker.take((8 * MIB) >> (round % 4));
+        worker.use_up(&block, 1);
+        worker.settle();
+        worker.free_and_settle(block);
+    }
+    site.pool.harvest().unwrap();
+    let statistics = site.pool.statistics();
+    assert_eq!(
+        (statistics.pending.current, statistics.device_waits),
+        (0, 0)
+    );
+    site.assert_sound();
+}
+
+/// Memory freed before an event that the stream waited for is the stream's at once.
+pub(crate) fn an_event_that_was_waited_for_makes_memory_reusable<B: Bench>() {
+    let site = Site::<B>::without_device_waits(8 * MIB);
+    let [first, second] = site.workers();
+    let block = first.take(8 * MIB);
+    let gate = first.use_until_opened(&block, 1);
+    drop(block);
+    second.take_nothing(8 * MIB);
+    second.come_after(&first);
+    let block = second.take_from(Rung::Ordered, 8 * MIB);
+    second.fill(&block, 2);
+    second.expect(&block, 2);
+    site.bench.let_run();
+    gate.open();
+    settle_all(&[&first, &second]);
+    drop(block);
+    site.assert_sound();
+}
+
+/// An event proves what was freed before it, and nothing freed after.
+pub(crate) fn an_event_from_before_the_free_proves_nothing<B: Bench>() {
+    let site = Site::<B>::without_device_waits(8 * MIB);
+    let [first, second] = site.workers();
+    let block = first.take(8 * MIB);
+    second.come_after(&first);
+    let gate = first.use_until_opened(&block, 1);
+    drop(block);
+    second.take_nothing(8 * MIB);
+    gate.open();
+    first.settle();
+    let block = second.take_from(Rung::Free, 8 * MIB);
+    second.use_up(&block, 2);
+    second.free_and_settle(block);
+    site.assert_sound();
+}
+
+/// pytorch#71745: one pending block at the head of the list hid complete ones of other streams.
+pub(crate) fn pending_memory_does_not_hide_complete_memory<B: Bench>() {
+    let site = Site::<B>::with(8 * MIB, |builder| builder.sealing(Sealing::EveryFree));
+    let [slow, quick, third] = site.workers();
+    let (head, other) = (slow.take(4 * MIB), quick.take(4 * MIB));
+    let gate = slow.use_until_opened(&head, 1);
+    drop(head);
+    let address = other.address();
+    quick.use_up(&other, 2);
+    quick.free_and_settle(other);
+    let block = third.take_from(Rung::Free, 4 * MIB);
+    assert_eq!(block.address(), address);
+    third.use_up(&block, 3);
+    third.free_and_settle(block);
+    gate.open();
+    slow.settle();
+    site.assert_sound();
+}
+
+/// Umpire's resource-aware pool looked for completed blocks only when it coalesced, and ran out of
+/// memory over memory that was free.
+pub(crate) fn complete_memory_is_found_without_merging<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let [first, second] = site.workers();
+    let blocks: Vec<_> = (0..8).map(|_| first.take(MIB)).collect();
+    let gate = first.use_until_opened(&blocks[0], 1);
+    drop(blocks);
+    second.take_nothing(MIB);
+    gate.open();
+    first.settle();
+    let memory_calls =
+        || ["create", "map", "unmap", "allocate", "free"].map(|name| probe.calls(name));
+    let before = memory_calls();
+    let block = second.take_from(Rung::Free, MIB);
+    assert_eq!(memory_calls(), before);
+    second.use_up(&block, 2);
+    second.free_and_settle(block);
+    site.assert_sound();
+}
+
+/// Two who ask at once how far a stream is learn what each asked, and no more: one that finds the other's
+/// points gone must not take the next for them.
+pub(crate) fn two_who_ask_at_once_learn_no_more_than_either<B: Bench>() {
+    let set = |builder: PoolBuilder| builder.reuse(ONLY_COMPLETE).sealing(Sealing::EveryFree);
+    let (site, probe) = Site::<B>::probed(8 * MIB, set);
+    let [first, second] = site.workers();
+    let [early, late] = halves(&first);
+    first.use_up(&early, 1);
+    first.free_and_settle(early);
+    let gate = first.use_until_opened(&late, 2);
+    drop(late);
+    let pool = site.pool.clone();
+    probe.behind_next_query(move || assert!(pool.harvest().unwrap()));
+    site.pool.harvest().unwrap();
+    second.take_nothing(8 * MIB);
+    let complete = second.take_from(Rung::Free, 4 * MIB);
+    second.take_nothing(512);
+    second.use_up(&complete, 3);
+    second.settle();
+    gate.open();
+    first.settle();
+    drop(complete);
+    site.assert_sound();
+}
+
+/// Umpire#906: a size that is no multiple of the step made the pool allocate anew at every iteration.
+pub(crate) fn an_odd_size_does_not_grow_at_every_turn<B: Bench>() {
+    let site = Site::<B>::new(64 * MIB);
+    let worker = site.worker();
+    let turn = || {
+        let blocks = [9 * MIB + 1, 3 * MIB - 511, 12_345].map(|bytes| worker.take(bytes));
+        blocks.iter().for_each(|block| worker.use_up(block, 1));
+        drop(blocks);
+        worker.settle();
+    };
+    (0..3).for_each(|_| turn());
+    let warm = site.pool.statistics();
+    (0..20).for_each(|_| turn());
+    let after = site.pool.statistics();
+    assert_eq!(
+        (after.growths, after.reserved),
+        (warm.growths, warm.reserved)
+    );
+    site.assert_sound();
+}
+
+/// camp made an event at every free, and destroyed none.
+pub(crate) fn events_are_made_once_and_destroyed<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder.sealing(Sealing::EveryFree));
+    let workers = site.workers::<4>();
+    let rounds = |count: usize| {
+        for _ in 0..count {
+            for worker in &workers {
+                let block = worker.take(4 * MIB);
+                worker.bench.spend(&worker.work);
+                drop(block);
+            }
+            workers.iter().for_each(Worker::settle);
+        }
+        site.pool.statistics().events_created
+    };
+    // A stream with 16 events on their way asks which of them can be used again.
+    assert!(rounds(30) <= 4 * 17);
+    assert!(rounds(300) <= 4 * 17);
+    assert_eq!(
+        probe.calls("create_event"),
+        site.pool.statistics().events_created
+    );
+    drop((site, workers));
+    assert_eq!(probe.events(), 0);
+}
+
+/// [15] rmm#649: a driver's stream handle, recycled, inherited the free list of the stream before.
+pub(crate) fn a_recycled_stream_handle_inherits_nothing<B: Bench>() {
+    let site = Site::<B>::without_device_waits(8 * MIB);
+    let old = site.worker();
+    let (raw, id) = (old.work.raw(), old.stream.id());
+    let block = old.take(8 * MIB);
+    let gate = old.use_until_opened(&block, 1);
+    drop(block);
+    // While its work runs the handle is not the driver's to give, though its user let it go.
+    drop(old);
+    let held: Vec<_> = (0..8).map(|_| site.worker()).collect();
+    assert!(held.iter().all(|worker| worker.work.raw() != raw));
+    held[0].take_nothing(MIB);
+    gate.open();
+    while !site.pool.harvest().unwrap() {
+        site.bench.let_run();
+    }
+    let new: Vec<_> = (0..8).map(|_| site.worker()).collect();
+    let heir = new.iter().find(|worker| worker.work.raw() == raw);
+    assert_eq!(heir.is_some(), B::RECYCLES_HANDLES);
+    let heir = heir.unwrap_or(&new[0]);
+    assert_ne!(heir.stream.id(), id);
+    let block = heir.take_from(Rung::Free, 8 * MIB);
+    heir.use_up(&block, 2);
+    heir.free_and_settle(block);
+    site.assert_sound();
+}

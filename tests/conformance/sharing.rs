@@ -1,0 +1,193 @@
+//! Memory used on several streams, by the host, on several devices.
+
+use crate::bench::Bench;
+use crate::common::{MIB, now};
+use crate::site::{Site, Worker, builder, settle_all};
+use futures::executor::block_on;
+use weirpool::{AllocError, Block, Rung, StreamError};
+
+/// [11] Umpire, single memory space: memory that host and device see. The host's use is ordered like
+/// that of another stream.
+pub(crate) fn host_use_is_ordered_like_another_stream<B: Bench>() {
+    let site = Site::<B>::without_device_waits(8 * MIB);
+    let [device, host, other] = site.workers();
+    let mut block = device.take(MIB);
+    device.fill(&block, 1);
+    block_on(device.stream.synchronize()).unwrap();
+    assert!(site.bench.host_compare((&block).into(), 1));
+    site.bench.host_fill((&block).into(), 2);
+    device.expect(&block, 2);
+    // The host is at it until the gate opens.
+    block.used_on(&host.stream).unwrap();
+    let gate = site.bench.hold(&host.work);
+    host.expect(&block, 2);
+    drop(block);
+    device.settle();
+    other.take_nothing(8 * MIB);
+    gate.open();
+    host.settle();
+    let all = other.take(8 * MIB);
+    other.use_up(&all, 3);
+    other.free_and_settle(all);
+    site.assert_sound();
+}
+
+/// [12] PyTorch `record_stream`: used on several streams and freed on one: nobody has it before all have
+/// passed, not even the stream that it was allocated on.
+pub(crate) fn a_block_used_on_several_streams_waits_for_all<B: Bench>() {
+    for taker in [0, 3] {
+        let site = Site::<B>::without_device_waits(8 * MIB);
+        let workers = site.workers::<4>();
+        let (block, gates) = shared(&workers);
+        drop(block);
+        for gate in gates {
+            workers[taker].take_nothing(8 * MIB);
+            gate.open();
+            site.bench.let_run();
+        }
+        workers.iter().for_each(Worker::settle);
+        let block = workers[taker].take(8 * MIB);
+        workers[taker].use_up(&block, 2);
+        workers[taker].free_and_settle(block);
+        site.assert_sound();
+    }
+}
+
+/// [12] The same behind waits on the device: for each of the streams.
+pub(crate) fn who_takes_a_shared_block_comes_after_all_its_streams<B: Bench>() {
+    for taker in [0, 3] {
+        for opened_first in [0, 1] {
+            let site = Site::<B>::new(8 * MIB);
+            let workers = site.workers::<4>();
+            let (block, mut gates) = shared(&workers);
+            drop(block);
+            let block = workers[taker].take_from(Rung::DeviceWait, 8 * MIB);
+            workers[taker].fill(&block, 2);
+            workers[taker].expect(&block, 2);
+            gates.remove(opened_first).open();
+            site.bench.let_run();
+            drop(gates);
+            workers.iter().for_each(Worker::settle);
+            drop(block);
+            site.assert_sound();
+        }
+    }
+}
+
+/// A block of the first worker that the next two look at, each once its gate is open.
+fn shared<B: Bench>(workers: &[Worker<B>; 4]) -> (Block, Vec<crate::bench::Gate>) {
+    let mut block = workers[0].take(8 * MIB);
+    workers[0].fill(&block, 1);
+    let gates = workers[1..3].iter().map(|reader| {
+        reader.come_after(&workers[0]);
+        block.used_on(&reader.stream).unwrap();
+        let gate = reader.bench.hold(&reader.work);
+        reader.expect(&block, 1);
+        gate
+    });
+    let gates = gates.collect();
+    (block, gates)
+}
+
+/// [13] Refused by Umpire, undefined in RMM: freed on another stream than the allocating one. Here the
+/// order of both is kept, whichever is slower.
+pub(crate) fn a_block_freed_on_another_stream_keeps_the_order_of_both<B: Bench>() {
+    for slow in [0, 1] {
+        let site = Site::<B>::without_device_waits(8 * MIB);
+        let workers = site.workers::<3>();
+        let [home, further, third] = &workers;
+        let block = home.take(8 * MIB);
+        home.fill(&block, 1);
+        further.come_after(home);
+        let gate = site.bench.hold(&workers[slow].work);
+        workers[slow].expect(&block, 1);
+        let freed = block.deallocate_on(&further.stream).unwrap();
+        third.take_nothing(8 * MIB);
+        gate.open();
+        block_on(freed).unwrap();
+        let block = third.take_from(Rung::Free, 8 * MIB);
+        third.use_up(&block, 2);
+        third.free_and_settle(block);
+        site.assert_sound();
+    }
+}
+
+/// A stream that a block is used on comes after what its memory was before: the home stream's own order
+/// does not protect it.
+pub(crate) fn a_further_stream_comes_after_the_earlier_life<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let [home, further] = site.workers();
+    for bytes in [8 * MIB, MIB] {
+        let earlier = home.take(bytes);
+        let address = earlier.address();
+        let gate = home.use_until_opened(&earlier, 1);
+        drop(earlier);
+        let mut block = home.take(bytes);
+        assert_eq!(block.address(), address);
+        block.used_on(&further.stream).unwrap();
+        further.fill(&block, 2);
+        further.expect(&block, 2);
+        site.bench.let_run();
+        gate.open();
+        settle_all(&[&home, &further]);
+        drop(block);
+        block_on(home.stream.synchronize()).unwrap();
+    }
+    site.assert_sound();
+}
+
+/// [26] RMM multidevice: each device has its pool, and neither takes the other's streams.
+pub(crate) fn devices_do_not_mix<B: Bench>() {
+    let (here, there) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));
+    let refused = here.pool.register(&there.bench.stream());
+    assert_eq!(refused.unwrap_err(), StreamError::ForeignDevice);
+    let (at_home, abroad) = (here.worker(), there.worker());
+    let blocks = [at_home.take(8 * MIB), abroad.take(8 * MIB)];
+    at_home.use_up(&blocks[0], 1);
+    abroad.use_up(&blocks[1], 2);
+    assert_eq!(here.pool.statistics().used.current, 8 * MIB);
+    drop(blocks);
+    settle_all(&[&at_home, &abroad]);
+    here.assert_sound();
+    there.assert_sound();
+}
+
+/// [26] Two pools on one device neither.
+pub(crate) fn streams_of_another_pool_are_refused<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let elsewhere = builder(site.bench.device(), 8 * MIB).build().unwrap();
+    let stream = elsewhere.register(&site.bench.stream()).unwrap();
+    let tried = site.pool.try_allocate(&stream, 1);
+    assert_eq!(tried.unwrap_err(), AllocError::ForeignStream);
+    let awaited = now(site.pool.allocate(&stream, 1));
+    assert_eq!(awaited.unwrap_err(), AllocError::ForeignStream);
+    site.assert_conserved();
+    elsewhere.check_conserved().unwrap();
+}
+
+/// rmm#1306: an event of one device, a stream of another.
+pub(crate) fn an_event_of_another_device_is_refused<B: Bench>() {
+    let (here, there) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));
+    let event = there.worker().stream.event().unwrap();
+    let refused = here.worker().stream.wait(&event);
+    assert_eq!(refused.unwrap_err(), StreamError::ForeignPool);
+}
+
+/// [29] Umpire#925: a free that was refused untracked the block all the same. Here it comes back in the
+/// error, as alive as before.
+pub(crate) fn a_refused_free_leaves_the_block_allocated<B: Bench>() {
+    let (site, other) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));
+    let [worker, stranger] = [site.worker(), other.worker()];
+    let mut block = worker.take(8 * MIB);
+    worker.fill(&block, 1);
+    let refused = block.used_on(&stranger.stream);
+    assert_eq!(refused.unwrap_err(), StreamError::ForeignPool);
+    let refused = block.deallocate_on(&stranger.stream).unwrap_err();
+    assert_eq!(refused.reason, StreamError::ForeignPool);
+    worker.take_nothing(MIB);
+    assert_eq!(site.pool.statistics().used.current, 8 * MIB);
+    worker.expect(&refused.block, 1);
+    drop(refused);
+    worker.settle();
+    site.assert_sound();
+}

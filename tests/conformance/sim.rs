@@ -1,0 +1,157 @@
+//! The simulated device on the bench, in the settings that matter to a pool.
+
+use crate::bench::{Bench, Gate, Span};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+use weirpool::device::Device;
+use weirpool::device::sim::{Clock, Operation, SimBuilder, SimDevice, SimStream};
+
+/// One way to set the device up.
+pub(crate) trait Setting: Send + Sync + 'static {
+    const CLOCK: Clock = Clock::Virtual;
+
+    fn set(builder: SimBuilder) -> SimBuilder {
+        builder
+    }
+}
+
+/// Virtual memory, on the virtual clock: the defaults.
+pub(crate) struct Mapped;
+
+impl Setting for Mapped {}
+
+/// Without virtual memory.
+pub(crate) struct Plain;
+
+impl Setting for Plain {
+    fn set(builder: SimBuilder) -> SimBuilder {
+        builder.virtual_memory(false)
+    }
+}
+
+/// Memory calls that are not to be made inside a poll.
+pub(crate) struct SlowCalls;
+
+impl Setting for SlowCalls {
+    fn set(builder: SimBuilder) -> SimBuilder {
+        builder.blocking_memory_calls(true)
+    }
+}
+
+/// The wall clock.
+pub(crate) struct RealTime;
+
+impl Setting for RealTime {
+    const CLOCK: Clock = Clock::Wall;
+}
+
+pub(crate) struct Sim<S> {
+    device: SimDevice,
+    setting: PhantomData<S>,
+}
+
+impl<S> Clone for Sim<S> {
+    fn clone(&self) -> Self {
+        Self {
+            device: self.device.clone(),
+            setting: PhantomData,
+        }
+    }
+}
+
+const AT_ONCE: Duration = Duration::ZERO;
+const A_WHILE: Duration = Duration::from_micros(20);
+
+impl<S: Setting> Bench for Sim<S> {
+    type Work = SimStream;
+
+    const RECYCLES_HANDLES: bool = true;
+
+    fn new() -> Self {
+        let builder = SimDevice::builder().memory(16 << 30).clock(S::CLOCK);
+        Self {
+            device: S::set(builder).build(),
+            setting: PhantomData,
+        }
+    }
+
+    fn device(&self) -> Arc<dyn Device> {
+        self.device.clone().into()
+    }
+
+    fn stream(&self) -> SimStream {
+        self.device.create_stream()
+    }
+
+    fn hold(&self, work: &SimStream) -> Gate {
+        let flag = self.device.flag();
+        work.wait_until(&flag, 1);
+        Gate::new(move || flag.set(1))
+    }
+
+    fn spend(&self, work: &SimStream) {
+        work.submit(Operation::new(A_WHILE));
+    }
+
+    fn fill(&self, work: &SimStream, span: Span, value: u8) {
+        let Span { address, bytes } = span;
+        let fill = Operation::new(AT_ONCE).named("fill").writes(address, bytes);
+        work.submit(fill.run(move |memory| memory.fill(address, bytes, value)));
+    }
+
+    fn compare(
+        &self,
+        work: &SimStream,
+        span: Span,
+        value: u8,
+        answer: impl FnOnce(bool) + Send + 'static,
+    ) {
+        let Span { address, bytes } = span;
+        let compare = Operation::new(AT_ONCE)
+            .named("compare")
+            .reads(address, bytes);
+        work.submit(compare.run(move |memory| {
+            answer(is_full_of(span, value, |at, into| memory.read(at, into)));
+        }));
+    }
+
+    fn settle(&self, work: &SimStream) {
+        while work.backlog() > 0 {
+            if S::CLOCK == Clock::Wall || !self.device.advance_to_next() {
+                std::thread::sleep(A_WHILE);
+            }
+        }
+    }
+
+    fn let_run(&self) {
+        if S::CLOCK == Clock::Wall {
+            std::thread::sleep(5 * A_WHILE);
+        } else {
+            self.device.advance(5 * A_WHILE);
+        }
+    }
+
+    fn host_fill(&self, span: Span, value: u8) {
+        let filled = self.device.fill(span.address, span.bytes, value);
+        filled.expect("memory that is mapped");
+    }
+
+    fn host_compare(&self, span: Span, value: u8) -> bool {
+        is_full_of(span, value, |at, into| {
+            self.device.read(at, into).expect("memory that is mapped");
+        })
+    }
+}
+
+/// Compares chunk by chunk, which is fast without optimization too.
+fn is_full_of(span: Span, value: u8, mut read: impl FnMut(u64, &mut [u8])) -> bool {
+    const CHUNK: usize = 1 << 16;
+    let expected = vec![value; CHUNK];
+    let mut chunk = vec![0; CHUNK];
+    (0..span.bytes).step_by(CHUNK).all(|at| {
+        let bytes = CHUNK.min((span.bytes - at) as usize);
+        read(span.address + at, &mut chunk[..bytes]);
+        chunk[..bytes] == expected[..bytes]
+    })
+}
