@@ -112,6 +112,17 @@ pub(crate) fn growing_call<B: Bench>(site: &Site<B>) -> &'static str {
     if is_virtual { "create" } else { "allocate" }
 }
 
+/// rmm#869, step by step: what is being taken counts before the device has given it.
+pub(crate) fn growth_under_way_counts<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
+    let [first, second] = site.workers();
+    probe.amid_next(growing_call(&site), move || second.take_nothing(4 * MIB));
+    let block = first.take(6 * MIB);
+    assert_eq!(probe.peak(), 6 * MIB);
+    drop(block);
+    site.assert_conserved();
+}
+
 /// [25] pytorch#29554: what was asked for, what is free and in which pieces, what is pending, what is
 /// held, and by how many it is awaited.
 pub(crate) fn running_out_names_every_figure<B: Bench>() {

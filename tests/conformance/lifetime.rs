@@ -2,8 +2,7 @@
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
-use crate::site::{Site, Worker};
-use crate::waiting::eventually;
+use crate::site::{Site, Worker, eventually};
 use std::cell::RefCell;
 use weirpool::{Block, Pool, Stream};
 

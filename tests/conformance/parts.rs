@@ -61,8 +61,7 @@ pub(crate) fn joined_memory_waits_for_every_stream_of_its_parts<B: Bench>() {
     for opened_first in [0, 1] {
         let site = Site::<B>::new(8 * MIB);
         let [first, second, third] = site.workers();
-        let [low, mut high] = halves(&first);
-        high.used_on(&second.stream).unwrap();
+        let [low, high] = halves_of(&first, &second);
         let mut gates = [
             Some(first.use_until_opened(&low, 1)),
             Some(second.use_until_opened(&high, 2)),
@@ -129,7 +128,12 @@ pub(crate) fn free_memory_in_pieces_makes_a_whole<B: Bench>() {
 
 /// Both halves of a pool of 8 MiB, next to each other.
 pub(crate) fn halves<B: Bench>(worker: &Worker<B>) -> [Block; 2] {
-    drop(worker.take(8 * MIB));
-    block_on(worker.stream.synchronize()).unwrap();
-    [(); 2].map(|()| worker.take(4 * MIB))
+    halves_of(worker, worker)
+}
+
+/// The same for two workers.
+fn halves_of<B: Bench>(first: &Worker<B>, second: &Worker<B>) -> [Block; 2] {
+    drop(first.take(8 * MIB));
+    block_on(first.stream.synchronize()).unwrap();
+    [first, second].map(|worker| worker.take(4 * MIB))
 }

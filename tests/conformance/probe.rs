@@ -15,7 +15,6 @@ pub(crate) struct Probe(Arc<Front>);
 struct Front {
     device: Arc<dyn Device>,
     book: Mutex<Book>,
-    behind_next_query: Mutex<Option<Meanwhile>>,
 }
 
 impl fmt::Debug for Front {
@@ -32,6 +31,8 @@ struct Book {
     /// Bytes of physical memory taken, by handle or address.
     memory: BTreeMap<u64, u64>,
     peak: u64,
+    /// What is done when a call is answered, before the caller hears of it.
+    meanwhile: BTreeMap<&'static str, Meanwhile>,
 }
 
 /// What somebody else does in the middle of a call.
@@ -53,7 +54,6 @@ impl Probe {
         Self(Arc::new(Front {
             device,
             book: Mutex::default(),
-            behind_next_query: Mutex::default(),
         }))
     }
 
@@ -91,10 +91,17 @@ impl Probe {
         self.book().faults.insert(name, (nth - 1, kind));
     }
 
-    /// Has this done when the next query is answered, before the asker hears of it.
-    pub(crate) fn behind_next_query(&self, meanwhile: impl FnOnce() + Send + 'static) {
-        let place = &self.0.behind_next_query;
-        *place.lock().unwrap() = Some(Box::new(meanwhile));
+    /// Has this done in the middle of the next such call (`query`, `create` or `allocate`), when it is
+    /// answered and the caller has not heard of it.
+    pub(crate) fn amid_next(&self, name: &'static str, meanwhile: impl FnOnce() + Send + 'static) {
+        self.book().meanwhile.insert(name, Box::new(meanwhile));
+    }
+
+    fn amid(&self, name: &'static str) {
+        let meanwhile = self.book().meanwhile.remove(name);
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
     }
 
     /// Whether the failure that was asked for has come.
@@ -174,6 +181,7 @@ unsafe impl Device for Probe {
     fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
         let handle = self.enter("create")?.create(bytes)?;
         self.book().take(handle.0, bytes);
+        self.amid("create");
         Ok(handle)
     }
 
@@ -194,6 +202,7 @@ unsafe impl Device for Probe {
     fn allocate(&self, bytes: u64) -> Result<u64, DeviceError> {
         let address = self.enter("allocate")?.allocate(bytes)?;
         self.book().take(address, bytes);
+        self.amid("allocate");
         Ok(address)
     }
 
@@ -226,10 +235,7 @@ unsafe impl Device for Probe {
 
     fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         let answer = self.enter("query")?.query(event);
-        let meanwhile = self.0.behind_next_query.lock().unwrap().take();
-        if let Some(meanwhile) = meanwhile {
-            meanwhile();
-        }
+        self.amid("query");
         answer
     }
 

@@ -3,7 +3,7 @@
 use crate::bench::Bench;
 use crate::common::MIB;
 use crate::parts::halves;
-use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
+use crate::site::{ONLY_COMPLETE, Site, Worker, eventually, settle_all};
 use futures::executor::block_on;
 use weirpool::device::DeviceStream;
 use weirpool::{PoolBuilder, Rung, Sealing};
@@ -220,7 +220,7 @@ pub(crate) fn two_who_ask_at_once_learn_no_more_than_either<B: Bench>() {
     let gate = first.use_until_opened(&late, 2);
     drop(late);
     let pool = site.pool.clone();
-    probe.behind_next_query(move || assert!(pool.harvest().unwrap()));
+    probe.amid_next("query", move || assert!(pool.harvest().unwrap()));
     site.pool.harvest().unwrap();
     second.take_nothing(8 * MIB);
     let complete = second.take_from(Rung::Free, 4 * MIB);
@@ -294,9 +294,7 @@ pub(crate) fn a_recycled_stream_handle_inherits_nothing<B: Bench>() {
     assert!(held.iter().all(|worker| worker.work.raw() != raw));
     held[0].take_nothing(MIB);
     gate.open();
-    while !site.pool.harvest().unwrap() {
-        site.bench.let_run();
-    }
+    eventually(|| site.pool.harvest().unwrap());
     let new: Vec<_> = (0..8).map(|_| site.worker()).collect();
     let heir = new.iter().find(|worker| worker.work.raw() == raw);
     assert_eq!(heir.is_some(), B::RECYCLES_HANDLES);

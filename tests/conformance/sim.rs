@@ -1,6 +1,7 @@
 //! The simulated device on the bench, in the settings that matter to a pool.
 
 use crate::bench::{Bench, Gate, Span};
+use crate::site::eventually;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,11 +118,10 @@ impl<S: Setting> Bench for Sim<S> {
     }
 
     fn settle(&self, work: &SimStream) {
-        while work.backlog() > 0 {
-            if S::CLOCK == Clock::Wall || !self.device.advance_to_next() {
-                std::thread::sleep(A_WHILE);
-            }
-        }
+        eventually(|| {
+            while work.backlog() > 0 && S::CLOCK != Clock::Wall && self.device.advance_to_next() {}
+            work.backlog() == 0
+        });
     }
 
     fn let_run(&self) {

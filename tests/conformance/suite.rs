@@ -52,6 +52,7 @@ macro_rules! backend {
                     at_the_limit_trying_fails_and_awaiting_waits,
                     memory_that_completed_since_is_found_by_the_next_try,
                     a_full_device_is_made_up_for_by_what_completed,
+                    growth_under_way_counts,
                     running_out_names_every_figure,
                     a_failed_allocation_counts_nothing;
                 failures:

@@ -2,7 +2,7 @@
 
 use crate::bench::{Bench, Gate};
 use crate::common::{Count, MIB, poll, poll_with};
-use crate::site::{Site, Worker};
+use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -69,18 +69,16 @@ pub(crate) fn the_latest_waker_is_woken<B: Bench>() {
     gate.open();
     workers[0].settle();
     eventually(|| new.iter().all(|count| count.get() > 0));
+    // Whoever serves wakes the waiter that it grants to.
+    eventually(|| {
+        site.pool.harvest().unwrap();
+        site.pool.statistics().waits.served == 1
+    });
     assert_eq!(old.get(), before, "nobody is left to hear it");
     drop(block_on(waiting).unwrap());
     block_on(passed).unwrap();
     block_on(freed).unwrap();
     assert_end(&site, &workers);
-}
-
-/// What other threads bring about, in a time that is nobody's promise.
-pub(crate) fn eventually(mut condition: impl FnMut() -> bool) {
-    while !condition() {
-        std::thread::yield_now();
-    }
 }
 
 /// [31] Futures dropped before they were polled, while they waited, and with a grant that they never
