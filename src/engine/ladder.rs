@@ -1,13 +1,13 @@
 //! The reuse ladder: where memory for an allocation comes from, cheapest first.
 
+use super::patience::{Expected, Patience};
 use super::{Engine, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::Ticket;
 use crate::lane::Lane;
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
-use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, Request, View};
+use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, Request, View};
 use crate::sync::Arc;
-use std::time::Duration;
 
 /// Where a grant came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,25 +50,6 @@ pub(crate) enum Effort {
     Thread,
     /// Anything rather than fail: the caller asked for an answer now.
     Immediate,
-}
-
-/// What an allocation that may wait waits for before it takes new memory: see [`Order::WaitFirst`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience<'a> {
-    /// Nothing.
-    None,
-    /// What is on its way now, and expected in time.
-    Fresh,
-    /// What was on its way when it came.
-    For(&'a Expected),
-}
-
-/// Points that are expected to be passed soon, and when it is no use to expect them any longer, on the
-/// device's clock.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Expected {
-    pub(crate) fences: Fences,
-    pub(crate) until: Duration,
 }
 
 /// A block out of the ledger, on its way to its user.
@@ -150,12 +131,12 @@ impl Attempt {
 }
 
 /// One climb: who asks, for what.
-struct Climb<'a> {
-    engine: &'a Engine,
-    lane: &'a Arc<Lane>,
-    request: Request,
+pub(super) struct Climb<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) lane: &'a Arc<Lane>,
+    pub(super) request: Request,
     effort: Effort,
-    patience: Patience<'a>,
+    pub(super) patience: Patience<'a>,
     /// What the lane's stream comes after, as far as the policy lets it count.
     after: Clock,
 }
@@ -294,45 +275,6 @@ impl Climb<'_> {
         ledger.could_grow(self.request, &self.view())
     }
 
-    /// The points that are to be passed before new memory is taken; nothing once they are overdue.
-    fn held_back_by(&self) -> Expected {
-        let lanes = self.engine.lanes();
-        let mut expected = match self.patience {
-            Patience::None => return Expected::default(),
-            Patience::Fresh => self.on_their_way(&lanes),
-            Patience::For(expected) if self.engine.device.now() >= expected.until => {
-                return Expected::default();
-            }
-            Patience::For(expected) => expected.clone(),
-        };
-        expected.fences.discharge(|fence| {
-            find(&lanes, fence).is_none_or(|lane| lane.timeline.completed() >= fence.ticket)
-        });
-        expected
-    }
-
-    /// What is sealed on each stream, and expected before this stream's own work is through; nothing
-    /// if it could not do anyway.
-    fn on_their_way(&self, lanes: &[Arc<Lane>]) -> Expected {
-        let totals = self.engine.totals();
-        let settings = &self.engine.settings;
-        let could_do = totals.free.current + totals.pending.current >= self.request.bytes;
-        if settings.order != Order::WaitFirst || !could_do {
-            return Expected::default();
-        }
-        let taker = self.taker();
-        let newest = |lane: &Arc<Lane>| Some(lane.fence(lane.timeline.newest()?.ticket));
-        let mut expected = Expected::default();
-        for (lane, fence) in lanes.iter().filter_map(|lane| Some((lane, newest(lane)?))) {
-            let donor = donor_of(lane, fence);
-            if settings.wait_limit.allows(donor, taker) {
-                expected.fences.join(fence);
-                expected.until = expected.until.max(donor.overdue_at(taker.now));
-            }
-        }
-        expected
-    }
-
     /// Whether memory calls may be made here.
     fn may_call(&self) -> bool {
         self.effort != Effort::Poll || !self.engine.capabilities.memory_calls_block
@@ -400,7 +342,7 @@ impl Climb<'_> {
         })
     }
 
-    fn taker(&self) -> Taker {
+    pub(super) fn taker(&self) -> Taker {
         let now = self.engine.device.now();
         let timeline = &self.lane.timeline;
         let tail = timeline.newest().map_or(now, |_| now + timeline.latency());
@@ -460,14 +402,14 @@ impl Rung {
 }
 
 /// The lane of a fence; a stream that is gone has no lane, and all its work is complete.
-fn find(lanes: &[Arc<Lane>], fence: Fence) -> Option<&Arc<Lane>> {
+pub(super) fn find(lanes: &[Arc<Lane>], fence: Fence) -> Option<&Arc<Lane>> {
     let at = lanes
         .binary_search_by_key(&fence.stream, |lane| lane.id)
         .ok()?;
     Some(&lanes[at])
 }
 
-fn donor_of(lane: &Lane, fence: Fence) -> Donor {
+pub(super) fn donor_of(lane: &Lane, fence: Fence) -> Donor {
     Donor {
         sealed_at: lane
             .timeline

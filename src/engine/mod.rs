@@ -7,6 +7,7 @@
 //! | file | about |
 //! |---|---|
 //! | `ladder` | where memory comes from, rung by rung |
+//! | `patience` | what is awaited before new memory is taken |
 //! | `release` | the way back: a free, a further use, a grant that nobody took |
 //! | `harvest` | what has completed, and what lanes keep |
 //! | `memory` | carrying out the ledger's plans on the device |
@@ -19,12 +20,14 @@ mod estate;
 mod harvest;
 mod ladder;
 mod memory;
+mod patience;
 mod release;
 mod tally;
 
 pub(crate) use harvest::Watches;
 pub use ladder::Rung;
-pub(crate) use ladder::{Effort, Expected, Lent, Patience, Refusal};
+pub(crate) use ladder::{Effort, Lent, Refusal};
+pub(crate) use patience::{Expected, Patience};
 pub(crate) use release::Use;
 pub(crate) use tally::Tally;
 
