@@ -125,6 +125,33 @@ fn a_completion_harvested_twice() {
     });
 }
 
+/// Two threads harvest a stream of which one of two points is passed: neither takes for passed what it
+/// did not ask after.
+#[test]
+fn two_harvesters_of_a_stream_half_way() {
+    model("two harvesters of a stream half way", || {
+        let device = device();
+        let pool = pool(&device);
+        let (work, a) = stream(&device, &pool);
+        let [first, second] = [(); 2].map(|()| pool.try_allocate(&a, MIB).unwrap());
+        drop(first);
+        a.seal().unwrap();
+        run(&work, 10);
+        drop(second);
+        a.seal().unwrap();
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.harvest().unwrap())
+        };
+        pool.harvest().unwrap();
+        other.join().unwrap();
+        let statistics = pool.statistics();
+        assert_eq!((statistics.free, statistics.pending.current), (MIB, MIB));
+        device.advance(Duration::from_micros(10));
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// A lane is freed into while another stream's allocation drains it.
 #[test]
 fn a_lane_freed_into_while_it_is_drained() {
