@@ -62,9 +62,9 @@
 //!    taking more; then memory pending on another stream, behind a wait on the device.
 //! 5. If no rung gives, the future joins the **queue** in `wait`, and the gate is closed: lanes are
 //!    bypassed, every free goes to the ledger, and rings.
-//! 6. Whoever drives (a [`Reclaimer`] on the runtime, or the waiter polled last) is woken by such a free,
-//!    or by the device when a stream gets further. It climbs the ladder for the head of the queue, sets
-//!    the grant, and then wakes the waiter.
+//! 6. A [`Reclaimer`] on the runtime, and the waiters themselves, are woken by such a free, and by the
+//!    device when a stream gets further. Whoever is polled first climbs the ladder for the head of the
+//!    queue, sets the grant, and then wakes the one who has it.
 //! 7. The [`Block`] is used in the order of its stream. Used on a further stream, it is told so with
 //!    [`Block::used_on`].
 //! 8. Dropped, it goes to the lane, or to the ledger as pending under the stream's open ticket. Once

@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `queue` | who waits, and what each gets |
 //! | `service` | granting the queue from the engine |
-//! | `reclaimer` | the driver as a future |
+//! | `reclaimer` | who drives, as a future |
 //! | `allocate` | the future of an allocation |
 //! | `passage` | the future of a stream's point: events, synchronization, deallocation |
 //! | `registration` | what a stream's handle and its blocks hold in common |
