@@ -8,7 +8,7 @@ use crate::engine::bell::Member;
 use crate::engine::{Effort, Engine, Lent, Patience, Refusal, Watches, gate};
 use crate::error::{AllocError, Shortfall};
 use crate::ledger::Request;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked};
 use std::task::Waker;
 
 /// Nobody serves.
@@ -69,7 +69,7 @@ impl Service {
 
     fn serve_until_done(this: &Arc<Self>, effort: Effort) {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-        let _reset = ResetOnPanic(&this.serving);
+        let reset = ResetOnPanic(&this.serving);
         loop {
             this.serving.swap(SERVING, Ordering::AcqRel);
             Self::serve_once(this, effort);
@@ -78,7 +78,8 @@ impl Service {
                 .serving
                 .compare_exchange(SERVING, IDLE, success, failure);
             if done.is_ok() {
-                return;
+                // Another may serve by now: nothing is to be reset, even if this thread unwinds.
+                return std::mem::forget(reset);
             }
         }
     }
@@ -214,8 +215,6 @@ struct ResetOnPanic<'a>(&'a SharedState);
 
 impl Drop for ResetOnPanic<'_> {
     fn drop(&mut self) {
-        if plain::thread::panicking() {
-            self.0.swap(IDLE, Ordering::AcqRel);
-        }
+        self.0.swap(IDLE, Ordering::AcqRel);
     }
 }
