@@ -1,16 +1,18 @@
 //! A block of device memory, owned.
 
-use crate::device::{DeviceError, RawStream, Referee};
+use crate::copy::{Download, Upload};
+use crate::device::{Argument, DeviceError, RawStream, Referee};
 use crate::engine::{Lent, Rung, Use};
-use crate::error::StreamError;
+use crate::error::{CopyError, StreamError};
 use crate::id::Ticket;
 use crate::lane::Lane;
 use crate::stream::Stream;
-use crate::sync::Arc;
+use crate::sync::{Arc, Guards, Mutex};
 use crate::wait::{Passages, Registration};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
+use std::ops::Range;
 use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -28,8 +30,10 @@ pub struct Block {
     lent: Option<Lent>,
     requested: u64,
     /// Further streams that it was used on.
-    further: SmallVec<[Arc<Registration>; 0]>,
+    further: Mutex<Further>,
 }
+
+type Further = SmallVec<[Arc<Registration>; 0]>;
 
 impl Block {
     #[inline]
@@ -47,7 +51,7 @@ impl Block {
             registration,
             lent: Some(lent),
             requested,
-            further: SmallVec::new(),
+            further: Mutex::new(Guards::Block, SmallVec::new()),
         }
     }
 
@@ -98,19 +102,117 @@ impl Block {
     /// # Errors
     /// [`StreamError::ForeignPool`] when the stream is of another pool, or the device's error; the
     /// stream must not use the block then.
-    pub fn used_on(&mut self, stream: &Stream) -> Result<(), StreamError> {
+    pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
         if !stream.is_of_pool(&self.registration) {
             return Err(StreamError::ForeignPool);
         }
         let further = stream.registration();
-        let is_known = |known: &Arc<Registration>| Arc::ptr_eq(known, further);
-        if is_known(&self.registration) || self.further.iter().any(is_known) {
+        if Arc::ptr_eq(&self.registration, further) || self.is_known_on(further) {
             return Ok(());
         }
         let engine = &self.registration.service.engine;
         engine.order_after_grant(&self.registration.lane, self.lent().after, &further.lane)?;
-        self.further.push(further.clone());
+        // Only now: who finds it there relies on the order.
+        let mut all = self.further.lock();
+        if !all.iter().any(|known| Arc::ptr_eq(known, further)) {
+            all.push(further.clone());
+        }
         Ok(())
+    }
+
+    fn is_known_on(&self, further: &Arc<Registration>) -> bool {
+        let all = self.further.lock();
+        all.iter().any(|known| Arc::ptr_eq(known, further))
+    }
+
+    /// The block as an argument of work on `stream`, which is noted as [`used_on`](Self::used_on) does:
+    /// on CUDA, of a kernel. The argument borrows the block until the work is submitted.
+    ///
+    #[cfg_attr(feature = "cuda", doc = "```no_run")]
+    #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+    /// # use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+    /// # fn scale(block: weirpool::Block, stream: weirpool::Stream, work: &CudaStream, kernel: &CudaFunction)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// let (argument, count) = (block.on(&stream)?, block.size() / 4);
+    /// let mut launch = work.launch_builder(kernel);
+    /// launch.arg(&argument).arg(&count);
+    /// // SAFETY: the kernel touches `count` floats from the address on, and nothing else.
+    /// unsafe { launch.launch(LaunchConfig::for_num_elems(count as u32)) }?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`used_on`](Self::used_on).
+    pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.used_on(stream)?;
+        Ok(Argument::new(self.address(), self.size()))
+    }
+
+    /// Copies `bytes` into the block, `offset` bytes from its beginning, in the order of `stream`. The
+    /// bytes are taken before this returns; the future says when the copy is complete.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// # device.block_on(async {
+    /// let block = pool.allocate(&stream, 1024).await?;
+    /// let _uploaded = block.upload(&stream, 0, b"weir")?; // what is submitted now comes after it
+    /// assert_eq!(block.download(&stream, 1..4)?.await?, b"eir");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the bytes do not fit there, as [`used_on`](Self::used_on), or when the device cannot copy.
+    /// Nothing is copied then.
+    #[track_caller]
+    pub fn upload(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<Upload, CopyError> {
+        let count = bytes.len() as u64;
+        let address = self.place_of(offset, offset.saturating_add(count))?;
+        self.used_on(stream)?;
+        let Registration { service, lane, .. } = &**stream.registration();
+        let place = Location::caller();
+        let transfer = service
+            .engine
+            .device
+            .upload(lane.raw, address, bytes, place);
+        let transfer = service.engine.noted(transfer)?;
+        Ok(Upload::new(stream.registration().clone(), transfer))
+    }
+
+    /// Copies the bytes of `range`, counted from the block's beginning, to the host, in the order of
+    /// `stream`. The future is ready with them. See [`upload`](Self::upload) for an example.
+    ///
+    /// # Errors
+    /// When the range is not within the block, as [`used_on`](Self::used_on), or when the device cannot
+    /// copy.
+    #[track_caller]
+    pub fn download(&self, stream: &Stream, range: Range<u64>) -> Result<Download, CopyError> {
+        let address = self.place_of(range.start, range.end)?;
+        self.used_on(stream)?;
+        let Registration { service, lane, .. } = &**stream.registration();
+        let (count, place) = (range.end - range.start, Location::caller());
+        let transfer = service
+            .engine
+            .device
+            .download(lane.raw, address, count, place);
+        let transfer = service.engine.noted(transfer)?;
+        Ok(Download::new(stream.registration().clone(), transfer))
+    }
+
+    /// The address of a range within the block.
+    fn place_of(&self, start: u64, end: u64) -> Result<u64, CopyError> {
+        if start > end || end > self.size() {
+            return Err(CopyError::OutOfBounds {
+                start,
+                end,
+                size: self.size(),
+            });
+        }
+        Ok(self.address() + start)
     }
 
     /// Frees the block in the order of the streams that it was used on, as dropping it does, and gives
@@ -131,7 +233,7 @@ impl Block {
     /// # Errors
     /// As [`used_on`](Self::used_on); the block is in the error, still allocated.
     #[track_caller]
-    pub fn deallocate_on(mut self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
+    pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
         match self.used_on(stream) {
             Ok(()) => Ok(self.deallocate()),
             Err(reason) => Err(DeallocateError {
@@ -156,15 +258,18 @@ impl Block {
     #[cold]
     #[inline(never)]
     fn renounce(&self, address: u64, place: Option<&'static Location<'static>>) {
-        let streams: SmallVec<[RawStream; 2]> = self.lanes().iter().map(|lane| lane.raw).collect();
+        let lanes = self.lanes();
+        let streams: SmallVec<[RawStream; 2]> = lanes.iter().map(|lane| lane.raw).collect();
         if let Some(referee) = self.referee() {
             referee.freed(address, &streams, place);
         }
     }
 
-    fn lanes(&self) -> SmallVec<[&Arc<Lane>; 2]> {
-        let further = self.further.iter().map(|further| &further.lane);
-        std::iter::once(&self.registration.lane)
+    /// The streams that it was used on: its own, and the further ones.
+    fn lanes(&self) -> SmallVec<[Arc<Lane>; 2]> {
+        let further = self.further.lock();
+        let further = further.iter().map(|further| further.lane.clone());
+        std::iter::once(self.registration.lane.clone())
             .chain(further)
             .collect()
     }
@@ -173,9 +278,9 @@ impl Block {
         let block = self
             .end(Some(place))
             .expect("taken only when the block ends");
-        let service = &self.registration.service;
         let lanes = self.lanes();
-        let fences = if self.further.is_empty() {
+        let service = &self.registration.service;
+        let fences = if lanes.len() == 1 {
             let lane = &self.registration.lane;
             let ticket: Ticket = service.engine.free(lane, block);
             std::iter::once(lane.fence(ticket)).collect()
@@ -192,8 +297,9 @@ impl Drop for Block {
         let Some(block) = self.end(None) else {
             return;
         };
+        let is_its_streams_alone = self.further.get_mut().is_empty();
         let engine = &self.registration.service.engine;
-        if self.further.is_empty() {
+        if is_its_streams_alone {
             engine.free(&self.registration.lane, block);
         } else {
             engine.free_many(&self.lanes(), block);

@@ -1,6 +1,7 @@
 //! A block of so many elements of a type.
 
 use crate::block::{Block, DeallocateError, Deallocation};
+use crate::device::Argument;
 use crate::error::{AllocError, StreamError};
 use crate::pool::Pool;
 use crate::stream::Stream;
@@ -110,8 +111,16 @@ impl<T> Buffer<T> {
     ///
     /// # Errors
     /// As [`Block::used_on`].
-    pub fn used_on(&mut self, stream: &Stream) -> Result<(), StreamError> {
+    pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
         self.block.used_on(stream)
+    }
+
+    /// As [`Block::on`].
+    ///
+    /// # Errors
+    /// As [`Block::on`].
+    pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.block.on(stream)
     }
 
     /// As [`Block::deallocate`].

@@ -148,3 +148,25 @@ pub enum StreamError {
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
+
+/// Why nothing was copied between host and device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CopyError {
+    /// The range is not one within the block.
+    #[error("bytes {start}..{end} are not within a block of {size} bytes")]
+    OutOfBounds {
+        /// The range's first byte, counted from the block's.
+        start: u64,
+        /// The byte after the range's last.
+        end: u64,
+        /// The bytes of the block.
+        size: u64,
+    },
+    /// The stream may not use the block.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}

@@ -77,7 +77,7 @@
 //!
 //! | layer | what it is | what it must not know |
 //! |---|---|---|
-//! | `buffer`, `pool`, `block`, `stream` | the public face | |
+//! | `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics: reads, never steers | |
 //! | `wait` | queue, futures, reclaimer | how memory is found |
 //! | `engine` | one allocation and one free, through lanes, ledger and device | who waits |
@@ -103,6 +103,7 @@
 
 mod block;
 mod buffer;
+mod copy;
 #[allow(unsafe_code)]
 pub mod device;
 mod engine;
@@ -119,8 +120,9 @@ mod wait;
 
 pub use block::{Block, DeallocateError, Deallocation};
 pub use buffer::Buffer;
+pub use copy::{Download, Upload};
 pub use engine::Rung;
-pub use error::{AllocError, BuildError, Shortfall, StreamError};
+pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
 pub use id::StreamId;
 pub use ledger::Level;
 pub use ledger::policy::{Order, Reuse, Sealing, WaitLimit};

@@ -1,6 +1,6 @@
 //! A registered stream, and the points of it that can be awaited.
 
-use crate::device::DeviceError;
+use crate::device::{DeviceError, RawStream};
 use crate::error::StreamError;
 use crate::id::StreamId;
 use crate::lane::Marker;
@@ -40,6 +40,11 @@ impl Stream {
     /// The stream's id within the pool; never used again for another.
     pub fn id(&self) -> StreamId {
         self.registration.lane.id
+    }
+
+    /// The device's own name of the stream.
+    pub fn raw(&self) -> RawStream {
+        self.registration.lane.raw
     }
 
     pub(crate) fn is_of_pool(&self, other: &Registration) -> bool {

@@ -29,6 +29,7 @@ pub(crate) enum Guards {
     Queue,
     Waiter,
     Bell,
+    Block,
 }
 
 /// A mutex that does not poison: a panic while it is held is a bug of this crate, and the
@@ -60,6 +61,15 @@ impl<T> Mutex<T> {
         #[cfg(debug_assertions)]
         tally::locked(self.guards);
         Guard { inner }
+    }
+}
+
+impl<T> Mutex<T> {
+    /// The value, of who has it alone: nothing is locked.
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        let value = self.inner.get_mut();
+        value.unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

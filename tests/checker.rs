@@ -205,7 +205,7 @@ fn a_use_before_the_grant_is_found_at_submission() {
 #[test]
 fn a_missing_wait_is_a_race() {
     let world = World::new();
-    let mut block = world.allocate(0, MIB);
+    let block = world.allocate(0, MIB);
     let (used, first) = (world.write(0, &block), line!());
     block.used_on(&world.stream[1]).unwrap();
     let (read, second) = (world.read(1, &block), line!());
@@ -257,7 +257,7 @@ fn memory_that_goes_away_under_work_is_found() {
 fn used_on_and_a_wait_are_right() {
     let world = World::new();
     for _ in 0..10 {
-        let mut block = world.allocate(0, MIB);
+        let block = world.allocate(0, MIB);
         world.write(0, &block);
         world.order(0, 1);
         block.used_on(&world.stream[1]).unwrap();
@@ -276,7 +276,7 @@ fn used_on_orders_after_the_grant() {
         let earlier = world.allocate(0, bytes);
         world.write(0, &earlier);
         drop(earlier);
-        let mut block = world.allocate(0, bytes);
+        let block = world.allocate(0, bytes);
         block.used_on(&world.stream[1]).unwrap();
         world.write(1, &block);
         drop(block);
@@ -370,7 +370,7 @@ fn a_flag_hand_shake_is_right() {
     let world = World::new();
     let [a, b] = &world.work;
     let (there, back) = (world.device.flag(), world.device.flag());
-    let mut block = world.allocate(0, MIB);
+    let block = world.allocate(0, MIB);
     for round in 1..10 {
         // The waits come before the signals: what ends them is known later.
         b.wait_until(&there, round);
@@ -390,7 +390,7 @@ fn a_flag_that_comes_too_early_is_no_order() {
     let world = World::new();
     let [a, b] = &world.work;
     let flag = world.device.flag();
-    let mut block = world.allocate(0, MIB);
+    let block = world.allocate(0, MIB);
     block.used_on(&world.stream[1]).unwrap();
     b.wait_until(&flag, 1);
     world.read(1, &block);
@@ -406,7 +406,7 @@ fn a_flag_between_host_and_device_orders() {
     let world = World::new();
     let [a, b] = &world.work;
     let (seen, go) = (world.device.flag(), world.device.flag());
-    let mut block = world.allocate(0, MIB);
+    let block = world.allocate(0, MIB);
     block.used_on(&world.stream[1]).unwrap();
     b.wait_until(&go, 1);
     world.write(0, &block);
@@ -425,7 +425,7 @@ fn order_goes_on_through_a_third_stream() {
     let world = World::new();
     let (work_c, c) = stream(&world.device, &world.pool);
     let flag = world.device.flag();
-    let mut block = world.allocate(0, MIB);
+    let block = world.allocate(0, MIB);
     block.used_on(&world.stream[1]).unwrap();
     work_c.wait_until(&flag, 1);
     world.stream[1].wait(&c.event().unwrap()).unwrap();
@@ -501,7 +501,7 @@ fn memory_without_a_pool_is_not_missed() {
 #[test]
 fn a_name_used_again_inherits_no_order() {
     let world = World::new();
-    let mut block = world.allocate(0, MIB);
+    let block = world.allocate(0, MIB);
     for is_seen in [true, false] {
         let gone = world.device.create_stream();
         let name = gone.raw();
@@ -529,7 +529,7 @@ fn a_name_used_again_inherits_no_order() {
 #[test]
 fn a_submission_panics_and_is_submitted_all_the_same() {
     let world = World::panicking();
-    let mut block = world.allocate(0, MIB);
+    let block = world.allocate(0, MIB);
     world.write(0, &block);
     block.used_on(&world.stream[1]).unwrap();
     let message = panic_of(|| world.read(1, &block)).unwrap();
@@ -636,7 +636,7 @@ enum Forgets {
 
 /// A service that decodes on its stream and copies out on another.
 async fn request(pool: &Pool, work: &[SimStream; 2], stream: &[Stream; 2], forgets: Forgets) {
-    let mut block = pool.allocate(&stream[0], 4 * MIB).await.unwrap();
+    let block = pool.allocate(&stream[0], 4 * MIB).await.unwrap();
     let (address, size) = (block.address(), block.size());
     let decode = Operation::new(us(80)).named("decode");
     work[0].submit(decode.writes(address, size));

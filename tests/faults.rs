@@ -296,7 +296,7 @@ fn a_use_that_could_not_be_ordered_is_refused() {
     let (_, b) = stream(&device, &pool);
     drop(pool.try_allocate(&a, 8 * MIB).unwrap());
     run(&work, us(10));
-    let mut block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
     device.script(Call::Wait, 1, Fault::Fails(Other));
     assert!(matches!(block.used_on(&b), Err(StreamError::Device(_))));
     block.used_on(&b).unwrap();

@@ -7,6 +7,7 @@
 mod common;
 
 use common::*;
+use std::panic::Location;
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -125,6 +126,26 @@ unsafe impl Device for Hooked {
     }
     fn unwatch(&self, w: WatchId) {
         self.sim.unwatch(w)
+    }
+
+    fn upload(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: &[u8],
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn weirpool::device::Transfer>, DeviceError> {
+        self.sim.upload(stream, address, bytes, place)
+    }
+
+    fn download(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn weirpool::device::Transfer>, DeviceError> {
+        self.sim.download(stream, address, bytes, place)
     }
 }
 fn only_host_waits() -> Reuse {

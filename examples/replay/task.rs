@@ -109,7 +109,7 @@ impl StreamTask {
         &mut self,
         id: usize,
         bytes: u64,
-        mut block: Block,
+        block: Block,
         made: &weirpool::Event,
     ) -> anyhow::Result<Duration> {
         let session = self.session.clone();

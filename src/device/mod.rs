@@ -7,22 +7,31 @@
 //! | backend | module | what it is |
 //! |---|---|---|
 //! | simulated | [`sim`] | streams as executors over host memory, on a virtual clock |
+//! | CUDA | `cuda` (with the feature of that name) | NVIDIA GPUs, through cudarc |
 
+mod argument;
 mod capability;
+#[cfg(feature = "cuda")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
+pub mod cuda;
 mod error;
 mod referee;
 pub mod sim;
+mod transfer;
 mod watch;
 
 use crate::sync::plain::Arc;
 use std::any::Any;
 use std::fmt;
+use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
 
+pub use argument::Argument;
 pub use capability::{Capabilities, MemoryInfo};
 pub use error::{DeviceError, DeviceErrorKind};
 pub use referee::Referee;
+pub use transfer::Transfer;
 pub(crate) use watch::{Alarm, Watch};
 
 macro_rules! handle {
@@ -66,6 +75,20 @@ pub trait DeviceStream {
 
     /// An owner that keeps the stream usable while it is held.
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync>;
+
+    /// Whether a wait may be inserted into the stream. Where it may not (CUDA's legacy default stream
+    /// would hold up all others), the pool never makes it wait for memory on the device.
+    fn takes_waits(&self) -> bool {
+        true
+    }
+
+    /// Whether a pool can keep the stream's order at all; asked when it is registered.
+    ///
+    /// # Errors
+    /// Why not, and what to do instead.
+    fn admit(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
 }
 
 /// What the pool asks of a device.
@@ -204,11 +227,11 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError>;
 
     /// Records the event behind everything submitted to `stream` so far. A second record replaces
-    /// the first, for queries and watches from then on. Cannot wait.
+    /// the first, for queries from then on; an event that is watched is not recorded anew. Cannot wait.
     ///
     /// # Errors
-    /// When stream and event are of different devices, or the device is broken; then the event
-    /// stands as it was.
+    /// When stream and event are of different devices, the device is broken, or the stream does not
+    /// run what it is given now (it is being captured); then the event stands as it was.
     fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError>;
 
     /// Whether the work behind the event's last record is complete. Cannot wait.
@@ -221,7 +244,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// device, which does not block the host. Cannot wait.
     ///
     /// # Errors
-    /// When nothing was enqueued.
+    /// When nothing was enqueued; [`DeviceErrorKind::Unsupported`] where the stream
+    /// [takes no waits](DeviceStream::takes_waits) and the event is not complete.
     fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError>;
 
     /// Calls `waker` once, when the event's last record so far completes or fails and not before; at
@@ -231,4 +255,33 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
 
     /// Forgets a watch. One that was called already, or is unknown, is ignored.
     fn unwatch(&self, watch: WatchId);
+
+    // ---- copies ------------------------------------------------------------------------------------
+
+    /// Copies bytes of the host to the device, in the order of `stream`. The bytes are taken before this
+    /// returns. May take a while for many bytes, and never waits for work of the device. `place` is where
+    /// in the source it was asked for, for reports.
+    ///
+    /// # Errors
+    /// When nothing was enqueued.
+    fn upload(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: &[u8],
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError>;
+
+    /// Copies bytes of the device to the host, in the order of `stream`. Never waits for work of the
+    /// device. `place` as in [`upload`](Self::upload).
+    ///
+    /// # Errors
+    /// When nothing was enqueued.
+    fn download(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError>;
 }

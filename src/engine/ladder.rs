@@ -306,6 +306,7 @@ impl Climb<'_> {
 
     fn may_wait(&self) -> bool {
         self.engine.capabilities.device_side_waits
+            && self.lane.takes_waits
             && self.engine.settings.reuse.internal_dependencies
     }
 

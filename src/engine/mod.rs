@@ -122,11 +122,12 @@ impl Engine {
     /// Adds a stream, with an id of its own (I7).
     ///
     /// # Errors
-    /// When it is of another device.
+    /// When it is of another device, or the device cannot keep its order.
     pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
         if stream.device_id() != self.device.id() {
             return Err(StreamError::ForeignDevice);
         }
+        stream.admit()?;
         // Streams that went away are seen off by those that come: their number stays bounded.
         self.harvest_retired();
         let id = self.next_stream_id();

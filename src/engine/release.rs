@@ -39,7 +39,7 @@ impl Engine {
 
     /// Frees a block that was used on several streams: it is pending for each of them, and the order
     /// of each is kept. Returns the tickets that it waits for.
-    pub(crate) fn free_many(&self, lanes: &[&Arc<Lane>], block: Use) -> Fences {
+    pub(crate) fn free_many(&self, lanes: &[Arc<Lane>], block: Use) -> Fences {
         let noted: Vec<_> = lanes
             .iter()
             .map(|lane| (lane, lane.note_use(block.bytes, &self.gate)))

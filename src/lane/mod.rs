@@ -43,6 +43,8 @@ pub(crate) struct Bounds {
 pub(crate) struct Lane {
     pub(crate) id: StreamId,
     pub(crate) raw: RawStream,
+    /// Whether a wait may be inserted into the stream.
+    pub(crate) takes_waits: bool,
     bounds: Bounds,
     front: CachePadded<Mutex<Front>>,
     pub(crate) timeline: Timeline,
@@ -129,6 +131,7 @@ impl Lane {
         Self {
             id,
             raw: stream.raw(),
+            takes_waits: stream.takes_waits(),
             bounds,
             front: CachePadded::new(Mutex::new(Guards::Lane, front)),
             timeline: Timeline::new(),

@@ -4,9 +4,12 @@ mod allocate;
 mod builder;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
+mod own_stream;
 
 pub use allocate::Allocate;
 pub use builder::PoolBuilder;
+
+use own_stream::OwnStream;
 
 use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
@@ -69,7 +72,8 @@ impl Pool {
     /// A stream registered twice has two lanes and two orders, each of them safe.
     ///
     /// # Errors
-    /// [`StreamError::ForeignDevice`] when the stream is of another device.
+    /// [`StreamError::ForeignDevice`] when the stream is of another device; the device's error when it
+    /// cannot keep the stream's order.
     pub fn register(&self, stream: &impl DeviceStream) -> Result<Stream, StreamError> {
         let service = self.service().clone();
         let lane = service.engine.register(stream)?;
@@ -79,6 +83,22 @@ impl Pool {
             lane,
             presence: self.presence.clone(),
         }))
+    }
+
+    /// Makes a stream of the device and registers it. It is destroyed when the pool does not need it any
+    /// more: after its last handle and block, and the completion of what was freed on it. For work to
+    /// be submitted to it, the device gives it by its [name](Stream::raw):
+    #[cfg_attr(
+        feature = "cuda",
+        doc = "[`CudaDevice::stream`](crate::device::cuda::CudaDevice::stream),"
+    )]
+    /// [`SimDevice::stream`](crate::device::sim::SimDevice::stream).
+    ///
+    /// # Errors
+    /// When the device cannot make one.
+    pub fn create_stream(&self) -> Result<Stream, StreamError> {
+        let device = &self.service().engine.device;
+        self.register(&OwnStream::new(device)?)
     }
 
     /// Allocates `bytes` for use in the order of `stream`, waiting for memory if there is none.

@@ -79,11 +79,11 @@ pub(crate) struct Passages(SmallVec<[Passage; 1]>);
 
 impl Passages {
     /// The streams of all fences are among `lanes`.
-    pub(crate) fn new(service: &Arc<Service>, lanes: &[&Arc<Lane>], fences: &Fences) -> Self {
+    pub(crate) fn new(service: &Arc<Service>, lanes: &[Arc<Lane>], fences: &Fences) -> Self {
         let lane_of = |stream| lanes.iter().find(|lane| lane.id == stream);
         let passages = fences.iter().filter_map(|fence| {
             let lane = lane_of(fence.stream)?;
-            Some(Passage::new(service.clone(), (*lane).clone(), fence.ticket))
+            Some(Passage::new(service.clone(), lane.clone(), fence.ticket))
         });
         Self(passages.collect())
     }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
@@ -249,5 +250,26 @@ unsafe impl Device for Probe {
 
     fn unwatch(&self, watch: WatchId) {
         self.inner().unwatch(watch);
+    }
+
+    fn upload(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: &[u8],
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn weirpool::device::Transfer>, DeviceError> {
+        self.enter("upload")?.upload(stream, address, bytes, place)
+    }
+
+    fn download(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn weirpool::device::Transfer>, DeviceError> {
+        self.enter("download")?
+            .download(stream, address, bytes, place)
     }
 }

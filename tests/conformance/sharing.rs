@@ -11,7 +11,7 @@ use weirpool::{AllocError, Block, Rung, StreamError};
 pub(crate) fn host_use_is_ordered_like_another_stream<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [device, host, other] = site.workers();
-    let mut block = device.take(MIB);
+    let block = device.take(MIB);
     device.fill(&block, 1);
     block_on(device.stream.synchronize()).unwrap();
     assert!(site.bench.host_compare((&block).into(), 1));
@@ -76,7 +76,7 @@ pub(crate) fn who_takes_a_shared_block_comes_after_all_its_streams<B: Bench>() {
 
 /// A block of the first worker that the next two look at, each once its gate is open.
 fn shared<B: Bench>(workers: &[Worker<B>; 4]) -> (Block, Vec<crate::bench::Gate>) {
-    let mut block = workers[0].take(8 * MIB);
+    let block = workers[0].take(8 * MIB);
     workers[0].fill(&block, 1);
     let gates = workers[1..3].iter().map(|reader| {
         reader.come_after(&workers[0]);
@@ -122,7 +122,7 @@ pub(crate) fn a_further_stream_comes_after_the_earlier_life<B: Bench>() {
         let address = earlier.address();
         let gate = home.use_until_opened(&earlier, 1);
         drop(earlier);
-        let mut block = home.take(bytes);
+        let block = home.take(bytes);
         assert_eq!(block.address(), address);
         block.used_on(&further.stream).unwrap();
         further.fill(&block, 2);
@@ -178,7 +178,7 @@ pub(crate) fn an_event_of_another_device_is_refused<B: Bench>() {
 pub(crate) fn a_refused_free_leaves_the_block_allocated<B: Bench>() {
     let (site, other) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));
     let [worker, stranger] = [site.worker(), other.worker()];
-    let mut block = worker.take(8 * MIB);
+    let block = worker.take(8 * MIB);
     worker.fill(&block, 1);
     let refused = block.used_on(&stranger.stream);
     assert_eq!(refused.unwrap_err(), StreamError::ForeignPool);

@@ -113,7 +113,7 @@ pub(crate) fn a_drop_elsewhere_covers_the_last_use<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, further, third] = site.workers();
     for round in 0..50u8 {
-        let mut block = block_on(home.allocate(8 * MIB));
+        let block = block_on(home.allocate(8 * MIB));
         home.fill(&block, round);
         further.come_after(&home);
         block.used_on(&further.stream).unwrap();

@@ -38,11 +38,15 @@ pub enum Call {
     Query,
     /// `Device::wait`
     Wait,
+    /// `Device::upload`
+    Upload,
+    /// `Device::download`
+    Download,
 }
 
 impl Call {
     /// Every call, in the order of their declaration.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -59,6 +63,8 @@ impl Call {
         Self::Record,
         Self::Query,
         Self::Wait,
+        Self::Upload,
+        Self::Download,
     ];
 
     /// The name of the call in [`Device`](crate::device::Device).
@@ -80,6 +86,8 @@ impl Call {
             Self::Record => "record",
             Self::Query => "query",
             Self::Wait => "wait",
+            Self::Upload => "upload",
+            Self::Download => "download",
         }
     }
 

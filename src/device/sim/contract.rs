@@ -16,9 +16,10 @@ use super::schedule::{Item, Point};
 use super::state::State;
 use crate::device::{
     AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, MemoryInfo,
-    PhysicalHandle, RawEvent, RawStream, Referee, WatchId,
+    PhysicalHandle, RawEvent, RawStream, Referee, Transfer, WatchId,
 };
 use crate::sync::plain::Arc;
+use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -57,7 +58,11 @@ fn invalid(call: Call, reason: String) -> DeviceError {
     DeviceError::new(call.name(), DeviceErrorKind::InvalidArgument, reason)
 }
 
-fn check_stream(state: &State, call: Call, stream: RawStream) -> Result<(), DeviceError> {
+pub(super) fn check_stream(
+    state: &State,
+    call: Call,
+    stream: RawStream,
+) -> Result<(), DeviceError> {
     if state.schedule.is_open(stream) {
         return Ok(());
     }
@@ -320,5 +325,27 @@ unsafe impl Device for SimDevice {
             }
             state.schedule.unwatch(watch)
         });
+    }
+
+    // ---- copies ------------------------------------------------------------------------------------
+
+    fn upload(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: &[u8],
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        self.start_upload(stream, address, bytes, place)
+    }
+
+    fn download(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        self.start_download(stream, address, bytes, place)
     }
 }

@@ -34,6 +34,12 @@ const WAIT: u64 = 200;
 const CREATE_EVENT: u64 = 88;
 const DESTROY_EVENT: u64 = 87;
 
+/// A copy's submission, and bytes per microsecond: of the host's own copy to page-locked memory, and of
+/// the bus.
+const COPY: u64 = 2_000;
+const HOST_COPY: u64 = 8_000;
+const BUS: u64 = 50_000;
+
 /// What `call` costs for `bytes` (0 where a size means nothing).
 pub(super) fn of(call: Call, bytes: u64) -> Duration {
     Duration::from_nanos(match call {
@@ -46,10 +52,20 @@ pub(super) fn of(call: Call, bytes: u64) -> Duration {
         Call::Record => RECORD,
         Call::Query | Call::MemoryInfo => QUERY,
         Call::Wait => WAIT,
+        Call::Upload | Call::Download => COPY + per_byte(bytes, HOST_COPY),
         // Streams were not measured; the pool makes few.
         Call::CreateEvent | Call::CreateStream => CREATE_EVENT,
         Call::DestroyEvent | Call::DestroyStream => DESTROY_EVENT,
     })
+}
+
+/// How long the device is busy copying between itself and the host.
+pub(super) fn of_copy(bytes: u64) -> Duration {
+    Duration::from_nanos(per_byte(bytes, BUS))
+}
+
+fn per_byte(bytes: u64, bytes_per_us: u64) -> u64 {
+    bytes.saturating_mul(1000) / bytes_per_us
 }
 
 fn on_curve(curve: &Curve, bytes: u64) -> u64 {

@@ -57,6 +57,7 @@ mod builder;
 mod call;
 mod checker;
 mod contract;
+mod copy;
 mod cost;
 mod counters;
 mod engine;

@@ -57,6 +57,12 @@ impl Operation {
         }
     }
 
+    /// As if it had been made there.
+    pub(super) fn at(mut self, place: &'static Location<'static>) -> Self {
+        self.place = place;
+        self
+    }
+
     /// Stands behind device work submitted earlier, that is not simulated one by one: the operation
     /// starts no earlier than `behind` after its submission, plus all the stall that the stream has
     /// gathered so far (a stall moves everything behind it).

@@ -1,0 +1,99 @@
+//! Copies between host and device, awaited.
+
+use crate::device::{DeviceError, Transfer, Watch};
+use crate::sync::Arc;
+use crate::wait::Registration;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// A copy on its way, of the order of some stream.
+struct Copy {
+    registration: Arc<Registration>,
+    /// Taken back before the transfer, whose event it watches, is let go.
+    watch: Option<Watch>,
+    transfer: Box<dyn Transfer>,
+}
+
+impl Copy {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<u8>, DeviceError>> {
+        let engine = &self.registration.service.engine;
+        self.watch = None;
+        if let Some(bytes) = engine.noted(self.transfer.bytes())? {
+            return Poll::Ready(Ok(bytes));
+        }
+        // If it completes before this line, the watch calls at once.
+        let watch = Watch::new(&engine.device, self.transfer.event(), context.waker());
+        self.watch = Some(watch);
+        Poll::Pending
+    }
+}
+
+/// A copy to the device: ready once it is complete. Made by [`Block::upload`](crate::Block::upload).
+///
+/// # Errors
+/// What the device says instead.
+///
+/// # Cancel safety
+/// Dropping it stops the waiting and nothing else: the copy takes place all the same.
+#[must_use = "it need not be awaited; work that is submitted to the stream later comes after the copy"]
+pub struct Upload(Copy);
+
+/// A copy to the host: ready with its bytes. Made by [`Block::download`](crate::Block::download).
+///
+/// # Errors
+/// What the device says instead.
+///
+/// # Cancel safety
+/// Dropping it stops the waiting; what the copy needs stays until it is complete.
+#[must_use = "the bytes are had by awaiting it"]
+pub struct Download(Copy);
+
+impl Upload {
+    pub(crate) fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
+        Self(Copy {
+            registration,
+            watch: None,
+            transfer,
+        })
+    }
+}
+
+impl Download {
+    pub(crate) fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
+        Self(Copy {
+            registration,
+            watch: None,
+            transfer,
+        })
+    }
+}
+
+impl Future for Upload {
+    type Output = Result<(), DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll(context).map_ok(|_| ())
+    }
+}
+
+impl Future for Download {
+    type Output = Result<Vec<u8>, DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll(context)
+    }
+}
+
+impl fmt::Debug for Upload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upload").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Download {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Download").finish_non_exhaustive()
+    }
+}

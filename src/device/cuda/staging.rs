@@ -1,0 +1,210 @@
+//! Copies between host and device, through page-locked memory of the host.
+//!
+//! The driver copies from and to ordinary memory only while it keeps the calling thread. So a copy goes
+//! through a *stage*: page-locked memory that the device keeps, and that nothing but the copy touches
+//! until its event is complete, whoever still waits for it.
+
+use super::CudaDevice;
+use super::driver::{Visit, check};
+use crate::device::{Device, DeviceError, RawEvent, RawStream, Transfer};
+use crate::sync::plain::Mutex;
+use cudarc::driver::sys;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+/// Stages are powers of two, from this size up.
+const SMALLEST: u64 = 64 << 10;
+/// Bytes of spare stages that are kept at most. Locking pages takes about a quarter of a millisecond a
+/// MiB, and unlocking waits for the device.
+const MOST_SPARE: u64 = 256 << 20;
+
+/// Page-locked memory of the host.
+#[derive(Debug)]
+struct Stage {
+    start: NonNull<u8>,
+    bytes: u64,
+}
+
+// SAFETY: memory like any other; who has the stage has the memory.
+unsafe impl Send for Stage {}
+// SAFETY: a shared stage is not written through.
+unsafe impl Sync for Stage {}
+
+/// The stages that nobody holds.
+#[derive(Debug, Default)]
+pub(super) struct Stages {
+    spare: Mutex<Vec<Stage>>,
+    /// Transfers that were let go before they were complete.
+    abandoned: Mutex<Vec<(Stage, RawEvent)>>,
+}
+
+impl CudaDevice {
+    pub(super) fn start_upload(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        let stage = self.take_stage(bytes.len() as u64)?;
+        // SAFETY: the stage is at least so large, is not the caller's memory, and nobody else has it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), stage.start.as_ptr(), bytes.len());
+        }
+        self.start(stage, stream, 0, |stage, handle| {
+            let source = stage.start.as_ptr().cast::<c_void>();
+            // SAFETY: the stage is kept until the copy is complete; the address is the block's.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(address, source, bytes.len(), handle) }
+        })
+    }
+
+    pub(super) fn start_download(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        let stage = self.take_stage(bytes)?;
+        self.start(stage, stream, bytes, |stage, handle| {
+            let target = stage.start.as_ptr().cast::<c_void>();
+            // SAFETY: the stage is at least so large, and kept until the copy is complete.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(target, address, bytes as usize, handle) }
+        })
+    }
+
+    fn start(
+        &self,
+        stage: Stage,
+        stream: RawStream,
+        returns: u64,
+        copy: impl FnOnce(&Stage, sys::CUstream) -> sys::CUresult,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        const CALL: &str = "copy";
+        let event = match self.create_event() {
+            Ok(event) => event,
+            Err(error) => {
+                self.put_stage(stage);
+                return Err(error);
+            }
+        };
+        // From here on whatever goes wrong leaves the stage to the event.
+        let transfer = StagedTransfer {
+            device: self.clone(),
+            held: Some((stage, event)),
+            returns,
+        };
+        let _visit = self.visit(CALL)?;
+        let (stage, _) = transfer.held();
+        check(CALL, copy(stage, super::stream::handle(stream)))?;
+        self.record(event, stream)?;
+        Ok(Box::new(transfer))
+    }
+
+    fn take_stage(&self, bytes: u64) -> Result<Stage, DeviceError> {
+        self.sweep_abandoned();
+        let bytes = bytes.max(SMALLEST).next_power_of_two();
+        {
+            let mut spare = self.inner.stages.spare.lock();
+            let fitting = spare.iter().position(|stage| stage.bytes == bytes);
+            if let Some(at) = fitting {
+                return Ok(spare.swap_remove(at));
+            }
+        }
+        let _visit = self.visit("copy")?;
+        let mut start = std::ptr::null_mut();
+        // SAFETY: writes the address to the place given.
+        check("copy", unsafe {
+            sys::cuMemAllocHost_v2(&mut start, bytes as usize)
+        })?;
+        let start = NonNull::new(start.cast::<u8>()).expect("memory has an address");
+        Ok(Stage { start, bytes })
+    }
+
+    fn put_stage(&self, stage: Stage) {
+        let mut spare = self.inner.stages.spare.lock();
+        let kept: u64 = spare.iter().map(|stage| stage.bytes).sum();
+        if kept + stage.bytes <= MOST_SPARE {
+            return spare.push(stage);
+        }
+        drop(spare);
+        if let Ok(_visit) = self.visit("copy") {
+            free_stage(&stage);
+        }
+    }
+
+    /// Takes back the stages of transfers that nobody waited for and that are complete by now.
+    fn sweep_abandoned(&self) {
+        let abandoned = std::mem::take(&mut *self.inner.stages.abandoned.lock());
+        for (stage, event) in abandoned {
+            self.put_back(stage, event);
+        }
+    }
+
+    /// A stage whose copy is over is spare again; one whose copy is not stays out. One whose copy failed
+    /// is leaked: nobody can tell when the device lets go of it.
+    fn put_back(&self, stage: Stage, event: RawEvent) {
+        match self.query(event) {
+            Ok(false) => self.inner.stages.abandoned.lock().push((stage, event)),
+            Ok(true) => {
+                let _ = self.destroy_event(event);
+                self.put_stage(stage);
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+impl Stages {
+    /// The end of the device: its spare stages are given back. Copies that are still on their way keep
+    /// theirs, and so they are leaked.
+    pub(super) fn free_all(&self, visit: &Visit) {
+        let _ = visit;
+        for stage in self.spare.lock().drain(..) {
+            free_stage(&stage);
+        }
+    }
+}
+
+/// With the device's context current.
+fn free_stage(stage: &Stage) {
+    // SAFETY: the stage is one of the driver's, and nobody else has it. What fails is leaked.
+    let _ = unsafe { sys::cuMemFreeHost(stage.start.as_ptr().cast()) };
+}
+
+struct StagedTransfer {
+    device: CudaDevice,
+    /// Until the bytes were taken, or this is dropped.
+    held: Option<(Stage, RawEvent)>,
+    /// Bytes that come from the device.
+    returns: u64,
+}
+
+impl StagedTransfer {
+    fn held(&self) -> &(Stage, RawEvent) {
+        self.held.as_ref().expect("held until it is dropped")
+    }
+}
+
+impl Transfer for StagedTransfer {
+    fn event(&self) -> RawEvent {
+        self.held().1
+    }
+
+    fn bytes(&mut self) -> Result<Option<Vec<u8>>, DeviceError> {
+        let (stage, event) = self.held();
+        if !self.device.query(*event)? {
+            return Ok(None);
+        }
+        // SAFETY: the copy has written so many bytes, and is over.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(stage.start.as_ptr(), self.returns as usize) };
+        Ok(Some(bytes.to_vec()))
+    }
+}
+
+impl Drop for StagedTransfer {
+    fn drop(&mut self) {
+        if let Some((stage, event)) = self.held.take() {
+            self.device.put_back(stage, event);
+        }
+    }
+}

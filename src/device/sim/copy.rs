@@ -1,0 +1,98 @@
+//! Copies between the host and the simulated device: operations like any other, that move bytes.
+
+use super::SimDevice;
+use super::call::Call;
+use super::contract::check_stream;
+use super::cost;
+use super::operation::Operation;
+use super::schedule::Item;
+use crate::device::{Device, DeviceError, RawEvent, RawStream, Transfer};
+use crate::sync::plain::{Arc, Mutex};
+use std::panic::Location;
+
+struct SimTransfer {
+    device: SimDevice,
+    event: RawEvent,
+    /// What came from the device.
+    arrived: Arc<Mutex<Vec<u8>>>,
+}
+
+impl SimDevice {
+    pub(super) fn start_upload(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: &[u8],
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        let count = bytes.len() as u64;
+        let bytes = bytes.to_vec();
+        let copy = Operation::new(cost::of_copy(count))
+            .named("upload")
+            .at(place)
+            .writes(address, count)
+            .run(move |memory| memory.write(address, &bytes));
+        self.start(Call::Upload, stream, count, copy, Arc::default())
+    }
+
+    pub(super) fn start_download(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        let arrived = Arc::<Mutex<Vec<u8>>>::default();
+        let target = arrived.clone();
+        let copy = Operation::new(cost::of_copy(bytes))
+            .named("download")
+            .at(place)
+            .reads(address, bytes)
+            .run(move |memory| {
+                let mut read = vec![0; bytes as usize];
+                memory.read(address, &mut read);
+                *target.lock() = read;
+            });
+        self.start(Call::Download, stream, bytes, copy, arrived)
+    }
+
+    fn start(
+        &self,
+        call: Call,
+        stream: RawStream,
+        bytes: u64,
+        copy: Operation,
+        arrived: Arc<Mutex<Vec<u8>>>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        let transfer = SimTransfer {
+            event: self.create_event()?,
+            device: self.clone(),
+            arrived,
+        };
+        self.engine.call(|state| {
+            state.enter(call, bytes)?;
+            check_stream(state, call, stream)?;
+            state.submit(stream, Item::Operation(copy));
+            Ok(())
+        })?;
+        self.record(transfer.event, stream)?;
+        Ok(Box::new(transfer))
+    }
+}
+
+impl Transfer for SimTransfer {
+    fn event(&self) -> RawEvent {
+        self.event
+    }
+
+    fn bytes(&mut self) -> Result<Option<Vec<u8>>, DeviceError> {
+        let is_complete = self.device.query(self.event)?;
+        Ok(is_complete.then(|| std::mem::take(&mut *self.arrived.lock())))
+    }
+}
+
+impl Drop for SimTransfer {
+    fn drop(&mut self) {
+        let _ = self.device.destroy_event(self.event);
+    }
+}

@@ -1,0 +1,43 @@
+//! Streams that the pool makes.
+
+use crate::device::{Device, DeviceError, DeviceId, DeviceStream, RawStream};
+use crate::sync::plain::Arc;
+use std::any::Any;
+
+/// A stream that is destroyed when nobody needs it any more.
+pub(super) struct OwnStream(Arc<Owner>);
+
+#[derive(Debug)]
+struct Owner {
+    device: Arc<dyn Device>,
+    raw: RawStream,
+}
+
+impl OwnStream {
+    pub(super) fn new(device: &Arc<dyn Device>) -> Result<Self, DeviceError> {
+        let raw = device.create_stream()?;
+        let device = device.clone();
+        Ok(Self(Arc::new(Owner { device, raw })))
+    }
+}
+
+impl DeviceStream for OwnStream {
+    fn device_id(&self) -> DeviceId {
+        self.0.device.id()
+    }
+
+    fn raw(&self) -> RawStream {
+        self.0.raw
+    }
+
+    fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
+        self.0.clone()
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // One that cannot be destroyed is the device's to clean up.
+        let _ = self.device.destroy_stream(self.raw);
+    }
+}
