@@ -1,12 +1,12 @@
-//! The list of all tests, and how a device is put through them.
+//! The list of all tests, for whatever runs them.
 
-/// A module with every test for one bench.
-macro_rules! backend {
-    ($backend:ident, $bench:ty) => {
-        mod $backend {
-            type Bench = $bench;
-
-            themes! {
+/// Hands the list to the macro that is named, behind what comes with the name: by theme, the tests of a
+/// device; those that await, which are in `tasks`; and the executors, on each of which they are run.
+macro_rules! suite {
+    ($run:ident: $($with:tt)*) => {
+        $run! {
+            ($($with)*)
+            themes {
                 allocation:
                     zero_bytes_are_a_block_of_their_own,
                     a_free_is_over_once_its_stream_has_passed,
@@ -87,56 +87,22 @@ macro_rules! backend {
                     blocks_and_waits_outlive_the_handle,
                     a_thread_ends_with_a_pool_of_its_own;
             }
-
-            mod on_futures {
-                on_executor!(crate::executors::Futures);
-            }
-
-            mod on_smol {
-                on_executor!(crate::executors::Smol);
-            }
-
-            #[cfg(feature = "tokio")]
-            mod on_tokio_current_thread {
-                on_executor!(crate::executors::TokioCurrentThread);
-            }
-
-            #[cfg(feature = "tokio")]
-            mod on_tokio_multi_thread {
-                on_executor!(crate::executors::TokioMultiThread);
+            awaited [
+                many_tasks_share_a_small_pool,
+                a_free_lets_the_next_one_in,
+                frees_and_events_are_awaited,
+                a_limited_wait_ends_with_the_figures,
+                waits_that_are_given_up_lose_nothing,
+                a_reclaimer_runs_as_a_task
+            ]
+            executors {
+                on_futures: crate::executors::Futures;
+                on_smol: crate::executors::Smol;
+                #[cfg(feature = "tokio")]
+                on_tokio_current_thread: crate::executors::TokioCurrentThread;
+                #[cfg(feature = "tokio")]
+                on_tokio_multi_thread: crate::executors::TokioMultiThread;
             }
         }
     };
-}
-
-macro_rules! themes {
-    ($($theme:ident: $($test:ident),+;)+) => {$(
-        mod $theme {
-            $(
-                #[test]
-                fn $test() {
-                    crate::$theme::$test::<super::Bench>();
-                }
-            )+
-        }
-    )+};
-}
-
-macro_rules! on_executor {
-    ($executor:ty) => {
-        on_executor!($executor;
-            many_tasks_share_a_small_pool,
-            a_free_lets_the_next_one_in,
-            frees_and_events_are_awaited,
-            a_limited_wait_ends_with_the_figures,
-            waits_that_are_given_up_lose_nothing,
-            a_reclaimer_runs_as_a_task
-        );
-    };
-    ($executor:ty; $($test:ident),+) => {$(
-        #[test]
-        fn $test() {
-            crate::tasks::$test::<super::Bench, $executor>();
-        }
-    )+};
 }
