@@ -86,4 +86,8 @@ macro_rules! awaited_tests {
 backend!(sim_mapped, crate::sim::Sim<crate::sim::Mapped>);
 backend!(sim_plain, crate::sim::Sim<crate::sim::Plain>);
 backend!(sim_slow_calls, crate::sim::Sim<crate::sim::SlowCalls>);
+backend!(
+    sim_plain_slow_calls,
+    crate::sim::Sim<crate::sim::PlainSlowCalls>
+);
 backend!(sim_real_time, crate::sim::Sim<crate::sim::RealTime>);

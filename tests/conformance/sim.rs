@@ -31,6 +31,15 @@ impl Setting for Plain {
     }
 }
 
+/// Without virtual memory, and with memory calls that are not to be made inside a poll.
+pub(crate) struct PlainSlowCalls;
+
+impl Setting for PlainSlowCalls {
+    fn set(builder: SimBuilder) -> SimBuilder {
+        builder.virtual_memory(false).blocking_memory_calls(true)
+    }
+}
+
 /// Memory calls that are not to be made inside a poll.
 pub(crate) struct SlowCalls;
 
