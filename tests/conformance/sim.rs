@@ -76,7 +76,7 @@ const A_WHILE: Duration = Duration::from_micros(20);
 impl<S: Setting> Bench for Sim<S> {
     type Work = SimStream;
 
-    const RECYCLES_HANDLES: bool = true;
+    const RECYCLES_HANDLES: Option<bool> = Some(true);
 
     fn new() -> Self {
         let builder = SimDevice::builder().memory(16 << 30).clock(S::CLOCK);
@@ -84,6 +84,10 @@ impl<S: Setting> Bench for Sim<S> {
             device: S::set(builder).build(),
             setting: PhantomData,
         }
+    }
+
+    fn another(&self) -> Self {
+        Self::new()
     }
 
     fn device(&self) -> Arc<dyn Device> {

@@ -20,6 +20,12 @@ impl<B: Bench> Site<B> {
         Self::with(capacity, |builder| builder)
     }
 
+    /// One over another device.
+    pub(crate) fn elsewhere(&self, capacity: u64) -> Self {
+        let bench = self.bench.another();
+        Self::over(bench.clone(), bench.device(), capacity, |builder| builder)
+    }
+
     /// One in which a stream is never made to wait on the device for another's memory: what is not
     /// complete cannot be had.
     pub(crate) fn without_device_waits(capacity: u64) -> Self {
