@@ -63,7 +63,11 @@ impl<B: Bench> Site<B> {
     }
 
     pub(crate) fn worker(&self) -> Worker<B> {
-        let work = self.bench.stream();
+        self.worker_on(self.bench.stream())
+    }
+
+    /// One on a stream that is there.
+    pub(crate) fn worker_on(&self, work: B::Work) -> Worker<B> {
         let stream = self.pool.register(&work);
         Worker {
             stream: stream.expect("a stream of the device"),
