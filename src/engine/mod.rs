@@ -13,6 +13,7 @@
 //! | `memory` | carrying out the ledger's plans on the device |
 //! | `estate` | what outlives the pool: memory that running work may still touch |
 //! | `bell` | how the engine is heard by whoever drives the waiting |
+//! | `upkeep` | releasing and coalescing, now and then |
 //! | `tally` | counts of the slow path |
 
 pub(crate) mod bell;
@@ -23,6 +24,7 @@ mod memory;
 mod patience;
 mod release;
 mod tally;
+mod upkeep;
 
 pub(crate) use harvest::Watches;
 pub use ladder::Rung;
@@ -30,6 +32,7 @@ pub(crate) use ladder::{Effort, Lent, Refusal};
 pub(crate) use patience::{Expected, Patience};
 pub(crate) use release::Use;
 pub(crate) use tally::Tally;
+pub(crate) use upkeep::{Upkeep, UpkeepSettings};
 
 use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Referee};
 use crate::error::{BuildError, Shortfall, StreamError};
@@ -54,7 +57,7 @@ pub(crate) mod gate {
 }
 
 /// What a pool was built with; validated.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) geometry: Geometry,
     pub(crate) initial: u64,
@@ -62,6 +65,7 @@ pub(crate) struct Settings {
     pub(crate) order: Order,
     pub(crate) reuse: Reuse,
     pub(crate) wait_limit: WaitLimit,
+    pub(crate) upkeep: UpkeepSettings,
 }
 
 /// See the [module](self).
@@ -75,6 +79,7 @@ pub(crate) struct Engine {
     pub(crate) gate: CachePadded<SharedState>,
     pub(crate) bell: plain::Arc<Bell>,
     pub(crate) tally: Tally,
+    pub(crate) upkeep: Upkeep,
     ledger: Mutex<Ledger>,
     /// By id; replaced when a stream comes or goes, so that a reader's copy is one count.
     lanes: Mutex<Registry>,
@@ -106,6 +111,7 @@ impl Engine {
             gate: CachePadded::new(SharedState::new(0)),
             bell: plain::Arc::new(Bell::new()),
             tally: Tally::new(),
+            upkeep: Upkeep::new(settings.upkeep.clone()),
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
             lanes: Mutex::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),

@@ -38,13 +38,16 @@
 //! | `window` | where a contiguous span costs least to put together |
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `trim` | giving memory back |
+//! | `heuristic`, `coalesce` | when to make one piece of what is free, and how large |
 //! | `totals` | bytes by state, current and high |
 //! | `policy` | decisions as pure functions |
 //! | `check` | the invariants, executable |
 
 mod block;
 pub(crate) mod check;
+mod coalesce;
 mod fence;
+mod heuristic;
 mod index;
 mod plan;
 pub(crate) mod policy;
@@ -56,6 +59,7 @@ mod window;
 
 pub(crate) use block::{BlockId, State};
 pub(crate) use fence::{Clock, Fence, Fences};
+pub use heuristic::{CoalesceHeuristic, PoolFigures};
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub use totals::Level;
 pub(crate) use totals::Totals;
@@ -167,6 +171,10 @@ impl Ledger {
         self.totals
     }
 
+    pub(crate) fn mark_free(&mut self) {
+        self.totals.mark_free();
+    }
+
     pub(crate) fn reset_highs(&mut self) {
         self.totals.reset_highs();
     }
@@ -272,6 +280,8 @@ impl Ledger {
         };
         let (address, bytes) = (block.address, block.bytes);
         self.file(id);
+        // What was cut off is free again by now: this is how little there really was.
+        self.totals.note_low();
         Grant {
             id,
             address,
