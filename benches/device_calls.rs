@@ -137,7 +137,8 @@ fn streams(meter: &impl Meter, table: &mut Table) -> Result<(), DeviceError> {
     each("wait", &mut || device.wait(second, event))?;
     let mut events = Vec::new();
     each("create_event", &mut || {
-        Ok(events.push(device.create_event()?))
+        events.push(device.create_event()?);
+        Ok(())
     })?;
     each("destroy_event", &mut || {
         events
