@@ -13,6 +13,7 @@
 //! | `memory` | carrying out the ledger's plans on the device |
 //! | `estate` | what outlives the pool: memory that running work may still touch |
 //! | `bell` | how the engine is heard by whoever drives the waiting |
+//! | `resize` | another capacity, at run time |
 //! | `upkeep` | releasing and coalescing, now and then |
 //! | `tally` | counts of the slow path |
 
@@ -23,6 +24,7 @@ mod ladder;
 mod memory;
 mod patience;
 mod release;
+mod resize;
 mod tally;
 mod upkeep;
 
@@ -40,7 +42,7 @@ use crate::id::StreamId;
 use crate::lane::{Bounds, Events, Lane};
 use crate::ledger::policy::{Order, Reuse, WaitLimit};
 use crate::ledger::{Geometry, Ledger, Request, Totals};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
 use bell::Bell;
 use crossbeam_utils::CachePadded;
 use memory::Memory;
@@ -80,6 +82,10 @@ pub(crate) struct Engine {
     pub(crate) bell: plain::Arc<Bell>,
     pub(crate) tally: Tally,
     pub(crate) upkeep: Upkeep,
+    /// The ledger's, for who only wants to look. Read by every allocation, written by a resize.
+    capacity: CachePadded<SharedNumber>,
+    /// The capacity was set to less than was held.
+    is_shrunk: SharedFlag,
     ledger: Mutex<Ledger>,
     /// By id; replaced when a stream comes or goes, so that a reader's copy is one count.
     lanes: Mutex<Registry>,
@@ -105,6 +111,7 @@ impl Engine {
             lanes: Arc::new(Vec::new()),
             next: 1,
         };
+        let capacity = settings.geometry.capacity;
         let engine = Self {
             capabilities: device.capabilities(),
             referee: device.referee(),
@@ -112,6 +119,8 @@ impl Engine {
             bell: plain::Arc::new(Bell::new()),
             tally: Tally::new(),
             upkeep: Upkeep::new(settings.upkeep.clone()),
+            is_shrunk: SharedFlag::new(false),
+            capacity: CachePadded::new(SharedNumber::new(capacity)),
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
             lanes: Mutex::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
@@ -120,7 +129,7 @@ impl Engine {
             settings,
             device,
         };
-        engine.reserve_addresses()?;
+        engine.reserve_addresses(capacity)?;
         engine.reserve_initial()?;
         Ok(engine)
     }
@@ -188,6 +197,12 @@ impl Engine {
         self.gate.load(Ordering::Relaxed) & gate::CLOSED != 0
     }
 
+    /// What may be held from the device at most, in bytes.
+    #[inline]
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn totals(&self) -> Totals {
         self.ledger.lock().totals()
     }
@@ -242,7 +257,7 @@ impl Engine {
             largest_free: ledger.largest_free(),
             pending: totals.pending.current + kept,
             reserved: totals.reserved.current,
-            capacity: self.settings.geometry.capacity,
+            capacity: self.capacity(),
             waiting,
         }
     }

@@ -58,6 +58,10 @@ impl Upkeep {
         self.threshold.load(Ordering::Relaxed)
     }
 
+    fn set_threshold(&self, bytes: u64) {
+        self.threshold.store(bytes, Ordering::Relaxed);
+    }
+
     /// From now on, or with none never again, this is woken when upkeep is to be done.
     pub(crate) fn set_waker(&self, waker: Option<Waker>) {
         let old = {
@@ -75,16 +79,26 @@ impl Upkeep {
 }
 
 impl Engine {
+    /// Held above this, free memory is released.
+    fn most_kept(&self) -> u64 {
+        let threshold = self.upkeep.threshold();
+        if self.is_shrunk.load(Ordering::Relaxed) {
+            threshold.min(self.capacity())
+        } else {
+            threshold
+        }
+    }
+
     /// Memory came back to the ledger: sets the alarm if upkeep may have something to do.
     pub(crate) fn note_return(&self) {
         let upkeep = &self.upkeep;
-        let is_kept = upkeep.heuristic.is_none() && upkeep.threshold() == u64::MAX;
+        let is_kept = upkeep.heuristic.is_none() && self.most_kept() == u64::MAX;
         if is_kept || upkeep.is_armed.load(Ordering::Relaxed) {
             return;
         }
         let mut ledger = self.ledger.lock();
         let totals = ledger.totals();
-        let is_over = totals.reserved.current > upkeep.threshold();
+        let is_over = totals.reserved.current > self.most_kept();
         let has_returned = totals.free.current + totals.pending.current > 0;
         ledger.mark_free();
         drop(ledger);
@@ -137,9 +151,10 @@ impl Engine {
                 self.make_one_piece(total)?;
             }
         }
-        // What was free all the time, and is above the threshold.
+        // What was free all the time and is above the threshold; and all that is above the capacity.
         let reserved = self.totals().reserved.current;
-        let excess = reserved.saturating_sub(self.upkeep.threshold()).min(low);
+        let unneeded = reserved.saturating_sub(self.upkeep.threshold()).min(low);
+        let excess = reserved.saturating_sub(self.capacity()).max(unneeded);
         if excess > 0 {
             self.trim_to(reserved - excess)?;
         }
@@ -149,7 +164,7 @@ impl Engine {
     /// Whether the next upkeep may find something, though nothing comes back until then.
     fn has_more_to_come(&self) -> bool {
         let figures = self.figures();
-        let is_over = figures.actual_size > self.upkeep.threshold();
+        let is_over = figures.actual_size > self.most_kept();
         let is_pending = self.totals().pending.current > 0;
         let is_kept = || self.lanes().iter().any(|lane| lane.figures().kept > 0);
         is_over && (figures.releasable_bytes > 0 || is_kept())
@@ -223,7 +238,7 @@ impl Engine {
     /// Bytes held above which free memory is released, from now on.
     pub(crate) fn set_release_threshold(&self, threshold: ReleaseThreshold, total: u64) {
         let bytes = threshold.bytes(total);
-        self.upkeep.threshold.store(bytes, Ordering::Relaxed);
+        self.upkeep.set_threshold(bytes);
         self.note_return();
     }
 }

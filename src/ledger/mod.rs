@@ -152,6 +152,8 @@ pub(crate) struct Ledger {
     /// its work complete.
     completed: BTreeMap<StreamId, Ticket>,
     totals: Totals,
+    /// What was held when the capacity was last set: it may be more.
+    held_at_resize: u64,
 }
 
 impl Ledger {
@@ -164,7 +166,14 @@ impl Ledger {
             pending: ByDonor::default(),
             completed: BTreeMap::new(),
             totals: Totals::default(),
+            held_at_resize: 0,
         }
+    }
+
+    /// Another capacity. What is held above it stays until it is trimmed.
+    pub(crate) fn set_capacity(&mut self, bytes: u64) {
+        self.geometry.capacity = bytes;
+        self.held_at_resize = self.totals.reserved.current + self.totals.planned;
     }
 
     pub(crate) fn totals(&self) -> Totals {

@@ -174,7 +174,7 @@ impl Pool {
             referee.call_out();
         }
         let engine = &self.presence.0.engine;
-        let capacity = engine.settings.geometry.capacity;
+        let capacity = engine.capacity();
         if bytes > capacity {
             return Err(AllocError::TooLarge {
                 requested: bytes,
@@ -303,7 +303,43 @@ impl Pool {
 
     /// What the pool may hold from the device at most, in bytes.
     pub fn capacity(&self) -> u64 {
-        self.service().engine.settings.geometry.capacity
+        self.service().engine.capacity()
+    }
+
+    /// Sets what the pool may hold from the device at most, in bytes; rounded down to whole handles, and to
+    /// what the device has. Returns what it is now.
+    ///
+    /// More of it serves who waits for memory at once. Less of it fails who waits for more than that; what
+    /// is held above it is released if it is free, and the rest a while after it comes back (see
+    /// [`upkeep_interval`](PoolBuilder::upkeep_interval)).
+    ///
+    /// ```
+    /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};
+    /// # let pool = Pool::builder(SimDevice::new()).capacity(64 << 20).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// assert_eq!(pool.resize(32 << 20)?, 32 << 20);
+    /// let refused = pool.try_allocate(&stream, 48 << 20);
+    /// assert!(matches!(refused, Err(AllocError::TooLarge { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`BuildError::CapacityTooSmall`] for less than a handle; the device's error when it cannot reserve
+    /// addresses, and nothing changed, or cannot release memory.
+    pub fn resize(&self, bytes: u64) -> Result<u64, BuildError> {
+        let engine = &self.service().engine;
+        let total = engine.device.memory_info()?.total;
+        let handle = self.handle_bytes();
+        let capacity = bytes.min(total) / handle * handle;
+        if capacity == 0 {
+            return Err(BuildError::CapacityTooSmall {
+                capacity: bytes,
+                granularity: handle,
+            });
+        }
+        engine.resize(capacity)?;
+        Service::serve(self.service());
+        Ok(capacity)
     }
 
     /// The size of the physical handles, in bytes: the step in which the pool grows, remaps and trims.

@@ -101,6 +101,18 @@ impl Service {
                 this.fail(&waiter, AllocError::Closed);
                 continue;
             }
+            let capacity = this.engine.capacity();
+            if waiter.request.bytes > capacity {
+                let requested = waiter.request.bytes;
+                this.fail(
+                    &waiter,
+                    AllocError::TooLarge {
+                        requested,
+                        capacity,
+                    },
+                );
+                continue;
+            }
             let patience = Patience::For(&waiter.patience);
             let climbed = this
                 .engine
