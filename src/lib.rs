@@ -77,7 +77,7 @@
 //!
 //! | layer | what it is | what it must not know |
 //! |---|---|---|
-//! | `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
+//! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics: reads, never steers | |
 //! | `wait` | queue, futures, reclaimer | how memory is found |
 //! | `engine` | one allocation and one free, through lanes, ledger and device | who waits |
@@ -114,20 +114,22 @@ mod lane;
 mod ledger;
 mod observe;
 mod pool;
+mod shared;
 mod stream;
 mod sync;
 mod wait;
 
 pub use block::{Block, DeallocateError, Deallocation};
 pub use buffer::Buffer;
-pub use copy::{Download, Upload};
+pub use copy::{Download, Elements, Upload};
 pub use engine::Rung;
 pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
 pub use id::StreamId;
-pub use ledger::Level;
-pub use ledger::policy::{Order, Reuse, Sealing, WaitLimit};
+pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
+pub use ledger::{CoalesceHeuristic, Level, PoolFigures};
 pub use observe::{Hits, Statistics};
 pub use pool::{Allocate, Pool, PoolBuilder};
+pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use wait::{Reclaimer, WaitStatistics};
 

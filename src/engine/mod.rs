@@ -13,6 +13,8 @@
 //! | `memory` | carrying out the ledger's plans on the device |
 //! | `estate` | what outlives the pool: memory that running work may still touch |
 //! | `bell` | how the engine is heard by whoever drives the waiting |
+//! | `resize` | another capacity, at run time |
+//! | `upkeep` | releasing and coalescing, now and then |
 //! | `tally` | counts of the slow path |
 
 pub(crate) mod bell;
@@ -22,7 +24,9 @@ mod ladder;
 mod memory;
 mod patience;
 mod release;
+mod resize;
 mod tally;
+mod upkeep;
 
 pub(crate) use harvest::Watches;
 pub use ladder::Rung;
@@ -30,6 +34,7 @@ pub(crate) use ladder::{Effort, Lent, Refusal};
 pub(crate) use patience::{Expected, Patience};
 pub(crate) use release::Use;
 pub(crate) use tally::Tally;
+pub(crate) use upkeep::{Upkeep, UpkeepSettings};
 
 use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Referee};
 use crate::error::{BuildError, Shortfall, StreamError};
@@ -37,7 +42,7 @@ use crate::id::StreamId;
 use crate::lane::{Bounds, Events, Lane};
 use crate::ledger::policy::{Order, Reuse, WaitLimit};
 use crate::ledger::{Geometry, Ledger, Request, Totals};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
 use bell::Bell;
 use crossbeam_utils::CachePadded;
 use memory::Memory;
@@ -54,7 +59,7 @@ pub(crate) mod gate {
 }
 
 /// What a pool was built with; validated.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) geometry: Geometry,
     pub(crate) initial: u64,
@@ -62,6 +67,7 @@ pub(crate) struct Settings {
     pub(crate) order: Order,
     pub(crate) reuse: Reuse,
     pub(crate) wait_limit: WaitLimit,
+    pub(crate) upkeep: UpkeepSettings,
 }
 
 /// See the [module](self).
@@ -75,6 +81,11 @@ pub(crate) struct Engine {
     pub(crate) gate: CachePadded<SharedState>,
     pub(crate) bell: plain::Arc<Bell>,
     pub(crate) tally: Tally,
+    pub(crate) upkeep: Upkeep,
+    /// The ledger's, for who only wants to look. Read by every allocation, written by a resize.
+    capacity: CachePadded<SharedNumber>,
+    /// The capacity was set to less than was held.
+    is_shrunk: SharedFlag,
     ledger: Mutex<Ledger>,
     /// By id; replaced when a stream comes or goes, so that a reader's copy is one count.
     lanes: Mutex<Registry>,
@@ -100,12 +111,16 @@ impl Engine {
             lanes: Arc::new(Vec::new()),
             next: 1,
         };
+        let capacity = settings.geometry.capacity;
         let engine = Self {
             capabilities: device.capabilities(),
             referee: device.referee(),
             gate: CachePadded::new(SharedState::new(0)),
             bell: plain::Arc::new(Bell::new()),
             tally: Tally::new(),
+            upkeep: Upkeep::new(settings.upkeep.clone()),
+            is_shrunk: SharedFlag::new(false),
+            capacity: CachePadded::new(SharedNumber::new(capacity)),
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
             lanes: Mutex::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
@@ -114,7 +129,7 @@ impl Engine {
             settings,
             device,
         };
-        engine.reserve_addresses()?;
+        engine.reserve_addresses(capacity)?;
         engine.reserve_initial()?;
         Ok(engine)
     }
@@ -182,6 +197,12 @@ impl Engine {
         self.gate.load(Ordering::Relaxed) & gate::CLOSED != 0
     }
 
+    /// What may be held from the device at most, in bytes.
+    #[inline]
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn totals(&self) -> Totals {
         self.ledger.lock().totals()
     }
@@ -236,7 +257,7 @@ impl Engine {
             largest_free: ledger.largest_free(),
             pending: totals.pending.current + kept,
             reserved: totals.reserved.current,
-            capacity: self.settings.geometry.capacity,
+            capacity: self.capacity(),
             waiting,
         }
     }

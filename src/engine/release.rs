@@ -35,6 +35,7 @@ impl Engine {
         }
         self.record_closed(lane, freed.closed);
         self.ring_if_awaited();
+        self.note_return();
     }
 
     /// Frees a block that was used on several streams: it is pending for each of them, and the order
@@ -53,6 +54,7 @@ impl Engine {
             self.record_closed(lane, freed.closed);
         }
         self.ring_if_awaited();
+        self.note_return();
         fences
     }
 
@@ -125,5 +127,6 @@ impl Engine {
         let _ = self.seal(lane);
         self.harvest_retired();
         self.ring_if_awaited();
+        self.note_return();
     }
 }

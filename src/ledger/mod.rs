@@ -38,13 +38,16 @@
 //! | `window` | where a contiguous span costs least to put together |
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `trim` | giving memory back |
+//! | `heuristic`, `coalesce` | when to make one piece of what is free, and how large |
 //! | `totals` | bytes by state, current and high |
 //! | `policy` | decisions as pure functions |
 //! | `check` | the invariants, executable |
 
 mod block;
 pub(crate) mod check;
+mod coalesce;
 mod fence;
+mod heuristic;
 mod index;
 mod plan;
 pub(crate) mod policy;
@@ -56,6 +59,7 @@ mod window;
 
 pub(crate) use block::{BlockId, State};
 pub(crate) use fence::{Clock, Fence, Fences};
+pub use heuristic::{CoalesceHeuristic, PoolFigures};
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub use totals::Level;
 pub(crate) use totals::Totals;
@@ -148,6 +152,8 @@ pub(crate) struct Ledger {
     /// its work complete.
     completed: BTreeMap<StreamId, Ticket>,
     totals: Totals,
+    /// What was held when the capacity was last set: it may be more.
+    held_at_resize: u64,
 }
 
 impl Ledger {
@@ -160,11 +166,22 @@ impl Ledger {
             pending: ByDonor::default(),
             completed: BTreeMap::new(),
             totals: Totals::default(),
+            held_at_resize: 0,
         }
+    }
+
+    /// Another capacity. What is held above it stays until it is trimmed.
+    pub(crate) fn set_capacity(&mut self, bytes: u64) {
+        self.geometry.capacity = bytes;
+        self.held_at_resize = self.totals.reserved.current + self.totals.planned;
     }
 
     pub(crate) fn totals(&self) -> Totals {
         self.totals
+    }
+
+    pub(crate) fn mark_free(&mut self) {
+        self.totals.mark_free();
     }
 
     pub(crate) fn reset_highs(&mut self) {
@@ -272,6 +289,8 @@ impl Ledger {
         };
         let (address, bytes) = (block.address, block.bytes);
         self.file(id);
+        // What was cut off is free again by now: this is how little there really was.
+        self.totals.note_low();
         Grant {
             id,
             address,

@@ -30,6 +30,7 @@ mod reclaimer;
 mod registration;
 mod service;
 mod spawn;
+mod upkeep;
 
 pub(crate) use allocate::{Allocation, Denial, try_now};
 pub(crate) use passage::{Passage, Passages};
