@@ -83,10 +83,9 @@ macro_rules! as_list {
         awaited $awaited:tt
         executors { $($(#[$condition:meta])? $place:ident: $executor:ty;)+ }
     ) => {{
-        let mut list: Vec<Entry> = Vec::new();
-        $($(
-            list.push(entry(&[$backend, stringify!($theme), stringify!($test)], $theme::$test::<$bench>));
-        )+)+
+        let mut list = vec![$($(
+            entry(&[$backend, stringify!($theme), stringify!($test)], $theme::$test::<$bench>),
+        )+)+];
         $(
             $(#[$condition])?
             awaited_list!(list, $backend, $bench, $place, $executor, $awaited);
