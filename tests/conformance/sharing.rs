@@ -25,7 +25,7 @@ pub(crate) fn host_use_is_ordered_like_another_stream<B: Bench>() {
     device.settle();
     other.take_nothing(8 * MIB);
     gate.open();
-    host.settle();
+    settle_all(&[&device, &host]);
     let all = other.take(8 * MIB);
     other.use_up(&all, 3);
     other.free_and_settle(all);

@@ -111,20 +111,30 @@ pub(crate) fn the_context_of_a_thread_is_left_alone() {
 /// Where the device is the last to have its context.
 pub(crate) fn the_end_of_a_device_leaves_the_context_alone() {
     let gpu = gpu();
-    let ending = another_context(gpu.context());
-    let device = CudaDevice::builder().context(ending).build().unwrap();
+    let own = another_context(gpu.context());
+    let open = || {
+        let ending = another_context(gpu.context());
+        let device = CudaDevice::builder().context(ending).build().unwrap();
+        own.bind_to_thread().unwrap();
+        device
+    };
+
+    let unused = open();
+    drop(unused.create_stream().unwrap());
+    own.bind_to_thread().unwrap();
+    drop(unused);
+    assert_current(&own, "the end of a device that is not used");
+
+    let device = open();
     let pool = Pool::builder(device.clone()).capacity(32 * MIB).build();
     let pool = pool.unwrap();
     let stream = pool.create_stream().unwrap();
-    let own = another_context(gpu.context());
     let block = pool.try_allocate(&stream, MIB).unwrap();
     let upload = block.upload(&stream, 0, &[1; 10]).unwrap();
     block_on(upload).unwrap();
-    drop(block);
-    block_on(stream.synchronize()).unwrap();
     assert_current(&own, "some use");
-    drop((stream, pool));
+    drop((block, stream, pool));
     assert_current(&own, "the end of the pool");
     drop(device);
-    assert_current(&own, "the end of the device, and of its context");
+    assert_current(&own, "the end of the device");
 }

@@ -25,6 +25,8 @@ const LONG: Duration = Duration::from_millis(30);
 /// The first stream's part. Tells the kernel to end when the gate is opened.
 fn touch_and_check<S: Setting>(worker: &Worker<Cuda<S>>, block: &Block) -> Gate {
     worker.fill(block, TOUCHED);
+    // Whatever is written from now on was not written by this.
+    worker.settle();
     let gate = worker.bench.hold(&worker.work);
     worker.bench.spend_time(&worker.work, LONG);
     worker.expect(block, TOUCHED);

@@ -145,3 +145,16 @@ impl Drop for Visit {
         }
     }
 }
+
+/// Lets something of cudarc's go, which makes its context current and leaves it so: what was current before
+/// is current again afterwards.
+pub(super) fn let_go<T>(owned: T) {
+    let mut before = std::ptr::null_mut();
+    // SAFETY: writes the current context, or null, to the place given.
+    let _ = unsafe { sys::cuCtxGetCurrent(&mut before) };
+    drop(owned);
+    if !before.is_null() {
+        // SAFETY: it was current above. If that was the one that went, the driver refuses.
+        let _ = unsafe { sys::cuCtxSetCurrent(before) };
+    }
+}

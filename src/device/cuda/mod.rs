@@ -42,12 +42,13 @@ mod watcher;
 use super::{DeviceError, RawStream};
 use crate::sync::plain::{Arc, Mutex};
 use cudarc::driver::{CudaContext, CudaStream};
-use driver::{Visit, failure};
+use driver::{Visit, failure, let_go};
 use facts::Facts;
 use memory::Misaligned;
 use staging::Stages;
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Deref;
 use watcher::Watcher;
 
 /// An NVIDIA GPU.
@@ -57,7 +58,24 @@ use watcher::Watcher;
 /// the other.
 #[derive(Clone)]
 pub struct CudaDevice {
-    inner: Arc<Inner>,
+    inner: Arc<Whole>,
+}
+
+/// The device's parts, until its last handle goes.
+struct Whole(Option<Inner>);
+
+impl Deref for Whole {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        self.0.as_ref().expect("taken only when the device ends")
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        let_go(self.0.take());
+    }
 }
 
 struct Inner {
@@ -114,7 +132,7 @@ impl CudaBuilder {
         };
         let facts = Facts::of(&context)?;
         Ok(CudaDevice {
-            inner: Arc::new(Inner {
+            inner: Arc::new(Whole(Some(Inner {
                 uses_virtual_memory: self.virtual_memory && facts.virtual_memory.is_some(),
                 facts,
                 watcher: Watcher::new(context.clone()),
@@ -122,7 +140,7 @@ impl CudaBuilder {
                 stages: Stages::default(),
                 misaligned: Mutex::default(),
                 context,
-            }),
+            }))),
         })
     }
 }

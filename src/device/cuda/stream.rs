@@ -1,5 +1,6 @@
 //! Streams of cudarc's, as the pool sees them.
 
+use super::driver::let_go;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
 use crate::sync::plain::Arc;
 use cudarc::driver::sys::CUstream;
@@ -28,6 +29,15 @@ pub(super) fn is_legacy_default(raw: RawStream) -> bool {
     raw.0 == 0 || raw.0 == LEGACY
 }
 
+/// A stream that is kept; who keeps it may be the last, on whatever thread.
+struct Kept(Option<Arc<CudaStream>>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let_go(self.0.take());
+    }
+}
+
 impl DeviceStream for Arc<CudaStream> {
     fn device_id(&self) -> DeviceId {
         device_id(self.context())
@@ -38,7 +48,7 @@ impl DeviceStream for Arc<CudaStream> {
     }
 
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
-        self.clone()
+        Arc::new(Kept(Some(self.clone())))
     }
 
     fn takes_waits(&self) -> bool {
