@@ -7,7 +7,7 @@
 use super::CudaDevice;
 use super::driver::{Visit, check};
 use crate::device::{Device, DeviceError, RawEvent, RawStream, Transfer};
-use crate::sync::plain::Mutex;
+use crate::sync::plain::{Mutex, thread};
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -128,9 +128,18 @@ impl CudaDevice {
             return spare.push(stage);
         }
         drop(spare);
-        if let Ok(_visit) = self.visit("copy") {
-            free_stage(&stage);
-        }
+        self.free_aside(stage);
+    }
+
+    /// Unlocking pages waits for the device: on a thread of its own. Without one the stage is leaked.
+    fn free_aside(&self, stage: Stage) {
+        let device = self.clone();
+        let thread = thread::Builder::new().name("weirpool-stage".to_owned());
+        let _ = thread.spawn(move || {
+            if let Ok(_visit) = device.visit("copy") {
+                free_stage(&stage);
+            }
+        });
     }
 
     /// Takes back the stages of transfers that nobody waited for and that are complete by now.

@@ -1,6 +1,6 @@
 //! Streams of cudarc's, as the pool sees them.
 
-use super::driver::let_go;
+use super::driver::Visit;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
 use crate::sync::plain::Arc;
 use cudarc::driver::sys::CUstream;
@@ -29,12 +29,16 @@ pub(super) fn is_legacy_default(raw: RawStream) -> bool {
     raw.0 == 0 || raw.0 == LEGACY
 }
 
-/// A stream that is kept; who keeps it may be the last, on whatever thread.
+/// A hold on a stream. cudarc makes its context current when it destroys the stream, wherever that is; here
+/// the thread's own is current again afterwards.
 struct Kept(Option<Arc<CudaStream>>);
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let_go(self.0.take());
+        let stream = self.0.take().expect("held until it is dropped");
+        let context = stream.context().clone();
+        let _visit = Visit::new("destroy_stream", &context);
+        drop(stream);
     }
 }
 
