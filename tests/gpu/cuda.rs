@@ -2,7 +2,7 @@
 
 use crate::bench::{Bench, Gate, Span};
 use crate::gpu::{Gpu, another_context, settle};
-use crate::harness::gpu;
+use crate::harness::{await_releases, gpu};
 use cudarc::driver::CudaStream;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -78,6 +78,10 @@ impl<S: Setting> Bench for Cuda<S> {
     const RECYCLES_HANDLES: Option<bool> = None;
 
     fn new() -> Self {
+        if !S::VIRTUAL_MEMORY {
+            // Of a pool that the same test had before this one.
+            await_releases();
+        }
         Self::over(gpu())
     }
 

@@ -130,10 +130,16 @@ fn let_go(name: &str, ended: &Receiver<Result<(), String>>) -> String {
 
 /// Pools that ended give their memory back on threads of their own. Where memory is plain that waits for the
 /// whole device, and would for a stream that the next test holds.
-fn await_releases() {
+pub(crate) fn await_releases() {
+    /// The pool's thread is started a moment after the work is over that it waits for.
+    const QUIET: Duration = Duration::from_millis(5);
     let start = Instant::now();
-    while is_releasing() && start.elapsed() < GRACE {
+    let mut last_seen = start;
+    while last_seen.elapsed() < QUIET && start.elapsed() < GRACE {
         thread::sleep(Duration::from_micros(200));
+        if is_releasing() {
+            last_seen = Instant::now();
+        }
     }
 }
 
