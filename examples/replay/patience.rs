@@ -44,6 +44,12 @@ impl Patience {
         longest.inspect(Waker::wake_by_ref).is_some()
     }
 
+    /// The number of the wait that began last, of those that go on; none when nobody waits.
+    pub(crate) fn newest(&self) -> Option<u64> {
+        let waits = self.shared.borrow();
+        waits.waiting.keys().next_back().copied()
+    }
+
     fn begin(&self, waker: &Waker) -> u64 {
         let mut waits = self.shared.borrow_mut();
         let place = waits.begun;
@@ -136,13 +142,16 @@ mod tests {
         executor.run_until_stalled();
         let second = spawn(&executor, &patience, &answers, 2);
         executor.run_until_stalled();
+        assert_eq!(patience.newest(), Some(1));
         assert!(patience.end_longest());
         executor.run_until_stalled();
         assert_eq!(*answers.borrow(), [(1, false)]);
+        assert_eq!(patience.newest(), Some(1));
         second.send(()).unwrap();
         executor.run_until_stalled();
         assert_eq!(*answers.borrow(), [(1, false), (2, true)]);
         assert!(!patience.end_longest());
+        assert_eq!(patience.newest(), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::options::Policy;
 use crate::samples::Sample;
+use crate::target::{Pace, Target};
 use crate::trace::Trace;
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -13,20 +14,24 @@ pub(crate) struct Outcome {
     pub(crate) reserved_peak: u64,
     /// Nanoseconds of CPU time of each allocation and each free.
     pub(crate) operation_ns: Histogram<u64>,
+    /// Nanoseconds by which each began too late, by the host's fault.
+    pub(crate) lateness_ns: Histogram<u64>,
     pub(crate) waits: u64,
-    /// In virtual time.
+    /// On the device's clock, which is virtual or real.
     pub(crate) longest_wait: Duration,
     /// Waits on the device that the pool inserted to reuse pending memory.
     pub(crate) device_waits: u64,
     /// Those that order a consumer after its producer.
     pub(crate) handover_waits: u64,
-    /// What all waits on the device cost together.
-    pub(crate) stall: Duration,
+    /// What all waits on the device cost together; of a real one it is not known.
+    pub(crate) stall: Option<Duration>,
     /// When all tasks and all work on the device were done.
     pub(crate) makespan: Duration,
     pub(crate) handle_bytes: u64,
     pub(crate) device_calls: u64,
     pub(crate) device_time: Duration,
+    pub(crate) memory_time: Duration,
+    pub(crate) growths: u64,
     pub(crate) remaps: u64,
     pub(crate) failures: u64,
     /// Blocks whose contents were not what was written, where that was verified.
@@ -42,10 +47,28 @@ impl Outcome {
     }
 }
 
-/// Everything that is said of a replay, under the names that `--json` prints.
+/// Under what a trace was replayed.
+#[derive(Clone, Debug)]
+pub(crate) struct Setting<'a> {
+    pub(crate) target: &'a Target,
+    pub(crate) policy: &'a Policy,
+    /// Which device it was, where there is more than one kind.
+    pub(crate) description: Option<String>,
+}
+
+/// Everything that is said of a replay, under the names that `--json` prints. What makes no sense on a
+/// device is left out there.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) trace: String,
+    pub(crate) device: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) description: Option<String>,
+    /// Of real time only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kernels: Option<bool>,
     pub(crate) ops: usize,
     pub(crate) streams: usize,
     pub(crate) trace_ns: u64,
@@ -54,17 +77,29 @@ pub(crate) struct Report {
     pub(crate) reserved_over_requested: f64,
     pub(crate) ns_p50: u64,
     pub(crate) ns_p99: u64,
+    pub(crate) ns_mean: u64,
+    /// By how much operations began after they were due, where they follow the trace in real time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lateness_p99_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lateness_max_ns: Option<u64>,
     pub(crate) waits: u64,
     pub(crate) wait_max_ns: u64,
     pub(crate) device_waits: u64,
-    pub(crate) stall_ns: u64,
-    pub(crate) makespan_over_unlimited: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) stall_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) makespan_over_unlimited: Option<f64>,
     pub(crate) handle_bytes: u64,
     pub(crate) device_calls: u64,
     pub(crate) device_ns: u64,
+    /// The part of it that memory calls took.
+    pub(crate) memory_ns: u64,
+    /// Times that memory was mapped, or taken. Where memory calls block, each is a wait too.
+    pub(crate) growths: u64,
     pub(crate) remaps: u64,
     pub(crate) failures: u64,
-    /// Null: contents are not verified yet.
+    /// Null: contents were not verified.
     pub(crate) corruptions: Option<u64>,
     // What follows says under what the figures were taken, and what they were made of.
     pub(crate) makespan_ns: u64,
@@ -80,15 +115,22 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// The report of a run of `trace` that would have taken `unlimited` with memory without bound.
+    /// The report of a run of `trace` that would have taken `unlimited` with memory without bound, if
+    /// that is known.
     pub(crate) fn new(
         trace: &Trace,
-        policy: &Policy,
+        setting: Setting<'_>,
         outcome: &Outcome,
-        unlimited: Duration,
+        unlimited: Option<Duration>,
     ) -> Self {
+        let Setting { target, policy, .. } = setting;
+        let lateness = is_paced(target).then_some(&outcome.lateness_ns);
         Self {
             trace: trace.name.clone(),
+            device: target.device.to_string(),
+            description: setting.description,
+            pace: target.is_cuda().then(|| target.pace().to_string()),
+            kernels: target.is_cuda().then_some(target.kernels),
             ops: trace.events.len(),
             streams: trace.streams,
             trace_ns: nanoseconds(trace.duration),
@@ -97,14 +139,19 @@ impl Report {
             reserved_over_requested: outcome.reserved_peak as f64 / trace.requested_peak as f64,
             ns_p50: outcome.operation_ns.value_at_quantile(0.50),
             ns_p99: outcome.operation_ns.value_at_quantile(0.99),
+            ns_mean: outcome.operation_ns.mean().round() as u64,
+            lateness_p99_ns: lateness.map(|lateness| lateness.value_at_quantile(0.99)),
+            lateness_max_ns: lateness.map(Histogram::max),
             waits: outcome.waits,
             wait_max_ns: nanoseconds(outcome.longest_wait),
             device_waits: outcome.device_waits,
-            stall_ns: nanoseconds(outcome.stall),
-            makespan_over_unlimited: ratio(outcome.makespan, unlimited),
+            stall_ns: outcome.stall.map(nanoseconds),
+            makespan_over_unlimited: unlimited.map(|unlimited| ratio(outcome.makespan, unlimited)),
             handle_bytes: outcome.handle_bytes,
             device_calls: outcome.device_calls,
             device_ns: nanoseconds(outcome.device_time),
+            memory_ns: nanoseconds(outcome.memory_time),
+            growths: outcome.growths,
             remaps: outcome.remaps,
             failures: outcome.failures,
             corruptions: outcome.corruptions,
@@ -127,7 +174,9 @@ impl Report {
             "lag {}",
             crate::units::duration(Duration::from_nanos(self.lag_ns))
         );
-        let mut parts = vec![lag, self.order.clone(), format!("reuse {}", self.reuse)];
+        let mut parts = Vec::new();
+        parts.extend(self.place());
+        parts.extend([lag, self.order.clone(), format!("reuse {}", self.reuse)]);
         parts.extend(
             self.sealing
                 .as_ref()
@@ -137,6 +186,24 @@ impl Report {
         parts.extend(capacity.map(|bytes| format!("capacity {bytes}")));
         parts.join(" · ")
     }
+
+    /// Where in real time it was replayed, and how.
+    fn place(&self) -> Option<String> {
+        let pace = match self.pace.as_deref()? {
+            "full" => "full speed",
+            _ => "the trace's pace",
+        };
+        let work = match self.kernels {
+            Some(true) => "kernels",
+            _ => "no work",
+        };
+        Some(format!("{}, {pace}, {work}", self.device))
+    }
+}
+
+/// Whether operations follow the trace in real time.
+fn is_paced(target: &Target) -> bool {
+    target.is_cuda() && target.pace() == Pace::Trace
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
@@ -163,16 +230,19 @@ pub(crate) mod tests {
         (1..=1000).for_each(|ns| operation_ns.record(ns).unwrap());
         Outcome {
             reserved_peak: 1_056,
+            lateness_ns: operation_ns.clone(),
             operation_ns,
             waits: 3,
             longest_wait: Duration::from_micros(1500),
             device_waits: 5,
             handover_waits: 1,
-            stall: Duration::from_micros(20),
+            stall: Some(Duration::from_micros(20)),
             makespan: Duration::from_micros(303),
             handle_bytes: 2 << 20,
             device_calls: 12,
             device_time: Duration::from_micros(9),
+            memory_time: Duration::from_micros(7),
+            growths: 2,
             remaps: 4,
             failures: 1,
             corruptions: None,
@@ -181,6 +251,11 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn report(name: &str) -> Report {
+        report_of(name, &["--lag=1ms", "--capacity=2GB"])
+    }
+
+    /// A report under these options, with the same outcome on every device.
+    pub(crate) fn report_of(name: &str, arguments: &[&str]) -> Report {
         let trace = Trace {
             name: name.to_owned(),
             events: Vec::new(),
@@ -189,13 +264,47 @@ pub(crate) mod tests {
             duration: Duration::from_micros(299),
             requested_peak: 1_000,
         };
-        let options = Options::parse_from(["replay", "--lag=1ms", "--capacity=2GB"]);
-        Report::new(
-            &trace,
-            &options.policy,
-            &outcome(),
-            Duration::from_micros(300),
-        )
+        let options = Options::parse_from([&["replay"], arguments].concat());
+        let is_cuda = options.target.is_cuda();
+        let outcome = Outcome {
+            stall: outcome().stall.filter(|_| !is_cuda),
+            ..outcome()
+        };
+        let setting = Setting {
+            target: &options.target,
+            policy: &options.policy,
+            description: is_cuda.then(|| "some GPU".to_owned()),
+        };
+        let unlimited = (!is_cuda).then_some(Duration::from_micros(300));
+        Report::new(&trace, setting, &outcome, unlimited)
+    }
+
+    fn keys(report: &Report) -> serde_json::Value {
+        serde_json::to_value(report).unwrap()
+    }
+
+    #[test]
+    fn a_device_has_only_the_keys_that_make_sense_on_it() {
+        let sim = keys(&report("t"));
+        let full = keys(&report_of("t", &["--device=cuda"]));
+        let paced = keys(&report_of("t", &["--device=cuda", "--kernels"]));
+        assert_eq!(
+            (&sim["device"], &full["device"]),
+            (&"sim".into(), &"cuda".into())
+        );
+        for key in ["stall_ns", "makespan_over_unlimited"] {
+            assert!(sim.get(key).is_some() && full.get(key).is_none(), "{key}");
+        }
+        for key in ["description", "pace", "kernels"] {
+            assert!(sim.get(key).is_none() && full.get(key).is_some(), "{key}");
+        }
+        for key in ["lateness_p99_ns", "lateness_max_ns"] {
+            assert!(full.get(key).is_none() && paced.get(key).is_some(), "{key}");
+        }
+        assert_eq!(
+            (&full["pace"], &paced["pace"]),
+            (&"full".into(), &"trace".into())
+        );
     }
 
     #[test]
@@ -206,7 +315,7 @@ pub(crate) mod tests {
         for key in "trace, ops, streams, trace_ns, requested_peak, reserved_peak, \
             reserved_over_requested, ns_p50, ns_p99, waits, wait_max_ns, device_waits, stall_ns, \
             makespan_over_unlimited, handle_bytes, device_calls, device_ns, remaps, failures, \
-            corruptions"
+            corruptions, device, ns_mean, memory_ns, growths"
             .split(", ")
         {
             assert!(object.get(key).is_some(), "{key}");
@@ -218,8 +327,9 @@ pub(crate) mod tests {
     fn ratios_and_times_are_those_of_the_run() {
         let report = report("t");
         assert_eq!(report.reserved_over_requested, 1.056);
-        assert_eq!(report.makespan_over_unlimited, 1.01);
+        assert_eq!(report.makespan_over_unlimited, Some(1.01));
         assert_eq!((report.ns_p50, report.ns_p99), (500, 990));
+        assert!((499..=502).contains(&report.ns_mean), "{report:?}");
         assert_eq!(report.wait_max_ns, 1_500_000);
         assert_eq!(report.trace_ns, 299_000);
     }
@@ -231,6 +341,13 @@ pub(crate) mod tests {
             conditions,
             "lag 1.00 ms · grow-first · reuse all · capacity 2.00 GB"
         );
+        let on_a_gpu = report_of("t", &["--device=cuda", "--kernels"]).conditions();
+        assert_eq!(
+            on_a_gpu,
+            "cuda, the trace's pace, kernels · lag 0 ns · grow-first · reuse all"
+        );
+        let without_work = report_of("t", &["--device=cuda"]).conditions();
+        assert!(without_work.starts_with("cuda, full speed, no work · "));
     }
 
     #[test]
