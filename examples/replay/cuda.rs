@@ -153,22 +153,33 @@ mod tests {
     use crate::run;
     use clap::Parser;
 
-    /// On a machine without a GPU it says so, and there is nothing else to test.
+    /// Without a GPU, or without what compiles kernels where they are needed, there is nothing to test.
     fn replayed(trace: &Trace, arguments: &[&str]) -> Option<Report> {
         let arguments = [&["replay", "--device=cuda"], arguments].concat();
         let options = Options::parse_from(arguments).checked().unwrap();
-        let gpu = match Gpu::new(&options.target) {
-            Ok(gpu) => gpu,
-            Err(error) => {
-                assert!(!CudaDevice::new(0).is_ok(), "{error}");
-                eprintln!("skipped: {error}");
-                return None;
-            }
-        };
+        if let Err(error) = CudaDevice::new(0) {
+            eprintln!("skipped: {error}");
+            return None;
+        }
+        if options.target.kernels && !kernels::has_compiler() {
+            eprintln!("skipped: there is no NVRTC");
+            return None;
+        }
+        let gpu = Gpu::new(&options.target).unwrap();
         let progress = Progress::new(&trace.name, trace.events.len(), true);
-        let conditions = (&options.target, &options.policy);
-        let (report, _) = run::replay(&gpu, trace, conditions, &progress).unwrap();
+        let (report, _) = run::replay(&gpu, trace, &options, &progress).unwrap();
         Some(report)
+    }
+
+    #[test]
+    fn without_a_driver_the_device_says_so() {
+        let options = Options::parse_from(["replay", "--device=cuda"]);
+        let opened = Gpu::new(&options.target).map(drop);
+        let device = CudaDevice::new(0).map(drop);
+        assert_eq!(
+            opened.map_err(|error| error.to_string()),
+            device.map_err(|error| error.to_string())
+        );
     }
 
     #[test]

@@ -114,8 +114,7 @@ fn replay(
     options: &Options,
 ) -> anyhow::Result<(Report, Vec<Sample>)> {
     let progress = Progress::new(&trace.name, trace.events.len(), options.json);
-    let conditions = (&options.target, &options.policy);
-    run::replay(site, trace, conditions, &progress)
+    run::replay(site, trace, options, &progress)
 }
 
 fn draw(

@@ -5,12 +5,11 @@
 
 use crate::backlog::Backlog;
 use crate::machine::{Figures, Machine, Site, Time};
-use crate::options::Policy;
+use crate::options::{Options, Policy};
 use crate::progress::Progress;
 use crate::report::{Outcome, Report, Setting};
 use crate::samples::{Sample, Samples};
 use crate::session::Session;
-use crate::target::Target;
 use crate::task::StreamTask;
 use crate::trace::Trace;
 use anyhow::bail;
@@ -24,13 +23,14 @@ use std::time::Duration;
 pub(crate) fn replay(
     site: &impl Site,
     trace: &Trace,
-    (target, policy): (&Target, &Policy),
+    options: &Options,
     progress: &Progress,
 ) -> anyhow::Result<(Report, Vec<Sample>)> {
+    let policy = &options.policy;
     let outcome = run(site, trace, policy, progress)?;
     let unlimited = unlimited(site, trace, policy, &outcome, progress)?;
     let setting = Setting {
-        target,
+        target: &options.target,
         policy,
         description: site.description(),
     };

@@ -38,7 +38,7 @@ pub(crate) struct Timetable {
     sleepers: RefCell<Sleepers>,
     /// The latest that was seen of who waits for memory, and when it was new.
     hope: Cell<Option<(Hope, Instant)>>,
-    /// Since when no task has slept.
+    /// Since when nothing has been due, and nobody has gone to sleep.
     idle: Cell<Option<Instant>>,
 }
 
@@ -53,7 +53,11 @@ impl Timetable {
     pub(crate) fn new(pace: Pace, policy: &Policy) -> Self {
         let quiet = policy.capacity.map_or(LOST, |_| QUIET);
         let behind = policy.lag.saturating_mul(LAGS);
-        Self::with_limits(pace, quiet + behind, LOST + behind)
+        Self::with_limits(
+            pace,
+            quiet.saturating_add(behind),
+            LOST.saturating_add(behind),
+        )
     }
 
     pub(crate) fn with_limits(pace: Pace, quiet: Duration, lost: Duration) -> Self {
@@ -84,14 +88,21 @@ impl Timetable {
 
     /// Wakes all that are due. Says whether there was one.
     fn wake_due(&self) -> bool {
-        let mut sleepers = self.sleepers.borrow_mut();
-        let later = sleepers.wakers.split_off(&(self.now(), u64::MAX));
-        let due = std::mem::replace(&mut sleepers.wakers, later);
-        // The waker may poll, and the poll borrows again.
-        drop(sleepers);
-        let has_due = !due.is_empty();
-        due.into_values().for_each(Waker::wake);
+        let now = self.now();
+        let mut has_due = false;
+        while let Some(waker) = self.take_due(now) {
+            has_due = true;
+            // The waker may poll, and the poll borrows again: nothing is borrowed here.
+            waker.wake();
+        }
         has_due
+    }
+
+    fn take_due(&self, now: Duration) -> Option<Waker> {
+        let mut sleepers = self.sleepers.borrow_mut();
+        let first = sleepers.wakers.first_entry()?;
+        let (at, _) = *first.key();
+        (at <= now).then(|| first.remove())
     }
 
     /// The time at which the next is due.
@@ -198,7 +209,7 @@ mod tests {
         let timetable = Rc::new(Timetable::with_limits(pace, AGES, Duration::ZERO));
         let woken = Rc::new(RefCell::new(Vec::new()));
         let mut executor = LocalPool::new();
-        for at in times.to_vec() {
+        for at in times.iter().copied() {
             let (timetable, woken) = (timetable.clone(), woken.clone());
             let task = async move {
                 timetable.sleep_until(at).await;

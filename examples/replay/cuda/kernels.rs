@@ -43,9 +43,7 @@ impl Kernels {
     /// # Errors
     /// When there is no NVRTC, or it or the driver refuses the source.
     pub(super) fn compile(context: &Arc<CudaContext>) -> anyhow::Result<Self> {
-        // SAFETY: the library's initializers have no preconditions; cudarc loads it in the same way,
-        // but panics when it is missing.
-        if !unsafe { nvrtc::sys::is_culib_present() } {
+        if !has_compiler() {
             bail!(
                 "--kernels needs NVRTC, which was not found: install the CUDA toolkit (or the package \
                  nvidia-cuda-nvrtc of PyPI), and have LD_LIBRARY_PATH name the folder of libnvrtc.so"
@@ -133,6 +131,12 @@ impl Kernels {
         unsafe { launch.launch(wide(bytes, pattern)) }?;
         Ok(())
     }
+}
+
+/// Whether there is an NVRTC; cudarc panics where there is none.
+pub(super) fn has_compiler() -> bool {
+    // SAFETY: the library's initializers have no preconditions; cudarc loads it in the same way.
+    unsafe { nvrtc::sys::is_culib_present() }
 }
 
 fn one_thread() -> LaunchConfig {

@@ -63,7 +63,7 @@ impl Worker {
         };
         let lag = lag.as_nanos() as u64;
         Ok(Some(Hold {
-            until: clock.now()? + lag,
+            until: clock.now()?.saturating_add(lag),
             longest: lag,
         }))
     }

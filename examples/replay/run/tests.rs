@@ -1,6 +1,5 @@
 use super::*;
 use crate::generate::cross_stream;
-use crate::options::Options;
 use crate::simulated::Simulator;
 use crate::trace::{Builder, Op, Row};
 use clap::Parser;
@@ -16,8 +15,7 @@ fn replayed(trace: &Trace, arguments: &[&str]) -> Report {
 fn replayed_on(site: &impl Site, trace: &Trace, arguments: &[&str]) -> Report {
     let options = Options::parse_from([&["replay"], arguments].concat());
     let progress = Progress::new(&trace.name, trace.events.len(), true);
-    let conditions = (&options.target, &options.policy);
-    replay(site, trace, conditions, &progress).unwrap().0
+    replay(site, trace, &options, &progress).unwrap().0
 }
 
 /// A trace of (microseconds, op, id, MiB, stream).

@@ -155,7 +155,7 @@ fn little_memory_makes_streams_wait_for_each_other() {
 #[test]
 fn what_cannot_be_served_fails_and_the_rest_goes_on() {
     for pace in [Pace::Full, Pace::Trace] {
-        let lost = Duration::from_millis(50);
+        let lost = Duration::from_millis(500);
         let site = RealTime { pace, lost };
         let too_large = replayed_on(&site, &with_one_too_large(), &["--capacity=100MiB"]);
         assert_eq!(too_large.failures, 1, "{too_large:?}");
