@@ -102,9 +102,16 @@ pub(crate) struct MemoryCalls {
 /// What can be seen of memory that may be on its way: as long as this changes, it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hope {
-    /// The number of the newest wait.
-    pub(crate) newest: u64,
+    /// Grows when one begins to wait, and when one looks again.
+    pub(crate) signs: u64,
     pub(crate) calls: MemoryCalls,
+}
+
+impl Hope {
+    /// Whether a memory call is on its way.
+    pub(crate) fn is_calling(self) -> bool {
+        self.calls.begun != self.calls.ended
+    }
 }
 
 /// What a run came to on the device's side.

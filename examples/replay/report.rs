@@ -11,6 +11,9 @@ use std::time::Duration;
 /// What one run of a trace gave.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
+    /// The most that was requested and not yet freed: less than in the trace where streams that waited
+    /// missed its peak.
+    pub(crate) requested_high: u64,
     pub(crate) reserved_peak: u64,
     /// Nanoseconds of CPU time of each allocation and each free.
     pub(crate) operation_ns: Histogram<u64>,
@@ -73,6 +76,8 @@ pub(crate) struct Report {
     pub(crate) streams: usize,
     pub(crate) trace_ns: u64,
     pub(crate) requested_peak: u64,
+    /// The same of this run, whose streams may have been late.
+    pub(crate) requested_high: u64,
     pub(crate) reserved_peak: u64,
     pub(crate) reserved_over_requested: f64,
     pub(crate) ns_p50: u64,
@@ -135,6 +140,7 @@ impl Report {
             streams: trace.streams,
             trace_ns: nanoseconds(trace.duration),
             requested_peak: trace.requested_peak,
+            requested_high: outcome.requested_high,
             reserved_peak: outcome.reserved_peak,
             reserved_over_requested: outcome.reserved_peak as f64 / trace.requested_peak as f64,
             ns_p50: outcome.operation_ns.value_at_quantile(0.50),

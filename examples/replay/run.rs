@@ -160,6 +160,7 @@ impl<M: Machine> Driver<'_, M> {
         let statistics = self.session.pool.statistics();
         let tally = self.session.tally.borrow();
         Outcome {
+            requested_high: tally.requested_high,
             reserved_peak: statistics.reserved.high,
             operation_ns: tally.operation_ns.clone(),
             lateness_ns: tally.lateness_ns.clone(),

@@ -49,7 +49,9 @@ pub(crate) struct Tally {
     pub(crate) operation_ns: Histogram<u64>,
     /// How late operations began, by no wait of their stream but because the host was busy.
     pub(crate) lateness_ns: Histogram<u64>,
-    pub(crate) requested: u64,
+    requested: u64,
+    /// The most that was requested and not yet freed.
+    pub(crate) requested_high: u64,
     pub(crate) failures: u64,
     pub(crate) longest_wait: Duration,
 }
@@ -97,9 +99,9 @@ impl<M: Machine> Session<M> {
 
     /// What may be hoped for by who waits for memory, if anybody does.
     pub(crate) fn hope(&self) -> Option<Hope> {
-        let newest = self.patience.newest()?;
+        let signs = self.patience.signs()?;
         let calls = self.machine.memory_calls();
-        Some(Hope { newest, calls })
+        Some(Hope { signs, calls })
     }
 
     /// The levels of this moment.
@@ -136,6 +138,7 @@ impl Tally {
             operation_ns: Histogram::new_with_bounds(1, MINUTE, 3)?,
             lateness_ns: Histogram::new_with_bounds(1, MINUTE, 3)?,
             requested: 0,
+            requested_high: 0,
             failures: 0,
             longest_wait: Duration::ZERO,
         })
@@ -149,6 +152,15 @@ impl Tally {
     /// An allocation or a free took so long on the CPU.
     pub(crate) fn took(&mut self, spent: Duration) {
         self.operation_ns.saturating_record(spent.as_nanos() as u64);
+    }
+
+    pub(crate) fn allocated(&mut self, bytes: u64) {
+        self.requested += bytes;
+        self.requested_high = self.requested_high.max(self.requested);
+    }
+
+    pub(crate) fn freed(&mut self, bytes: u64) {
+        self.requested -= bytes;
     }
 
     pub(crate) fn waited(&mut self, duration: Duration) {

@@ -14,7 +14,7 @@ type Line = (&'static str, fn(&Report) -> Option<String>);
 /// A gap between groups of lines.
 const GAP: Line = ("", |_| Some(String::new()));
 
-const LINES: [Line; 34] = [
+const LINES: [Line; 35] = [
     ("", |report| Some(report.trace.clone())),
     ("operations", |report| Some(count(report.ops as u64))),
     ("streams", |report| Some(report.streams.to_string())),
@@ -25,6 +25,9 @@ const LINES: [Line; 34] = [
     GAP,
     ("peak requested", |report| {
         Some(bytes(report.requested_peak))
+    }),
+    ("of this run", |report| {
+        report.pace.is_some().then(|| bytes(report.requested_high))
     }),
     ("peak reserved", |report| Some(bytes(report.reserved_peak))),
     ("reserved / requested", |report| {

@@ -93,7 +93,7 @@ impl<M: Machine> StreamTask<M> {
         self.use_it(id, bytes, &block, Purpose::Write)?;
         let leaves = self.session.handed_over[id];
         let made = leaves.then(|| self.line().stream.event()).transpose()?;
-        self.session.tally.borrow_mut().requested += bytes;
+        self.session.tally.borrow_mut().allocated(bytes);
         self.session.shelf.put(id, Held { block, bytes, made });
         Ok(())
     }
@@ -111,7 +111,7 @@ impl<M: Machine> StreamTask<M> {
         };
         let mut tally = session.tally.borrow_mut();
         tally.took(spent);
-        tally.requested -= bytes;
+        tally.freed(bytes);
         Ok(())
     }
 

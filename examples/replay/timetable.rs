@@ -18,25 +18,46 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Within so long memory comes by itself, or not before somebody's free: a thread that grows the pool is
-/// there in 0.1 ms, and its calls are seen.
-const QUIET: Duration = Duration::from_millis(10);
-/// When so long nothing has come of anything, nothing will.
-const LOST: Duration = Duration::from_secs(10);
-/// For streams that are behind: how much longer, in lags.
-const LAGS: u32 = 2;
+/// How long is waited for what may come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// For memory, at full speed, before time goes on.
+    pub(crate) quiet: Duration,
+    /// For memory, when no operation is due any more.
+    pub(crate) knot: Duration,
+    /// For the device, when nobody waits for memory.
+    pub(crate) lost: Duration,
+}
+
+impl Limits {
+    /// On a real device.
+    fn of(policy: &Policy) -> Self {
+        // What a stream that is behind gives back comes later.
+        let behind = policy.lag.saturating_mul(2);
+        let quiet = match policy.capacity {
+            // A thread that grows the pool is there in 0.1 ms, and its calls are seen.
+            Some(_) => Duration::from_millis(10),
+            // Nobody's free is needed: it always comes.
+            None => Duration::from_secs(10),
+        };
+        Self {
+            quiet: quiet.saturating_add(behind),
+            knot: Duration::from_secs(1).saturating_add(behind),
+            lost: Duration::from_secs(60).saturating_add(behind),
+        }
+    }
+}
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Timetable {
     pace: Pace,
-    quiet: Duration,
-    lost: Duration,
+    limits: Limits,
     began: Cell<Instant>,
     /// The time, at full speed.
     reached: Cell<Duration>,
     sleepers: RefCell<Sleepers>,
-    /// The latest that was seen of who waits for memory, and when it was new.
+    /// The latest that was seen of what is hoped for, and when it was new.
     hope: Cell<Option<(Hope, Instant)>>,
     /// Since when nothing has been due, and nobody has gone to sleep.
     idle: Cell<Option<Instant>>,
@@ -51,20 +72,13 @@ struct Sleepers {
 
 impl Timetable {
     pub(crate) fn new(pace: Pace, policy: &Policy) -> Self {
-        let quiet = policy.capacity.map_or(LOST, |_| QUIET);
-        let behind = policy.lag.saturating_mul(LAGS);
-        Self::with_limits(
-            pace,
-            quiet.saturating_add(behind),
-            LOST.saturating_add(behind),
-        )
+        Self::with_limits(pace, Limits::of(policy))
     }
 
-    pub(crate) fn with_limits(pace: Pace, quiet: Duration, lost: Duration) -> Self {
+    pub(crate) fn with_limits(pace: Pace, limits: Limits) -> Self {
         Self {
             pace,
-            quiet,
-            lost,
+            limits,
             began: Cell::new(Instant::now()),
             reached: Cell::default(),
             sleepers: RefCell::default(),
@@ -73,11 +87,12 @@ impl Timetable {
         }
     }
 
-    /// Whether memory may come by itself: calls for it are on their way, or something was new just now.
-    fn may_come(&self, hope: Hope) -> bool {
+    /// Whether what is hoped for may come: a call for it is on its way, or it has not been silent for so
+    /// long.
+    fn may_come(&self, hope: Hope, patience: Duration) -> bool {
         match self.hope.get() {
             Some((known, since)) if known == hope => {
-                hope.calls.begun != hope.calls.ended || since.elapsed() < self.quiet
+                hope.is_calling() || since.elapsed() < patience
             }
             _ => {
                 self.hope.set(Some((hope, Instant::now())));
@@ -116,11 +131,11 @@ impl Timetable {
         self.wake_due()
     }
 
-    /// Whether what tasks wait for, if for no time, may still come.
-    fn is_worth_a_wait(&self) -> bool {
+    /// With nothing due, and nobody who waits for memory: whether the device may still do something.
+    fn may_do_something(&self) -> bool {
         let since = self.idle.get().unwrap_or_else(Instant::now);
         self.idle.set(Some(since));
-        since.elapsed() < self.lost
+        since.elapsed() < self.limits.lost
     }
 }
 
@@ -146,12 +161,19 @@ impl Time for Timetable {
     }
 
     fn pass(&self, hope: Option<Hope>) -> bool {
+        std::hint::spin_loop();
+        let Limits { quiet, knot, .. } = self.limits;
         let goes_on = match self.pace {
             Pace::Trace => self.wake_due() || self.next().is_some(),
-            Pace::Full => hope.is_some_and(|hope| self.may_come(hope)) || self.jump_to_next(),
+            Pace::Full => {
+                hope.is_some_and(|hope| self.may_come(hope, quiet)) || self.jump_to_next()
+            }
         };
-        std::hint::spin_loop();
-        goes_on || self.is_worth_a_wait()
+        goes_on
+            || match hope {
+                Some(hope) => self.may_come(hope, knot),
+                None => self.may_do_something(),
+            }
     }
 }
 
@@ -200,13 +222,20 @@ mod tests {
 
     const AGES: Duration = Duration::from_secs(3600);
 
+    /// At once sure that nothing comes, but for what is quiet only after ages.
+    const HASTE: Limits = Limits {
+        quiet: AGES,
+        knot: Duration::ZERO,
+        lost: Duration::ZERO,
+    };
+
     fn milliseconds(count: u64) -> Duration {
         Duration::from_millis(count)
     }
 
     /// Has one task a time sleep until then, and gives the times at which they woke, in that order.
     fn woken(pace: Pace, times: &[Duration]) -> Vec<(Duration, Duration)> {
-        let timetable = Rc::new(Timetable::with_limits(pace, AGES, Duration::ZERO));
+        let timetable = Rc::new(Timetable::with_limits(pace, HASTE));
         let woken = Rc::new(RefCell::new(Vec::new()));
         let mut executor = LocalPool::new();
         for at in times.iter().copied() {
@@ -244,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_dropped_sleep_is_forgotten() {
-        let timetable = Timetable::with_limits(Pace::Full, AGES, Duration::ZERO);
+        let timetable = Timetable::with_limits(Pace::Full, HASTE);
         let mut sleep = Box::pin(timetable.sleep_until(AGES));
         let mut context = Context::from_waker(Waker::noop());
         assert!(sleep.as_mut().poll(&mut context).is_pending());
@@ -256,7 +285,7 @@ mod tests {
     /// A timetable at full speed with one that sleeps, asked to pass with these hopes one by one; says
     /// whether it stood still at each.
     fn stood_still(quiet: Duration, hopes: &[Hope]) -> Vec<bool> {
-        let timetable = Timetable::with_limits(Pace::Full, quiet, Duration::ZERO);
+        let timetable = Timetable::with_limits(Pace::Full, Limits { quiet, ..HASTE });
         let mut sleep = Box::pin(timetable.sleep_until(milliseconds(1)));
         let mut context = Context::from_waker(Waker::noop());
         assert!(sleep.as_mut().poll(&mut context).is_pending());
@@ -268,9 +297,9 @@ mod tests {
         stood_still
     }
 
-    fn hope(newest: u64, begun: u64, ended: u64) -> Hope {
+    fn hope(signs: u64, begun: u64, ended: u64) -> Hope {
         let calls = MemoryCalls { begun, ended };
-        Hope { newest, calls }
+        Hope { signs, calls }
     }
 
     #[test]
@@ -288,24 +317,34 @@ mod tests {
     /// How long a timetable under these options holds time up for who waits.
     fn quiet(arguments: &[&str]) -> Duration {
         let options = Options::parse_from([&["replay"], arguments].concat());
-        Timetable::new(Pace::Full, &options.policy).quiet
+        let timetable = Timetable::new(Pace::Full, &options.policy);
+        timetable.limits.quiet
     }
 
     #[test]
-    fn memory_without_a_bound_always_comes_by_itself() {
-        assert_eq!(quiet(&[]), LOST);
-        assert_eq!(quiet(&["--capacity=1GB"]), QUIET);
-        let behind = ["--capacity=1GB", "--lag=30ms"];
-        assert!(quiet(&behind) > QUIET + milliseconds(30));
+    fn memory_without_a_bound_is_waited_for_longer() {
+        assert!(quiet(&[]) > quiet(&["--capacity=1GB"]) * 100);
+        let behind = quiet(&["--capacity=1GB", "--lag=30ms"]);
+        assert!(behind > quiet(&["--capacity=1GB"]) + milliseconds(30));
+        assert!(quiet(&["--lag=500000years"]) > AGES);
     }
 
     #[test]
     fn without_a_sleeper_it_says_when_nothing_will_come() {
         for pace in [Pace::Trace, Pace::Full] {
-            let lost = Timetable::with_limits(pace, AGES, Duration::ZERO);
-            assert!(!lost.pass(None));
-            let patient = Timetable::with_limits(pace, AGES, AGES);
-            assert!(patient.pass(None));
+            let quiet = Duration::ZERO;
+            let passes = |limits, hope| {
+                let timetable = Timetable::with_limits(pace, Limits { quiet, ..limits });
+                // At first whatever is hoped for is new.
+                timetable.pass(hope);
+                timetable.pass(hope)
+            };
+            let (knot, lost) = (AGES, AGES);
+            assert!(!passes(HASTE, None));
+            assert!(passes(Limits { lost, ..HASTE }, None));
+            assert!(!passes(Limits { lost, ..HASTE }, Some(hope(1, 2, 2))));
+            assert!(passes(Limits { knot, ..HASTE }, Some(hope(1, 2, 2))));
+            assert!(passes(HASTE, Some(hope(1, 3, 2))), "a call is on its way");
         }
     }
 }

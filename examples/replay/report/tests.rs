@@ -6,6 +6,7 @@ pub(crate) fn outcome() -> Outcome {
     let mut operation_ns = Histogram::new(3).unwrap();
     (1..=1000).for_each(|ns| operation_ns.record(ns).unwrap());
     Outcome {
+        requested_high: 990,
         reserved_peak: 1_056,
         lateness_ns: operation_ns.clone(),
         operation_ns,
@@ -92,7 +93,7 @@ fn json_has_the_promised_keys_on_one_line() {
     for key in "trace, ops, streams, trace_ns, requested_peak, reserved_peak, \
         reserved_over_requested, ns_p50, ns_p99, waits, wait_max_ns, device_waits, stall_ns, \
         makespan_over_unlimited, handle_bytes, device_calls, device_ns, remaps, failures, \
-        corruptions, device, ns_mean, memory_ns, growths"
+        corruptions, device, ns_mean, memory_ns, growths, requested_high"
         .split(", ")
     {
         assert!(object.get(key).is_some(), "{key}");
