@@ -107,13 +107,6 @@ pub(crate) struct Hope {
     pub(crate) calls: MemoryCalls,
 }
 
-impl Hope {
-    /// Whether a memory call is on its way.
-    pub(crate) fn is_calling(self) -> bool {
-        self.calls.begun != self.calls.ended
-    }
-}
-
 /// What a run came to on the device's side.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {

@@ -14,7 +14,7 @@ type Line = (&'static str, fn(&Report) -> Option<String>);
 /// A gap between groups of lines.
 const GAP: Line = ("", |_| Some(String::new()));
 
-const LINES: [Line; 35] = [
+const LINES: [Line; 36] = [
     ("", |report| Some(report.trace.clone())),
     ("operations", |report| Some(count(report.ops as u64))),
     ("streams", |report| Some(report.streams.to_string())),
@@ -26,12 +26,16 @@ const LINES: [Line; 35] = [
     ("peak requested", |report| {
         Some(bytes(report.requested_peak))
     }),
-    ("of this run", |report| {
+    ("peak requested in this run", |report| {
         report.pace.is_some().then(|| bytes(report.requested_high))
     }),
     ("peak reserved", |report| Some(bytes(report.reserved_peak))),
     ("reserved / requested", |report| {
         Some(format!("{:.3}", report.reserved_over_requested))
+    }),
+    ("the same of this run", |report| {
+        let ratio = format!("{:.3}", report.reserved_over_high);
+        report.pace.is_some().then_some(ratio)
     }),
     GAP,
     ("CPU time per operation, p50", |report| {

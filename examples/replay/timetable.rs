@@ -70,6 +70,13 @@ struct Sleepers {
     wakers: BTreeMap<(Duration, u64), Waker>,
 }
 
+impl Hope {
+    /// Whether a memory call is on its way.
+    fn is_calling(self) -> bool {
+        self.calls.begun != self.calls.ended
+    }
+}
+
 impl Timetable {
     pub(crate) fn new(pace: Pace, policy: &Policy) -> Self {
         Self::with_limits(pace, Limits::of(policy))

@@ -93,7 +93,7 @@ fn json_has_the_promised_keys_on_one_line() {
     for key in "trace, ops, streams, trace_ns, requested_peak, reserved_peak, \
         reserved_over_requested, ns_p50, ns_p99, waits, wait_max_ns, device_waits, stall_ns, \
         makespan_over_unlimited, handle_bytes, device_calls, device_ns, remaps, failures, \
-        corruptions, device, ns_mean, memory_ns, growths, requested_high"
+        corruptions, device, ns_mean, memory_ns, growths, requested_high, reserved_over_high"
         .split(", ")
     {
         assert!(object.get(key).is_some(), "{key}");
@@ -105,6 +105,7 @@ fn json_has_the_promised_keys_on_one_line() {
 fn ratios_and_times_are_those_of_the_run() {
     let report = report("t");
     assert_eq!(report.reserved_over_requested, 1.056);
+    assert_eq!(report.reserved_over_high, 1_056.0 / 990.0);
     assert_eq!(report.makespan_over_unlimited, Some(1.01));
     assert_eq!((report.ns_p50, report.ns_p99), (500, 990));
     assert!((499..=502).contains(&report.ns_mean), "{report:?}");
