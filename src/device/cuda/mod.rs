@@ -26,7 +26,7 @@
 //! | `facts` | what the device is and supports |
 //! | `memory` | address ranges, physical memory, plain memory |
 //! | `stream`, `argument` | cudarc's streams and kernel arguments |
-//! | `staging` | copies between host and device |
+//! | `staging`, `stage` | copies between host and device, and the host's memory for them |
 //! | `watcher` | the thread that watches events and rings alarms |
 //! | `contract` | the device contract, carried out with the above |
 
@@ -35,6 +35,7 @@ mod contract;
 mod driver;
 mod facts;
 mod memory;
+mod stage;
 mod staging;
 mod stream;
 mod watcher;
@@ -74,7 +75,7 @@ impl Deref for Whole {
 
 impl Drop for Whole {
     fn drop(&mut self) {
-        let_go(self.0.take());
+        let_go(self.context.cu_ctx(), self.0.take());
     }
 }
 
@@ -204,9 +205,7 @@ impl CudaDevice {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Ok(visit) = Visit::new("close", &self.context) {
-            self.stages.free_all(&visit);
-        }
+        self.stages.free_all(&self.context);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Streams of cudarc's, as the pool sees them.
 
-use super::driver::Visit;
+use super::driver::let_go;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
 use crate::sync::plain::Arc;
 use cudarc::driver::sys::CUstream;
@@ -36,9 +36,7 @@ struct Kept(Option<Arc<CudaStream>>);
 impl Drop for Kept {
     fn drop(&mut self) {
         let stream = self.0.take().expect("held until it is dropped");
-        let context = stream.context().clone();
-        let _visit = Visit::new("destroy_stream", &context);
-        drop(stream);
+        let_go(stream.context().cu_ctx(), stream);
     }
 }
 
