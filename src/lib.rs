@@ -93,11 +93,13 @@
 //!
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when somebody first waits.
 //!   Without it, or outside a runtime, waiters drive themselves, on any executor.
+//! - `cuda`: NVIDIA GPUs, through cudarc. Nothing of CUDA is needed to build.
 //!
 //! # More
 //!
 //! The [guide] has the argument for why reuse is safe, how to
-//! [test stream code](guide::testing) of your own without a GPU, and the figures with their commands.
+//! [test stream code](guide::testing) of your own without a GPU, how to run what there is
+//! [on a GPU](guide::gpu), and the figures with their commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -6,6 +6,9 @@ pub mod safety {}
 #[doc = include_str!("testing.md")]
 pub mod testing {}
 
+#[doc = include_str!("gpu.md")]
+pub mod gpu {}
+
 #[doc = include_str!("figures.md")]
 pub mod figures {}
 

@@ -2,11 +2,11 @@
 
 use crate::bench::{Bench, Gate, Span};
 use crate::gpu::{Gpu, another_context, settle};
-use crate::harness::{await_releases, gpu};
-use cudarc::driver::CudaStream;
+use crate::harness::gpu;
+use cudarc::driver::{CudaContext, CudaStream};
 use std::marker::PhantomData;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 use weirpool::device::Device;
 use weirpool::device::cuda::CudaDevice;
 
@@ -36,6 +36,8 @@ impl Setting for Plain {
 pub(crate) struct Cuda<S> {
     pub(crate) device: CudaDevice,
     pub(crate) gpu: Arc<Gpu>,
+    /// Shared by all clones.
+    in_use: Arc<()>,
     setting: PhantomData<S>,
 }
 
@@ -44,9 +46,36 @@ impl<S> Clone for Cuda<S> {
         Self {
             device: self.device.clone(),
             gpu: self.gpu.clone(),
+            in_use: self.in_use.clone(),
             setting: PhantomData,
         }
     }
+}
+
+/// A device, as it is known when its bench is gone.
+struct Footprint {
+    in_use: Weak<()>,
+    /// Held by the device, and by its streams.
+    context: Weak<CudaContext>,
+}
+
+static DEVICES: Mutex<Vec<Footprint>> = Mutex::new(Vec::new());
+
+/// Waits for devices that nobody uses any more to be gone, with all that is given back for them. Pools that
+/// ended give their memory back on threads of their own. Where memory is plain that waits for the whole
+/// device, and keeps others from calling the driver meanwhile: with a stream that a test holds by then, for
+/// ever.
+pub(crate) fn await_releases() {
+    /// What takes longer was leaked on purpose.
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let start = Instant::now();
+    let mut devices = DEVICES.lock().unwrap();
+    let is_ending =
+        |device: &Footprint| device.in_use.strong_count() == 0 && device.context.strong_count() > 0;
+    while devices.iter().any(is_ending) && start.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    devices.retain(|device| device.in_use.strong_count() > 0);
 }
 
 const A_WHILE: Duration = Duration::from_micros(20);
@@ -55,12 +84,20 @@ const A_WHILE: Duration = Duration::from_micros(20);
 const LONG_ENOUGH: Duration = Duration::from_millis(2);
 
 impl<S: Setting> Cuda<S> {
-    pub(crate) fn over(gpu: Arc<Gpu>) -> Self {
-        let builder = CudaDevice::builder().context(gpu.context().clone());
+    /// Over a handle of its own on the context, by which it is known when the device is gone.
+    fn over(gpu: Arc<Gpu>, context: Arc<CudaContext>) -> Self {
+        let in_use = Arc::new(());
+        let gone = Footprint {
+            in_use: Arc::downgrade(&in_use),
+            context: Arc::downgrade(&context),
+        };
+        DEVICES.lock().unwrap().push(gone);
+        let builder = CudaDevice::builder().context(context);
         let device = builder.virtual_memory(S::VIRTUAL_MEMORY).build();
         Self {
             device: device.expect("a device that works"),
             gpu,
+            in_use,
             setting: PhantomData,
         }
     }
@@ -78,17 +115,21 @@ impl<S: Setting> Bench for Cuda<S> {
     const RECYCLES_HANDLES: Option<bool> = None;
 
     fn new() -> Self {
-        if !S::VIRTUAL_MEMORY {
-            // Of a pool that the same test had before this one.
-            await_releases();
-        }
-        Self::over(gpu())
+        await_releases();
+        let gpu = gpu();
+        let context = CudaContext::new(gpu.context().ordinal());
+        let context = context.expect("the primary context, once more");
+        // SAFETY: nobody here uses the slices whose order cudarc keeps by events. With them it would wait for
+        // the whole device when the first stream is made.
+        unsafe { context.disable_event_tracking() };
+        Self::over(gpu, context)
     }
 
     /// One context is one device.
     fn another(&self) -> Self {
-        let gpu = Gpu::load(&another_context(self.gpu.context()));
-        Self::over(Arc::new(gpu.expect("kernels in a further context")))
+        let context = another_context(self.gpu.context());
+        let gpu = Gpu::load(&context).expect("kernels in a further context");
+        Self::over(Arc::new(gpu), context)
     }
 
     fn device(&self) -> Arc<dyn Device> {

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A test and its name.
 pub(crate) type Entry = (String, fn());
@@ -86,7 +86,7 @@ fn guarded(name: &str, test: fn()) -> Result<(), Failed> {
     }
     let ended = watched(name, test);
     let broken = ENDED.get().is_none().then(|| broken_by(name)).flatten();
-    await_releases();
+    crate::cuda::await_releases();
     let complaints = gpu::take_complaints();
     let mut failures: Vec<_> = ended.err().into_iter().chain(broken).collect();
     failures.extend(complaints);
@@ -126,31 +126,6 @@ fn let_go(name: &str, ended: &Receiver<Result<(), String>>) -> String {
             format!("{hangs}; it hangs still")
         }
     }
-}
-
-/// Pools that ended give their memory back on threads of their own. Where memory is plain that waits for the
-/// whole device, and would for a stream that the next test holds.
-pub(crate) fn await_releases() {
-    /// The pool's thread is started a moment after the work is over that it waits for.
-    const QUIET: Duration = Duration::from_millis(5);
-    let start = Instant::now();
-    let mut last_seen = start;
-    while last_seen.elapsed() < QUIET && start.elapsed() < GRACE {
-        thread::sleep(Duration::from_micros(200));
-        if is_releasing() {
-            last_seen = Instant::now();
-        }
-    }
-}
-
-/// Whether the process has a thread of a pool's that gives something back, by the names of threads where
-/// the system tells them.
-fn is_releasing() -> bool {
-    const NAMES: [&str; 2] = ["weirpool-estate", "weirpool-stage"];
-    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten();
-    let mut names =
-        threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
-    names.any(|name| NAMES.contains(&name.trim_end()))
 }
 
 /// An error that stays makes every later test fail, and says nothing of it. Waits for what the test left
