@@ -6,6 +6,9 @@ pub mod safety {}
 #[doc = include_str!("testing.md")]
 pub mod testing {}
 
+#[doc = include_str!("statistics.md")]
+pub mod statistics {}
+
 #[doc = include_str!("figures.md")]
 pub mod figures {}
 

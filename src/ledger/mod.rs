@@ -39,12 +39,14 @@
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `trim` | giving memory back |
 //! | `totals` | bytes by state, current and high |
+//! | `figures` | what can be told of the blocks |
 //! | `policy` | decisions as pure functions |
 //! | `check` | the invariants, executable |
 
 mod block;
 pub(crate) mod check;
 mod fence;
+mod figures;
 mod index;
 mod plan;
 pub(crate) mod policy;
@@ -56,13 +58,14 @@ mod window;
 
 pub(crate) use block::{BlockId, State};
 pub(crate) use fence::{Clock, Fence, Fences};
+pub(crate) use figures::{Figures, High};
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
-pub use totals::Level;
 pub(crate) use totals::Totals;
 pub(crate) use trim::Release;
 pub(crate) use window::Growth;
 
 use crate::id::{StreamId, Ticket};
+use crate::measure::Peaks;
 use block::{Block, Blocks};
 use index::{ByDonor, BySize};
 use std::collections::BTreeMap;
@@ -148,6 +151,8 @@ pub(crate) struct Ledger {
     /// its work complete.
     completed: BTreeMap<StreamId, Ticket>,
     totals: Totals,
+    /// The highest that what is lent has been, for whoever wants it since a moment of their own.
+    pub(crate) lent_peaks: Peaks,
 }
 
 impl Ledger {
@@ -160,25 +165,12 @@ impl Ledger {
             pending: ByDonor::default(),
             completed: BTreeMap::new(),
             totals: Totals::default(),
+            lent_peaks: Peaks::default(),
         }
     }
 
     pub(crate) fn totals(&self) -> Totals {
         self.totals
-    }
-
-    pub(crate) fn reset_highs(&mut self) {
-        self.totals.reset_highs();
-    }
-
-    /// The largest free block, in bytes.
-    pub(crate) fn largest_free(&self) -> u64 {
-        self.free.largest()
-    }
-
-    /// Free blocks.
-    pub(crate) fn free_blocks(&self) -> usize {
-        self.free.len()
     }
 
     /// Adds a range of addresses with nothing mapped in it.
@@ -376,7 +368,8 @@ impl Ledger {
                     self.pending.insert(id, fence, alone);
                 }
             }
-            State::Lent | State::Claimed(_) | State::Hole => {}
+            State::Lent => self.lent_peaks.raise(self.totals.lent.current),
+            State::Claimed(_) | State::Hole => {}
         }
     }
 
