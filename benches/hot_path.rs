@@ -1,6 +1,7 @@
 //! What the hot path costs, beside its floor in the same run: `cargo bench --bench hot_path`.
 //!
 //! - `hot/try/<bytes>`, `hot/await/<bytes>`: allocate and free the same size on one stream.
+//! - `hot-cuda/...`: the same on a GPU, with `--features cuda` and where there is one.
 //! - `floor/lane`: a mutex, a list pop and push, and a count, twice: what a per-stream design cannot do
 //!   without.
 
@@ -27,21 +28,43 @@ fn pool() -> (Pool, Stream) {
     (pool, stream)
 }
 
+/// The same on a GPU, where there is one.
+#[cfg(feature = "cuda")]
+fn cuda_pool() -> Option<(Pool, Stream)> {
+    use weirpool::device::cuda::CudaDevice;
+    let device = CudaDevice::new(0)
+        .inspect_err(|error| println!("skipped on CUDA: {error}"))
+        .ok()?;
+    let pool = Pool::builder(device.clone())
+        .capacity(1 << 30)
+        .build()
+        .expect("a pool");
+    let stream = pool.register(&device.create_stream().expect("a stream"));
+    Some((pool, stream.expect("a stream of the device")))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_pool() -> Option<(Pool, Stream)> {
+    None
+}
+
 fn hot(criterion: &mut Criterion) {
-    let (pool, stream) = pool();
-    let mut group = criterion.benchmark_group("hot");
+    hot_on(criterion, "hot", &pool());
+    if let Some(cuda) = cuda_pool() {
+        hot_on(criterion, "hot-cuda", &cuda);
+    }
+}
+
+fn hot_on(criterion: &mut Criterion, name: &str, (pool, stream): &(Pool, Stream)) {
+    let mut group = criterion.benchmark_group(name);
     for bytes in SIZES {
         group.bench_function(BenchmarkId::new("try", bytes), |bencher| {
-            bencher.iter(|| {
-                drop(black_box(
-                    pool.try_allocate(&stream, bytes).expect("memory"),
-                ))
-            });
+            bencher.iter(|| drop(black_box(pool.try_allocate(stream, bytes).expect("memory"))));
         });
         group.bench_function(BenchmarkId::new("await", bytes), |bencher| {
             let mut context = Context::from_waker(Waker::noop());
             bencher.iter(
-                || match pin!(pool.allocate(&stream, bytes)).poll(&mut context) {
+                || match pin!(pool.allocate(stream, bytes)).poll(&mut context) {
                     Poll::Ready(block) => drop(black_box(block.expect("memory"))),
                     Poll::Pending => panic!("nothing to wait for"),
                 },

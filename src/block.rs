@@ -37,7 +37,8 @@ pub struct Block {
     further: Mutex<Further>,
 }
 
-type Further = SmallVec<[Arc<Registration>; 0]>;
+/// Most blocks have none, and are small for it.
+type Further = Option<Box<SmallVec<[Arc<Registration>; 3]>>>;
 
 impl Block {
     #[inline]
@@ -65,7 +66,7 @@ impl Block {
             lent: Some(lent),
             requested: demand.requested,
             tag: demand.tag,
-            further: Mutex::new(Guards::Block, SmallVec::new()),
+            further: Mutex::new(Guards::Block, None),
         }
     }
 
@@ -133,7 +134,8 @@ impl Block {
         let engine = &self.registration.service.engine;
         engine.order_after_grant(&self.registration.lane, self.lent().after, &further.lane)?;
         // Only now: who finds it there relies on the order.
-        let mut all = self.further.lock();
+        let mut further_ones = self.further.lock();
+        let all = further_ones.get_or_insert_default();
         if !all.iter().any(|known| Arc::ptr_eq(known, further)) {
             all.push(further.clone());
         }
@@ -142,7 +144,8 @@ impl Block {
 
     fn is_known_on(&self, further: &Arc<Registration>) -> bool {
         let all = self.further.lock();
-        all.iter().any(|known| Arc::ptr_eq(known, further))
+        let mut all = all.iter().flat_map(|all| all.iter());
+        all.any(|known| Arc::ptr_eq(known, further))
     }
 
     /// The block as an argument of work on `stream`, which is noted as [`used_on`](Self::used_on) does:
@@ -164,8 +167,18 @@ impl Block {
     /// # Errors
     /// As [`used_on`](Self::used_on).
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.part_on(stream, 0..self.size())
+    }
+
+    /// A part of the block as an argument; the part lies within it.
+    pub(crate) fn part_on(
+        &self,
+        stream: &Stream,
+        part: Range<u64>,
+    ) -> Result<Argument<'_>, StreamError> {
         self.used_on(stream)?;
-        Ok(Argument::new(self.address(), self.size()))
+        let bytes = part.end - part.start;
+        Ok(Argument::new(self.address() + part.start, bytes))
     }
 
     /// Copies `bytes` into the block, `offset` bytes from its beginning, in the order of `stream`. The
@@ -293,7 +306,8 @@ impl Block {
     /// The streams that it was used on: its own, and the further ones.
     fn lanes(&self) -> SmallVec<[Arc<Lane>; 2]> {
         let further = self.further.lock();
-        let further = further.iter().map(|further| further.lane.clone());
+        let further = further.iter().flat_map(|all| all.iter());
+        let further = further.map(|further| further.lane.clone());
         std::iter::once(self.registration.lane.clone())
             .chain(further)
             .collect()
@@ -332,7 +346,7 @@ impl Drop for Block {
         let Some(block) = self.end(None) else {
             return;
         };
-        let is_its_streams_alone = self.further.get_mut().is_empty();
+        let is_its_streams_alone = self.further.get_mut().is_none();
         let engine = &self.registration.service.engine;
         if is_its_streams_alone {
             engine.free(&self.registration.lane, block);

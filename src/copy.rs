@@ -5,6 +5,7 @@ use crate::sync::Arc;
 use crate::wait::Registration;
 use std::fmt;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -67,6 +68,41 @@ impl Download {
             watch: None,
             transfer,
         })
+    }
+}
+
+/// A copy of elements to the host: ready with them. Made by [`Buffer::download`](crate::Buffer::download);
+/// otherwise as [`Download`].
+#[must_use = "the elements are had by awaiting it"]
+pub struct Elements<T> {
+    download: Download,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T> Elements<T> {
+    pub(crate) fn new(download: Download) -> Self {
+        Self {
+            download,
+            elements: PhantomData,
+        }
+    }
+}
+
+impl<T: bytemuck::AnyBitPattern> Future for Elements<T> {
+    type Output = Result<Vec<T>, DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let bytes = Pin::new(&mut self.download).poll(context);
+        bytes.map_ok(|bytes| {
+            let each = bytes.chunks_exact(size_of::<T>().max(1));
+            each.map(bytemuck::pod_read_unaligned).collect()
+        })
+    }
+}
+
+impl<T> fmt::Debug for Elements<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Elements").finish_non_exhaustive()
     }
 }
 

@@ -122,6 +122,12 @@ pub enum BuildError {
         /// What the pool may hold at most, in bytes.
         capacity: u64,
     },
+    /// A release threshold must be a fraction from 0 to 1.
+    #[error("a release threshold of {fraction} of the device's memory is not between 0 and 1")]
+    InvalidFraction {
+        /// What was asked for.
+        fraction: f64,
+    },
     /// Handles must be a multiple of the device's step.
     #[error("handles of {handle_bytes} bytes are not a positive multiple of {granularity} bytes")]
     InvalidHandle {

@@ -77,7 +77,7 @@
 //!
 //! | layer | what it is | what it must not know |
 //! |---|---|---|
-//! | `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
+//! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics: reads, never steers | |
 //! | `wait` | queue, futures, reclaimer | how memory is found |
 //! | `engine` | one allocation and one free, through lanes, ledger and device | who waits |
@@ -117,6 +117,7 @@ mod ledger;
 mod measure;
 mod observe;
 mod pool;
+mod shared;
 mod stream;
 mod sync;
 mod trace;
@@ -124,11 +125,12 @@ mod wait;
 
 pub use block::{Block, DeallocateError, Deallocation};
 pub use buffer::Buffer;
-pub use copy::{Download, Upload};
+pub use copy::{Download, Elements, Upload};
 pub use engine::Rung;
 pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
 pub use id::StreamId;
-pub use ledger::policy::{Order, Reuse, Sealing, WaitLimit};
+pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
+pub use ledger::{CoalesceHeuristic, PoolFigures};
 pub use measure::{Bucket, Histogram, Level, Tag, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
@@ -137,6 +139,7 @@ pub use observe::{
     StreamStatistics, TagStatistics,
 };
 pub use pool::{Allocate, Pool, PoolBuilder};
+pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use wait::Reclaimer;
 

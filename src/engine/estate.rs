@@ -16,6 +16,7 @@ use std::task::{Wake, Waker};
 struct Estate {
     device: plain::Arc<dyn Device>,
     handle_bytes: u64,
+    calls_block: bool,
     state: plain::Mutex<Option<Assets>>,
 }
 
@@ -39,14 +40,29 @@ impl Drop for Engine {
         };
         let estate = plain::Arc::new(Estate {
             device: self.device.clone(),
+            calls_block: self.capabilities.memory_calls_block,
             handle_bytes: self.settings.geometry.handle_bytes,
             state: plain::Mutex::new(Some(assets)),
         });
-        estate.settle();
+        estate.settle_aside();
     }
 }
 
 impl Estate {
+    /// Settles, on a thread of its own where memory calls block: this one may be a runtime's, or the one by
+    /// which the device wakes.
+    fn settle_aside(self: plain::Arc<Self>) {
+        if !self.calls_block {
+            return self.settle();
+        }
+        let thread = plain::thread::Builder::new().name("weirpool-estate".into());
+        let settled = self.clone();
+        if thread.spawn(move || settled.settle()).is_err() {
+            // Late for whoever shares this thread, rather than never.
+            self.settle();
+        }
+    }
+
     /// Releases if everything is complete; else watches what is not.
     fn settle(self: plain::Arc<Self>) {
         let Some(assets) = self.state.lock().take() else {
@@ -104,6 +120,6 @@ impl Estate {
 
 impl Wake for Estate {
     fn wake(self: plain::Arc<Self>) {
-        self.settle();
+        self.settle_aside();
     }
 }

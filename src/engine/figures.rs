@@ -189,7 +189,7 @@ impl Engine {
             pending: totals.pending.current + kept,
             used: totals.lent.current.saturating_sub(kept),
             reserved: totals.reserved.current,
-            capacity: self.settings.geometry.capacity,
+            capacity: self.capacity(),
             waiting,
         }
     }

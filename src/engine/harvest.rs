@@ -87,10 +87,19 @@ impl Engine {
     /// an out-of-memory that is none. A lane's lock is taken inside the ledger's here, and the ledger's
     /// never inside a lane's.
     pub(crate) fn drain_lanes(&self) {
+        self.take_back(Lane::drain);
+    }
+
+    /// The same with the lanes of streams that have been idle since the last time.
+    pub(super) fn drain_idle_lanes(&self) {
+        self.take_back(Lane::drain_if_idle);
+    }
+
+    fn take_back(&self, drain: impl Fn(&Lane) -> Vec<Kept>) {
         let lanes = self.lanes();
         let mut ledger = self.ledger.lock();
         for lane in lanes.iter() {
-            for Kept { id, ticket, .. } in lane.drain() {
+            for Kept { id, ticket, .. } in drain(lane) {
                 ledger.give_back(id, Fences::one(lane.id, ticket));
             }
         }

@@ -106,16 +106,20 @@ impl Memory {
 }
 
 impl Engine {
-    /// Reserves the range of addresses, where memory is virtual.
-    pub(super) fn reserve_addresses(&self) -> Result<(), DeviceError> {
+    /// Reserves a range of addresses for so much memory, where memory is virtual and no range is large
+    /// enough yet.
+    pub(super) fn reserve_addresses(&self, capacity: u64) -> Result<(), DeviceError> {
         let geometry = self.settings.geometry;
         if !geometry.virtual_memory {
             return Ok(());
         }
         let handle = geometry.handle_bytes;
         // A handle more, since the device aligns to its own step and handles lie at multiples of theirs.
-        let bytes =
-            geometry.capacity.saturating_mul(ADDRESSES_PER_CAPACITY) / handle * handle + handle;
+        let bytes = capacity.saturating_mul(ADDRESSES_PER_CAPACITY) / handle * handle + handle;
+        let is_there = |(_, reserved): &(u64, u64)| *reserved >= bytes;
+        if self.memory.held.lock().ranges.iter().any(is_there) {
+            return Ok(());
+        }
         let address = self.device.reserve(bytes)?;
         let mut held = self.memory.held.lock();
         held.ranges.push((address, bytes));

@@ -13,6 +13,8 @@
 //! | `memory` | carrying out the ledger's plans on the device |
 //! | `estate` | what outlives the pool: memory that running work may still touch |
 //! | `bell` | how the engine is heard by whoever drives the waiting |
+//! | `resize` | another capacity, at run time |
+//! | `upkeep` | releasing and coalescing, now and then |
 //! | `tally` | counts of the slow path |
 //! | `figures` | what can be told |
 
@@ -24,7 +26,9 @@ mod ladder;
 mod memory;
 mod patience;
 mod release;
+mod resize;
 mod tally;
+mod upkeep;
 
 pub(crate) use figures::InLanes;
 pub(crate) use harvest::Watches;
@@ -32,6 +36,7 @@ pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
 pub(crate) use patience::{Expected, Patience};
 pub(crate) use tally::Tally;
+pub(crate) use upkeep::{Upkeep, UpkeepSettings};
 
 use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Referee};
 use crate::error::{BuildError, StreamError};
@@ -40,7 +45,7 @@ pub(crate) use crate::lane::Use;
 use crate::lane::{Bounds, Events, Lane};
 use crate::ledger::policy::{Order, Reuse, WaitLimit};
 use crate::ledger::{Geometry, Ledger, Totals};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
 use crate::trace;
 use bell::Bell;
 use crossbeam_utils::CachePadded;
@@ -59,7 +64,7 @@ pub(crate) mod gate {
 }
 
 /// What a pool was built with; validated.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) geometry: Geometry,
     pub(crate) initial: u64,
@@ -67,6 +72,7 @@ pub(crate) struct Settings {
     pub(crate) order: Order,
     pub(crate) reuse: Reuse,
     pub(crate) wait_limit: WaitLimit,
+    pub(crate) upkeep: UpkeepSettings,
 }
 
 /// See the [module](self).
@@ -80,6 +86,11 @@ pub(crate) struct Engine {
     pub(crate) gate: CachePadded<SharedState>,
     pub(crate) bell: plain::Arc<Bell>,
     pub(crate) tally: Tally,
+    pub(crate) upkeep: Upkeep,
+    /// The ledger's, for who only wants to look. Read by every allocation, written by a resize.
+    capacity: CachePadded<SharedNumber>,
+    /// The capacity was set to less than was held.
+    is_shrunk: SharedFlag,
     ledger: Mutex<Ledger>,
     /// By id; replaced when a stream comes or goes, so that a reader's copy is one count.
     lanes: Mutex<Registry>,
@@ -107,12 +118,16 @@ impl Engine {
             gone: Gone::default(),
             next: 1,
         };
+        let capacity = settings.geometry.capacity;
         let engine = Self {
             capabilities: device.capabilities(),
             referee: device.referee(),
             gate: CachePadded::new(SharedState::new(0)),
             bell: plain::Arc::new(Bell::new()),
             tally: Tally::new(),
+            upkeep: Upkeep::new(settings.upkeep.clone()),
+            is_shrunk: SharedFlag::new(false),
+            capacity: CachePadded::new(SharedNumber::new(capacity)),
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
             lanes: Mutex::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
@@ -121,7 +136,7 @@ impl Engine {
             settings,
             device,
         };
-        engine.reserve_addresses()?;
+        engine.reserve_addresses(capacity)?;
         engine.reserve_initial()?;
         Ok(engine)
     }
@@ -191,6 +206,12 @@ impl Engine {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.gate.load(Ordering::Relaxed) & gate::CLOSED != 0
+    }
+
+    /// What may be held from the device at most, in bytes.
+    #[inline]
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
     }
 
     pub(crate) fn totals(&self) -> Totals {

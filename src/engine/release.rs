@@ -27,6 +27,7 @@ impl Engine {
         }
         self.record_closed(lane, freed.closed);
         self.ring_if_awaited();
+        self.note_return();
     }
 
     /// Frees a block that was used on several streams, its own first: it is pending for each of them,
@@ -46,6 +47,7 @@ impl Engine {
             self.record_closed(lane, freed.closed);
         }
         self.ring_if_awaited();
+        self.note_return();
         fences
     }
 
@@ -118,5 +120,6 @@ impl Engine {
         let _ = self.seal(lane);
         self.harvest_retired();
         self.ring_if_awaited();
+        self.note_return();
     }
 }

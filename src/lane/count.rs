@@ -79,6 +79,10 @@ impl Book {
         self.counts.rounding -= rounding;
     }
 
+    pub(super) fn hits(&self) -> u64 {
+        self.counts.hits
+    }
+
     fn used(&self) -> Level {
         let current = self.counts.used();
         Level {

@@ -71,6 +71,8 @@ struct Front {
     /// Who has a grant for the stream on its way.
     visitors: u32,
     book: Book,
+    /// The hits and the open ticket of the last look at whether the lane is idle.
+    last_look: (u64, Ticket),
 }
 
 /// A block that is freed, as the lane and the engine need to know it.
@@ -145,6 +147,7 @@ impl Lane {
             is_retired: false,
             visitors: 0,
             book: Book::default(),
+            last_look: (0, Ticket::ZERO),
         };
         Self {
             id,
@@ -240,6 +243,19 @@ impl Lane {
     /// Takes everything out of the cache.
     pub(crate) fn drain(&self) -> Vec<Kept> {
         self.front.lock().cache.drain()
+    }
+
+    /// Takes everything out of the cache of a stream that neither took from it nor closed a ticket since
+    /// the last time that this was asked.
+    pub(crate) fn drain_if_idle(&self) -> Vec<Kept> {
+        let mut front = self.front.lock();
+        let look = (front.book.hits(), front.open);
+        let is_idle = std::mem::replace(&mut front.last_look, look) == look;
+        if is_idle {
+            front.cache.drain()
+        } else {
+            Vec::new()
+        }
     }
 
     /// Keeps nothing any more.

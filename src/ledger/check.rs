@@ -62,7 +62,8 @@ impl Ledger {
         if sum != self.totals.reserved.current {
             return Err(format!("I3: {sum} bytes in blocks, book {:?}", self.totals));
         }
-        if self.totals.reserved.current + self.totals.planned > self.geometry.capacity {
+        let most = self.geometry.capacity.max(self.held_at_resize);
+        if self.totals.reserved.current + self.totals.planned > most {
             return Err(format!("over capacity: {:?}", self.totals));
         }
         Ok(())

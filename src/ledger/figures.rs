@@ -26,10 +26,11 @@ pub(crate) enum High {
     Reserved,
     Pending,
     Lent,
+    InUse,
 }
 
 impl High {
-    pub(crate) const ALL: [Self; 3] = [Self::Reserved, Self::Pending, Self::Lent];
+    pub(crate) const ALL: [Self; 4] = [Self::Reserved, Self::Pending, Self::Lent, Self::InUse];
 }
 
 impl Ledger {
@@ -92,6 +93,7 @@ impl Ledger {
             High::Reserved => self.totals.reserved.reset_high(),
             High::Pending => self.totals.pending.reset_high(),
             High::Lent => self.totals.lent.reset_high(),
+            High::InUse => self.totals.in_use.reset_high(),
         }
     }
 }

@@ -38,6 +38,7 @@
 //! | `window` | where a contiguous span costs least to put together |
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `trim` | giving memory back |
+//! | `heuristic`, `coalesce` | when to make one piece of what is free, and how large |
 //! | `totals` | bytes by state, current and high |
 //! | `figures` | what can be told of the blocks |
 //! | `policy` | decisions as pure functions |
@@ -45,8 +46,10 @@
 
 mod block;
 pub(crate) mod check;
+mod coalesce;
 mod fence;
 mod figures;
+mod heuristic;
 mod index;
 mod plan;
 pub(crate) mod policy;
@@ -59,6 +62,7 @@ mod window;
 pub(crate) use block::{BlockId, State};
 pub(crate) use fence::{Clock, Fence, Fences};
 pub(crate) use figures::{Figures, High};
+pub use heuristic::{CoalesceHeuristic, PoolFigures};
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub(crate) use totals::Totals;
 pub(crate) use trim::Release;
@@ -153,6 +157,8 @@ pub(crate) struct Ledger {
     totals: Totals,
     /// The highest that what is lent has been, for whoever wants it since a moment of their own.
     pub(crate) lent_peaks: Peaks,
+    /// What was held when the capacity was last set: it may be more.
+    held_at_resize: u64,
 }
 
 impl Ledger {
@@ -166,11 +172,22 @@ impl Ledger {
             completed: BTreeMap::new(),
             totals: Totals::default(),
             lent_peaks: Peaks::default(),
+            held_at_resize: 0,
         }
+    }
+
+    /// Another capacity. What is held above it stays until it is trimmed.
+    pub(crate) fn set_capacity(&mut self, bytes: u64) {
+        self.geometry.capacity = bytes;
+        self.held_at_resize = self.totals.reserved.current + self.totals.planned;
     }
 
     pub(crate) fn totals(&self) -> Totals {
         self.totals
+    }
+
+    pub(crate) fn mark_free(&mut self) {
+        self.totals.mark_free();
     }
 
     /// Adds a range of addresses with nothing mapped in it.
@@ -264,6 +281,8 @@ impl Ledger {
         };
         let (address, bytes) = (block.address, block.bytes);
         self.file(id);
+        // What was cut off is free again by now: this is how little there really was.
+        self.totals.note_low();
         Grant {
             id,
             address,

@@ -104,6 +104,7 @@ impl Ledger {
         self.claim_pieces(window, &mut mapping);
         self.claim_victims(window.maps - window.new, &mut mapping);
         self.totals.planned += mapping.planned;
+        self.totals.note_low();
         mapping
     }
 

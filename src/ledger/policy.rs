@@ -73,6 +73,50 @@ impl Reuse {
     };
 }
 
+/// How much a pool may hold before it gives free memory back to the device by itself.
+///
+/// It does so now and then, off the hot path, and only with what was free for a while (see
+/// [`PoolBuilder::upkeep_interval`]). CUDA and HIP call this `ReleaseThreshold`; Warp takes a fraction of the
+/// device's memory, too.
+///
+/// [`PoolBuilder::upkeep_interval`]: crate::PoolBuilder::upkeep_interval
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+#[non_exhaustive]
+pub enum ReleaseThreshold {
+    /// Give nothing back unasked: the default. With the threshold of 0 that CUDA's pools have, an
+    /// allocation, a free and a synchronization of 1 MiB take 85 us on an H200, and 1.6 us where memory
+    /// is kept.
+    #[default]
+    Keep,
+    /// So many bytes.
+    Bytes(u64),
+    /// A fraction of the device's memory, from 0 to 1.
+    Fraction(f64),
+}
+
+impl ReleaseThreshold {
+    pub(crate) fn is_valid(self) -> bool {
+        match self {
+            Self::Keep | Self::Bytes(_) => true,
+            Self::Fraction(fraction) => (0.0..=1.0).contains(&fraction),
+        }
+    }
+
+    /// In bytes, on a device of `total` bytes.
+    pub(crate) fn bytes(self, total: u64) -> u64 {
+        match self {
+            Self::Keep => u64::MAX,
+            Self::Bytes(bytes) => bytes,
+            Self::Fraction(fraction) => (total as f64 * fraction) as u64,
+        }
+    }
+}
+
 /// When the event of a free is recorded.
 ///
 /// An event recorded later than the free also covers what was submitted in between: safe, but it

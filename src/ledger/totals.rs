@@ -16,7 +16,11 @@ pub(crate) struct Totals {
     pub(crate) pending: Level,
     /// Used, or kept by lanes.
     pub(crate) lent: Level,
+    /// Lent or pending.
+    pub(crate) in_use: Level,
     pub(crate) claimed: u64,
+    /// The least that was free since the last [`mark_free`](Self::mark_free).
+    pub(crate) free_low: u64,
     /// Handles wholly inside free blocks: what can be remapped or released.
     pub(crate) whole_free_handles: u64,
 }
@@ -25,8 +29,14 @@ impl Totals {
     pub(crate) fn add(&mut self, state: &State, bytes: u64) {
         match state {
             State::Free => self.free.add(bytes),
-            State::Pending(_) => self.pending.add(bytes),
-            State::Lent => self.lent.add(bytes),
+            State::Pending(_) => {
+                self.pending.add(bytes);
+                self.in_use.add(bytes);
+            }
+            State::Lent => {
+                self.lent.add(bytes);
+                self.in_use.add(bytes);
+            }
             State::Claimed(_) if state.is_backed() => self.claimed += bytes,
             State::Claimed(_) | State::Hole => {}
         }
@@ -35,10 +45,25 @@ impl Totals {
     pub(crate) fn subtract(&mut self, state: &State, bytes: u64) {
         match state {
             State::Free => self.free.subtract(bytes),
-            State::Pending(_) => self.pending.subtract(bytes),
-            State::Lent => self.lent.subtract(bytes),
+            State::Pending(_) => {
+                self.pending.subtract(bytes);
+                self.in_use.subtract(bytes);
+            }
+            State::Lent => {
+                self.lent.subtract(bytes);
+                self.in_use.subtract(bytes);
+            }
             State::Claimed(_) if state.is_backed() => self.claimed -= bytes,
             State::Claimed(_) | State::Hole => {}
         }
+    }
+
+    /// Begins to watch how little is free.
+    pub(crate) fn mark_free(&mut self) {
+        self.free_low = self.free.current;
+    }
+
+    pub(crate) fn note_low(&mut self) {
+        self.free_low = self.free_low.min(self.free.current);
     }
 }

@@ -49,12 +49,17 @@ impl Ledger {
     }
 
     fn is_releasable(&self, id: BlockId) -> bool {
+        self.releasable_bytes(id) > 0
+    }
+
+    /// What could be released of a free block: its whole handles, or all of it if it is a segment.
+    pub(super) fn releasable_bytes(&self, id: BlockId) -> u64 {
         let block = &self.blocks[id];
         if self.geometry.virtual_memory {
-            self.whole_handles(block).count() > 0
-        } else {
-            block.previous.is_none() && block.next.is_none()
+            return self.whole_handles(block).count() * self.geometry.handle_bytes;
         }
+        let is_segment = block.previous.is_none() && block.next.is_none();
+        if is_segment { block.bytes } else { 0 }
     }
 
     fn claim_handles(&mut self, id: BlockId, excess: &mut u64, release: &mut Release) {

@@ -7,7 +7,7 @@ use crate::wait::Service;
 
 /// An attribute of CUDA's and HIP's memory pools: for code that is moved here from
 /// `cudaMemPoolGetAttribute`, or that is written against several pools. All of them, and more, are in
-/// [`Statistics`] and the builder.
+/// [`Statistics`], the builder, and [`Pool::set_release_threshold`](crate::Pool::set_release_threshold).
 ///
 /// ```
 /// # use weirpool::{Attribute, Pool, device::sim::SimDevice};
@@ -45,6 +45,12 @@ pub enum Attribute {
     #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES")]
     #[doc(alias = "hipMemPoolReuseAllowInternalDependencies")]
     ReuseAllowInternalDependencies,
+    /// How many bytes the pool may hold before it gives free memory back by itself; `u64::MAX` where it
+    /// keeps all, which is the default here. See [`ReleaseThreshold`](crate::ReleaseThreshold).
+    #[doc(alias = "cudaMemPoolAttrReleaseThreshold")]
+    #[doc(alias = "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD")]
+    #[doc(alias = "hipMemPoolAttrReleaseThreshold")]
+    ReleaseThreshold,
     /// Bytes held from the device.
     #[doc(alias = "cudaMemPoolAttrReservedMemCurrent")]
     #[doc(alias = "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT")]
@@ -96,6 +102,7 @@ impl Attribute {
             Self::ReuseFollowEventDependencies => reuse.follow_event_dependencies.into(),
             Self::ReuseAllowOpportunistic => reuse.opportunistic.into(),
             Self::ReuseAllowInternalDependencies => reuse.internal_dependencies.into(),
+            Self::ReleaseThreshold => service.engine.upkeep.threshold(),
             Self::ReservedMemCurrent => figures().reserved.current,
             Self::ReservedMemHigh => figures().reserved.high,
             Self::UsedMemCurrent => figures().used.current,
@@ -104,11 +111,18 @@ impl Attribute {
     }
 
     pub(crate) fn set(self, engine: &Engine, value: u64) -> Result<(), AttributeError> {
-        let high = match self {
-            Self::ReservedMemHigh => High::Reserved,
-            Self::UsedMemHigh => High::Lent,
-            attribute => return Err(AttributeError::ReadOnly { attribute }),
-        };
+        match self {
+            Self::ReleaseThreshold => {
+                engine.set_release_threshold(value);
+                Ok(())
+            }
+            Self::ReservedMemHigh => self.reset(High::Reserved, engine, value),
+            Self::UsedMemHigh => self.reset(High::Lent, engine, value),
+            attribute => Err(AttributeError::ReadOnly { attribute }),
+        }
+    }
+
+    fn reset(self, high: High, engine: &Engine, value: u64) -> Result<(), AttributeError> {
         if value != 0 {
             let attribute = self;
             return Err(AttributeError::NotZero { attribute, value });

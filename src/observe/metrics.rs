@@ -61,7 +61,7 @@ impl Metrics {
         }
         let service = &self.presence.0;
         let figures = Statistics::of(service);
-        self.publish_levels(&figures, service.engine.settings.geometry.capacity);
+        self.publish_levels(&figures, service.engine.capacity());
         self.publish_counts(&figures);
         for tag in TagStatistics::of_all(&service.queue.accounts) {
             self.publish_tag(&tag);

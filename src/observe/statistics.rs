@@ -13,7 +13,8 @@ use crate::wait::Service;
 /// `free + used + pending = reserved`; while other threads allocate and free, the lanes are read one
 /// after the other, and the sum may be off by what moved in between.
 ///
-/// What other pools call these figures is in [`guide::statistics`](crate::guide::statistics).
+/// What other pools call these figures is in [`guide::statistics`](crate::guide::statistics); those that
+/// are about blocks, under Umpire's names, are in [`Pool::figures`](crate::Pool::figures).
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -71,11 +72,9 @@ pub struct Statistics {
     #[doc(alias = "getAllocationCount")]
     pub live_blocks: u64,
     /// Handles held from the device, in number; segments, where memory is plain.
-    #[doc(alias = "getBlocksInPool")]
     pub handles: u64,
     /// Those of them that are wholly free, in number: what [`trim_to(0)`](crate::Pool::trim_to) would
     /// give back, were it not to harvest first, and to take back what lanes keep.
-    #[doc(alias = "getReleasableBlocks")]
     pub releasable_handles: u64,
     /// Bytes of those.
     #[doc(alias = "getReleasableSize")]

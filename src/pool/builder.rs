@@ -2,12 +2,13 @@
 
 use super::Pool;
 use crate::device::Device;
-use crate::engine::{Engine, Settings};
+use crate::engine::{Engine, Settings, UpkeepSettings};
 use crate::error::BuildError;
 use crate::lane::Bounds;
-use crate::ledger::policy::{Order, Reuse, Sealing, WaitLimit};
-use crate::ledger::{GRANULE, Geometry};
+use crate::ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
+use crate::ledger::{CoalesceHeuristic, GRANULE, Geometry};
 use crate::sync::plain;
+use std::time::Duration;
 
 /// Handles of 16 MiB: on an H200 a handle costs about 22 us to make accessible whatever its size up to
 /// 32 MiB, so fewer are cheaper; but only what is wholly free can be mapped elsewhere, so larger ones
@@ -27,6 +28,9 @@ const LARGEST_IN_LANE: u64 = 2 << 20;
 /// A lane keeps 8 MiB: a stream's working set of small blocks, and less than a handle.
 const LANE: u64 = 8 << 20;
 
+/// Long against a batch of requests, after which memory is taken again; short against a person's patience.
+const UPKEEP_INTERVAL: Duration = Duration::from_millis(10);
+
 /// Builds a [`Pool`].
 #[derive(Debug)]
 #[must_use = "a builder does nothing until it builds"]
@@ -40,6 +44,9 @@ pub struct PoolBuilder {
     reuse: Reuse,
     sealing: Sealing,
     wait_limit: WaitLimit,
+    release_threshold: ReleaseThreshold,
+    heuristic: Option<CoalesceHeuristic>,
+    upkeep_interval: Duration,
 }
 
 impl PoolBuilder {
@@ -54,6 +61,9 @@ impl PoolBuilder {
             reuse: Reuse::default(),
             sealing: Sealing::default(),
             wait_limit: WaitLimit::default(),
+            release_threshold: ReleaseThreshold::default(),
+            heuristic: None,
+            upkeep_interval: UPKEEP_INTERVAL,
         }
     }
 
@@ -110,12 +120,33 @@ impl PoolBuilder {
         self
     }
 
+    /// How much the pool may hold before it gives free memory back by itself. Default: it keeps all.
+    pub fn release_threshold(mut self, threshold: ReleaseThreshold) -> Self {
+        self.release_threshold = threshold;
+        self
+    }
+
+    /// When free memory is made one piece by itself. Default: when a request needs it, and no more of it.
+    pub fn coalesce(mut self, heuristic: CoalesceHeuristic) -> Self {
+        self.heuristic = Some(heuristic);
+        self
+    }
+
+    /// How long after memory came back the pool releases and coalesces, where the two settings above ask
+    /// for it; what was used in between is not released. Default: 10 ms, on the device's clock.
+    pub fn upkeep_interval(mut self, interval: Duration) -> Self {
+        self.upkeep_interval = interval;
+        self
+    }
+
     /// Builds the pool.
     ///
     /// # Errors
     /// When a setting is out of range, which the error names, or the device cannot give what is needed.
     pub fn build(self) -> Result<Pool, BuildError> {
-        let geometry = self.geometry()?;
+        let total = self.device.memory_info()?.total;
+        let geometry = self.geometry(total)?;
+        let upkeep = self.upkeep(total)?;
         if self.initial > geometry.capacity {
             return Err(BuildError::InitialOverCapacity {
                 initial: self.initial,
@@ -134,15 +165,24 @@ impl PoolBuilder {
             order: self.order,
             reuse: self.reuse,
             wait_limit: self.wait_limit,
+            upkeep,
         };
         Ok(Pool::new(Engine::new(self.device, settings)?))
     }
 
-    fn geometry(&self) -> Result<Geometry, BuildError> {
+    fn upkeep(&self, total: u64) -> Result<UpkeepSettings, BuildError> {
+        check_threshold(self.release_threshold)?;
+        Ok(UpkeepSettings {
+            threshold: self.release_threshold.bytes(total),
+            heuristic: self.heuristic.clone(),
+            interval: self.upkeep_interval,
+        })
+    }
+
+    /// `total`: more than the device has can never be held, and a request for it would wait for ever.
+    fn geometry(&self, total: u64) -> Result<Geometry, BuildError> {
         let capabilities = self.device.capabilities();
         let granularity = capabilities.granularity;
-        // More than the device has can never be held: a request for it would wait for ever.
-        let total = self.device.memory_info()?.total;
         let capacity = self.capacity.map_or(total, |capacity| capacity.min(total));
         if capacity < granularity {
             return Err(BuildError::CapacityTooSmall {
@@ -163,6 +203,17 @@ impl PoolBuilder {
             granularity,
             virtual_memory: capabilities.virtual_memory,
         })
+    }
+}
+
+/// # Errors
+/// When it is none.
+pub(super) fn check_threshold(threshold: ReleaseThreshold) -> Result<(), BuildError> {
+    match threshold {
+        ReleaseThreshold::Fraction(fraction) if !threshold.is_valid() => {
+            Err(BuildError::InvalidFraction { fraction })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -114,11 +114,12 @@ impl Pool {
         attribute.read(self.service())
     }
 
-    /// Sets a high-water mark to the present figure: `value` is 0 for that, as in CUDA and HIP. Setting
-    /// that of the used bytes resets those of the streams, too, which it comes from.
+    /// Sets the release threshold, in bytes; or a high-water mark to the present figure: `value` is 0 for
+    /// that, as in CUDA and HIP. Setting that of the used bytes resets those of the streams, too, which it
+    /// comes from.
     ///
     /// # Errors
-    /// For every other attribute, and every other value.
+    /// For every other attribute, and every other value of a high-water mark.
     #[doc(alias = "cudaMemPoolSetAttribute")]
     #[doc(alias = "cuMemPoolSetAttribute")]
     #[doc(alias = "hipMemPoolSetAttribute")]

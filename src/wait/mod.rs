@@ -32,6 +32,7 @@ mod reclaimer;
 mod registration;
 mod service;
 mod spawn;
+mod upkeep;
 
 pub(crate) use allocate::{Allocation, Denial, try_now};
 pub(crate) use demand::Demand;

@@ -4,11 +4,12 @@ use super::grower::Grower;
 use super::queue::{Queue, Waiter};
 use super::reclaimer::Spawned;
 use super::spawn;
+use super::upkeep::Keeper;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Engine, Lent, Patience, Refusal, Watches, gate};
 use crate::error::{AllocError, Shortfall};
 use crate::ledger::Request;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
 use crate::trace;
 use std::task::Waker;
 
@@ -29,6 +30,8 @@ pub(crate) struct Service {
     /// that looked at different times would undo each other's watches.
     watches: Mutex<Watches>,
     pub(super) grower: Grower,
+    /// Who does the upkeep, until the last handle is gone.
+    pub(super) keeper: Mutex<Option<plain::Arc<Keeper>>>,
     /// The reclaimer that was spawned for those who wait now.
     spawned: Mutex<Option<Spawned>>,
     is_orphaned: SharedFlag,
@@ -42,6 +45,7 @@ impl Service {
             serving: SharedState::new(IDLE),
             watches: Mutex::new(Guards::Queue, Watches::new()),
             grower: Grower::new(),
+            keeper: Mutex::new(Guards::Queue, None),
             spawned: Mutex::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
         }
@@ -96,6 +100,18 @@ impl Service {
             }
             if this.engine.is_closed() {
                 this.fail(&waiter, AllocError::Closed);
+                continue;
+            }
+            let capacity = this.engine.capacity();
+            if waiter.demand.request.bytes > capacity {
+                let requested = waiter.demand.request.bytes;
+                this.fail(
+                    &waiter,
+                    AllocError::TooLarge {
+                        requested,
+                        capacity,
+                    },
+                );
                 continue;
             }
             let patience = Patience::For(&waiter.patience);
@@ -206,6 +222,7 @@ impl Service {
     pub(super) fn orphan(&self) {
         self.is_orphaned.store(true, Ordering::Release);
         self.engine.bell.ring();
+        self.end_upkeep();
     }
 
     pub(super) fn is_orphaned(&self) -> bool {

@@ -23,7 +23,10 @@ fn unsupported(call: &'static str, reason: &'static str) -> DeviceError {
 impl CudaDevice {
     /// What is given to a stream that is being captured is not run: an event of it may not be asked
     /// after, and a wait for an event from outside breaks the capture. The question breaks nothing.
-    fn refuse_captured(call: &'static str, stream: RawStream) -> Result<(), DeviceError> {
+    pub(super) fn refuse_captured(
+        call: &'static str,
+        stream: RawStream,
+    ) -> Result<(), DeviceError> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the pool keeps the stream alive; the status is written to the place given.
         let answer = unsafe { sys::cuStreamIsCapturing(handle(stream), &mut status) };

@@ -93,6 +93,8 @@ impl CudaDevice {
             returns,
         };
         let _visit = self.visit(CALL)?;
+        // A captured copy would be made at each launch of the graph, from a stage that is long reused.
+        Self::refuse_captured(CALL, stream)?;
         let (stage, _) = transfer.held();
         check(CALL, copy(stage, super::stream::handle(stream)))?;
         self.record(event, stream)?;

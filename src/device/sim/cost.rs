@@ -1,8 +1,9 @@
 //! What a device call costs the calling thread, in nanoseconds.
 //!
-//! Source: one NVIDIA H200 (driver 580.159, CUDA 13.0) on one thread of a Xeon host. Sizes between
-//! two measured ones are interpolated on a log2 scale; below the smallest the cost is flat; above
-//! the largest it grows with the size. Knows nothing of who pays.
+//! Source: one NVIDIA H200 (driver 580.159, CUDA 13.0) on one thread of a Xeon host; `cargo bench
+//! --features cuda --bench device_calls` measures again. Sizes between two measured ones are
+//! interpolated on a log2 scale; below the smallest the cost is flat; above the largest it grows with the
+//! size. Knows nothing of who pays.
 
 use super::call::Call;
 use std::time::Duration;
@@ -11,33 +12,60 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 /// Measured (bytes, nanoseconds), by rising size.
-type Curve = [(u64, u64); 3];
+type Curve<const POINTS: usize> = [(u64, u64); POINTS];
 
-const CREATE: Curve = [(2 * MIB, 8_244), (64 * MIB, 11_313), (GIB, 2_019_869)];
-const DESTROY: Curve = [(2 * MIB, 8_525), (64 * MIB, 33_636), (GIB, 272_467)];
-const UNMAP: Curve = [(2 * MIB, 13_738), (64 * MIB, 21_155), (GIB, 34_242)];
+/// Up to half a gibibyte the driver has memory at hand; the last point is the price of memory that it
+/// has to clear first.
+const CREATE: Curve<4> = [
+    (2 * MIB, 8_244),
+    (64 * MIB, 11_313),
+    (512 * MIB, 21_902),
+    (GIB, 2_019_869),
+];
+const DESTROY: Curve<4> = [
+    (2 * MIB, 8_525),
+    (64 * MIB, 33_636),
+    (256 * MIB, 72_240),
+    (GIB, 272_467),
+];
+const UNMAP: Curve<3> = [(2 * MIB, 13_738), (64 * MIB, 21_155), (GIB, 34_242)];
 /// The mapping itself, and giving the device access to it, which the contract makes one call.
-const MAP: Curve = [
+const MAP: Curve<3> = [
     (2 * MIB, 1_239 + 20_252),
     (64 * MIB, 577 + 34_160),
     (GIB, 2_466 + 68_365),
 ];
-/// Measured as pairs (1,994, 126,800 and 418,600): half to each side.
-const PLAIN: Curve = [(MIB, 997), (64 * MIB, 63_400), (GIB, 209_300)];
+/// Below a step of 2 MiB the driver divides what it has.
+const ALLOCATE: Curve<4> = [
+    (MIB, 997),
+    (4 * MIB, 35_835),
+    (64 * MIB, 42_366),
+    (GIB, 75_150),
+];
+/// On an idle device.
+const FREE: Curve<4> = [
+    (MIB, 997),
+    (4 * MIB, 30_810),
+    (64 * MIB, 46_518),
+    (GIB, 338_776),
+];
 
-/// Not measured; taken to be like mapping a small handle, since both only write tables.
-const RESERVE: u64 = 1_239;
+const RESERVE: u64 = 5_239;
+const UNRESERVE: u64 = 5_850;
 const RECORD: u64 = 150;
 const QUERY: u64 = 150;
 const WAIT: u64 = 200;
+const MEMORY_INFO: u64 = 20_263;
+const CREATE_STREAM: u64 = 3_962;
+const DESTROY_STREAM: u64 = 5_012;
 /// Measured as a pair: 175.
 const CREATE_EVENT: u64 = 88;
 const DESTROY_EVENT: u64 = 87;
 
 /// A copy's submission, and bytes per microsecond: of the host's own copy to page-locked memory, and of
-/// the bus.
-const COPY: u64 = 2_000;
-const HOST_COPY: u64 = 8_000;
+/// the bus (not measured: a PCI Express 5.0 slot's).
+const COPY: u64 = 5_416;
+const HOST_COPY: u64 = 7_600;
 const BUS: u64 = 50_000;
 
 /// What `call` costs for `bytes` (0 where a size means nothing).
@@ -47,15 +75,20 @@ pub(super) fn of(call: Call, bytes: u64) -> Duration {
         Call::Destroy => on_curve(&DESTROY, bytes),
         Call::Map => on_curve(&MAP, bytes),
         Call::Unmap => on_curve(&UNMAP, bytes),
-        Call::Allocate | Call::Free => on_curve(&PLAIN, bytes),
-        Call::Reserve | Call::Unreserve => RESERVE,
+        Call::Allocate => on_curve(&ALLOCATE, bytes),
+        Call::Free => on_curve(&FREE, bytes),
+        Call::Reserve => RESERVE,
+        Call::Unreserve => UNRESERVE,
         Call::Record => RECORD,
-        Call::Query | Call::MemoryInfo => QUERY,
+        Call::Query => QUERY,
+        Call::MemoryInfo => MEMORY_INFO,
         Call::Wait => WAIT,
-        Call::Upload | Call::Download => COPY + per_byte(bytes, HOST_COPY),
-        // Streams were not measured; the pool makes few.
-        Call::CreateEvent | Call::CreateStream => CREATE_EVENT,
-        Call::DestroyEvent | Call::DestroyStream => DESTROY_EVENT,
+        Call::Upload => COPY + per_byte(bytes, HOST_COPY),
+        Call::Download => COPY,
+        Call::CreateStream => CREATE_STREAM,
+        Call::DestroyStream => DESTROY_STREAM,
+        Call::CreateEvent => CREATE_EVENT,
+        Call::DestroyEvent => DESTROY_EVENT,
     })
 }
 
@@ -68,7 +101,7 @@ fn per_byte(bytes: u64, bytes_per_us: u64) -> u64 {
     bytes.saturating_mul(1000) / bytes_per_us
 }
 
-fn on_curve(curve: &Curve, bytes: u64) -> u64 {
+fn on_curve(curve: &[(u64, u64)], bytes: u64) -> u64 {
     let (smallest, flat) = curve[0];
     let (largest, most) = curve[curve.len() - 1];
     if bytes <= smallest {

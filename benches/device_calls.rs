@@ -1,0 +1,281 @@
+//! What the calls of the device contract cost their thread: `cargo bench --bench device_calls`.
+//!
+//! On the simulated device, what it charges; with `--features cuda` and a GPU, beside it, what the driver
+//! takes, as a median. This is where the simulated device's prices are from.
+
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+use weirpool::device::sim::{Backing, Checker, Clock, SimDevice};
+use weirpool::device::{Device, DeviceError};
+
+const MIB: u64 = 1 << 20;
+const SIZES: [u64; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+
+/// A line of the table: what was called, with how many bytes, and what it took.
+type Line = (&'static str, u64, Duration);
+
+/// How the time of one call is found.
+trait Meter {
+    fn device(&self) -> &dyn Device;
+
+    fn rounds(&self) -> usize;
+
+    fn time<R>(&self, call: impl FnOnce() -> R) -> (Duration, R);
+}
+
+struct Charged(SimDevice);
+
+impl Meter for Charged {
+    fn device(&self) -> &dyn Device {
+        &self.0
+    }
+
+    fn rounds(&self) -> usize {
+        1
+    }
+
+    fn time<R>(&self, call: impl FnOnce() -> R) -> (Duration, R) {
+        let before = self.0.counters().device_time;
+        let result = call();
+        (self.0.counters().device_time - before, result)
+    }
+}
+
+#[cfg(feature = "cuda")]
+struct Driver(weirpool::device::cuda::CudaDevice);
+
+#[cfg(feature = "cuda")]
+impl Meter for Driver {
+    fn device(&self) -> &dyn Device {
+        &self.0
+    }
+
+    fn rounds(&self) -> usize {
+        25
+    }
+
+    fn time<R>(&self, call: impl FnOnce() -> R) -> (Duration, R) {
+        let start = Instant::now();
+        let result = call();
+        (start.elapsed(), result)
+    }
+}
+
+/// Medians of several rounds.
+#[derive(Default)]
+struct Table(Vec<(&'static str, u64, Vec<Duration>)>);
+
+impl Table {
+    fn add(&mut self, (call, bytes, took): Line) {
+        let known = self
+            .0
+            .iter_mut()
+            .find(|line| (line.0, line.1) == (call, bytes));
+        match known {
+            Some(line) => line.2.push(took),
+            None => self.0.push((call, bytes, vec![took])),
+        }
+    }
+
+    fn medians(mut self) -> Vec<Line> {
+        for (_, _, took) in &mut self.0 {
+            took.sort_unstable();
+        }
+        let lines = self.0.into_iter();
+        lines
+            .map(|(call, bytes, took)| (call, bytes, took[took.len() / 2]))
+            .collect()
+    }
+}
+
+fn measure(meter: &impl Meter) -> Result<Vec<Line>, DeviceError> {
+    let mut table = Table::default();
+    for _ in 0..meter.rounds() {
+        addresses(meter, &mut table)?;
+        streams(meter, &mut table)?;
+        for mib in SIZES {
+            virtual_memory(meter, &mut table, mib * MIB)?;
+            plain_memory(meter, &mut table, mib * MIB)?;
+        }
+        for bytes in [4 << 10, MIB, 64 * MIB] {
+            copies(meter, &mut table, bytes)?;
+        }
+    }
+    Ok(table.medians())
+}
+
+fn addresses(meter: &impl Meter, table: &mut Table) -> Result<(), DeviceError> {
+    let device = meter.device();
+    for bytes in [1 << 30, 1 << 40] {
+        let (took, address) = meter.time(|| device.reserve(bytes));
+        table.add(("reserve", bytes, took));
+        let (took, done) = meter.time(|| device.unreserve(address.clone()?, bytes));
+        done?;
+        table.add(("unreserve", bytes, took));
+    }
+    let (took, info) = meter.time(|| device.memory_info());
+    info?;
+    table.add(("memory_info", 0, took));
+    Ok(())
+}
+
+/// Several times each, since one is near the clock's step.
+fn streams(meter: &impl Meter, table: &mut Table) -> Result<(), DeviceError> {
+    const TIMES: u32 = 64;
+    let device = meter.device();
+    let mut each = |name, call: &mut dyn FnMut() -> Result<(), DeviceError>| {
+        let (took, done) = meter.time(|| (0..TIMES).try_for_each(|_| call()));
+        table.add((name, 0, took / TIMES));
+        done
+    };
+    let [first, second] = [device.create_stream()?, device.create_stream()?];
+    let event = device.create_event()?;
+    each("record", &mut || device.record(event, first))?;
+    each("query", &mut || device.query(event).map(drop))?;
+    each("wait", &mut || device.wait(second, event))?;
+    let mut events = Vec::new();
+    each("create_event", &mut || {
+        events.push(device.create_event()?);
+        Ok(())
+    })?;
+    each("destroy_event", &mut || {
+        events
+            .pop()
+            .map_or(Ok(()), |event| device.destroy_event(event))
+    })?;
+    let (took, stream) = meter.time(|| device.create_stream());
+    table.add(("create_stream", 0, took));
+    let (took, done) = meter.time(|| device.destroy_stream(stream?));
+    done?;
+    table.add(("destroy_stream", 0, took));
+    device.destroy_event(event)?;
+    device.destroy_stream(first)?;
+    device.destroy_stream(second)
+}
+
+fn virtual_memory(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), DeviceError> {
+    let device = meter.device();
+    let address = device.reserve(bytes)?;
+    let (took, handle) = meter.time(|| device.create(bytes));
+    let handle = handle?;
+    table.add(("create", bytes, took));
+    let (took, done) = meter.time(|| device.map(address, handle, bytes));
+    done?;
+    table.add(("map", bytes, took));
+    let (took, done) = meter.time(|| device.unmap(address, bytes));
+    done?;
+    table.add(("unmap", bytes, took));
+    let (took, done) = meter.time(|| device.destroy(handle));
+    done?;
+    table.add(("destroy", bytes, took));
+    device.unreserve(address, bytes)
+}
+
+fn plain_memory(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), DeviceError> {
+    let device = meter.device();
+    let (took, address) = meter.time(|| device.allocate(bytes));
+    table.add(("allocate", bytes, took));
+    let (took, done) = meter.time(|| device.free(address?, bytes));
+    table.add(("free", bytes, took));
+    done
+}
+
+fn copies(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), DeviceError> {
+    let device = meter.device();
+    let place = std::panic::Location::caller();
+    let stream = device.create_stream()?;
+    let address = device.allocate(64 * MIB)?;
+    let host = vec![1; bytes as usize];
+    let (took, upload) = meter.time(|| device.upload(stream, address, &host, place));
+    table.add(("upload", bytes, took));
+    let (took, download) = meter.time(|| device.download(stream, address, bytes, place));
+    table.add(("download", bytes, took));
+    let (mut upload, mut download) = (upload?, download?);
+    while upload.bytes()?.is_none() || download.bytes()?.is_none() {
+        std::hint::spin_loop();
+    }
+    drop((upload, download));
+    device.destroy_stream(stream)?;
+    device.free(address, 64 * MIB)
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// From the watch of an event that is complete already to the thread that was woken by it.
+fn wake_up(device: &dyn Device) -> Result<Duration, DeviceError> {
+    let (stream, event) = (device.create_stream()?, device.create_event()?);
+    device.record(event, stream)?;
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut took = Vec::new();
+    for _ in 0..200 {
+        let start = Instant::now();
+        let watch = device.watch(event, &waker);
+        std::thread::park();
+        took.push(start.elapsed());
+        device.unwatch(watch);
+        std::thread::sleep(Duration::from_micros(300));
+    }
+    took.sort_unstable();
+    device.destroy_event(event)?;
+    device.destroy_stream(stream)?;
+    Ok(took[took.len() / 2])
+}
+
+fn simulated() -> Vec<Line> {
+    let device = SimDevice::builder()
+        .memory(64 << 30)
+        .backing(Backing::AddressesOnly)
+        .clock(Clock::Wall)
+        .checker(Checker::Off)
+        .build();
+    measure(&Charged(device)).expect("a simulated device does not fail")
+}
+
+#[cfg(feature = "cuda")]
+fn real() -> Option<Vec<Line>> {
+    match weirpool::device::cuda::CudaDevice::new(0) {
+        Ok(device) => {
+            println!("{}", device.description());
+            let lines = measure(&Driver(device.clone())).expect("a device that works");
+            let wake = wake_up(&device).expect("a device that works");
+            println!("from the watch of a complete event to the woken thread: {wake:?} (median)");
+            Some(lines)
+        }
+        Err(error) => {
+            println!("skipped on CUDA: {error}");
+            None
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn real() -> Option<Vec<Line>> {
+    let _ = wake_up;
+    println!("built without the feature `cuda`: what the simulated device charges");
+    None
+}
+
+fn main() {
+    let (charged, real) = (simulated(), real());
+    println!(
+        "{:<16} {:>10} {:>14} {:>14}",
+        "call", "MiB", "charged ns", "driver ns"
+    );
+    for (at, (call, bytes, charged)) in charged.iter().enumerate() {
+        let real = real
+            .as_ref()
+            .map(|lines| lines[at].2.as_nanos().to_string());
+        let mib = bytes.checked_div(MIB).filter(|_| *bytes > 0);
+        let mib = mib.map_or_else(String::new, |mib| mib.to_string());
+        let real = real.unwrap_or_else(|| "-".to_owned());
+        println!("{call:<16} {mib:>10} {:>14} {real:>14}", charged.as_nanos());
+    }
+}

@@ -1,0 +1,242 @@
+//! Upkeep: what a pool does with memory that nobody needs, now and then and off the hot path.
+//!
+//! It releases what it holds above its threshold, and coalesces when its heuristic says so. It becomes
+//! *due* when memory comes back to the ledger: then an alarm of the device is set, and what it wakes does
+//! the upkeep. Released is only what was free throughout the time in between (hysteresis): a pool that
+//! breathes in and out does not give memory away to take it again. What lanes keep counts once their
+//! stream has been idle for that long.
+
+use super::Engine;
+use crate::device::{Alarm, DeviceError};
+use crate::id::StreamId;
+use crate::ledger::{Clock, CoalesceHeuristic, Growth, PoolFigures, Request, View};
+use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber};
+use std::task::Waker;
+use std::time::Duration;
+
+/// What a pool's upkeep was built with.
+#[derive(Clone, Debug)]
+pub(crate) struct UpkeepSettings {
+    /// Bytes held above which free memory is released.
+    pub(crate) threshold: u64,
+    pub(crate) heuristic: Option<CoalesceHeuristic>,
+    /// From when upkeep is due to when it is done.
+    pub(crate) interval: Duration,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Upkeep {
+    threshold: SharedNumber,
+    heuristic: Option<CoalesceHeuristic>,
+    interval: Duration,
+    /// An alarm is set. Read by every free that goes to the ledger.
+    is_armed: SharedFlag,
+    armed: Mutex<Armed>,
+}
+
+#[derive(Debug, Default)]
+struct Armed {
+    /// Who does it; none before the pool is whole, and after its last handle is gone.
+    waker: Option<Waker>,
+    alarm: Option<Alarm>,
+}
+
+impl Upkeep {
+    pub(super) fn new(settings: UpkeepSettings) -> Self {
+        Self {
+            threshold: SharedNumber::new(settings.threshold),
+            heuristic: settings.heuristic,
+            interval: settings.interval,
+            is_armed: SharedFlag::new(false),
+            armed: Mutex::new(Guards::Registry, Armed::default()),
+        }
+    }
+
+    pub(crate) fn threshold(&self) -> u64 {
+        self.threshold.load(Ordering::Relaxed)
+    }
+
+    fn set_threshold(&self, bytes: u64) {
+        self.threshold.store(bytes, Ordering::Relaxed);
+    }
+
+    /// From now on, or with none never again, this is woken when upkeep is to be done.
+    pub(crate) fn set_waker(&self, waker: Option<Waker>) {
+        let old = {
+            let mut armed = self.armed.lock();
+            let alarm = if waker.is_none() {
+                armed.alarm.take()
+            } else {
+                None
+            };
+            (std::mem::replace(&mut armed.waker, waker), alarm)
+        };
+        // The alarm's device is called, and the waker may own anything: outside the lock.
+        drop(old);
+    }
+}
+
+impl Engine {
+    /// Held above this, free memory is released.
+    fn most_kept(&self) -> u64 {
+        let threshold = self.upkeep.threshold();
+        if self.is_shrunk.load(Ordering::Relaxed) {
+            threshold.min(self.capacity())
+        } else {
+            threshold
+        }
+    }
+
+    /// Memory came back to the ledger: sets the alarm if upkeep may have something to do.
+    pub(crate) fn note_return(&self) {
+        let upkeep = &self.upkeep;
+        let is_kept = upkeep.heuristic.is_none() && self.most_kept() == u64::MAX;
+        if is_kept || upkeep.is_armed.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut ledger = self.ledger.lock();
+        let totals = ledger.totals();
+        let is_over = totals.reserved.current > self.most_kept();
+        let has_returned = totals.free.current + totals.pending.current > 0;
+        ledger.mark_free();
+        drop(ledger);
+        if is_over || upkeep.heuristic.is_some() && has_returned {
+            self.arm();
+        }
+    }
+
+    fn arm(&self) {
+        if self.upkeep.is_armed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let Some(waker) = self.upkeep.armed.lock().waker.clone() else {
+            return self.upkeep.is_armed.store(false, Ordering::Release);
+        };
+        let at = self.device.now().saturating_add(self.upkeep.interval);
+        let alarm = Alarm::new(&self.device, at, &waker);
+        let old = self.upkeep.armed.lock().alarm.replace(alarm);
+        drop(old);
+    }
+
+    /// Does what is due, for who the alarm woke. While anybody waits for memory there is none to give away,
+    /// and it is put off.
+    ///
+    /// # Errors
+    /// When the device cannot; what was done before counts, and the rest is tried again later.
+    pub(crate) fn keep_up(&self) -> Result<(), DeviceError> {
+        let low = self.totals().free_low;
+        self.upkeep.is_armed.store(false, Ordering::Release);
+        let done = if self.is_open() {
+            self.keep_up_now(low)
+        } else {
+            Ok(())
+        };
+        let is_over = done.as_ref().is_err_and(DeviceError::is_sticky);
+        if !is_over && self.has_more_to_come() {
+            self.note_return();
+        }
+        done
+    }
+
+    fn keep_up_now(&self, low: u64) -> Result<(), DeviceError> {
+        self.drain_idle_lanes();
+        if self.settings.reuse.opportunistic {
+            self.seal_lanes()?;
+            self.harvest()?;
+        }
+        if let Some(heuristic) = &self.upkeep.heuristic {
+            if let Some(total) = heuristic.decide(&self.figures()) {
+                self.make_one_piece(total)?;
+            }
+        }
+        // What was free all the time and is above the threshold; and all that is above the capacity.
+        let reserved = self.totals().reserved.current;
+        let unneeded = reserved.saturating_sub(self.upkeep.threshold()).min(low);
+        let excess = reserved.saturating_sub(self.capacity()).max(unneeded);
+        if excess > 0 {
+            self.trim_to(reserved - excess)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the next upkeep may find something, though nothing comes back until then.
+    fn has_more_to_come(&self) -> bool {
+        let figures = self.figures();
+        let is_over = figures.actual_size > self.most_kept();
+        let is_pending = self.totals().pending.current > 0;
+        let is_kept = || self.lanes().iter().any(|lane| lane.figures().kept > 0);
+        is_over && (figures.releasable_bytes > 0 || is_kept())
+            || is_pending && (is_over || self.upkeep.heuristic.is_some())
+    }
+
+    /// The pool's figures, as heuristics see them.
+    pub(crate) fn figures(&self) -> PoolFigures {
+        self.ledger.lock().pool_figures()
+    }
+
+    /// Makes what is free one piece, so that the pool has `total` bytes in all, or as near as can be
+    /// without touching what is in use. Releases what is over. Returns the bytes of the largest
+    /// free piece.
+    ///
+    /// # Errors
+    /// When the device cannot; the ledger knows how far it came.
+    pub(crate) fn make_one_piece(&self, total: u64) -> Result<u64, DeviceError> {
+        let bytes = self.ledger.lock().piece_for(total);
+        if self.settings.geometry.virtual_memory {
+            self.gather(bytes, Growth::Remap)?;
+        } else if self.figures().largest_available < bytes {
+            self.trim_to(0)?;
+            self.gather(bytes, Growth::Allowed)?;
+        }
+        self.trim_to(total)?;
+        Ok(self.figures().largest_available)
+    }
+
+    /// Has a span put together, and gives it back at once.
+    fn gather(&self, bytes: u64, growth: Growth) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let geometry = self.settings.geometry;
+        let alignment = if geometry.virtual_memory {
+            geometry.handle_bytes
+        } else {
+            geometry.granularity
+        };
+        let view = View {
+            stream: StreamId(0),
+            after: &Clock::default(),
+            waits: None,
+        };
+        let request = Request { bytes, alignment };
+        let plan = self.ledger.lock().plan(request, &view, growth);
+        let Some(plan) = plan else {
+            return Ok(());
+        };
+        let grant = self.carry_out(plan);
+        if let Ok(Some(grant)) = &grant {
+            let fences = grant.fences.clone();
+            self.ledger.lock().give_back(grant.id, fences);
+        }
+        self.ring_if_awaited();
+        grant.map(drop)
+    }
+
+    /// Coalesces what is free, with what lanes keep, into one piece.
+    ///
+    /// # Errors
+    /// When the device cannot; the ledger knows how far it came.
+    pub(crate) fn coalesce(&self) -> Result<u64, DeviceError> {
+        self.drain_lanes();
+        self.seal_lanes()?;
+        self.harvest()?;
+        self.make_one_piece(self.totals().reserved.current)
+    }
+
+    /// Bytes held above which free memory is released, from now on.
+    pub(crate) fn set_release_threshold(&self, bytes: u64) {
+        self.upkeep.set_threshold(bytes);
+        self.note_return();
+    }
+}

@@ -1,0 +1,272 @@
+//! Blocks with several owners, and parts of blocks.
+
+use crate::block::Block;
+use crate::buffer::Buffer;
+use crate::copy::{Download, Upload};
+use crate::device::Argument;
+use crate::error::{CopyError, StreamError};
+use crate::stream::Stream;
+use crate::sync::Arc;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// One of the owners of a [`Block`], or of a part of it.
+///
+/// Cheap to clone, and to view in part. Each use on a stream is noted in the block's fences, whichever
+/// handle it is made through; the last handle frees the block, in the order of all those streams.
+///
+/// ```
+/// # use weirpool::{Pool, device::sim::SimDevice};
+/// # let device = SimDevice::new();
+/// # let pool = Pool::builder(device.clone()).build()?;
+/// # let (work, other_work) = (device.create_stream(), device.create_stream());
+/// # let (stream, other) = (pool.register(&work)?, pool.register(&other_work)?);
+/// let weights = pool.try_allocate(&stream, 1 << 20)?.share();
+/// let bias = weights.view(4096..8192)?; // keeps the whole block
+/// drop(weights);
+/// assert_eq!(bias.size(), 4096);
+/// bias.used_on(&other)?; // before work of another stream uses it
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+#[must_use = "a block is freed when its last handle is dropped"]
+pub struct SharedBlock {
+    block: Arc<Block>,
+    /// From the block's beginning, in bytes.
+    start: u64,
+    bytes: u64,
+}
+
+impl SharedBlock {
+    pub(crate) fn new(block: Block) -> Self {
+        Self {
+            start: 0,
+            bytes: block.size(),
+            block: Arc::new(block),
+        }
+    }
+
+    /// The device address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.block.address() + self.start
+    }
+
+    /// The bytes of this handle's part.
+    pub fn size(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The block that this is a part of.
+    pub fn block(&self) -> &Block {
+        &self.block
+    }
+
+    /// A part of this part, in bytes from its beginning.
+    ///
+    /// # Errors
+    /// [`CopyError::OutOfBounds`] when the range is not within this part.
+    pub fn view(&self, range: Range<u64>) -> Result<Self, CopyError> {
+        let within = self.within(&range)?;
+        Ok(Self {
+            block: self.block.clone(),
+            start: within.start,
+            bytes: within.end - within.start,
+        })
+    }
+
+    /// The range as one of the block.
+    fn within(&self, range: &Range<u64>) -> Result<Range<u64>, CopyError> {
+        if range.start > range.end || range.end > self.bytes {
+            return Err(CopyError::OutOfBounds {
+                start: range.start,
+                end: range.end,
+                size: self.bytes,
+            });
+        }
+        Ok(self.start + range.start..self.start + range.end)
+    }
+
+    /// As [`Block::used_on`].
+    ///
+    /// # Errors
+    /// As [`Block::used_on`].
+    pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
+        self.block.used_on(stream)
+    }
+
+    /// As [`Block::on`], of this part.
+    ///
+    /// # Errors
+    /// As [`Block::on`].
+    pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.block
+            .part_on(stream, self.start..self.start + self.bytes)
+    }
+
+    /// As [`Block::upload`]; `offset` is counted from the beginning of this part.
+    ///
+    /// # Errors
+    /// As [`Block::upload`].
+    #[track_caller]
+    pub fn upload(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<Upload, CopyError> {
+        let end = offset.saturating_add(bytes.len() as u64);
+        let within = self.within(&(offset..end))?;
+        self.block.upload(stream, within.start, bytes)
+    }
+
+    /// As [`Block::download`]; the range is counted from the beginning of this part.
+    ///
+    /// # Errors
+    /// As [`Block::download`].
+    #[track_caller]
+    pub fn download(&self, stream: &Stream, range: Range<u64>) -> Result<Download, CopyError> {
+        let within = self.within(&range)?;
+        self.block.download(stream, within)
+    }
+
+    /// The block, if this is its last handle.
+    ///
+    /// # Errors
+    /// The handle again, if it is not.
+    pub fn into_block(self) -> Result<Block, Self> {
+        let Self {
+            block,
+            start,
+            bytes,
+        } = self;
+        Arc::try_unwrap(block).map_err(|block| Self {
+            block,
+            start,
+            bytes,
+        })
+    }
+}
+
+impl fmt::Debug for SharedBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedBlock")
+            .field("start", &self.start)
+            .field("bytes", &self.bytes)
+            .field("block", &self.block)
+            .finish()
+    }
+}
+
+/// One of the owners of a [`Buffer`], or of some of its elements; otherwise as [`SharedBlock`].
+#[must_use = "a buffer is freed when its last handle is dropped"]
+pub struct SharedBuffer<T> {
+    block: SharedBlock,
+    len: usize,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T> SharedBuffer<T> {
+    /// How many elements there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The device address of the first element.
+    pub fn address(&self) -> u64 {
+        self.block.address()
+    }
+
+    /// Some of the elements.
+    ///
+    /// # Errors
+    /// [`CopyError::OutOfBounds`], in bytes, when the range is not within this one.
+    pub fn view(&self, range: Range<usize>) -> Result<Self, CopyError> {
+        let bytes = |count: usize| (count as u64).saturating_mul(size_of::<T>() as u64);
+        let (start, end) = (bytes(range.start), bytes(range.end));
+        if range.start > range.end || range.end > self.len {
+            let size = self.block.bytes;
+            return Err(CopyError::OutOfBounds { start, end, size });
+        }
+        Ok(Self {
+            block: self.block.view(start..end)?,
+            len: range.len(),
+            elements: PhantomData,
+        })
+    }
+
+    /// As [`Block::used_on`].
+    ///
+    /// # Errors
+    /// As [`Block::used_on`].
+    pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
+        self.block.used_on(stream)
+    }
+
+    /// As [`Block::on`], of these elements.
+    ///
+    /// # Errors
+    /// As [`Block::on`].
+    pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.block.on(stream)
+    }
+
+    /// The handle without its type.
+    pub fn into_shared_block(self) -> SharedBlock {
+        self.block
+    }
+}
+
+impl Block {
+    /// Shares the block: it is freed with its last handle, in the order of all streams that any of them
+    /// was used on.
+    pub fn share(self) -> SharedBlock {
+        SharedBlock::new(self)
+    }
+}
+
+impl<T> Buffer<T> {
+    /// As [`Block::share`].
+    ///
+    /// ```
+    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// let cache = Buffer::<f32>::try_allocate(&pool, &stream, 1000)?.share();
+    /// let head = cache.view(0..10)?;
+    /// assert_eq!((cache.len(), head.len(), head.address()), (1000, 10, cache.address()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn share(self) -> SharedBuffer<T> {
+        let len = self.len();
+        let mut block = self.into_block().share();
+        // The block may be larger than the elements.
+        block.bytes = len as u64 * size_of::<T>() as u64;
+        SharedBuffer {
+            block,
+            len,
+            elements: PhantomData,
+        }
+    }
+}
+
+impl<T> Clone for SharedBuffer<T> {
+    fn clone(&self) -> Self {
+        Self {
+            block: self.block.clone(),
+            len: self.len,
+            elements: PhantomData,
+        }
+    }
+}
+
+impl<T> fmt::Debug for SharedBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedBuffer")
+            .field("type", &std::any::type_name::<T>())
+            .field("len", &self.len())
+            .field("block", &self.block)
+            .finish()
+    }
+}

@@ -1,0 +1,98 @@
+//! Another capacity at run time.
+
+mod common;
+
+use common::*;
+use weirpool::*;
+
+/// [21] More capacity serves who waits, at once.
+#[test]
+fn more_serves_who_waits() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let mut waiter = pool.allocate(&stream, 4 * MIB).into_future();
+    assert!(poll(&mut waiter).is_pending());
+    assert_eq!(pool.resize(12 * MIB + 1).unwrap(), 12 * MIB);
+    assert!(now(waiter).is_ok());
+    drop(held);
+    // Far more than the addresses were reserved for.
+    assert_eq!(pool.resize(640 * MIB).unwrap(), 640 * MIB);
+    drop(pool.try_allocate(&stream, 640 * MIB).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// Less of it releases what is free now, and what is in use once it comes back; nothing grows meanwhile.
+#[test]
+fn less_releases_now_and_later() {
+    for virtual_memory in [true, false] {
+        let device = weirpool::device::sim::SimDevice::builder()
+            .memory(1 << 30)
+            .clock(weirpool::device::sim::Clock::Manual)
+            .virtual_memory(virtual_memory)
+            .build();
+        let pool = builder(&device, 32 * MIB).build().unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let blocks = [0; 4].map(|_| pool.try_allocate(&stream, 8 * MIB).unwrap());
+        blocks
+            .iter()
+            .for_each(|block| use_block(&work, block, us(100)));
+        let [first, second, third, fourth] = blocks;
+        drop((first, second));
+        device.advance(us(500));
+        assert_eq!(pool.resize(8 * MIB).unwrap(), 8 * MIB);
+        assert_eq!(pool.statistics().reserved.current, 16 * MIB);
+        pool.check().unwrap();
+        assert!(
+            pool.try_allocate(&stream, 4 * MIB).is_err(),
+            "above the capacity"
+        );
+        drop((third, fourth));
+        for _ in 0..3 {
+            device.advance(us(10_000));
+        }
+        assert_eq!(pool.statistics().reserved.current, 8 * MIB);
+        drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// Who waits for more than can ever be held now is told; who waits for less goes on.
+#[test]
+fn less_fails_who_waits_for_more() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 16 * MIB).unwrap();
+    let mut large = pool.allocate(&stream, 12 * MIB).into_future();
+    let mut small = pool.allocate(&stream, 4 * MIB).into_future();
+    assert!(poll(&mut large).is_pending() && poll(&mut small).is_pending());
+    pool.resize(8 * MIB).unwrap();
+    match now(large) {
+        Err(AllocError::TooLarge {
+            requested,
+            capacity,
+        }) => {
+            assert_eq!((requested, capacity), (12 * MIB, 8 * MIB));
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(held);
+    assert!(now(small).is_ok());
+}
+
+/// [6] Nonsense is refused, and changes nothing.
+#[test]
+fn nonsense_is_refused() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let refused = pool.resize(HANDLE - 1);
+    assert!(matches!(refused, Err(BuildError::CapacityTooSmall { .. })));
+    assert_eq!(pool.capacity(), 16 * MIB);
+    assert_eq!(
+        pool.resize(u64::MAX).unwrap(),
+        1 << 30,
+        "what the device has"
+    );
+}
