@@ -95,11 +95,14 @@
 //!
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when somebody first waits.
 //!   Without it, or outside a runtime, waiters drive themselves, on any executor.
+//! - `metrics`, `tracing`, `serde`: the figures for a recorder, events and spans for a subscriber, figures
+//!   and settings as data; see [`guide::statistics`].
 //!
 //! # More
 //!
 //! The [guide] has the argument for why reuse is safe, how to
-//! [test stream code](guide::testing) of your own without a GPU, and the figures with their commands.
+//! [test stream code](guide::testing) of your own without a GPU, [what a pool tells of
+//! itself](guide::statistics), and the figures with their commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
