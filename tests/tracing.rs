@@ -115,7 +115,7 @@ fn grants_and_frees_are_told_with_their_rung() {
         let address = first.address();
         drop(first);
         drop(pool.try_allocate(&stream, 1024).unwrap());
-        let at = format!("stream=S1 bytes=1024");
+        let at = "stream=S1 bytes=1024";
         assert_eq!(
             listener.take("TRACE"),
             [
