@@ -6,7 +6,7 @@
 
 use super::Engine;
 use super::memory::Held;
-use crate::device::{Device, DeviceError, Watch};
+use crate::device::{Device, DeviceError, MemoryKind, Watch};
 use crate::lane::Lane;
 use crate::sync::{Arc, assert_unlocked, plain};
 use std::task::{Wake, Waker};
@@ -16,6 +16,7 @@ use std::task::{Wake, Waker};
 struct Estate {
     device: plain::Arc<dyn Device>,
     handle_bytes: u64,
+    kind: MemoryKind,
     state: plain::Mutex<Option<Assets>>,
 }
 
@@ -40,6 +41,7 @@ impl Drop for Engine {
         let estate = plain::Arc::new(Estate {
             device: self.device.clone(),
             handle_bytes: self.settings.geometry.handle_bytes,
+            kind: self.settings.kind,
             state: plain::Mutex::new(Some(assets)),
         });
         estate.settle();
@@ -97,7 +99,7 @@ impl Estate {
             let _ = self.device.unreserve(*address, *bytes);
         }
         for (address, bytes) in &held.segments {
-            let _ = self.device.free(*address, *bytes);
+            let _ = self.device.free(self.kind, *address, *bytes);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Carrying out the ledger's plans on the device: what is mapped where.
 
-use super::{Engine, tally};
-use crate::device::{Device, DeviceError, PhysicalHandle};
+use super::{Engine, Settings, tally};
+use crate::device::{Device, DeviceError, MemoryKind, PhysicalHandle};
 use crate::id::StreamId;
 use crate::ledger::{Clock, GRANULE};
 use crate::ledger::{Grant, Growth, Mapping, Outcome, Plan, Release, Request, Step, View};
@@ -17,6 +17,8 @@ const ADDRESSES_PER_CAPACITY: u64 = 8;
 pub(crate) struct Memory {
     device: plain::Arc<dyn Device>,
     handle_bytes: u64,
+    /// Of what kind plain segments are.
+    kind: MemoryKind,
     held: Mutex<Held>,
 }
 
@@ -32,10 +34,11 @@ pub(super) struct Held {
 }
 
 impl Memory {
-    pub(super) fn new(device: plain::Arc<dyn Device>, handle_bytes: u64) -> Self {
+    pub(super) fn new(device: plain::Arc<dyn Device>, settings: &Settings) -> Self {
         Self {
             device,
-            handle_bytes,
+            handle_bytes: settings.geometry.handle_bytes,
+            kind: settings.kind,
             held: Mutex::new(Guards::Registry, Held::default()),
         }
     }
@@ -84,7 +87,7 @@ impl Memory {
 
     fn allocate(&self, bytes: u64) -> Result<u64, DeviceError> {
         assert_unlocked("allocate");
-        let address = self.device.allocate(bytes)?;
+        let address = self.device.allocate(self.kind, bytes)?;
         self.held.lock().segments.insert(address, bytes);
         Ok(address)
     }
@@ -95,7 +98,7 @@ impl Memory {
         assert_unlocked("release");
         let is_segment = self.held.lock().segments.contains_key(&address);
         if is_segment {
-            self.device.free(address, bytes)?;
+            self.device.free(self.kind, address, bytes)?;
             self.held.lock().segments.remove(&address);
             return Ok(());
         }

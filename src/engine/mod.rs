@@ -31,7 +31,7 @@ pub(crate) use patience::{Expected, Patience};
 pub(crate) use release::Use;
 pub(crate) use tally::Tally;
 
-use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Referee};
+use crate::device::{Capabilities, Device, DeviceError, DeviceStream, MemoryKind, Referee};
 use crate::error::{BuildError, Shortfall, StreamError};
 use crate::id::StreamId;
 use crate::lane::{Bounds, Events, Lane};
@@ -57,6 +57,8 @@ pub(crate) mod gate {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) geometry: Geometry,
+    /// What the memory is, to who sees it.
+    pub(crate) kind: MemoryKind,
     pub(crate) initial: u64,
     pub(crate) lane: Bounds,
     pub(crate) order: Order,
@@ -109,7 +111,7 @@ impl Engine {
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
             lanes: Mutex::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
-            memory: Memory::new(device.clone(), settings.geometry.handle_bytes),
+            memory: Memory::new(device.clone(), &settings),
             fault: Mutex::new(Guards::Registry, None),
             settings,
             device,

@@ -1,7 +1,7 @@
 //! What a pool is built with: every default stands here, with its reason.
 
 use super::Pool;
-use crate::device::Device;
+use crate::device::{Device, MemoryKind};
 use crate::engine::{Engine, Settings};
 use crate::error::BuildError;
 use crate::lane::Bounds;
@@ -129,6 +129,7 @@ impl PoolBuilder {
         };
         let settings = Settings {
             geometry,
+            kind: MemoryKind::Device,
             initial: self.initial,
             lane,
             order: self.order,
@@ -142,7 +143,7 @@ impl PoolBuilder {
         let capabilities = self.device.capabilities();
         let granularity = capabilities.granularity;
         // More than the device has can never be held: a request for it would wait for ever.
-        let total = self.device.memory_info()?.total;
+        let total = self.device.memory_info(MemoryKind::Device)?.total;
         let capacity = self.capacity.map_or(total, |capacity| capacity.min(total));
         if capacity < granularity {
             return Err(BuildError::CapacityTooSmall {
