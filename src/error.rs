@@ -1,6 +1,6 @@
 //! What can go wrong, by the call that says so.
 
-use crate::device::DeviceError;
+use crate::device::{DeviceError, MemoryKind, RawStream};
 use std::fmt;
 use std::time::Duration;
 
@@ -129,6 +129,44 @@ pub enum BuildError {
         /// The device's step, in bytes.
         granularity: u64,
     },
+    /// The alignment is not a power of two, or larger than the pool can keep.
+    #[error("alignment {alignment} is not a power of two from 1 to {largest}")]
+    InvalidAlignment {
+        /// What was asked for, in bytes.
+        alignment: u64,
+        /// The largest possible, in bytes.
+        largest: u64,
+    },
+    /// The pool could not grow like that.
+    #[error("a pool with a capacity of {capacity} bytes cannot grow like that: {reason}")]
+    InvalidGrowth {
+        /// What the pool may hold at most, in bytes.
+        capacity: u64,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Two settings exclude each other.
+    #[error("`{one}` and `{other}` exclude each other")]
+    Conflict {
+        /// A setting of the builder.
+        one: &'static str,
+        /// Another.
+        other: &'static str,
+    },
+    /// The device lacks what the pool was to be built on, and nothing can stand for it.
+    #[error("{feature} is not supported by {device}")]
+    Unsupported {
+        /// What is lacking.
+        feature: &'static str,
+        /// The device's description line.
+        device: String,
+    },
+    /// A living pool of this process has the name, or it is no name: it is empty.
+    #[error("the name {name:?} is taken, or empty")]
+    NameTaken {
+        /// What was asked for.
+        name: String,
+    },
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -144,6 +182,15 @@ pub enum StreamError {
     /// The stream, or the event, was registered with another pool. Register it with this one.
     #[error("the stream belongs to another pool")]
     ForeignPool,
+    /// Work of the stream cannot use the pool's memory: the host does not see the device's, nor the device
+    /// the host's. Build the pool over an [`Upstream`](crate::Upstream) that both see.
+    #[error("{stream} does not see {kind}")]
+    Unseen {
+        /// The stream.
+        stream: RawStream,
+        /// The pool's memory.
+        kind: MemoryKind,
+    },
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

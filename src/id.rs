@@ -36,6 +36,10 @@ impl Ticket {
     pub(crate) fn next(self) -> Self {
         Self(self.0 + 1)
     }
+
+    pub(crate) fn previous(self) -> Self {
+        Self(self.0 - 1)
+    }
 }
 
 impl fmt::Debug for Ticket {

@@ -79,6 +79,7 @@
 //! |---|---|---|
 //! | `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics: reads, never steers | |
+//! | `registry` | the living pools and their names | what is asked of them |
 //! | `wait` | queue, futures, reclaimer | how memory is found |
 //! | `engine` | one allocation and one free, through lanes, ledger and device | who waits |
 //! | `lane` | a stream's front and its points: the hot path | how memory is searched |
@@ -114,6 +115,7 @@ mod lane;
 mod ledger;
 mod observe;
 mod pool;
+mod registry;
 mod stream;
 mod sync;
 mod wait;
@@ -121,13 +123,13 @@ mod wait;
 pub use block::{Block, DeallocateError, Deallocation};
 pub use buffer::Buffer;
 pub use copy::{Download, Upload};
-pub use engine::Rung;
+pub use engine::{BlockInfo, BlockState, Rung, Upstream};
 pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
 pub use id::StreamId;
-pub use ledger::Level;
 pub use ledger::policy::{Order, Reuse, Sealing, WaitLimit};
+pub use ledger::{GrowBy, Level};
 pub use observe::{Hits, Statistics};
-pub use pool::{Allocate, Pool, PoolBuilder};
+pub use pool::{Allocate, Pool, PoolBuilder, find_pool, pool_of, pools};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use wait::{Reclaimer, WaitStatistics};
 

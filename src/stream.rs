@@ -4,7 +4,7 @@ use crate::device::{DeviceError, RawStream};
 use crate::error::StreamError;
 use crate::id::StreamId;
 use crate::lane::Marker;
-use crate::sync::Arc;
+use crate::sync::{Arc, plain};
 use crate::wait::{Passage, Registration};
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -48,7 +48,7 @@ impl Stream {
     }
 
     pub(crate) fn is_of_pool(&self, other: &Registration) -> bool {
-        Arc::ptr_eq(&self.registration.presence, &other.presence)
+        plain::Arc::ptr_eq(&self.registration.presence, &other.presence)
     }
 
     /// An event behind all work submitted to the stream so far.

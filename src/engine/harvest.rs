@@ -1,7 +1,7 @@
 //! What has completed, and what lanes keep: making memory count for everybody.
 
 use super::Engine;
-use crate::device::{DeviceError, Watch};
+use crate::device::{DeviceError, DeviceErrorKind, Watch};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Kept, Lane, Marker};
 use crate::ledger::Fences;
@@ -144,13 +144,31 @@ impl Engine {
     /// Makes a stream wait for a marker on the device, and remembers that it does.
     ///
     /// # Errors
-    /// When the device cannot; the order is then not counted on.
+    /// When the device cannot; the order is then not counted on. So it is for the host while the marker
+    /// is not complete: the host can only await.
     pub(crate) fn order_behind(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
         assert_unlocked("wait");
-        self.noted(self.device.wait(lane.raw, marker.event()))?;
+        if !marker.has_event() {
+            // The host's: what is submitted from now on comes after it.
+        } else if lane.is_host() {
+            self.expect_complete(marker)?;
+        } else {
+            self.noted(self.device.wait(lane.raw, marker.event()))?;
+        }
         // After the call: see `Timeline::join`.
         lane.timeline.join(&marker.clock);
         Ok(())
+    }
+
+    /// # Errors
+    /// When the marker is not complete, or the device cannot say.
+    fn expect_complete(&self, marker: &Marker) -> Result<(), DeviceError> {
+        if self.noted(self.device.query(marker.event()))? {
+            return Ok(());
+        }
+        let reason = "the host is not made to wait for the device: await the event first";
+        let kind = DeviceErrorKind::Unsupported;
+        Err(DeviceError::new("wait", kind, reason))
     }
 
     /// Has `waker` called when any stream gets further than it is known to be.

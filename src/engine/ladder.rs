@@ -318,7 +318,7 @@ impl Climb<'_> {
         let Some(plan) = plan else {
             return Ok(None);
         };
-        match self.engine.carry_out(plan) {
+        match self.engine.carry_out(plan, self.lane.id) {
             Ok(grant) => grant
                 .map(|grant| self.lend_in_order(grant, Rung::Grown))
                 .transpose(),

@@ -10,6 +10,8 @@
 //! | `patience` | what is awaited before new memory is taken |
 //! | `release` | the way back: a free, a further use, a grant that nobody took |
 //! | `harvest` | what has completed, and what lanes keep |
+//! | `lookup` | which block an address is in |
+//! | `upstream` | where memory comes from |
 //! | `memory` | carrying out the ledger's plans on the device |
 //! | `estate` | what outlives the pool: memory that running work may still touch |
 //! | `bell` | how the engine is heard by whoever drives the waiting |
@@ -19,19 +21,26 @@ pub(crate) mod bell;
 mod estate;
 mod harvest;
 mod ladder;
+mod lookup;
 mod memory;
 mod patience;
 mod release;
 mod tally;
+mod upstream;
 
 pub(crate) use harvest::Watches;
 pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
+pub use lookup::{BlockInfo, BlockState};
 pub(crate) use patience::{Expected, Patience};
 pub(crate) use release::Use;
 pub(crate) use tally::Tally;
+pub(crate) use upstream::Source;
+pub use upstream::Upstream;
 
-use crate::device::{Capabilities, Device, DeviceError, DeviceStream, MemoryKind, Referee};
+use crate::device::{
+    Capabilities, Device, DeviceError, DeviceStream, MemoryKind, RawStream, Referee,
+};
 use crate::error::{BuildError, Shortfall, StreamError};
 use crate::id::StreamId;
 use crate::lane::{Bounds, Events, Lane};
@@ -57,8 +66,13 @@ pub(crate) mod gate {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) geometry: Geometry,
-    /// What the memory is, to who sees it.
+    /// What was asked for, and what it is to who sees it.
+    pub(crate) upstream: Upstream,
     pub(crate) kind: MemoryKind,
+    /// Whether what was freed is kept.
+    pub(crate) is_pooled: bool,
+    /// Of every block, in bytes: at least the ledger's step.
+    pub(crate) alignment: u64,
     pub(crate) initial: u64,
     pub(crate) lane: Bounds,
     pub(crate) order: Order,
@@ -129,19 +143,37 @@ impl Engine {
         if stream.device_id() != self.device.id() {
             return Err(StreamError::ForeignDevice);
         }
+        self.expect_seen_by(stream.raw())?;
         stream.admit()?;
         // Streams that went away are seen off by those that come: their number stays bounded.
         self.harvest_retired();
         let id = self.next_stream_id();
         let lane = Arc::new(Lane::new(id, stream, self.settings.lane));
-        // Known to the ledger before anybody can free on it.
-        self.ledger.lock().register(id);
+        if !lane.is_host() {
+            // Known to the ledger before anybody can free on it. What the ledger does not know is
+            // complete: so is all that the host does.
+            self.ledger.lock().register(id);
+        }
         let mut registry = self.lanes.lock();
         let mut lanes = registry.lanes.as_ref().clone();
         let at = lanes.partition_point(|other| other.id < id);
         lanes.insert(at, lane.clone());
         registry.lanes = Arc::new(lanes);
         Ok(lane)
+    }
+
+    /// # Errors
+    /// When who runs the stream does not see the pool's memory.
+    fn expect_seen_by(&self, stream: RawStream) -> Result<(), StreamError> {
+        let kind = self.settings.kind;
+        let is_seen = match stream {
+            RawStream::HOST => kind.is_seen_by_host(),
+            _ => kind.is_seen_by_device(),
+        };
+        if is_seen {
+            return Ok(());
+        }
+        Err(StreamError::Unseen { stream, kind })
     }
 
     fn next_stream_id(&self) -> StreamId {

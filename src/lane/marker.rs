@@ -96,11 +96,22 @@ pub(crate) struct Marker {
     /// What the point comes after: who waits for the event comes after all of it.
     pub(crate) clock: Clock,
     pub(crate) sealed_at: Duration,
-    pub(crate) recorded: Recorded,
+    /// None of the host's: its points are complete from the start.
+    pub(crate) recorded: Option<Recorded>,
 }
 
 impl Marker {
+    /// Whether there is an event to wait for.
+    pub(crate) fn has_event(&self) -> bool {
+        self.recorded.is_some()
+    }
+
+    /// # Panics
+    /// Of the host's: nobody asks after those.
     pub(crate) fn event(&self) -> RawEvent {
-        self.recorded.raw()
+        let recorded = self.recorded.as_ref();
+        recorded
+            .expect("a point that is awaited has an event")
+            .raw()
     }
 }

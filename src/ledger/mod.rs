@@ -37,7 +37,9 @@
 //! | `index` | finding a block by size, by who freed it, by ticket |
 //! | `window` | where a contiguous span costs least to put together |
 //! | `plan` | claiming a window, and what becomes of it |
+//! | `growth` | how much is taken from the device at a time |
 //! | `trim` | giving memory back |
+//! | `lookup` | which block an address is in |
 //! | `totals` | bytes by state, current and high |
 //! | `policy` | decisions as pure functions |
 //! | `check` | the invariants, executable |
@@ -45,7 +47,9 @@
 mod block;
 pub(crate) mod check;
 mod fence;
+mod growth;
 mod index;
+mod lookup;
 mod plan;
 pub(crate) mod policy;
 #[cfg(test)]
@@ -56,6 +60,8 @@ mod window;
 
 pub(crate) use block::{BlockId, State};
 pub(crate) use fence::{Clock, Fence, Fences};
+pub use growth::GrowBy;
+pub(crate) use lookup::Holding;
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub use totals::Level;
 pub(crate) use totals::Totals;
@@ -84,6 +90,8 @@ pub(crate) struct Geometry {
     pub(crate) granularity: u64,
     /// Whether memory can be mapped elsewhere.
     pub(crate) virtual_memory: bool,
+    /// How much is taken at a time.
+    pub(crate) growth: GrowBy,
 }
 
 /// What is asked for; already rounded, and known to fit the capacity.
@@ -195,6 +203,7 @@ impl Ledger {
             bytes,
             state,
             segment: u32::try_from(segment).expect("fewer than 2^32 segments"),
+            borrower: StreamId(0),
             previous: None,
             next: None,
         });
@@ -213,7 +222,9 @@ impl Ledger {
     /// Best fit among what is free and what the asker may have.
     pub(crate) fn take(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
         let id = self.best_fit(request, view)?;
-        Some(self.carve(id, request))
+        let grant = self.carve(id, request);
+        self.note_borrower(grant.id, view.stream);
+        Some(grant)
     }
 
     fn best_fit(&self, request: Request, view: &View<'_>) -> Option<BlockId> {

@@ -19,6 +19,7 @@ fn ledger(virtual_memory: bool) -> Ledger {
         handle_bytes: HANDLE,
         granularity: HANDLE,
         virtual_memory,
+        growth: GrowBy::default(),
     });
     if virtual_memory {
         ledger.add_range(BASE, 256 * MIB);

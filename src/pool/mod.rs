@@ -2,21 +2,27 @@
 
 mod allocate;
 mod builder;
+mod describe;
+mod find;
+mod geometry;
+mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod own_stream;
 
 pub use allocate::Allocate;
 pub use builder::PoolBuilder;
+pub use find::{find_pool, pool_of, pools};
 
 use own_stream::OwnStream;
 
 use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
 use crate::engine::{Effort, Engine};
-use crate::error::{AllocError, StreamError};
-use crate::ledger::{GRANULE, Request};
+use crate::error::{AllocError, BuildError, StreamError};
+use crate::ledger::Request;
 use crate::observe::Statistics;
+use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
 use crate::wait::{Denial, Presence, Reclaimer, Registration, Service, try_now};
@@ -41,7 +47,7 @@ use std::panic::Location;
 /// ```
 #[derive(Clone)]
 pub struct Pool {
-    presence: Arc<Presence>,
+    presence: plain::Arc<Presence>,
 }
 
 impl Pool {
@@ -55,15 +61,19 @@ impl Pool {
         PoolBuilder::new(device)
     }
 
-    fn new(engine: Engine) -> Self {
+    fn new(engine: Engine, name: Option<String>) -> Result<Self, BuildError> {
         let service = Arc::new(Service::new(engine));
-        Self {
-            presence: Arc::new(Presence(service)),
-        }
+        let presence = plain::Arc::new(Presence { service, name });
+        registry::enter(&presence)?;
+        Ok(Self { presence })
+    }
+
+    fn of_presence(presence: plain::Arc<Presence>) -> Self {
+        Self { presence }
     }
 
     fn service(&self) -> &Arc<Service> {
-        &self.presence.0
+        &self.presence.service
     }
 
     /// Makes one of the device's streams known to the pool, so that memory can be allocated and freed
@@ -164,14 +174,14 @@ impl Pool {
         bytes: u64,
         alignment: u64,
     ) -> Result<Request, AllocError> {
-        if !Arc::ptr_eq(&registration.presence, &self.presence) {
+        if !plain::Arc::ptr_eq(&registration.presence, &self.presence) {
             return Err(AllocError::ForeignStream);
         }
         if let Some(referee) = registration.referee.as_deref() {
             // What was found earlier, where nobody could be told.
             referee.call_out();
         }
-        let engine = &self.presence.0.engine;
+        let engine = &self.presence.service.engine;
         let capacity = engine.settings.geometry.capacity;
         if bytes > capacity {
             return Err(AllocError::TooLarge {
@@ -183,10 +193,11 @@ impl Pool {
         if !alignment.is_power_of_two() || alignment > largest {
             return Err(AllocError::InvalidAlignment { alignment, largest });
         }
+        let step = engine.settings.alignment;
         Ok(Request {
-            // The capacity is a multiple of the step, so this does not go over it.
-            bytes: bytes.max(1).next_multiple_of(GRANULE),
-            alignment: alignment.max(GRANULE),
+            // A power of two; and the capacity is a multiple of it, so this does not go over.
+            bytes: (bytes.max(1) + (step - 1)) & !(step - 1),
+            alignment: alignment.max(step),
         })
     }
 
@@ -278,6 +289,7 @@ impl Pool {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
+            .field("name", &self.name())
             .field("device", &self.describe_device())
             .field("capacity", &self.capacity())
             .finish_non_exhaustive()

@@ -6,7 +6,7 @@ use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Expected, Lent, Patience, Refusal};
 use crate::error::AllocError;
-use crate::ledger::{GRANULE, Request};
+use crate::ledger::Request;
 use crate::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -187,7 +187,7 @@ pub(crate) fn try_now(
     effort: Effort,
 ) -> Result<Lent, Denial> {
     let engine = &registration.service.engine;
-    if request.alignment <= GRANULE {
+    if request.alignment <= engine.settings.alignment {
         if let Some(lent) = engine.take_own(&registration.lane, request.bytes) {
             return Ok(lent);
         }
