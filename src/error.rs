@@ -95,6 +95,9 @@ pub enum AllocError {
     /// The stream was registered with another pool. Register it with this one.
     #[error("the stream belongs to another pool")]
     ForeignStream,
+    /// The stream could not be registered with the pool, where that was to be done on the way.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// The device failed. If the error is sticky, so does everything from now on, and memory that
     /// work may still touch is leaked rather than reused.
     #[error(transparent)]

@@ -77,6 +77,7 @@
 //!
 //! | layer | what it is | what it must not know |
 //! |---|---|---|
+//! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
 //! | `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics: reads, never steers | |
 //! | `registry` | the living pools and their names | what is asked of them |
@@ -105,6 +106,7 @@
 mod block;
 mod buffer;
 mod copy;
+mod current;
 #[allow(unsafe_code)]
 pub mod device;
 mod engine;
@@ -123,6 +125,7 @@ mod wait;
 pub use block::{Block, DeallocateError, Deallocation};
 pub use buffer::Buffer;
 pub use copy::{Download, Upload};
+pub use current::{Current, Entered, Scope, Scoped, current};
 pub use engine::{BlockInfo, BlockState, Rung, Upstream};
 pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
 pub use id::StreamId;

@@ -47,6 +47,11 @@ impl Stream {
         self.registration.lane.raw
     }
 
+    /// Whether nobody holds the device's stream but the pool.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.registration.lane.is_abandoned()
+    }
+
     pub(crate) fn is_of_pool(&self, other: &Registration) -> bool {
         plain::Arc::ptr_eq(&self.registration.presence, &other.presence)
     }

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the ground up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 15] = [
+const LAYERS: [&str; 16] = [
     "sync", "id", "device", "error", "ledger", "lane", "engine", "wait", "registry", "observe",
-    "stream", "copy", "block", "pool", "buffer",
+    "stream", "copy", "block", "pool", "buffer", "current",
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {

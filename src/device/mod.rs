@@ -10,6 +10,7 @@
 //! | CUDA | `cuda` (with the feature of that name) | NVIDIA GPUs, through cudarc |
 
 mod argument;
+mod as_device;
 mod capability;
 #[cfg(feature = "cuda")]
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
@@ -30,6 +31,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 pub use argument::Argument;
+pub use as_device::AsDevice;
 pub use capability::{Capabilities, MemoryInfo};
 pub use error::{DeviceError, DeviceErrorKind};
 pub use kind::{MemoryKind, MemoryKinds};

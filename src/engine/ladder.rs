@@ -169,6 +169,11 @@ impl Engine {
         if let Some(error) = self.fault() {
             return Err(error.into());
         }
+        if !self.settings.is_pooled {
+            let lent = self.allocate_unpooled(lane, request, effort)?;
+            self.tally.count(lent.rung);
+            return Ok(lent);
+        }
         let climb = Climb {
             engine: self,
             lane,
@@ -277,7 +282,7 @@ impl Climb<'_> {
 
     /// Whether memory calls may be made here.
     fn may_call(&self) -> bool {
-        self.effort != Effort::Poll || !self.engine.capabilities.memory_calls_block
+        self.engine.may_call(self.effort)
     }
 
     /// Where memory cannot be mapped elsewhere, a free segment of the wrong size is in the way.

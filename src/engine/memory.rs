@@ -232,8 +232,8 @@ impl Engine {
         let bytes = self.ledger.lock().commit_trim(release, done);
         tally::add(&self.tally.released, bytes);
         // Only if something was held meanwhile: who waits for memory asks for this at every look, and would
-        // wake itself.
-        if was_claimed {
+        // wake itself. Where nothing is pooled, who is rung tries again what failed.
+        if bytes > 0 || was_claimed && self.settings.is_pooled {
             self.ring_if_awaited();
         }
         match error {

@@ -7,6 +7,7 @@
 //! | file | about |
 //! |---|---|
 //! | `ladder` | where memory comes from, rung by rung |
+//! | `unpooled` | the same where nothing is pooled |
 //! | `patience` | what is awaited before new memory is taken |
 //! | `release` | the way back: a free, a further use, a grant that nobody took |
 //! | `harvest` | what has completed, and what lanes keep |
@@ -26,6 +27,7 @@ mod memory;
 mod patience;
 mod release;
 mod tally;
+mod unpooled;
 mod upstream;
 
 pub(crate) use harvest::Watches;
@@ -206,6 +208,11 @@ impl Engine {
         done.iter().for_each(|lane| ledger.forget(lane.id));
         // The streams' owners are let go outside the lock: a driver may be called.
         drop(ledger);
+    }
+
+    /// Whether memory calls may be made by who goes so far.
+    fn may_call(&self, effort: Effort) -> bool {
+        effort != Effort::Poll || !self.capabilities.memory_calls_block
     }
 
     pub(crate) fn is_open(&self) -> bool {

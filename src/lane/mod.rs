@@ -52,7 +52,7 @@ pub(crate) struct Lane {
     front: CachePadded<Mutex<Front>>,
     pub(crate) timeline: Timeline,
     /// The stream's owner: while the lane lives, its handle is not recycled.
-    _keep_alive: plain::Arc<dyn Any + Send + Sync>,
+    keep_alive: plain::Arc<dyn Any + Send + Sync>,
 }
 
 #[derive(Debug)]
@@ -142,13 +142,18 @@ impl Lane {
             bounds,
             front: CachePadded::new(Mutex::new(Guards::Lane, front)),
             timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
-            _keep_alive: stream.keep_alive(),
+            keep_alive: stream.keep_alive(),
         }
     }
 
     /// Whether the stream is the host: what it did is over when it goes on.
     pub(crate) fn is_host(&self) -> bool {
         self.raw == RawStream::HOST
+    }
+
+    /// Whether nobody else holds the stream.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        plain::Arc::strong_count(&self.keep_alive) == 1
     }
 
     pub(crate) fn fence(&self, ticket: Ticket) -> Fence {

@@ -1,7 +1,7 @@
 //! A pool in words.
 
 use super::Pool;
-use crate::device::MemoryKind;
+use crate::device::{DeviceId, MemoryKind};
 use crate::engine::Upstream;
 use std::fmt::Write;
 
@@ -44,6 +44,11 @@ impl Pool {
         } else {
             ", not pooled".into()
         }
+    }
+
+    /// The device that the pool is over.
+    pub fn device_id(&self) -> DeviceId {
+        self.service().engine.device.id()
     }
 
     /// The kind of the pool's memory.

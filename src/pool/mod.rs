@@ -65,6 +65,7 @@ impl Pool {
         let service = Arc::new(Service::new(engine));
         let presence = plain::Arc::new(Presence { service, name });
         registry::enter(&presence)?;
+        Service::start(&presence.service);
         Ok(Self { presence })
     }
 
