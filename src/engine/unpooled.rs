@@ -54,7 +54,7 @@ impl Engine {
     /// # Errors
     /// When the device cannot, or it may not be done here: the next one who comes tries again.
     pub(crate) fn return_complete(&self, effort: Effort) -> Result<u64, Refusal> {
-        if self.settings.is_pooled {
+        if self.settings.is_pooled || self.fault().is_some() {
             return Ok(0);
         }
         self.seal_lanes()?;
