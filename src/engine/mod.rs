@@ -151,11 +151,8 @@ impl Engine {
         self.harvest_retired();
         let id = self.next_stream_id();
         let lane = Arc::new(Lane::new(id, stream, self.settings.lane));
-        if !lane.is_host() {
-            // Known to the ledger before anybody can free on it. What the ledger does not know is
-            // complete: so is all that the host does.
-            self.ledger.lock().register(id);
-        }
+        // Known to the ledger before anybody can free on it; with what is complete from the start.
+        self.ledger.lock().register(id, lane.timeline.completed());
         let mut registry = self.lanes.lock();
         let mut lanes = registry.lanes.as_ref().clone();
         let at = lanes.partition_point(|other| other.id < id);

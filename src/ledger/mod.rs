@@ -329,9 +329,9 @@ impl Ledger {
         true
     }
 
-    /// Makes a stream known, so that its tickets count.
-    pub(crate) fn register(&mut self, stream: StreamId) {
-        self.completed.insert(stream, Ticket::ZERO);
+    /// Makes a stream known, so that its tickets count: those after `completed`.
+    pub(crate) fn register(&mut self, stream: StreamId, completed: Ticket) {
+        self.completed.insert(stream, completed);
     }
 
     /// Forgets a stream whose work is complete: its id is never used again (I7).

@@ -26,7 +26,7 @@ fn ledger(virtual_memory: bool) -> Ledger {
     }
     [A, B, C]
         .into_iter()
-        .for_each(|stream| ledger.register(stream));
+        .for_each(|stream| ledger.register(stream, Ticket::ZERO));
     ledger
 }
 

@@ -28,15 +28,14 @@ pub fn find_pool(name: &str) -> Option<Pool> {
 
 /// Every pool that lives, with a name or without, in the order in which they were built.
 pub fn pools() -> Vec<Pool> {
-    let all = registry::all().into_iter();
-    all.map(Pool::of_presence).collect()
+    registry::all().map(Pool::of_presence).collect()
 }
 
 /// The pool, and the block of it, that a device address is in.
 ///
 /// It is for people and their tools: every living pool is asked, and the one that has the address looks
 /// through its blocks under its ledger's lock, in time proportional to their number. Allocations and frees
-/// pay nothing for it.
+/// pay nothing for it. A pool that is being asked is held for that long.
 ///
 /// ```
 /// use weirpool::{BlockState, Pool, device::sim::SimDevice, pool_of};
@@ -52,7 +51,8 @@ pub fn pools() -> Vec<Pool> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn pool_of(address: u64) -> Option<(Pool, BlockInfo)> {
-    pools().into_iter().find_map(|pool| {
+    let mut pools = registry::all().map(Pool::of_presence);
+    pools.find_map(|pool| {
         let block = pool.block_at(address)?;
         Some((pool, block))
     })

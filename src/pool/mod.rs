@@ -63,6 +63,7 @@ impl Pool {
 
     fn new(engine: Engine, name: Option<String>) -> Result<Self, BuildError> {
         let service = Arc::new(Service::new(engine));
+        let name = name.map(Into::into);
         let presence = plain::Arc::new(Presence { service, name });
         registry::enter(&presence)?;
         Service::start(&presence.service);

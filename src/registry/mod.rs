@@ -8,7 +8,24 @@ use crate::error::BuildError;
 use crate::sync::plain::{Arc, Mutex, Weak};
 use crate::wait::Presence;
 
-static POOLS: Mutex<Vec<Weak<Presence>>> = Mutex::new(Vec::new());
+static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct Entry {
+    name: Option<Arc<str>>,
+    pool: Weak<Presence>,
+}
+
+impl Entry {
+    /// Asked without holding the pool, which might then end here.
+    fn lives(&self) -> bool {
+        self.pool.strong_count() > 0
+    }
+
+    fn is_named(&self, name: &str) -> bool {
+        self.name.as_deref() == Some(name)
+    }
+}
 
 /// Makes a pool known.
 ///
@@ -16,54 +33,43 @@ static POOLS: Mutex<Vec<Weak<Presence>>> = Mutex::new(Vec::new());
 /// When another has its name.
 pub(crate) fn enter(pool: &Arc<Presence>) -> Result<(), BuildError> {
     let mut pools = POOLS.lock();
-    let living = living_of(&mut pools);
-    let entered = match &pool.name {
-        Some(name) => refuse_taken(name, &living),
-        None => Ok(()),
-    };
-    if entered.is_ok() {
-        pools.push(Arc::downgrade(pool));
+    pools.retain(Entry::lives);
+    if let Some(name) = &pool.name {
+        refuse_taken(name, &pools)?;
     }
-    drop(pools);
-    // Only now: any of these may be the last handle of its pool by now, and end it.
-    drop(living);
-    entered
+    pools.push(Entry {
+        name: pool.name.clone(),
+        pool: Arc::downgrade(pool),
+    });
+    Ok(())
 }
 
 /// # Errors
-/// When a pool has the name, or it is none.
+/// When a living pool has the name, or it is none.
 pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
-    refuse_taken(name, &all())
+    refuse_taken(name, &POOLS.lock())
 }
 
-/// The pool of that name.
-pub(crate) fn find(name: &str) -> Option<Arc<Presence>> {
-    let mut pools = all().into_iter();
-    pools.find(|pool| pool.name.as_deref() == Some(name))
-}
-
-/// All that live, in the order in which they were built.
-pub(crate) fn all() -> Vec<Arc<Presence>> {
-    living_of(&mut POOLS.lock())
-}
-
-/// Forgets those that are gone.
-fn living_of(pools: &mut Vec<Weak<Presence>>) -> Vec<Arc<Presence>> {
-    let mut living = Vec::with_capacity(pools.len());
-    pools.retain(|pool| {
-        let presence = pool.upgrade();
-        let lives = presence.is_some();
-        living.extend(presence);
-        lives
-    });
-    living
-}
-
-fn refuse_taken(name: &str, living: &[Arc<Presence>]) -> Result<(), BuildError> {
-    let is_taken = |pool: &Arc<Presence>| pool.name.as_deref() == Some(name);
-    if name.is_empty() || living.iter().any(is_taken) {
+fn refuse_taken(name: &str, pools: &[Entry]) -> Result<(), BuildError> {
+    let is_taken = |entry: &Entry| entry.is_named(name) && entry.lives();
+    if name.is_empty() || pools.iter().any(is_taken) {
         let name = name.to_owned();
         return Err(BuildError::NameTaken { name });
     }
     Ok(())
+}
+
+/// The pool of that name.
+pub(crate) fn find(name: &str) -> Option<Arc<Presence>> {
+    let pools = POOLS.lock();
+    let mut named = pools.iter().filter(|entry| entry.is_named(name));
+    named.find_map(|entry| entry.pool.upgrade())
+}
+
+/// All that live, in the order in which they were built; each is held only once it is come to.
+pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
+    let mut pools = POOLS.lock();
+    pools.retain(Entry::lives);
+    let all: Vec<_> = pools.iter().map(|entry| entry.pool.clone()).collect();
+    all.into_iter().filter_map(|pool| pool.upgrade())
 }

@@ -11,7 +11,7 @@ use crate::sync::{Arc, plain};
 pub(crate) struct Presence {
     pub(crate) service: Arc<Service>,
     /// The pool's name, if it has one.
-    pub(crate) name: Option<String>,
+    pub(crate) name: Option<plain::Arc<str>>,
 }
 
 impl Drop for Presence {
