@@ -144,25 +144,24 @@ impl Engine {
     /// Makes a stream wait for a marker on the device, and remembers that it does.
     ///
     /// # Errors
-    /// When the device cannot; the order is then not counted on. So it is for the host while the marker
-    /// is not complete: the host can only await.
+    /// When the device cannot; the order is then not counted on.
     pub(crate) fn order_behind(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
         assert_unlocked("wait");
-        if !marker.has_event() {
-            // The host's: what is submitted from now on comes after it.
-        } else if lane.is_host() {
-            self.expect_complete(marker)?;
-        } else {
-            self.noted(self.device.wait(lane.raw, marker.event()))?;
-        }
+        self.submit_wait(lane, marker)?;
         // After the call: see `Timeline::join`.
         lane.timeline.join(&marker.clock);
         Ok(())
     }
 
-    /// # Errors
-    /// When the marker is not complete, or the device cannot say.
-    fn expect_complete(&self, marker: &Marker) -> Result<(), DeviceError> {
+    /// For a point of the host there is nothing to wait for: what is submitted from now on comes after it.
+    /// The host itself is not made to wait: it comes after what is complete, and awaits the rest.
+    fn submit_wait(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
+        if !marker.has_event() {
+            return Ok(());
+        }
+        if !lane.is_host() {
+            return self.noted(self.device.wait(lane.raw, marker.event()));
+        }
         if self.noted(self.device.query(marker.event()))? {
             return Ok(());
         }

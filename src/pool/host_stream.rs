@@ -68,3 +68,21 @@ impl DeviceStream for Host {
         false
     }
 }
+
+#[cfg(all(test, not(weirpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::device::sim::SimDevice;
+    use crate::engine::Upstream;
+
+    #[test]
+    fn streams_of_the_host_are_seen_off_by_those_that_come() {
+        let builder = Pool::builder(SimDevice::new()).upstream(Upstream::Host);
+        let pool = builder.build().unwrap();
+        for _ in 0..20 {
+            let host = pool.host_stream().unwrap();
+            drop(pool.try_allocate(&host, 4096).unwrap());
+            assert_eq!(pool.service().engine.lanes().len(), 1);
+        }
+    }
+}
