@@ -1,6 +1,6 @@
 //! What can go wrong, by the call that says so.
 
-use crate::device::{DeviceError, MemoryKind, RawStream};
+use crate::device::DeviceError;
 use std::fmt;
 use std::time::Duration;
 
@@ -185,15 +185,13 @@ pub enum StreamError {
     /// The stream, or the event, was registered with another pool. Register it with this one.
     #[error("the stream belongs to another pool")]
     ForeignPool,
-    /// Work of the stream cannot use the pool's memory: the host does not see the device's, nor the device
-    /// the host's. Build the pool over an [`Upstream`](crate::Upstream) that both see.
-    #[error("{stream} does not see {kind}")]
-    Unseen {
-        /// The stream.
-        stream: RawStream,
-        /// The pool's memory.
-        kind: MemoryKind,
-    },
+    /// The stream is the host, and the pool's memory the device's alone. Build the pool over an
+    /// [`Upstream`](crate::Upstream) that the host sees.
+    #[error("the host does not see the pool's memory")]
+    UnseenByHost,
+    /// The pool's memory is the host's alone: only the [host's stream](crate::Pool::host_stream) can use it.
+    #[error("the device does not see the pool's memory")]
+    UnseenByDevice,
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

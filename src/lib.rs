@@ -98,8 +98,9 @@
 //!
 //! # More
 //!
-//! The [guide] has the argument for why reuse is safe, how to
-//! [test stream code](guide::testing) of your own without a GPU, and the figures with their commands.
+//! The [guide] has the argument for why reuse is safe, [several pools](guide::pools) and their names
+//! elsewhere, how to [test stream code](guide::testing) of your own without a GPU, and the figures with
+//! their commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -7,7 +7,6 @@ mod common;
 use common::{Count, MIB, manual, now, poll, poll_with, run, stream, us, use_block};
 use futures::future::{Either, join_all, select};
 use futures::task::LocalSpawnExt;
-use static_assertions::{assert_impl_all, assert_not_impl_any};
 use std::future::{Future, pending, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -20,15 +19,9 @@ use weirpool::device::{
     Device, DeviceErrorKind, DeviceStream, MemoryKind, MemoryKinds, Pooling, RawStream,
 };
 use weirpool::{
-    AllocError, BlockState, BuildError, Current, Entered, GrowBy, Pool, PoolBuilder, Scope, Scoped,
-    Sealing, StreamError, Upstream, current, find_pool, pool_of, pools,
+    AllocError, BlockState, BuildError, Current, GrowBy, Pool, PoolBuilder, Scope, Sealing,
+    StreamError, Upstream, current, find_pool, pool_of, pools,
 };
-
-assert_impl_all!(Current: Send, Sync, Clone);
-assert_impl_all!(Scope: Send, Sync, Clone);
-assert_impl_all!(Scoped<std::future::Ready<()>>: Send, Sync);
-// What was entered on one thread is not left on another.
-assert_not_impl_any!(Entered: Send, Sync);
 
 fn small(device: &SimDevice) -> PoolBuilder {
     common::builder(device, 8 * MIB)
@@ -978,19 +971,6 @@ fn the_host_waits_in_the_queue_as_any_stream() {
     assert!(poll_with(&mut waiting, &waker).is_pending());
     device.advance(us(10));
     assert!(poll_with(&mut waiting, &waker).is_ready());
-}
-
-#[test]
-fn what_the_host_cannot_do_is_said() {
-    let device = manual();
-    let pool = small(&device).build().unwrap();
-    let refused = pool.host_stream().unwrap_err();
-    let unseen = StreamError::Unseen {
-        stream: RawStream::HOST,
-        kind: MemoryKind::Device,
-    };
-    assert_eq!(refused, unseen);
-    assert_eq!(refused.to_string(), "the host does not see device memory");
 }
 
 // ---- growth, alignment, nonsense -------------------------------------------------------------------

@@ -165,14 +165,12 @@ impl Engine {
     /// When who runs the stream does not see the pool's memory.
     fn expect_seen_by(&self, stream: RawStream) -> Result<(), StreamError> {
         let kind = self.settings.kind;
-        let is_seen = match stream {
-            RawStream::HOST => kind.is_seen_by_host(),
-            _ => kind.is_seen_by_device(),
-        };
-        if is_seen {
-            return Ok(());
+        match stream {
+            RawStream::HOST if !kind.is_seen_by_host() => Err(StreamError::UnseenByHost),
+            RawStream::HOST => Ok(()),
+            _ if !kind.is_seen_by_device() => Err(StreamError::UnseenByDevice),
+            _ => Ok(()),
         }
-        Err(StreamError::Unseen { stream, kind })
     }
 
     fn next_stream_id(&self) -> StreamId {

@@ -43,7 +43,7 @@ impl Pool {
     /// which is ordered by itself. (Umpire's host resource is one stream of execution in the same way.)
     ///
     /// # Errors
-    /// [`StreamError::Unseen`] when the pool's memory is the device's alone.
+    /// [`StreamError::UnseenByHost`] when the pool's memory is the device's alone.
     pub fn host_stream(&self) -> Result<Stream, StreamError> {
         self.register(&Host(self.service().engine.device.id()))
     }

@@ -49,6 +49,7 @@ macro_rules! backend {
                 capacity:
                     settings_out_of_range_are_refused,
                     capacity_is_a_bound_and_its_end_is_clean,
+                    a_pool_grows_by_steps,
                     at_the_limit_trying_fails_and_awaiting_waits,
                     memory_that_completed_since_is_found_by_the_next_try,
                     a_full_device_is_made_up_for_by_what_completed,
