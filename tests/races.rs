@@ -57,8 +57,8 @@ unsafe impl Device for Hooked {
     fn capabilities(&self) -> Capabilities {
         self.sim.capabilities()
     }
-    fn memory_info(&self) -> Result<MemoryInfo, DeviceError> {
-        self.sim.memory_info()
+    fn memory_info(&self, k: MemoryKind) -> Result<MemoryInfo, DeviceError> {
+        self.sim.memory_info(k)
     }
     fn now(&self) -> Duration {
         Device::now(&self.sim)
@@ -89,13 +89,13 @@ unsafe impl Device for Hooked {
         self.at("unmap");
         self.sim.unmap(a, b)
     }
-    fn allocate(&self, b: u64) -> Result<u64, DeviceError> {
+    fn allocate(&self, k: MemoryKind, b: u64) -> Result<u64, DeviceError> {
         self.at("allocate");
-        self.sim.allocate(b)
+        self.sim.allocate(k, b)
     }
-    fn free(&self, a: u64, b: u64) -> Result<(), DeviceError> {
+    fn free(&self, k: MemoryKind, a: u64, b: u64) -> Result<(), DeviceError> {
         self.at("free");
-        self.sim.free(a, b)
+        self.sim.free(k, a, b)
     }
     fn create_stream(&self) -> Result<RawStream, DeviceError> {
         Device::create_stream(&self.sim)

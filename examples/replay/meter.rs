@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 use weirpool::device::{
-    AlarmId, Capabilities, Device, DeviceError, DeviceId, MemoryInfo, PhysicalHandle, RawEvent,
-    RawStream, Referee, Transfer, WatchId,
+    AlarmId, Capabilities, Device, DeviceError, DeviceId, MemoryInfo, MemoryKind, PhysicalHandle,
+    RawEvent, RawStream, Referee, Transfer, WatchId,
 };
 
 /// A device that does as `device` does, and times it.
@@ -112,8 +112,8 @@ unsafe impl<D: Device> Device for Metered<D> {
         self.device.referee()
     }
 
-    fn memory_info(&self) -> Result<MemoryInfo, DeviceError> {
-        self.call(|device| device.memory_info())
+    fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
+        self.call(|device| device.memory_info(kind))
     }
 
     // ---- time --------------------------------------------------------------------------------
@@ -156,12 +156,12 @@ unsafe impl<D: Device> Device for Metered<D> {
         self.memory_call(|device| device.unmap(address, bytes))
     }
 
-    fn allocate(&self, bytes: u64) -> Result<u64, DeviceError> {
-        self.memory_call(|device| device.allocate(bytes))
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
+        self.memory_call(|device| device.allocate(kind, bytes))
     }
 
-    fn free(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.memory_call(|device| device.free(address, bytes))
+    fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.memory_call(|device| device.free(kind, address, bytes))
     }
 
     // ---- streams and events ----------------------------------------------------------------------

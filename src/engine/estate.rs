@@ -6,7 +6,7 @@
 
 use super::Engine;
 use super::memory::Held;
-use crate::device::{Device, DeviceError, Watch};
+use crate::device::{Device, DeviceError, MemoryKind, Watch};
 use crate::lane::Lane;
 use crate::sync::{Arc, assert_unlocked, plain};
 use std::task::{Wake, Waker};
@@ -17,6 +17,7 @@ struct Estate {
     device: plain::Arc<dyn Device>,
     handle_bytes: u64,
     calls_block: bool,
+    kind: MemoryKind,
     state: plain::Mutex<Option<Assets>>,
 }
 
@@ -42,6 +43,7 @@ impl Drop for Engine {
             device: self.device.clone(),
             calls_block: self.capabilities.memory_calls_block,
             handle_bytes: self.settings.geometry.handle_bytes,
+            kind: self.settings.kind,
             state: plain::Mutex::new(Some(assets)),
         });
         estate.settle_aside();
@@ -113,7 +115,7 @@ impl Estate {
             let _ = self.device.unreserve(*address, *bytes);
         }
         for (address, bytes) in &held.segments {
-            let _ = self.device.free(*address, *bytes);
+            let _ = self.device.free(self.kind, *address, *bytes);
         }
     }
 }

@@ -188,6 +188,11 @@ impl Engine {
         if let Some(error) = self.fault() {
             return Err(error.into());
         }
+        if !self.settings.is_pooled {
+            let lent = self.allocate_unpooled(lane, request, effort)?;
+            self.tally.count(lent.rung);
+            return Ok(lent);
+        }
         let climb = Climb {
             engine: self,
             lane,
@@ -296,7 +301,7 @@ impl Climb<'_> {
 
     /// Whether memory calls may be made here.
     fn may_call(&self) -> bool {
-        self.effort != Effort::Poll || !self.engine.capabilities.memory_calls_block
+        self.engine.may_call(self.effort)
     }
 
     /// Where memory cannot be mapped elsewhere, a free segment of the wrong size is in the way.
@@ -337,7 +342,7 @@ impl Climb<'_> {
         let Some(plan) = plan else {
             return Ok(None);
         };
-        match self.engine.carry_out(plan) {
+        match self.engine.carry_out(plan, self.lane.id) {
             Ok(grant) => grant
                 .map(|grant| self.lend_in_order(grant, Rung::Grown))
                 .transpose(),

@@ -211,16 +211,9 @@ impl Engine {
         };
         let request = Request { bytes, alignment };
         let plan = self.ledger.lock().plan(request, &view, growth);
-        let Some(plan) = plan else {
-            return Ok(());
-        };
-        let grant = self.carry_out(plan);
-        if let Ok(Some(grant)) = &grant {
-            let fences = grant.fences.clone();
-            self.ledger.lock().give_back(grant.id, fences);
-        }
+        let done = self.carry_out_free(plan);
         self.ring_if_awaited();
-        grant.map(drop)
+        done
     }
 
     /// Coalesces what is free, with what lanes keep, into one piece.

@@ -3,6 +3,9 @@
 #[doc = include_str!("safety.md")]
 pub mod safety {}
 
+#[doc = include_str!("pools.md")]
+pub mod pools {}
+
 #[doc = include_str!("testing.md")]
 pub mod testing {}
 

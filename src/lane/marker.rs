@@ -107,19 +107,30 @@ pub(crate) struct Marker {
     pub(crate) sealed_at: Duration,
     /// Whether anything was freed under the ticket.
     pub(crate) covers_frees: bool,
-    pub(crate) recorded: Recorded,
+    /// None of the host's: its points are complete from the start.
+    pub(crate) recorded: Option<Recorded>,
 }
 
 impl Marker {
+    /// Whether there is an event to wait for.
+    pub(crate) fn has_event(&self) -> bool {
+        self.recorded.is_some()
+    }
+
+    /// # Panics
+    /// Of the host's: nobody asks after those.
     pub(crate) fn event(&self) -> RawEvent {
-        self.recorded.raw()
+        let recorded = self.recorded.as_ref();
+        recorded
+            .expect("a point that is awaited has an event")
+            .raw()
     }
 
     /// It was seen complete, by who asked.
     pub(super) fn note_complete(&self, now: Duration) {
-        if self.covers_frees {
+        if let Some(recorded) = self.recorded.as_ref().filter(|_| self.covers_frees) {
             let age = now.saturating_sub(self.sealed_at);
-            self.recorded.events.ages.record(age);
+            recorded.events.ages.record(age);
         }
     }
 }

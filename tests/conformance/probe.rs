@@ -165,8 +165,8 @@ unsafe impl Device for Probe {
         self.inner().capabilities()
     }
 
-    fn memory_info(&self) -> Result<MemoryInfo, DeviceError> {
-        self.enter("memory_info")?.memory_info()
+    fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
+        self.enter("memory_info")?.memory_info(kind)
     }
 
     fn referee(&self) -> Option<Arc<dyn Referee>> {
@@ -214,18 +214,18 @@ unsafe impl Device for Probe {
         self.enter("unmap")?.unmap(address, bytes)
     }
 
-    fn allocate(&self, bytes: u64) -> Result<u64, DeviceError> {
-        let address = self.enter("allocate")?.allocate(bytes)?;
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
+        let address = self.enter("allocate")?.allocate(kind, bytes)?;
         self.book().take(address, bytes);
         self.amid("allocate");
         Ok(address)
     }
 
-    fn free(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+    fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
         // Before: from then on the address may be somebody else's.
         let device = self.enter("free")?;
         self.book().memory.remove(&address);
-        device.free(address, bytes)
+        device.free(kind, address, bytes)
     }
 
     fn create_stream(&self) -> Result<RawStream, DeviceError> {

@@ -5,8 +5,8 @@ use crate::site::eventually;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::device::Device;
 use weirpool::device::sim::{Clock, Operation, SimBuilder, SimDevice, SimStream};
+use weirpool::device::{Device, MemoryKind};
 
 /// One way to set the device up.
 pub(crate) trait Setting: Send + Sync + 'static {
@@ -22,12 +22,14 @@ pub(crate) struct Mapped;
 
 impl Setting for Mapped {}
 
-/// Without virtual memory.
+/// Without virtual memory, and with no kind of memory but the device's own.
 pub(crate) struct Plain;
 
 impl Setting for Plain {
     fn set(builder: SimBuilder) -> SimBuilder {
-        builder.virtual_memory(false)
+        let lacks = [MemoryKind::Pinned, MemoryKind::Managed, MemoryKind::Host];
+        let builder = builder.virtual_memory(false);
+        lacks.into_iter().fold(builder, SimBuilder::without)
     }
 }
 

@@ -49,12 +49,25 @@ macro_rules! suite {
                 capacity:
                     settings_out_of_range_are_refused,
                     capacity_is_a_bound_and_its_end_is_clean,
+                    a_pool_grows_by_steps,
                     at_the_limit_trying_fails_and_awaiting_waits,
                     memory_that_completed_since_is_found_by_the_next_try,
                     a_full_device_is_made_up_for_by_what_completed,
                     growth_under_way_counts,
                     running_out_names_every_figure,
                     a_failed_allocation_counts_nothing;
+                host:
+                    host_memory_is_never_pending,
+                    who_does_not_see_memory_gets_none,
+                    host_and_device_take_turns_in_shared_memory,
+                    a_block_is_seen_by_host_and_device,
+                    the_host_awaits_instead_of_waiting;
+                pools:
+                    default_pools_are_their_devices,
+                    named_and_default_pools_are_isolated,
+                    an_override_is_undone_on_every_way_out,
+                    what_a_device_lacks_is_made_up_for_or_named,
+                    without_pooling_memory_goes_back_once_it_is_complete;
                 failures:
                     growing_that_fails_half_way_loses_nothing,
                     a_failed_call_leaks_no_waker;
@@ -99,7 +112,8 @@ macro_rules! suite {
                 frees_and_events_are_awaited,
                 a_limited_wait_ends_with_the_figures,
                 waits_that_are_given_up_lose_nothing,
-                a_reclaimer_runs_as_a_task
+                a_reclaimer_runs_as_a_task,
+                an_override_stays_with_its_task
             ]
             executors {
                 on_futures: crate::executors::Futures;

@@ -10,8 +10,8 @@ use cudarc::driver::CudaContext;
 use futures::executor::block_on;
 use std::sync::Arc;
 use std::thread;
-use weirpool::device::Device;
 use weirpool::device::cuda::CudaDevice;
+use weirpool::device::{Device, MemoryKind};
 use weirpool::{Pool, Stream};
 
 type Here = Cuda<Mapped>;
@@ -102,7 +102,7 @@ pub(crate) fn the_context_of_a_thread_is_left_alone() {
     let device = bench.device.clone();
     drop((second, pool));
     done("the end of the pool");
-    assert!(device.memory_info().unwrap().free > 0);
+    assert!(device.memory_info(MemoryKind::Device).unwrap().free > 0);
     done("a look at the device");
     drop((device, bench));
     done("the end of the device");

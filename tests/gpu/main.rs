@@ -43,10 +43,14 @@ mod allocation;
 mod capacity;
 #[path = "../conformance/failures.rs"]
 mod failures;
+#[path = "../conformance/host.rs"]
+mod host;
 #[path = "../conformance/lifetime.rs"]
 mod lifetime;
 #[path = "../conformance/parts.rs"]
 mod parts;
+#[path = "../conformance/pools.rs"]
+mod pools;
 #[path = "../conformance/reuse.rs"]
 mod reuse;
 #[path = "../conformance/sharing.rs"]

@@ -40,7 +40,7 @@ mod staging;
 mod stream;
 mod watcher;
 
-use super::{DeviceError, RawStream};
+use super::{DeviceError, Pooling, RawStream};
 use crate::sync::plain::{Arc, Mutex};
 use cudarc::driver::{CudaContext, CudaStream};
 use driver::{Visit, failure, let_go};
@@ -184,14 +184,16 @@ impl CudaDevice {
         self.inner.streams.lock().get(&raw.0).cloned()
     }
 
-    /// One line for people: which device, its memory, what it supports, and what of that is in use.
+    /// One line for people: which device, its memory, what it supports, what of that is in use, and whether
+    /// its memory is pooled.
     pub fn description(&self) -> String {
         let kind = if self.inner.uses_virtual_memory {
             "virtual"
         } else {
             "plain"
         };
-        format!("{}; in use: {kind} memory", self.inner.facts)
+        let pooling = Pooling::of(stream::device_id(&self.inner.context));
+        format!("{}; in use: {kind} memory, {pooling}", self.inner.facts)
     }
 
     fn uses_virtual_memory(&self) -> bool {
