@@ -5,6 +5,7 @@
 //! --no-default-features --test loom`
 #![cfg(weirpool_loom)]
 
+mod figures;
 mod grants;
 mod releases;
 mod waits;

@@ -6,9 +6,11 @@ use crate::engine::{Lent, Rung, Use};
 use crate::error::{CopyError, StreamError};
 use crate::id::Ticket;
 use crate::lane::Lane;
+use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
-use crate::wait::{Passages, Registration};
+use crate::trace;
+use crate::wait::{Demand, Passages, Registration};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
@@ -29,6 +31,8 @@ pub struct Block {
     registration: Arc<Registration>,
     lent: Option<Lent>,
     requested: u64,
+    /// Whose account it is on.
+    tag: Option<Tag>,
     /// Further streams that it was used on.
     further: Mutex<Further>,
 }
@@ -41,17 +45,27 @@ impl Block {
     pub(crate) fn new(
         registration: Arc<Registration>,
         lent: Lent,
-        requested: u64,
+        demand: &Demand,
         place: &'static Location<'static>,
     ) -> Self {
         // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
         if let Some(referee) = registration.referee.as_deref() {
             referee.granted(lent.address, lent.bytes, registration.lane.raw, place);
         }
+        if lent.rung != Rung::Lane {
+            // The lane has counted what it gave itself, while it was locked.
+            let lane = &registration.lane;
+            lane.count_from_above(lent.bytes, demand.rounding());
+        }
+        if let Some(tag) = demand.tag {
+            registration.account_of(tag).charge(lent.bytes);
+        }
+        trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
         Self {
             registration,
             lent: Some(lent),
-            requested,
+            requested: demand.requested,
+            tag: demand.tag,
             further: Mutex::new(Guards::Block, None),
         }
     }
@@ -82,6 +96,12 @@ impl Block {
     #[inline]
     pub fn requested(&self) -> u64 {
         self.requested
+    }
+
+    /// To whose account it goes, if it was allocated with a [tag](crate::Allocate::tag).
+    #[inline]
+    pub fn tag(&self) -> Option<Tag> {
+        self.tag
     }
 
     /// Where the memory came from.
@@ -265,7 +285,12 @@ impl Block {
         if self.registration.referee.is_some() {
             self.renounce(address, place);
         }
-        Some(Use { id, address, bytes })
+        Some(Use {
+            id,
+            address,
+            bytes,
+            rounding: bytes - self.requested,
+        })
     }
 
     #[cold]
@@ -288,6 +313,15 @@ impl Block {
             .collect()
     }
 
+    /// Takes the block off its tag's account, once it is freed.
+    #[inline]
+    fn note_freed(&self, block: Use) {
+        if let Some(tag) = self.tag {
+            self.registration.account_of(tag).credit(block.bytes);
+        }
+        trace::freed(self.registration.lane.id, block.bytes, block.address);
+    }
+
     fn free_awaited(&mut self, place: &'static Location<'static>) -> Deallocation {
         let block = self
             .end(Some(place))
@@ -301,6 +335,7 @@ impl Block {
         } else {
             service.engine.free_many(&lanes, block)
         };
+        self.note_freed(block);
         Deallocation(Passages::new(service, &lanes, &fences))
     }
 }
@@ -318,6 +353,7 @@ impl Drop for Block {
         } else {
             engine.free_many(&self.lanes(), block);
         }
+        self.note_freed(block);
     }
 }
 

@@ -1,6 +1,7 @@
 //! What can go wrong, by the call that says so.
 
 use crate::device::DeviceError;
+use crate::measure::fragmentation;
 use std::fmt;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use std::time::Duration;
 /// `free` counts what any stream could have had, in pieces of at most `largest_free`; `pending` what
 /// was given back but may still be touched by running work, including what lanes keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Shortfall {
     /// What was asked for, rounded to the pool's step.
@@ -19,6 +21,8 @@ pub struct Shortfall {
     pub largest_free: u64,
     /// Given back, but behind work that is not complete.
     pub pending: u64,
+    /// In blocks that somebody owns.
+    pub used: u64,
     /// Held from the device: free, pending and used.
     pub reserved: u64,
     /// What may be held at most.
@@ -30,11 +34,7 @@ pub struct Shortfall {
 impl Shortfall {
     /// How much of the free memory is outside the largest free block: 0 (in one piece, or none) to 1.
     pub fn fragmentation(&self) -> f64 {
-        if self.free == 0 {
-            0.0
-        } else {
-            1.0 - self.largest_free as f64 / self.free as f64
-        }
+        fragmentation(self.free, self.largest_free)
     }
 }
 
@@ -43,12 +43,13 @@ impl fmt::Display for Shortfall {
         write!(
             f,
             "{} bytes requested; {} free (largest block {}, fragmentation {:.0} %), {} pending, {} \
-             reserved of a capacity of {}, {} waiting",
+             used, {} reserved of a capacity of {}, {} waiting",
             self.requested,
             self.free,
             self.largest_free,
             self.fragmentation() * 100.0,
             self.pending,
+            self.used,
             self.reserved,
             self.capacity,
             self.waiting,

@@ -4,6 +4,7 @@ use std::fmt;
 
 /// A stream registered with a pool. Never reused within the pool, unlike a driver's handle (I7).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct StreamId(pub(crate) u32);
 
 impl fmt::Debug for StreamId {

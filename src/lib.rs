@@ -84,7 +84,9 @@
 //! | `lane` | a stream's front and its points: the hot path | how memory is searched |
 //! | `ledger` | the book of segments and blocks; policies are pure functions beside it | clock, device, async, locks |
 //! | `device` | the contract, and the backends | everything above |
+//! | `trace` | what is told to a subscriber of `tracing` | |
 //! | `error`, `id` | what can go wrong; names that are numbers | |
+//! | `measure` | kinds of figures: levels, histograms, accounts of tags | what is counted in them |
 //! | `sync` | the only file that names the primitives of std or loom | |
 //!
 //! `unsafe` lives in `device`; everywhere else it is denied.
@@ -94,12 +96,15 @@
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when somebody first waits.
 //!   Without it, or outside a runtime, waiters drive themselves, on any executor.
 //! - `cuda`: NVIDIA GPUs, through cudarc. Nothing of CUDA is needed to build.
+//! - `metrics`, `tracing`, `serde`: the figures for a recorder, events and spans for a subscriber, figures
+//!   and settings as data; see [`guide::statistics`].
 //!
 //! # More
 //!
 //! The [guide] has the argument for why reuse is safe, how to
 //! [test stream code](guide::testing) of your own without a GPU, how to run what there is
-//! [on a GPU](guide::gpu), and the figures with their commands.
+//! [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), and the figures with their
+//! commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -114,11 +119,13 @@ pub mod guide;
 mod id;
 mod lane;
 mod ledger;
+mod measure;
 mod observe;
 mod pool;
 mod shared;
 mod stream;
 mod sync;
+mod trace;
 mod wait;
 
 pub use block::{Block, DeallocateError, Deallocation};
@@ -128,12 +135,18 @@ pub use engine::Rung;
 pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-pub use ledger::{CoalesceHeuristic, Level, PoolFigures};
-pub use observe::{Hits, Statistics};
+pub use ledger::{CoalesceHeuristic, PoolFigures};
+pub use measure::{Bucket, Histogram, Level, Tag, WaitStatistics};
+#[cfg(feature = "metrics")]
+pub use observe::Metrics;
+pub use observe::{
+    Attribute, AttributeError, Hits, ScopeStatistics, Statistics, StatisticsScope,
+    StreamStatistics, TagStatistics,
+};
 pub use pool::{Allocate, Pool, PoolBuilder};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
-pub use wait::{Reclaimer, WaitStatistics};
+pub use wait::Reclaimer;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

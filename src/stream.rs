@@ -5,7 +5,7 @@ use crate::error::StreamError;
 use crate::id::StreamId;
 use crate::lane::Marker;
 use crate::sync::Arc;
-use crate::wait::{Passage, Registration};
+use crate::wait::{Passage, Presence, Registration};
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -45,6 +45,10 @@ impl Stream {
     /// The device's own name of the stream.
     pub fn raw(&self) -> RawStream {
         self.registration.lane.raw
+    }
+
+    pub(crate) fn is_of(&self, pool: &Arc<Presence>) -> bool {
+        Arc::ptr_eq(&self.registration.presence, pool)
     }
 
     pub(crate) fn is_of_pool(&self, other: &Registration) -> bool {

@@ -191,6 +191,43 @@ impl SharedNumber {
     }
 }
 
+/// A number that is only ever reported: nothing waits for it or is decided by it. Std's whatever is
+/// being modelled, so that figures add no steps to the models; a write is one in the census.
+#[derive(Debug, Default)]
+pub(crate) struct Count(plain::AtomicU64);
+
+impl Count {
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Wraps around: differences stay right.
+    pub(crate) fn add(&self, count: u64) {
+        #[cfg(debug_assertions)]
+        tally::wrote();
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn subtract(&self, count: u64) {
+        self.add(count.wrapping_neg());
+    }
+
+    pub(crate) fn set(&self, value: u64) {
+        #[cfg(debug_assertions)]
+        tally::wrote();
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// Writes nothing while the value is not higher.
+    pub(crate) fn raise(&self, value: u64) {
+        if value > self.get() {
+            #[cfg(debug_assertions)]
+            tally::wrote();
+            self.0.fetch_max(value, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Std's primitives whatever is being modelled: for the device layer, whose calls the models take
 /// as single steps.
 pub(crate) mod plain {

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the ground up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 15] = [
-    "sync", "id", "device", "error", "ledger", "lane", "engine", "wait", "observe", "stream",
-    "copy", "block", "pool", "buffer", "shared",
+const LAYERS: [&str; 17] = [
+    "sync", "id", "measure", "device", "error", "trace", "ledger", "lane", "engine", "wait",
+    "observe", "stream", "copy", "block", "pool", "buffer", "shared",
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {

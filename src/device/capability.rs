@@ -2,6 +2,7 @@
 
 /// What a device supports; asked once, when a pool is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Capabilities {
     /// Address ranges and physical memory are separate: free memory can be mapped elsewhere.
@@ -50,6 +51,7 @@ impl Capabilities {
 
 /// Memory of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct MemoryInfo {
     /// Not taken by anybody.
     pub free: u64,

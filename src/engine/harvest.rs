@@ -6,6 +6,7 @@ use crate::id::{StreamId, Ticket};
 use crate::lane::{Kept, Lane, Marker};
 use crate::ledger::Fences;
 use crate::sync::{Arc, assert_unlocked};
+use crate::trace;
 use std::collections::BTreeMap;
 use std::task::Waker;
 
@@ -25,17 +26,16 @@ impl Engine {
         for lane in lanes.iter() {
             self.harvest_lane(lane)?;
         }
-        let mut has_news = false;
-        {
+        let news = {
             let mut ledger = self.ledger.lock();
-            for lane in lanes.iter() {
-                has_news |= ledger.complete(lane.id, lane.timeline.completed());
-            }
-        }
-        if has_news {
+            let news = |lane: &&Arc<Lane>| ledger.complete(lane.id, lane.timeline.completed());
+            lanes.iter().filter(news).count()
+        };
+        if news > 0 {
+            trace::harvested(news);
             self.drop_done_lanes();
         }
-        Ok(has_news)
+        Ok(news > 0)
     }
 
     fn harvest_lane(&self, lane: &Lane) -> Result<(), DeviceError> {

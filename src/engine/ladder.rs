@@ -8,9 +8,15 @@ use crate::lane::Lane;
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
 use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, Request, View};
 use crate::sync::Arc;
+use crate::trace;
 
 /// Where a grant came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum Rung {
     /// The stream's own lane: no device call, no shared cache line written.
@@ -39,6 +45,19 @@ impl Rung {
         Self::Grown,
         Self::DeviceWait,
     ];
+
+    /// Its name in figures.
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Lane => "lane",
+            Self::Free => "free",
+            Self::SameStream => "same_stream",
+            Self::Ordered => "ordered",
+            Self::Grown => "grown",
+            Self::DeviceWait => "device_wait",
+        }
+    }
 }
 
 /// How far an allocation may go.
@@ -144,8 +163,8 @@ pub(super) struct Climb<'a> {
 impl Engine {
     /// Rung 1: what the stream freed, from its lane.
     #[inline]
-    pub(crate) fn take_own(&self, lane: &Lane, bytes: u64) -> Option<Lent> {
-        let kept = lane.take(bytes, &self.gate)?;
+    pub(crate) fn take_own(&self, lane: &Lane, bytes: u64, rounding: u64) -> Option<Lent> {
+        let kept = lane.take(bytes, rounding, &self.gate)?;
         Some(Lent {
             id: kept.id,
             address: kept.address,
@@ -432,6 +451,7 @@ impl Engine {
         };
         self.order_behind(lane, &marker)?;
         tally::add(&self.tally.device_waits, 1);
+        trace::device_wait(lane.id, donor.id);
         Ok(true)
     }
 }

@@ -6,6 +6,7 @@ use crate::id::StreamId;
 use crate::ledger::{Clock, GRANULE};
 use crate::ledger::{Grant, Growth, Mapping, Outcome, Plan, Release, Request, Step, View};
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
+use crate::trace;
 use std::collections::BTreeMap;
 
 /// How many times the capacity the reserved range of addresses is: room for remapping, which moves
@@ -167,6 +168,7 @@ impl Engine {
                 };
                 self.noted(address)?;
                 tally::add(&self.tally.growths, 1);
+                trace::grown(bytes, 1);
                 Ok(grant)
             }
         }
@@ -181,7 +183,15 @@ impl Engine {
             tally::add(&self.tally.remaps, moved);
             tally::add(&self.tally.handles_created, done.len() as u64 - moved);
         }
+        let created = done.len() as u64 - moved;
         let grant = self.ledger.lock().commit(mapping, outcome);
+        let bytes = |handles| handles * self.settings.geometry.handle_bytes;
+        if created > 0 {
+            trace::grown(bytes(created), created);
+        }
+        if moved > 0 {
+            trace::remapped(bytes(moved), moved);
+        }
         match error {
             None => Ok(grant),
             Some(error) => self.noted(Err(error)),
@@ -198,6 +208,9 @@ impl Engine {
         let (done, error) = self.release_spans(&release);
         let bytes = self.ledger.lock().commit_trim(release, done);
         tally::add(&self.tally.released, bytes);
+        if bytes > 0 {
+            trace::trimmed(bytes);
+        }
         self.ring_if_awaited();
         match error {
             None => Ok(bytes),

@@ -16,9 +16,11 @@
 //! | `resize` | another capacity, at run time |
 //! | `upkeep` | releasing and coalescing, now and then |
 //! | `tally` | counts of the slow path |
+//! | `figures` | what can be told |
 
 pub(crate) mod bell;
 mod estate;
+mod figures;
 mod harvest;
 mod ladder;
 mod memory;
@@ -28,23 +30,26 @@ mod resize;
 mod tally;
 mod upkeep;
 
+pub(crate) use figures::InLanes;
 pub(crate) use harvest::Watches;
 pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
 pub(crate) use patience::{Expected, Patience};
-pub(crate) use release::Use;
 pub(crate) use tally::Tally;
 pub(crate) use upkeep::{Upkeep, UpkeepSettings};
 
 use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Referee};
-use crate::error::{BuildError, Shortfall, StreamError};
+use crate::error::{BuildError, StreamError};
 use crate::id::StreamId;
+pub(crate) use crate::lane::Use;
 use crate::lane::{Bounds, Events, Lane};
 use crate::ledger::policy::{Order, Reuse, WaitLimit};
-use crate::ledger::{Geometry, Ledger, Request, Totals};
+use crate::ledger::{Geometry, Ledger, Totals};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
+use crate::trace;
 use bell::Bell;
 use crossbeam_utils::CachePadded;
+use figures::Gone;
 use memory::Memory;
 
 /// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
@@ -97,6 +102,7 @@ pub(crate) struct Engine {
 #[derive(Debug)]
 struct Registry {
     lanes: Arc<Vec<Arc<Lane>>>,
+    gone: Gone,
     next: u32,
 }
 
@@ -109,6 +115,7 @@ impl Engine {
     ) -> Result<Self, BuildError> {
         let registry = Registry {
             lanes: Arc::new(Vec::new()),
+            gone: Gone::default(),
             next: 1,
         };
         let capacity = settings.geometry.capacity;
@@ -152,8 +159,11 @@ impl Engine {
         let mut registry = self.lanes.lock();
         let mut lanes = registry.lanes.as_ref().clone();
         let at = lanes.partition_point(|other| other.id < id);
+        registry.gone.greet(&lane);
         lanes.insert(at, lane.clone());
         registry.lanes = Arc::new(lanes);
+        drop(registry);
+        trace::stream_registered(id);
         Ok(lane)
     }
 
@@ -179,14 +189,15 @@ impl Engine {
             let lanes = registry.lanes.iter().cloned();
             let (done, left) = lanes.partition(|lane| lane.is_done());
             registry.lanes = Arc::new(left);
+            done.iter()
+                .for_each(|lane: &Arc<Lane>| registry.gone.bury(lane));
             done
         };
-        let hits = done.iter().map(|lane| lane.figures().hits).sum();
-        tally::add(&self.tally.gone_hits, hits);
         let mut ledger = self.ledger.lock();
         done.iter().for_each(|lane| ledger.forget(lane.id));
         // The streams' owners are let go outside the lock: a driver may be called.
         drop(ledger);
+        done.iter().for_each(|lane| trace::stream_gone(lane.id));
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -207,28 +218,6 @@ impl Engine {
         self.ledger.lock().totals()
     }
 
-    /// What lanes that are gone granted.
-    pub(crate) fn hits_of_gone_lanes(&self) -> u64 {
-        tally::read(&self.tally.gone_hits)
-    }
-
-    /// Events made so far (I8).
-    pub(crate) fn events_created(&self) -> u64 {
-        self.events.created()
-    }
-
-    pub(crate) fn free_blocks(&self) -> usize {
-        self.ledger.lock().free_blocks()
-    }
-
-    pub(crate) fn largest_free(&self) -> u64 {
-        self.ledger.lock().largest_free()
-    }
-
-    pub(crate) fn reset_highs(&self) {
-        self.ledger.lock().reset_highs();
-    }
-
     /// The invariants of the ledger, O(blocks).
     ///
     /// # Errors
@@ -246,22 +235,6 @@ impl Engine {
         self.ledger.lock().check_conserved()
     }
 
-    /// How memory stands, for an error.
-    pub(crate) fn shortfall(&self, request: Request, waiting: usize) -> Shortfall {
-        let kept: u64 = self.lanes().iter().map(|lane| lane.figures().kept).sum();
-        let ledger = self.ledger.lock();
-        let totals = ledger.totals();
-        Shortfall {
-            requested: request.bytes,
-            free: totals.free.current,
-            largest_free: ledger.largest_free(),
-            pending: totals.pending.current + kept,
-            reserved: totals.reserved.current,
-            capacity: self.capacity(),
-            waiting,
-        }
-    }
-
     /// The sticky error that ended the pool, if one did.
     pub(crate) fn fault(&self) -> Option<DeviceError> {
         if self.gate.load(Ordering::Acquire) & gate::BROKEN == 0 {
@@ -272,11 +245,15 @@ impl Engine {
 
     /// Takes note of an error; a sticky one ends the pool, and whoever drives must hear of it.
     pub(crate) fn note(&self, error: &DeviceError) {
-        if error.is_sticky() {
-            self.fault.lock().get_or_insert_with(|| error.clone());
-            self.gate.fetch_or(gate::BROKEN, Ordering::AcqRel);
-            self.bell.ring();
+        if !error.is_sticky() {
+            return trace::device_error(error);
         }
+        self.fault.lock().get_or_insert_with(|| error.clone());
+        let before = self.gate.fetch_or(gate::BROKEN, Ordering::AcqRel);
+        if before & gate::BROKEN == 0 {
+            trace::device_broken(error);
+        }
+        self.bell.ring();
     }
 
     /// Passes a device result on, taking note of an error.

@@ -3,23 +3,15 @@
 use super::{Engine, Lent};
 use crate::device::DeviceError;
 use crate::id::Ticket;
-use crate::lane::{Freed, Lane};
-use crate::ledger::{BlockId, Fences};
+use crate::lane::{Closed, Freed, Lane, Use};
+use crate::ledger::Fences;
 use crate::sync::Arc;
-
-/// A block that is freed, as the engine needs to know it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Use {
-    pub(crate) id: BlockId,
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-}
 
 impl Engine {
     /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
     #[inline]
     pub(crate) fn free(&self, lane: &Lane, block: Use) -> Ticket {
-        let freed = lane.free(block.id, block.address, block.bytes, &self.gate);
+        let freed = lane.free(block, &self.gate);
         let ticket = freed.ticket;
         if !freed.is_kept || freed.closed.is_some() {
             self.free_slow(lane, block, freed);
@@ -38,9 +30,10 @@ impl Engine {
         self.note_return();
     }
 
-    /// Frees a block that was used on several streams: it is pending for each of them, and the order
-    /// of each is kept. Returns the tickets that it waits for.
+    /// Frees a block that was used on several streams, its own first: it is pending for each of them,
+    /// and the order of each is kept. Returns the tickets that it waits for.
     pub(crate) fn free_many(&self, lanes: &[Arc<Lane>], block: Use) -> Fences {
+        lanes[0].count_free(block.bytes, block.rounding);
         let noted: Vec<_> = lanes
             .iter()
             .map(|lane| (lane, lane.note_use(block.bytes, &self.gate)))
@@ -63,15 +56,15 @@ impl Engine {
     ///
     /// A record that fails leaves the ticket to a later one, or, sticky, ends the pool; a free has
     /// nobody to tell.
-    fn record_closed(&self, lane: &Lane, closed: Option<Ticket>) {
-        let Some(ticket) = closed else {
+    fn record_closed(&self, lane: &Lane, closed: Option<Closed>) {
+        let Some(closed) = closed else {
             return;
         };
         self.thin_out(lane);
         if lane.timeline.is_full() {
-            return lane.expect_seal(ticket.next());
+            return lane.expect_seal(closed.ticket.next());
         }
-        let _ = self.noted(lane.record(ticket, &*self.device, &self.events));
+        let _ = self.noted(lane.record(closed, &*self.device, &self.events));
     }
 
     /// Something came back, or was held and is not any more: who waits may be served.

@@ -7,8 +7,6 @@ use crate::sync::{Ordering, SharedNumber};
 #[derive(Debug)]
 pub(crate) struct Tally {
     rungs: [SharedNumber; Rung::COUNT],
-    /// Grants of lanes that are gone.
-    pub(crate) gone_hits: SharedNumber,
     pub(crate) growths: SharedNumber,
     pub(crate) handles_created: SharedNumber,
     pub(crate) remaps: SharedNumber,
@@ -20,7 +18,6 @@ impl Tally {
     pub(crate) fn new() -> Self {
         Self {
             rungs: std::array::from_fn(|_| SharedNumber::new(0)),
-            gone_hits: SharedNumber::new(0),
             growths: SharedNumber::new(0),
             handles_created: SharedNumber::new(0),
             remaps: SharedNumber::new(0),

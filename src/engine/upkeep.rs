@@ -9,7 +9,6 @@
 use super::Engine;
 use crate::device::{Alarm, DeviceError};
 use crate::id::StreamId;
-use crate::ledger::policy::ReleaseThreshold;
 use crate::ledger::{Clock, CoalesceHeuristic, Growth, PoolFigures, Request, View};
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use std::task::Waker;
@@ -236,8 +235,7 @@ impl Engine {
     }
 
     /// Bytes held above which free memory is released, from now on.
-    pub(crate) fn set_release_threshold(&self, threshold: ReleaseThreshold, total: u64) {
-        let bytes = threshold.bytes(total);
+    pub(crate) fn set_release_threshold(&self, bytes: u64) {
         self.upkeep.set_threshold(bytes);
         self.note_return();
     }

@@ -9,6 +9,9 @@ pub mod testing {}
 #[doc = include_str!("gpu.md")]
 pub mod gpu {}
 
+#[doc = include_str!("statistics.md")]
+pub mod statistics {}
+
 #[doc = include_str!("figures.md")]
 pub mod figures {}
 

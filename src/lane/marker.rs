@@ -3,6 +3,7 @@
 use crate::device::{Device, DeviceError, RawEvent, RawStream};
 use crate::id::{StreamId, Ticket};
 use crate::ledger::Clock;
+use crate::measure::{Histogram, Recorder};
 use crate::sync::{Arc, Guards, Mutex, assert_unlocked, plain};
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use std::time::Duration;
 pub(crate) struct Events {
     device: plain::Arc<dyn Device>,
     spare: Mutex<Spare>,
+    /// How long frees were pending, as far as was asked.
+    ages: Recorder,
 }
 
 #[derive(Debug, Default)]
@@ -24,12 +27,18 @@ impl Events {
         Self {
             device,
             spare: Mutex::new(Guards::Events, Spare::default()),
+            ages: Recorder::new(),
         }
     }
 
     /// Events made so far; all of them are in use or spare.
     pub(crate) fn created(&self) -> u64 {
         self.spare.lock().created
+    }
+
+    /// From the recording of an event that covers frees to its being seen complete.
+    pub(crate) fn ages(&self) -> Histogram {
+        self.ages.histogram()
     }
 
     fn take(&self) -> Result<RawEvent, DeviceError> {
@@ -96,11 +105,21 @@ pub(crate) struct Marker {
     /// What the point comes after: who waits for the event comes after all of it.
     pub(crate) clock: Clock,
     pub(crate) sealed_at: Duration,
+    /// Whether anything was freed under the ticket.
+    pub(crate) covers_frees: bool,
     pub(crate) recorded: Recorded,
 }
 
 impl Marker {
     pub(crate) fn event(&self) -> RawEvent {
         self.recorded.raw()
+    }
+
+    /// It was seen complete, by who asked.
+    pub(super) fn note_complete(&self, now: Duration) {
+        if self.covers_frees {
+            let age = now.saturating_sub(self.sealed_at);
+            self.recorded.events.ages.record(age);
+        }
     }
 }

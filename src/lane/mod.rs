@@ -12,18 +12,22 @@
 //! The lane knows its stream and the device; nothing of the ledger's search or of who waits.
 
 mod cache;
+mod count;
 mod marker;
 mod timeline;
 
 pub(crate) use cache::Kept;
+pub(crate) use count::Counts;
 pub(crate) use marker::{Events, Marker};
 pub(crate) use timeline::Timeline;
 
 use crate::device::{Device, DeviceError, DeviceStream, RawStream};
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fence};
+use crate::measure::Waits;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
 use cache::Cache;
+use count::Book;
 use crossbeam_utils::CachePadded;
 use std::any::Any;
 
@@ -48,6 +52,8 @@ pub(crate) struct Lane {
     bounds: Bounds,
     front: CachePadded<Mutex<Front>>,
     pub(crate) timeline: Timeline,
+    /// How requests for the stream waited.
+    pub(crate) waits: Waits,
     /// The stream's owner: while the lane lives, its handle is not recycled.
     _keep_alive: plain::Arc<dyn Any + Send + Sync>,
 }
@@ -64,9 +70,19 @@ struct Front {
     is_retired: bool,
     /// Who has a grant for the stream on its way.
     visitors: u32,
-    hits: u64,
+    book: Book,
     /// The hits and the open ticket of the last look at whether the lane is idle.
     last_look: (u64, Ticket),
+}
+
+/// A block that is freed, as the lane and the engine need to know it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    pub(crate) id: BlockId,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// What was not asked for of the bytes.
+    pub(crate) rounding: u64,
 }
 
 /// What became of a free.
@@ -76,16 +92,15 @@ pub(crate) struct Freed {
     pub(crate) ticket: Ticket,
     pub(crate) is_kept: bool,
     /// The ticket that this free closed: its event must be recorded now.
-    pub(crate) closed: Option<Ticket>,
+    pub(crate) closed: Option<Closed>,
 }
 
-/// What a lane counted.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LaneFigures {
-    pub(crate) hits: u64,
-    pub(crate) kept: u64,
-    /// Bytes kept that are complete on every stream.
-    pub(crate) kept_complete: u64,
+/// A ticket under which nothing is freed any more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Closed {
+    pub(crate) ticket: Ticket,
+    /// Whether anything was.
+    covers_frees: bool,
 }
 
 /// A grant for a lane's stream is on its way.
@@ -106,15 +121,18 @@ impl Front {
         self.open
     }
 
-    fn close(&mut self) -> Ticket {
-        let closed = self.open;
-        self.open = closed.next();
+    fn close(&mut self) -> Closed {
+        let closed = Closed {
+            ticket: self.open,
+            covers_frees: self.is_dirty,
+        };
+        self.open = self.open.next();
         self.unsealed = 0;
         self.is_dirty = false;
         closed
     }
 
-    fn close_if(&mut self, condition: bool) -> Option<Ticket> {
+    fn close_if(&mut self, condition: bool) -> Option<Closed> {
         condition.then(|| self.close())
     }
 }
@@ -128,7 +146,7 @@ impl Lane {
             is_dirty: false,
             is_retired: false,
             visitors: 0,
-            hits: 0,
+            book: Book::default(),
             last_look: (0, Ticket::ZERO),
         };
         Self {
@@ -138,6 +156,7 @@ impl Lane {
             bounds,
             front: CachePadded::new(Mutex::new(Guards::Lane, front)),
             timeline: Timeline::new(),
+            waits: Waits::default(),
             _keep_alive: stream.keep_alive(),
         }
     }
@@ -150,9 +169,9 @@ impl Lane {
     }
 
     /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
-    /// claim on memory comes before a warm cache.
+    /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes.
     #[inline]
-    pub(crate) fn take(&self, bytes: u64, gate: &SharedState) -> Option<Kept> {
+    pub(crate) fn take(&self, bytes: u64, rounding: u64, gate: &SharedState) -> Option<Kept> {
         let mut front = self.front.lock();
         if gate.load(Ordering::Relaxed) != 0 {
             return None;
@@ -161,7 +180,7 @@ impl Lane {
         if kept.ticket == front.open {
             front.unsealed -= kept.bytes;
         }
-        front.hits += 1;
+        front.book.note_hit(bytes, rounding);
         Some(kept)
     }
 
@@ -170,8 +189,12 @@ impl Lane {
     /// The gate is read inside the critical section: who raises it drains the lane afterwards, so a
     /// block is either drained or not kept.
     #[inline]
-    pub(crate) fn free(&self, id: BlockId, address: u64, bytes: u64, gate: &SharedState) -> Freed {
+    pub(crate) fn free(&self, block: Use, gate: &SharedState) -> Freed {
+        let Use {
+            id, address, bytes, ..
+        } = block;
         let mut front = self.front.lock();
+        front.book.note_free(bytes, block.rounding);
         let ticket = front.note_use(bytes);
         let is_bypassed = gate.load(Ordering::Relaxed) != 0;
         let is_kept = !is_bypassed
@@ -226,7 +249,7 @@ impl Lane {
     /// the last time that this was asked.
     pub(crate) fn drain_if_idle(&self) -> Vec<Kept> {
         let mut front = self.front.lock();
-        let look = (front.hits, front.open);
+        let look = (front.book.hits(), front.open);
         let is_idle = std::mem::replace(&mut front.last_look, look) == look;
         if is_idle {
             front.cache.drain()
@@ -283,7 +306,7 @@ impl Lane {
             front.close_if(is_dirty)
         };
         closed
-            .map(|ticket| self.record(ticket, device, events))
+            .map(|closed| self.record(closed, device, events))
             .transpose()
     }
 
@@ -296,8 +319,8 @@ impl Lane {
         device: &dyn Device,
         events: &Arc<Events>,
     ) -> Result<Arc<Marker>, DeviceError> {
-        let ticket = self.front.lock().close();
-        self.record(ticket, device, events)
+        let closed = self.front.lock().close();
+        self.record(closed, device, events)
     }
 
     /// A marker whose completion proves `ticket`; a new one if none is on its way. `None` when the
@@ -326,10 +349,14 @@ impl Lane {
     /// When the device cannot; the ticket is then proven by the next one that is recorded.
     pub(crate) fn record(
         &self,
-        ticket: Ticket,
+        closed: Closed,
         device: &dyn Device,
         events: &Arc<Events>,
     ) -> Result<Arc<Marker>, DeviceError> {
+        let Closed {
+            ticket,
+            covers_frees,
+        } = closed;
         // Before the record: a wait that returned by now was submitted before the event.
         let mut clock = self.timeline.clock();
         clock.join(self.fence(ticket));
@@ -340,6 +367,7 @@ impl Lane {
                     ticket,
                     clock,
                     sealed_at: device.now(),
+                    covers_frees,
                     recorded,
                 });
                 self.timeline.publish(marker.clone());
@@ -349,16 +377,6 @@ impl Lane {
                 self.front.lock().is_dirty = true;
                 Err(error)
             }
-        }
-    }
-
-    pub(crate) fn figures(&self) -> LaneFigures {
-        let completed = self.timeline.completed();
-        let front = self.front.lock();
-        LaneFigures {
-            hits: front.hits,
-            kept: front.cache.bytes(),
-            kept_complete: front.cache.bytes_up_to(completed),
         }
     }
 }

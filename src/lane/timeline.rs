@@ -175,7 +175,8 @@ impl Timeline {
             markers.drain(..count).collect()
         };
         // Outside the lock: the last owner of a marker puts its event back, under another lock.
-        drop(done);
+        done.into_iter()
+            .for_each(|marker| marker.note_complete(now));
     }
 
     /// The newest marker of a harvest counts: it was seen soonest after it completed.

@@ -54,9 +54,9 @@ impl Ledger {
                 counted.whole_free_handles += self.whole_handles(block).count();
             }
         }
-        let held = self.figures(&self.totals);
+        let held = self.by_state(&self.totals);
         let sum = held[..4].iter().sum::<u64>();
-        if self.figures(&counted) != held {
+        if self.by_state(&counted) != held {
             return Err(format!("I3: blocks {counted:?}, book {:?}", self.totals));
         }
         if sum != self.totals.reserved.current {
@@ -69,7 +69,7 @@ impl Ledger {
         Ok(())
     }
 
-    fn figures(&self, totals: &Totals) -> [u64; 5] {
+    fn by_state(&self, totals: &Totals) -> [u64; 5] {
         [
             totals.free.current,
             totals.pending.current,

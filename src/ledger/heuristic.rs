@@ -8,6 +8,7 @@ use std::fmt;
 
 /// A pool's figures, as heuristics see them; bytes unless said otherwise. The names are Umpire's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PoolFigures {
     /// Held from the device.

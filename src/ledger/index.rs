@@ -85,6 +85,13 @@ impl ByDonor {
         (*due <= ticket).then_some(*id)
     }
 
+    /// Every block that waits for `stream`, alone or with others.
+    pub(crate) fn waiting_for(&self, stream: StreamId) -> impl Iterator<Item = BlockId> + '_ {
+        let donated = self.donors.get(&stream);
+        let waiting = donated.into_iter().flat_map(|donated| &donated.by_ticket);
+        waiting.map(|(_, id)| *id)
+    }
+
     pub(crate) fn donors(&self) -> impl Iterator<Item = (StreamId, &Donated)> {
         self.donors
             .iter()

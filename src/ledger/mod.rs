@@ -40,6 +40,7 @@
 //! | `trim` | giving memory back |
 //! | `heuristic`, `coalesce` | when to make one piece of what is free, and how large |
 //! | `totals` | bytes by state, current and high |
+//! | `figures` | what can be told of the blocks |
 //! | `policy` | decisions as pure functions |
 //! | `check` | the invariants, executable |
 
@@ -47,6 +48,7 @@ mod block;
 pub(crate) mod check;
 mod coalesce;
 mod fence;
+mod figures;
 mod heuristic;
 mod index;
 mod plan;
@@ -59,14 +61,15 @@ mod window;
 
 pub(crate) use block::{BlockId, State};
 pub(crate) use fence::{Clock, Fence, Fences};
+pub(crate) use figures::{Figures, High};
 pub use heuristic::{CoalesceHeuristic, PoolFigures};
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
-pub use totals::Level;
 pub(crate) use totals::Totals;
 pub(crate) use trim::Release;
 pub(crate) use window::Growth;
 
 use crate::id::{StreamId, Ticket};
+use crate::measure::Peaks;
 use block::{Block, Blocks};
 use index::{ByDonor, BySize};
 use std::collections::BTreeMap;
@@ -152,6 +155,8 @@ pub(crate) struct Ledger {
     /// its work complete.
     completed: BTreeMap<StreamId, Ticket>,
     totals: Totals,
+    /// The highest that what is lent has been, for whoever wants it since a moment of their own.
+    pub(crate) lent_peaks: Peaks,
     /// What was held when the capacity was last set: it may be more.
     held_at_resize: u64,
 }
@@ -166,6 +171,7 @@ impl Ledger {
             pending: ByDonor::default(),
             completed: BTreeMap::new(),
             totals: Totals::default(),
+            lent_peaks: Peaks::default(),
             held_at_resize: 0,
         }
     }
@@ -182,20 +188,6 @@ impl Ledger {
 
     pub(crate) fn mark_free(&mut self) {
         self.totals.mark_free();
-    }
-
-    pub(crate) fn reset_highs(&mut self) {
-        self.totals.reset_highs();
-    }
-
-    /// The largest free block, in bytes.
-    pub(crate) fn largest_free(&self) -> u64 {
-        self.free.largest()
-    }
-
-    /// Free blocks.
-    pub(crate) fn free_blocks(&self) -> usize {
-        self.free.len()
     }
 
     /// Adds a range of addresses with nothing mapped in it.
@@ -395,7 +387,8 @@ impl Ledger {
                     self.pending.insert(id, fence, alone);
                 }
             }
-            State::Lent | State::Claimed(_) | State::Hole => {}
+            State::Lent => self.lent_peaks.raise(self.totals.lent.current),
+            State::Claimed(_) | State::Hole => {}
         }
     }
 

@@ -4,6 +4,11 @@ use std::time::Duration;
 
 /// What comes first when free memory does not do: rungs 4 and 5 of the reuse ladder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Order {
     /// Take more from the device, or map free memory elsewhere, before making a stream wait.
     ///
@@ -18,6 +23,11 @@ pub enum Order {
 
 /// How far a device-side wait may set a stream back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum WaitLimit {
     /// Only for memory that is expected before the stream's own work is through, so that it hardly
     /// ever stalls. What is expected comes from how long each stream's events took so far.
@@ -29,6 +39,7 @@ pub enum WaitLimit {
 
 /// Which memory may be reused for a stream, by why it is safe. CUDA and HIP have the same three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Reuse {
     /// Memory freed on another stream before an event that this stream waited for.
     pub follow_event_dependencies: bool,
@@ -70,6 +81,11 @@ impl Reuse {
 ///
 /// [`PoolBuilder::upkeep_interval`]: crate::PoolBuilder::upkeep_interval
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum ReleaseThreshold {
     /// Give nothing back unasked: the default. With the threshold of 0 that CUDA's pools have, an
@@ -107,6 +123,11 @@ impl ReleaseThreshold {
 /// delays other streams. An event at every free is exact, but costs a driver call. While anybody
 /// waits, every policy seals at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Sealing {
     /// At every free.
     EveryFree,

@@ -475,3 +475,36 @@ proptest! {
         run(false, actions);
     }
 }
+
+/// What is told of handles is what a trim would release; where memory is plain, segments count.
+#[test]
+fn figures_tell_what_can_be_released() {
+    for virtual_memory in [true, false] {
+        let mut ledger = ledger(virtual_memory);
+        let blocks = [(); 3].map(|()| grow(&mut ledger, A, 2 * HANDLE).unwrap());
+        let handles = if virtual_memory { 6 } else { 3 };
+        assert_eq!(ledger.figures().handles, handles);
+        let told = |ledger: &Ledger| {
+            let figures = ledger.figures();
+            (figures.releasable_handles, figures.releasable_bytes)
+        };
+        assert_eq!(told(&ledger), (0, 0));
+        ledger.give_back(blocks[1].id, Fences::default());
+        ledger.give_back(blocks[2].id, Fences::one(A, Ticket(1)));
+        assert_eq!(told(&ledger), (handles / 3, 2 * HANDLE));
+        let part = take(&mut ledger, B, MIB).unwrap();
+        let whole = if virtual_memory { HANDLE } else { 0 };
+        assert_eq!(told(&ledger).1, whole, "a part of a handle is in use");
+        assert_eq!(ledger.pending_on(A), 2 * HANDLE);
+        ledger.give_back(part.id, Fences::one(B, Ticket(1)));
+        ledger.complete(B, Ticket(1));
+        ledger.complete(A, Ticket(1));
+        assert_eq!(ledger.pending_on(A), 0);
+        let promised = ledger.figures().releasable_bytes;
+        let release = ledger.plan_trim(0);
+        let done = release.spans.len();
+        assert_eq!(ledger.commit_trim(release, done), promised);
+        assert_eq!(ledger.figures().handles, handles / 3);
+        sound(&ledger);
+    }
+}

@@ -3,31 +3,7 @@
 //! I3: `free + pending + lent + claimed = reserved` at every step of the ledger.
 
 use super::block::State;
-
-/// A figure and the highest it has been since the pool was made or the highs were reset.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Level {
-    /// Now, in bytes.
-    pub current: u64,
-    /// The highest so far, in bytes.
-    pub high: u64,
-}
-
-impl Level {
-    pub(crate) fn add(&mut self, bytes: u64) {
-        self.current += bytes;
-        self.high = self.high.max(self.current);
-    }
-
-    pub(crate) fn subtract(&mut self, bytes: u64) {
-        debug_assert!(self.current >= bytes, "I3: a figure never goes below zero");
-        self.current -= bytes;
-    }
-
-    fn reset_high(&mut self) {
-        self.high = self.current;
-    }
-}
+use crate::measure::Level;
 
 /// The ledger's figures.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,17 +65,5 @@ impl Totals {
 
     pub(crate) fn note_low(&mut self) {
         self.free_low = self.free_low.min(self.free.current);
-    }
-
-    pub(crate) fn reset_highs(&mut self) {
-        for level in [
-            &mut self.reserved,
-            &mut self.free,
-            &mut self.pending,
-            &mut self.lent,
-            &mut self.in_use,
-        ] {
-            level.reset_high();
-        }
     }
 }

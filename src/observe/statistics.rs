@@ -1,9 +1,10 @@
 //! A pool's figures.
 
-use crate::engine::{Engine, Rung};
-use crate::ledger::Level;
+use super::Hits;
+use crate::engine::InLanes;
+use crate::measure::{Level, WaitStatistics, fragmentation};
 use crate::sync::{Ordering, SharedNumber};
-use crate::wait::{Service, WaitStatistics};
+use crate::wait::Service;
 
 /// A pool's figures at one moment; bytes unless said otherwise.
 ///
@@ -11,13 +12,43 @@ use crate::wait::{Service, WaitStatistics};
 /// so that the hot path writes nothing shared; a reader adds up. At a quiescent point
 /// `free + used + pending = reserved`; while other threads allocate and free, the lanes are read one
 /// after the other, and the sum may be off by what moved in between.
+///
+/// What other pools call these figures is in [`guide::statistics`](crate::guide::statistics); those that
+/// are about blocks, under Umpire's names, are in [`Pool::figures`](crate::Pool::figures).
+///
+/// ```
+/// # use weirpool::{Pool, device::sim::SimDevice};
+/// # let device = SimDevice::new();
+/// # let pool = Pool::builder(device.clone()).handle_bytes(2 << 20).build()?;
+/// # let stream = pool.register(&device.create_stream())?;
+/// let block = pool.try_allocate(&stream, 1_000_000)?;
+/// let figures = pool.statistics();
+/// assert_eq!((figures.live_blocks, figures.used.current), (1, block.size()));
+/// assert_eq!(figures.lost_to_rounding, block.size() - 1_000_000);
+/// assert_eq!(figures.free, figures.largest_free); // in one piece
+/// assert_eq!(figures.fragmentation(), 0.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Statistics {
     /// Held from the device. Exact.
+    #[doc(alias = "cudaMemPoolAttrReservedMemCurrent")]
+    #[doc(alias = "hipMemPoolAttrReservedMemCurrent")]
+    #[doc(alias = "cudaMemPoolAttrReservedMemHigh")]
+    #[doc(alias = "hipMemPoolAttrReservedMemHigh")]
+    #[doc(alias = "getActualSize")]
     pub reserved: Level,
-    /// In blocks that somebody owns. The high is a bound: what lanes kept counts as used in it, so
-    /// it is at most the lanes' bound for each stream too high.
+    /// In blocks that somebody owns. The high is never too low; it is exact while one stream is used. Else
+    /// it is the lower of two bounds: the streams' own highs, added up; and the highest with what lanes
+    /// kept counted as used.
+    #[doc(alias = "cudaMemPoolAttrUsedMemCurrent")]
+    #[doc(alias = "hipMemPoolAttrUsedMemCurrent")]
+    #[doc(alias = "cudaMemPoolAttrUsedMemHigh")]
+    #[doc(alias = "hipMemPoolAttrUsedMemHigh")]
+    #[doc(alias = "getCurrentSize")]
+    #[doc(alias = "getHighWatermark")]
     pub used: Level,
     /// Given back, but behind work that is not known to be complete. The high leaves out what lanes
     /// kept and do not keep any more.
@@ -25,12 +56,30 @@ pub struct Statistics {
     /// Any stream can have it at once.
     pub free: u64,
     /// The largest free block: what a request can have without remapping or growing.
+    #[doc(alias = "getLargestAvailableBlock")]
     pub largest_free: u64,
     /// Free blocks, in number.
     pub free_blocks: usize,
     /// What lanes keep for their own streams: in `pending`, or in `free` once complete.
     pub kept_by_lanes: u64,
-    /// Grants by the rung that gave them.
+    /// What live blocks have over what was asked for: sizes are rounded to 512 bytes.
+    pub lost_to_rounding: u64,
+    /// Blocks granted so far, in number.
+    pub allocations: u64,
+    /// Blocks freed so far, in number.
+    pub frees: u64,
+    /// Blocks that somebody owns, in number.
+    #[doc(alias = "getAllocationCount")]
+    pub live_blocks: u64,
+    /// Handles held from the device, in number; segments, where memory is plain.
+    pub handles: u64,
+    /// Those of them that are wholly free, in number: what [`trim_to(0)`](crate::Pool::trim_to) would
+    /// give back, were it not to harvest first, and to take back what lanes keep.
+    pub releasable_handles: u64,
+    /// Bytes of those.
+    #[doc(alias = "getReleasableSize")]
+    pub releasable_bytes: u64,
+    /// Grants by the rung that gave them; those included that nobody took, and that passed on.
     pub hits: Hits,
     /// How requests waited.
     pub waits: WaitStatistics,
@@ -48,67 +97,34 @@ pub struct Statistics {
     pub events_created: u64,
 }
 
-/// Grants by the rung that gave them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hits([u64; Rung::COUNT]);
-
-impl Hits {
-    /// Grants that `rung` gave.
-    pub fn of(&self, rung: Rung) -> u64 {
-        self.0[rung as usize]
-    }
-
-    /// All grants.
-    pub fn total(&self) -> u64 {
-        self.0.iter().sum()
-    }
-}
-
-/// What lanes add to the ledger's figures.
-#[derive(Default)]
-struct InLanes {
-    hits: u64,
-    kept: u64,
-    kept_complete: u64,
-}
-
-impl InLanes {
-    fn of(engine: &Engine) -> Self {
-        let mut sum = Self::default();
-        for lane in engine.lanes().iter() {
-            let figures = lane.figures();
-            sum.hits += figures.hits;
-            sum.kept += figures.kept;
-            sum.kept_complete += figures.kept_complete;
-        }
-        sum.hits += engine.hits_of_gone_lanes();
-        sum
-    }
-}
-
 impl Statistics {
     pub(crate) fn of(service: &Service) -> Self {
         let engine = &service.engine;
-        let lanes = InLanes::of(engine);
-        let totals = engine.totals();
+        let lanes = engine.in_lanes();
+        let figures = engine.ledger_figures();
+        let totals = &figures.totals;
         let tally = &engine.tally;
         let read = |number: &SharedNumber| number.load(Ordering::Relaxed);
         let pending = totals.pending.current + lanes.kept - lanes.kept_complete;
         Self {
             reserved: totals.reserved,
-            used: Level {
-                current: totals.lent.current.saturating_sub(lanes.kept),
-                high: totals.lent.high,
-            },
+            used: used(totals.lent, &lanes),
             pending: Level {
                 current: pending,
                 high: totals.pending.high.max(pending),
             },
             free: totals.free.current + lanes.kept_complete,
-            largest_free: engine.largest_free(),
-            free_blocks: engine.free_blocks(),
+            largest_free: figures.largest_free,
+            free_blocks: figures.free_blocks,
             kept_by_lanes: lanes.kept,
-            hits: hits(engine, lanes.hits),
+            lost_to_rounding: lanes.counts.rounding,
+            allocations: lanes.counts.allocations(),
+            frees: lanes.counts.frees,
+            live_blocks: lanes.counts.live(),
+            handles: figures.handles,
+            releasable_handles: figures.releasable_handles,
+            releasable_bytes: figures.releasable_bytes,
+            hits: Hits::of_engine(engine, &lanes.counts),
             waits: service.queue.statistics(),
             growths: read(&tally.growths),
             handles_created: read(&tally.handles_created),
@@ -118,10 +134,22 @@ impl Statistics {
             events_created: engine.events_created(),
         }
     }
+
+    /// How much of the free memory is outside the largest free block: 0 when it is in one piece, or there
+    /// is none, to 1. What lanes keep and is complete counts as free, in pieces.
+    ///
+    /// With virtual memory pieces do not add up to a failure: whole handles are mapped together.
+    pub fn fragmentation(&self) -> f64 {
+        fragmentation(self.free, self.largest_free)
+    }
 }
 
-fn hits(engine: &Engine, in_lanes: u64) -> Hits {
-    let mut hits = Rung::ALL.map(|rung| engine.tally.hits(rung));
-    hits[Rung::Lane as usize] = in_lanes;
-    Hits(hits)
+/// Two bounds of the high are known, and the lower one counts: see
+/// [`Engine::counts_since`](crate::engine::Engine::counts_since).
+fn used(lent: Level, lanes: &InLanes) -> Level {
+    let current = lent.current.saturating_sub(lanes.kept);
+    Level {
+        current,
+        high: lent.high.min(lanes.high).max(current),
+    }
 }

@@ -3,8 +3,9 @@
 use super::Pool;
 use crate::block::Block;
 use crate::error::AllocError;
+use crate::measure::Tag;
 use crate::stream::Stream;
-use crate::wait::Allocation;
+use crate::wait::{Allocation, Demand};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -42,6 +43,7 @@ pub struct Allocate<'a> {
     allocation: Allocation<'a>,
     bytes: u64,
     alignment: u64,
+    tag: Option<Tag>,
     timeout: Option<Duration>,
     place: &'static Location<'static>,
 }
@@ -58,6 +60,7 @@ impl<'a> Allocate<'a> {
             allocation: Allocation::new(stream.registration()),
             bytes,
             alignment: 1,
+            tag: None,
             timeout: None,
             place,
         }
@@ -70,11 +73,55 @@ impl<'a> Allocate<'a> {
         self
     }
 
+    /// Has the block counted for `tag` as long as it lives, and the wait for it: see
+    /// [`Pool::statistics_of_tag`](super::Pool::statistics_of_tag).
+    ///
+    /// A tagged allocation adds to two numbers of the tag's own cache line, and so does its free:
+    /// threads that allocate for the same tag share that line, and nobody else does.
+    pub fn tag(mut self, tag: Tag) -> Self {
+        self.tag = Some(tag);
+        self
+    }
+
     /// Waits no longer than `timeout`, measured by the device's clock from the moment at which it joins
     /// the queue. No runtime's timer is needed.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
+    }
+}
+
+impl Allocate<'_> {
+    /// The same now or not at all, as [`Pool::try_allocate`](super::Pool::try_allocate), with the
+    /// alignment and the tag that were set.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, Tag, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// let tag = Tag::new("workspace");
+    /// let block = pool.allocate(&stream, 4096).alignment(4096).tag(tag).try_now()?;
+    /// assert_eq!(block.tag(), Some(tag));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Pool::try_allocate`](super::Pool::try_allocate), and [`AllocError::InvalidAlignment`].
+    /// One that was polled before waits itself: it is told that there is not enough, and leaves the queue.
+    #[inline]
+    pub fn try_now(self) -> Result<Block, AllocError> {
+        let registration = self.allocation.registration();
+        let demand = self.demand()?;
+        self.pool.grant_now(registration, &demand, self.place)
+    }
+
+    /// Checks what is asked for at the door.
+    #[inline]
+    fn demand(&self) -> Result<Demand, AllocError> {
+        let registration = self.allocation.registration();
+        self.pool
+            .demand(registration, self.bytes, self.alignment, self.tag)
     }
 }
 
@@ -84,12 +131,9 @@ impl Future for Allocate<'_> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let registration = this.allocation.registration();
-        let request = this
-            .pool
-            .request(registration, this.bytes, this.alignment)?;
-        let lent = ready!(this.allocation.poll(request, this.timeout, context))?;
-        let block = Block::new(registration.clone(), lent, this.bytes, this.place);
-        Poll::Ready(Ok(block))
+        let demand = this.demand()?;
+        let lent = ready!(this.allocation.poll(demand, this.timeout, context))?;
+        let registration = this.allocation.registration().clone();
+        Poll::Ready(Ok(Block::new(registration, lent, &demand, this.place)))
     }
 }

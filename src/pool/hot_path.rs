@@ -1,6 +1,7 @@
 //! The hot path's promise, held by counting: one lock a call, the lane's, and nothing shared written.
 
 use super::Pool;
+use crate::Tag;
 use crate::device::sim::{Checker, Clock, SimDevice};
 use crate::sync::{Arc, Guards, census};
 use std::future::Future;
@@ -9,7 +10,9 @@ use std::task::{Context, Poll, Waker};
 
 const PAIRS: u64 = 10_000;
 
-fn counted(pair: impl Fn(&Pool, &crate::Stream)) {
+/// Runs pairs of an allocation and a free, and counts the shared writes of all of them. There is no
+/// other lock than the lane's, and no device call.
+fn shared_writes(pair: impl Fn(&Pool, &crate::Stream)) -> u64 {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
         .checker(Checker::Off)
@@ -27,7 +30,6 @@ fn counted(pair: impl Fn(&Pool, &crate::Stream)) {
 
     let census = census();
     assert_eq!(census.locks, [(Guards::Lane, 2 * PAIRS)]);
-    assert_eq!(census.shared_writes, 0);
     assert_eq!(device.counters().device_calls, calls);
     let block = pool.try_allocate(&stream, 4096).unwrap();
     assert_eq!(
@@ -36,20 +38,51 @@ fn counted(pair: impl Fn(&Pool, &crate::Stream)) {
         "a block counts its stream only"
     );
     drop(block);
+    census.shared_writes
 }
 
 #[test]
 fn ten_thousand_hot_pairs_write_nothing_shared() {
     for bytes in [1, 4096, 2 << 20] {
-        counted(|pool, stream| drop(pool.try_allocate(stream, bytes).unwrap()));
+        let writes = shared_writes(|pool, stream| drop(pool.try_allocate(stream, bytes).unwrap()));
+        assert_eq!(writes, 0);
     }
 }
 
 #[test]
 fn nor_do_awaited_ones() {
-    counted(|pool, stream| {
+    let writes = shared_writes(|pool, stream| {
         let mut context = Context::from_waker(Waker::noop());
         let allocated = pin!(pool.allocate(stream, 4096)).poll(&mut context);
         assert!(matches!(allocated, Poll::Ready(Ok(_))));
     });
+    assert_eq!(writes, 0);
+}
+
+/// Two of an allocation and two of a free, all to the tag's own cache line.
+#[test]
+fn tagged_ones_write_their_tags_line() {
+    let tag = Tag::new("hot");
+    let writes = shared_writes(|pool, stream| {
+        drop(pool.allocate(stream, 4096).tag(tag).try_now().unwrap());
+    });
+    assert_eq!(writes, 4 * PAIRS);
+}
+
+#[test]
+fn open_scopes_cost_nothing() {
+    let device = SimDevice::builder().clock(Clock::Manual).build();
+    let pool = Pool::builder(device.clone()).build().unwrap();
+    let stream = pool.register(&device.create_stream()).unwrap();
+    drop(pool.try_allocate(&stream, 4096).unwrap());
+    let scopes = [pool.statistics_scope(), pool.statistics_scope()];
+    drop(census());
+    for _ in 0..PAIRS {
+        drop(pool.try_allocate(&stream, 4096).unwrap());
+    }
+    let census = census();
+    let lane_locks = census.locks.iter().find(|(name, _)| *name == Guards::Lane);
+    assert_eq!(lane_locks, Some(&(Guards::Lane, 2 * PAIRS)));
+    assert_eq!(census.shared_writes, 0);
+    assert_eq!(scopes[1].read().allocations, PAIRS);
 }

@@ -2,6 +2,7 @@
 
 mod allocate;
 mod builder;
+mod figures;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod own_stream;
@@ -17,10 +18,11 @@ use crate::engine::{Effort, Engine};
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::ledger::policy::ReleaseThreshold;
 use crate::ledger::{GRANULE, PoolFigures, Request};
-use crate::observe::Statistics;
+use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{Denial, Presence, Reclaimer, Registration, Service, try_now};
+use crate::trace;
+use crate::wait::{Demand, Denial, Presence, Reclaimer, Registration, Service, try_now};
 use std::fmt;
 use std::panic::Location;
 
@@ -142,30 +144,40 @@ impl Pool {
         alignment: u64,
     ) -> Result<Block, AllocError> {
         let registration = stream.registration();
-        let request = self.request(registration, bytes, alignment)?;
-        match try_now(registration, request, Effort::Immediate) {
-            Ok(lent) => {
-                let place = Location::caller();
-                Ok(Block::new(registration.clone(), lent, bytes, place))
-            }
+        let demand = self.demand(registration, bytes, alignment, None)?;
+        self.grant_now(registration, &demand, Location::caller())
+    }
+
+    #[inline]
+    fn grant_now(
+        &self,
+        registration: &Arc<Registration>,
+        demand: &Demand,
+        place: &'static Location<'static>,
+    ) -> Result<Block, AllocError> {
+        match try_now(registration, demand, Effort::Immediate) {
+            Ok(lent) => Ok(Block::new(registration.clone(), lent, demand, place)),
             Err(Denial::Failed(error)) => Err(error),
-            Err(Denial::Short(_)) => Err(self.exhausted(request)),
+            Err(Denial::Short(_)) => Err(self.exhausted(demand.request)),
         }
     }
 
     #[cold]
     fn exhausted(&self, request: Request) -> AllocError {
-        AllocError::Exhausted(self.service().shortfall(request))
+        let shortfall = self.service().shortfall(request);
+        trace::exhausted(&shortfall);
+        AllocError::Exhausted(shortfall)
     }
 
     /// Checks a request at the door, and rounds it to the pool's step.
     #[inline]
-    fn request(
+    fn demand(
         &self,
         registration: &Registration,
         bytes: u64,
         alignment: u64,
-    ) -> Result<Request, AllocError> {
+        tag: Option<Tag>,
+    ) -> Result<Demand, AllocError> {
         if !Arc::ptr_eq(&registration.presence, &self.presence) {
             return Err(AllocError::ForeignStream);
         }
@@ -185,21 +197,16 @@ impl Pool {
         if !alignment.is_power_of_two() || alignment > largest {
             return Err(AllocError::InvalidAlignment { alignment, largest });
         }
-        Ok(Request {
+        let request = Request {
             // The capacity is a multiple of the step, so this does not go over it.
             bytes: bytes.max(1).next_multiple_of(GRANULE),
             alignment: alignment.max(GRANULE),
+        };
+        Ok(Demand {
+            request,
+            requested: bytes,
+            tag,
         })
-    }
-
-    /// The pool's figures, now. Neither seals nor harvests; see [`harvest`](Self::harvest).
-    pub fn statistics(&self) -> Statistics {
-        Statistics::of(self.service())
-    }
-
-    /// Sets the high-water marks of the statistics to the present figures.
-    pub fn reset_high_water_marks(&self) {
-        self.service().engine.reset_highs();
     }
 
     /// Asks the device what has completed, frees what that proves free, and serves who waits. Says
@@ -264,7 +271,7 @@ impl Pool {
         builder::check_threshold(threshold)?;
         let engine = &self.service().engine;
         let total = engine.device.memory_info()?.total;
-        engine.set_release_threshold(threshold, total);
+        engine.set_release_threshold(threshold.bytes(total));
         Ok(())
     }
 

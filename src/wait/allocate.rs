@@ -1,13 +1,14 @@
 //! The future of an allocation: the ladder first, the queue if that gives nothing.
 
 use super::queue::{Newcomer, Waiter};
-use super::{Registration, Service};
+use super::{Demand, Registration, Service};
 use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Expected, Lent, Patience, Refusal};
 use crate::error::AllocError;
-use crate::ledger::{GRANULE, Request};
+use crate::ledger::GRANULE;
 use crate::sync::Arc;
+use crate::trace;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ enum Stage {
         deadline: Option<(Duration, Alarm)>,
         /// Rings when growth is not held back any longer.
         _patience: Option<Alarm>,
+        span: trace::Waiting,
     },
     Done,
 }
@@ -44,15 +46,15 @@ impl<'a> Allocation<'a> {
 
     pub(crate) fn poll(
         &mut self,
-        request: Request,
+        demand: Demand,
         timeout: Option<Duration>,
         context: &mut Context<'_>,
     ) -> Poll<Result<Lent, AllocError>> {
         let polled = match &self.stage {
-            Stage::New => match try_now(self.registration, request, Effort::Poll) {
+            Stage::New => match try_now(self.registration, &demand, Effort::Poll) {
                 Ok(lent) => Poll::Ready(Ok(lent)),
                 Err(Denial::Failed(error)) => Poll::Ready(Err(error)),
-                Err(Denial::Short(patience)) => self.join(request, patience, timeout, context),
+                Err(Denial::Short(patience)) => self.join(demand, patience, timeout, context),
             },
             Stage::Waiting { .. } => self.look(context),
             Stage::Done => panic!("an allocation was polled after it was ready"),
@@ -65,7 +67,7 @@ impl<'a> Allocation<'a> {
 
     fn join(
         &mut self,
-        request: Request,
+        demand: Demand,
         patience: Expected,
         timeout: Option<Duration>,
         context: &mut Context<'_>,
@@ -76,7 +78,7 @@ impl<'a> Allocation<'a> {
         let waker = context.waker();
         let newcomer = Newcomer {
             lane: &self.registration.lane,
-            request,
+            demand,
             since: now,
             patience,
             waker,
@@ -89,10 +91,12 @@ impl<'a> Allocation<'a> {
         let patience = (!waiter.patience.fences.is_empty())
             .then(|| Alarm::new(&engine.device, waiter.patience.until, waker));
         Service::ensure_reclaimer(service);
+        let span = trace::Waiting::new(demand.asked(&self.registration.lane));
         self.stage = Stage::Waiting {
             waiter,
             deadline,
             _patience: patience,
+            span,
         };
         self.look(context)
     }
@@ -136,24 +140,27 @@ impl<'a> Allocation<'a> {
         if let Some(lent) = waiter.cancel() {
             return Ok(lent);
         }
+        let service = &self.registration.service;
+        let shortfall = service.shortfall(waiter.demand.request);
+        trace::exhausted(&shortfall);
         Err(AllocError::TimedOut {
             waited: now.saturating_sub(waiter.since),
-            shortfall: self.registration.service.shortfall(waiter.request),
+            shortfall,
         })
     }
 
     /// Leaves the queue, whatever the outcome. Returns what was granted and not taken.
     fn finish(&mut self, was_served: bool) -> Option<Lent> {
-        let Stage::Waiting { waiter, .. } = std::mem::replace(&mut self.stage, Stage::Done) else {
+        let stage = std::mem::replace(&mut self.stage, Stage::Done);
+        let Stage::Waiting { waiter, span, .. } = stage else {
             return None;
         };
         let service = &self.registration.service;
         let left_over = waiter.cancel();
         let waited = was_served.then(|| service.engine.device.now().saturating_sub(waiter.since));
-        service
-            .queue
-            .leave(waiter.place, waited, &service.engine.gate);
+        service.queue.leave(&waiter, waited, &service.engine.gate);
         Service::see_off(service, &waiter, was_served);
+        span.end(waited.map_or(trace::Outcome::Abandoned, trace::Outcome::Served));
         left_over
     }
 }
@@ -183,22 +190,24 @@ pub(crate) enum Denial {
 #[inline]
 pub(crate) fn try_now(
     registration: &Registration,
-    request: Request,
+    demand: &Demand,
     effort: Effort,
 ) -> Result<Lent, Denial> {
     let engine = &registration.service.engine;
+    let Demand { request, .. } = demand;
     if request.alignment <= GRANULE {
-        if let Some(lent) = engine.take_own(&registration.lane, request.bytes) {
+        let lane = &registration.lane;
+        if let Some(lent) = engine.take_own(lane, request.bytes, demand.rounding()) {
             return Ok(lent);
         }
     }
-    try_above_the_lane(registration, request, effort)
+    try_above_the_lane(registration, demand, effort)
 }
 
 #[cold]
 fn try_above_the_lane(
     registration: &Registration,
-    request: Request,
+    demand: &Demand,
     effort: Effort,
 ) -> Result<Lent, Denial> {
     let service = &registration.service;
@@ -215,7 +224,7 @@ fn try_above_the_lane(
     };
     let climbed = service
         .engine
-        .climb(&registration.lane, request, effort, patience);
+        .climb(&registration.lane, demand.request, effort, patience);
     // What was claimed or harvested on the way may be what another waits for.
     service.engine.ring_if_awaited();
     climbed.map_err(|refusal| match refusal {

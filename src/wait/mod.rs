@@ -16,6 +16,7 @@
 //! | `queue` | who waits, and what each gets |
 //! | `service` | granting the queue from the engine |
 //! | `reclaimer` | who drives, as a future |
+//! | `demand` | what is asked for, and for whom |
 //! | `allocate` | the future of an allocation |
 //! | `passage` | the future of a stream's point: events, synchronization, deallocation |
 //! | `registration` | what a stream's handle and its blocks hold in common |
@@ -23,6 +24,7 @@
 //! | `grower` | memory calls that block, off the runtime's workers |
 
 mod allocate;
+mod demand;
 mod grower;
 mod passage;
 mod queue;
@@ -33,8 +35,8 @@ mod spawn;
 mod upkeep;
 
 pub(crate) use allocate::{Allocation, Denial, try_now};
+pub(crate) use demand::Demand;
 pub(crate) use passage::{Passage, Passages};
-pub use queue::WaitStatistics;
 pub use reclaimer::Reclaimer;
 pub(crate) use registration::{Presence, Registration};
 pub(crate) use service::Service;

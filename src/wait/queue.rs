@@ -12,10 +12,11 @@
 //! sleep for ever. A grant that finds its waiter gone is handed back to whoever made it; a future
 //! dropped after the grant hands it back itself. So a grant has one owner at every moment.
 
+use super::Demand;
 use crate::engine::{Expected, Lent, gate};
 use crate::error::AllocError;
 use crate::lane::Lane;
-use crate::ledger::Request;
+use crate::measure::{Accounts, Histogram, Recorder, WaitStatistics, Waits};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
 use std::collections::BTreeMap;
 use std::task::Waker;
@@ -29,7 +30,7 @@ pub(crate) type Place = u64;
 pub(crate) struct Waiter {
     pub(crate) place: Place,
     pub(crate) lane: Arc<Lane>,
-    pub(crate) request: Request,
+    pub(crate) demand: Demand,
     /// When it came, on the device's clock.
     pub(crate) since: Duration,
     /// What is to be passed before new memory is taken for it.
@@ -40,7 +41,7 @@ pub(crate) struct Waiter {
 /// One who joins.
 pub(super) struct Newcomer<'a> {
     pub(super) lane: &'a Arc<Lane>,
-    pub(super) request: Request,
+    pub(super) demand: Demand,
     pub(super) since: Duration,
     pub(super) patience: Expected,
     pub(super) waker: &'a Waker,
@@ -117,39 +118,30 @@ impl Waiter {
     }
 }
 
-/// How long requests waited, on the device's clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct WaitStatistics {
-    /// Requests that are waiting now.
-    pub waiting: usize,
-    /// Requests that waited, and were served.
-    pub served: u64,
-    /// Requests that waited, and were not served: cancelled, timed out, or failed.
-    pub abandoned: u64,
-    /// The longest wait of a served request.
-    pub longest: Duration,
-    /// All waits of served requests together.
-    pub total: Duration,
-}
-
 #[derive(Debug, Default)]
 struct Line {
     waiters: BTreeMap<Place, Arc<Waiter>>,
     next: Place,
-    statistics: WaitStatistics,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Queue {
     line: Mutex<Line>,
+    waits: Waits,
+    /// How long those waited who were served.
+    times: Recorder,
+    /// What each tag has, and how its requests waited.
+    pub(crate) accounts: Accounts,
 }
 
 impl Queue {
     pub(super) fn new() -> Self {
         Self {
             line: Mutex::new(Guards::Queue, Line::default()),
+            waits: Waits::default(),
+            times: Recorder::new(),
+            accounts: Accounts::new(),
         }
     }
 
@@ -162,12 +154,13 @@ impl Queue {
         let waiter = Arc::new(Waiter {
             place,
             lane: newcomer.lane.clone(),
-            request: newcomer.request,
+            demand: newcomer.demand,
             since: newcomer.since,
             patience: newcomer.patience,
             state: Mutex::new(Guards::Waiter, State::Waiting(newcomer.waker.clone())),
         });
         line.waiters.insert(place, waiter.clone());
+        self.counted_for(&waiter).for_each(Waits::begin);
         if line.waiters.len() == 1 {
             gate.fetch_or(gate::WAITING, Ordering::SeqCst);
         }
@@ -175,23 +168,25 @@ impl Queue {
     }
 
     /// Leaves the queue, served after `waited` or not at all. Whoever is second does nothing.
-    pub(super) fn leave(&self, place: Place, waited: Option<Duration>, gate: &SharedState) {
+    pub(super) fn leave(&self, waiter: &Waiter, waited: Option<Duration>, gate: &SharedState) {
         let mut line = self.line.lock();
-        if line.waiters.remove(&place).is_none() {
+        if line.waiters.remove(&waiter.place).is_none() {
             return;
         }
-        let statistics = &mut line.statistics;
-        match waited {
-            Some(waited) => {
-                statistics.served += 1;
-                statistics.total += waited;
-                statistics.longest = statistics.longest.max(waited);
-            }
-            None => statistics.abandoned += 1,
+        // Before the lock is let go: who hears that it was served finds it counted.
+        self.counted_for(waiter).for_each(|waits| waits.end(waited));
+        if let Some(waited) = waited {
+            self.times.record(waited);
         }
         if line.waiters.is_empty() {
             gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
         }
+    }
+
+    /// Whose waits a waiter's is.
+    fn counted_for<'a>(&'a self, waiter: &'a Waiter) -> impl Iterator<Item = &'a Waits> {
+        let of_tag = waiter.demand.tag.map(|tag| &self.accounts.of(tag).waits);
+        [&self.waits, &waiter.lane.waits].into_iter().chain(of_tag)
     }
 
     /// Who is served next.
@@ -204,10 +199,13 @@ impl Queue {
     }
 
     pub(crate) fn statistics(&self) -> WaitStatistics {
-        let line = self.line.lock();
-        WaitStatistics {
-            waiting: line.waiters.len(),
-            ..line.statistics
-        }
+        // With nobody coming or leaving meanwhile.
+        let _line = self.line.lock();
+        self.waits.statistics()
+    }
+
+    /// How long those waited who were served.
+    pub(crate) fn times(&self) -> Histogram {
+        self.times.histogram()
     }
 }

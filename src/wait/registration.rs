@@ -3,6 +3,7 @@
 use super::Service;
 use crate::device::Referee;
 use crate::lane::Lane;
+use crate::measure::{Account, Tag};
 use crate::sync::{Arc, plain};
 
 /// Held by the pool's handles and its registrations; the last one out tells the reclaimers that were
@@ -24,6 +25,13 @@ pub(crate) struct Registration {
     pub(crate) presence: Arc<Presence>,
     /// Who is told of blocks' lives, on a device that checks the order of what it is given to do.
     pub(crate) referee: Option<plain::Arc<dyn Referee>>,
+}
+
+impl Registration {
+    /// What the pool keeps of a tag.
+    pub(crate) fn account_of(&self, tag: Tag) -> &Account {
+        self.service.queue.accounts.of(tag)
+    }
 }
 
 impl Drop for Registration {

@@ -10,6 +10,7 @@ use crate::engine::{Effort, Engine, Lent, Patience, Refusal, Watches, gate};
 use crate::error::{AllocError, Shortfall};
 use crate::ledger::Request;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
+use crate::trace;
 use std::task::Waker;
 
 /// Nobody serves.
@@ -94,7 +95,7 @@ impl Service {
             // is known now if the waiter still waits, since that has the stream.
             let _visit = waiter.lane.visit();
             if !waiter.is_waiting() {
-                this.queue.leave(waiter.place, None, &this.engine.gate);
+                this.queue.leave(&waiter, None, &this.engine.gate);
                 continue;
             }
             if this.engine.is_closed() {
@@ -102,8 +103,8 @@ impl Service {
                 continue;
             }
             let capacity = this.engine.capacity();
-            if waiter.request.bytes > capacity {
-                let requested = waiter.request.bytes;
+            if waiter.demand.request.bytes > capacity {
+                let requested = waiter.demand.request.bytes;
                 this.fail(
                     &waiter,
                     AllocError::TooLarge {
@@ -116,7 +117,7 @@ impl Service {
             let patience = Patience::For(&waiter.patience);
             let climbed = this
                 .engine
-                .climb(&waiter.lane, waiter.request, effort, patience);
+                .climb(&waiter.lane, waiter.demand.request, effort, patience);
             match climbed {
                 Ok(lent) => this.grant(&waiter, lent),
                 Err(Refusal::Device(error)) => this.fail(&waiter, error.into()),
@@ -130,13 +131,12 @@ impl Service {
         let waited = self.engine.device.now().saturating_sub(waiter.since);
         match waiter.grant(lent) {
             Ok(waker) => {
-                self.queue
-                    .leave(waiter.place, Some(waited), &self.engine.gate);
+                self.queue.leave(waiter, Some(waited), &self.engine.gate);
                 assert_unlocked("wake");
                 waker.wake();
             }
             Err(lent) => {
-                self.queue.leave(waiter.place, None, &self.engine.gate);
+                self.queue.leave(waiter, None, &self.engine.gate);
                 self.engine.give_back(&waiter.lane, lent);
             }
         }
@@ -144,7 +144,7 @@ impl Service {
 
     fn fail(&self, waiter: &Waiter, error: AllocError) {
         let waker = waiter.fail(error);
-        self.queue.leave(waiter.place, None, &self.engine.gate);
+        self.queue.leave(waiter, None, &self.engine.gate);
         if let Some(waker) = waker {
             assert_unlocked("wake");
             waker.wake();
@@ -198,7 +198,10 @@ impl Service {
 
     /// No more grants; who waits fails.
     pub(crate) fn close(this: &Arc<Self>) {
-        this.engine.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+        let before = this.engine.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
+        if before & gate::CLOSED == 0 {
+            trace::closed();
+        }
         Self::serve(this);
     }
 

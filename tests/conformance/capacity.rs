@@ -165,6 +165,13 @@ pub(crate) fn running_out_names_every_figure<B: Bench>() {
         panic!("there is not so much");
     };
     assert_shortfall(&shortfall);
+    // The pool itself tells the same: asked for, not only when it is too late.
+    let figures = site.pool.statistics();
+    assert_eq!(
+        (figures.free, figures.used.current),
+        (shortfall.free, shortfall.used)
+    );
+    assert_eq!(figures.fragmentation(), shortfall.fragmentation());
     gate.open();
     first.settle();
     drop(blocks);
@@ -177,17 +184,19 @@ fn assert_shortfall(shortfall: &Shortfall) {
         free,
         largest_free,
         pending,
+        used,
         reserved,
         capacity,
         waiting,
         ..
     } = *shortfall;
-    let figures = [requested, free, largest_free, pending, reserved, capacity];
-    assert_eq!(figures.map(|bytes| bytes / MIB), [8, 6, 4, 4, 16, 16]);
-    assert_eq!(waiting, 0);
+    let figures = [requested, free, largest_free, pending, used];
+    assert_eq!(figures.map(|bytes| bytes / MIB), [8, 6, 4, 4, 6]);
+    assert_eq!((free + pending + used, reserved), (reserved, capacity));
+    assert_eq!((reserved / MIB, waiting), (16, 0));
     assert!((shortfall.fragmentation() - 1.0 / 3.0).abs() < 1e-9);
     let text = AllocError::Exhausted(*shortfall).to_string();
-    for figure in [requested, free, largest_free, pending, reserved] {
+    for figure in [requested, free, largest_free, pending, used, reserved] {
         assert!(text.contains(&figure.to_string()), "{text}");
     }
     assert!(text.contains("33 %"), "{text}");

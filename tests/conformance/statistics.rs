@@ -1,10 +1,10 @@
 //! The pool's figures.
 
 use crate::bench::Bench;
-use crate::common::MIB;
-use crate::site::Site;
+use crate::common::{MIB, poll};
+use crate::site::{Site, Worker};
 use futures::executor::block_on;
-use weirpool::{Rung, Statistics};
+use weirpool::{Attribute, AttributeError, Rung, Statistics, StatisticsScope, Tag};
 
 fn assert_sum(statistics: &Statistics) {
     let Statistics {
@@ -109,4 +109,210 @@ pub(crate) fn grants_are_counted_by_their_rung<B: Bench>() {
     assert_eq!(hits.of(Rung::Grown), 1);
     let by_rung: u64 = Rung::ALL.iter().map(|rung| hits.of(*rung)).sum();
     assert_eq!(by_rung, hits.total());
+}
+
+/// [17] Umpire `getReleasableSize`, `getBlocksInPool`, `getLargestAvailableBlock`, `getAllocationCount`: what
+/// is told of blocks and handles is so.
+pub(crate) fn what_can_be_released_is_what_a_trim_releases<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder);
+    let worker = site.worker();
+    let held = || {
+        let taken = probe.calls("create") + probe.calls("allocate");
+        taken - probe.calls("destroy") - probe.calls("free")
+    };
+    let [first, middle, last] = [4, 8, 4].map(|mib| worker.take_from(Rung::Grown, mib * MIB));
+    let figures = site.pool.statistics();
+    assert_eq!((figures.live_blocks, figures.handles), (3, held()));
+    assert_eq!(
+        (figures.releasable_handles, figures.releasable_bytes),
+        (0, 0)
+    );
+
+    let gate = worker.use_until_opened(&middle, 1);
+    drop(middle);
+    let pending = site.pool.statistics();
+    assert_eq!((pending.live_blocks, pending.releasable_bytes), (2, 0));
+    gate.open();
+    block_on(worker.stream.synchronize()).unwrap();
+    let figures = site.pool.statistics();
+    let told = [figures.largest_free, figures.releasable_bytes];
+    assert_eq!(told.map(|bytes| bytes / MIB), [8, 8]);
+    assert!((1..figures.handles).contains(&figures.releasable_handles));
+    assert_eq!(site.pool.trim_to(0).unwrap(), figures.releasable_bytes);
+    let trimmed = site.pool.statistics();
+    assert_eq!(
+        trimmed.handles,
+        figures.handles - figures.releasable_handles
+    );
+    assert_eq!(
+        (trimmed.handles, trimmed.reserved.current),
+        (held(), probe.held())
+    );
+    drop((first, last));
+    assert_eq!(site.pool.statistics().live_blocks, 0);
+    site.assert_sound();
+}
+
+/// [19] CUDA and HIP `cudaMemPoolGetAttribute`, and `...SetAttribute` with 0 for the highs.
+pub(crate) fn attributes_are_those_of_cuda_and_hip<B: Bench>() {
+    const FIGURES: [Attribute; 4] = [
+        Attribute::ReservedMemCurrent,
+        Attribute::ReservedMemHigh,
+        Attribute::UsedMemCurrent,
+        Attribute::UsedMemHigh,
+    ];
+    let site = Site::<B>::new(64 * MIB);
+    let worker = site.worker();
+    let pool = &site.pool;
+    let read = || FIGURES.map(|figure| pool.attribute(figure) / MIB);
+    let kept = worker.take(8 * MIB);
+    drop(worker.take(16 * MIB));
+    block_on(worker.stream.synchronize()).unwrap();
+    pool.trim_to(0).unwrap();
+    assert_eq!(read(), [8, 24, 8, 24]);
+    pool.set_attribute(Attribute::ReservedMemHigh, 0).unwrap();
+    assert_eq!(read(), [8, 8, 8, 24], "one at a time");
+    pool.set_attribute(Attribute::UsedMemHigh, 0).unwrap();
+    assert_eq!(read(), [8, 8, 8, 8]);
+    let attribute = Attribute::UsedMemHigh;
+    let refused = pool.set_attribute(attribute, 5).unwrap_err();
+    let value = 5;
+    assert_eq!(refused, AttributeError::NotZero { attribute, value });
+    assert!(pool.set_attribute(Attribute::UsedMemCurrent, 0).is_err());
+    assert_eq!(pool.attribute(Attribute::ReuseAllowOpportunistic), 1);
+    drop(kept);
+    site.assert_conserved();
+}
+
+/// [20] RMM statistics `Nested`: each scope tells what happened in it, and the outer one of the inner
+/// one too.
+pub(crate) fn scopes_nest<B: Bench>() {
+    let site = Site::<B>::new(64 * MIB);
+    let worker = site.worker();
+    let before = worker.take(MIB);
+    let outer = site.pool.statistics_scope();
+    let first = worker.take(8 * MIB);
+    let inner = site.pool.statistics_scope();
+    drop(worker.take(4 * MIB));
+    drop((before, first));
+    let [inner, outer] = [inner, outer].map(StatisticsScope::end);
+    assert_eq!((inner.allocations, inner.frees), (1, 3));
+    assert_eq!((inner.allocated / MIB, inner.freed / MIB), (4, 13));
+    assert_eq!((inner.used_before / MIB, inner.peak / MIB), (9, 13));
+    assert_eq!(inner.retained(), 0, "more was freed than allocated");
+    assert_eq!((outer.allocations, outer.frees), (2, 3));
+    assert_eq!((outer.used_before / MIB, outer.peak / MIB), (1, 13));
+    assert_eq!((outer.used_after, outer.retained()), (0, 0));
+    site.assert_conserved();
+}
+
+/// [20] The same while others allocate and free, and streams come and go.
+pub(crate) fn scopes_of_several_threads_never_go_below_zero<B: Bench>() {
+    let site = Site::<B>::new(64 * MIB);
+    let outer = site.pool.statistics_scope();
+    std::thread::scope(|threads| {
+        for _ in 0..3 {
+            let worker = site.worker();
+            threads.spawn(move || {
+                for round in 0..50 {
+                    let scope = worker.pool.statistics_scope();
+                    let block = worker.take(100_000 * (1 + round % 4));
+                    let figures = scope.read();
+                    assert!(figures.allocated >= block.size(), "{figures:?}");
+                    assert!(figures.peak >= block.size() && figures.peak <= 64 * MIB);
+                    drop(block);
+                    let figures = scope.end();
+                    assert!(figures.frees >= 1 && figures.peak >= figures.used_after);
+                }
+            });
+        }
+    });
+    let figures = outer.end();
+    assert_eq!((figures.allocations, figures.frees), (150, 150));
+    assert_eq!((figures.allocated, figures.retained()), (figures.freed, 0));
+    site.assert_conserved();
+}
+
+/// Per stream and per tag, whoever frees, and in whichever stream's order.
+pub(crate) fn streams_and_tags_count_for_themselves<B: Bench>() {
+    let site = Site::<B>::new(64 * MIB);
+    let [first, second] = site.workers();
+    let tags = ["conformance: weights", "conformance: scratch"].map(Tag::new);
+    let take = |worker: &Worker<B>, bytes, tag| {
+        let allocation = site.pool.allocate(&worker.stream, bytes).tag(tag);
+        allocation.try_now().unwrap()
+    };
+    let weights = take(&first, 3_000_000, tags[0]);
+    let scratch = [1000, 4 * MIB].map(|bytes| take(&second, bytes, tags[1]));
+    let sizes = scratch.iter().map(|block| block.size()).sum::<u64>();
+    let of_stream = |worker: &Worker<B>| {
+        let figures = site.pool.statistics_of(&worker.stream).unwrap();
+        (figures.used.current, figures.allocations, figures.frees)
+    };
+    let of_tag = |tag| {
+        let figures = site.pool.statistics_of_tag(tag);
+        (figures.used.current, figures.allocations, figures.frees)
+    };
+    assert_eq!(of_stream(&first), (weights.size(), 1, 0));
+    assert_eq!(of_tag(tags[0]), of_stream(&first));
+    assert_eq!(of_tag(tags[1]), (sizes, 2, 0));
+    assert_eq!(of_stream(&second), of_tag(tags[1]));
+    let figures = site.pool.statistics();
+    assert_eq!(figures.used.current, weights.size() + sizes);
+    let requested = 3_000_000 + 1000 + 4 * MIB;
+    assert_eq!(figures.lost_to_rounding, figures.used.current - requested);
+
+    let order = first.stream.clone();
+    let freeing = std::thread::spawn(move || {
+        for block in scratch {
+            drop(block.deallocate_on(&order).unwrap());
+        }
+    });
+    freeing.join().unwrap();
+    drop(weights);
+    assert_eq!([of_tag(tags[0]), of_tag(tags[1])], [(0, 1, 1), (0, 2, 2)]);
+    assert_eq!(
+        [of_stream(&first), of_stream(&second)],
+        [(0, 1, 1), (0, 2, 2)]
+    );
+    assert_eq!(site.pool.statistics_of_tag(tags[1]).used.high, sizes);
+    assert_eq!(site.pool.statistics().lost_to_rounding, 0);
+    site.assert_conserved();
+}
+
+/// How long requests waited, and frees were pending, is told with how often. (How long it was, on a
+/// clock that is told when to move, is held by `statistics`.)
+pub(crate) fn waits_and_pending_frees_are_timed<B: Bench>() {
+    let site = Site::<B>::without_device_waits(8 * MIB);
+    let [first, second] = site.workers();
+    let tag = Tag::new("conformance: waits");
+    let block = first.take(8 * MIB);
+    let gate = first.use_until_opened(&block, 1);
+    let mut waiting = site.pool.allocate(&second.stream, MIB).tag(tag);
+    assert!(poll(&mut waiting).is_pending());
+    assert_eq!(site.pool.statistics_of_tag(tag).waits.waiting, 1);
+    drop(block);
+    gate.open();
+    drop(block_on(waiting).unwrap());
+
+    let waits = site.pool.statistics().waits;
+    assert_eq!((waits.waiting, waits.served), (0, 1));
+    assert_eq!(site.pool.statistics_of_tag(tag).waits, waits);
+    let of_stream = |worker: &Worker<B>| {
+        site.pool
+            .statistics_of(&worker.stream)
+            .unwrap()
+            .waits
+            .served
+    };
+    assert_eq!((of_stream(&first), of_stream(&second)), (0, 1));
+    let times = site.pool.wait_times();
+    assert_eq!((times.count(), times.longest()), (1, waits.longest));
+    assert_eq!(
+        (times.percentile(50.0), times.total()),
+        (waits.longest, waits.total)
+    );
+    let ages = site.pool.pending_ages();
+    assert!(ages.count() >= 1 && ages.percentile(100.0) == ages.longest());
+    site.assert_sound();
 }

@@ -63,7 +63,13 @@ macro_rules! suite {
                     figures_add_up_at_rest,
                     high_marks_are_kept_and_reset,
                     nothing_is_freed_more_than_it_was_allocated,
-                    grants_are_counted_by_their_rung;
+                    grants_are_counted_by_their_rung,
+                    what_can_be_released_is_what_a_trim_releases,
+                    attributes_are_those_of_cuda_and_hip,
+                    scopes_nest,
+                    scopes_of_several_threads_never_go_below_zero,
+                    streams_and_tags_count_for_themselves,
+                    waits_and_pending_frees_are_timed;
                 waiting:
                     a_spurious_wake_polls_again,
                     the_latest_waker_is_woken,

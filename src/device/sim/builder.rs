@@ -10,6 +10,11 @@ pub(super) const GRANULARITY: u64 = 2 << 20;
 
 /// What stands behind mapped addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum Backing {
     /// Real bytes on the host, taken when they are first written.
@@ -21,6 +26,11 @@ pub enum Backing {
 
 /// What moves the device's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum Clock {
     /// Simulated time that advances by itself to the next thing due when everything is parked:

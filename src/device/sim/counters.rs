@@ -8,6 +8,7 @@ use std::time::Duration;
 
 /// A copy of the device's counters; all run from the device's making.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Counters {
     /// Device calls of every kind, failed ones too. Watches and alarms are not device calls: a

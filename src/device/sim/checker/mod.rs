@@ -31,6 +31,11 @@ pub use violation::{Allocation, Usage, Violation, ViolationKind};
 
 /// What becomes of a use of memory that the ordering checker finds wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum Checker {
     /// It panics in the call that made it: an allocation, an explicit deallocation, a submission. What

@@ -1,0 +1,68 @@
+//! What is counted, while it changes hands.
+
+use super::*;
+use loom::thread;
+use weirpool::Tag;
+
+/// A stream goes while a scope begins: what it counted moves to what gone streams counted, and is seen
+/// in one of the two.
+#[test]
+fn a_scope_against_a_stream_that_goes() {
+    model("a scope against a stream that goes", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        drop(pool.try_allocate(&a, 4096).unwrap());
+        let going = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                drop(a);
+                pool.harvest().unwrap();
+            })
+        };
+        let scope = pool.statistics_scope();
+        drop(pool.try_allocate(&b, 4096).unwrap());
+        let during = scope.read();
+        assert_eq!((during.allocations, during.frees), (1, 1));
+        going.join().unwrap();
+        let after = scope.end();
+        assert_eq!((after.allocations, after.frees), (1, 1));
+        assert_eq!((after.allocated, after.retained()), (4096, 0));
+        assert!(after.peak >= 4096);
+        let all = pool.statistics();
+        assert_eq!((all.allocations, all.frees, all.live_blocks), (2, 2, 0));
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A tagged request is given up while its grant comes: the account is charged for what was taken, and
+/// credited for it, and for nothing else.
+#[test]
+fn a_tags_account_against_a_cancel() {
+    model("a tag's account against a cancel", || {
+        let device = device();
+        let pool = pool(&device);
+        let tag = Tag::new("modelled");
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.allocate(&a, 2 * MIB).tag(tag).try_now().unwrap();
+        let waiting = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let mut waiting = pool.allocate(&b, 2 * MIB).tag(tag);
+                match poll(&mut waiting) {
+                    Poll::Ready(taken) => u64::from(taken.is_ok()),
+                    Poll::Pending => 0,
+                }
+            })
+        };
+        drop(block);
+        let taken = waiting.join().unwrap();
+        let figures = pool.statistics_of_tag(tag);
+        assert_eq!(figures.used.current, 0);
+        assert_eq!((figures.allocations, figures.frees), (1 + taken, 1 + taken));
+        assert_eq!(figures.waits.waiting, 0);
+        pool.check_conserved().unwrap();
+    });
+}

@@ -1,0 +1,155 @@
+//! What a lane counts, for itself: so that the hot path writes nothing shared, and readers add up.
+
+use super::Lane;
+use crate::measure::{Level, Mark, Peaks};
+
+/// Sums over a lane's life. Bytes wrap around (a stream that takes and frees 2 MiB as fast as it can
+/// comes there in days), and differences stay right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Blocks that the lane granted.
+    pub(crate) hits: u64,
+    /// Blocks of the stream that came from above the lane.
+    pub(crate) from_above: u64,
+    pub(crate) frees: u64,
+    /// Bytes granted so far.
+    pub(crate) granted: u64,
+    /// Bytes freed so far.
+    pub(crate) freed: u64,
+    /// Bytes of live blocks that nobody asked for: what rounding adds.
+    pub(crate) rounding: u64,
+}
+
+impl Counts {
+    /// Blocks granted so far.
+    pub(crate) fn allocations(&self) -> u64 {
+        self.hits + self.from_above
+    }
+
+    /// Blocks that live.
+    pub(crate) fn live(&self) -> u64 {
+        self.allocations() - self.frees
+    }
+
+    /// Bytes of live blocks.
+    pub(crate) fn used(&self) -> u64 {
+        self.granted.wrapping_sub(self.freed)
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.hits += other.hits;
+        self.from_above += other.from_above;
+        self.frees += other.frees;
+        self.granted = self.granted.wrapping_add(other.granted);
+        self.freed = self.freed.wrapping_add(other.freed);
+        self.rounding += other.rounding;
+    }
+}
+
+/// A lane's counts, and the highest that its used bytes have been.
+#[derive(Debug, Default)]
+pub(super) struct Book {
+    counts: Counts,
+    peaks: Peaks,
+}
+
+impl Book {
+    #[inline]
+    pub(super) fn note_hit(&mut self, bytes: u64, rounding: u64) {
+        self.counts.hits += 1;
+        self.note_bytes(bytes, rounding);
+    }
+
+    pub(super) fn note_from_above(&mut self, bytes: u64, rounding: u64) {
+        self.counts.from_above += 1;
+        self.note_bytes(bytes, rounding);
+    }
+
+    #[inline]
+    fn note_bytes(&mut self, bytes: u64, rounding: u64) {
+        self.counts.granted = self.counts.granted.wrapping_add(bytes);
+        self.counts.rounding += rounding;
+        self.peaks.raise(self.counts.used());
+    }
+
+    #[inline]
+    pub(super) fn note_free(&mut self, bytes: u64, rounding: u64) {
+        self.counts.frees += 1;
+        self.counts.freed = self.counts.freed.wrapping_add(bytes);
+        self.counts.rounding -= rounding;
+    }
+
+    pub(super) fn hits(&self) -> u64 {
+        self.counts.hits
+    }
+
+    fn used(&self) -> Level {
+        let current = self.counts.used();
+        Level {
+            current,
+            high: self.high_since(Mark::RESET),
+        }
+    }
+
+    fn high_since(&self, mark: Mark) -> u64 {
+        let since = self.peaks.since(mark);
+        since.unwrap_or_else(|| self.counts.used())
+    }
+}
+
+/// What a lane counted, at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LaneFigures {
+    pub(crate) counts: Counts,
+    /// Bytes of live blocks.
+    pub(crate) used: Level,
+    /// Bytes kept.
+    pub(crate) kept: u64,
+    /// Bytes kept that are complete on every stream.
+    pub(crate) kept_complete: u64,
+}
+
+impl Lane {
+    /// Counts a block of the stream that came from above the lane.
+    pub(crate) fn count_from_above(&self, bytes: u64, rounding: u64) {
+        self.front.lock().book.note_from_above(bytes, rounding);
+    }
+
+    /// Counts the free of a block of the stream that was used on others as well.
+    pub(crate) fn count_free(&self, bytes: u64, rounding: u64) {
+        self.front.lock().book.note_free(bytes, rounding);
+    }
+
+    pub(crate) fn figures(&self) -> LaneFigures {
+        let completed = self.timeline.completed();
+        let front = self.front.lock();
+        LaneFigures {
+            counts: front.book.counts,
+            used: front.book.used(),
+            kept: front.cache.bytes(),
+            kept_complete: front.cache.bytes_up_to(completed),
+        }
+    }
+
+    /// Keeps the highest that the used bytes are since now. Returns what is counted so far.
+    pub(crate) fn begin(&self, mark: Mark) -> Counts {
+        let book = &mut self.front.lock().book;
+        book.peaks.begin(mark, book.counts.used());
+        book.counts
+    }
+
+    pub(crate) fn end(&self, mark: Mark) {
+        self.front.lock().book.peaks.end(mark);
+    }
+
+    /// What is counted so far, and the highest that the used bytes have been since a mark.
+    pub(crate) fn counts_since(&self, mark: Mark) -> (Counts, u64) {
+        let book = &self.front.lock().book;
+        (book.counts, book.high_since(mark))
+    }
+
+    pub(crate) fn reset_high(&self) {
+        let book = &mut self.front.lock().book;
+        book.peaks.reset(book.counts.used());
+    }
+}

@@ -1,0 +1,35 @@
+//! Kinds of figures: what is counted in them is for the layers above to say.
+//!
+//! | file | about |
+//! |---|---|
+//! | `level` | a figure and the highest it has been |
+//! | `peak` | the highest since several moments at once |
+//! | `histogram` | how long things took |
+//! | `waits` | how requests waited |
+//! | `tag` | names of tenants |
+//! | `account` | what each tenant has of one pool |
+
+mod account;
+mod histogram;
+mod level;
+mod peak;
+mod tag;
+mod waits;
+
+pub(crate) use account::{Account, Accounts};
+pub(crate) use histogram::Recorder;
+pub use histogram::{Bucket, Histogram};
+pub use level::Level;
+pub(crate) use peak::{Mark, Peaks};
+pub use tag::Tag;
+pub use waits::WaitStatistics;
+pub(crate) use waits::Waits;
+
+/// How much of `free` is outside the largest piece: 0 when it is one piece, or there is none, to 1.
+pub(crate) fn fragmentation(free: u64, largest: u64) -> f64 {
+    if free == 0 {
+        0.0
+    } else {
+        1.0 - largest.min(free) as f64 / free as f64
+    }
+}

@@ -1,0 +1,120 @@
+//! Names of tenants: numbers, so that they are copied and compared for nothing.
+
+use crate::sync::plain::Mutex;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroU32;
+
+/// For whom, or for what, memory is allocated: a tenant, a model, a kind of use.
+///
+/// A tag is a number that stands for a name, the same in the whole process. Make it once and keep it: the
+/// making looks the name up under a lock, and each name stays in memory until the process ends. So tags
+/// are for what there is some of, not for each request.
+///
+/// What has a tag is counted for it in each pool: see [`TagStatistics`](crate::TagStatistics).
+///
+/// ```
+/// # use weirpool::{Pool, Tag, device::sim::SimDevice};
+/// # let device = SimDevice::new();
+/// # let pool = Pool::builder(device.clone()).build()?;
+/// # let stream = pool.register(&device.create_stream())?;
+/// let kv_cache = Tag::new("kv-cache");
+/// # device.block_on(async {
+/// let block = pool.allocate(&stream, 64 << 20).tag(kv_cache).await?;
+/// assert_eq!(pool.statistics_of_tag(kv_cache).used.current, block.size());
+/// # Ok::<(), weirpool::AllocError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tag(NonZeroU32);
+
+static NAMES: Mutex<Names> = Mutex::new(Names {
+    all: Vec::new(),
+    by_name: BTreeMap::new(),
+});
+
+#[derive(Debug)]
+struct Names {
+    all: Vec<&'static str>,
+    by_name: BTreeMap<&'static str, Tag>,
+}
+
+impl Names {
+    fn intern(&mut self, name: &str) -> Tag {
+        if let Some(tag) = self.by_name.get(name) {
+            return *tag;
+        }
+        let name: &'static str = Box::leak(name.into());
+        self.all.push(name);
+        let tag = Tag::numbered(self.all.len() - 1);
+        self.by_name.insert(name, tag);
+        tag
+    }
+}
+
+impl Tag {
+    /// The tag of a name.
+    pub fn new(name: &str) -> Self {
+        NAMES.lock().intern(name)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        NAMES.lock().all[self.index()]
+    }
+
+    pub(super) fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+
+    pub(super) fn numbered(index: usize) -> Self {
+        let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
+        Self(number.expect("fewer than 2^32 names"))
+    }
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Debug for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tag").field(&self.name()).finish()
+    }
+}
+
+/// As its name: its number means nothing elsewhere.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Tag {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Tag {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        Ok(Self::new(&name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_one_tag() {
+        let [first, second] = ["decode", "prefill"].map(Tag::new);
+        assert_ne!(first, second);
+        assert_eq!(Tag::new(&String::from("decode")), first);
+        assert_eq!(
+            [first, second].map(|tag| tag.to_string()),
+            ["decode", "prefill"]
+        );
+        assert_eq!(format!("{first:?}"), "Tag(\"decode\")");
+    }
+}

@@ -1,0 +1,48 @@
+//! Nobody is told anything.
+
+use super::{Asked, Outcome};
+use crate::device::DeviceError;
+use crate::error::Shortfall;
+use crate::id::StreamId;
+use std::fmt::Debug;
+
+/// A wait that nobody hears of.
+#[derive(Debug)]
+pub(crate) struct Waiting;
+
+impl Waiting {
+    #[inline(always)]
+    pub(crate) fn new(_: Asked) -> Self {
+        Self
+    }
+
+    #[inline(always)]
+    pub(crate) fn end(&self, _: Outcome) {}
+}
+
+#[inline(always)]
+pub(crate) fn granted(_: Asked, _: &impl Debug, _: u64) {}
+#[inline(always)]
+pub(crate) fn freed(_: StreamId, _: u64, _: u64) {}
+#[inline(always)]
+pub(crate) fn exhausted(_: &Shortfall) {}
+#[inline(always)]
+pub(crate) fn grown(_: u64, _: u64) {}
+#[inline(always)]
+pub(crate) fn remapped(_: u64, _: u64) {}
+#[inline(always)]
+pub(crate) fn trimmed(_: u64) {}
+#[inline(always)]
+pub(crate) fn harvested(_: usize) {}
+#[inline(always)]
+pub(crate) fn device_wait(_: StreamId, _: StreamId) {}
+#[inline(always)]
+pub(crate) fn stream_registered(_: StreamId) {}
+#[inline(always)]
+pub(crate) fn stream_gone(_: StreamId) {}
+#[inline(always)]
+pub(crate) fn closed() {}
+#[inline(always)]
+pub(crate) fn device_error(_: &DeviceError) {}
+#[inline(always)]
+pub(crate) fn device_broken(_: &DeviceError) {}

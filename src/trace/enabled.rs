@@ -1,0 +1,141 @@
+//! The subscriber is told.
+
+use super::{Asked, Outcome};
+use crate::device::DeviceError;
+use crate::error::Shortfall;
+use crate::id::StreamId;
+use crate::measure::Tag;
+use crate::sync::assert_unlocked;
+use std::fmt::Debug;
+use tracing::{Span, debug_span, field};
+
+const TARGET: &str = "weirpool";
+
+/// An event of a level that somebody may listen to, told while no lock is held.
+macro_rules! tell {
+    ($level:ident, $($content:tt)+) => {
+        if tracing::enabled!(target: TARGET, tracing::Level::$level) {
+            assert_unlocked("a subscriber is told");
+            tracing::event!(target: TARGET, tracing::Level::$level, $($content)+);
+        }
+    };
+}
+
+fn name_of(tag: Option<Tag>) -> Option<&'static str> {
+    tag.map(Tag::name)
+}
+
+/// A wait for memory: a span from joining the queue to leaving it, inside the one in which it joins.
+#[derive(Debug)]
+pub(crate) struct Waiting(Span);
+
+impl Waiting {
+    pub(crate) fn new(asked: Asked) -> Self {
+        assert_unlocked("a subscriber is told");
+        let Asked { stream, bytes, tag } = asked;
+        Self(debug_span!(
+            target: TARGET,
+            "waiting",
+            stream = %stream,
+            bytes,
+            tag = name_of(tag),
+            outcome = field::Empty,
+        ))
+    }
+
+    pub(crate) fn end(&self, outcome: Outcome) {
+        let name = match outcome {
+            Outcome::Served(_) => "served",
+            Outcome::Abandoned => "abandoned",
+        };
+        self.0.record("outcome", name);
+        self.0.in_scope(|| match outcome {
+            Outcome::Served(waited) => {
+                let nanoseconds = waited.as_nanos() as u64;
+                tell!(DEBUG, outcome = name, waited_ns = nanoseconds, "waited");
+            }
+            Outcome::Abandoned => tell!(DEBUG, outcome = name, "waited"),
+        });
+    }
+}
+
+#[inline]
+pub(crate) fn granted(asked: Asked, rung: &impl Debug, address: u64) {
+    let Asked { stream, bytes, tag } = asked;
+    let tag = || name_of(tag);
+    tell!(TRACE, stream = %stream, bytes, rung = debug(rung), address, tag = tag(), "granted");
+}
+
+#[inline]
+pub(crate) fn freed(stream: StreamId, bytes: u64, address: u64) {
+    tell!(TRACE, stream = %stream, bytes, address, "freed");
+}
+
+pub(crate) fn exhausted(shortfall: &Shortfall) {
+    let Shortfall {
+        requested,
+        free,
+        largest_free,
+        pending,
+        used,
+        reserved,
+        capacity,
+        waiting,
+    } = *shortfall;
+    tell!(
+        INFO,
+        requested,
+        free,
+        largest_free,
+        pending,
+        used,
+        reserved,
+        capacity,
+        waiting,
+        fragmentation = shortfall.fragmentation(),
+        "exhausted"
+    );
+}
+
+/// Bytes that were taken from the device, and in how many pieces.
+pub(crate) fn grown(bytes: u64, handles: u64) {
+    tell!(DEBUG, bytes, handles, "grown");
+}
+
+/// Bytes that were mapped elsewhere, and in how many pieces.
+pub(crate) fn remapped(bytes: u64, handles: u64) {
+    tell!(DEBUG, bytes, handles, "remapped");
+}
+
+pub(crate) fn trimmed(bytes: u64) {
+    tell!(DEBUG, bytes, "trimmed");
+}
+
+/// So many streams were seen to have come further.
+pub(crate) fn harvested(streams: usize) {
+    tell!(TRACE, streams, "harvested");
+}
+
+pub(crate) fn device_wait(stream: StreamId, donor: StreamId) {
+    tell!(DEBUG, stream = %stream, donor = %donor, "device wait");
+}
+
+pub(crate) fn stream_registered(stream: StreamId) {
+    tell!(DEBUG, stream = %stream, "stream registered");
+}
+
+pub(crate) fn stream_gone(stream: StreamId) {
+    tell!(DEBUG, stream = %stream, "stream gone");
+}
+
+pub(crate) fn closed() {
+    tell!(INFO, "closed");
+}
+
+pub(crate) fn device_error(error: &DeviceError) {
+    tell!(WARN, %error, "device error");
+}
+
+pub(crate) fn device_broken(error: &DeviceError) {
+    tell!(ERROR, %error, "device broken");
+}

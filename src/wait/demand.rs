@@ -1,0 +1,35 @@
+//! What a caller asks for, and for whom.
+
+use crate::lane::Lane;
+use crate::ledger::Request;
+use crate::measure::Tag;
+use crate::trace::Asked;
+
+/// See the [module](self).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demand {
+    /// As the ledger is asked: rounded.
+    pub(crate) request: Request,
+    /// Bytes before rounding.
+    pub(crate) requested: u64,
+    /// To whose account it goes, if anybody's.
+    pub(crate) tag: Option<Tag>,
+}
+
+impl Demand {
+    /// Bytes that are granted and were not asked for.
+    #[inline]
+    pub(crate) fn rounding(&self) -> u64 {
+        self.request.bytes - self.requested
+    }
+
+    /// The same as it is told of.
+    #[inline]
+    pub(crate) fn asked(&self, lane: &Lane) -> Asked {
+        Asked {
+            stream: lane.id,
+            bytes: self.request.bytes,
+            tag: self.tag,
+        }
+    }
+}

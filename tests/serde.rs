@@ -1,0 +1,75 @@
+//! Figures and settings as data: there and back.
+#![cfg(feature = "serde")]
+
+mod common;
+
+use common::*;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::Debug;
+use weirpool::*;
+
+/// There and back; what it is in between.
+fn round_trip<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) -> Value {
+    let text = serde_json::to_string(value).unwrap();
+    let back: T = serde_json::from_str(&text).unwrap();
+    assert_eq!(&back, value);
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn figures_are_data() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("serialized");
+    let scope = pool.statistics_scope();
+    let full = pool.allocate(&stream, 8 * MIB).tag(tag).try_now().unwrap();
+    let mut waiting = pool.allocate(&stream, MIB);
+    assert!(poll(&mut waiting).is_pending());
+    device.advance(us(20));
+    drop(full);
+    drop(now(waiting).unwrap());
+
+    let figures = round_trip(&pool.statistics());
+    assert_eq!(figures["reserved"]["high"], 8 * MIB);
+    assert_eq!(figures["hits"]["grown"], 1);
+    assert_eq!(figures["waits"]["longest"]["nanos"], 20_000);
+    let of_tag = round_trip(&pool.statistics_of_tag(tag));
+    assert_eq!(
+        (&of_tag["tag"], &of_tag["frees"]),
+        (&json!("serialized"), &json!(1))
+    );
+    let of_stream = round_trip(&pool.statistics_of(&stream).unwrap());
+    assert_eq!(of_stream["allocations"], 2);
+    assert_eq!(round_trip(&scope.end())["frees"], 2);
+    round_trip(&pool.figures());
+    let times = round_trip(&pool.wait_times());
+    assert_eq!(times["longest"]["nanos"], 20_000);
+    let Err(AllocError::Exhausted(shortfall)) = ({
+        let _full = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        pool.try_allocate(&stream, MIB)
+    }) else {
+        panic!("it is full");
+    };
+    assert_eq!(round_trip(&shortfall)["used"], 8 * MIB);
+    round_trip(&device.counters());
+}
+
+#[test]
+fn settings_are_data() {
+    assert_eq!(round_trip(&Order::WaitFirst), json!("wait_first"));
+    assert_eq!(round_trip(&WaitLimit::Tail), json!("tail"));
+    assert_eq!(round_trip(&Sealing::Bytes(4096)), json!({ "bytes": 4096 }));
+    assert_eq!(round_trip(&Sealing::OnDemand), json!("on_demand"));
+    assert_eq!(round_trip(&Reuse::NONE)["opportunistic"], json!(false));
+    let half = ReleaseThreshold::Fraction(0.5);
+    assert_eq!(round_trip(&half), json!({ "fraction": 0.5 }));
+    assert_eq!(round_trip(&Attribute::UsedMemHigh), json!("used_mem_high"));
+    for rung in Rung::ALL {
+        round_trip(&rung);
+    }
+    let wrong = serde_json::from_str::<Sealing>("\"sometimes\"");
+    assert!(wrong.is_err());
+}

@@ -1,0 +1,297 @@
+//! What a subscriber of the `tracing` crate is told.
+#![cfg(feature = "tracing")]
+
+mod common;
+
+use common::*;
+use std::collections::BTreeMap;
+use std::fmt::{Debug, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber, subscriber};
+use weirpool::device::DeviceErrorKind;
+use weirpool::device::sim::{Call, SimDevice};
+use weirpool::*;
+
+/// Writes down what it is told: a line for each event, and for each span at its beginning and its end.
+#[derive(Clone, Default)]
+struct Listener {
+    heard: Arc<Mutex<Vec<String>>>,
+    spans: Arc<Mutex<BTreeMap<u64, String>>>,
+    next: Arc<AtomicU64>,
+}
+
+#[derive(Default)]
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        match field.name() {
+            "message" => self.0.insert_str(0, &format!("{value:?}")),
+            name => write!(self.0, " {name}={value:?}").unwrap(),
+        }
+    }
+}
+
+impl Listener {
+    fn hear(&self, line: String) {
+        self.heard.lock().unwrap().push(line);
+    }
+
+    /// What was heard since the last time, of the events that begin so.
+    fn take(&self, beginning: &str) -> Vec<String> {
+        let heard = std::mem::take(&mut *self.heard.lock().unwrap());
+        let lines = heard.into_iter();
+        lines.filter(|line| line.starts_with(beginning)).collect()
+    }
+}
+
+impl Subscriber for Listener {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "weirpool"
+    }
+
+    fn new_span(&self, attributes: &Attributes<'_>) -> Id {
+        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut line = Line::default();
+        attributes.record(&mut line);
+        let metadata = attributes.metadata();
+        let line = format!("{} {}{}", metadata.level(), metadata.name(), line.0);
+        self.spans.lock().unwrap().insert(id, line.clone());
+        self.hear(format!("{line} begins"));
+        Id::from_u64(id)
+    }
+
+    fn record(&self, id: &Id, values: &Record<'_>) {
+        let mut line = Line::default();
+        values.record(&mut line);
+        let mut spans = self.spans.lock().unwrap();
+        spans.get_mut(&id.into_u64()).unwrap().push_str(&line.0);
+    }
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        self.hear(format!("{} {}", event.metadata().level(), line.0));
+    }
+
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+
+    fn try_close(&self, id: Id) -> bool {
+        let line = self.spans.lock().unwrap().remove(&id.into_u64());
+        self.hear(format!("{} ends", line.unwrap()));
+        true
+    }
+}
+
+/// Runs with a listener of its own.
+fn listening(test: impl FnOnce(&Listener)) {
+    let listener = Listener::default();
+    subscriber::with_default(listener.clone(), || test(&listener));
+}
+
+fn site(device: &SimDevice, capacity: u64) -> (Pool, Stream) {
+    let pool = pool(device, capacity);
+    let (_, stream) = stream(device, &pool);
+    (pool, stream)
+}
+
+#[test]
+fn grants_and_frees_are_told_with_their_rung() {
+    listening(|listener| {
+        let device = manual();
+        let (pool, stream) = site(&device, 8 * MIB);
+        assert_eq!(
+            listener.take("DEBUG stream"),
+            ["DEBUG stream registered stream=S1"]
+        );
+        let tag = Tag::new("traced");
+        let first = pool.allocate(&stream, 1000).tag(tag).try_now().unwrap();
+        let address = first.address();
+        drop(first);
+        drop(pool.try_allocate(&stream, 1024).unwrap());
+        let at = "stream=S1 bytes=1024";
+        assert_eq!(
+            listener.take("TRACE"),
+            [
+                format!("TRACE granted {at} rung=Grown address={address} tag=\"traced\""),
+                format!("TRACE freed {at} address={address}"),
+                format!("TRACE granted {at} rung=Lane address={address}"),
+                format!("TRACE freed {at} address={address}"),
+            ]
+        );
+    });
+}
+
+#[test]
+fn a_wait_is_a_span_with_its_outcome() {
+    listening(|listener| {
+        let device = manual();
+        let (pool, stream) = site(&device, 8 * MIB);
+        let full = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let tag = Tag::new("traced wait");
+        let mut served = pool.allocate(&stream, 8 * MIB).tag(tag);
+        let mut given_up = pool.allocate(&stream, 512);
+        listener.take("");
+        assert!(poll(&mut served).is_pending() && poll(&mut given_up).is_pending());
+        let waiting = "DEBUG waiting stream=S1 bytes=";
+        assert_eq!(
+            listener.take("DEBUG waiting"),
+            [
+                format!("{waiting}8388608 tag=\"traced wait\" begins"),
+                format!("{waiting}512 begins")
+            ]
+        );
+        device.advance(us(30));
+        drop((given_up, full));
+        drop(now(served).unwrap());
+        assert_eq!(
+            listener.take("DEBUG wait"),
+            [
+                "DEBUG waited outcome=\"abandoned\"".to_owned(),
+                format!("{waiting}512 outcome=\"abandoned\" ends"),
+                "DEBUG waited outcome=\"served\" waited_ns=30000".to_owned(),
+                format!("{waiting}8388608 tag=\"traced wait\" outcome=\"served\" ends"),
+            ]
+        );
+    });
+}
+
+#[test]
+fn growth_remapping_and_trimming_are_told() {
+    listening(|listener| {
+        let device = manual();
+        let (pool, stream) = site(&device, 16 * MIB);
+        let blocks = [(); 4].map(|()| pool.try_allocate(&stream, 4 * MIB).unwrap());
+        let grown = "DEBUG grown bytes=4194304 handles=2";
+        assert_eq!(listener.take("DEBUG grown"), [grown; 4]);
+        let [a, b, c, d] = blocks;
+        drop((a, c));
+        now(stream.synchronize()).unwrap();
+        let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let told = listener.take("DEBUG");
+        assert_eq!(told, ["DEBUG remapped bytes=8388608 handles=4"]);
+        drop((b, block, d));
+        now(stream.synchronize()).unwrap();
+        pool.trim_to(0).unwrap();
+        assert_eq!(listener.take("DEBUG"), ["DEBUG trimmed bytes=16777216"]);
+    });
+}
+
+#[test]
+fn harvests_and_waits_on_the_device_are_told() {
+    listening(|listener| {
+        let device = manual();
+        let (pool, first) = site(&device, 8 * MIB);
+        let (_, second) = stream(&device, &pool);
+        drop(pool.try_allocate(&first, 8 * MIB).unwrap());
+        device.advance(us(1));
+        listener.take("");
+        assert!(pool.harvest().unwrap());
+        assert_eq!(listener.take(""), ["TRACE harvested streams=1"]);
+        let work = device.stream(first.raw());
+        let block = pool.try_allocate(&first, 8 * MIB).unwrap();
+        use_block(&work.unwrap(), &block, us(50));
+        drop(block);
+        listener.take("");
+        drop(pool.try_allocate(&second, 8 * MIB).unwrap());
+        let waits = listener.take("DEBUG");
+        assert_eq!(waits, ["DEBUG device wait stream=S2 donor=S1"]);
+    });
+}
+
+#[test]
+fn running_out_is_told_with_every_figure() {
+    listening(|listener| {
+        let device = manual();
+        let (pool, stream) = site(&device, 8 * MIB);
+        let held = pool.try_allocate(&stream, 6 * MIB).unwrap();
+        listener.take("");
+        assert!(pool.try_allocate(&stream, 4 * MIB).is_err());
+        let figures = "requested=4194304 free=0 largest_free=0 pending=0 used=6291456 \
+                       reserved=6291456 capacity=8388608 waiting";
+        assert_eq!(
+            listener.take("INFO"),
+            [format!("INFO exhausted {figures}=0 fragmentation=0.0")]
+        );
+        let mut late = pool.allocate(&stream, 4 * MIB).timeout(us(5));
+        assert!(poll(&mut late).is_pending());
+        device.advance(us(5));
+        assert!(poll(&mut late).is_ready());
+        assert_eq!(
+            listener.take("INFO"),
+            [format!("INFO exhausted {figures}=1 fragmentation=0.0")]
+        );
+        pool.close();
+        pool.close();
+        assert_eq!(listener.take("INFO"), ["INFO closed"]);
+        drop(held);
+    });
+}
+
+#[test]
+fn errors_of_the_device_are_told_and_a_broken_one_once() {
+    listening(|listener| {
+        let device = manual();
+        let (pool, stream) = site(&device, 8 * MIB);
+        device.fail_next(Call::Create, DeviceErrorKind::OutOfMemory);
+        assert!(pool.try_allocate(&stream, MIB).is_err());
+        let told = listener.take("WARN");
+        assert!(
+            told.len() == 1 && told[0].contains("OutOfMemory"),
+            "{told:?}"
+        );
+        device.break_device("pulled out");
+        for _ in 0..3 {
+            assert!(stream.event().is_err());
+        }
+        let told = listener.take("ERROR device broken");
+        assert_eq!(told.len(), 1, "{told:?}");
+    });
+}
+
+/// A subscriber is called while no lock is held: it may ask the pool whatever it likes.
+#[test]
+fn a_subscriber_may_call_the_pool() {
+    #[derive(Clone)]
+    struct Caller(Pool, Stream);
+
+    impl Subscriber for Caller {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target() == "weirpool" && *metadata.level() < Level::TRACE
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            self.0.statistics();
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, _: &Event<'_>) {
+            self.0.check().unwrap();
+            self.0.statistics_of(&self.1).unwrap();
+            self.0.harvest().unwrap();
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    let device = manual();
+    let (pool, stream) = site(&device, 8 * MIB);
+    subscriber::with_default(Caller(pool.clone(), stream.clone()), || {
+        let full = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        assert!(pool.try_allocate(&stream, MIB).is_err());
+        let mut waiting = pool.allocate(&stream, MIB);
+        assert!(poll(&mut waiting).is_pending());
+        drop(full);
+        drop(now(waiting).unwrap());
+        now(stream.synchronize()).unwrap();
+        pool.trim_to(0).unwrap();
+        drop(pool.register(&device.create_stream()).unwrap());
+    });
+    pool.check_conserved().unwrap();
+}
