@@ -99,11 +99,15 @@ impl Memory {
     /// When the device cannot; the span is as it was, or unmapped and leaked.
     fn release(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         assert_unlocked("release");
-        let is_segment = self.held.lock().segments.contains_key(&address);
-        if is_segment {
-            self.device.free(self.kind, address, bytes)?;
-            self.held.lock().segments.remove(&address);
-            return Ok(());
+        // Before the device has it: from then on the address may be given to another, and noted here anew.
+        let segment = self.held.lock().segments.remove(&address);
+        if segment.is_some() {
+            return self
+                .device
+                .free(self.kind, address, bytes)
+                .inspect_err(|_| {
+                    self.held.lock().segments.insert(address, bytes);
+                });
         }
         let handle = self.unmap(address)?;
         self.device.destroy(handle)

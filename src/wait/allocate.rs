@@ -45,12 +45,12 @@ impl<'a> Allocation<'a> {
 
     pub(crate) fn poll(
         &mut self,
-        demand: Demand,
+        demand: &Demand,
         timeout: Option<Duration>,
         context: &mut Context<'_>,
     ) -> Poll<Result<Lent, AllocError>> {
         let polled = match &self.stage {
-            Stage::New => match try_now(self.registration, &demand, Effort::Poll) {
+            Stage::New => match try_now(self.registration, demand, Effort::Poll) {
                 Ok(lent) => Poll::Ready(Ok(lent)),
                 Err(Denial::Failed(error)) => Poll::Ready(Err(error)),
                 Err(Denial::Short(patience)) => self.join(demand, patience, timeout, context),
@@ -66,7 +66,7 @@ impl<'a> Allocation<'a> {
 
     fn join(
         &mut self,
-        demand: Demand,
+        demand: &Demand,
         patience: Expected,
         timeout: Option<Duration>,
         context: &mut Context<'_>,
@@ -77,7 +77,7 @@ impl<'a> Allocation<'a> {
         let waker = context.waker();
         let newcomer = Newcomer {
             lane: &self.registration.lane,
-            demand,
+            demand: *demand,
             since: now,
             patience,
             waker,

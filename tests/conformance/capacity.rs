@@ -155,6 +155,28 @@ pub(crate) fn growth_under_way_counts<B: Bench>() {
     site.assert_conserved();
 }
 
+/// What is given back the device may give to another at once, before the pool has heard that it is gone.
+pub(crate) fn what_is_given_back_may_come_again_at_once<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
+    let [first, second] = site.workers();
+    drop(first.take(4 * MIB));
+    block_on(first.stream.synchronize()).unwrap();
+    let is_virtual = site.bench.device().capabilities().virtual_memory;
+    let (send, given) = std::sync::mpsc::channel();
+    probe.amid_next(if is_virtual { "destroy" } else { "free" }, move || {
+        let block = second.take(4 * MIB);
+        send.send((second, block)).unwrap();
+    });
+    assert_eq!(site.pool.trim_to(0).unwrap(), 4 * MIB);
+    let (second, block) = given.recv().unwrap();
+    second.use_up(&block, 2);
+    assert_eq!(probe.held(), 4 * MIB);
+    second.free_and_settle(block);
+    assert_eq!(site.pool.trim_to(0).unwrap(), 4 * MIB);
+    assert_eq!(probe.held(), 0);
+    site.assert_sound();
+}
+
 /// [25] pytorch#29554: what was asked for, what is free and in which pieces, what is pending, what is
 /// held, and by how many it is awaited.
 pub(crate) fn running_out_names_every_figure<B: Bench>() {

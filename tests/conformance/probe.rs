@@ -94,8 +94,8 @@ impl Probe {
         self.book().faults.insert(name, (nth - 1, kind));
     }
 
-    /// Has this done in the middle of the next such call (`query`, `create` or `allocate`), when it is
-    /// answered and the caller has not heard of it.
+    /// Has this done in the middle of the next such call (`query`, `create`, `destroy`, `allocate` or
+    /// `free`), when it is answered and the caller has not heard of it.
     pub(crate) fn amid_next(&self, name: &'static str, meanwhile: impl FnOnce() + Send + 'static) {
         self.book().meanwhile.insert(name, Box::new(meanwhile));
     }
@@ -201,9 +201,12 @@ unsafe impl Device for Probe {
     }
 
     fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError> {
-        self.enter("destroy")?.destroy(handle)?;
+        // Before: from then on the handle's name may be another's.
+        let device = self.enter("destroy")?;
         self.book().memory.remove(&handle.0);
-        Ok(())
+        let answer = device.destroy(handle);
+        self.amid("destroy");
+        answer
     }
 
     fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError> {
@@ -225,7 +228,9 @@ unsafe impl Device for Probe {
         // Before: from then on the address may be somebody else's.
         let device = self.enter("free")?;
         self.book().memory.remove(&address);
-        device.free(kind, address, bytes)
+        let answer = device.free(kind, address, bytes);
+        self.amid("free");
+        answer
     }
 
     fn create_stream(&self) -> Result<RawStream, DeviceError> {

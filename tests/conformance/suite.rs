@@ -54,6 +54,7 @@ macro_rules! suite {
                     memory_that_completed_since_is_found_by_the_next_try,
                     a_full_device_is_made_up_for_by_what_completed,
                     growth_under_way_counts,
+                    what_is_given_back_may_come_again_at_once,
                     running_out_names_every_figure,
                     a_failed_allocation_counts_nothing;
                 host:

@@ -177,11 +177,15 @@ impl CudaDevice {
     /// Waits for all work of the device.
     pub(super) fn free_plain(&self, address: u64) -> Result<(), DeviceError> {
         let _visit = self.memory_call("free")?;
-        let own = self.inner.misaligned.lock().get(&address).copied();
+        // Before the driver has it: from then on it may give the address to another.
+        let own = self.inner.misaligned.lock().remove(&address);
         // SAFETY: the driver refuses what is not the beginning of an allocation.
-        check("free", unsafe { sys::cuMemFree_v2(own.unwrap_or(address)) })?;
-        self.inner.misaligned.lock().remove(&address);
-        Ok(())
+        let result = unsafe { sys::cuMemFree_v2(own.unwrap_or(address)) };
+        check("free", result).inspect_err(|_| {
+            if let Some(own) = own {
+                self.inner.misaligned.lock().insert(address, own);
+            }
+        })
     }
 }
 
