@@ -36,7 +36,8 @@ fn whose<B: Bench>(bench: &B, device: &Arc<dyn Device>) -> Result<Pool, AllocErr
 
 /// [26] The default pools of two devices are two, and neither takes the other's streams.
 pub(crate) fn default_pools_are_their_devices<B: Bench>() {
-    let (here, there) = (B::new(), B::new());
+    let here = B::new();
+    let there = here.another();
     let devices = [here.device(), there.device()];
     let pools = devices
         .each_ref()
@@ -226,7 +227,8 @@ pub(crate) fn without_pooling_memory_goes_back_once_it_is_complete<B: Bench>() {
     drop(block);
     crate::site::eventually(|| probe.held() == 0);
     assert_eq!(probe.peak(), 6 * MIB);
-    assert_eq!(site.pool.statistics().reserved.current, 0);
+    // Noted by whoever gave it back, a moment later.
+    crate::site::eventually(|| site.pool.statistics().reserved.current == 0);
     first.settle();
     site.assert_sound();
 }
