@@ -36,7 +36,8 @@ fn whose<B: Bench>(bench: &B, device: &Arc<dyn Device>) -> Result<Pool, AllocErr
 
 /// [26] The default pools of two devices are two, and neither takes the other's streams.
 pub(crate) fn default_pools_are_their_devices<B: Bench>() {
-    let (here, there) = (B::new(), B::new());
+    let here = B::new();
+    let there = here.another();
     let devices = [here.device(), there.device()];
     let pools = devices
         .each_ref()
