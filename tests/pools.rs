@@ -19,8 +19,8 @@ use weirpool::device::{
     Device, DeviceErrorKind, DeviceStream, MemoryKind, MemoryKinds, Pooling, RawStream,
 };
 use weirpool::{
-    AllocError, BlockState, BuildError, Current, GrowBy, Pool, PoolBuilder, Scope, Sealing,
-    Upstream, current, find_pool, pool_of, pools,
+    AllocError, BlockState, BuildError, CoalesceHeuristic, Current, GrowBy, Pool, PoolBuilder,
+    Scope, Sealing, Upstream, current, find_pool, pool_of, pools,
 };
 
 fn small(device: &SimDevice) -> PoolBuilder {
@@ -1124,10 +1124,13 @@ fn nonsense_is_refused_by_name() {
             "{growth:?}"
         );
     }
-    let conflicts: [(&str, &dyn Fn(PoolBuilder) -> PoolBuilder); 3] = [
+    let conflicts: [(&str, &dyn Fn(PoolBuilder) -> PoolBuilder); 4] = [
         ("initial_size", &|builder| builder.initial_size(MIB)),
         ("growth", &|builder| builder.growth(GrowBy::Factor(2.0))),
         ("handle_bytes", &|builder| builder.handle_bytes(2 * MIB)),
+        ("coalesce", &|builder| {
+            builder.coalesce(CoalesceHeuristic::blocks_releasable(1))
+        }),
     ];
     for (one, set) in conflicts {
         let refused = build(&|builder| set(builder.unpooled()));

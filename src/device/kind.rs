@@ -4,7 +4,11 @@ use std::fmt;
 
 /// A kind of memory, by who sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum MemoryKind {
     /// The device's own. The host does not see it: it copies.
@@ -55,10 +59,10 @@ impl fmt::Display for MemoryKind {
 
 /// A set of kinds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(
     feature = "serde",
-    serde(into = "Vec<MemoryKind>", from = "Vec<MemoryKind>")
+    derive(serde::Serialize, serde::Deserialize),
+    serde(from = "Vec<MemoryKind>", into = "Vec<MemoryKind>")
 )]
 pub struct MemoryKinds(u8);
 
@@ -93,6 +97,12 @@ impl MemoryKinds {
     }
 }
 
+impl FromIterator<MemoryKind> for MemoryKinds {
+    fn from_iter<I: IntoIterator<Item = MemoryKind>>(kinds: I) -> Self {
+        kinds.into_iter().fold(Self(0), Self::with)
+    }
+}
+
 /// As the list of its kinds.
 #[cfg(feature = "serde")]
 impl From<MemoryKinds> for Vec<MemoryKind> {
@@ -104,8 +114,7 @@ impl From<MemoryKinds> for Vec<MemoryKind> {
 #[cfg(feature = "serde")]
 impl From<Vec<MemoryKind>> for MemoryKinds {
     fn from(kinds: Vec<MemoryKind>) -> Self {
-        let none = Self(0);
-        kinds.into_iter().fold(none, Self::with)
+        kinds.into_iter().collect()
     }
 }
 
@@ -137,6 +146,7 @@ mod tests {
         assert_eq!(set.to_string(), "device memory, managed memory");
         assert_eq!(set.without(MemoryKind::Managed), MemoryKinds::DEVICE);
         assert!(MemoryKinds::ALL.iter().eq(MemoryKind::ALL));
+        assert_eq!(MemoryKinds::ALL, MemoryKind::ALL.into_iter().collect());
     }
 
     #[test]

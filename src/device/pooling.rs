@@ -9,6 +9,11 @@ use std::fmt;
 
 /// Whether memory of a device is pooled, where the device's [current pool](crate::current) is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 pub enum Pooling {
     /// What was freed is kept, and reused.
     #[default]

@@ -7,6 +7,11 @@ use crate::ledger::{BlockId, Fence, Fences, Holding};
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum BlockState {
     /// Somebody owns it.
@@ -19,6 +24,7 @@ pub enum BlockState {
 
 /// A block of a pool, as it was when it was looked up; see [`pool_of`](crate::pool_of).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BlockInfo {
     /// Its first address.

@@ -22,6 +22,11 @@ use super::{GRANULE, Ledger, Request};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
 #[non_exhaustive]
 pub enum GrowBy {
     /// What the request needs, in whole handles. The default: growing costs tens of microseconds, and what

@@ -1,7 +1,7 @@
 //! What a pool is built with: every default stands here, with its reason.
 
 use super::Pool;
-use crate::device::{Device, MemoryKind};
+use crate::device::Device;
 use crate::engine::{Engine, Settings, UpkeepSettings, Upstream};
 use crate::error::BuildError;
 use crate::lane::Bounds;
@@ -40,7 +40,7 @@ pub struct PoolBuilder {
     sealing: Sealing,
     wait_limit: WaitLimit,
     release_threshold: ReleaseThreshold,
-    heuristic: Option<CoalesceHeuristic>,
+    pub(super) heuristic: Option<CoalesceHeuristic>,
     upkeep_interval: Duration,
 }
 
@@ -199,9 +199,9 @@ impl PoolBuilder {
         self.check_conflicts()?;
         let capabilities = self.device.capabilities();
         let source = self.source(&capabilities)?;
-        let geometry = self.geometry(&capabilities, source)?;
+        let total = self.device.memory_info(source.kind)?.total;
         Ok(Settings {
-            geometry,
+            geometry: self.geometry(&capabilities, source, total)?,
             upstream: self.upstream,
             kind: source.kind,
             is_pooled: self.is_pooled,
@@ -211,13 +211,12 @@ impl PoolBuilder {
             order: self.order,
             reuse: self.reuse,
             wait_limit: self.wait_limit,
-            upkeep: self.upkeep(source.kind)?,
+            upkeep: self.upkeep(total)?,
         })
     }
 
-    fn upkeep(&self, kind: MemoryKind) -> Result<UpkeepSettings, BuildError> {
+    fn upkeep(&self, total: u64) -> Result<UpkeepSettings, BuildError> {
         check_threshold(self.release_threshold)?;
-        let total = self.device.memory_info(kind)?.total;
         Ok(UpkeepSettings {
             threshold: self.release_threshold.bytes(total),
             heuristic: self.heuristic.clone(),

@@ -30,14 +30,14 @@ impl PoolBuilder {
         })
     }
 
+    /// `total`: more than there is can never be held, and a request for it would wait for ever.
     pub(super) fn geometry(
         &self,
         capabilities: &Capabilities,
         source: Source,
+        total: u64,
     ) -> Result<Geometry, BuildError> {
         let granularity = capabilities.granularity;
-        // More than the device has can never be held: a request for it would wait for ever.
-        let total = self.device.memory_info(source.kind)?.total;
         let capacity = self.capacity.map_or(total, |capacity| capacity.min(total));
         if capacity < granularity {
             return Err(BuildError::CapacityTooSmall {
@@ -101,6 +101,7 @@ impl PoolBuilder {
             (self.initial > 0, "initial_size"),
             (self.growth != GrowBy::Handles, "growth"),
             (self.handle.is_some(), "handle_bytes"),
+            (self.heuristic.is_some(), "coalesce"),
         ];
         let kept = keeps.iter().find(|(is_set, _)| *is_set && !self.is_pooled);
         match kept {

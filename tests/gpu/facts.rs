@@ -28,7 +28,8 @@ pub(crate) fn the_description_names_the_device_and_its_memory() {
         }
     }
     let line = plain.pool.describe_device();
-    assert!(line.contains("in use: plain memory"), "{line}");
+    let in_use = "in use: plain memory, pooling enabled";
+    assert!(line.ends_with(in_use), "{line}");
     let line = virtual_memory.pool.describe_device();
     let capabilities = virtual_memory.bench.device().capabilities();
     let kind = if capabilities.virtual_memory {
@@ -36,7 +37,8 @@ pub(crate) fn the_description_names_the_device_and_its_memory() {
     } else {
         "plain"
     };
-    assert!(line.contains(&format!("in use: {kind} memory")), "{line}");
+    let in_use = format!("in use: {kind} memory, pooling enabled");
+    assert!(line.ends_with(&in_use), "{line}");
 }
 
 pub(crate) fn a_device_that_does_not_exist_is_an_error() {
