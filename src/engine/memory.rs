@@ -4,13 +4,16 @@ use super::{Engine, tally};
 use crate::device::{Device, DeviceError, PhysicalHandle};
 use crate::id::StreamId;
 use crate::ledger::{Clock, GRANULE};
-use crate::ledger::{Grant, Growth, Mapping, Outcome, Plan, Release, Request, Step, View};
+use crate::ledger::{Grant, Growth, Ledger, Mapping, Outcome, Plan, Release, Request, Step, View};
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use std::collections::BTreeMap;
 
 /// How many times the capacity the reserved range of addresses is: room for remapping, which moves
 /// memory to fresh addresses, before the old ones must be filled again.
 const ADDRESSES_PER_CAPACITY: u64 = 8;
+
+/// How a plan is committed, given what commits it.
+type End = fn(&mut Ledger, &mut dyn FnMut(&mut Ledger) -> Option<Grant>) -> Option<Grant>;
 
 /// What the device gave.
 #[derive(Debug)]
@@ -90,17 +93,19 @@ impl Memory {
     }
 
     /// # Errors
-    /// When the device cannot; the span is as it was, or unmapped and leaked.
-    fn release(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+    /// With whether the span is gone all the same: unmapped, and leaked.
+    fn release(&self, address: u64, bytes: u64) -> Result<(), (bool, DeviceError)> {
         assert_unlocked("release");
-        let is_segment = self.held.lock().segments.contains_key(&address);
-        if is_segment {
-            self.device.free(address, bytes)?;
-            self.held.lock().segments.remove(&address);
-            return Ok(());
+        // Forgotten first: once it is free, another thread may be given the same address.
+        let segment = self.held.lock().segments.remove(&address);
+        if let Some(segment) = segment {
+            return self.device.free(address, bytes).map_err(|error| {
+                self.held.lock().segments.insert(address, segment);
+                (false, error)
+            });
         }
-        let handle = self.unmap(address)?;
-        self.device.destroy(handle)
+        let handle = self.unmap(address).map_err(|error| (false, error))?;
+        self.device.destroy(handle).map_err(|error| (true, error))
     }
 }
 
@@ -145,10 +150,7 @@ impl Engine {
             waits: None,
         };
         let plan = self.ledger.lock().plan(request, &view, Growth::Allowed);
-        if let Some(grant) = plan.map(|plan| self.carry_out(plan)).transpose()?.flatten() {
-            self.ledger.lock().give_back(grant.id, grant.fences);
-        }
-        Ok(())
+        plan.map_or(Ok(()), |plan| self.carry_out_for_nobody(plan))
     }
 
     /// Carries a plan out and commits what became of it.
@@ -156,13 +158,33 @@ impl Engine {
     /// # Errors
     /// When the device stopped half way; the ledger knows how far it came.
     pub(super) fn carry_out(&self, plan: Plan) -> Result<Option<Grant>, DeviceError> {
+        self.carry_out_then(plan, |ledger, commit| commit(ledger))
+    }
+
+    /// The same for a span that is to be free.
+    ///
+    /// # Errors
+    /// As [`carry_out`](Self::carry_out).
+    pub(super) fn carry_out_for_nobody(&self, plan: Plan) -> Result<(), DeviceError> {
+        let done = self.carry_out_then(plan, |ledger, commit| {
+            ledger.commit_for_nobody(commit);
+            None
+        });
+        done.map(drop)
+    }
+
+    /// `end` commits, under the ledger's lock.
+    fn carry_out_then(&self, plan: Plan, end: End) -> Result<Option<Grant>, DeviceError> {
         match plan {
-            Plan::Map(mapping) => self.carry_out_mapping(mapping),
+            Plan::Map(mapping) => self.carry_out_mapping(mapping, end),
             Plan::Memory(bytes, request) => {
                 let address = self.memory.allocate(bytes);
                 let grant = {
                     let mut ledger = self.ledger.lock();
-                    ledger.commit_memory(bytes, request, address.as_ref().ok().copied())
+                    let address = address.as_ref().ok().copied();
+                    end(&mut ledger, &mut |ledger| {
+                        ledger.commit_memory(bytes, request, address)
+                    })
                 };
                 self.noted(address)?;
                 tally::add(&self.tally.growths, 1);
@@ -171,7 +193,7 @@ impl Engine {
         }
     }
 
-    fn carry_out_mapping(&self, mapping: Mapping) -> Result<Option<Grant>, DeviceError> {
+    fn carry_out_mapping(&self, mapping: Mapping, end: End) -> Result<Option<Grant>, DeviceError> {
         let (outcome, error) = self.memory.carry_out(&mapping);
         let done = &mapping.steps[..outcome.done];
         let moved = done.iter().filter(|step| step.from.is_some()).count() as u64;
@@ -180,7 +202,10 @@ impl Engine {
             tally::add(&self.tally.remaps, moved);
             tally::add(&self.tally.handles_created, done.len() as u64 - moved);
         }
-        let grant = self.ledger.lock().commit(mapping, outcome);
+        let mut mapping = Some(mapping);
+        let grant = end(&mut self.ledger.lock(), &mut |ledger| {
+            ledger.commit(mapping.take()?, outcome)
+        });
         match error {
             None => Ok(grant),
             Some(error) => self.noted(Err(error)),
@@ -204,10 +229,11 @@ impl Engine {
         }
     }
 
+    /// How many of the spans are gone, and why not all.
     fn release_spans(&self, release: &Release) -> (usize, Option<DeviceError>) {
         for (done, (address, bytes)) in release.spans.iter().enumerate() {
-            if let Err(error) = self.memory.release(*address, *bytes) {
-                return (done, Some(error));
+            if let Err((is_gone, error)) = self.memory.release(*address, *bytes) {
+                return (done + usize::from(is_gone), Some(error));
             }
         }
         (release.spans.len(), None)

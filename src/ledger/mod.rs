@@ -152,6 +152,8 @@ pub(crate) struct Ledger {
     /// its work complete.
     completed: BTreeMap<StreamId, Ticket>,
     totals: Totals,
+    /// Claimed for releases that are under way, in bytes.
+    releasing: u64,
     /// What was held when the capacity was last set: it may be more.
     held_at_resize: u64,
 }
@@ -166,6 +168,7 @@ impl Ledger {
             pending: ByDonor::default(),
             completed: BTreeMap::new(),
             totals: Totals::default(),
+            releasing: 0,
             held_at_resize: 0,
         }
     }
