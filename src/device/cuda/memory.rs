@@ -177,11 +177,15 @@ impl CudaDevice {
     /// Waits for all work of the device.
     pub(super) fn free_plain(&self, address: u64) -> Result<(), DeviceError> {
         let _visit = self.memory_call("free")?;
-        let own = self.inner.misaligned.lock().get(&address).copied();
+        // Forgotten first: once it is free, another thread may be given the same address.
+        let own = self.inner.misaligned.lock().remove(&address);
         // SAFETY: the driver refuses what is not the beginning of an allocation.
-        check("free", unsafe { sys::cuMemFree_v2(own.unwrap_or(address)) })?;
-        self.inner.misaligned.lock().remove(&address);
-        Ok(())
+        let freed = check("free", unsafe { sys::cuMemFree_v2(own.unwrap_or(address)) });
+        freed.inspect_err(|_| {
+            if let Some(own) = own {
+                self.inner.misaligned.lock().insert(address, own);
+            }
+        })
     }
 }
 
