@@ -201,7 +201,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
 
     // ---- streams and events ----------------------------------------------------------------------
 
-    /// Makes a stream, destroyed by [`destroy_stream`](Self::destroy_stream).
+    /// Makes a stream, destroyed by [`destroy_stream`](Self::destroy_stream). Can wait.
     ///
     /// # Errors
     /// When the device is out of resources or broken.
@@ -231,7 +231,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When stream and event are of different devices, the device is broken, or the stream does not
-    /// run what it is given now (it is being captured); then the event stands as it was.
+    /// run what it is given now (it is being captured: [`DeviceErrorKind::Unsupported`]); then the event
+    /// stands as it was.
     fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError>;
 
     /// Whether the work behind the event's last record is complete. Cannot wait.
@@ -245,7 +246,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When nothing was enqueued; [`DeviceErrorKind::Unsupported`] where the stream
-    /// [takes no waits](DeviceStream::takes_waits) and the event is not complete.
+    /// [takes no waits](DeviceStream::takes_waits) and the event is not complete, or takes none now (it is
+    /// being captured).
     fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError>;
 
     /// Calls `waker` once, when the event's last record so far completes or fails and not before; at
@@ -263,7 +265,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// in the source it was asked for, for reports.
     ///
     /// # Errors
-    /// When nothing was enqueued.
+    /// When nothing was enqueued; or when no event could be recorded behind the copy, which takes place.
     fn upload(
         &self,
         stream: RawStream,
@@ -276,7 +278,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// device. `place` as in [`upload`](Self::upload).
     ///
     /// # Errors
-    /// When nothing was enqueued.
+    /// As [`upload`](Self::upload).
     fn download(
         &self,
         stream: RawStream,
