@@ -226,7 +226,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
 
     // ---- streams and events ----------------------------------------------------------------------
 
-    /// Makes a stream, destroyed by [`destroy_stream`](Self::destroy_stream).
+    /// Makes a stream, destroyed by [`destroy_stream`](Self::destroy_stream). Can wait.
     ///
     /// # Errors
     /// When the device is out of resources or broken.
@@ -256,7 +256,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When stream and event are of different devices, the device is broken, or the stream does not
-    /// run what it is given now (it is being captured); then the event stands as it was.
+    /// run what it is given now (it is being captured: [`DeviceErrorKind::Unsupported`]); then the event
+    /// stands as it was.
     fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError>;
 
     /// Whether the work behind the event's last record is complete. Cannot wait.
@@ -270,7 +271,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When nothing was enqueued; [`DeviceErrorKind::Unsupported`] where the stream
-    /// [takes no waits](DeviceStream::takes_waits) and the event is not complete.
+    /// [takes no waits](DeviceStream::takes_waits) and the event is not complete, or takes none now (it is
+    /// being captured).
     fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError>;
 
     /// Calls `waker` once, when the event's last record so far completes or fails and not before; at
@@ -290,7 +292,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// With [`RawStream::HOST`] the host writes them itself, into memory that it sees, before this returns.
     ///
     /// # Errors
-    /// When nothing was enqueued.
+    /// When nothing was enqueued; or when no event could be recorded behind the copy, which takes place.
     fn upload(
         &self,
         stream: RawStream,
@@ -303,7 +305,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// device. `place`, and [`RawStream::HOST`], as in [`upload`](Self::upload).
     ///
     /// # Errors
-    /// When nothing was enqueued.
+    /// As [`upload`](Self::upload).
     fn download(
         &self,
         stream: RawStream,

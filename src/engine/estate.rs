@@ -2,7 +2,8 @@
 //!
 //! When the last handle goes, whatever is complete is released at once. The rest is left to the
 //! *estate*, which watches the streams' last events and releases when all are complete. If the device
-//! is broken, the memory is leaked: nobody can tell when it would be safe.
+//! is broken, or an event cannot be recorded behind what was freed last (a stream is being captured), the
+//! memory is leaked: nobody can tell when it would be safe.
 
 use super::Engine;
 use super::memory::Held;
@@ -32,6 +33,9 @@ impl Drop for Engine {
     fn drop(&mut self) {
         let held = self.memory.take_held();
         if self.seal_lanes().is_err() || self.fault().is_some() {
+            return;
+        }
+        if self.lanes().iter().any(|lane| lane.is_dirty()) {
             return;
         }
         let assets = Assets {

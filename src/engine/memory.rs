@@ -96,8 +96,8 @@ impl Memory {
     }
 
     /// # Errors
-    /// When the device cannot; the span is as it was, or unmapped and leaked.
-    fn release(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+    /// With whether the span is gone all the same: unmapped, and leaked.
+    fn release(&self, address: u64, bytes: u64) -> Result<(), (bool, DeviceError)> {
         assert_unlocked("release");
         // Before the device has it: from then on the address may be given to another, and noted here anew.
         let segment = self.held.lock().segments.remove(&address);
@@ -105,12 +105,13 @@ impl Memory {
             return self
                 .device
                 .free(self.kind, address, bytes)
-                .inspect_err(|_| {
+                .map_err(|error| {
                     self.held.lock().segments.insert(address, bytes);
+                    (false, error)
                 });
         }
-        let handle = self.unmap(address)?;
-        self.device.destroy(handle)
+        let handle = self.unmap(address).map_err(|error| (false, error))?;
+        self.device.destroy(handle).map_err(|error| (true, error))
     }
 }
 
@@ -157,15 +158,11 @@ impl Engine {
     /// # Errors
     /// When the device stopped half way; what it gave is free.
     pub(super) fn carry_out_free(&self, plan: Option<Plan>) -> Result<(), DeviceError> {
-        let grant = match plan {
-            Some(Plan::Map(mapping)) => self.carry_out_mapping(mapping, NOBODY)?,
-            Some(plan) => self.carry_out(plan, NOBODY)?,
-            None => None,
-        };
-        if let Some(grant) = grant {
-            self.ledger.lock().give_back(grant.id, grant.fences);
+        match plan {
+            Some(Plan::Map(mapping)) => self.carry_out_mapping(mapping, NOBODY).map(drop),
+            Some(plan) => self.carry_out(plan, NOBODY).map(drop),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Carries a plan out for a stream, and commits what became of it.
@@ -199,12 +196,17 @@ impl Engine {
         }
     }
 
+    /// Commits under the ledger's lock; what is for nobody is free at once.
     fn commit(
         &self,
         stream: StreamId,
         commit: impl FnOnce(&mut Ledger) -> Option<Grant>,
     ) -> Option<Grant> {
         let mut ledger = self.ledger.lock();
+        if stream == NOBODY {
+            ledger.commit_for_nobody(commit);
+            return None;
+        }
         let grant = commit(&mut ledger)?;
         ledger.note_borrower(grant.id, stream);
         Some(grant)
@@ -263,10 +265,11 @@ impl Engine {
         }
     }
 
+    /// How many of the spans are gone, and why not all.
     fn release_spans(&self, release: &Release) -> (usize, Option<DeviceError>) {
         for (done, (address, bytes)) in release.spans.iter().enumerate() {
-            if let Err(error) = self.memory.release(*address, *bytes) {
-                return (done, Some(error));
+            if let Err((is_gone, error)) = self.memory.release(*address, *bytes) {
+                return (done + usize::from(is_gone), Some(error));
             }
         }
         (release.spans.len(), None)

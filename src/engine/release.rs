@@ -85,6 +85,7 @@ impl Engine {
         };
         self.ledger.lock().give_back(lent.id, fences);
         self.ring_if_awaited();
+        self.note_return();
     }
 
     /// Orders a further stream after the grant of a block: after everything that its memory's earlier

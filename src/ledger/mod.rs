@@ -165,6 +165,8 @@ pub(crate) struct Ledger {
     totals: Totals,
     /// The highest that what is lent has been, for whoever wants it since a moment of their own.
     pub(crate) lent_peaks: Peaks,
+    /// Claimed for releases that are under way, in bytes.
+    releasing: u64,
     /// What was held when the capacity was last set: it may be more.
     held_at_resize: u64,
 }
@@ -180,6 +182,7 @@ impl Ledger {
             completed: BTreeMap::new(),
             totals: Totals::default(),
             lent_peaks: Peaks::default(),
+            releasing: 0,
             held_at_resize: 0,
         }
     }

@@ -258,6 +258,17 @@ impl Ledger {
         self.lend_part(first, start, request, fences)
     }
 
+    /// Commits what is to be free: it is given back at once, and no high-water mark has seen it lent.
+    pub(crate) fn commit_for_nobody(&mut self, commit: impl FnOnce(&mut Self) -> Option<Grant>) {
+        let (lent, in_use) = (self.totals.lent.high, self.totals.in_use.high);
+        let peaks = self.lent_peaks.clone();
+        if let Some(grant) = commit(self) {
+            self.give_back(grant.id, grant.fences);
+        }
+        (self.totals.lent.high, self.totals.in_use.high) = (lent, in_use);
+        self.lent_peaks = peaks;
+    }
+
     /// Lends a part of an unfiled block and frees the rest.
     fn lend_part(&mut self, whole: BlockId, start: u64, request: Request, fences: Fences) -> Grant {
         let mut id = whole;

@@ -175,7 +175,8 @@ impl PoolBuilder {
     }
 
     /// How long after memory came back the pool releases and coalesces, where the two settings above ask
-    /// for it; what was used in between is not released. Default: 10 ms, on the device's clock.
+    /// for it; what was used in between is not released. Default: 10 ms, on the device's clock; less than
+    /// 0.1 ms counts as that.
     pub fn upkeep_interval(mut self, interval: Duration) -> Self {
         self.upkeep_interval = interval;
         self

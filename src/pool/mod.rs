@@ -135,7 +135,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`AllocError::Exhausted`] when there is not enough, after asking what has completed, taking
-    /// back what lanes keep, and growing; and whenever anybody waits already. Otherwise as
+    /// back what lanes keep, and growing; and whenever anybody waits already. What another thread is
+    /// releasing or moving at that moment (a trim, a growth, the upkeep) counts as taken. Otherwise as
     /// [`Allocate`].
     #[inline]
     #[track_caller]
@@ -357,8 +358,10 @@ impl Pool {
                 granularity: handle,
             });
         }
-        engine.resize(capacity)?;
+        let resized = engine.resize(capacity);
+        // Even if memory could not be released: who waits for more than the capacity is told.
         Service::serve(self.service());
+        resized?;
         Ok(capacity)
     }
 

@@ -169,7 +169,8 @@ impl CudaDevice {
         &self.inner.context
     }
 
-    /// Makes a stream, which lives as long as its handles.
+    /// Makes a stream, which lives as long as its handles. The first of a context waits for all of the
+    /// context's work: cudarc synchronizes it.
     ///
     /// # Errors
     /// When the driver cannot make one.

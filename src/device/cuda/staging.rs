@@ -5,12 +5,15 @@
 //! until its event is complete, whoever still waits for it.
 
 use super::CudaDevice;
-use super::driver::check;
+use super::driver::{Visit, check};
 use super::stage::Stage;
 use crate::device::{Device, DeviceError, RawEvent, RawStream, Transfer};
 use crate::sync::plain::{Arc, Mutex};
 use cudarc::driver::{CudaContext, sys};
 use std::ffi::c_void;
+
+/// The call, in errors.
+const CALL: &str = "copy";
 
 /// Stages are powers of two, from this size up.
 const SMALLEST: u64 = 64 << 10;
@@ -65,7 +68,6 @@ impl CudaDevice {
         returns: u64,
         copy: impl FnOnce(&Stage, sys::CUstream) -> sys::CUresult,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        const CALL: &str = "copy";
         let event = match self.create_event() {
             Ok(event) => event,
             Err(error) => {
@@ -73,8 +75,8 @@ impl CudaDevice {
                 return Err(error);
             }
         };
-        // From here on whatever goes wrong leaves the stage to the event.
-        let transfer = StagedTransfer {
+        // From here on the stage is the transfer's.
+        let mut transfer = StagedTransfer {
             device: self.clone(),
             held: Some((stage, event)),
             returns,
@@ -84,7 +86,12 @@ impl CudaDevice {
         Self::refuse_captured(CALL, stream)?;
         let (stage, _) = transfer.held();
         check(CALL, copy(stage, super::stream::handle(stream)))?;
-        self.record(event, stream)?;
+        if let Err(error) = self.record(event, stream) {
+            // The copy is on its way and no event says when it is over (an event that was never recorded
+            // counts as complete): the stage is leaked.
+            transfer.held = None;
+            return Err(error);
+        }
         Ok(Box::new(transfer))
     }
 
@@ -98,7 +105,7 @@ impl CudaDevice {
                 return Ok(spare.swap_remove(at));
             }
         }
-        let _visit = self.visit("copy")?;
+        let _visit = self.visit(CALL)?;
         Stage::new(&self.inner.context, bytes)
     }
 
@@ -135,9 +142,22 @@ impl CudaDevice {
 }
 
 impl Stages {
-    /// The end of the device: its spare stages are given back. Copies that are still on their way keep
-    /// theirs, and so they are leaked.
+    /// The end of the device: its stages are given back. Copies that are still on their way keep theirs, and
+    /// so they are leaked.
     pub(super) fn free_all(&self, context: &Arc<CudaContext>) {
+        let abandoned = std::mem::take(&mut *self.abandoned.lock());
+        if let Ok(_visit) = Visit::new(CALL, context) {
+            for (stage, event) in abandoned {
+                let event = event.0 as sys::CUevent;
+                // SAFETY: the event is one of `create_event`'s, and is the transfer's own.
+                let is_over = unsafe { sys::cuEventQuery(event) } == sys::CUresult::CUDA_SUCCESS;
+                if is_over {
+                    // SAFETY: nobody else knows of the event.
+                    let _ = unsafe { sys::cuEventDestroy_v2(event) };
+                    stage.free(context);
+                }
+            }
+        }
         let spare = std::mem::take(&mut *self.spare.lock());
         spare.into_iter().for_each(|stage| stage.free(context));
     }

@@ -115,10 +115,12 @@ impl Watcher {
         }
         if !has_thread {
             let shared = self.0.clone();
-            thread::Builder::new()
-                .name("weirpool-cuda".to_owned())
-                .spawn(move || shared.run())
-                .expect("a thread that watches the device");
+            let thread = thread::Builder::new().name("weirpool-cuda".to_owned());
+            if let Err(error) = thread.spawn(move || shared.run()) {
+                // The next watch or alarm tries again, and then all are seen.
+                self.0.books.lock().has_thread = false;
+                panic!("no thread can be had to watch the device: {error}");
+            }
         }
     }
 }
