@@ -115,11 +115,12 @@ impl Marker {
         self.recorded.raw()
     }
 
-    /// It was seen complete, by who asked.
-    pub(super) fn note_complete(&self, now: Duration) {
-        if self.covers_frees {
-            let age = now.saturating_sub(self.sealed_at);
-            self.recorded.events.ages.record(age);
+    /// These were seen complete, by who asked.
+    pub(super) fn note_complete(markers: &[Arc<Self>], now: Duration) {
+        let covering = || markers.iter().filter(|marker| marker.covers_frees);
+        if let Some(first) = covering().next() {
+            let ages = covering().map(|marker| now.saturating_sub(marker.sealed_at));
+            first.recorded.events.ages.record_all(ages);
         }
     }
 }

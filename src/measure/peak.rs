@@ -36,7 +36,9 @@ impl Peaks {
     /// The figure is now `current`.
     #[inline]
     pub(crate) fn raise(&mut self, current: u64) {
-        self.latest = self.latest.max(current);
+        if current > self.latest {
+            self.latest = current;
+        }
     }
 
     /// Keeps the highest since now, where the figure is `current`, as well.

@@ -113,7 +113,7 @@ impl Allocate<'_> {
     pub fn try_now(self) -> Result<Block, AllocError> {
         let registration = self.allocation.registration();
         let demand = self.demand()?;
-        self.pool.grant_now(registration, &demand, self.place)
+        self.pool.grant_now(registration, demand, self.place)
     }
 
     /// Checks what is asked for at the door.
@@ -132,7 +132,7 @@ impl Future for Allocate<'_> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let demand = this.demand()?;
-        let lent = ready!(this.allocation.poll(demand, this.timeout, context))?;
+        let lent = ready!(this.allocation.poll(&demand, this.timeout, context))?;
         let registration = this.allocation.registration().clone();
         Poll::Ready(Ok(Block::new(registration, lent, &demand, this.place)))
     }
