@@ -8,7 +8,7 @@ use std::task::{Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 use weirpool::device::sim::{Backing, Checker, Clock, SimDevice};
-use weirpool::device::{Device, DeviceError};
+use weirpool::device::{Device, DeviceError, MemoryKind};
 
 const MIB: u64 = 1 << 20;
 const SIZES: [u64; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
@@ -115,7 +115,7 @@ fn addresses(meter: &impl Meter, table: &mut Table) -> Result<(), DeviceError> {
         done?;
         table.add(("unreserve", bytes, took));
     }
-    let (took, info) = meter.time(|| device.memory_info());
+    let (took, info) = meter.time(|| device.memory_info(MemoryKind::Device));
     info?;
     table.add(("memory_info", 0, took));
     Ok(())
@@ -175,9 +175,9 @@ fn virtual_memory(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(
 
 fn plain_memory(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), DeviceError> {
     let device = meter.device();
-    let (took, address) = meter.time(|| device.allocate(bytes));
+    let (took, address) = meter.time(|| device.allocate(MemoryKind::Device, bytes));
     table.add(("allocate", bytes, took));
-    let (took, done) = meter.time(|| device.free(address?, bytes));
+    let (took, done) = meter.time(|| device.free(MemoryKind::Device, address?, bytes));
     table.add(("free", bytes, took));
     done
 }
@@ -186,7 +186,7 @@ fn copies(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), Devic
     let device = meter.device();
     let place = std::panic::Location::caller();
     let stream = device.create_stream()?;
-    let address = device.allocate(64 * MIB)?;
+    let address = device.allocate(MemoryKind::Device, 64 * MIB)?;
     let host = vec![1; bytes as usize];
     let (took, upload) = meter.time(|| device.upload(stream, address, &host, place));
     table.add(("upload", bytes, took));
@@ -198,7 +198,7 @@ fn copies(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), Devic
     }
     drop((upload, download));
     device.destroy_stream(stream)?;
-    device.free(address, 64 * MIB)
+    device.free(MemoryKind::Device, address, 64 * MIB)
 }
 
 struct Unpark(Thread);

@@ -196,7 +196,7 @@ impl Block {
     ///
     /// # Errors
     /// When the bytes do not fit there, as [`used_on`](Self::used_on), or when the device cannot copy.
-    /// Nothing is copied then.
+    /// Nothing is copied then, save where the device could not record the event behind the copy.
     #[track_caller]
     pub fn upload(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<Upload, CopyError> {
         let count = bytes.len() as u64;

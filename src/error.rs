@@ -96,6 +96,9 @@ pub enum AllocError {
     /// The stream was registered with another pool. Register it with this one.
     #[error("the stream belongs to another pool")]
     ForeignStream,
+    /// The stream could not be registered with the pool, where that was to be done on the way.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// The device failed. If the error is sticky, so does everything from now on, and memory that
     /// work may still touch is leaked rather than reused.
     #[error(transparent)]
@@ -136,6 +139,44 @@ pub enum BuildError {
         /// The device's step, in bytes.
         granularity: u64,
     },
+    /// The alignment is not a power of two, or larger than the pool can keep.
+    #[error("alignment {alignment} is not a power of two from 1 to {largest}")]
+    InvalidAlignment {
+        /// What was asked for, in bytes.
+        alignment: u64,
+        /// The largest possible, in bytes.
+        largest: u64,
+    },
+    /// The pool could not grow like that.
+    #[error("a pool with a capacity of {capacity} bytes cannot grow like that: {reason}")]
+    InvalidGrowth {
+        /// What the pool may hold at most, in bytes.
+        capacity: u64,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Two settings exclude each other.
+    #[error("`{one}` and `{other}` exclude each other")]
+    Conflict {
+        /// A setting of the builder.
+        one: &'static str,
+        /// Another.
+        other: &'static str,
+    },
+    /// The device lacks what the pool was to be built on, and nothing can stand for it.
+    #[error("{feature} is not supported by {device}")]
+    Unsupported {
+        /// What is lacking.
+        feature: &'static str,
+        /// The device's description line.
+        device: String,
+    },
+    /// A living pool of this process has the name, or it is no name: it is empty.
+    #[error("the name {name:?} is taken, or empty")]
+    NameTaken {
+        /// What was asked for.
+        name: String,
+    },
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -151,6 +192,13 @@ pub enum StreamError {
     /// The stream, or the event, was registered with another pool. Register it with this one.
     #[error("the stream belongs to another pool")]
     ForeignPool,
+    /// The stream is the host, and the pool's memory the device's alone. Build the pool over an
+    /// [`Upstream`](crate::Upstream) that the host sees.
+    #[error("the host does not see the pool's memory")]
+    UnseenByHost,
+    /// The pool's memory is the host's alone: only the [host's stream](crate::Pool::host_stream) can use it.
+    #[error("the device does not see the pool's memory")]
+    UnseenByDevice,
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

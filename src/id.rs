@@ -37,6 +37,10 @@ impl Ticket {
     pub(crate) fn next(self) -> Self {
         Self(self.0 + 1)
     }
+
+    pub(crate) fn previous(self) -> Self {
+        Self(self.0 - 1)
+    }
 }
 
 impl fmt::Debug for Ticket {

@@ -77,8 +77,10 @@
 //!
 //! | layer | what it is | what it must not know |
 //! |---|---|---|
+//! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics: reads, never steers | |
+//! | `registry` | the living pools and their names | what is asked of them |
 //! | `wait` | queue, futures, reclaimer | how memory is found |
 //! | `engine` | one allocation and one free, through lanes, ledger and device | who waits |
 //! | `lane` | a stream's front and its points: the hot path | how memory is searched |
@@ -95,20 +97,23 @@
 //!
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when somebody first waits.
 //!   Without it, or outside a runtime, waiters drive themselves, on any executor.
+//! - `cuda`: NVIDIA GPUs, through cudarc. Nothing of CUDA is needed to build.
 //! - `metrics`, `tracing`, `serde`: the figures for a recorder, events and spans for a subscriber, figures
 //!   and settings as data; see [`guide::statistics`].
 //!
 //! # More
 //!
-//! The [guide] has the argument for why reuse is safe, how to
-//! [test stream code](guide::testing) of your own without a GPU, [what a pool tells of
-//! itself](guide::statistics), and the figures with their commands.
+//! The [guide] has the argument for why reuse is safe, [several pools](guide::pools) and their names
+//! elsewhere, how to [test stream code](guide::testing) of your own without a GPU, how to run what there
+//! is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), and the figures with their
+//! commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod block;
 mod buffer;
 mod copy;
+mod current;
 #[allow(unsafe_code)]
 pub mod device;
 mod engine;
@@ -120,6 +125,7 @@ mod ledger;
 mod measure;
 mod observe;
 mod pool;
+mod registry;
 mod shared;
 mod stream;
 mod sync;
@@ -129,11 +135,12 @@ mod wait;
 pub use block::{Block, DeallocateError, Deallocation};
 pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
-pub use engine::Rung;
+pub use current::{Current, Entered, Scope, Scoped, current};
+pub use engine::{BlockInfo, BlockState, Rung, Upstream};
 pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-pub use ledger::{CoalesceHeuristic, PoolFigures};
+pub use ledger::{CoalesceHeuristic, GrowBy, PoolFigures};
 pub use measure::{Bucket, Histogram, Level, Tag, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
@@ -141,7 +148,7 @@ pub use observe::{
     Attribute, AttributeError, Hits, ScopeStatistics, Statistics, StatisticsScope,
     StreamStatistics, TagStatistics,
 };
-pub use pool::{Allocate, Pool, PoolBuilder};
+pub use pool::{Allocate, Pool, PoolBuilder, find_pool, pool_of, pools};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use wait::Reclaimer;

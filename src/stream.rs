@@ -4,7 +4,7 @@ use crate::device::{DeviceError, RawStream};
 use crate::error::StreamError;
 use crate::id::StreamId;
 use crate::lane::Marker;
-use crate::sync::Arc;
+use crate::sync::{Arc, plain};
 use crate::wait::{Passage, Presence, Registration};
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -47,12 +47,17 @@ impl Stream {
         self.registration.lane.raw
     }
 
-    pub(crate) fn is_of(&self, pool: &Arc<Presence>) -> bool {
-        Arc::ptr_eq(&self.registration.presence, pool)
+    pub(crate) fn is_of(&self, pool: &plain::Arc<Presence>) -> bool {
+        plain::Arc::ptr_eq(&self.registration.presence, pool)
+    }
+
+    /// Whether nobody holds the device's stream but the pool.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.registration.lane.is_abandoned()
     }
 
     pub(crate) fn is_of_pool(&self, other: &Registration) -> bool {
-        Arc::ptr_eq(&self.registration.presence, &other.presence)
+        plain::Arc::ptr_eq(&self.registration.presence, &other.presence)
     }
 
     /// An event behind all work submitted to the stream so far.

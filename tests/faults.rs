@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky};
+use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
 use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
 use weirpool::*;
 
@@ -303,4 +303,78 @@ fn a_use_that_could_not_be_ordered_is_refused() {
     drop(block);
     device.advance(us(10));
     pool.check_conserved().unwrap();
+}
+
+/// What was unmapped and then could not be given back is gone for the pool: nobody is granted addresses
+/// without memory behind them.
+#[test]
+fn memory_that_is_unmapped_and_not_given_back_is_not_granted() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    drop(pool.try_allocate(&stream, 4 * HANDLE).unwrap());
+    now(stream.synchronize()).unwrap();
+    device.fail_next(Call::Destroy, Other);
+    assert!(pool.trim_to(0).is_err());
+    pool.check().unwrap();
+    let block = pool.try_allocate(&stream, 4 * HANDLE).unwrap();
+    assert!(device.is_mapped(block.address(), block.size()));
+    drop(block);
+    now(stream.synchronize()).unwrap();
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.statistics().reserved.current, 0);
+    pool.check_conserved().unwrap();
+}
+
+/// I11: the pool ends, and what it freed last is behind no event, since none could be recorded. Nobody can
+/// tell when its work is over: the memory is leaked.
+#[test]
+fn a_pool_that_ends_unsealed_takes_nothing_from_running_work() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (work, stream) = stream(&device, &pool);
+    let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    use_block(&work, &block, us(100));
+    for nth in 1..=4 {
+        device.script(Call::Record, nth, Fault::Fails(Other));
+    }
+    drop(block);
+    drop((stream, pool));
+    assert_eq!(device.counters().physical_in_use, 8 * MIB);
+    device.advance_to_end();
+    device.assert_ordered();
+}
+
+/// A stream that cannot be waited for, or made to wait, now (it is being captured) fails nobody: its memory
+/// is not to be had, and that is all.
+#[test]
+fn memory_behind_a_stream_that_takes_no_event_now_is_passed_over() {
+    for call in [Call::Record, Call::Wait] {
+        let device = manual();
+        let pool = builder(&device, 8 * MIB)
+            .sealing(Sealing::OnDemand)
+            .wait_limit(WaitLimit::Unlimited)
+            .build()
+            .unwrap();
+        let (work, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        use_block(&work, &block, us(10));
+        drop(block);
+        let refuse = || {
+            for nth in 1..=20 {
+                device.script(call, nth, Fault::Fails(Unsupported));
+            }
+        };
+        refuse();
+        let refused = pool.try_allocate(&b, 8 * MIB).unwrap_err();
+        assert!(
+            matches!(refused, AllocError::Exhausted(_)),
+            "{call:?}: {refused}"
+        );
+        let mut waiting = pool.allocate(&b, 8 * MIB);
+        assert!(poll(&mut waiting).is_pending(), "{call:?}");
+        drop(waiting);
+        pool.check().unwrap();
+    }
 }

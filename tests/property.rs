@@ -5,6 +5,9 @@
 //! before its earlier use has passed shows as a tag overwritten, whatever the pool believes of it. The
 //! device's ordering checker watches as well: what it finds panics, even where the schedule of this run
 //! happened to keep the tags whole.
+//!
+//! Where host and device share the pool's memory, the host takes part as one more stream. What the device
+//! may still touch it awaits, as it must; its own uses are over at once.
 
 mod common;
 
@@ -17,6 +20,8 @@ use weirpool::device::sim::{Operation, SimDevice, SimStream};
 use weirpool::*;
 
 const STREAMS: usize = 3;
+/// The host takes part as one more stream, where it sees the memory.
+const HOST: usize = STREAMS;
 
 #[derive(Clone, Debug)]
 enum Action {
@@ -33,7 +38,7 @@ enum Action {
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    let stream = || 0..STREAMS;
+    let stream = || 0..=HOST;
     let pick = any::<usize>;
     prop_oneof![
         6 => (stream(), 1..9000u64).prop_map(|(stream, granules)| Action::Allocate { stream, granules }),
@@ -56,30 +61,48 @@ struct Live {
     tag: u8,
 }
 
+/// What a pool is made of.
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    Virtual,
+    Plain,
+    Shared,
+    Unpooled,
+}
+
 struct World {
     device: SimDevice,
     pool: Pool,
     streams: Vec<(SimStream, Stream)>,
+    host: Option<Stream>,
     live: Vec<Live>,
     corruptions: Arc<AtomicU64>,
     next_tag: u8,
 }
 
 impl World {
-    fn new(virtual_memory: bool, order: Order, sealing: Sealing) -> Self {
+    fn new(shape: Shape, order: Order, sealing: Sealing, growth: GrowBy, alignment: u64) -> Self {
         let device = SimDevice::builder()
             .memory(64 * MIB)
             .clock(weirpool::device::sim::Clock::Manual)
-            .virtual_memory(virtual_memory)
+            .virtual_memory(matches!(shape, Shape::Virtual))
             .build();
-        let pool = builder(&device, 16 * MIB)
+        let pooled = || builder(&device, 16 * MIB).growth(growth);
+        let pool = match shape {
+            Shape::Virtual | Shape::Plain => pooled(),
+            Shape::Shared => pooled().upstream(Upstream::Managed),
+            Shape::Unpooled => Pool::builder(device.clone()).capacity(16 * MIB).unpooled(),
+        };
+        let pool = pool
             .order(order)
             .sealing(sealing)
             .lane_bytes(MIB)
+            .alignment(alignment)
             .build()
             .unwrap();
         let streams = (0..STREAMS).map(|_| stream(&device, &pool)).collect();
         Self {
+            host: pool.host_stream().ok(),
             device,
             pool,
             streams,
@@ -96,6 +119,9 @@ impl World {
         let live = &mut self.live[at];
         live.tag = tag;
         let (address, size) = (live.block.address(), live.block.size());
+        if live.last == HOST {
+            return self.use_as_host(address, size, tag);
+        }
         let work = &self.streams[live.last].0;
         let write = Operation::new(us(1)).named("write").writes(address, size);
         work.submit(write.run(move |memory| {
@@ -117,15 +143,42 @@ impl World {
         }));
     }
 
+    fn use_as_host(&self, address: u64, size: u64, tag: u8) {
+        for end in [address, address + size - 1] {
+            let mut byte = [0];
+            self.device.host_fill(end, 1, tag).unwrap();
+            self.device.host_read(end, &mut byte).unwrap();
+            assert_eq!(byte, [tag]);
+        }
+    }
+
+    /// A stream by its number, and the number; the first one's instead of a host that is not there.
+    fn stream(&self, at: usize) -> (usize, Stream) {
+        match &self.host {
+            Some(host) if at == HOST => (HOST, host.clone()),
+            _ => (at % STREAMS, self.streams[at % STREAMS].1.clone()),
+        }
+    }
+
+    /// The host cannot be made to wait: it awaits everything.
+    fn await_all(&self) {
+        self.device.advance_to_end();
+        for (_, stream) in &self.streams {
+            assert!(stream.event().unwrap().is_complete().unwrap());
+        }
+    }
+
     fn take(&mut self, pick: usize) -> Option<Live> {
         (!self.live.is_empty()).then(|| self.live.swap_remove(pick % self.live.len()))
     }
 
     /// Moves the use of a block to another stream, as a careful user does.
     fn share(&mut self, at: usize, to: usize) {
-        let from = self.live[at].last;
-        let event = self.streams[from].1.event().unwrap();
-        let to_stream = self.streams[to].1.clone();
+        let event = self.stream(self.live[at].last).1.event().unwrap();
+        let (to, to_stream) = self.stream(to);
+        if to == HOST {
+            self.await_all();
+        }
         to_stream.wait(&event).unwrap();
         self.live[at].block.used_on(&to_stream).unwrap();
         self.live[at].last = to;
@@ -134,15 +187,10 @@ impl World {
     fn act(&mut self, action: Action) {
         match action {
             Action::Allocate { stream, granules } => {
-                if let Ok(block) = self
-                    .pool
-                    .try_allocate(&self.streams[stream].1, granules * 512)
-                {
-                    self.live.push(Live {
-                        block,
-                        last: stream,
-                        tag: 0,
-                    });
+                let (last, stream) = self.stream(stream);
+                if let Ok(block) = self.pool.try_allocate(&stream, granules * 512) {
+                    let tag = 0;
+                    self.live.push(Live { block, last, tag });
                     self.use_block(self.live.len() - 1, 5);
                 }
             }
@@ -157,14 +205,20 @@ impl World {
             Action::Free { pick } => drop(self.take(pick)),
             Action::FreeOn { pick, stream } => {
                 if let Some(live) = self.take(pick) {
-                    drop(live.block.deallocate_on(&self.streams[stream].1).unwrap());
+                    let (to, stream) = self.stream(stream);
+                    if to == HOST {
+                        self.await_all();
+                    }
+                    drop(live.block.deallocate_on(&stream).unwrap());
                 }
             }
             Action::Order { before, after } => {
-                let event = self.streams[before].1.event().unwrap();
-                self.streams[after].1.wait(&event).unwrap();
+                let event = self.stream(before).1.event().unwrap();
+                let (after, stream) = self.stream(after);
+                let ordered = stream.wait(&event);
+                assert!(ordered.is_ok() || after == HOST);
             }
-            Action::Seal { stream } => self.streams[stream].1.seal().unwrap(),
+            Action::Seal { stream } => self.stream(stream).1.seal().unwrap(),
             Action::Advance { micros } => self.device.advance(us(micros)),
             Action::Harvest => drop(self.pool.harvest().unwrap()),
             Action::Trim { mib } => drop(self.pool.trim_to(mib * MIB).unwrap()),
@@ -218,6 +272,23 @@ fn sealing() -> impl Strategy<Value = Sealing> {
     ]
 }
 
+fn shape() -> impl Strategy<Value = Shape> {
+    prop_oneof![
+        Just(Shape::Virtual),
+        Just(Shape::Plain),
+        Just(Shape::Shared),
+        Just(Shape::Unpooled),
+    ]
+}
+
+fn growth() -> impl Strategy<Value = GrowBy> {
+    prop_oneof![
+        Just(GrowBy::Handles),
+        Just(GrowBy::AtLeast(5 * MIB)),
+        Just(GrowBy::Factor(1.7)),
+    ]
+}
+
 fn order() -> impl Strategy<Value = Order> {
     prop_oneof![Just(Order::GrowFirst), Just(Order::WaitFirst)]
 }
@@ -227,12 +298,14 @@ proptest! {
 
     #[test]
     fn random_operations_keep_every_invariant(
-        virtual_memory in any::<bool>(),
+        shape in shape(),
         order in order(),
         sealing in sealing(),
+        growth in growth(),
+        alignment in prop_oneof![Just(1), Just(4096)],
         actions in proptest::collection::vec(action(), 1..150),
     ) {
-        let mut world = World::new(virtual_memory, order, sealing);
+        let mut world = World::new(shape, order, sealing, growth, alignment);
         for action in actions {
             world.act(action);
             world.check();

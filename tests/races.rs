@@ -20,6 +20,8 @@ type Hook = Box<dyn FnOnce() + Send>;
 struct Hooked {
     sim: SimDevice,
     hooks: Arc<Mutex<Vec<(&'static str, Hook)>>>,
+    /// Plain memory that was freed, by its size: it is given out again first, as a driver does.
+    spare: Arc<Mutex<Vec<(u64, u64)>>>,
 }
 impl std::fmt::Debug for Hooked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -31,6 +33,7 @@ impl Hooked {
         Self {
             sim: sim.clone(),
             hooks: Arc::default(),
+            spare: Arc::default(),
         }
     }
     fn on(&self, call: &'static str, hook: impl FnOnce() + Send + 'static) {
@@ -57,14 +60,16 @@ unsafe impl Device for Hooked {
     fn capabilities(&self) -> Capabilities {
         self.sim.capabilities()
     }
-    fn memory_info(&self) -> Result<MemoryInfo, DeviceError> {
-        self.sim.memory_info()
+    fn memory_info(&self, k: MemoryKind) -> Result<MemoryInfo, DeviceError> {
+        self.sim.memory_info(k)
     }
     fn now(&self) -> Duration {
         Device::now(&self.sim)
     }
     fn set_alarm(&self, at: Duration, w: &Waker) -> AlarmId {
-        self.sim.set_alarm(at, w)
+        let alarm = self.sim.set_alarm(at, w);
+        self.at("alarm");
+        alarm
     }
     fn cancel_alarm(&self, a: AlarmId) {
         self.sim.cancel_alarm(a)
@@ -89,13 +94,21 @@ unsafe impl Device for Hooked {
         self.at("unmap");
         self.sim.unmap(a, b)
     }
-    fn allocate(&self, b: u64) -> Result<u64, DeviceError> {
+    fn allocate(&self, k: MemoryKind, b: u64) -> Result<u64, DeviceError> {
         self.at("allocate");
-        self.sim.allocate(b)
+        let mut spare = self.spare.lock().unwrap();
+        let fitting = spare.iter().position(|(bytes, _)| *bytes == b);
+        match fitting.map(|at| spare.remove(at)) {
+            Some((_, address)) => Ok(address),
+            None => self.sim.allocate(k, b),
+        }
     }
-    fn free(&self, a: u64, b: u64) -> Result<(), DeviceError> {
+    fn free(&self, k: MemoryKind, a: u64, b: u64) -> Result<(), DeviceError> {
         self.at("free");
-        self.sim.free(a, b)
+        let _ = k;
+        self.spare.lock().unwrap().push((b, a));
+        self.at("freed");
+        Ok(())
     }
     fn create_stream(&self) -> Result<RawStream, DeviceError> {
         Device::create_stream(&self.sim)
@@ -729,4 +742,105 @@ fn a_passing_error_at_the_end_leaks_nothing() {
     drop(a);
     sim.advance(us(20));
     assert_eq!(sim.counters().physical_in_use, 0);
+}
+
+/// rmm#2304: what a pool let go may be given to another of its threads before the first has noted it.
+#[test]
+fn an_address_that_comes_back_at_once_is_not_forgotten() {
+    let sim = SimDevice::builder()
+        .memory(1 << 30)
+        .clock(weirpool::device::sim::Clock::Manual)
+        .virtual_memory(false)
+        .build();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(8 * HANDLE)
+        .handle_bytes(HANDLE)
+        .build()
+        .unwrap();
+    let (_, a) = stream(&sim, &pool);
+    drop(pool.try_allocate(&a, 2 * HANDLE).unwrap());
+    now(a.synchronize()).unwrap();
+    let taken = Arc::new(Mutex::new(None));
+    let (other, stream, place) = (pool.clone(), a.clone(), taken.clone());
+    dev.on("freed", move || {
+        *place.lock().unwrap() = Some(other.try_allocate(&stream, 2 * HANDLE).unwrap());
+    });
+    assert_eq!(pool.trim_to(0).unwrap(), 2 * HANDLE);
+    assert!(dev.spare.lock().unwrap().is_empty(), "it was given again");
+    drop(taken.lock().unwrap().take());
+    now(a.synchronize()).unwrap();
+    assert_eq!(pool.trim_to(0).unwrap(), 2 * HANDLE);
+    assert_eq!(dev.spare.lock().unwrap().len(), 1);
+}
+
+/// Two releases at once do not each release all of it.
+#[test]
+fn two_who_trim_keep_what_both_would_keep() {
+    let sim = manual();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(16 * HANDLE)
+        .handle_bytes(HANDLE)
+        .build()
+        .unwrap();
+    let (_, a) = stream(&sim, &pool);
+    drop(pool.try_allocate(&a, 8 * HANDLE).unwrap());
+    now(a.synchronize()).unwrap();
+    let other = pool.clone();
+    dev.on("unmap", move || {
+        assert_eq!(other.trim_to(4 * HANDLE).unwrap(), 0);
+    });
+    assert_eq!(pool.trim_to(4 * HANDLE).unwrap(), 4 * HANDLE);
+    assert_eq!(pool.statistics().reserved.current, 4 * HANDLE);
+    pool.check_conserved().unwrap();
+}
+
+/// A pool that shrinks while it grows holds more than it should, and lets it go once it comes back.
+#[test]
+fn a_resize_counts_growth_that_is_under_way() {
+    let sim = manual();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(8 * HANDLE)
+        .handle_bytes(HANDLE)
+        .build()
+        .unwrap();
+    let (_, a) = stream(&sim, &pool);
+    let other = pool.clone();
+    dev.on("create", move || {
+        other.resize(2 * HANDLE).unwrap();
+    });
+    let block = pool.try_allocate(&a, 8 * HANDLE).unwrap();
+    pool.check().unwrap();
+    drop(block);
+    for _ in 0..5 {
+        sim.advance(us(10_000));
+    }
+    assert_eq!(pool.statistics().reserved.current, 2 * HANDLE);
+    pool.check_conserved().unwrap();
+}
+
+/// The alarm may ring, and the next be set, before the one who set the first has put it away.
+#[test]
+fn an_alarm_that_rings_at_once_does_not_take_the_next_along() {
+    let sim = manual();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(8 * HANDLE)
+        .handle_bytes(HANDLE)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (work, a) = stream(&sim, &pool);
+    let block = pool.try_allocate(&a, 8 * HANDLE).unwrap();
+    use_block(&work, &block, us(15_000));
+    let clock = sim.clone();
+    dev.on("alarm", move || clock.advance(us(10_000)));
+    drop(block);
+    for _ in 0..5 {
+        sim.advance(us(10_000));
+    }
+    assert_eq!(pool.statistics().reserved.current, 0);
 }

@@ -17,6 +17,10 @@ assert_impl_all!(Deallocation: Send, Sync, Unpin);
 assert_impl_all!(Completion: Send, Sync, Unpin);
 assert_impl_all!(Synchronize: Send, Sync, Unpin);
 assert_impl_all!(Reclaimer: Send, Sync, Unpin);
+assert_impl_all!(Current: Send, Sync, Clone);
+assert_impl_all!(Scope: Send, Sync, Clone);
+assert_impl_all!(Scoped<std::future::Ready<()>>: Send, Sync, Unpin);
+assert_impl_all!(BlockInfo: Send, Sync, Clone);
 assert_impl_all!(AllocError: Send, Sync, std::error::Error);
 assert_impl_all!(BuildError: Send, Sync, std::error::Error);
 assert_impl_all!(StreamError: Send, Sync, std::error::Error);
@@ -36,6 +40,9 @@ assert_impl_all!(SimDevice: Send, Sync, Clone, Device);
 assert_impl_all!(SimStream: Send, Sync, Clone);
 // A block is owned by one: what is shared is shared by whoever owns it.
 assert_not_impl_any!(Block: Clone, Copy);
+
+// What was entered on one thread is not left on another.
+assert_not_impl_any!(Entered: Send, Sync);
 
 #[test]
 fn the_table_holds_at_compile_time() {}

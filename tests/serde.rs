@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::fmt::Debug;
+use weirpool::device::{Device, MemoryKind, Pooling};
 use weirpool::*;
 
 /// There and back; what it is in between.
@@ -55,6 +56,11 @@ fn figures_are_data() {
     };
     assert_eq!(round_trip(&shortfall)["used"], 8 * MIB);
     round_trip(&device.counters());
+    let capabilities = round_trip(&device.capabilities());
+    assert_eq!(capabilities["memory_kinds"][3], "host");
+    let block = pool.try_allocate(&stream, MIB).unwrap();
+    let found = round_trip(&pool.block_at(block.address()).unwrap());
+    assert_eq!(found["state"], "used");
 }
 
 #[test]
@@ -67,6 +73,11 @@ fn settings_are_data() {
     let half = ReleaseThreshold::Fraction(0.5);
     assert_eq!(round_trip(&half), json!({ "fraction": 0.5 }));
     assert_eq!(round_trip(&Attribute::UsedMemHigh), json!("used_mem_high"));
+    assert_eq!(round_trip(&Upstream::Managed), json!("managed"));
+    let by = GrowBy::AtLeast(4096);
+    assert_eq!(round_trip(&by), json!({ "at_least": 4096 }));
+    assert_eq!(round_trip(&Pooling::Disabled), json!("disabled"));
+    assert_eq!(round_trip(&MemoryKind::Pinned), json!("pinned"));
     for rung in Rung::ALL {
         round_trip(&rung);
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Call, Clock, Operation, SimDevice, SimStream};
-use weirpool::device::{Device, DeviceErrorKind, DeviceStream, RawEvent};
+use weirpool::device::{Device, DeviceErrorKind, DeviceStream, MemoryKind, RawEvent};
 
 const MIB: u64 = 1 << 20;
 const GRANULE: u64 = 2 * MIB;
@@ -664,21 +664,24 @@ mod memory {
             .virtual_memory(false)
             .build();
         assert_eq!(kind(sim.reserve(GRANULE)), DeviceErrorKind::Unsupported);
-        let odd = sim.allocate(MIB + 1).unwrap();
-        let even = sim.allocate(2 * GRANULE).unwrap();
+        let odd = sim.allocate(MemoryKind::Device, MIB + 1).unwrap();
+        let even = sim.allocate(MemoryKind::Device, 2 * GRANULE).unwrap();
         assert_eq!((odd % GRANULE, even % GRANULE), (0, 0));
         assert_eq!(
-            kind(sim.allocate(2 * GRANULE)),
+            kind(sim.allocate(MemoryKind::Device, 2 * GRANULE)),
             DeviceErrorKind::OutOfMemory
         );
         assert_eq!(
-            kind(sim.free(even, GRANULE)),
+            kind(sim.free(MemoryKind::Device, even, GRANULE)),
             DeviceErrorKind::InvalidArgument
         );
         sim.fill(even, 2 * GRANULE, 7).unwrap();
-        sim.free(odd, MIB + 1).unwrap();
-        sim.free(even, 2 * GRANULE).unwrap();
-        assert_eq!(sim.memory_info().unwrap().free, 4 * GRANULE);
+        sim.free(MemoryKind::Device, odd, MIB + 1).unwrap();
+        sim.free(MemoryKind::Device, even, 2 * GRANULE).unwrap();
+        assert_eq!(
+            sim.memory_info(MemoryKind::Device).unwrap().free,
+            4 * GRANULE
+        );
         assert!(!sim.is_mapped(even, 1));
     }
 
@@ -697,7 +700,7 @@ mod memory {
             .memory(1 << 40)
             .backing(Backing::AddressesOnly)
             .build();
-        let address = sim.allocate(1 << 39).unwrap();
+        let address = sim.allocate(MemoryKind::Device, 1 << 39).unwrap();
         sim.fill(address, 1 << 39, 1).unwrap();
         let mut seen = [9];
         sim.read(address, &mut seen).unwrap();
@@ -748,7 +751,10 @@ mod faults {
         b.submit(operation(10).run(|_| panic!("never runs")));
         sim.break_device("gone");
         sim.break_device("later");
-        assert_eq!(sim.memory_info().unwrap_err().reason(), "gone");
+        assert_eq!(
+            sim.memory_info(MemoryKind::Device).unwrap_err().reason(),
+            "gone"
+        );
         sim.advance_to_end();
         assert_eq!(sim.counters().operations, 0);
     }

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the ground up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 17] = [
+const LAYERS: [&str; 19] = [
     "sync", "id", "measure", "device", "error", "trace", "ledger", "lane", "engine", "wait",
-    "observe", "stream", "copy", "block", "pool", "buffer", "shared",
+    "registry", "observe", "stream", "copy", "block", "pool", "buffer", "shared", "current",
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {

@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use std::time::Duration;
 use weirpool::device::sim::{Call, Checker, Clock, Operation, SimDevice};
 use weirpool::*;
 
@@ -357,4 +358,196 @@ fn a_failed_release_is_made_up_for() {
     let_pass(&device, 3);
     assert_eq!(pool.statistics().reserved.current, 0);
     pool.check_conserved().unwrap();
+}
+
+/// What cannot be released in whole handles is left, and nothing is due because of it.
+#[test]
+fn a_threshold_between_handles_is_no_work_for_ever() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .release_threshold(ReleaseThreshold::Bytes(4 * HANDLE + HANDLE / 2))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        drop(
+            (0..16)
+                .map(|_| pool.try_allocate(&stream, HANDLE).unwrap())
+                .collect::<Vec<_>>(),
+        );
+        let_pass(&device, 5);
+        assert_eq!(pool.statistics().reserved.current, 5 * HANDLE);
+        let counters = device.counters();
+        let_pass(&device, 20);
+        assert_eq!(device.counters(), counters, "nothing is due any more");
+    }
+}
+
+/// A closed pool gives its memory back like any other, and then has nothing to do.
+#[test]
+fn a_closed_pool_is_kept_up_too() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    pool.close();
+    drop(block);
+    let_pass(&device, 5);
+    assert_eq!(pool.statistics().reserved.current, 0);
+    let counters = device.counters();
+    let_pass(&device, 20);
+    assert_eq!(device.counters(), counters);
+}
+
+/// On a device that is broken nothing is due.
+#[test]
+fn a_broken_device_is_let_alone() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
+    device.break_device("for the test");
+    let _ = stream.event();
+    let_pass(&device, 5);
+    let counters = device.counters();
+    let_pass(&device, 20);
+    assert_eq!(device.counters(), counters);
+}
+
+/// Memory whose grant nobody took came back, too.
+#[test]
+fn a_grant_that_was_given_up_is_released() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let holder = pool.try_allocate(&stream, 16 * MIB).unwrap();
+    let mut waiter = pool.allocate(&stream, 16 * MIB);
+    assert!(poll(&mut waiter).is_pending());
+    drop(holder);
+    let mut other = pool.allocate(&stream, 512);
+    assert!(poll(&mut other).is_pending(), "the other is granted now");
+    drop(other);
+    let_pass(&device, 5);
+    assert_eq!(pool.statistics().reserved.current, 16 * MIB);
+    drop(waiter);
+    let_pass(&device, 5);
+    assert_eq!(pool.statistics().reserved.current, 0);
+}
+
+/// While somebody waits coalescing is put off, and not forgotten.
+#[test]
+fn coalescing_is_put_off_and_not_forgotten() {
+    let device = manual();
+    let pool = builder(&device, 16 * HANDLE)
+        .coalesce(CoalesceHeuristic::blocks_releasable(1))
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let kept = every_other_one(&pool, &stream, 16);
+    let mut waiter = pool.allocate(&stream, 16 * HANDLE);
+    assert!(poll(&mut waiter).is_pending());
+    let_pass(&device, 3);
+    assert_eq!(pool.figures().releasable_blocks, 8);
+    drop(waiter);
+    let_pass(&device, 3);
+    assert_eq!(pool.figures().releasable_blocks, 1);
+    drop(kept);
+}
+
+/// A heuristic may ask for anything.
+#[test]
+fn a_heuristic_may_ask_for_more_than_there_is() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .coalesce(CoalesceHeuristic::new(|_| u64::MAX))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let _kept = every_other_one(&pool, &stream, 16);
+        let_pass(&device, 3);
+        assert_eq!(pool.figures().largest_available, 8 * HANDLE);
+        pool.check().unwrap();
+    }
+}
+
+/// What the pool is to have afterwards is one piece, whatever of it was released for that.
+#[test]
+fn what_is_left_after_shrinking_is_one_piece() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .coalesce(CoalesceHeuristic::new(|_| 4 * HANDLE))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let mut blocks: Vec<_> = (0..16)
+            .map(|_| Some(pool.try_allocate(&stream, HANDLE).unwrap()))
+            .collect();
+        // One in use, and of what is free the pieces are 1, 6 and 8 handles.
+        let used = blocks[1].take();
+        let other = blocks[8].take();
+        blocks.clear();
+        drop(other);
+        let_pass(&device, 1);
+        let figures = pool.figures();
+        assert_eq!(figures.actual_size, 4 * HANDLE);
+        assert_eq!(figures.largest_available, 3 * HANDLE);
+        drop(used);
+        pool.check().unwrap();
+    }
+}
+
+/// What is put together is lent to nobody: the marks do not see it used.
+#[test]
+fn coalescing_is_no_use() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .initial_size(4 * HANDLE)
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        assert_eq!(pool.statistics().used.high, 0);
+        let (_, stream) = stream(&device, &pool);
+        let kept = every_other_one(&pool, &stream, 16);
+        device.advance_to_end();
+        pool.reset_high_water_marks();
+        pool.coalesce().unwrap();
+        assert_eq!(pool.statistics().used.high, 8 * HANDLE);
+        assert_eq!(pool.figures().high_water_mark, 8 * HANDLE);
+        drop(kept);
+        pool.check().unwrap();
+    }
+}
+
+/// No interval at all is a very short one.
+#[test]
+fn no_interval_is_a_short_one() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .upkeep_interval(Duration::ZERO)
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (work, stream) = stream(&device, &pool);
+    let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    use_block(&work, &block, us(1000));
+    drop(block);
+    assert_eq!(pool.statistics().reserved.current, 8 * MIB);
+    let_pass(&device, 3);
+    assert_eq!(pool.statistics().reserved.current, 0);
 }

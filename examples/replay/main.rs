@@ -1,23 +1,32 @@
-//! Replays recorded allocations through the pool, on the simulated device.
+//! Replays recorded allocations through the pool, on the simulated device or on a GPU.
 //!
 //! ```text
 //! cargo run --release --example replay
 //! cargo run --release --example replay -- --lag 1ms --order wait-first --plot replay.svg
 //! cargo run --release --example replay -- --generate cross-stream --capacity 500MB --json
+//! cargo run --release --features cuda --example replay -- --device cuda
+//! cargo run --release --features cuda --example replay -- --device cuda --kernels --lag 1ms
 //! ```
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | [`options`] | the command line |
+//! | [`options`], [`target`] | the command line |
 //! | [`trace`], [`fault`], [`read`], [`generate`] | traces: what they are, what can be wrong, where they come from |
 //! | [`run`], [`session`], [`task`], [`backlog`] | the replay: one task a stream, awaiting its allocations |
 //! | [`shelf`], [`patience`], [`timing`], [`samples`] | what tasks need: blocks handed over, waits, CPU time, levels |
-//! | [`verify`] | contents that are written and checked |
+//! | [`machine`] | what a replay asks of a device |
+//! | [`simulated`], [`verify`] | the simulated device; contents that are written and checked |
+//! | `cuda`, `timetable`, `meter` | a GPU; operations in real time; device calls, timed |
 //! | [`report`], [`table`], [`units`], [`plot`], [`progress`] | what is shown |
 
 mod backlog;
+#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
+mod cuda;
 mod fault;
 mod generate;
+mod machine;
+#[cfg(any(test, feature = "cuda"))]
+mod meter;
 mod options;
 mod patience;
 mod plot;
@@ -28,24 +37,37 @@ mod run;
 mod samples;
 mod session;
 mod shelf;
+mod simulated;
 mod table;
+mod target;
 mod task;
+#[cfg(any(test, feature = "cuda"))]
+mod timetable;
 mod timing;
 mod trace;
 mod units;
 mod verify;
 
 use clap::Parser;
+use machine::Site;
 use options::{Generated, Options};
 use progress::Progress;
 use report::Report;
 use samples::Sample;
+use simulated::Simulator;
 use std::io::{Write, stdout};
 use std::process::ExitCode;
+use target::DeviceName;
 use trace::Trace;
 
 fn main() -> ExitCode {
-    match replay_all(&Options::parse()) {
+    let options = Options::parse();
+    let options = options.checked().unwrap_or_else(|error| error.exit());
+    let replayed = match options.target.device {
+        DeviceName::Sim => replay_all(&Simulator, &options),
+        DeviceName::Cuda => cuda::open(&options.target).and_then(|gpu| replay_all(&gpu, &options)),
+    };
+    match replayed {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");
@@ -54,12 +76,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn replay_all(options: &Options) -> anyhow::Result<()> {
+fn replay_all(site: &impl Site, options: &Options) -> anyhow::Result<()> {
     // All are read before the first one runs: what is malformed is said at once.
     let traces = traces(options)?;
     let mut reports = Vec::new();
     for trace in &traces {
-        let (report, samples) = replay(trace, options)?;
+        let (report, samples) = replay(site, trace, options)?;
         draw(options, &report, &samples, traces.len() > 1)?;
         if options.json {
             writeln!(stdout(), "{}", serde_json::to_string(&report)?)?;
@@ -86,9 +108,13 @@ fn traces(options: &Options) -> anyhow::Result<Vec<Trace>> {
     }
 }
 
-fn replay(trace: &Trace, options: &Options) -> anyhow::Result<(Report, Vec<Sample>)> {
+fn replay(
+    site: &impl Site,
+    trace: &Trace,
+    options: &Options,
+) -> anyhow::Result<(Report, Vec<Sample>)> {
     let progress = Progress::new(&trace.name, trace.events.len(), options.json);
-    run::replay(trace, &options.policy, &progress)
+    run::replay(site, trace, options, &progress)
 }
 
 fn draw(

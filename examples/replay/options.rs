@@ -2,9 +2,11 @@
 //!
 //! The names of policies are the example's own here; `run` gives them to the pool.
 
+use crate::target::Target;
 use crate::verify::Extent;
 use bytesize::ByteSize;
-use clap::{Args, Parser, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, ValueEnum};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -19,7 +21,7 @@ pub(crate) fn recorded(name: &str) -> PathBuf {
     PathBuf::from(traces).join(format!("{name}.csv.gz"))
 }
 
-/// Replays recorded allocations through the pool, on the simulated device.
+/// Replays recorded allocations through the pool, on the simulated device or on a GPU.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "replay")]
 pub(crate) struct Options {
@@ -41,6 +43,9 @@ pub(crate) struct Options {
     pub(crate) operations: u64,
 
     #[command(flatten)]
+    pub(crate) target: Target,
+
+    #[command(flatten)]
     pub(crate) policy: Policy,
 
     /// Prints one JSON object a trace, each on one line
@@ -54,6 +59,14 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// These options, if they make sense together.
+    pub(crate) fn checked(self) -> Result<Self, clap::Error> {
+        let (has_lag, verifies) = (!self.policy.lag.is_zero(), self.policy.verify.is_some());
+        let checked = self.target.check(has_lag, verifies);
+        let refusal = |reason| Self::command().error(ErrorKind::ArgumentConflict, reason);
+        checked.map(|()| self).map_err(refusal)
+    }
+
     /// The files to replay, when nothing is generated.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         if self.paths.is_empty() {

@@ -21,6 +21,7 @@ pub(crate) struct Patience {
 #[derive(Debug, Default)]
 struct Waits {
     begun: u64,
+    looks: u64,
     /// By the order of their beginning; `None` has been told to give up.
     waiting: BTreeMap<u64, Option<Waker>>,
 }
@@ -44,6 +45,13 @@ impl Patience {
         longest.inspect(Waker::wake_by_ref).is_some()
     }
 
+    /// A number that grows when somebody begins to wait, and when one who waits looks again; none while
+    /// nobody waits.
+    pub(crate) fn signs(&self) -> Option<u64> {
+        let waits = self.shared.borrow();
+        (!waits.waiting.is_empty()).then_some(waits.begun + waits.looks)
+    }
+
     fn begin(&self, waker: &Waker) -> u64 {
         let mut waits = self.shared.borrow_mut();
         let place = waits.begun;
@@ -55,6 +63,7 @@ impl Patience {
     /// Whether the one at `place` may wait on.
     fn may_go_on(&self, place: u64, waker: &Waker) -> bool {
         let mut waits = self.shared.borrow_mut();
+        waits.looks += 1;
         match waits.waiting.get_mut(&place) {
             Some(Some(known)) => {
                 known.clone_from(waker);
@@ -143,6 +152,23 @@ mod tests {
         executor.run_until_stalled();
         assert_eq!(*answers.borrow(), [(1, false), (2, true)]);
         assert!(!patience.end_longest());
+    }
+
+    #[test]
+    fn there_are_signs_of_who_begins_and_of_who_looks_again() {
+        let patience = Patience::default();
+        let mut context = Context::from_waker(Waker::noop());
+        assert_eq!(patience.signs(), None);
+        let wait = || Box::pin(patience.wait(std::future::pending::<()>()));
+        let mut waiting = [wait(), wait()];
+        let mut signs = Vec::new();
+        for index in [0, 1, 0] {
+            assert!(waiting[index].as_mut().poll(&mut context).is_pending());
+            signs.push(patience.signs().unwrap());
+        }
+        assert!(signs.windows(2).all(|two| two[0] < two[1]), "{signs:?}");
+        drop(waiting);
+        assert_eq!(patience.signs(), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::options::Policy;
 use crate::samples::Sample;
+use crate::target::{Pace, Target};
 use crate::trace::Trace;
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -10,23 +11,30 @@ use std::time::Duration;
 /// What one run of a trace gave.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
+    /// The most that was requested and not yet freed: less than in the trace where streams that waited
+    /// missed its peak.
+    pub(crate) requested_high: u64,
     pub(crate) reserved_peak: u64,
     /// Nanoseconds of CPU time of each allocation and each free.
     pub(crate) operation_ns: Histogram<u64>,
+    /// Nanoseconds by which each began too late, by the host's fault.
+    pub(crate) lateness_ns: Histogram<u64>,
     pub(crate) waits: u64,
-    /// In virtual time.
+    /// On the device's clock, which is virtual or real.
     pub(crate) longest_wait: Duration,
     /// Waits on the device that the pool inserted to reuse pending memory.
     pub(crate) device_waits: u64,
     /// Those that order a consumer after its producer.
     pub(crate) handover_waits: u64,
-    /// What all waits on the device cost together.
-    pub(crate) stall: Duration,
+    /// What all waits on the device cost together; of a real one it is not known.
+    pub(crate) stall: Option<Duration>,
     /// When all tasks and all work on the device were done.
     pub(crate) makespan: Duration,
     pub(crate) handle_bytes: u64,
     pub(crate) device_calls: u64,
     pub(crate) device_time: Duration,
+    pub(crate) memory_time: Duration,
+    pub(crate) growths: u64,
     pub(crate) remaps: u64,
     pub(crate) failures: u64,
     /// Blocks whose contents were not what was written, where that was verified.
@@ -42,29 +50,62 @@ impl Outcome {
     }
 }
 
-/// Everything that is said of a replay, under the names that `--json` prints.
+/// Under what a trace was replayed.
+#[derive(Clone, Debug)]
+pub(crate) struct Setting<'a> {
+    pub(crate) target: &'a Target,
+    pub(crate) policy: &'a Policy,
+    /// Which device it was, where there is more than one kind.
+    pub(crate) description: Option<String>,
+}
+
+/// Everything that is said of a replay, under the names that `--json` prints. What makes no sense on a
+/// device is left out there.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) trace: String,
+    pub(crate) device: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) description: Option<String>,
+    /// Of real time only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kernels: Option<bool>,
     pub(crate) ops: usize,
     pub(crate) streams: usize,
     pub(crate) trace_ns: u64,
     pub(crate) requested_peak: u64,
+    /// The same of this run, whose streams may have been late.
+    pub(crate) requested_high: u64,
     pub(crate) reserved_peak: u64,
     pub(crate) reserved_over_requested: f64,
+    pub(crate) reserved_over_high: f64,
     pub(crate) ns_p50: u64,
     pub(crate) ns_p99: u64,
+    pub(crate) ns_mean: u64,
+    /// By how much operations began after they were due, where they follow the trace in real time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lateness_p99_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lateness_max_ns: Option<u64>,
     pub(crate) waits: u64,
     pub(crate) wait_max_ns: u64,
     pub(crate) device_waits: u64,
-    pub(crate) stall_ns: u64,
-    pub(crate) makespan_over_unlimited: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) stall_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) makespan_over_unlimited: Option<f64>,
     pub(crate) handle_bytes: u64,
     pub(crate) device_calls: u64,
     pub(crate) device_ns: u64,
+    /// The part of it that memory calls took.
+    pub(crate) memory_ns: u64,
+    /// Times that memory was mapped, or taken. Where memory calls block, each is a wait too.
+    pub(crate) growths: u64,
     pub(crate) remaps: u64,
     pub(crate) failures: u64,
-    /// Null: contents are not verified yet.
+    /// Null: contents were not verified.
     pub(crate) corruptions: Option<u64>,
     // What follows says under what the figures were taken, and what they were made of.
     pub(crate) makespan_ns: u64,
@@ -80,31 +121,45 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// The report of a run of `trace` that would have taken `unlimited` with memory without bound.
+    /// The report of a run of `trace` that would have taken `unlimited` with memory without bound, if
+    /// that is known.
     pub(crate) fn new(
         trace: &Trace,
-        policy: &Policy,
+        setting: Setting<'_>,
         outcome: &Outcome,
-        unlimited: Duration,
+        unlimited: Option<Duration>,
     ) -> Self {
+        let Setting { target, policy, .. } = setting;
+        let lateness = is_paced(target).then_some(&outcome.lateness_ns);
         Self {
             trace: trace.name.clone(),
+            device: target.device.to_string(),
+            description: setting.description,
+            pace: target.is_cuda().then(|| target.pace().to_string()),
+            kernels: target.is_cuda().then_some(target.kernels),
             ops: trace.events.len(),
             streams: trace.streams,
             trace_ns: nanoseconds(trace.duration),
             requested_peak: trace.requested_peak,
+            requested_high: outcome.requested_high,
             reserved_peak: outcome.reserved_peak,
             reserved_over_requested: outcome.reserved_peak as f64 / trace.requested_peak as f64,
+            reserved_over_high: outcome.reserved_peak as f64 / outcome.requested_high as f64,
             ns_p50: outcome.operation_ns.value_at_quantile(0.50),
             ns_p99: outcome.operation_ns.value_at_quantile(0.99),
+            ns_mean: outcome.operation_ns.mean().round() as u64,
+            lateness_p99_ns: lateness.map(|lateness| lateness.value_at_quantile(0.99)),
+            lateness_max_ns: lateness.map(Histogram::max),
             waits: outcome.waits,
             wait_max_ns: nanoseconds(outcome.longest_wait),
             device_waits: outcome.device_waits,
-            stall_ns: nanoseconds(outcome.stall),
-            makespan_over_unlimited: ratio(outcome.makespan, unlimited),
+            stall_ns: outcome.stall.map(nanoseconds),
+            makespan_over_unlimited: unlimited.map(|unlimited| ratio(outcome.makespan, unlimited)),
             handle_bytes: outcome.handle_bytes,
             device_calls: outcome.device_calls,
             device_ns: nanoseconds(outcome.device_time),
+            memory_ns: nanoseconds(outcome.memory_time),
+            growths: outcome.growths,
             remaps: outcome.remaps,
             failures: outcome.failures,
             corruptions: outcome.corruptions,
@@ -127,7 +182,9 @@ impl Report {
             "lag {}",
             crate::units::duration(Duration::from_nanos(self.lag_ns))
         );
-        let mut parts = vec![lag, self.order.clone(), format!("reuse {}", self.reuse)];
+        let mut parts = Vec::new();
+        parts.extend(self.place());
+        parts.extend([lag, self.order.clone(), format!("reuse {}", self.reuse)]);
         parts.extend(
             self.sealing
                 .as_ref()
@@ -137,6 +194,24 @@ impl Report {
         parts.extend(capacity.map(|bytes| format!("capacity {bytes}")));
         parts.join(" · ")
     }
+
+    /// Where in real time it was replayed, and how.
+    fn place(&self) -> Option<String> {
+        let pace = match self.pace.as_deref()? {
+            "full" => "full speed",
+            _ => "the trace's pace",
+        };
+        let work = match self.kernels {
+            Some(true) => "kernels",
+            _ => "no work",
+        };
+        Some(format!("{}, {pace}, {work}", self.device))
+    }
+}
+
+/// Whether operations follow the trace in real time.
+fn is_paced(target: &Target) -> bool {
+    target.is_cuda() && target.pace() == Pace::Trace
 }
 
 fn nanoseconds(duration: Duration) -> u64 {
@@ -153,115 +228,4 @@ fn ratio(duration: Duration, reference: Duration) -> f64 {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use crate::options::Options;
-    use clap::Parser;
-
-    pub(crate) fn outcome() -> Outcome {
-        let mut operation_ns = Histogram::new(3).unwrap();
-        (1..=1000).for_each(|ns| operation_ns.record(ns).unwrap());
-        Outcome {
-            reserved_peak: 1_056,
-            operation_ns,
-            waits: 3,
-            longest_wait: Duration::from_micros(1500),
-            device_waits: 5,
-            handover_waits: 1,
-            stall: Duration::from_micros(20),
-            makespan: Duration::from_micros(303),
-            handle_bytes: 2 << 20,
-            device_calls: 12,
-            device_time: Duration::from_micros(9),
-            remaps: 4,
-            failures: 1,
-            corruptions: None,
-            samples: Vec::new(),
-        }
-    }
-
-    pub(crate) fn report(name: &str) -> Report {
-        let trace = Trace {
-            name: name.to_owned(),
-            events: Vec::new(),
-            streams: 2,
-            allocations: 0,
-            duration: Duration::from_micros(299),
-            requested_peak: 1_000,
-        };
-        let options = Options::parse_from(["replay", "--lag=1ms", "--capacity=2GB"]);
-        Report::new(
-            &trace,
-            &options.policy,
-            &outcome(),
-            Duration::from_micros(300),
-        )
-    }
-
-    #[test]
-    fn json_has_the_promised_keys_on_one_line() {
-        let line = serde_json::to_string(&report("t")).unwrap();
-        assert!(!line.contains('\n'));
-        let object: serde_json::Value = serde_json::from_str(&line).unwrap();
-        for key in "trace, ops, streams, trace_ns, requested_peak, reserved_peak, \
-            reserved_over_requested, ns_p50, ns_p99, waits, wait_max_ns, device_waits, stall_ns, \
-            makespan_over_unlimited, handle_bytes, device_calls, device_ns, remaps, failures, \
-            corruptions"
-            .split(", ")
-        {
-            assert!(object.get(key).is_some(), "{key}");
-        }
-        assert!(object["corruptions"].is_null());
-    }
-
-    #[test]
-    fn ratios_and_times_are_those_of_the_run() {
-        let report = report("t");
-        assert_eq!(report.reserved_over_requested, 1.056);
-        assert_eq!(report.makespan_over_unlimited, 1.01);
-        assert_eq!((report.ns_p50, report.ns_p99), (500, 990));
-        assert_eq!(report.wait_max_ns, 1_500_000);
-        assert_eq!(report.trace_ns, 299_000);
-    }
-
-    #[test]
-    fn conditions_are_said_in_one_line() {
-        let conditions = report("t").conditions();
-        assert_eq!(
-            conditions,
-            "lag 1.00 ms · grow-first · reuse all · capacity 2.00 GB"
-        );
-    }
-
-    #[test]
-    fn only_a_run_without_waits_and_failures_was_unhindered() {
-        let unhindered = Outcome {
-            waits: 0,
-            failures: 0,
-            device_waits: 0,
-            ..outcome()
-        };
-        assert!(unhindered.was_unhindered());
-        assert!(
-            !Outcome {
-                waits: 1,
-                ..unhindered.clone()
-            }
-            .was_unhindered()
-        );
-        assert!(
-            !Outcome {
-                failures: 1,
-                ..unhindered.clone()
-            }
-            .was_unhindered()
-        );
-        assert!(
-            !Outcome {
-                device_waits: 1,
-                ..unhindered
-            }
-            .was_unhindered()
-        );
-    }
-}
+pub(crate) mod tests;

@@ -1,17 +1,17 @@
-//! Runs a trace: all its tasks on one thread, on the device's virtual clock.
+//! Runs a trace: all its tasks on one thread, by the machine's time.
 //!
-//! Nothing here depends on real time or on other threads, so the same trace, policy and seed give
-//! the same run, but for the CPU times that are measured.
+//! On the simulated device nothing here depends on real time or on other threads, so the same trace,
+//! policy and seed give the same run, but for the CPU times that are measured.
 
 use crate::backlog::Backlog;
-use crate::options::Policy;
+use crate::machine::{Figures, Machine, Site, Time};
+use crate::options::{Options, Policy};
 use crate::progress::Progress;
-use crate::report::{Outcome, Report};
+use crate::report::{Outcome, Report, Setting};
 use crate::samples::{Sample, Samples};
 use crate::session::Session;
 use crate::task::StreamTask;
 use crate::trace::Trace;
-use crate::verify::Verifier;
 use anyhow::bail;
 use futures::executor::LocalPool;
 use futures::task::LocalSpawnExt;
@@ -21,32 +21,49 @@ use std::time::Duration;
 
 /// Replays `trace` and reports it, with what a plot of it shows.
 pub(crate) fn replay(
+    site: &impl Site,
     trace: &Trace,
-    policy: &Policy,
+    options: &Options,
     progress: &Progress,
 ) -> anyhow::Result<(Report, Vec<Sample>)> {
-    let outcome = run(trace, policy, progress)?;
-    let unlimited = unlimited(trace, policy, &outcome, progress)?;
-    let report = Report::new(trace, policy, &outcome, unlimited);
+    let policy = &options.policy;
+    let outcome = run(site, trace, policy, progress)?;
+    let unlimited = unlimited(site, trace, policy, &outcome, progress)?;
+    let setting = Setting {
+        target: &options.target,
+        policy,
+        description: site.description(),
+    };
+    let report = Report::new(trace, setting, &outcome, unlimited);
     Ok((report, outcome.samples))
 }
 
 /// How long the trace takes where memory has no bound and nobody waits for any.
 fn unlimited(
+    site: &impl Site,
     trace: &Trace,
     policy: &Policy,
     outcome: &Outcome,
     progress: &Progress,
-) -> anyhow::Result<Duration> {
+) -> anyhow::Result<Option<Duration>> {
+    let Some(unlimited) = site.unlimited(policy) else {
+        return Ok(None);
+    };
     if outcome.was_unhindered() {
-        return Ok(outcome.makespan);
+        return Ok(Some(outcome.makespan));
     }
     progress.again("(again, with unlimited memory)");
-    Ok(run(trace, &policy.unlimited(), progress)?.makespan)
+    Ok(Some(run(site, trace, &unlimited, progress)?.makespan))
 }
 
-fn run(trace: &Trace, policy: &Policy, progress: &Progress) -> anyhow::Result<Outcome> {
-    let session = Rc::new(Session::new(trace, policy)?);
+fn run(
+    site: &impl Site,
+    trace: &Trace,
+    policy: &Policy,
+    progress: &Progress,
+) -> anyhow::Result<Outcome> {
+    let machine = site.machine(trace, policy)?;
+    let session = Rc::new(Session::new(machine, trace, policy)?);
     let mut driver = Driver {
         session: session.clone(),
         executor: LocalPool::new(),
@@ -54,23 +71,26 @@ fn run(trace: &Trace, policy: &Policy, progress: &Progress) -> anyhow::Result<Ou
         progress,
     };
     driver.start_tasks(trace, policy)?;
+    session.start();
     driver.drive()?;
     driver.start_draining()?;
     driver.drive()?;
-    // What the last frees did wrong would be raised by nothing else.
-    session.device.assert_ordered();
-    Ok(driver.outcome())
+    let makespan = session.elapsed();
+    let figures = session.machine.figures()?;
+    let outcome = driver.outcome(makespan, figures);
+    session.close()?;
+    Ok(outcome)
 }
 
 /// Polls tasks while they can go on, and moves time when they cannot.
-struct Driver<'a> {
-    session: Rc<Session>,
+struct Driver<'a, M: Machine> {
+    session: Rc<Session<M>>,
     executor: LocalPool,
     samples: Samples,
     progress: &'a Progress,
 }
 
-impl Driver<'_> {
+impl<M: Machine> Driver<'_, M> {
     fn start_tasks(&mut self, trace: &Trace, policy: &Policy) -> anyhow::Result<()> {
         let backlogs = Backlog::of_streams(trace.streams, policy.lag, policy.seed);
         let streams = trace.by_stream().into_iter().zip(backlogs).enumerate();
@@ -112,8 +132,9 @@ impl Driver<'_> {
             if self.is_done()? {
                 return Ok(());
             }
+            let session = &self.session;
             let goes_on =
-                self.session.device.advance_to_next() || self.session.patience.end_longest();
+                session.machine.time().pass(session.hope()) || session.patience.end_longest();
             if !goes_on {
                 bail!("the replay is stuck: tasks wait, but for no memory, and nothing is due");
             }
@@ -135,25 +156,28 @@ impl Driver<'_> {
         }
     }
 
-    fn outcome(self) -> Outcome {
+    fn outcome(self, makespan: Duration, figures: Figures) -> Outcome {
         let statistics = self.session.pool.statistics();
-        let counters = self.session.device.counters();
         let tally = self.session.tally.borrow();
         Outcome {
+            requested_high: tally.requested_high,
             reserved_peak: statistics.reserved.high,
             operation_ns: tally.operation_ns.clone(),
+            lateness_ns: tally.lateness_ns.clone(),
             waits: statistics.waits.served + statistics.waits.abandoned,
             longest_wait: tally.longest_wait,
             device_waits: statistics.device_waits,
-            handover_waits: counters.device_waits - statistics.device_waits,
-            stall: counters.stall,
-            makespan: self.session.now(),
+            handover_waits: figures.waits - statistics.device_waits,
+            stall: figures.stall,
+            makespan,
             handle_bytes: self.session.pool.handle_bytes(),
-            device_calls: counters.device_calls,
-            device_time: counters.device_time,
+            device_calls: figures.device_calls,
+            device_time: figures.device_time,
+            memory_time: figures.memory_time,
+            growths: statistics.growths,
             remaps: statistics.remaps,
             failures: tally.failures,
-            corruptions: self.session.verifier.as_ref().map(Verifier::corruptions),
+            corruptions: figures.corruptions,
             samples: self.samples.into_vec(),
         }
     }

@@ -1,39 +1,33 @@
 //! What all tasks of one run share: the device, the pool, the streams, and the counts.
 
+use crate::machine::{Hope, Line, Machine, Time};
 use crate::options::{OrderName, Policy, ReuseNames, SealingName, WaitLimitName};
 use crate::patience::Patience;
 use crate::samples::Sample;
 use crate::shelf::Shelf;
 use crate::trace::Trace;
-use crate::verify::Verifier;
 use anyhow::Context;
 use hdrhistogram::Histogram;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 use std::time::Duration;
-use weirpool::device::sim::{Backing, Clock, SimDevice, SimStream};
-use weirpool::{Block, Event, Order, Pool, Reuse, Sealing, Stream, WaitLimit};
-
-/// Larger than any trace that a pool without a capacity is replayed with.
-const DEVICE_MEMORY: u64 = 256 << 30;
+use weirpool::device::Device;
+use weirpool::{Block, Event, Order, Pool, Reuse, Sealing, WaitLimit};
 
 /// One run of a trace.
-pub(crate) struct Session {
+pub(crate) struct Session<M: Machine> {
     /// Blocks from their allocation to their free.
     pub(crate) shelf: Shelf<Held>,
-    pub(crate) lines: Vec<Line>,
+    pub(crate) lines: Vec<Line<M::Work>>,
     pub(crate) pool: Pool,
-    pub(crate) device: SimDevice,
+    pub(crate) machine: M,
+    device: Arc<dyn Device>,
+    /// On the device's clock.
+    began: Cell<Duration>,
     pub(crate) patience: Patience,
-    pub(crate) verifier: Option<Verifier>,
     /// For each allocation, whether another stream frees it.
     pub(crate) handed_over: Vec<bool>,
     pub(crate) tally: RefCell<Tally>,
-}
-
-/// A stream, as the device and as the pool know it.
-pub(crate) struct Line {
-    pub(crate) work: SimStream,
-    pub(crate) stream: Stream,
 }
 
 /// A block that is alive.
@@ -53,40 +47,61 @@ pub(crate) struct Tally {
     pub(crate) error: Option<anyhow::Error>,
     pub(crate) operations: u64,
     pub(crate) operation_ns: Histogram<u64>,
-    pub(crate) requested: u64,
+    /// How late operations began, by no wait of their stream but because the host was busy.
+    pub(crate) lateness_ns: Histogram<u64>,
+    requested: u64,
+    /// The most that was requested and not yet freed.
+    pub(crate) requested_high: u64,
     pub(crate) failures: u64,
     pub(crate) longest_wait: Duration,
 }
 
-impl Session {
-    pub(crate) fn new(trace: &Trace, policy: &Policy) -> anyhow::Result<Self> {
-        let device = SimDevice::builder()
-            .memory(DEVICE_MEMORY.max(policy.capacity.unwrap_or(0)))
-            .backing(match policy.verify {
-                Some(_) => Backing::Bytes,
-                None => Backing::AddressesOnly,
-            })
-            // The run moves time itself, when no task can go on; nothing else may.
-            .clock(Clock::Manual)
-            .seed(policy.seed)
-            .build();
-        let pool = pool(&device, policy)?;
-        let lines = (0..trace.streams).map(|_| Line::new(&device, &pool));
+impl<M: Machine> Session<M> {
+    pub(crate) fn new(machine: M, trace: &Trace, policy: &Policy) -> anyhow::Result<Self> {
+        let device = machine.device();
+        let pool = pool(device.clone(), policy)?;
+        let line = |_| {
+            let work = machine.create_stream()?;
+            let stream = pool.register(&work)?;
+            Ok(Line { work, stream })
+        };
         Ok(Self {
             shelf: Shelf::new(trace.allocations),
-            lines: lines.collect::<anyhow::Result<_>>()?,
+            lines: (0..trace.streams)
+                .map(line)
+                .collect::<anyhow::Result<_>>()?,
             pool,
+            machine,
             device,
+            began: Cell::default(),
             patience: Patience::default(),
-            verifier: policy.verify.map(Verifier::new),
             handed_over: trace.handed_over(),
             tally: RefCell::new(Tally::new()?),
         })
     }
 
-    /// Virtual time.
+    /// From here on time counts.
+    pub(crate) fn start(&self) {
+        self.began.set(self.device.now());
+        self.machine.time().start();
+    }
+
+    /// The run's time, by which its operations are due.
     pub(crate) fn now(&self) -> Duration {
-        self.device.now()
+        self.machine.time().now()
+    }
+
+    /// The time that the run has taken so far, on the device's clock. At the trace's pace it is the same
+    /// as [`now`](Self::now).
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.device.now().saturating_sub(self.began.get())
+    }
+
+    /// What may be hoped for by who waits for memory, if anybody does.
+    pub(crate) fn hope(&self) -> Option<Hope> {
+        let signs = self.patience.signs()?;
+        let calls = self.machine.memory_calls();
+        Some(Hope { signs, calls })
     }
 
     /// The levels of this moment.
@@ -100,13 +115,16 @@ impl Session {
             requested: self.tally.borrow().requested,
         }
     }
-}
 
-impl Line {
-    fn new(device: &SimDevice, pool: &Pool) -> anyhow::Result<Self> {
-        let work = device.create_stream();
-        let stream = pool.register(&work)?;
-        Ok(Self { work, stream })
+    /// Gives back all that the device gave, so that the next run finds it as this one did.
+    pub(crate) fn close(&self) -> anyhow::Result<()> {
+        self.shelf.clear();
+        // What is freed only now is complete by the second time.
+        for _ in 0..2 {
+            self.pool.trim_to(0)?;
+            self.machine.quiesce()?;
+        }
+        Ok(())
     }
 }
 
@@ -118,10 +136,17 @@ impl Tally {
             error: None,
             operations: 0,
             operation_ns: Histogram::new_with_bounds(1, MINUTE, 3)?,
+            lateness_ns: Histogram::new_with_bounds(1, MINUTE, 3)?,
             requested: 0,
+            requested_high: 0,
             failures: 0,
             longest_wait: Duration::ZERO,
         })
+    }
+
+    /// An operation begins, by so much later than it was due.
+    pub(crate) fn begins(&mut self, late: Duration) {
+        self.lateness_ns.saturating_record(late.as_nanos() as u64);
     }
 
     /// An allocation or a free took so long on the CPU.
@@ -129,13 +154,22 @@ impl Tally {
         self.operation_ns.saturating_record(spent.as_nanos() as u64);
     }
 
+    pub(crate) fn allocated(&mut self, bytes: u64) {
+        self.requested += bytes;
+        self.requested_high = self.requested_high.max(self.requested);
+    }
+
+    pub(crate) fn freed(&mut self, bytes: u64) {
+        self.requested -= bytes;
+    }
+
     pub(crate) fn waited(&mut self, duration: Duration) {
         self.longest_wait = self.longest_wait.max(duration);
     }
 }
 
-fn pool(device: &SimDevice, policy: &Policy) -> anyhow::Result<Pool> {
-    let mut builder = Pool::builder(device.clone())
+fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<Pool> {
+    let mut builder = Pool::builder_shared(device)
         .order(order(policy.order))
         .reuse(reuse(policy.reuse))
         .wait_limit(wait_limit(policy.wait_limit));

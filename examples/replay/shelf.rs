@@ -49,6 +49,16 @@ impl<T> Shelf<T> {
         }
     }
 
+    /// Drops what was put and not taken. Takers of the rest wait on.
+    pub(crate) fn clear(&self) {
+        let mut places = self.places.borrow_mut();
+        let is_put = |place: &&mut Place<T>| matches!(place, Place::Put(_));
+        let take = |place: &mut Place<T>| std::mem::replace(place, Place::Taken);
+        let left: Vec<_> = places.iter_mut().filter(is_put).map(take).collect();
+        drop(places);
+        drop(left);
+    }
+
     /// Takes the thing once it is there; `None` when it never comes.
     pub(crate) async fn take(&self, id: usize) -> Option<T> {
         poll_fn(|context| self.poll_take(id, context.waker())).await
@@ -81,6 +91,18 @@ mod tests {
         assert_eq!(shelf.take(1).now_or_never(), Some(Some("block")));
         assert_eq!(shelf.take(1).now_or_never(), Some(None));
         assert_eq!(shelf.take(0).now_or_never(), None);
+    }
+
+    #[test]
+    fn what_nobody_took_is_dropped() {
+        let shelf = Shelf::new(3);
+        let thing = std::rc::Rc::new(());
+        shelf.put(0, thing.clone());
+        shelf.put(2, thing.clone());
+        assert!(shelf.take(0).now_or_never().flatten().is_some());
+        shelf.clear();
+        assert_eq!(std::rc::Rc::strong_count(&thing), 1);
+        assert_eq!(shelf.take(2).now_or_never(), Some(None));
     }
 
     #[test]

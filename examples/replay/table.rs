@@ -8,48 +8,74 @@ use std::time::Duration;
 /// Traces side by side; more go below.
 const COLUMNS: usize = 4;
 
-/// A line of the table: what it says, of a report.
-type Line = (&'static str, fn(&Report) -> String);
+/// A line of the table: what it says, of a report; nothing where that makes no sense.
+type Line = (&'static str, fn(&Report) -> Option<String>);
 
 /// A gap between groups of lines.
-const GAP: Line = ("", |_| String::new());
+const GAP: Line = ("", |_| Some(String::new()));
 
-const LINES: [Line; 27] = [
-    ("", |report| report.trace.clone()),
-    ("operations", |report| count(report.ops as u64)),
-    ("streams", |report| report.streams.to_string()),
-    ("trace time", |report| time(report.trace_ns)),
+const LINES: [Line; 36] = [
+    ("", |report| Some(report.trace.clone())),
+    ("operations", |report| Some(count(report.ops as u64))),
+    ("streams", |report| Some(report.streams.to_string())),
+    ("trace time", |report| Some(time(report.trace_ns))),
+    ("run time", |report| {
+        report.pace.is_some().then(|| time(report.makespan_ns))
+    }),
     GAP,
-    ("peak requested", |report| bytes(report.requested_peak)),
-    ("peak reserved", |report| bytes(report.reserved_peak)),
+    ("peak requested", |report| {
+        Some(bytes(report.requested_peak))
+    }),
+    ("peak requested in this run", |report| {
+        report.pace.is_some().then(|| bytes(report.requested_high))
+    }),
+    ("peak reserved", |report| Some(bytes(report.reserved_peak))),
     ("reserved / requested", |report| {
-        format!("{:.3}", report.reserved_over_requested)
+        Some(format!("{:.3}", report.reserved_over_requested))
+    }),
+    ("the same of this run", |report| {
+        let ratio = format!("{:.3}", report.reserved_over_high);
+        report.pace.is_some().then_some(ratio)
     }),
     GAP,
-    ("CPU time per operation, p50", |report| time(report.ns_p50)),
-    ("p99", |report| time(report.ns_p99)),
+    ("CPU time per operation, p50", |report| {
+        Some(time(report.ns_p50))
+    }),
+    ("p99", |report| Some(time(report.ns_p99))),
+    ("mean", |report| Some(time(report.ns_mean))),
+    ("began late by, p99", |report| {
+        report.lateness_p99_ns.map(time)
+    }),
+    ("at most", |report| report.lateness_max_ns.map(time)),
     GAP,
-    ("waits", |report| count(report.waits)),
-    ("longest wait", |report| time(report.wait_max_ns)),
-    ("failures", |report| count(report.failures)),
+    ("waits", |report| Some(count(report.waits))),
+    ("longest wait", |report| Some(time(report.wait_max_ns))),
+    ("failures", |report| Some(count(report.failures))),
+    ("corruptions", |report| report.corruptions.map(count)),
     GAP,
-    ("device-side waits", |report| count(report.device_waits)),
-    ("waits of hand-overs", |report| count(report.handover_waits)),
-    ("stall of both", |report| time(report.stall_ns)),
+    ("device-side waits", |report| {
+        Some(count(report.device_waits))
+    }),
+    ("waits of hand-overs", |report| {
+        Some(count(report.handover_waits))
+    }),
+    ("stall of both", |report| report.stall_ns.map(time)),
     ("makespan / unlimited", |report| {
-        format!("{:.4}", report.makespan_over_unlimited)
+        Some(format!("{:.4}", report.makespan_over_unlimited?))
     }),
     GAP,
-    ("handle size", |report| binary_bytes(report.handle_bytes)),
-    ("device calls", |report| count(report.device_calls)),
-    ("device time", |report| time(report.device_ns)),
-    ("of the trace time", |report| {
-        format!(
-            "{:.2} %",
-            100.0 * report.device_ns as f64 / report.trace_ns as f64
-        )
+    ("handle size", |report| {
+        Some(binary_bytes(report.handle_bytes))
     }),
-    ("remaps", |report| count(report.remaps)),
+    ("growths", |report| Some(count(report.growths))),
+    ("remaps", |report| Some(count(report.remaps))),
+    ("device calls", |report| Some(count(report.device_calls))),
+    ("device time", |report| Some(time(report.device_ns))),
+    ("of the trace time", |report| {
+        let share = report.device_ns as f64 / report.trace_ns as f64;
+        Some(format!("{:.2} %", 100.0 * share))
+    }),
+    ("of memory calls", |report| Some(time(report.memory_ns))),
     GAP,
 ];
 
@@ -61,6 +87,9 @@ fn time(nanoseconds: u64) -> String {
 pub(crate) fn table(reports: &[Report]) -> String {
     let mut text = String::new();
     if let Some(first) = reports.first() {
+        if let Some(description) = &first.description {
+            let _ = writeln!(text, "{description}");
+        }
         let _ = writeln!(text, "{}\n", first.conditions());
     }
     for some in reports.chunks(COLUMNS) {
@@ -78,10 +107,14 @@ fn side_by_side(text: &mut String, reports: &[Report]) {
         .max()
         .unwrap_or(0);
     for (label, value) in LINES {
+        let values: Vec<_> = reports.iter().map(value).collect();
+        if values.iter().all(Option::is_none) {
+            continue;
+        }
         let mut line = format!("{label:label_width$}");
-        for report in reports {
+        for (report, value) in reports.iter().zip(values) {
             let width = report.trace.chars().count().max(10) + 3;
-            let _ = write!(line, "{:>width$}", value(report));
+            let _ = write!(line, "{:>width$}", value.unwrap_or_default());
         }
         let _ = writeln!(text, "{}", line.trim_end());
     }
@@ -90,7 +123,19 @@ fn side_by_side(text: &mut String, reports: &[Report]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::report;
+    use crate::report::tests::{report, report_of};
+
+    #[test]
+    fn a_device_has_only_the_lines_that_make_sense_on_it() {
+        let sim = table(&[report("t")]);
+        let gpu = table(&[report_of("t", &["--device=cuda", "--kernels"])]);
+        for line in ["stall of both", "makespan / unlimited"] {
+            assert!(sim.contains(line) && !gpu.contains(line), "{line}");
+        }
+        for line in ["run time", "began late by", "some GPU"] {
+            assert!(!sim.contains(line) && gpu.contains(line), "{line}");
+        }
+    }
 
     #[test]
     fn columns_are_aligned_at_their_right() {

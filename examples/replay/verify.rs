@@ -112,12 +112,12 @@ impl Contents {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use weirpool::device::Device;
     use weirpool::device::sim::{SimDevice, SimStream};
+    use weirpool::device::{Device, MemoryKind};
 
     fn mapped(bytes: u64) -> (SimDevice, SimStream, u64) {
         let device = SimDevice::new();
-        let address = device.allocate(bytes).unwrap();
+        let address = device.allocate(MemoryKind::Device, bytes).unwrap();
         let stream = device.create_stream();
         (device, stream, address)
     }

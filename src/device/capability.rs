@@ -1,6 +1,22 @@
 //! What a device supports, and how much memory it has.
 
-/// What a device supports; asked once, when a pool is built.
+use super::kind::MemoryKinds;
+use std::fmt;
+
+/// What a device supports; asked once, when a pool is built. Printed, it is a line for people:
+///
+/// ```
+/// use weirpool::device::{Device, MemoryKind, sim::SimDevice};
+///
+/// let device = SimDevice::builder().without(MemoryKind::Managed).build();
+/// let capabilities = device.capabilities();
+/// assert!(capabilities.virtual_memory);
+/// assert!(!capabilities.memory_kinds.contains(MemoryKind::Managed));
+/// assert_eq!(
+///     capabilities.to_string(),
+///     "virtual memory (step 2 MiB), device-side waits, device memory, pinned host memory, host memory",
+/// );
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -14,16 +30,19 @@ pub struct Capabilities {
     pub memory_calls_block: bool,
     /// A stream can be made to wait for another's event on the device.
     pub device_side_waits: bool,
+    /// Which kinds of memory can be [allocated](super::Device::allocate).
+    pub memory_kinds: MemoryKinds,
 }
 
 impl Capabilities {
-    /// Nothing but plain memory in steps of `granularity` bytes.
+    /// Nothing but plain memory of the device in steps of `granularity` bytes.
     pub const fn plain(granularity: u64) -> Self {
         Self {
             virtual_memory: false,
             granularity,
             memory_calls_block: true,
             device_side_waits: true,
+            memory_kinds: MemoryKinds::DEVICE,
         }
     }
 
@@ -46,6 +65,26 @@ impl Capabilities {
     pub const fn with_device_side_waits(mut self, yes: bool) -> Self {
         self.device_side_waits = yes;
         self
+    }
+
+    /// The same with these kinds of memory.
+    #[must_use]
+    pub const fn with_memory_kinds(mut self, kinds: MemoryKinds) -> Self {
+        self.memory_kinds = kinds;
+        self
+    }
+}
+
+impl fmt::Display for Capabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.virtual_memory {
+            write!(f, "no ")?;
+        }
+        write!(f, "virtual memory (step {} MiB), ", self.granularity >> 20)?;
+        if !self.device_side_waits {
+            write!(f, "no ")?;
+        }
+        write!(f, "device-side waits, {}", self.memory_kinds)
     }
 }
 

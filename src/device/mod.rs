@@ -10,11 +10,14 @@
 //! | CUDA | `cuda` (with the feature of that name) | NVIDIA GPUs, through cudarc |
 
 mod argument;
+mod as_device;
 mod capability;
 #[cfg(feature = "cuda")]
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 pub mod cuda;
 mod error;
+mod kind;
+mod pooling;
 mod referee;
 pub mod sim;
 mod transfer;
@@ -28,8 +31,11 @@ use std::task::Waker;
 use std::time::Duration;
 
 pub use argument::Argument;
+pub use as_device::AsDevice;
 pub use capability::{Capabilities, MemoryInfo};
 pub use error::{DeviceError, DeviceErrorKind};
+pub use kind::{MemoryKind, MemoryKinds};
+pub use pooling::Pooling;
 pub use referee::Referee;
 pub use transfer::Transfer;
 pub(crate) use watch::{Alarm, Watch};
@@ -61,6 +67,22 @@ handle!(
 handle!(
     /// An alarm set by [`Device::set_alarm`].
     AlarmId);
+
+impl RawStream {
+    /// The host, as a stream of execution: where it shares memory with the device, and where reports name
+    /// who used it. No backend gives a stream of its own this name.
+    pub const HOST: Self = Self(u64::MAX);
+}
+
+/// `stream 0x100000001`, `the host`
+impl fmt::Display for RawStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::HOST => write!(f, "the host"),
+            Self(name) => write!(f, "stream {name:#x}"),
+        }
+    }
+}
 
 /// A stream of some device, as its owner has it.
 ///
@@ -114,7 +136,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Which device this is.
     fn id(&self) -> DeviceId;
 
-    /// One line for people: name, memory, what is supported and what is in use.
+    /// One line for people: name, memory, what is supported, what is in use, and whether its memory is
+    /// pooled.
     fn describe(&self) -> String;
 
     /// What the device supports. Constant over its life.
@@ -126,11 +149,12 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Free and total memory of the device, in bytes.
+    /// Free and total memory of a kind, in bytes: of the device, or of its host where the kind
+    /// [is taken from there](MemoryKind::is_of_host).
     ///
     /// # Errors
-    /// When the device cannot tell.
-    fn memory_info(&self) -> Result<MemoryInfo, DeviceError>;
+    /// When the device cannot tell, or does not support the kind.
+    fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError>;
 
     // ---- time --------------------------------------------------------------------------------
 
@@ -186,22 +210,23 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// On failure the mapping stands.
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError>;
 
-    /// Takes plain memory, address and all, aligned to `Capabilities::granularity`: what a device
-    /// without virtual memory is asked for. Can wait.
+    /// Takes plain memory of a kind, address and all, aligned to `Capabilities::granularity`. Can wait.
     ///
     /// # Errors
-    /// [`DeviceErrorKind::OutOfMemory`] when there is not so much; nothing is taken then.
-    fn allocate(&self, bytes: u64) -> Result<u64, DeviceError>;
+    /// [`DeviceErrorKind::OutOfMemory`] when there is not so much,
+    /// [`DeviceErrorKind::Unsupported`] when `Capabilities::memory_kinds` has not the kind; nothing is
+    /// taken then.
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError>;
 
     /// Gives plain memory back. May wait for *all* work of the device (CUDA's `cuMemFree` does).
     ///
     /// # Errors
-    /// When `address` is not one that [`allocate`](Self::allocate) gave.
-    fn free(&self, address: u64, bytes: u64) -> Result<(), DeviceError>;
+    /// When `address` is not one that [`allocate`](Self::allocate) gave for the kind.
+    fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError>;
 
     // ---- streams and events ----------------------------------------------------------------------
 
-    /// Makes a stream, destroyed by [`destroy_stream`](Self::destroy_stream).
+    /// Makes a stream, destroyed by [`destroy_stream`](Self::destroy_stream). Can wait.
     ///
     /// # Errors
     /// When the device is out of resources or broken.
@@ -231,7 +256,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When stream and event are of different devices, the device is broken, or the stream does not
-    /// run what it is given now (it is being captured); then the event stands as it was.
+    /// run what it is given now (it is being captured: [`DeviceErrorKind::Unsupported`]); then the event
+    /// stands as it was.
     fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError>;
 
     /// Whether the work behind the event's last record is complete. Cannot wait.
@@ -245,7 +271,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When nothing was enqueued; [`DeviceErrorKind::Unsupported`] where the stream
-    /// [takes no waits](DeviceStream::takes_waits) and the event is not complete.
+    /// [takes no waits](DeviceStream::takes_waits) and the event is not complete, or takes none now (it is
+    /// being captured).
     fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError>;
 
     /// Calls `waker` once, when the event's last record so far completes or fails and not before; at
@@ -262,8 +289,10 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// returns. May take a while for many bytes, and never waits for work of the device. `place` is where
     /// in the source it was asked for, for reports.
     ///
+    /// With [`RawStream::HOST`] the host writes them itself, into memory that it sees, before this returns.
+    ///
     /// # Errors
-    /// When nothing was enqueued.
+    /// When nothing was enqueued; or when no event could be recorded behind the copy, which takes place.
     fn upload(
         &self,
         stream: RawStream,
@@ -273,10 +302,10 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     ) -> Result<Box<dyn Transfer>, DeviceError>;
 
     /// Copies bytes of the device to the host, in the order of `stream`. Never waits for work of the
-    /// device. `place` as in [`upload`](Self::upload).
+    /// device. `place`, and [`RawStream::HOST`], as in [`upload`](Self::upload).
     ///
     /// # Errors
-    /// When nothing was enqueued.
+    /// As [`upload`](Self::upload).
     fn download(
         &self,
         stream: RawStream,

@@ -2,11 +2,12 @@
 //!
 //! When the last handle goes, whatever is complete is released at once. The rest is left to the
 //! *estate*, which watches the streams' last events and releases when all are complete. If the device
-//! is broken, the memory is leaked: nobody can tell when it would be safe.
+//! is broken, or an event cannot be recorded behind what was freed last (a stream is being captured), the
+//! memory is leaked: nobody can tell when it would be safe.
 
 use super::Engine;
 use super::memory::Held;
-use crate::device::{Device, DeviceError, Watch};
+use crate::device::{Device, DeviceError, MemoryKind, Watch};
 use crate::lane::Lane;
 use crate::sync::{Arc, assert_unlocked, plain};
 use std::task::{Wake, Waker};
@@ -17,6 +18,7 @@ struct Estate {
     device: plain::Arc<dyn Device>,
     handle_bytes: u64,
     calls_block: bool,
+    kind: MemoryKind,
     state: plain::Mutex<Option<Assets>>,
 }
 
@@ -33,6 +35,9 @@ impl Drop for Engine {
         if self.seal_lanes().is_err() || self.fault().is_some() {
             return;
         }
+        if self.lanes().iter().any(|lane| lane.is_dirty()) {
+            return;
+        }
         let assets = Assets {
             held,
             lanes: self.lanes().iter().cloned().collect(),
@@ -42,6 +47,7 @@ impl Drop for Engine {
             device: self.device.clone(),
             calls_block: self.capabilities.memory_calls_block,
             handle_bytes: self.settings.geometry.handle_bytes,
+            kind: self.settings.kind,
             state: plain::Mutex::new(Some(assets)),
         });
         estate.settle_aside();
@@ -113,7 +119,7 @@ impl Estate {
             let _ = self.device.unreserve(*address, *bytes);
         }
         for (address, bytes) in &held.segments {
-            let _ = self.device.free(*address, *bytes);
+            let _ = self.device.free(self.kind, *address, *bytes);
         }
     }
 }

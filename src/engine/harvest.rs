@@ -1,7 +1,7 @@
 //! What has completed, and what lanes keep: making memory count for everybody.
 
 use super::Engine;
-use crate::device::{DeviceError, Watch};
+use crate::device::{DeviceError, DeviceErrorKind, Watch};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Kept, Lane, Marker};
 use crate::ledger::Fences;
@@ -156,10 +156,27 @@ impl Engine {
     /// When the device cannot; the order is then not counted on.
     pub(crate) fn order_behind(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
         assert_unlocked("wait");
-        self.noted(self.device.wait(lane.raw, marker.event()))?;
+        self.submit_wait(lane, marker)?;
         // After the call: see `Timeline::join`.
         lane.timeline.join(&marker.clock);
         Ok(())
+    }
+
+    /// For a point of the host there is nothing to wait for: what is submitted from now on comes after it.
+    /// The host itself is not made to wait: it comes after what is complete, and awaits the rest.
+    fn submit_wait(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
+        if !marker.has_event() {
+            return Ok(());
+        }
+        if !lane.is_host() {
+            return self.noted(self.device.wait(lane.raw, marker.event()));
+        }
+        if self.noted(self.device.query(marker.event()))? {
+            return Ok(());
+        }
+        let reason = "the host is not made to wait for the device: await the event first";
+        let kind = DeviceErrorKind::Unsupported;
+        Err(DeviceError::new("wait", kind, reason))
     }
 
     /// Has `waker` called when any stream gets further than it is known to be.

@@ -188,6 +188,11 @@ impl Engine {
         if let Some(error) = self.fault() {
             return Err(error.into());
         }
+        if !self.settings.is_pooled {
+            let lent = self.allocate_unpooled(lane, request, effort)?;
+            self.tally.count(lent.rung);
+            return Ok(lent);
+        }
         let climb = Climb {
             engine: self,
             lane,
@@ -296,7 +301,7 @@ impl Climb<'_> {
 
     /// Whether memory calls may be made here.
     fn may_call(&self) -> bool {
-        self.effort != Effort::Poll || !self.engine.capabilities.memory_calls_block
+        self.engine.may_call(self.effort)
     }
 
     /// Where memory cannot be mapped elsewhere, a free segment of the wrong size is in the way.
@@ -318,7 +323,7 @@ impl Climb<'_> {
             self.engine.ledger.lock().take(self.request, view)
         });
         match taken {
-            Some(grant) => Ok(Some(self.lend_in_order(grant, Rung::Free)?)),
+            Some(grant) => Ok(self.lend_in_order(grant, Rung::Free)?),
             None => Ok(self.fetch(Some(limit), Growth::None)?),
         }
     }
@@ -337,10 +342,9 @@ impl Climb<'_> {
         let Some(plan) = plan else {
             return Ok(None);
         };
-        match self.engine.carry_out(plan) {
-            Ok(grant) => grant
-                .map(|grant| self.lend_in_order(grant, Rung::Grown))
-                .transpose(),
+        match self.engine.carry_out(plan, self.lane.id) {
+            Ok(Some(grant)) => self.lend_in_order(grant, Rung::Grown),
+            Ok(None) => Ok(None),
             Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => Ok(None),
             Err(error) => Err(error),
         }
@@ -369,15 +373,19 @@ impl Climb<'_> {
         Taker { now, tail }
     }
 
-    /// Lends a grant once the stream comes after all of its fences, by a wait where it does not yet.
-    fn lend_in_order(&self, grant: Grant, rung: Rung) -> Result<Lent, DeviceError> {
+    /// Lends a grant once the stream comes after all of its fences, by a wait where it does not yet. There
+    /// is none where a stream takes no event or no wait now, being captured: the memory is not to be had.
+    fn lend_in_order(&self, grant: Grant, rung: Rung) -> Result<Option<Lent>, DeviceError> {
         match self.order_after(&grant) {
-            Ok(true) => Ok(self.lend(grant, Rung::DeviceWait)),
-            Ok(false) => Ok(self.lend(grant, rung)),
+            Ok(true) => Ok(Some(self.lend(grant, Rung::DeviceWait))),
+            Ok(false) => Ok(Some(self.lend(grant, rung))),
             Err(error) => {
                 // Nothing is lost: the block is pending as before.
                 self.engine.ledger.lock().give_back(grant.id, grant.fences);
-                Err(error)
+                match error.kind() {
+                    DeviceErrorKind::Unsupported => Ok(None),
+                    _ => Err(error),
+                }
             }
         }
     }

@@ -1,10 +1,9 @@
 //! Carrying out the ledger's plans on the device: what is mapped where.
 
-use super::{Engine, tally};
-use crate::device::{Device, DeviceError, PhysicalHandle};
+use super::{Engine, Settings, tally};
+use crate::device::{Device, DeviceError, MemoryKind, PhysicalHandle};
 use crate::id::StreamId;
-use crate::ledger::{Clock, GRANULE};
-use crate::ledger::{Grant, Growth, Mapping, Outcome, Plan, Release, Request, Step, View};
+use crate::ledger::{Grant, Ledger, Mapping, Outcome, Plan, Release, Step};
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use crate::trace;
 use std::collections::BTreeMap;
@@ -13,11 +12,16 @@ use std::collections::BTreeMap;
 /// memory to fresh addresses, before the old ones must be filled again.
 const ADDRESSES_PER_CAPACITY: u64 = 8;
 
+/// Whom memory is taken for that is to be free.
+const NOBODY: StreamId = StreamId(0);
+
 /// What the device gave.
 #[derive(Debug)]
 pub(crate) struct Memory {
     device: plain::Arc<dyn Device>,
     handle_bytes: u64,
+    /// Of what kind plain segments are.
+    kind: MemoryKind,
     held: Mutex<Held>,
 }
 
@@ -33,10 +37,11 @@ pub(super) struct Held {
 }
 
 impl Memory {
-    pub(super) fn new(device: plain::Arc<dyn Device>, handle_bytes: u64) -> Self {
+    pub(super) fn new(device: plain::Arc<dyn Device>, settings: &Settings) -> Self {
         Self {
             device,
-            handle_bytes,
+            handle_bytes: settings.geometry.handle_bytes,
+            kind: settings.kind,
             held: Mutex::new(Guards::Registry, Held::default()),
         }
     }
@@ -85,23 +90,28 @@ impl Memory {
 
     fn allocate(&self, bytes: u64) -> Result<u64, DeviceError> {
         assert_unlocked("allocate");
-        let address = self.device.allocate(bytes)?;
+        let address = self.device.allocate(self.kind, bytes)?;
         self.held.lock().segments.insert(address, bytes);
         Ok(address)
     }
 
     /// # Errors
-    /// When the device cannot; the span is as it was, or unmapped and leaked.
-    fn release(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+    /// With whether the span is gone all the same: unmapped, and leaked.
+    fn release(&self, address: u64, bytes: u64) -> Result<(), (bool, DeviceError)> {
         assert_unlocked("release");
-        let is_segment = self.held.lock().segments.contains_key(&address);
-        if is_segment {
-            self.device.free(address, bytes)?;
-            self.held.lock().segments.remove(&address);
-            return Ok(());
+        // Before the device has it: from then on the address may be given to another, and noted here anew.
+        let segment = self.held.lock().segments.remove(&address);
+        if segment.is_some() {
+            return self
+                .device
+                .free(self.kind, address, bytes)
+                .map_err(|error| {
+                    self.held.lock().segments.insert(address, bytes);
+                    (false, error)
+                });
         }
-        let handle = self.unmap(address)?;
-        self.device.destroy(handle)
+        let handle = self.unmap(address).map_err(|error| (false, error))?;
+        self.device.destroy(handle).map_err(|error| (true, error))
     }
 }
 
@@ -132,39 +142,52 @@ impl Engine {
 
     /// Takes the initial memory, as one free block.
     pub(super) fn reserve_initial(&self) -> Result<(), DeviceError> {
-        let bytes = self.settings.initial.next_multiple_of(GRANULE);
-        if bytes == 0 {
-            return Ok(());
-        }
-        let request = Request {
-            bytes,
-            alignment: GRANULE,
-        };
-        let view = View {
-            stream: StreamId(0),
-            after: &Clock::default(),
-            waits: None,
-        };
-        let plan = self.ledger.lock().plan(request, &view, Growth::Allowed);
-        if let Some(grant) = plan.map(|plan| self.carry_out(plan)).transpose()?.flatten() {
-            self.ledger.lock().give_back(grant.id, grant.fences);
-        }
-        Ok(())
+        let plan = self.ledger.lock().plan_new(self.settings.initial);
+        self.carry_out_free(plan)
     }
 
-    /// Carries a plan out and commits what became of it.
+    /// After a request was served by growing: the rest of what is taken at a time. It is a wish: what the
+    /// device refuses is done without.
+    fn grow_ahead(&self, grown: u64) {
+        let plan = self.ledger.lock().plan_ahead(grown);
+        let _ = self.carry_out_free(plan);
+    }
+
+    /// Carries a plan out for nobody: what comes of it is free.
+    ///
+    /// # Errors
+    /// When the device stopped half way; what it gave is free.
+    pub(super) fn carry_out_free(&self, plan: Option<Plan>) -> Result<(), DeviceError> {
+        match plan {
+            Some(Plan::Map(mapping)) => self.carry_out_mapping(mapping, NOBODY).map(drop),
+            Some(plan) => self.carry_out(plan, NOBODY).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Carries a plan out for a stream, and commits what became of it.
     ///
     /// # Errors
     /// When the device stopped half way; the ledger knows how far it came.
-    pub(super) fn carry_out(&self, plan: Plan) -> Result<Option<Grant>, DeviceError> {
+    pub(super) fn carry_out(
+        &self,
+        plan: Plan,
+        stream: StreamId,
+    ) -> Result<Option<Grant>, DeviceError> {
         match plan {
-            Plan::Map(mapping) => self.carry_out_mapping(mapping),
+            Plan::Map(mapping) => {
+                let grown = mapping.new_bytes();
+                let grant = self.carry_out_mapping(mapping, stream)?;
+                if grown > 0 {
+                    self.grow_ahead(grown);
+                }
+                Ok(grant)
+            }
             Plan::Memory(bytes, request) => {
                 let address = self.memory.allocate(bytes);
-                let grant = {
-                    let mut ledger = self.ledger.lock();
+                let grant = self.commit(stream, |ledger| {
                     ledger.commit_memory(bytes, request, address.as_ref().ok().copied())
-                };
+                });
                 self.noted(address)?;
                 tally::add(&self.tally.growths, 1);
                 trace::grown(bytes, 1);
@@ -173,7 +196,27 @@ impl Engine {
         }
     }
 
-    fn carry_out_mapping(&self, mapping: Mapping) -> Result<Option<Grant>, DeviceError> {
+    /// Commits under the ledger's lock; what is for nobody is free at once.
+    fn commit(
+        &self,
+        stream: StreamId,
+        commit: impl FnOnce(&mut Ledger) -> Option<Grant>,
+    ) -> Option<Grant> {
+        let mut ledger = self.ledger.lock();
+        if stream == NOBODY {
+            ledger.commit_for_nobody(commit);
+            return None;
+        }
+        let grant = commit(&mut ledger)?;
+        ledger.note_borrower(grant.id, stream);
+        Some(grant)
+    }
+
+    fn carry_out_mapping(
+        &self,
+        mapping: Mapping,
+        stream: StreamId,
+    ) -> Result<Option<Grant>, DeviceError> {
         let (outcome, error) = self.memory.carry_out(&mapping);
         let done = &mapping.steps[..outcome.done];
         let moved = done.iter().filter(|step| step.from.is_some()).count() as u64;
@@ -183,7 +226,7 @@ impl Engine {
             tally::add(&self.tally.handles_created, done.len() as u64 - moved);
         }
         let created = done.len() as u64 - moved;
-        let grant = self.ledger.lock().commit(mapping, outcome);
+        let grant = self.commit(stream, |ledger| ledger.commit(mapping, outcome));
         let bytes = |handles| handles * self.settings.geometry.handle_bytes;
         if created > 0 {
             trace::grown(bytes(created), created);
@@ -204,23 +247,29 @@ impl Engine {
     /// When the device cannot; what it released before counts.
     pub(crate) fn trim_to(&self, keep: u64) -> Result<u64, DeviceError> {
         let release = self.ledger.lock().plan_trim(keep);
+        let was_claimed = !release.spans.is_empty();
         let (done, error) = self.release_spans(&release);
         let bytes = self.ledger.lock().commit_trim(release, done);
         tally::add(&self.tally.released, bytes);
         if bytes > 0 {
             trace::trimmed(bytes);
         }
-        self.ring_if_awaited();
+        // Only if something was held meanwhile: who waits for memory asks for this at every look, and would
+        // wake itself. Where nothing is pooled, who is rung tries again what failed.
+        if bytes > 0 || was_claimed && self.settings.is_pooled {
+            self.ring_if_awaited();
+        }
         match error {
             None => Ok(bytes),
             Some(error) => self.noted(Err(error)),
         }
     }
 
+    /// How many of the spans are gone, and why not all.
     fn release_spans(&self, release: &Release) -> (usize, Option<DeviceError>) {
         for (done, (address, bytes)) in release.spans.iter().enumerate() {
-            if let Err(error) = self.memory.release(*address, *bytes) {
-                return (done, Some(error));
+            if let Err((is_gone, error)) = self.memory.release(*address, *bytes) {
+                return (done + usize::from(is_gone), Some(error));
             }
         }
         (release.spans.len(), None)

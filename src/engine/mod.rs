@@ -7,9 +7,12 @@
 //! | file | about |
 //! |---|---|
 //! | `ladder` | where memory comes from, rung by rung |
+//! | `unpooled` | the same where nothing is pooled |
 //! | `patience` | what is awaited before new memory is taken |
 //! | `release` | the way back: a free, a further use, a grant that nobody took |
 //! | `harvest` | what has completed, and what lanes keep |
+//! | `lookup` | which block an address is in |
+//! | `upstream` | where memory comes from |
 //! | `memory` | carrying out the ledger's plans on the device |
 //! | `estate` | what outlives the pool: memory that running work may still touch |
 //! | `bell` | how the engine is heard by whoever drives the waiting |
@@ -23,22 +26,30 @@ mod estate;
 mod figures;
 mod harvest;
 mod ladder;
+mod lookup;
 mod memory;
 mod patience;
 mod release;
 mod resize;
 mod tally;
+mod unpooled;
 mod upkeep;
+mod upstream;
 
 pub(crate) use figures::InLanes;
 pub(crate) use harvest::Watches;
 pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
+pub use lookup::{BlockInfo, BlockState};
 pub(crate) use patience::{Expected, Patience};
 pub(crate) use tally::Tally;
 pub(crate) use upkeep::{Upkeep, UpkeepSettings};
+pub(crate) use upstream::Source;
+pub use upstream::Upstream;
 
-use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Referee};
+use crate::device::{
+    Capabilities, Device, DeviceError, DeviceStream, MemoryKind, RawStream, Referee,
+};
 use crate::error::{BuildError, StreamError};
 use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
@@ -67,6 +78,13 @@ pub(crate) mod gate {
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) geometry: Geometry,
+    /// What was asked for, and what it is to who sees it.
+    pub(crate) upstream: Upstream,
+    pub(crate) kind: MemoryKind,
+    /// Whether what was freed is kept.
+    pub(crate) is_pooled: bool,
+    /// Of every block, in bytes: at least the ledger's step.
+    pub(crate) alignment: u64,
     pub(crate) initial: u64,
     pub(crate) lane: Bounds,
     pub(crate) order: Order,
@@ -131,7 +149,7 @@ impl Engine {
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
             lanes: Mutex::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
-            memory: Memory::new(device.clone(), settings.geometry.handle_bytes),
+            memory: Memory::new(device.clone(), &settings),
             fault: Mutex::new(Guards::Registry, None),
             settings,
             device,
@@ -149,13 +167,14 @@ impl Engine {
         if stream.device_id() != self.device.id() {
             return Err(StreamError::ForeignDevice);
         }
+        self.expect_seen_by(stream.raw())?;
         stream.admit()?;
         // Streams that went away are seen off by those that come: their number stays bounded.
         self.harvest_retired();
         let id = self.next_stream_id();
         let lane = Arc::new(Lane::new(id, stream, self.settings.lane));
-        // Known to the ledger before anybody can free on it.
-        self.ledger.lock().register(id);
+        // Known to the ledger before anybody can free on it; with what is complete from the start.
+        self.ledger.lock().register(id, lane.timeline.completed());
         let mut registry = self.lanes.lock();
         let mut lanes = registry.lanes.as_ref().clone();
         let at = lanes.partition_point(|other| other.id < id);
@@ -165,6 +184,18 @@ impl Engine {
         drop(registry);
         trace::stream_registered(id);
         Ok(lane)
+    }
+
+    /// # Errors
+    /// When who runs the stream does not see the pool's memory.
+    fn expect_seen_by(&self, stream: RawStream) -> Result<(), StreamError> {
+        let kind = self.settings.kind;
+        match stream {
+            RawStream::HOST if !kind.is_seen_by_host() => Err(StreamError::UnseenByHost),
+            RawStream::HOST => Ok(()),
+            _ if !kind.is_seen_by_device() => Err(StreamError::UnseenByDevice),
+            _ => Ok(()),
+        }
     }
 
     fn next_stream_id(&self) -> StreamId {
@@ -198,6 +229,11 @@ impl Engine {
         // The streams' owners are let go outside the lock: a driver may be called.
         drop(ledger);
         done.iter().for_each(|lane| trace::stream_gone(lane.id));
+    }
+
+    /// Whether memory calls may be made by who goes so far.
+    fn may_call(&self, effort: Effort) -> bool {
+        effort != Effort::Poll || !self.capabilities.memory_calls_block
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -67,9 +67,10 @@ impl Engine {
         let _ = self.noted(lane.record(closed, &*self.device, &self.events));
     }
 
-    /// Something came back, or was held and is not any more: who waits may be served.
+    /// Something came back, or was held and is not any more: who waits may be served. Where nothing is
+    /// pooled the device waits for it.
     pub(crate) fn ring_if_awaited(&self) {
-        if !self.is_open() {
+        if !self.is_open() || !self.settings.is_pooled {
             self.bell.ring();
         }
     }
@@ -84,6 +85,7 @@ impl Engine {
         };
         self.ledger.lock().give_back(lent.id, fences);
         self.ring_if_awaited();
+        self.note_return();
     }
 
     /// Orders a further stream after the grant of a block: after everything that its memory's earlier

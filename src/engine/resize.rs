@@ -12,16 +12,28 @@ impl Engine {
     /// When the device cannot reserve addresses, and nothing changed; or when it cannot release memory.
     pub(crate) fn resize(&self, capacity: u64) -> Result<(), DeviceError> {
         self.reserve_addresses(capacity)?;
-        self.ledger.lock().set_capacity(capacity);
-        self.capacity.store(capacity, Ordering::Relaxed);
-        if self.totals().reserved.current > capacity {
-            self.is_shrunk.store(true, Ordering::Relaxed);
-            self.drain_lanes();
-            self.seal_lanes()?;
-            self.harvest()?;
-            self.trim_to(capacity)?;
-            self.note_return();
+        let held = {
+            let mut ledger = self.ledger.lock();
+            ledger.set_capacity(capacity);
+            // Inside the lock: of two who resize, both figures are the later one's.
+            self.capacity.store(capacity, Ordering::Relaxed);
+            // Growth that is under way goes on.
+            let totals = ledger.totals();
+            totals.reserved.current + totals.planned
+        };
+        if held <= capacity {
+            return Ok(());
         }
-        Ok(())
+        self.is_shrunk.store(true, Ordering::Relaxed);
+        let released = self.release_above(capacity);
+        self.note_return();
+        released
+    }
+
+    fn release_above(&self, capacity: u64) -> Result<(), DeviceError> {
+        self.drain_lanes();
+        self.seal_lanes()?;
+        self.harvest()?;
+        self.trim_to(capacity).map(drop)
     }
 }

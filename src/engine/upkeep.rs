@@ -6,13 +6,16 @@
 //! breathes in and out does not give memory away to take it again. What lanes keep counts once their
 //! stream has been idle for that long.
 
-use super::Engine;
+use super::{Engine, gate};
 use crate::device::{Alarm, DeviceError};
 use crate::id::StreamId;
 use crate::ledger::{Clock, CoalesceHeuristic, Growth, PoolFigures, Request, View};
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use std::task::Waker;
 use std::time::Duration;
+
+/// Upkeep that is due at once would be due again at once.
+const SHORTEST_INTERVAL: Duration = Duration::from_micros(100);
 
 /// What a pool's upkeep was built with.
 #[derive(Clone, Debug)]
@@ -39,7 +42,28 @@ pub(crate) struct Upkeep {
 struct Armed {
     /// Who does it; none before the pool is whole, and after its last handle is gone.
     waker: Option<Waker>,
-    alarm: Option<Alarm>,
+    /// With its number.
+    alarm: Option<(u64, Alarm)>,
+    /// Alarms so far.
+    count: u64,
+}
+
+impl Armed {
+    /// Who is to be woken, and the number of the alarm for that.
+    fn next(&mut self) -> Option<(Waker, u64)> {
+        let waker = self.waker.clone()?;
+        self.count += 1;
+        Some((waker, self.count))
+    }
+
+    /// Puts an alarm away. It may have rung by now, and a later one be here already. Returns what is to be
+    /// dropped.
+    fn put(&mut self, number: u64, alarm: Alarm) -> Option<(u64, Alarm)> {
+        match &self.alarm {
+            Some((later, _)) if *later > number => Some((number, alarm)),
+            _ => self.alarm.replace((number, alarm)),
+        }
+    }
 }
 
 impl Upkeep {
@@ -47,7 +71,7 @@ impl Upkeep {
         Self {
             threshold: SharedNumber::new(settings.threshold),
             heuristic: settings.heuristic,
-            interval: settings.interval,
+            interval: settings.interval.max(SHORTEST_INTERVAL),
             is_armed: SharedFlag::new(false),
             armed: Mutex::new(Guards::Registry, Armed::default()),
         }
@@ -95,12 +119,9 @@ impl Engine {
         if is_kept || upkeep.is_armed.load(Ordering::Relaxed) {
             return;
         }
-        let mut ledger = self.ledger.lock();
-        let totals = ledger.totals();
+        let totals = self.totals();
         let is_over = totals.reserved.current > self.most_kept();
         let has_returned = totals.free.current + totals.pending.current > 0;
-        ledger.mark_free();
-        drop(ledger);
         if is_over || upkeep.heuristic.is_some() && has_returned {
             self.arm();
         }
@@ -110,12 +131,14 @@ impl Engine {
         if self.upkeep.is_armed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let Some(waker) = self.upkeep.armed.lock().waker.clone() else {
+        let next = self.upkeep.armed.lock().next();
+        let Some((waker, number)) = next else {
             return self.upkeep.is_armed.store(false, Ordering::Release);
         };
+        self.ledger.lock().mark_free();
         let at = self.device.now().saturating_add(self.upkeep.interval);
         let alarm = Alarm::new(&self.device, at, &waker);
-        let old = self.upkeep.armed.lock().alarm.replace(alarm);
+        let old = self.upkeep.armed.lock().put(number, alarm);
         drop(old);
     }
 
@@ -127,13 +150,19 @@ impl Engine {
     pub(crate) fn keep_up(&self) -> Result<(), DeviceError> {
         let low = self.totals().free_low;
         self.upkeep.is_armed.store(false, Ordering::Release);
-        let done = if self.is_open() {
-            self.keep_up_now(low)
-        } else {
+        if self.fault().is_some() {
+            // What is held is leaked.
+            return Ok(());
+        }
+        let is_put_off = self.gate.load(Ordering::Relaxed) & gate::WAITING != 0;
+        let done = if is_put_off {
             Ok(())
+        } else {
+            self.keep_up_now(low)
         };
         let is_over = done.as_ref().is_err_and(DeviceError::is_sticky);
-        if !is_over && self.has_more_to_come() {
+        let may_be_due = is_put_off && self.upkeep.heuristic.is_some();
+        if !is_over && (may_be_due || self.has_more_to_come()) {
             self.note_return();
         }
         done
@@ -162,11 +191,16 @@ impl Engine {
 
     /// Whether the next upkeep may find something, though nothing comes back until then.
     fn has_more_to_come(&self) -> bool {
-        let figures = self.figures();
-        let is_over = figures.actual_size > self.most_kept();
-        let is_pending = self.totals().pending.current > 0;
+        let keep = self.most_kept();
+        let (is_over, could_trim, is_pending) = {
+            let ledger = self.ledger.lock();
+            let totals = ledger.totals();
+            let is_over = totals.reserved.current > keep;
+            let is_pending = totals.pending.current > 0;
+            (is_over, ledger.could_trim(keep), is_pending)
+        };
         let is_kept = || self.lanes().iter().any(|lane| lane.figures().kept > 0);
-        is_over && (figures.releasable_bytes > 0 || is_kept())
+        is_over && (could_trim || is_kept())
             || is_pending && (is_over || self.upkeep.heuristic.is_some())
     }
 
@@ -183,17 +217,18 @@ impl Engine {
     /// When the device cannot; the ledger knows how far it came.
     pub(crate) fn make_one_piece(&self, total: u64) -> Result<u64, DeviceError> {
         let bytes = self.ledger.lock().piece_for(total);
+        // First, so that nothing of the piece is released.
+        self.trim_to(total)?;
         if self.settings.geometry.virtual_memory {
             self.gather(bytes, Growth::Remap)?;
         } else if self.figures().largest_available < bytes {
             self.trim_to(0)?;
             self.gather(bytes, Growth::Allowed)?;
         }
-        self.trim_to(total)?;
         Ok(self.figures().largest_available)
     }
 
-    /// Has a span put together, and gives it back at once.
+    /// Has a span put together, for nobody.
     fn gather(&self, bytes: u64, growth: Growth) -> Result<(), DeviceError> {
         if bytes == 0 {
             return Ok(());
@@ -211,16 +246,9 @@ impl Engine {
         };
         let request = Request { bytes, alignment };
         let plan = self.ledger.lock().plan(request, &view, growth);
-        let Some(plan) = plan else {
-            return Ok(());
-        };
-        let grant = self.carry_out(plan);
-        if let Ok(Some(grant)) = &grant {
-            let fences = grant.fences.clone();
-            self.ledger.lock().give_back(grant.id, fences);
-        }
+        let done = self.carry_out_free(plan);
         self.ring_if_awaited();
-        grant.map(drop)
+        done
     }
 
     /// Coalesces what is free, with what lanes keep, into one piece.

@@ -3,8 +3,14 @@
 #[doc = include_str!("safety.md")]
 pub mod safety {}
 
+#[doc = include_str!("pools.md")]
+pub mod pools {}
+
 #[doc = include_str!("testing.md")]
 pub mod testing {}
+
+#[doc = include_str!("gpu.md")]
+pub mod gpu {}
 
 #[doc = include_str!("statistics.md")]
 pub mod statistics {}

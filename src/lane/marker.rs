@@ -107,20 +107,32 @@ pub(crate) struct Marker {
     pub(crate) sealed_at: Duration,
     /// Whether anything was freed under the ticket.
     pub(crate) covers_frees: bool,
-    pub(crate) recorded: Recorded,
+    /// None of the host's: its points are complete from the start.
+    pub(crate) recorded: Option<Recorded>,
 }
 
 impl Marker {
+    /// Whether there is an event to wait for.
+    pub(crate) fn has_event(&self) -> bool {
+        self.recorded.is_some()
+    }
+
+    /// # Panics
+    /// Of the host's: nobody asks after those.
     pub(crate) fn event(&self) -> RawEvent {
-        self.recorded.raw()
+        let recorded = self.recorded.as_ref();
+        recorded
+            .expect("a point that is awaited has an event")
+            .raw()
     }
 
     /// These were seen complete, by who asked.
     pub(super) fn note_complete(markers: &[Arc<Self>], now: Duration) {
         let covering = || markers.iter().filter(|marker| marker.covers_frees);
-        if let Some(first) = covering().next() {
+        let recorded = covering().find_map(|marker| marker.recorded.as_ref());
+        if let Some(recorded) = recorded {
             let ages = covering().map(|marker| now.saturating_sub(marker.sealed_at));
-            first.recorded.events.ages.record_all(ages);
+            recorded.events.ages.record_all(ages);
         }
     }
 }

@@ -9,6 +9,9 @@
 //! record first and close after would be wrong: a free in between would be covered by an event older
 //! than its last use. In between the ticket is closed and unpublished, and counts as pending.
 //!
+//! The host's lane is one of work that is over when it is freed: every ticket of it is complete from the
+//! start, and nothing of it is ever sealed.
+//!
 //! The lane knows its stream and the device; nothing of the ledger's search or of who waits.
 
 mod cache;
@@ -55,12 +58,13 @@ pub(crate) struct Lane {
     /// How requests for the stream waited.
     pub(crate) waits: Waits,
     /// The stream's owner: while the lane lives, its handle is not recycled.
-    _keep_alive: plain::Arc<dyn Any + Send + Sync>,
+    keep_alive: plain::Arc<dyn Any + Send + Sync>,
 }
 
 #[derive(Debug)]
 struct Front {
     cache: Cache,
+    is_host: bool,
     open: Ticket,
     /// Bytes freed under the open ticket and not taken again by the lane.
     unsealed: u64,
@@ -117,7 +121,7 @@ impl Front {
     /// The freeing stream's part, before anything is decided.
     fn note_use(&mut self, bytes: u64) -> Ticket {
         self.unsealed = self.unsealed.saturating_add(bytes);
-        self.is_dirty = true;
+        self.is_dirty = !self.is_host;
         self.open
     }
 
@@ -133,14 +137,17 @@ impl Front {
     }
 
     fn close_if(&mut self, condition: bool) -> Option<Closed> {
-        condition.then(|| self.close())
+        (condition && !self.is_host).then(|| self.close())
     }
 }
 
 impl Lane {
     pub(crate) fn new(id: StreamId, stream: &dyn DeviceStream, bounds: Bounds) -> Self {
+        let raw = stream.raw();
+        let is_host = raw == RawStream::HOST;
         let front = Front {
             cache: Cache::new(bounds.largest),
+            is_host,
             open: Ticket::ZERO.next(),
             unsealed: 0,
             is_dirty: false,
@@ -151,14 +158,24 @@ impl Lane {
         };
         Self {
             id,
-            raw: stream.raw(),
+            raw,
             takes_waits: stream.takes_waits(),
             bounds,
             front: CachePadded::new(Mutex::new(Guards::Lane, front)),
-            timeline: Timeline::new(),
+            timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
             waits: Waits::default(),
-            _keep_alive: stream.keep_alive(),
+            keep_alive: stream.keep_alive(),
         }
+    }
+
+    /// Whether the stream is the host: what it did is over when it goes on.
+    pub(crate) fn is_host(&self) -> bool {
+        self.raw == RawStream::HOST
+    }
+
+    /// Whether nobody else holds the stream.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        plain::Arc::strong_count(&self.keep_alive) == 1
     }
 
     pub(crate) fn fence(&self, ticket: Ticket) -> Fence {
@@ -236,7 +253,7 @@ impl Lane {
     /// sealed for that.
     pub(crate) fn expect_seal(&self, ticket: Ticket) {
         let mut front = self.front.lock();
-        front.is_dirty |= ticket >= front.open;
+        front.is_dirty |= ticket >= front.open && !front.is_host;
     }
 
     /// The open ticket: work submitted up to now is proven by it, or by a later one.
@@ -262,6 +279,11 @@ impl Lane {
         }
     }
 
+    /// The ticket under which a block is kept; none, if it is not.
+    pub(crate) fn ticket_of(&self, id: BlockId) -> Option<Ticket> {
+        self.front.lock().cache.ticket_of(id)
+    }
+
     /// Keeps nothing any more.
     pub(crate) fn retire(&self) -> Vec<Kept> {
         let mut front = self.front.lock();
@@ -276,7 +298,7 @@ impl Lane {
         let completed = self.timeline.completed();
         let front = self.front.lock();
         let is_quiet = !front.is_dirty && front.visitors == 0;
-        front.is_retired && is_quiet && completed.next() >= front.open
+        front.is_retired && is_quiet && completed >= front.open.previous()
     }
 
     /// Whether the stream's last handle is gone.
@@ -323,8 +345,23 @@ impl Lane {
         device: &dyn Device,
         events: &Arc<Events>,
     ) -> Result<Arc<Marker>, DeviceError> {
+        if self.is_host() {
+            return Ok(self.host_marker(device));
+        }
         let closed = self.front.lock().close();
         self.record(closed, device, events)
+    }
+
+    /// The host's present point. Nobody waits for it: what the device is given later comes after it.
+    fn host_marker(&self, device: &dyn Device) -> Arc<Marker> {
+        Arc::new(Marker {
+            stream: self.id,
+            ticket: self.open_ticket(),
+            clock: self.timeline.clock(),
+            sealed_at: device.now(),
+            covers_frees: false,
+            recorded: None,
+        })
     }
 
     /// A marker whose completion proves `ticket`; a new one if none is on its way. `None` when the
@@ -372,7 +409,7 @@ impl Lane {
                     clock,
                     sealed_at: device.now(),
                     covers_frees,
-                    recorded,
+                    recorded: Some(recorded),
                 });
                 self.timeline.publish(marker.clone());
                 Ok(marker)

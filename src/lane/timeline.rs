@@ -29,10 +29,11 @@ const FEWEST_WORTH_ASKING: usize = 16;
 const MOST_ON_THEIR_WAY: usize = 1024;
 
 impl Timeline {
-    pub(crate) fn new() -> Self {
+    /// One whose tickets up to `completed` are complete from the start.
+    pub(crate) fn new(completed: Ticket) -> Self {
         Self {
             markers: Mutex::new(Guards::Markers, VecDeque::new()),
-            completed: SharedNumber::new(0),
+            completed: SharedNumber::new(completed.0),
             clock: Mutex::new(Guards::Clock, Clock::default()),
             latency: SharedNumber::new(0),
             crowd: SharedNumber::new(FEWEST_WORTH_ASKING as u64),

@@ -1,6 +1,7 @@
 //! The blocks: a slab of nodes, linked in address order within their segment.
 
 use super::fence::Fences;
+use crate::id::StreamId;
 
 /// A block of the ledger. Reused once the block is merged away, so only who holds the block may
 /// name it by this.
@@ -48,6 +49,8 @@ pub(crate) struct Block {
     pub(crate) bytes: u64,
     pub(crate) state: State,
     pub(crate) segment: u32,
+    /// Whom it was lent to last.
+    pub(crate) borrower: StreamId,
     pub(crate) previous: Option<BlockId>,
     pub(crate) next: Option<BlockId>,
 }
@@ -95,6 +98,7 @@ impl Blocks {
             bytes: lower.bytes - offset,
             state: lower.state.clone(),
             segment: lower.segment,
+            borrower: lower.borrower,
             previous: Some(id),
             next: lower.next,
         };

@@ -39,7 +39,8 @@ impl Ledger {
             self.geometry.granularity
         };
         let fixed = figures.actual_size - figures.releasable_bytes;
-        let wanted = total.saturating_sub(fixed).div_ceil(step) * step;
-        wanted.min(figures.releasable_bytes)
+        let releasable = figures.releasable_bytes;
+        let wanted = total.saturating_sub(fixed).min(releasable);
+        wanted.next_multiple_of(step).min(releasable)
     }
 }

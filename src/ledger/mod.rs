@@ -37,8 +37,10 @@
 //! | `index` | finding a block by size, by who freed it, by ticket |
 //! | `window` | where a contiguous span costs least to put together |
 //! | `plan` | claiming a window, and what becomes of it |
+//! | `growth` | how much is taken from the device at a time |
 //! | `trim` | giving memory back |
 //! | `heuristic`, `coalesce` | when to make one piece of what is free, and how large |
+//! | `lookup` | which block an address is in |
 //! | `totals` | bytes by state, current and high |
 //! | `figures` | what can be told of the blocks |
 //! | `policy` | decisions as pure functions |
@@ -49,8 +51,10 @@ pub(crate) mod check;
 mod coalesce;
 mod fence;
 mod figures;
+mod growth;
 mod heuristic;
 mod index;
+mod lookup;
 mod plan;
 pub(crate) mod policy;
 #[cfg(test)]
@@ -62,7 +66,9 @@ mod window;
 pub(crate) use block::{BlockId, State};
 pub(crate) use fence::{Clock, Fence, Fences};
 pub(crate) use figures::{Figures, High};
+pub use growth::GrowBy;
 pub use heuristic::{CoalesceHeuristic, PoolFigures};
+pub(crate) use lookup::Holding;
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub(crate) use totals::Totals;
 pub(crate) use trim::Release;
@@ -91,6 +97,8 @@ pub(crate) struct Geometry {
     pub(crate) granularity: u64,
     /// Whether memory can be mapped elsewhere.
     pub(crate) virtual_memory: bool,
+    /// How much is taken at a time.
+    pub(crate) growth: GrowBy,
 }
 
 /// What is asked for; already rounded, and known to fit the capacity.
@@ -157,6 +165,8 @@ pub(crate) struct Ledger {
     totals: Totals,
     /// The highest that what is lent has been, for whoever wants it since a moment of their own.
     pub(crate) lent_peaks: Peaks,
+    /// Claimed for releases that are under way, in bytes.
+    releasing: u64,
     /// What was held when the capacity was last set: it may be more.
     held_at_resize: u64,
 }
@@ -172,6 +182,7 @@ impl Ledger {
             completed: BTreeMap::new(),
             totals: Totals::default(),
             lent_peaks: Peaks::default(),
+            releasing: 0,
             held_at_resize: 0,
         }
     }
@@ -204,6 +215,7 @@ impl Ledger {
             bytes,
             state,
             segment: u32::try_from(segment).expect("fewer than 2^32 segments"),
+            borrower: StreamId(0),
             previous: None,
             next: None,
         });
@@ -222,7 +234,9 @@ impl Ledger {
     /// Best fit among what is free and what the asker may have.
     pub(crate) fn take(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
         let id = self.best_fit(request, view)?;
-        Some(self.carve(id, request))
+        let grant = self.carve(id, request);
+        self.note_borrower(grant.id, view.stream);
+        Some(grant)
     }
 
     fn best_fit(&self, request: Request, view: &View<'_>) -> Option<BlockId> {
@@ -329,9 +343,9 @@ impl Ledger {
         true
     }
 
-    /// Makes a stream known, so that its tickets count.
-    pub(crate) fn register(&mut self, stream: StreamId) {
-        self.completed.insert(stream, Ticket::ZERO);
+    /// Makes a stream known, so that its tickets count: those after `completed`.
+    pub(crate) fn register(&mut self, stream: StreamId, completed: Ticket) {
+        self.completed.insert(stream, completed);
     }
 
     /// Forgets a stream whose work is complete: its id is never used again (I7).

@@ -6,7 +6,7 @@
 
 use super::block::{BlockId, State, Was};
 use super::window::{Growth, Window};
-use super::{Fences, Grant, Ledger, Request, View, free_or_pending};
+use super::{Fences, GRANULE, Grant, Ledger, Request, View, free_or_pending};
 
 /// Something to ask of the device before the request can be granted.
 #[derive(Debug)]
@@ -49,6 +49,30 @@ pub(crate) struct Outcome {
     pub(crate) lost: bool,
 }
 
+impl Mapping {
+    /// One block of new memory, in a hole that is claimed already.
+    pub(super) fn of_new(hole: BlockId, start: u64, bytes: u64, handle_bytes: u64) -> Self {
+        let to = (start..start + bytes).step_by(handle_bytes as usize);
+        Self {
+            steps: to.map(|to| Step { to, from: None }).collect(),
+            request: Request {
+                bytes,
+                alignment: GRANULE,
+            },
+            start,
+            pieces: vec![hole],
+            victims: Vec::new(),
+            fences: Fences::default(),
+            planned: bytes,
+        }
+    }
+
+    /// What it takes from the device, in bytes.
+    pub(crate) fn new_bytes(&self) -> u64 {
+        self.planned
+    }
+}
+
 impl Ledger {
     /// Whether the device could help, for a plan that may not be made here.
     pub(crate) fn could_grow(&self, request: Request, view: &View<'_>) -> bool {
@@ -78,12 +102,10 @@ impl Ledger {
     }
 
     fn plan_memory(&mut self, request: Request) -> Option<Plan> {
-        let taken = self.totals.reserved.current + self.totals.planned;
-        let left = self.geometry.capacity.saturating_sub(taken);
-        let bytes = request
-            .bytes
-            .checked_next_multiple_of(self.geometry.granularity)?
-            .max(self.geometry.handle_bytes.min(left));
+        let (left, granularity) = (self.bytes_left(), self.geometry.granularity);
+        let needed = request.bytes.checked_next_multiple_of(granularity)?;
+        let step = self.growth_step(needed).max(self.geometry.handle_bytes);
+        let bytes = needed.max(step.min(left) / granularity * granularity);
         if bytes > left {
             return None;
         }
@@ -234,6 +256,17 @@ impl Ledger {
             self.blocks.absorb_next(first);
         }
         self.lend_part(first, start, request, fences)
+    }
+
+    /// Commits what is to be free: it is given back at once, and no high-water mark has seen it lent.
+    pub(crate) fn commit_for_nobody(&mut self, commit: impl FnOnce(&mut Self) -> Option<Grant>) {
+        let (lent, in_use) = (self.totals.lent.high, self.totals.in_use.high);
+        let peaks = self.lent_peaks.clone();
+        if let Some(grant) = commit(self) {
+            self.give_back(grant.id, grant.fences);
+        }
+        (self.totals.lent.high, self.totals.in_use.high) = (lent, in_use);
+        self.lent_peaks = peaks;
     }
 
     /// Lends a part of an unfiled block and frees the rest.

@@ -76,7 +76,8 @@ impl Reuse {
 /// How much a pool may hold before it gives free memory back to the device by itself.
 ///
 /// It does so now and then, off the hot path, and only with what was free for a while (see
-/// [`PoolBuilder::upkeep_interval`]). CUDA and HIP call this `ReleaseThreshold`; Warp takes a fraction of the
+/// [`PoolBuilder::upkeep_interval`]). What a stream's lane keeps is looked at with that: a free that goes to
+/// the lane alone begins no upkeep. CUDA and HIP call this `ReleaseThreshold`; Warp takes a fraction of the
 /// device's memory, too.
 ///
 /// [`PoolBuilder::upkeep_interval`]: crate::PoolBuilder::upkeep_interval

@@ -19,13 +19,14 @@ fn ledger(virtual_memory: bool) -> Ledger {
         handle_bytes: HANDLE,
         granularity: HANDLE,
         virtual_memory,
+        growth: GrowBy::default(),
     });
     if virtual_memory {
         ledger.add_range(BASE, 256 * MIB);
     }
     [A, B, C]
         .into_iter()
-        .for_each(|stream| ledger.register(stream));
+        .for_each(|stream| ledger.register(stream, Ticket::ZERO));
     ledger
 }
 

@@ -12,11 +12,18 @@ pub(crate) struct Release {
     claimed: Vec<BlockId>,
 }
 
+impl Release {
+    fn bytes(&self) -> u64 {
+        self.spans.iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
 impl Ledger {
-    /// Claims free memory for release, until `keep` bytes would stay reserved. From the highest
-    /// addresses downwards, so that the low ones, which best fit prefers, stay dense.
+    /// Claims free memory for release, until `keep` bytes would stay reserved once every release that is
+    /// under way is over. From the highest addresses downwards, so that the low ones, which best fit
+    /// prefers, stay dense.
     pub(crate) fn plan_trim(&mut self, keep: u64) -> Release {
-        let mut excess = self.totals.reserved.current.saturating_sub(keep);
+        let mut excess = self.excess_over(keep);
         let mut release = Release {
             spans: Vec::new(),
             claimed: Vec::new(),
@@ -33,7 +40,28 @@ impl Ledger {
                 release.claimed.push(id);
             }
         }
+        self.releasing += release.bytes();
         release
+    }
+
+    /// What is held above `keep`, but for what is being released.
+    fn excess_over(&self, keep: u64) -> u64 {
+        let staying = self.totals.reserved.current.saturating_sub(self.releasing);
+        staying.saturating_sub(keep)
+    }
+
+    /// Whether a trim to `keep` bytes would release anything now.
+    pub(crate) fn could_trim(&self, keep: u64) -> bool {
+        let excess = self.excess_over(keep);
+        let fits = |id: BlockId| {
+            if self.geometry.virtual_memory {
+                excess >= self.geometry.handle_bytes
+            } else {
+                self.blocks[id].bytes <= excess
+            }
+        };
+        let mut free = self.free.at_least(0).map(|(_, id)| id);
+        free.any(|id| self.is_releasable(id) && fits(id))
     }
 
     /// Blocks from which something can be released, highest address first.
@@ -86,6 +114,7 @@ impl Ledger {
 
     /// Ends a release: the first `done` spans are gone. Returns the bytes released.
     pub(crate) fn commit_trim(&mut self, release: Release, done: usize) -> u64 {
+        self.releasing -= release.bytes();
         let gone = &release.spans[..done];
         let bytes = gone.iter().map(|(_, bytes)| bytes).sum();
         for id in release.claimed {

@@ -81,8 +81,7 @@ impl Ledger {
 
     /// Handles that the device may still be asked for.
     pub(super) fn handles_left(&self) -> u64 {
-        let taken = self.totals.reserved.current + self.totals.planned;
-        self.geometry.capacity.saturating_sub(taken) / self.geometry.handle_bytes
+        self.bytes_left() / self.geometry.handle_bytes
     }
 
     fn piece(&self, id: BlockId, view: &View<'_>, growth: Growth) -> Option<Kind> {

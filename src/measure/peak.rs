@@ -16,7 +16,7 @@ impl Mark {
 }
 
 /// See the [module](self).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Peaks {
     latest: u64,
     /// The highest from each mark's beginning to the latest one's.

@@ -59,7 +59,7 @@ impl Metrics {
         if !std::mem::replace(&mut self.is_described, true) {
             describe();
         }
-        let service = &self.presence.0;
+        let service = &self.presence.service;
         let figures = Statistics::of(service);
         self.publish_levels(&figures, service.engine.capacity());
         self.publish_counts(&figures);

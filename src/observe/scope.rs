@@ -71,7 +71,7 @@ impl ScopeStatistics {
 
 impl StatisticsScope {
     pub(crate) fn new(presence: Arc<Presence>) -> Self {
-        let service = &presence.0;
+        let service = &presence.service;
         let (mark, counts) = service.engine.begin();
         let before = Before {
             counts,
@@ -92,7 +92,7 @@ impl StatisticsScope {
             hits,
             waits,
         } = &self.before;
-        let service = &self.presence.0;
+        let service = &self.presence.service;
         let (after, high) = service.engine.counts_since(self.mark);
         let waits_after = service.queue.statistics();
         ScopeStatistics {
@@ -117,7 +117,7 @@ impl StatisticsScope {
 
 impl Drop for StatisticsScope {
     fn drop(&mut self) {
-        self.presence.0.engine.end(self.mark);
+        self.presence.service.engine.end(self.mark);
     }
 }
 

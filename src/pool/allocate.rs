@@ -49,7 +49,7 @@ pub struct Allocate<'a> {
 }
 
 impl<'a> Allocate<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         pool: &'a Pool,
         stream: &'a Stream,
         bytes: u64,

@@ -2,24 +2,14 @@
 
 use super::Pool;
 use crate::device::Device;
-use crate::engine::{Engine, Settings, UpkeepSettings};
+use crate::engine::{Engine, Settings, UpkeepSettings, Upstream};
 use crate::error::BuildError;
 use crate::lane::Bounds;
 use crate::ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-use crate::ledger::{CoalesceHeuristic, GRANULE, Geometry};
+use crate::ledger::{CoalesceHeuristic, GRANULE, GrowBy};
+use crate::registry;
 use crate::sync::plain;
 use std::time::Duration;
-
-/// Handles of 16 MiB: on an H200 a handle costs about 22 us to make accessible whatever its size up to
-/// 32 MiB, so fewer are cheaper; but only what is wholly free can be mapped elsewhere, so larger ones
-/// leave more unused. `guide::figures` has the frontier.
-const HANDLE: u64 = 16 << 20;
-
-/// A capacity is not cut by more than a 64th to fit the handles: smaller handles are used instead.
-const LARGEST_CUT: u64 = 64;
-
-/// Handles should be a few dozen at least, or one block would pin too large a part of the pool.
-const FEWEST_HANDLES: u64 = 32;
 
 /// A lane keeps blocks of up to 2 MiB: the sizes that are asked for most often, and too small for
 /// their fragmentation to matter much.
@@ -35,17 +25,22 @@ const UPKEEP_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 #[must_use = "a builder does nothing until it builds"]
 pub struct PoolBuilder {
-    device: plain::Arc<dyn Device>,
-    capacity: Option<u64>,
-    initial: u64,
-    handle: Option<u64>,
+    pub(super) device: plain::Arc<dyn Device>,
+    name: Option<String>,
+    pub(super) upstream: Upstream,
+    pub(super) is_pooled: bool,
+    pub(super) capacity: Option<u64>,
+    pub(super) initial: u64,
+    pub(super) growth: GrowBy,
+    pub(super) handle: Option<u64>,
+    pub(super) alignment: u64,
     lane: u64,
     order: Order,
     reuse: Reuse,
     sealing: Sealing,
     wait_limit: WaitLimit,
     release_threshold: ReleaseThreshold,
-    heuristic: Option<CoalesceHeuristic>,
+    pub(super) heuristic: Option<CoalesceHeuristic>,
     upkeep_interval: Duration,
 }
 
@@ -53,9 +48,14 @@ impl PoolBuilder {
     pub(super) fn new(device: plain::Arc<dyn Device>) -> Self {
         Self {
             device,
+            name: None,
+            upstream: Upstream::default(),
+            is_pooled: true,
             capacity: None,
             initial: 0,
+            growth: GrowBy::default(),
             handle: None,
+            alignment: GRANULE,
             lane: LANE,
             order: Order::default(),
             reuse: Reuse::default(),
@@ -65,6 +65,33 @@ impl PoolBuilder {
             heuristic: None,
             upkeep_interval: UPKEEP_INTERVAL,
         }
+    }
+
+    /// A name of the pool's own among the living pools of the process, by which
+    /// [`find_pool`](crate::find_pool) finds it. Default: none.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Where the memory comes from. Default: [virtual memory](Upstream::Virtual) of the device.
+    pub fn upstream(mut self, upstream: Upstream) -> Self {
+        self.upstream = upstream;
+        self
+    }
+
+    /// Keeps nothing: every allocation is the device's own, in plain memory, and goes back to the device
+    /// once it is complete. Default: what was freed is kept.
+    ///
+    /// Stream order, waiting and errors are those of any pool; so are the blocks. Each allocation and each
+    /// free is a call for memory (tens of microseconds, or where [that blocks], a thread's doing), and each
+    /// block takes a whole step of the device's: it is for tools that watch the device's own allocations,
+    /// and for finding out what pooling is good for.
+    ///
+    /// [that blocks]: crate::device::Capabilities::memory_calls_block
+    pub fn unpooled(mut self) -> Self {
+        self.is_pooled = false;
+        self
     }
 
     /// What the pool may hold from the device at most, in bytes; rounded down to whole handles. Default:
@@ -77,6 +104,21 @@ impl PoolBuilder {
     /// What the pool takes from the device when it is built, in bytes. Default: nothing.
     pub fn initial_size(mut self, bytes: u64) -> Self {
         self.initial = bytes;
+        self
+    }
+
+    /// How much the pool takes from the device at a time. Default: what the request needs.
+    pub fn growth(mut self, growth: GrowBy) -> Self {
+        self.growth = growth;
+        self
+    }
+
+    /// Aligns every block to `bytes`: a power of two, up to the device's step. Sizes are rounded up to it as
+    /// well, so that a block that is freed can be any other. Default, and least: 512 bytes.
+    ///
+    /// One allocation can ask for more with [`Allocate::alignment`](crate::Allocate::alignment).
+    pub fn alignment(mut self, bytes: u64) -> Self {
+        self.alignment = bytes;
         self
     }
 
@@ -133,7 +175,8 @@ impl PoolBuilder {
     }
 
     /// How long after memory came back the pool releases and coalesces, where the two settings above ask
-    /// for it; what was used in between is not released. Default: 10 ms, on the device's clock.
+    /// for it; what was used in between is not released. Default: 10 ms, on the device's clock; less than
+    /// 0.1 ms counts as that.
     pub fn upkeep_interval(mut self, interval: Duration) -> Self {
         self.upkeep_interval = interval;
         self
@@ -142,32 +185,35 @@ impl PoolBuilder {
     /// Builds the pool.
     ///
     /// # Errors
-    /// When a setting is out of range, which the error names, or the device cannot give what is needed.
+    /// When a setting is out of range, which the error names; when the device lacks what nothing can stand
+    /// for, or cannot give what is needed; when the name is taken.
     pub fn build(self) -> Result<Pool, BuildError> {
-        let total = self.device.memory_info()?.total;
-        let geometry = self.geometry(total)?;
-        let upkeep = self.upkeep(total)?;
-        if self.initial > geometry.capacity {
-            return Err(BuildError::InitialOverCapacity {
-                initial: self.initial,
-                capacity: geometry.capacity,
-            });
+        if let Some(name) = &self.name {
+            // Before the device is asked for anything; what counts is the entering.
+            registry::check_name(name)?;
         }
-        let lane = Bounds {
-            bytes: self.lane,
-            largest: LARGEST_IN_LANE.min(self.lane) / GRANULE * GRANULE,
-            unsealed: self.sealing.bound(),
-        };
-        let settings = Settings {
-            geometry,
+        let settings = self.settings()?;
+        Pool::new(Engine::new(self.device, settings)?, self.name)
+    }
+
+    fn settings(&self) -> Result<Settings, BuildError> {
+        self.check_conflicts()?;
+        let capabilities = self.device.capabilities();
+        let source = self.source(&capabilities)?;
+        let total = self.device.memory_info(source.kind)?.total;
+        Ok(Settings {
+            geometry: self.geometry(&capabilities, source, total)?,
+            upstream: self.upstream,
+            kind: source.kind,
+            is_pooled: self.is_pooled,
+            alignment: self.alignment_within(capabilities.granularity)?,
             initial: self.initial,
-            lane,
+            lane: self.lane_bounds(),
             order: self.order,
             reuse: self.reuse,
             wait_limit: self.wait_limit,
-            upkeep,
-        };
-        Ok(Pool::new(Engine::new(self.device, settings)?))
+            upkeep: self.upkeep(total)?,
+        })
     }
 
     fn upkeep(&self, total: u64) -> Result<UpkeepSettings, BuildError> {
@@ -179,30 +225,20 @@ impl PoolBuilder {
         })
     }
 
-    /// `total`: more than the device has can never be held, and a request for it would wait for ever.
-    fn geometry(&self, total: u64) -> Result<Geometry, BuildError> {
-        let capabilities = self.device.capabilities();
-        let granularity = capabilities.granularity;
-        let capacity = self.capacity.map_or(total, |capacity| capacity.min(total));
-        if capacity < granularity {
-            return Err(BuildError::CapacityTooSmall {
-                capacity,
-                granularity,
-            });
+    fn lane_bounds(&self) -> Bounds {
+        if !self.is_pooled {
+            // Nothing is kept, and each free is to be seen complete by itself.
+            return Bounds {
+                bytes: 0,
+                largest: 0,
+                unsealed: 0,
+            };
         }
-        let handle_bytes = match self.handle {
-            Some(handle) => {
-                let most = capacity / granularity * granularity;
-                valid_handle(handle, granularity)?.min(most)
-            }
-            None => handle_for(capacity, granularity),
-        };
-        Ok(Geometry {
-            capacity: capacity / handle_bytes * handle_bytes,
-            handle_bytes,
-            granularity,
-            virtual_memory: capabilities.virtual_memory,
-        })
+        Bounds {
+            bytes: self.lane,
+            largest: LARGEST_IN_LANE.min(self.lane) / GRANULE * GRANULE,
+            unsealed: self.sealing.bound(),
+        }
     }
 }
 
@@ -214,43 +250,5 @@ pub(super) fn check_threshold(threshold: ReleaseThreshold) -> Result<(), BuildEr
             Err(BuildError::InvalidFraction { fraction })
         }
         _ => Ok(()),
-    }
-}
-
-fn valid_handle(handle_bytes: u64, granularity: u64) -> Result<u64, BuildError> {
-    if handle_bytes == 0 || handle_bytes % granularity != 0 {
-        return Err(BuildError::InvalidHandle {
-            handle_bytes,
-            granularity,
-        });
-    }
-    Ok(handle_bytes)
-}
-
-/// The largest handle, up to the default, that leaves enough of them and wastes little capacity.
-fn handle_for(capacity: u64, granularity: u64) -> u64 {
-    let mut handle = HANDLE.max(granularity);
-    let is_too_large = |handle: u64| {
-        capacity / handle < FEWEST_HANDLES || capacity % handle > capacity / LARGEST_CUT
-    };
-    while handle > granularity && is_too_large(handle) {
-        handle /= 2;
-    }
-    handle
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    #[test]
-    fn handles_fit_the_capacity() {
-        assert_eq!(handle_for(8 << 30, 2 * MIB), 16 * MIB);
-        assert_eq!(handle_for((8 << 30) + 2 * MIB, 2 * MIB), 16 * MIB);
-        assert_eq!(handle_for(100 * MIB, 2 * MIB), 2 * MIB);
-        assert_eq!(handle_for(2 * MIB, 2 * MIB), 2 * MIB);
-        assert_eq!(handle_for(1 << 30, 2 * MIB), 16 * MIB);
     }
 }

@@ -2,13 +2,18 @@
 
 mod allocate;
 mod builder;
+mod describe;
 mod figures;
+mod find;
+mod geometry;
+mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod own_stream;
 
 pub use allocate::Allocate;
 pub use builder::PoolBuilder;
+pub use find::{find_pool, pool_of, pools};
 
 use own_stream::OwnStream;
 
@@ -17,8 +22,9 @@ use crate::device::{Device, DeviceError, DeviceStream};
 use crate::engine::{Effort, Engine};
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::ledger::policy::ReleaseThreshold;
-use crate::ledger::{GRANULE, PoolFigures, Request};
+use crate::ledger::{PoolFigures, Request};
 use crate::measure::Tag;
+use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
 use crate::trace;
@@ -44,7 +50,7 @@ use std::panic::Location;
 /// ```
 #[derive(Clone)]
 pub struct Pool {
-    presence: Arc<Presence>,
+    presence: plain::Arc<Presence>,
 }
 
 impl Pool {
@@ -58,16 +64,22 @@ impl Pool {
         PoolBuilder::new(device)
     }
 
-    fn new(engine: Engine) -> Self {
+    fn new(engine: Engine, name: Option<String>) -> Result<Self, BuildError> {
         let service = Arc::new(Service::new(engine));
-        Service::start_upkeep(&service);
-        Self {
-            presence: Arc::new(Presence(service)),
-        }
+        let name = name.map(Into::into);
+        let presence = plain::Arc::new(Presence { service, name });
+        registry::enter(&presence)?;
+        Service::start(&presence.service);
+        Service::start_upkeep(&presence.service);
+        Ok(Self { presence })
+    }
+
+    fn of_presence(presence: plain::Arc<Presence>) -> Self {
+        Self { presence }
     }
 
     fn service(&self) -> &Arc<Service> {
-        &self.presence.0
+        &self.presence.service
     }
 
     /// Makes one of the device's streams known to the pool, so that memory can be allocated and freed
@@ -123,7 +135,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`AllocError::Exhausted`] when there is not enough, after asking what has completed, taking
-    /// back what lanes keep, and growing; and whenever anybody waits already. Otherwise as
+    /// back what lanes keep, and growing; and whenever anybody waits already. What another thread is
+    /// releasing or moving at that moment (a trim, a growth, the upkeep) counts as taken. Otherwise as
     /// [`Allocate`].
     #[inline]
     #[track_caller]
@@ -178,14 +191,14 @@ impl Pool {
         alignment: u64,
         tag: Option<Tag>,
     ) -> Result<Demand, AllocError> {
-        if !Arc::ptr_eq(&registration.presence, &self.presence) {
+        if !plain::Arc::ptr_eq(&registration.presence, &self.presence) {
             return Err(AllocError::ForeignStream);
         }
         if let Some(referee) = registration.referee.as_deref() {
             // What was found earlier, where nobody could be told.
             referee.call_out();
         }
-        let engine = &self.presence.0.engine;
+        let engine = &self.presence.service.engine;
         let capacity = engine.capacity();
         if bytes > capacity {
             return Err(AllocError::TooLarge {
@@ -197,11 +210,13 @@ impl Pool {
         if !alignment.is_power_of_two() || alignment > largest {
             return Err(AllocError::InvalidAlignment { alignment, largest });
         }
+        let step = engine.settings.alignment;
         let request = Request {
-            // The capacity is a multiple of the step, so this does not go over it.
-            bytes: bytes.max(1).next_multiple_of(GRANULE),
-            alignment: alignment.max(GRANULE),
+            // A power of two; and the capacity is a multiple of it, so this does not go over.
+            bytes: (bytes.max(1) + (step - 1)) & !(step - 1),
+            alignment: alignment.max(step),
         };
+        debug_assert!(step <= u64::from(u32::MAX), "a step of gigabytes");
         Ok(Demand {
             // Less than a step, or a whole one for a request of nothing.
             rounding: (request.bytes - bytes) as u32,
@@ -271,7 +286,7 @@ impl Pool {
     pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<(), BuildError> {
         builder::check_threshold(threshold)?;
         let engine = &self.service().engine;
-        let total = engine.device.memory_info()?.total;
+        let total = engine.device.memory_info(engine.settings.kind)?.total;
         engine.set_release_threshold(threshold.bytes(total));
         Ok(())
     }
@@ -336,7 +351,7 @@ impl Pool {
     /// addresses, and nothing changed, or cannot release memory.
     pub fn resize(&self, bytes: u64) -> Result<u64, BuildError> {
         let engine = &self.service().engine;
-        let total = engine.device.memory_info()?.total;
+        let total = engine.device.memory_info(engine.settings.kind)?.total;
         let handle = self.handle_bytes();
         let capacity = bytes.min(total) / handle * handle;
         if capacity == 0 {
@@ -345,8 +360,10 @@ impl Pool {
                 granularity: handle,
             });
         }
-        engine.resize(capacity)?;
+        let resized = engine.resize(capacity);
+        // Even if memory could not be released: who waits for more than the capacity is told.
         Service::serve(self.service());
+        resized?;
         Ok(capacity)
     }
 
@@ -381,6 +398,7 @@ impl Pool {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
+            .field("name", &self.name())
             .field("device", &self.describe_device())
             .field("capacity", &self.capacity())
             .finish_non_exhaustive()

@@ -6,7 +6,6 @@ use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Expected, Lent, Patience, Refusal};
 use crate::error::AllocError;
-use crate::ledger::GRANULE;
 use crate::sync::Arc;
 use crate::trace;
 use std::task::{Context, Poll};
@@ -205,7 +204,7 @@ pub(crate) fn try_now(
 ) -> Result<Lent, Denial> {
     let engine = &registration.service.engine;
     let Demand { request, .. } = demand;
-    if request.alignment <= GRANULE {
+    if request.alignment <= engine.settings.alignment {
         let lane = &registration.lane;
         if let Some(lent) = engine.take_own(lane, request.bytes, demand.rounding) {
             return Ok(lent);

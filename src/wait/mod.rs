@@ -21,6 +21,7 @@
 //! | `passage` | the future of a stream's point: events, synchronization, deallocation |
 //! | `registration` | what a stream's handle and its blocks hold in common |
 //! | `spawn` | where a runtime may drive |
+//! | `returner` | who gives memory back where nothing is pooled |
 //! | `grower` | memory calls that block, off the runtime's workers |
 
 mod allocate;
@@ -30,6 +31,7 @@ mod passage;
 mod queue;
 mod reclaimer;
 mod registration;
+mod returner;
 mod service;
 mod spawn;
 mod upkeep;

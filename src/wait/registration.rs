@@ -9,11 +9,15 @@ use crate::sync::{Arc, plain};
 /// Held by the pool's handles and its registrations; the last one out tells the reclaimers that were
 /// made to last.
 #[derive(Debug)]
-pub(crate) struct Presence(pub(crate) Arc<Service>);
+pub(crate) struct Presence {
+    pub(crate) service: Arc<Service>,
+    /// The pool's name, if it has one.
+    pub(crate) name: Option<plain::Arc<str>>,
+}
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.0.orphan();
+        self.service.orphan();
     }
 }
 
@@ -22,7 +26,7 @@ impl Drop for Presence {
 pub(crate) struct Registration {
     pub(crate) service: Arc<Service>,
     pub(crate) lane: Arc<Lane>,
-    pub(crate) presence: Arc<Presence>,
+    pub(crate) presence: plain::Arc<Presence>,
     /// Who is told of blocks' lives, on a device that checks the order of what it is given to do.
     pub(crate) referee: Option<plain::Arc<dyn Referee>>,
 }

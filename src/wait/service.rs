@@ -3,6 +3,7 @@
 use super::grower::Grower;
 use super::queue::{Queue, Waiter};
 use super::reclaimer::Spawned;
+use super::returner::Returner;
 use super::spawn;
 use super::upkeep::Keeper;
 use crate::engine::bell::Member;
@@ -34,6 +35,8 @@ pub(crate) struct Service {
     pub(super) keeper: Mutex<Option<plain::Arc<Keeper>>>,
     /// The reclaimer that was spawned for those who wait now.
     spawned: Mutex<Option<Spawned>>,
+    /// Who gives memory back, where nothing is pooled.
+    returner: Mutex<Option<plain::Arc<Returner>>>,
     is_orphaned: SharedFlag,
 }
 
@@ -47,7 +50,15 @@ impl Service {
             grower: Grower::new(),
             keeper: Mutex::new(Guards::Queue, None),
             spawned: Mutex::new(Guards::Queue, None),
+            returner: Mutex::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
+        }
+    }
+
+    /// Where nothing is pooled: sees to it that what was freed goes back to the device.
+    pub(crate) fn start(this: &Arc<Self>) {
+        if !this.engine.settings.is_pooled {
+            *this.returner.lock() = Some(Returner::enlist(this));
         }
     }
 
@@ -90,6 +101,9 @@ impl Service {
     }
 
     fn serve_once(this: &Arc<Self>, effort: Effort) {
+        if let Err(Refusal::NeedsThread) = this.engine.return_complete(effort) {
+            this.grower.start(this);
+        }
         while let Some(waiter) = this.queue.head() {
             // The lane stays known while a grant for it is on its way, whoever goes meanwhile; and it
             // is known now if the waiter still waits, since that has the stream.
@@ -152,13 +166,17 @@ impl Service {
     }
 
     /// Watches streams while somebody waits. While nobody does, nothing is watched, and a reclaimer that
-    /// was spawned for it is let go.
+    /// was spawned for it is let go. Where nothing is pooled, what is to go back to the device waits too.
     fn set_watches(&self) {
         // Out of the lock: a watch may call at once.
         let mut watches = std::mem::take(&mut *self.watches.lock());
-        if self.queue.is_empty() {
+        let is_awaited = !self.queue.is_empty();
+        if !is_awaited {
+            self.dismiss_reclaimer();
+        }
+        if !is_awaited && !self.engine.has_leftovers() {
             drop(watches);
-            return self.dismiss_reclaimer();
+            return self.dismiss_returner();
         }
         let waker = Waker::from(self.engine.bell.clone());
         self.engine.watch_streams(&mut watches, &waker);
@@ -171,6 +189,15 @@ impl Service {
             assert_unlocked("wake");
             waker.wake();
         }
+    }
+
+    /// Once the last handle is gone, too. Who serves has the service for as long as it does.
+    fn dismiss_returner(&self) {
+        if self.engine.settings.is_pooled || !self.is_orphaned() {
+            return;
+        }
+        let returner = self.returner.lock().take();
+        drop(returner.and_then(|returner| returner.dismiss()));
     }
 
     /// A waiter came: on a runtime, a reclaimer drives for it. The waiter drives as well whenever it is

@@ -5,7 +5,7 @@ use crate::common::{MIB, poll};
 use crate::site::{ONLY_COMPLETE, Site, builder};
 use futures::executor::block_on;
 use weirpool::device::DeviceErrorKind;
-use weirpool::{AllocError, BuildError, Rung, Shortfall};
+use weirpool::{AllocError, BuildError, GrowBy, Rung, Shortfall};
 
 /// [6] RMM `pool_mr_tests`: initially more than at most is refused, and so is nonsense.
 pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
@@ -28,7 +28,39 @@ pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
         builder(device.clone(), 8 * MIB).handle_bytes(3).build(),
         Err(BuildError::InvalidHandle { .. })
     ));
+    for alignment in [0, 3, 1 << 40] {
+        let refused = builder(device.clone(), 8 * MIB)
+            .alignment(alignment)
+            .build();
+        assert!(matches!(refused, Err(BuildError::InvalidAlignment { .. })));
+    }
+    for growth in [GrowBy::AtLeast(9 * MIB), GrowBy::Factor(1.0)] {
+        let refused = builder(device.clone(), 8 * MIB).growth(growth).build();
+        assert!(matches!(refused, Err(BuildError::InvalidGrowth { .. })));
+    }
     assert!(build(8 * MIB).is_ok());
+}
+
+/// [6] Umpire, sizes of the first and the next allocation: first what was told, then by steps, and never
+/// over the capacity.
+pub(crate) fn a_pool_grows_by_steps<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
+        builder
+            .initial_size(4 * MIB)
+            .growth(GrowBy::AtLeast(12 * MIB))
+    });
+    assert_eq!(probe.held(), 4 * MIB);
+    let worker = site.worker();
+    let mut blocks = vec![worker.take(4 * MIB)];
+    for held in [16, 16, 28, 28, 32, 32] {
+        blocks.push(worker.take(if held == 32 { 2 * MIB } else { 6 * MIB }));
+        assert_eq!(probe.held(), held * MIB);
+    }
+    worker.take_nothing(2 * MIB);
+    blocks.iter().for_each(|block| worker.use_up(block, 1));
+    worker.settle();
+    drop(blocks);
+    site.assert_sound();
 }
 
 /// [6] Initially as much as at most works; growth beyond fails cleanly, and the pool is usable after.
@@ -121,6 +153,28 @@ pub(crate) fn growth_under_way_counts<B: Bench>() {
     assert_eq!(probe.peak(), 6 * MIB);
     drop(block);
     site.assert_conserved();
+}
+
+/// What is given back the device may give to another at once, before the pool has heard that it is gone.
+pub(crate) fn what_is_given_back_may_come_again_at_once<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
+    let [first, second] = site.workers();
+    drop(first.take(4 * MIB));
+    block_on(first.stream.synchronize()).unwrap();
+    let is_virtual = site.bench.device().capabilities().virtual_memory;
+    let (send, given) = std::sync::mpsc::channel();
+    probe.amid_next(if is_virtual { "destroy" } else { "free" }, move || {
+        let block = second.take(4 * MIB);
+        send.send((second, block)).unwrap();
+    });
+    assert_eq!(site.pool.trim_to(0).unwrap(), 4 * MIB);
+    let (second, block) = given.recv().unwrap();
+    second.use_up(&block, 2);
+    assert_eq!(probe.held(), 4 * MIB);
+    second.free_and_settle(block);
+    assert_eq!(site.pool.trim_to(0).unwrap(), 4 * MIB);
+    assert_eq!(probe.held(), 0);
+    site.assert_sound();
 }
 
 /// [25] pytorch#29554: what was asked for, what is free and in which pieces, what is pending, what is

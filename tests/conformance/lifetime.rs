@@ -48,7 +48,8 @@ pub(crate) fn the_pool_ends_while_work_runs<B: Bench>() {
     bench.settle(&work);
     eventually(|| probe.held() == 0);
     eventually(|| probe.events() == 0);
-    assert_eq!(probe.calls("reserve"), probe.calls("unreserve"));
+    // After the memory that was mapped there.
+    eventually(|| probe.calls("reserve") == probe.calls("unreserve"));
     witness.assert_content();
 }
 

@@ -1,9 +1,9 @@
 //! What a memory pool must do, whatever the device: the behaviours that peers test, and the bugs that
 //! peers had. The page `weirpool::guide::behaviours` maps each of them to the tests here.
 //!
-//! A device takes part by a [`bench::Bench`] and one line below. No test asserts how long anything
-//! takes: a stream is held at a gate until the test opens it, and bytes tell whether work came too
-//! early.
+//! A device takes part by a [`bench::Bench`] and one line: below, if it is simulated; in `tests/gpu`, which
+//! says so where it finds no GPU, if it is not. No test asserts how long anything takes: a stream is held
+//! at a gate until the test opens it, and bytes tell whether work came too early.
 //!
 //! | file | about |
 //! |---|---|
@@ -29,8 +29,10 @@ mod suite;
 mod allocation;
 mod capacity;
 mod failures;
+mod host;
 mod lifetime;
 mod parts;
+mod pools;
 mod reuse;
 mod sharing;
 mod statistics;
@@ -38,7 +40,56 @@ mod tasks;
 mod threads;
 mod waiting;
 
+/// A module with every test for one bench.
+macro_rules! backend {
+    ($backend:ident, $bench:ty) => {
+        mod $backend {
+            type Bench = $bench;
+            suite!(as_tests:);
+        }
+    };
+}
+
+macro_rules! as_tests {
+    (
+        ()
+        themes { $($theme:ident: $($test:ident),+;)+ }
+        awaited $awaited:tt
+        executors { $($(#[$condition:meta])? $place:ident: $executor:ty;)+ }
+    ) => {
+        $(
+            mod $theme {
+                $(
+                    #[test]
+                    fn $test() {
+                        crate::$theme::$test::<super::Bench>();
+                    }
+                )+
+            }
+        )+
+        $(
+            $(#[$condition])?
+            mod $place {
+                awaited_tests!($executor: $awaited);
+            }
+        )+
+    };
+}
+
+macro_rules! awaited_tests {
+    ($executor:ty: [$($test:ident),+]) => {$(
+        #[test]
+        fn $test() {
+            crate::tasks::$test::<super::Bench, $executor>();
+        }
+    )+};
+}
+
 backend!(sim_mapped, crate::sim::Sim<crate::sim::Mapped>);
 backend!(sim_plain, crate::sim::Sim<crate::sim::Plain>);
 backend!(sim_slow_calls, crate::sim::Sim<crate::sim::SlowCalls>);
+backend!(
+    sim_plain_slow_calls,
+    crate::sim::Sim<crate::sim::PlainSlowCalls>
+);
 backend!(sim_real_time, crate::sim::Sim<crate::sim::RealTime>);

@@ -1,7 +1,7 @@
-//! A device in front of another: it counts the calls, keeps account of what was taken, and makes calls
-//! fail. So that tests which need it run on every backend.
+//! A device in front of another: it counts the calls, keeps account of what was taken, makes calls fail,
+//! and lies. So that tests which need it run on every backend.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +29,8 @@ struct Book {
     calls: BTreeMap<&'static str, u64>,
     /// Calls that are to fail: how many of them may still pass, and how the next one fails.
     faults: BTreeMap<&'static str, (u64, DeviceErrorKind)>,
+    /// Calls that are answered as if all were well, and not made.
+    lies: BTreeSet<&'static str>,
     /// Bytes of physical memory taken, by handle or address.
     memory: BTreeMap<u64, u64>,
     peak: u64,
@@ -92,10 +94,21 @@ impl Probe {
         self.book().faults.insert(name, (nth - 1, kind));
     }
 
-    /// Has this done in the middle of the next such call (`query`, `create` or `allocate`), when it is
-    /// answered and the caller has not heard of it.
+    /// Has this done in the middle of the next such call (`query`, `create`, `destroy`, `allocate` or
+    /// `free`), when it is answered and the caller has not heard of it.
     pub(crate) fn amid_next(&self, name: &'static str, meanwhile: impl FnOnce() + Send + 'static) {
         self.book().meanwhile.insert(name, Box::new(meanwhile));
+    }
+
+    /// From now on says that every event is complete (`query`), or that a stream waits which does not
+    /// (`wait`): what a test of order must notice.
+    #[allow(dead_code, reason = "of use where nothing else than the bytes tells")]
+    pub(crate) fn lie(&self, name: &'static str) {
+        self.book().lies.insert(name);
+    }
+
+    fn lies(&self, name: &str) -> bool {
+        self.book().lies.contains(name)
     }
 
     fn amid(&self, name: &'static str) {
@@ -137,7 +150,8 @@ impl Probe {
     }
 }
 
-// SAFETY: every call that answers at all is answered by the device behind.
+// SAFETY: every call that answers at all is answered by the device behind, but for lies, which tests tell
+// to see what comes of them, over bytes that nobody needs.
 unsafe impl Device for Probe {
     fn id(&self) -> DeviceId {
         self.inner().id()
@@ -151,8 +165,8 @@ unsafe impl Device for Probe {
         self.inner().capabilities()
     }
 
-    fn memory_info(&self) -> Result<MemoryInfo, DeviceError> {
-        self.enter("memory_info")?.memory_info()
+    fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
+        self.enter("memory_info")?.memory_info(kind)
     }
 
     fn referee(&self) -> Option<Arc<dyn Referee>> {
@@ -187,9 +201,12 @@ unsafe impl Device for Probe {
     }
 
     fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError> {
-        self.enter("destroy")?.destroy(handle)?;
+        // Before: from then on the handle's name may be another's.
+        let device = self.enter("destroy")?;
         self.book().memory.remove(&handle.0);
-        Ok(())
+        let answer = device.destroy(handle);
+        self.amid("destroy");
+        answer
     }
 
     fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError> {
@@ -200,18 +217,20 @@ unsafe impl Device for Probe {
         self.enter("unmap")?.unmap(address, bytes)
     }
 
-    fn allocate(&self, bytes: u64) -> Result<u64, DeviceError> {
-        let address = self.enter("allocate")?.allocate(bytes)?;
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
+        let address = self.enter("allocate")?.allocate(kind, bytes)?;
         self.book().take(address, bytes);
         self.amid("allocate");
         Ok(address)
     }
 
-    fn free(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+    fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
         // Before: from then on the address may be somebody else's.
         let device = self.enter("free")?;
         self.book().memory.remove(&address);
-        device.free(address, bytes)
+        let answer = device.free(kind, address, bytes);
+        self.amid("free");
+        answer
     }
 
     fn create_stream(&self) -> Result<RawStream, DeviceError> {
@@ -235,13 +254,21 @@ unsafe impl Device for Probe {
     }
 
     fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
-        let answer = self.enter("query")?.query(event);
+        let device = self.enter("query")?;
+        if self.lies("query") {
+            return Ok(true);
+        }
+        let answer = device.query(event);
         self.amid("query");
         answer
     }
 
     fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
-        self.enter("wait")?.wait(stream, event)
+        let device = self.enter("wait")?;
+        if self.lies("wait") {
+            return Ok(());
+        }
+        device.wait(stream, event)
     }
 
     fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {

@@ -277,7 +277,7 @@ pub(crate) fn events_are_made_once_and_destroyed<B: Bench>() {
         site.pool.statistics().events_created
     );
     drop((site, workers));
-    assert_eq!(probe.events(), 0);
+    eventually(|| probe.events() == 0);
 }
 
 /// [15] rmm#649: a driver's stream handle, recycled, inherited the free list of the stream before.
@@ -297,7 +297,7 @@ pub(crate) fn a_recycled_stream_handle_inherits_nothing<B: Bench>() {
     eventually(|| site.pool.harvest().unwrap());
     let new: Vec<_> = (0..8).map(|_| site.worker()).collect();
     let heir = new.iter().find(|worker| worker.work.raw() == raw);
-    assert_eq!(heir.is_some(), B::RECYCLES_HANDLES);
+    assert!(B::RECYCLES_HANDLES.is_none_or(|recycles| recycles == heir.is_some()));
     let heir = heir.unwrap_or(&new[0]);
     assert_ne!(heir.stream.id(), id);
     let block = heir.take_from(Rung::Free, 8 * MIB);

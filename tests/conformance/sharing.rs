@@ -25,7 +25,7 @@ pub(crate) fn host_use_is_ordered_like_another_stream<B: Bench>() {
     device.settle();
     other.take_nothing(8 * MIB);
     gate.open();
-    host.settle();
+    settle_all(&[&device, &host]);
     let all = other.take(8 * MIB);
     other.use_up(&all, 3);
     other.free_and_settle(all);
@@ -138,7 +138,8 @@ pub(crate) fn a_further_stream_comes_after_the_earlier_life<B: Bench>() {
 
 /// [26] RMM multidevice: each device has its pool, and neither takes the other's streams.
 pub(crate) fn devices_do_not_mix<B: Bench>() {
-    let (here, there) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));
+    let here = Site::<B>::new(8 * MIB);
+    let there = here.elsewhere(8 * MIB);
     let refused = here.pool.register(&there.bench.stream());
     assert_eq!(refused.unwrap_err(), StreamError::ForeignDevice);
     let (at_home, abroad) = (here.worker(), there.worker());
@@ -167,7 +168,8 @@ pub(crate) fn streams_of_another_pool_are_refused<B: Bench>() {
 
 /// rmm#1306: an event of one device, a stream of another.
 pub(crate) fn an_event_of_another_device_is_refused<B: Bench>() {
-    let (here, there) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));
+    let here = Site::<B>::new(8 * MIB);
+    let there = here.elsewhere(8 * MIB);
     let event = there.worker().stream.event().unwrap();
     let refused = here.worker().stream.wait(&event);
     assert_eq!(refused.unwrap_err(), StreamError::ForeignPool);

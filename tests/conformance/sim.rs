@@ -5,8 +5,8 @@ use crate::site::eventually;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::device::Device;
 use weirpool::device::sim::{Clock, Operation, SimBuilder, SimDevice, SimStream};
+use weirpool::device::{Device, MemoryKind};
 
 /// One way to set the device up.
 pub(crate) trait Setting: Send + Sync + 'static {
@@ -22,12 +22,23 @@ pub(crate) struct Mapped;
 
 impl Setting for Mapped {}
 
-/// Without virtual memory.
+/// Without virtual memory, and with no kind of memory but the device's own.
 pub(crate) struct Plain;
 
 impl Setting for Plain {
     fn set(builder: SimBuilder) -> SimBuilder {
-        builder.virtual_memory(false)
+        let lacks = [MemoryKind::Pinned, MemoryKind::Managed, MemoryKind::Host];
+        let builder = builder.virtual_memory(false);
+        lacks.into_iter().fold(builder, SimBuilder::without)
+    }
+}
+
+/// Without virtual memory, and with memory calls that are not to be made inside a poll.
+pub(crate) struct PlainSlowCalls;
+
+impl Setting for PlainSlowCalls {
+    fn set(builder: SimBuilder) -> SimBuilder {
+        builder.virtual_memory(false).blocking_memory_calls(true)
     }
 }
 
@@ -67,7 +78,7 @@ const A_WHILE: Duration = Duration::from_micros(20);
 impl<S: Setting> Bench for Sim<S> {
     type Work = SimStream;
 
-    const RECYCLES_HANDLES: bool = true;
+    const RECYCLES_HANDLES: Option<bool> = Some(true);
 
     fn new() -> Self {
         let builder = SimDevice::builder().memory(16 << 30).clock(S::CLOCK);
@@ -75,6 +86,10 @@ impl<S: Setting> Bench for Sim<S> {
             device: S::set(builder).build(),
             setting: PhantomData,
         }
+    }
+
+    fn another(&self) -> Self {
+        Self::new()
     }
 
     fn device(&self) -> Arc<dyn Device> {

@@ -20,6 +20,12 @@ impl<B: Bench> Site<B> {
         Self::with(capacity, |builder| builder)
     }
 
+    /// One over another device.
+    pub(crate) fn elsewhere(&self, capacity: u64) -> Self {
+        let bench = self.bench.another();
+        Self::over(bench.clone(), bench.device(), capacity, |builder| builder)
+    }
+
     /// One in which a stream is never made to wait on the device for another's memory: what is not
     /// complete cannot be had.
     pub(crate) fn without_device_waits(capacity: u64) -> Self {
@@ -57,7 +63,11 @@ impl<B: Bench> Site<B> {
     }
 
     pub(crate) fn worker(&self) -> Worker<B> {
-        let work = self.bench.stream();
+        self.worker_on(self.bench.stream())
+    }
+
+    /// One on a stream that is there.
+    pub(crate) fn worker_on(&self, work: B::Work) -> Worker<B> {
         let stream = self.pool.register(&work);
         Worker {
             stream: stream.expect("a stream of the device"),

@@ -1,12 +1,12 @@
-//! The list of all tests, and how a device is put through them.
+//! The list of all tests, for whatever runs them.
 
-/// A module with every test for one bench.
-macro_rules! backend {
-    ($backend:ident, $bench:ty) => {
-        mod $backend {
-            type Bench = $bench;
-
-            themes! {
+/// Hands the list to the macro that is named, behind what comes with the name: by theme, the tests of a
+/// device; those that await, which are in `tasks`; and the executors, on each of which they are run.
+macro_rules! suite {
+    ($run:ident: $($with:tt)*) => {
+        $run! {
+            ($($with)*)
+            themes {
                 allocation:
                     zero_bytes_are_a_block_of_their_own,
                     a_free_is_over_once_its_stream_has_passed,
@@ -49,12 +49,26 @@ macro_rules! backend {
                 capacity:
                     settings_out_of_range_are_refused,
                     capacity_is_a_bound_and_its_end_is_clean,
+                    a_pool_grows_by_steps,
                     at_the_limit_trying_fails_and_awaiting_waits,
                     memory_that_completed_since_is_found_by_the_next_try,
                     a_full_device_is_made_up_for_by_what_completed,
                     growth_under_way_counts,
+                    what_is_given_back_may_come_again_at_once,
                     running_out_names_every_figure,
                     a_failed_allocation_counts_nothing;
+                host:
+                    host_memory_is_never_pending,
+                    who_does_not_see_memory_gets_none,
+                    host_and_device_take_turns_in_shared_memory,
+                    a_block_is_seen_by_host_and_device,
+                    the_host_awaits_instead_of_waiting;
+                pools:
+                    default_pools_are_their_devices,
+                    named_and_default_pools_are_isolated,
+                    an_override_is_undone_on_every_way_out,
+                    what_a_device_lacks_is_made_up_for_or_named,
+                    without_pooling_memory_goes_back_once_it_is_complete;
                 failures:
                     growing_that_fails_half_way_loses_nothing,
                     a_failed_call_leaks_no_waker;
@@ -93,56 +107,23 @@ macro_rules! backend {
                     blocks_and_waits_outlive_the_handle,
                     a_thread_ends_with_a_pool_of_its_own;
             }
-
-            mod on_futures {
-                on_executor!(crate::executors::Futures);
-            }
-
-            mod on_smol {
-                on_executor!(crate::executors::Smol);
-            }
-
-            #[cfg(feature = "tokio")]
-            mod on_tokio_current_thread {
-                on_executor!(crate::executors::TokioCurrentThread);
-            }
-
-            #[cfg(feature = "tokio")]
-            mod on_tokio_multi_thread {
-                on_executor!(crate::executors::TokioMultiThread);
+            awaited [
+                many_tasks_share_a_small_pool,
+                a_free_lets_the_next_one_in,
+                frees_and_events_are_awaited,
+                a_limited_wait_ends_with_the_figures,
+                waits_that_are_given_up_lose_nothing,
+                a_reclaimer_runs_as_a_task,
+                an_override_stays_with_its_task
+            ]
+            executors {
+                on_futures: crate::executors::Futures;
+                on_smol: crate::executors::Smol;
+                #[cfg(feature = "tokio")]
+                on_tokio_current_thread: crate::executors::TokioCurrentThread;
+                #[cfg(feature = "tokio")]
+                on_tokio_multi_thread: crate::executors::TokioMultiThread;
             }
         }
     };
-}
-
-macro_rules! themes {
-    ($($theme:ident: $($test:ident),+;)+) => {$(
-        mod $theme {
-            $(
-                #[test]
-                fn $test() {
-                    crate::$theme::$test::<super::Bench>();
-                }
-            )+
-        }
-    )+};
-}
-
-macro_rules! on_executor {
-    ($executor:ty) => {
-        on_executor!($executor;
-            many_tasks_share_a_small_pool,
-            a_free_lets_the_next_one_in,
-            frees_and_events_are_awaited,
-            a_limited_wait_ends_with_the_figures,
-            waits_that_are_given_up_lose_nothing,
-            a_reclaimer_runs_as_a_task
-        );
-    };
-    ($executor:ty; $($test:ident),+) => {$(
-        #[test]
-        fn $test() {
-            crate::tasks::$test::<super::Bench, $executor>();
-        }
-    )+};
 }

@@ -10,6 +10,8 @@ use std::pin::pin;
 use std::time::Duration;
 use weirpool::AllocError;
 
+pub(crate) use crate::pools::an_override_stays_with_its_task;
+
 fn tasks<B, F>(
     site: &Site<B>,
     count: usize,

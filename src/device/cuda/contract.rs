@@ -4,7 +4,7 @@ use super::CudaDevice;
 use super::driver::check;
 use super::stream::{device_id, handle, is_legacy_default, raw};
 use crate::device::{
-    AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, MemoryInfo,
+    AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, MemoryInfo, MemoryKind,
     PhysicalHandle, RawEvent, RawStream, Transfer, WatchId,
 };
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstreamCaptureStatus};
@@ -18,6 +18,14 @@ fn event_handle(event: RawEvent) -> CUevent {
 
 fn unsupported(call: &'static str, reason: &'static str) -> DeviceError {
     DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
+}
+
+fn check_kind(call: &'static str, kind: MemoryKind) -> Result<(), DeviceError> {
+    if kind == MemoryKind::Device {
+        return Ok(());
+    }
+    let reason = format!("{kind} is not supported on CUDA yet");
+    Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason))
 }
 
 impl CudaDevice {
@@ -64,7 +72,8 @@ unsafe impl Device for CudaDevice {
             .with_device_side_waits(true)
     }
 
-    fn memory_info(&self) -> Result<MemoryInfo, DeviceError> {
+    fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
+        check_kind("memory_info", kind)?;
         let _visit = self.visit("memory_info")?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: writes to the two places given.
@@ -117,11 +126,13 @@ unsafe impl Device for CudaDevice {
         self.unmap_memory(address, bytes)
     }
 
-    fn allocate(&self, bytes: u64) -> Result<u64, DeviceError> {
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
+        check_kind("allocate", kind)?;
         self.allocate_plain(bytes)
     }
 
-    fn free(&self, address: u64, _bytes: u64) -> Result<(), DeviceError> {
+    fn free(&self, kind: MemoryKind, address: u64, _bytes: u64) -> Result<(), DeviceError> {
+        check_kind("free", kind)?;
         self.free_plain(address)
     }
 

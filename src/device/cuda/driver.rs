@@ -106,7 +106,8 @@ pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceEr
 /// mode, breaks the capture; in relaxed mode none does.
 pub(super) struct Visit {
     mode: sys::CUstreamCaptureMode,
-    /// The user's context, where it was another one.
+    /// What was current, if it was another context or none: it is left so. A context of ours that stayed
+    /// current on some thread could be destroyed later, and what is destroyed must not be named again.
     context: Option<sys::CUcontext>,
 }
 
@@ -120,28 +121,46 @@ impl Visit {
             // SAFETY: the context lives for as long as the device holds it.
             check(call, unsafe { sys::cuCtxSetCurrent(mine) })?;
         }
-        let context = (current != mine && !current.is_null()).then_some(current);
+        let context = (current != mine).then_some(current);
         let mut visit = Self {
             mode: sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
             context,
         };
-        visit.exchange_mode();
+        exchange_mode(&mut visit.mode);
         Ok(visit)
     }
+}
 
-    fn exchange_mode(&mut self) {
-        // SAFETY: swaps the thread's mode with the one in place; nothing but a bad value could fail.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.mode) };
-    }
+/// Swaps the thread's capture mode with the one given.
+fn exchange_mode(mode: &mut sys::CUstreamCaptureMode) {
+    // SAFETY: swaps the thread's mode with the one in place; nothing but a bad value could fail.
+    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(mode) };
 }
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        self.exchange_mode();
+        exchange_mode(&mut self.mode);
         if let Some(context) = self.context {
-            // SAFETY: it was current when the visit began. If its owner destroyed it since, the driver
-            // refuses.
+            // SAFETY: it was current when the visit began, and its owner does not destroy it meanwhile on
+            // another thread: that thread's user would call the driver with it, too. Or it is none.
             let _ = unsafe { sys::cuCtxSetCurrent(context) };
         }
+    }
+}
+
+/// Lets something of cudarc's go, perhaps with the context itself: cudarc makes that current for it, and
+/// leaves it so. What was current before is current again afterwards. No capture is broken by it.
+pub(super) fn let_go<T>(context: sys::CUcontext, owned: T) {
+    let mut before = std::ptr::null_mut();
+    // SAFETY: writes the current context, or null, to the place given.
+    let asked = unsafe { sys::cuCtxGetCurrent(&mut before) };
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    exchange_mode(&mut mode);
+    drop(owned);
+    exchange_mode(&mut mode);
+    // If it was the context's own, that may be destroyed by now, and is current still if it is not.
+    if asked == CUresult::CUDA_SUCCESS && before != context {
+        // SAFETY: it was current above, or is none.
+        let _ = unsafe { sys::cuCtxSetCurrent(before) };
     }
 }

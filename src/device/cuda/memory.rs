@@ -6,36 +6,75 @@ use crate::device::{DeviceError, DeviceErrorKind, PhysicalHandle};
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys;
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 
-/// The kind of memory that handles are: of this device, in no form that another process could open.
-fn properties(context: &CudaContext) -> sys::CUmemAllocationProp {
-    // SAFETY: a structure of numbers and pointers, all of which may be zero.
-    let mut properties: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
-    properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = location(context);
-    properties
+/// Where memory lies, as the driver is told.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    /// On the device of that number.
+    Device(c_int),
+    /// On the host, in that NUMA node.
+    Host(c_int),
 }
 
-fn location(context: &CudaContext) -> sys::CUmemLocation {
-    // SAFETY: as above.
-    let mut location: sys::CUmemLocation = unsafe { std::mem::zeroed() };
-    location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-    // The field after the type has other names in other versions, and the same place.
-    let fields = std::ptr::from_mut(&mut location).cast::<c_int>();
-    // SAFETY: the structure is the type followed by the device's number, each as large as a `c_int`.
-    unsafe { fields.add(1).write(context.cu_device()) };
-    location
+impl Place {
+    pub(super) fn of(context: &CudaContext) -> Self {
+        Self::Device(context.cu_device())
+    }
+
+    /// The driver's structure: a kind and a number, each as large as a `c_int`. The number has other names
+    /// in other versions, and older ones do not know the host's kind.
+    ///
+    /// # Safety
+    /// The structure can be written to.
+    unsafe fn write(self, location: *mut sys::CUmemLocation) {
+        const DEVICE: c_int = 1;
+        const HOST_NUMA: c_int = 3;
+        let (kind, number) = match self {
+            Self::Device(number) => (DEVICE, number),
+            Self::Host(number) => (HOST_NUMA, number),
+        };
+        // SAFETY: the caller's structure is two numbers, one after the other.
+        unsafe { location.cast::<[c_int; 2]>().write([kind, number]) };
+    }
 }
 
 const _: () = assert!(size_of::<sys::CUmemLocation>() == 2 * size_of::<c_int>());
 
+/// Memory at a place, in no form that another process could open.
+pub(super) fn properties(place: Place) -> MaybeUninit<sys::CUmemAllocationProp> {
+    let mut properties = MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
+    let fields = properties.as_mut_ptr();
+    let pinned = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    // SAFETY: the fields are the structure's own; the others may be zero.
+    unsafe {
+        (&raw mut (*fields).type_).write(pinned);
+        place.write(&raw mut (*fields).location);
+    }
+    properties
+}
+
+/// The right to read and write, from a place.
+pub(super) fn access(place: Place) -> MaybeUninit<sys::CUmemAccessDesc> {
+    let mut access = MaybeUninit::<sys::CUmemAccessDesc>::zeroed();
+    let fields = access.as_mut_ptr();
+    let both = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    // SAFETY: as above.
+    unsafe {
+        (&raw mut (*fields).flags).write(both);
+        place.write(&raw mut (*fields).location);
+    }
+    access
+}
+
 /// The step of virtual memory, in bytes.
 pub(super) fn granularity(context: &CudaContext) -> Result<u64, DeviceError> {
+    let properties = properties(Place::of(context));
     let mut step = 0;
     let smallest = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     // SAFETY: writes the step to the place given.
     let result =
-        unsafe { sys::cuMemGetAllocationGranularity(&mut step, &properties(context), smallest) };
+        unsafe { sys::cuMemGetAllocationGranularity(&mut step, properties.as_ptr(), smallest) };
     check("open", result)?;
     Ok(step as u64)
 }
@@ -76,10 +115,11 @@ impl CudaDevice {
 
     pub(super) fn create_memory(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
         let _visit = self.virtual_call("create")?;
-        let properties = properties(&self.inner.context);
+        let properties = properties(Place::of(&self.inner.context));
         let mut handle = 0;
         // SAFETY: writes the handle to the place given.
-        let result = unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &properties, 0) };
+        let result =
+            unsafe { sys::cuMemCreate(&mut handle, bytes as usize, properties.as_ptr(), 0) };
         check("create", result)?;
         Ok(PhysicalHandle(handle))
     }
@@ -103,12 +143,9 @@ impl CudaDevice {
         check("map", unsafe {
             sys::cuMemMap(address, size, 0, handle.0, 0)
         })?;
-        let access = sys::CUmemAccessDesc {
-            location: location(&self.inner.context),
-            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
+        let access = access(Place::of(&self.inner.context));
         // SAFETY: the range was just mapped; one description is given.
-        let result = unsafe { sys::cuMemSetAccess(address, size, &access, 1) };
+        let result = unsafe { sys::cuMemSetAccess(address, size, access.as_ptr(), 1) };
         check("map", result).inspect_err(|_| {
             // SAFETY: nobody was told of the mapping.
             let _ = unsafe { sys::cuMemUnmap(address, size) };
@@ -140,11 +177,15 @@ impl CudaDevice {
     /// Waits for all work of the device.
     pub(super) fn free_plain(&self, address: u64) -> Result<(), DeviceError> {
         let _visit = self.memory_call("free")?;
-        let own = self.inner.misaligned.lock().get(&address).copied();
+        // Before the driver has it: from then on it may give the address to another.
+        let own = self.inner.misaligned.lock().remove(&address);
         // SAFETY: the driver refuses what is not the beginning of an allocation.
-        check("free", unsafe { sys::cuMemFree_v2(own.unwrap_or(address)) })?;
-        self.inner.misaligned.lock().remove(&address);
-        Ok(())
+        let result = unsafe { sys::cuMemFree_v2(own.unwrap_or(address)) };
+        check("free", result).inspect_err(|_| {
+            if let Some(own) = own {
+                self.inner.misaligned.lock().insert(address, own);
+            }
+        })
     }
 }
 

@@ -26,7 +26,7 @@
 //! | `facts` | what the device is and supports |
 //! | `memory` | address ranges, physical memory, plain memory |
 //! | `stream`, `argument` | cudarc's streams and kernel arguments |
-//! | `staging` | copies between host and device |
+//! | `staging`, `stage` | copies between host and device, and the host's memory for them |
 //! | `watcher` | the thread that watches events and rings alarms |
 //! | `contract` | the device contract, carried out with the above |
 
@@ -35,19 +35,21 @@ mod contract;
 mod driver;
 mod facts;
 mod memory;
+mod stage;
 mod staging;
 mod stream;
 mod watcher;
 
-use super::{DeviceError, RawStream};
+use super::{DeviceError, Pooling, RawStream};
 use crate::sync::plain::{Arc, Mutex};
 use cudarc::driver::{CudaContext, CudaStream};
-use driver::{Visit, failure};
+use driver::{Visit, failure, let_go};
 use facts::Facts;
 use memory::Misaligned;
 use staging::Stages;
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Deref;
 use watcher::Watcher;
 
 /// An NVIDIA GPU.
@@ -57,7 +59,24 @@ use watcher::Watcher;
 /// the other.
 #[derive(Clone)]
 pub struct CudaDevice {
-    inner: Arc<Inner>,
+    inner: Arc<Whole>,
+}
+
+/// The device's parts, until its last handle goes.
+struct Whole(Option<Inner>);
+
+impl Deref for Whole {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        self.0.as_ref().expect("taken only when the device ends")
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        let_go(self.context.cu_ctx(), self.0.take());
+    }
 }
 
 struct Inner {
@@ -114,7 +133,7 @@ impl CudaBuilder {
         };
         let facts = Facts::of(&context)?;
         Ok(CudaDevice {
-            inner: Arc::new(Inner {
+            inner: Arc::new(Whole(Some(Inner {
                 uses_virtual_memory: self.virtual_memory && facts.virtual_memory.is_some(),
                 facts,
                 watcher: Watcher::new(context.clone()),
@@ -122,7 +141,7 @@ impl CudaBuilder {
                 stages: Stages::default(),
                 misaligned: Mutex::default(),
                 context,
-            }),
+            }))),
         })
     }
 }
@@ -150,7 +169,8 @@ impl CudaDevice {
         &self.inner.context
     }
 
-    /// Makes a stream, which lives as long as its handles.
+    /// Makes a stream, which lives as long as its handles. The first of a context waits for all of the
+    /// context's work: cudarc synchronizes it.
     ///
     /// # Errors
     /// When the driver cannot make one.
@@ -165,14 +185,16 @@ impl CudaDevice {
         self.inner.streams.lock().get(&raw.0).cloned()
     }
 
-    /// One line for people: which device, its memory, what it supports, and what of that is in use.
+    /// One line for people: which device, its memory, what it supports, what of that is in use, and whether
+    /// its memory is pooled.
     pub fn description(&self) -> String {
         let kind = if self.inner.uses_virtual_memory {
             "virtual"
         } else {
             "plain"
         };
-        format!("{}; in use: {kind} memory", self.inner.facts)
+        let pooling = Pooling::of(stream::device_id(&self.inner.context));
+        format!("{}; in use: {kind} memory, {pooling}", self.inner.facts)
     }
 
     fn uses_virtual_memory(&self) -> bool {
@@ -186,9 +208,7 @@ impl CudaDevice {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Ok(visit) = Visit::new("close", &self.context) {
-            self.stages.free_all(&visit);
-        }
+        self.stages.free_all(&self.context);
     }
 }
 

@@ -6,29 +6,19 @@
 
 use super::CudaDevice;
 use super::driver::{Visit, check};
+use super::stage::Stage;
 use crate::device::{Device, DeviceError, RawEvent, RawStream, Transfer};
-use crate::sync::plain::Mutex;
-use cudarc::driver::sys;
+use crate::sync::plain::{Arc, Mutex};
+use cudarc::driver::{CudaContext, sys};
 use std::ffi::c_void;
-use std::ptr::NonNull;
+
+/// The call, in errors.
+const CALL: &str = "copy";
 
 /// Stages are powers of two, from this size up.
 const SMALLEST: u64 = 64 << 10;
-/// Bytes of spare stages that are kept at most. Locking pages takes about a quarter of a millisecond a
-/// MiB, and unlocking waits for the device.
+/// Bytes of spare stages that are kept at most: making one takes about 0.4 ms a MiB on an H200.
 const MOST_SPARE: u64 = 256 << 20;
-
-/// Page-locked memory of the host.
-#[derive(Debug)]
-struct Stage {
-    start: NonNull<u8>,
-    bytes: u64,
-}
-
-// SAFETY: memory like any other; who has the stage has the memory.
-unsafe impl Send for Stage {}
-// SAFETY: a shared stage is not written through.
-unsafe impl Sync for Stage {}
 
 /// The stages that nobody holds.
 #[derive(Debug, Default)]
@@ -48,10 +38,10 @@ impl CudaDevice {
         let stage = self.take_stage(bytes.len() as u64)?;
         // SAFETY: the stage is at least so large, is not the caller's memory, and nobody else has it.
         unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), stage.start.as_ptr(), bytes.len());
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), stage.start(), bytes.len());
         }
         self.start(stage, stream, 0, |stage, handle| {
-            let source = stage.start.as_ptr().cast::<c_void>();
+            let source = stage.start().cast::<c_void>();
             // SAFETY: the stage is kept until the copy is complete; the address is the block's.
             unsafe { sys::cuMemcpyHtoDAsync_v2(address, source, bytes.len(), handle) }
         })
@@ -65,7 +55,7 @@ impl CudaDevice {
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         let stage = self.take_stage(bytes)?;
         self.start(stage, stream, bytes, |stage, handle| {
-            let target = stage.start.as_ptr().cast::<c_void>();
+            let target = stage.start().cast::<c_void>();
             // SAFETY: the stage is at least so large, and kept until the copy is complete.
             unsafe { sys::cuMemcpyDtoHAsync_v2(target, address, bytes as usize, handle) }
         })
@@ -78,7 +68,6 @@ impl CudaDevice {
         returns: u64,
         copy: impl FnOnce(&Stage, sys::CUstream) -> sys::CUresult,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        const CALL: &str = "copy";
         let event = match self.create_event() {
             Ok(event) => event,
             Err(error) => {
@@ -86,8 +75,8 @@ impl CudaDevice {
                 return Err(error);
             }
         };
-        // From here on whatever goes wrong leaves the stage to the event.
-        let transfer = StagedTransfer {
+        // From here on the stage is the transfer's.
+        let mut transfer = StagedTransfer {
             device: self.clone(),
             held: Some((stage, event)),
             returns,
@@ -97,7 +86,12 @@ impl CudaDevice {
         Self::refuse_captured(CALL, stream)?;
         let (stage, _) = transfer.held();
         check(CALL, copy(stage, super::stream::handle(stream)))?;
-        self.record(event, stream)?;
+        if let Err(error) = self.record(event, stream) {
+            // The copy is on its way and no event says when it is over (an event that was never recorded
+            // counts as complete): the stage is leaked.
+            transfer.held = None;
+            return Err(error);
+        }
         Ok(Box::new(transfer))
     }
 
@@ -106,31 +100,23 @@ impl CudaDevice {
         let bytes = bytes.max(SMALLEST).next_power_of_two();
         {
             let mut spare = self.inner.stages.spare.lock();
-            let fitting = spare.iter().position(|stage| stage.bytes == bytes);
+            let fitting = spare.iter().position(|stage| stage.bytes() == bytes);
             if let Some(at) = fitting {
                 return Ok(spare.swap_remove(at));
             }
         }
-        let _visit = self.visit("copy")?;
-        let mut start = std::ptr::null_mut();
-        // SAFETY: writes the address to the place given.
-        check("copy", unsafe {
-            sys::cuMemAllocHost_v2(&mut start, bytes as usize)
-        })?;
-        let start = NonNull::new(start.cast::<u8>()).expect("memory has an address");
-        Ok(Stage { start, bytes })
+        let _visit = self.visit(CALL)?;
+        Stage::new(&self.inner.context, bytes)
     }
 
     fn put_stage(&self, stage: Stage) {
         let mut spare = self.inner.stages.spare.lock();
-        let kept: u64 = spare.iter().map(|stage| stage.bytes).sum();
-        if kept + stage.bytes <= MOST_SPARE {
+        let kept: u64 = spare.iter().map(|stage| stage.bytes()).sum();
+        if kept + stage.bytes() <= MOST_SPARE {
             return spare.push(stage);
         }
         drop(spare);
-        if let Ok(_visit) = self.visit("copy") {
-            free_stage(&stage);
-        }
+        stage.free(&self.inner.context);
     }
 
     /// Takes back the stages of transfers that nobody waited for and that are complete by now.
@@ -156,20 +142,25 @@ impl CudaDevice {
 }
 
 impl Stages {
-    /// The end of the device: its spare stages are given back. Copies that are still on their way keep
-    /// theirs, and so they are leaked.
-    pub(super) fn free_all(&self, visit: &Visit) {
-        let _ = visit;
-        for stage in self.spare.lock().drain(..) {
-            free_stage(&stage);
+    /// The end of the device: its stages are given back. Copies that are still on their way keep theirs, and
+    /// so they are leaked.
+    pub(super) fn free_all(&self, context: &Arc<CudaContext>) {
+        let abandoned = std::mem::take(&mut *self.abandoned.lock());
+        if let Ok(_visit) = Visit::new(CALL, context) {
+            for (stage, event) in abandoned {
+                let event = event.0 as sys::CUevent;
+                // SAFETY: the event is one of `create_event`'s, and is the transfer's own.
+                let is_over = unsafe { sys::cuEventQuery(event) } == sys::CUresult::CUDA_SUCCESS;
+                if is_over {
+                    // SAFETY: nobody else knows of the event.
+                    let _ = unsafe { sys::cuEventDestroy_v2(event) };
+                    stage.free(context);
+                }
+            }
         }
+        let spare = std::mem::take(&mut *self.spare.lock());
+        spare.into_iter().for_each(|stage| stage.free(context));
     }
-}
-
-/// With the device's context current.
-fn free_stage(stage: &Stage) {
-    // SAFETY: the stage is one of the driver's, and nobody else has it. What fails is leaked.
-    let _ = unsafe { sys::cuMemFreeHost(stage.start.as_ptr().cast()) };
 }
 
 struct StagedTransfer {
@@ -197,8 +188,7 @@ impl Transfer for StagedTransfer {
             return Ok(None);
         }
         // SAFETY: the copy has written so many bytes, and is over.
-        let bytes =
-            unsafe { std::slice::from_raw_parts(stage.start.as_ptr(), self.returns as usize) };
+        let bytes = unsafe { std::slice::from_raw_parts(stage.start(), self.returns as usize) };
         Ok(Some(bytes.to_vec()))
     }
 }

@@ -1,5 +1,6 @@
 //! Streams of cudarc's, as the pool sees them.
 
+use super::driver::let_go;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
 use crate::sync::plain::Arc;
 use cudarc::driver::sys::CUstream;
@@ -28,6 +29,17 @@ pub(super) fn is_legacy_default(raw: RawStream) -> bool {
     raw.0 == 0 || raw.0 == LEGACY
 }
 
+/// A hold on a stream. cudarc makes its context current when it destroys the stream, wherever that is; here
+/// the thread's own is current again afterwards.
+struct Kept(Option<Arc<CudaStream>>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let stream = self.0.take().expect("held until it is dropped");
+        let_go(stream.context().cu_ctx(), stream);
+    }
+}
+
 impl DeviceStream for Arc<CudaStream> {
     fn device_id(&self) -> DeviceId {
         device_id(self.context())
@@ -38,7 +50,7 @@ impl DeviceStream for Arc<CudaStream> {
     }
 
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
-        self.clone()
+        Arc::new(Kept(Some(self.clone())))
     }
 
     fn takes_waits(&self) -> bool {

@@ -115,10 +115,12 @@ impl Watcher {
         }
         if !has_thread {
             let shared = self.0.clone();
-            thread::Builder::new()
-                .name("weirpool-cuda".to_owned())
-                .spawn(move || shared.run())
-                .expect("a thread that watches the device");
+            let thread = thread::Builder::new().name("weirpool-cuda".to_owned());
+            if let Err(error) = thread.spawn(move || shared.run()) {
+                // The next watch or alarm tries again, and then all are seen.
+                self.0.books.lock().has_thread = false;
+                panic!("no thread can be had to watch the device: {error}");
+            }
         }
     }
 }
@@ -152,10 +154,12 @@ impl Shared {
 
     fn run(&self) {
         sleep_exactly();
+        // For as long as the thread lives: it does nothing else.
+        let visit = Visit::new("watch", &self.context);
         let mut books = self.books.lock();
         while !books.is_closed {
             let mut wakers = books.take_due(self.now());
-            wakers.extend(self.take_complete(&mut books));
+            wakers.extend(take_complete(&mut books, visit.is_ok()));
             if wakers.is_empty() {
                 books = self.pause(books);
             } else {
@@ -164,21 +168,6 @@ impl Shared {
                 books = self.books.lock();
             }
         }
-    }
-
-    /// Takes out the wakers of what is complete, or has failed: who is woken asks, and is told.
-    ///
-    /// The events are asked under the lock, so that none is destroyed meanwhile; a query does not wait.
-    fn take_complete(&self, books: &mut Books) -> Vec<Waker> {
-        if books.watches.is_empty() {
-            return Vec::new();
-        }
-        let visit = Visit::new("watch", &self.context);
-        let is_over = |watched: &Watched| visit.is_err() || !is_under_way(watched.event);
-        let ids = books.watches.iter().filter(|(_, watched)| is_over(watched));
-        let over: Vec<_> = ids.map(|(id, _)| *id).collect();
-        let watched = over.iter().filter_map(|id| books.watches.remove(id));
-        watched.map(|watched| watched.waker).collect()
     }
 
     /// Lets the lock go until it is time to look again, or there is something new.
@@ -223,6 +212,17 @@ impl Shared {
         // Nothing panics while the books are open.
         slept.unwrap_or_else(|()| self.books.lock())
     }
+}
+
+/// Takes out the wakers of what is complete, or has failed: who is woken asks, and is told.
+///
+/// The events are asked under the lock, so that none is destroyed meanwhile; a query does not wait.
+fn take_complete(books: &mut Books, may_ask: bool) -> Vec<Waker> {
+    let is_over = |watched: &Watched| !may_ask || !is_under_way(watched.event);
+    let ids = books.watches.iter().filter(|(_, watched)| is_over(watched));
+    let over: Vec<_> = ids.map(|(id, _)| *id).collect();
+    let watched = over.iter().filter_map(|id| books.watches.remove(id));
+    watched.map(|watched| watched.waker).collect()
 }
 
 fn is_under_way(event: RawEvent) -> bool {

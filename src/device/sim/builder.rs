@@ -4,6 +4,7 @@
 
 use super::SimDevice;
 use super::checker::Checker;
+use crate::device::{MemoryKind, MemoryKinds};
 
 /// The step of sizes and addresses, in bytes: the H200's.
 pub(super) const GRANULARITY: u64 = 2 << 20;
@@ -48,6 +49,8 @@ pub enum Clock {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub(super) memory: u64,
+    pub(super) host_memory: u64,
+    pub(super) memory_kinds: MemoryKinds,
     pub(super) backing: Backing,
     pub(super) clock: Clock,
     pub(super) concurrent_operations: usize,
@@ -64,6 +67,9 @@ impl Default for Settings {
         Self {
             // Small enough that a test can exhaust it, large enough for real traces.
             memory: 8 << 30,
+            // A host has more than its device.
+            host_memory: 64 << 30,
+            memory_kinds: MemoryKinds::ALL,
             // Checks what was written; untouched memory costs nothing.
             backing: Backing::Bytes,
             // Deterministic, and nobody waits for real time.
@@ -92,6 +98,19 @@ impl SimBuilder {
     /// How much physical memory there is, in bytes. Default: 8 GiB.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.settings.memory = bytes;
+        self
+    }
+
+    /// How much memory its host has for [kinds that are taken from there](MemoryKind::is_of_host), in
+    /// bytes. Default: 64 GiB.
+    pub fn host_memory(mut self, bytes: u64) -> Self {
+        self.settings.host_memory = bytes;
+        self
+    }
+
+    /// Does not support a kind of memory. Default: every kind is supported.
+    pub fn without(mut self, kind: MemoryKind) -> Self {
+        self.settings.memory_kinds = self.settings.memory_kinds.without(kind);
         self
     }
 
@@ -151,14 +170,15 @@ impl SimBuilder {
     /// Makes the device.
     ///
     /// # Panics
-    /// When no operation could ever run, or there is no memory at all.
+    /// When no operation could ever run, or there is no memory of the device's own.
     pub fn build(self) -> SimDevice {
         let settings = self.settings;
         assert!(
             settings.concurrent_operations > 0,
             "a device needs at least one place for operations"
         );
-        assert!(settings.memory > 0, "a device needs memory");
+        let has_memory = settings.memory > 0 && settings.memory_kinds.contains(MemoryKind::Device);
+        assert!(has_memory, "a device needs memory");
         SimDevice::with(settings)
     }
 }

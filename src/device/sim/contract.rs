@@ -15,7 +15,7 @@ use super::operation::Operation;
 use super::schedule::{Item, Point};
 use super::state::State;
 use crate::device::{
-    AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, MemoryInfo,
+    AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, MemoryInfo, MemoryKind,
     PhysicalHandle, RawEvent, RawStream, Referee, Transfer, WatchId,
 };
 use crate::sync::plain::Arc;
@@ -37,6 +37,36 @@ impl SimDevice {
             if !supported {
                 return Err(unsupported(call, "this device has no virtual memory"));
             }
+            change(&mut state.space)
+                .map_err(|refusal| DeviceError::new(call.name(), refusal.kind, refusal.reason))
+        })
+    }
+
+    fn check_kind(&self, call: Call, kind: MemoryKind) -> Result<(), DeviceError> {
+        if self.engine.settings.memory_kinds.contains(kind) {
+            return Ok(());
+        }
+        let reason = format!("this device has no {kind}");
+        Err(DeviceError::new(
+            call.name(),
+            DeviceErrorKind::Unsupported,
+            reason,
+        ))
+    }
+
+    /// A memory call for plain memory of a kind.
+    fn plain_call<R>(
+        &self,
+        call: Call,
+        kind: MemoryKind,
+        bytes: u64,
+        change: impl FnOnce(&mut Space) -> Result<R, Refusal>,
+    ) -> Result<R, DeviceError> {
+        crate::sync::assert_unlocked(call.name());
+        self.engine.call(|state| {
+            state.counters.charge_for_locking(kind, bytes);
+            state.enter(call, bytes)?;
+            self.check_kind(call, kind)?;
             change(&mut state.space)
                 .map_err(|refusal| DeviceError::new(call.name(), refusal.kind, refusal.reason))
         })
@@ -120,6 +150,7 @@ unsafe impl Device for SimDevice {
             .with_virtual_memory(settings.virtual_memory)
             .with_blocking_memory_calls(settings.blocking_memory_calls)
             .with_device_side_waits(settings.device_side_waits)
+            .with_memory_kinds(settings.memory_kinds)
     }
 
     fn referee(&self) -> Option<Arc<dyn Referee>> {
@@ -127,11 +158,12 @@ unsafe impl Device for SimDevice {
         is_on.then(|| Arc::new(self.clone()) as Arc<dyn Referee>)
     }
 
-    fn memory_info(&self) -> Result<MemoryInfo, DeviceError> {
+    fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::MemoryInfo, 0)?;
-            let total = state.space.total();
-            let free = state.space.available();
+            self.check_kind(Call::MemoryInfo, kind)?;
+            let budget = state.space.budget(kind);
+            let (free, total) = (budget.available(), budget.total());
             Ok(MemoryInfo { free, total })
         })
     }
@@ -174,7 +206,8 @@ unsafe impl Device for SimDevice {
     }
 
     fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
-        let handle = self.memory_call(Call::Create, |_| bytes, |space| space.create(bytes))?;
+        let create = |space: &mut Space| space.create(MemoryKind::Device, bytes);
+        let handle = self.memory_call(Call::Create, |_| bytes, create)?;
         Ok(PhysicalHandle(handle))
     }
 
@@ -196,13 +229,17 @@ unsafe impl Device for SimDevice {
         self.memory_call(Call::Unmap, |_| bytes, |space| space.unmap(address, bytes))
     }
 
-    fn allocate(&self, bytes: u64) -> Result<u64, DeviceError> {
-        self.memory_call(Call::Allocate, |_| bytes, |space| space.allocate(bytes))
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
+        self.plain_call(Call::Allocate, kind, bytes, |space| {
+            space.allocate(kind, bytes)
+        })
     }
 
-    fn free(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+    fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.judge_before(|judge| judge.returned(address, bytes));
-        self.memory_call(Call::Free, |_| bytes, |space| space.free(address, bytes))
+        self.plain_call(Call::Free, kind, bytes, |space| {
+            space.free(kind, address, bytes)
+        })
     }
 
     // ---- streams and events ----------------------------------------------------------------------

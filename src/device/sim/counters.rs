@@ -4,6 +4,7 @@
 
 use super::call::Call;
 use super::cost;
+use crate::device::MemoryKind;
 use std::time::Duration;
 
 /// A copy of the device's counters; all run from the device's making.
@@ -29,7 +30,7 @@ pub struct Counters {
     pub watches: u64,
     /// Alarms that were set.
     pub alarms: u64,
-    /// Physical memory taken now, in bytes.
+    /// Physical memory of the device taken now, in bytes.
     pub physical_in_use: u64,
     /// The most that was taken at any time, in bytes.
     pub physical_peak: u64,
@@ -50,5 +51,12 @@ impl Counters {
         if call.is_memory_call() {
             self.memory_time += cost;
         }
+    }
+
+    /// What plain memory of a kind costs beside the call that takes or gives it.
+    pub(super) fn charge_for_locking(&mut self, kind: MemoryKind, bytes: u64) {
+        let cost = cost::of_locking(kind, bytes);
+        self.device_time += cost;
+        self.memory_time += cost;
     }
 }

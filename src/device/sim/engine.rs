@@ -6,7 +6,7 @@
 //! what they added. So the schedule has one mover at a time, and bodies run in order.
 
 use super::builder::{Clock, Settings};
-use super::memory::{Memory, Space};
+use super::memory::{Illegal, Memory, Space};
 use super::schedule::Job;
 use super::state::{Panic, State};
 use super::ticker::{self, Bell};
@@ -236,14 +236,12 @@ impl Engine {
     pub(super) fn access(
         &self,
         what: &'static str,
-        access: impl FnOnce(&mut Space) -> Result<(), u64>,
+        access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
     ) -> Result<(), DeviceError> {
         self.call(|state| {
             state.check(what)?;
-            access(&mut state.space).map_err(|address| {
-                let reason: Arc<str> =
-                    format!("illegal address: {what} at {address:#x}, where nothing is mapped")
-                        .into();
+            access(&mut state.space).map_err(|illegal| {
+                let reason: Arc<str> = format!("illegal address: {what} at {illegal}").into();
                 state.break_device(reason.clone());
                 DeviceError::new(what, DeviceErrorKind::Sticky, reason)
             })

@@ -64,7 +64,7 @@ pub struct Occupied {
 
 impl Occupied {
     pub(super) fn new(engine: Arc<Engine>, bytes: u64) -> Self {
-        let bytes = engine.call(|state| state.space.occupy(bytes));
+        let bytes = engine.call(|state| state.space.device.occupy(bytes));
         Self { engine, bytes }
     }
 
@@ -76,7 +76,8 @@ impl Occupied {
 
 impl Drop for Occupied {
     fn drop(&mut self) {
-        self.engine.call(|state| state.space.vacate(self.bytes));
+        self.engine
+            .call(|state| state.space.device.vacate(self.bytes));
     }
 }
 

@@ -6,11 +6,11 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use weirpool::device::{Device, DeviceStream};
+//! use weirpool::device::{Device, DeviceStream, MemoryKind};
 //! use weirpool::device::sim::{Operation, SimDevice};
 //!
 //! let sim = SimDevice::new();
-//! let address = sim.allocate(2 << 20).unwrap();
+//! let address = sim.allocate(MemoryKind::Device, 2 << 20).unwrap();
 //! let (first, second) = (sim.create_stream(), sim.create_stream());
 //!
 //! let write = Operation::new(Duration::from_micros(300)).named("write").writes(address, 4);
@@ -49,6 +49,7 @@
 //! | `executor`, `ticker`, `time` | who moves time: `block_on`, the helper thread, by hand |
 //! | `call`, `cost`, `counters` | calls by name, their price, their sum |
 //! | `operation`, `stream`, `flag` | what a user holds |
+//! | `host`, `copy` | the host's own use of shared memory; copies |
 //! | `checker` | which use of memory is not ordered |
 //! | `events`, `alarms`, `names` | small books |
 
@@ -65,6 +66,7 @@ mod events;
 mod executor;
 mod fault;
 mod flag;
+mod host;
 mod memory;
 mod names;
 mod operation;
@@ -74,10 +76,11 @@ mod stream;
 mod ticker;
 mod time;
 
-use super::{Device, DeviceError, DeviceErrorKind};
+use super::{Device, DeviceError, DeviceErrorKind, Pooling};
 use crate::sync::plain::Arc;
 use builder::Settings;
 use engine::Engine;
+use memory::Viewer;
 use std::fmt;
 
 pub use builder::{Backing, Clock, SimBuilder};
@@ -126,30 +129,30 @@ impl SimDevice {
     }
 
     fn description(&self) -> String {
-        let settings = &self.engine.settings;
-        let (now, (in_use, _), streams) = self.engine.peek(|state| {
-            let streams = state.schedule.open_streams();
-            (state.schedule.now(), state.space.usage(), streams)
-        });
         let Settings {
             memory,
             backing,
             clock,
-            virtual_memory,
-            device_side_waits,
             ..
-        } = settings;
-        let id = self.engine.id.0;
-        let has = |yes: &bool| if *yes { "with" } else { "without" };
+        } = self.engine.settings;
+        let (now, (in_use, _), streams) = self.engine.peek(|state| {
+            let streams = state.schedule.open_streams();
+            (state.schedule.now(), state.space.device.usage(), streams)
+        });
+        let id = self.engine.id;
+        let (gib, mib) = (memory as f64 / (1u64 << 30) as f64, in_use >> 20);
         format!(
-            "simulated device {id}: {in_use} of {memory} bytes in use ({backing:?}), {streams} stream(s), \
-             {clock:?} clock at {now:?}, {} virtual memory, {} device-side waits",
-            has(virtual_memory),
-            has(device_side_waits),
+            "sim:{} \"simulated device\" ({gib:.1} GiB, {backing:?}, {clock:?} clock at {now:?}), supports {}; \
+             in use: {mib} MiB, {streams} stream(s), {}",
+            id.0,
+            self.capabilities(),
+            Pooling::of(id),
         )
     }
 
-    // ---- memory from the host --------------------------------------------------------------
+    // ---- memory as a test sees it ----------------------------------------------------------
+    // Any kind, at any moment, out of all order: the ordering checker hears nothing of it. What the host
+    // of a service does is in `host`.
 
     /// Fills `into` with the bytes from `address` on.
     ///
@@ -157,7 +160,7 @@ impl SimDevice {
     /// When not all of it is mapped: an illegal address, which breaks the device.
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), DeviceError> {
         self.engine
-            .access("read", |space| space.read(address, into))
+            .access("read", |space| space.read(Viewer::Debugger, address, into))
     }
 
     /// Writes `from` to `address` and on.
@@ -165,8 +168,9 @@ impl SimDevice {
     /// # Errors
     /// When not all of it is mapped: an illegal address, which breaks the device.
     pub fn write(&self, address: u64, from: &[u8]) -> Result<(), DeviceError> {
-        self.engine
-            .access("write", |space| space.write(address, from))
+        self.engine.access("write", |space| {
+            space.write(Viewer::Debugger, address, from)
+        })
     }
 
     /// Writes `value` to `bytes` bytes from `address` on.
@@ -174,8 +178,9 @@ impl SimDevice {
     /// # Errors
     /// When not all of it is mapped: an illegal address, which breaks the device.
     pub fn fill(&self, address: u64, bytes: u64, value: u8) -> Result<(), DeviceError> {
-        self.engine
-            .access("fill", |space| space.fill(address, bytes, value))
+        self.engine.access("fill", |space| {
+            space.fill(Viewer::Debugger, address, bytes, value)
+        })
     }
 
     /// Whether all of the range is mapped, so that it can be accessed.

@@ -58,7 +58,7 @@ impl State {
             events: Events::new(device),
             alarms: Alarms::default(),
             counters: Counters::default(),
-            judge: (settings.checker != Checker::Off).then(Judge::default),
+            judge: (settings.checker != Checker::Off).then(Judge::new),
             broken: None,
             script: Script::default(),
             debris: Vec::new(),
@@ -194,7 +194,7 @@ impl State {
         let mut counters = self.counters;
         counters.operations = self.schedule.operations();
         counters.stall = self.schedule.stall();
-        (counters.physical_in_use, counters.physical_peak) = self.space.usage();
+        (counters.physical_in_use, counters.physical_peak) = self.space.device.usage();
         counters
     }
 

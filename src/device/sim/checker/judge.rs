@@ -36,6 +36,12 @@ pub(in crate::device::sim) struct Judge {
 }
 
 impl Judge {
+    pub(in crate::device::sim) fn new() -> Self {
+        let mut judge = Self::default();
+        judge.order.open(RawStream::HOST);
+        judge
+    }
+
     // ---- what was found --------------------------------------------------------------------
 
     pub(in crate::device::sim) fn take_first(&mut self) -> Option<Violation> {
@@ -60,6 +66,13 @@ impl Judge {
             Item::Operation(_) | Item::Record | Item::Wait(_) => {}
         }
         self.order.pass(stream);
+    }
+
+    /// The host uses memory itself: an item of its own stream, and over when it goes on.
+    pub(in crate::device::sim) fn used_by_host(&mut self, operation: &Operation) {
+        self.used(RawStream::HOST, operation);
+        self.order.pass(RawStream::HOST);
+        self.order.host_is_through();
     }
 
     pub(in crate::device::sim) fn hear(&mut self, news: impl IntoIterator<Item = News>) {

@@ -2,7 +2,8 @@
 //!
 //! An edge goes from an item to the next of its stream; from an event's record to a wait for it; from
 //! a signal to the wait for the flag that it ended; from what the host has seen complete to
-//! everything submitted later. All threads of the host count as one. Knows nothing of memory.
+//! everything submitted later. All threads of the host count as one. What the host does with memory
+//! that it shares is an item of a line of its own, and seen complete at once. Knows nothing of memory.
 
 use super::clock::{Clock, Hook, Line, Moment, Stamp};
 use crate::device::sim::schedule::{FlagId, News};
@@ -192,6 +193,13 @@ impl Order {
 
     pub(in crate::device::sim) fn unwatch(&mut self, watch: WatchId) {
         self.watches.remove(&watch);
+    }
+
+    /// What the host did itself is complete.
+    pub(super) fn host_is_through(&mut self) {
+        let line = self.line(RawStream::HOST);
+        let count = self.courses[line].count;
+        self.host_knows(|host| host.raise(line, count));
     }
 
     fn host_has_seen(&mut self, stamp: &Stamp) {

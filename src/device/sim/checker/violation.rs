@@ -193,18 +193,15 @@ impl fmt::Display for Usage {
             AccessKind::Read => "reads",
             AccessKind::Write => "writes",
         };
-        let (place, stream) = (self.place, self.stream.0);
-        write!(f, "{name} ({place}) {verb} on stream {stream:#x}")
+        let (place, stream) = (self.place, self.stream);
+        write!(f, "{name} ({place}) {verb} on {stream}")
     }
 }
 
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (bytes, stream, allocated) = (self.bytes, self.stream.0, self.allocated);
-        write!(
-            f,
-            "{bytes} bytes, allocated at {allocated} on stream {stream:#x}"
-        )?;
+        let (bytes, stream, allocated) = (self.bytes, self.stream, self.allocated);
+        write!(f, "{bytes} bytes, allocated at {allocated} on {stream}")?;
         if self.freed_on.is_empty() {
             return Ok(());
         }
@@ -214,7 +211,7 @@ impl fmt::Display for Allocation {
         }
         for (index, stream) in self.freed_on.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
-            write!(f, "{comma} stream {:#x}", stream.0)?;
+            write!(f, "{comma} {stream}")?;
         }
         Ok(())
     }

@@ -4,8 +4,52 @@
 
 use super::bytes::Bytes;
 use super::space::Space;
+use crate::device::MemoryKind;
 use crate::device::sim::builder::Backing;
 use smallvec::SmallVec;
+use std::fmt;
+
+/// Who accesses memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::device::sim) enum Viewer {
+    /// Work of the device.
+    Device,
+    /// The host, by loads and stores of its own.
+    Host,
+    /// A test, which sees everything.
+    Debugger,
+}
+
+impl Viewer {
+    fn sees(self, kind: MemoryKind) -> bool {
+        match self {
+            Self::Device => kind.is_seen_by_device(),
+            Self::Host => kind.is_seen_by_host(),
+            Self::Debugger => true,
+        }
+    }
+}
+
+/// The first address that could not be accessed, and why.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::device::sim) struct Illegal {
+    address: u64,
+    /// What lies there, and the viewer does not see; nothing, if nothing is mapped.
+    unseen: Option<MemoryKind>,
+}
+
+impl fmt::Display for Illegal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = self.address;
+        match self.unseen {
+            Some(kind) => write!(f, "{address:#x}, in {kind}, which is not seen from here"),
+            None => write!(f, "{address:#x}, where nothing is mapped"),
+        }
+    }
+}
+
+/// As if the range had been looked through from its beginning.
+type Legal<T> = Result<T, Illegal>;
 
 /// A part of a physical handle.
 #[derive(Clone, Copy, Debug)]
@@ -18,14 +62,19 @@ struct Piece {
 impl Space {
     /// Whether all of the range is mapped.
     pub(in crate::device::sim) fn is_mapped(&self, address: u64, bytes: u64) -> bool {
-        self.pieces(address, bytes).is_ok()
+        self.pieces(Viewer::Debugger, address, bytes).is_ok()
     }
 
-    /// On failure answers the first address that is not mapped; nothing is read then.
-    pub(in crate::device::sim) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), u64> {
+    /// On failure nothing is read.
+    pub(in crate::device::sim) fn read(
+        &self,
+        viewer: Viewer,
+        address: u64,
+        into: &mut [u8],
+    ) -> Legal<()> {
         into.fill(0);
         let mut rest = into;
-        for piece in self.pieces(address, rest.len() as u64)? {
+        for piece in self.pieces(viewer, address, rest.len() as u64)? {
             let (now, later) = rest.split_at_mut(piece.bytes as usize);
             if let Some(physical) = self.physical.get(&piece.handle) {
                 physical.store.read(piece.offset, now);
@@ -35,35 +84,42 @@ impl Space {
         Ok(())
     }
 
-    /// On failure answers the first address that is not mapped; nothing is written then.
-    pub(in crate::device::sim) fn write(&mut self, address: u64, from: &[u8]) -> Result<(), u64> {
+    /// On failure nothing is written.
+    pub(in crate::device::sim) fn write(
+        &mut self,
+        viewer: Viewer,
+        address: u64,
+        from: &[u8],
+    ) -> Legal<()> {
         let mut at = 0;
-        self.change(address, from.len() as u64, |store, piece| {
+        self.change(viewer, address, from.len() as u64, |store, piece| {
             let end = at + piece.bytes as usize;
             store.write(piece.offset, &from[at..end]);
             at = end;
         })
     }
 
-    /// On failure answers the first address that is not mapped; nothing is written then.
+    /// On failure nothing is written.
     pub(in crate::device::sim) fn fill(
         &mut self,
+        viewer: Viewer,
         address: u64,
         bytes: u64,
         value: u8,
-    ) -> Result<(), u64> {
-        self.change(address, bytes, |store, piece| {
+    ) -> Legal<()> {
+        self.change(viewer, address, bytes, |store, piece| {
             store.fill(piece.offset, piece.bytes as usize, value);
         })
     }
 
     fn change(
         &mut self,
+        viewer: Viewer,
         address: u64,
         bytes: u64,
         mut change: impl FnMut(&mut Bytes, Piece),
-    ) -> Result<(), u64> {
-        let pieces = self.pieces(address, bytes)?;
+    ) -> Legal<()> {
+        let pieces = self.pieces(viewer, address, bytes)?;
         if self.backing == Backing::AddressesOnly {
             return Ok(());
         }
@@ -75,17 +131,24 @@ impl Space {
         Ok(())
     }
 
-    /// The parts of handles behind a range, or the first address with nothing behind it.
-    fn pieces(&self, address: u64, bytes: u64) -> Result<SmallVec<[Piece; 4]>, u64> {
-        let end = address.checked_add(bytes).ok_or(address)?;
+    /// The parts of handles behind a range, or the first address that is illegal.
+    fn pieces(&self, viewer: Viewer, address: u64, bytes: u64) -> Legal<SmallVec<[Piece; 4]>> {
+        let illegal = |address, unseen| Illegal { address, unseen };
+        let end = address
+            .checked_add(bytes)
+            .ok_or_else(|| illegal(address, None))?;
         let mut pieces = SmallVec::new();
         let mut at = address;
         while at < end {
             let below = self.mappings.range(..=at).next_back();
-            let (start, mapping) = below.ok_or(at)?;
+            let (start, mapping) = below.ok_or_else(|| illegal(at, None))?;
             let stop = start + mapping.bytes;
             if stop <= at {
-                return Err(at);
+                return Err(illegal(at, None));
+            }
+            let kind = self.physical[&mapping.handle].kind;
+            if !viewer.sees(kind) {
+                return Err(illegal(at, Some(kind)));
             }
             pieces.push(Piece {
                 handle: mapping.handle,

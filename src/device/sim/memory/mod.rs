@@ -1,17 +1,20 @@
 //! The device's memory, as the body of an operation sees it.
 
 mod access;
+mod budget;
 mod bytes;
+mod plain;
 mod space;
 
 use super::engine::Engine;
 use crate::sync::plain::Arc;
+pub(super) use access::{Illegal, Viewer};
 pub(super) use space::{Refusal, Space};
 use std::fmt;
 
 /// The bytes of the device, as an operation's body sees them.
 ///
-/// An access to an address with nothing mapped does nothing, reads zeros, and breaks the device: as
+/// An access to an address with nothing mapped, or in memory that only the host sees, does nothing, reads zeros, and breaks the device: as
 /// on CUDA, an illegal address is a sticky error, which every later call reports.
 pub struct Memory {
     engine: Arc<Engine>,
@@ -24,17 +27,19 @@ impl Memory {
 
     /// Fills `into` with the bytes from `address` on.
     pub fn read(&mut self, address: u64, into: &mut [u8]) {
-        self.access("read", |space| space.read(address, into));
+        self.access("read", |space| space.read(Viewer::Device, address, into));
     }
 
     /// Writes `from` to `address` and on.
     pub fn write(&mut self, address: u64, from: &[u8]) {
-        self.access("write", |space| space.write(address, from));
+        self.access("write", |space| space.write(Viewer::Device, address, from));
     }
 
     /// Writes `value` to `bytes` bytes from `address` on.
     pub fn fill(&mut self, address: u64, bytes: u64, value: u8) {
-        self.access("fill", |space| space.fill(address, bytes, value));
+        self.access("fill", |space| {
+            space.fill(Viewer::Device, address, bytes, value)
+        });
     }
 
     /// Copies `bytes` bytes; the ranges may overlap.
@@ -45,7 +50,11 @@ impl Memory {
     }
 
     /// The error is not lost: it broke the device.
-    fn access(&mut self, what: &'static str, access: impl FnOnce(&mut Space) -> Result<(), u64>) {
+    fn access(
+        &mut self,
+        what: &'static str,
+        access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
+    ) {
         let _broke = self.engine.access(what, access);
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Every argument is checked here. Knows nothing of calls' costs, locks, or how bytes are reached.
 
+use super::budget::Budget;
 use super::bytes::Bytes;
-use crate::device::DeviceErrorKind;
 use crate::device::sim::builder::{Backing, GRANULARITY, Settings};
+use crate::device::{DeviceErrorKind, MemoryKind};
 use std::collections::{BTreeMap, HashMap};
 
 /// The addresses of one device; far more than it has memory, so that reserved ranges are not
@@ -20,9 +21,9 @@ pub(in crate::device::sim) struct Refusal {
     pub(in crate::device::sim) reason: String,
 }
 
-type Refusable<T> = Result<T, Refusal>;
+pub(super) type Refusable<T> = Result<T, Refusal>;
 
-fn invalid<T>(reason: String) -> Refusable<T> {
+pub(super) fn invalid<T>(reason: String) -> Refusable<T> {
     let kind = DeviceErrorKind::InvalidArgument;
     Err(Refusal { kind, reason })
 }
@@ -33,11 +34,11 @@ fn exhausted<T>(reason: String) -> Refusable<T> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Reservation {
+pub(super) struct Reservation {
     /// As asked for; of plain memory perhaps no multiple of the granularity.
-    bytes: u64,
+    pub(super) bytes: u64,
     /// The memory behind it, when it was taken in one piece with it.
-    plain: Option<u64>,
+    pub(super) plain: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,32 +50,31 @@ pub(super) struct Mapping {
 #[derive(Debug)]
 pub(super) struct Physical {
     bytes: u64,
-    mapped_at: Option<u64>,
+    pub(super) kind: MemoryKind,
+    pub(super) mapped_at: Option<u64>,
     pub(super) store: Bytes,
 }
 
 #[derive(Debug)]
 pub(in crate::device::sim) struct Space {
-    total: u64,
+    pub(in crate::device::sim) device: Budget,
+    pub(in crate::device::sim) host: Budget,
     pub(super) backing: Backing,
     base: u64,
     /// Where the search for free addresses goes on.
     cursor: u64,
-    reservations: BTreeMap<u64, Reservation>,
+    pub(super) reservations: BTreeMap<u64, Reservation>,
     pub(super) mappings: BTreeMap<u64, Mapping>,
     pub(super) physical: HashMap<u64, Physical>,
     handles: u64,
-    in_use: u64,
-    /// Taken by somebody else.
-    occupied: u64,
-    peak: u64,
 }
 
 impl Space {
     pub(in crate::device::sim) fn new(device: u64, settings: &Settings) -> Self {
         let base = (device % DEVICES + 1) * ADDRESSES;
         Self {
-            total: settings.memory,
+            device: Budget::new(settings.memory),
+            host: Budget::new(settings.host_memory),
             backing: settings.backing,
             base,
             cursor: base,
@@ -82,35 +82,16 @@ impl Space {
             mappings: BTreeMap::new(),
             physical: HashMap::new(),
             handles: 0,
-            in_use: 0,
-            occupied: 0,
-            peak: 0,
         }
     }
 
-    pub(in crate::device::sim) fn total(&self) -> u64 {
-        self.total
-    }
-
-    /// Physical bytes taken: now, and the most ever.
-    pub(in crate::device::sim) fn usage(&self) -> (u64, u64) {
-        (self.in_use, self.peak)
-    }
-
-    /// Physical bytes that can be taken.
-    pub(in crate::device::sim) fn available(&self) -> u64 {
-        self.total - self.in_use - self.occupied
-    }
-
-    /// Somebody else takes memory: as much as there is, up to `bytes`. Answers how much.
-    pub(in crate::device::sim) fn occupy(&mut self, bytes: u64) -> u64 {
-        let taken = bytes.min(self.available());
-        self.occupied += taken;
-        taken
-    }
-
-    pub(in crate::device::sim) fn vacate(&mut self, bytes: u64) {
-        self.occupied -= bytes;
+    /// Where memory of a kind is taken from.
+    pub(in crate::device::sim) fn budget(&mut self, kind: MemoryKind) -> &mut Budget {
+        if kind.is_of_host() {
+            &mut self.host
+        } else {
+            &mut self.device
+        }
     }
 
     // ---- address ranges --------------------------------------------------------------------
@@ -138,7 +119,7 @@ impl Space {
 
     /// Goes on behind what was given last, and starts over at the end, so that addresses rest as
     /// long as can be. A granule is left between ranges, so that running out of one is caught.
-    fn find_addresses(&mut self, bytes: u64) -> Refusable<u64> {
+    pub(super) fn find_addresses(&mut self, bytes: u64) -> Refusable<u64> {
         let found = self
             .gap_from(self.cursor, bytes)
             .or_else(|| self.gap_from(self.base, bytes));
@@ -163,20 +144,24 @@ impl Space {
 
     // ---- physical memory -------------------------------------------------------------------
 
-    pub(in crate::device::sim) fn create(&mut self, bytes: u64) -> Refusable<u64> {
+    pub(in crate::device::sim) fn create(
+        &mut self,
+        kind: MemoryKind,
+        bytes: u64,
+    ) -> Refusable<u64> {
         check_size(bytes)?;
-        let free = self.available();
+        let budget = self.budget(kind);
+        let (free, total) = (budget.available(), budget.total());
         if bytes > free {
             return exhausted(format!(
-                "{bytes} bytes asked, {free} of {} free",
-                self.total
+                "{bytes} bytes of {kind} asked, {free} of {total} free"
             ));
         }
-        self.in_use += bytes;
-        self.peak = self.peak.max(self.in_use);
+        budget.take(bytes);
         self.handles += 1;
         let physical = Physical {
             bytes,
+            kind,
             mapped_at: None,
             store: Bytes::default(),
         };
@@ -189,9 +174,9 @@ impl Space {
         if let Some(address) = physical.mapped_at {
             return invalid(format!("handle {handle} is still mapped at {address:#x}"));
         }
-        let bytes = physical.bytes;
+        let (kind, bytes) = (physical.kind, physical.bytes);
         self.physical.remove(&handle);
-        self.in_use -= bytes;
+        self.budget(kind).give_back(bytes);
         Ok(())
     }
 
@@ -202,7 +187,7 @@ impl Space {
             .map_or(0, |physical| physical.bytes)
     }
 
-    fn known(&mut self, handle: u64) -> Refusable<&mut Physical> {
+    pub(super) fn known(&mut self, handle: u64) -> Refusable<&mut Physical> {
         match self.physical.get_mut(&handle) {
             Some(physical) => Ok(physical),
             None => invalid(format!("there is no physical handle {handle}")),
@@ -273,54 +258,11 @@ impl Space {
         range.is_some_and(|range| range.plain == Some(handle))
     }
 
-    fn forget_mapping(&mut self, address: u64, handle: u64) {
+    pub(super) fn forget_mapping(&mut self, address: u64, handle: u64) {
         self.mappings.remove(&address);
         if let Some(physical) = self.physical.get_mut(&handle) {
             physical.mapped_at = None;
         }
-    }
-
-    // ---- plain memory ----------------------------------------------------------------------
-
-    pub(in crate::device::sim) fn allocate(&mut self, bytes: u64) -> Refusable<u64> {
-        let Some(rounded) = bytes
-            .checked_next_multiple_of(GRANULARITY)
-            .filter(|&all| all > 0)
-        else {
-            return invalid(format!("a size of {bytes} bytes"));
-        };
-        let handle = self.create(rounded)?;
-        let address = match self.find_addresses(rounded) {
-            Ok(address) => address,
-            Err(refusal) => {
-                self.destroy(handle)?;
-                return Err(refusal);
-            }
-        };
-        let plain = Some(handle);
-        self.reservations
-            .insert(address, Reservation { bytes, plain });
-        let mapping = Mapping {
-            bytes: rounded,
-            handle,
-        };
-        self.mappings.insert(address, mapping);
-        self.known(handle)?.mapped_at = Some(address);
-        Ok(address)
-    }
-
-    pub(in crate::device::sim) fn free(&mut self, address: u64, bytes: u64) -> Refusable<()> {
-        let range = self.reservations.get(&address).copied();
-        let handle = match range {
-            Some(Reservation {
-                bytes: size,
-                plain: Some(handle),
-            }) if size == bytes => handle,
-            _ => return invalid(format!("{} is no plain memory", span(address, bytes))),
-        };
-        self.forget_mapping(address, handle);
-        self.reservations.remove(&address);
-        self.destroy(handle)
     }
 }
 
@@ -331,6 +273,6 @@ fn check_size(bytes: u64) -> Refusable<()> {
     Ok(())
 }
 
-fn span(address: u64, bytes: u64) -> String {
+pub(super) fn span(address: u64, bytes: u64) -> String {
     format!("{address:#x} with {bytes} bytes")
 }

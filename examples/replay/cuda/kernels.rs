@@ -1,0 +1,174 @@
+//! The kernels: compiled where they run, and launched.
+
+use anyhow::{Context, bail};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+use cudarc::nvrtc;
+use std::sync::Arc;
+use weirpool::device::Argument;
+
+const SOURCE: &str = include_str!("kernels.cu");
+
+/// Threads of a block of them.
+const THREADS: u32 = 256;
+/// Enough blocks of threads for every GPU; each thread goes on where the others end.
+const MOST_BLOCKS: u64 = 4096;
+
+/// The kernels of `kernels.cu`.
+#[derive(Clone)]
+pub(super) struct Kernels {
+    tell_time: CudaFunction,
+    hold_stream: CudaFunction,
+    use_block: CudaFunction,
+    fill_block: CudaFunction,
+    check_block: CudaFunction,
+}
+
+/// When work ends, on the device's clock, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Hold {
+    pub(super) until: u64,
+    /// And no later than this after its beginning.
+    pub(super) longest: u64,
+}
+
+/// The pattern of an allocation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pattern {
+    pub(super) id: u64,
+    /// Every how many words there is one to write and check.
+    pub(super) step: u64,
+}
+
+impl Kernels {
+    /// # Errors
+    /// When there is no NVRTC, or it or the driver refuses the source.
+    pub(super) fn compile(context: &Arc<CudaContext>) -> anyhow::Result<Self> {
+        if !has_compiler() {
+            bail!(
+                "--kernels needs NVRTC, which was not found: install the CUDA toolkit (or the package \
+                 nvidia-cuda-nvrtc of PyPI), and have LD_LIBRARY_PATH name the folder of libnvrtc.so"
+            );
+        }
+        let compiled = nvrtc::compile_ptx(SOURCE).context("NVRTC cannot compile the kernels")?;
+        let module = context.load_module(compiled);
+        let module =
+            module.context("the driver cannot load the kernels: is NVRTC newer than it?")?;
+        let function = |name| {
+            let function = module.load_function(name);
+            function.with_context(|| format!("the kernel `{name}` cannot be loaded"))
+        };
+        Ok(Self {
+            tell_time: function("tell_time")?,
+            hold_stream: function("hold_stream")?,
+            use_block: function("use_block")?,
+            fill_block: function("fill_block")?,
+            check_block: function("check_block")?,
+        })
+    }
+
+    /// Writes the device's time into the word at `address`.
+    pub(super) fn tell_time(&self, work: &CudaStream, address: u64) -> anyhow::Result<()> {
+        let mut launch = work.launch_builder(&self.tell_time);
+        launch.arg(&address);
+        // SAFETY: the kernel writes the word at the address, which its caller owns.
+        unsafe { launch.launch(one_thread()) }?;
+        Ok(())
+    }
+
+    pub(super) fn hold_stream(&self, work: &CudaStream, hold: Hold) -> anyhow::Result<()> {
+        let mut launch = work.launch_builder(&self.hold_stream);
+        launch.arg(&hold.until).arg(&hold.longest);
+        // SAFETY: the kernel touches no memory.
+        unsafe { launch.launch(one_thread()) }?;
+        Ok(())
+    }
+
+    pub(super) fn use_block(
+        &self,
+        work: &CudaStream,
+        block: &Argument<'_>,
+        hold: Hold,
+        bytes: u64,
+    ) -> anyhow::Result<()> {
+        let mut launch = work.launch_builder(&self.use_block);
+        launch.arg(block).arg(&bytes);
+        launch.arg(&hold.until).arg(&hold.longest);
+        // SAFETY: the kernel writes within the `bytes` from the block's address on, which are its own.
+        unsafe { launch.launch(one_thread()) }?;
+        Ok(())
+    }
+
+    pub(super) fn fill_block(
+        &self,
+        work: &CudaStream,
+        block: &Argument<'_>,
+        bytes: u64,
+        pattern: Pattern,
+    ) -> anyhow::Result<()> {
+        let mut launch = work.launch_builder(&self.fill_block);
+        launch.arg(block).arg(&bytes);
+        launch.arg(&pattern.id).arg(&pattern.step);
+        // SAFETY: the kernel writes within the `bytes` from the block's address on, which are its own;
+        // blocks are aligned for words.
+        unsafe { launch.launch(wide(bytes, pattern)) }?;
+        Ok(())
+    }
+
+    /// `damaged` is the address of as many words of 32 bits as there are allocations.
+    pub(super) fn check_block(
+        &self,
+        work: &CudaStream,
+        block: &Argument<'_>,
+        bytes: u64,
+        pattern: Pattern,
+        damaged: u64,
+    ) -> anyhow::Result<()> {
+        let mut launch = work.launch_builder(&self.check_block);
+        launch.arg(block).arg(&bytes);
+        launch.arg(&pattern.id).arg(&pattern.step).arg(&damaged);
+        // SAFETY: as for `fill_block`; and the allocation's word among the damaged is written, which
+        // its caller owns.
+        unsafe { launch.launch(wide(bytes, pattern)) }?;
+        Ok(())
+    }
+}
+
+/// Whether there is an NVRTC; cudarc panics where there is none.
+pub(super) fn has_compiler() -> bool {
+    // SAFETY: the library's initializers have no preconditions; cudarc loads it in the same way.
+    unsafe { nvrtc::sys::is_culib_present() }
+}
+
+fn one_thread() -> LaunchConfig {
+    LaunchConfig {
+        grid_dim: (1, 1, 1),
+        block_dim: (1, 1, 1),
+        shared_mem_bytes: 0,
+    }
+}
+
+/// A thread for each word, up to a bound.
+fn wide(bytes: u64, pattern: Pattern) -> LaunchConfig {
+    let words = bytes.div_ceil(8 * pattern.step);
+    let blocks = words.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS);
+    LaunchConfig {
+        grid_dim: (blocks as u32, 1, 1),
+        block_dim: (THREADS, 1, 1),
+        shared_mem_bytes: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_thread_for_each_word_up_to_a_bound() {
+        let blocks = |bytes, step| wide(bytes, Pattern { id: 0, step }).grid_dim.0;
+        assert_eq!(blocks(0, 1), 1);
+        assert_eq!(blocks(8 * 256, 1), 1);
+        assert_eq!(blocks(8 * 256 + 1, 1), 2);
+        assert_eq!(blocks(4096 * 257, 512), 2);
+        assert_eq!(u64::from(blocks(1 << 40, 1)), MOST_BLOCKS);
+    }
+}

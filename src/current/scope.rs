@@ -1,0 +1,172 @@
+//! What is overridden, for a thread or a task: and undone on every way out.
+
+use super::Choice;
+use super::seat::Seat;
+use crate::device::{AsDevice, DeviceId, Pooling};
+use crate::pool::Pool;
+use crate::sync::plain::Arc;
+use pin_project_lite::pin_project;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// An override of a device's [current](crate::current()) pool, for as long as a thread or a task is in it. Warp's
+/// `ScopedMempool`, which it undoes on every way out: a return, `?`, a panic, a cancelled task.
+///
+/// Scopes nest: the innermost one of the device counts. One can be entered again and again, on several
+/// threads at once; a pool's streams stay registered for as long as its scope, or a clone, lives.
+///
+/// ```
+/// use weirpool::device::{Pooling, sim::SimDevice};
+/// use weirpool::{Pool, Scope, current};
+///
+/// let device = SimDevice::new();
+/// let weights = Pool::builder(device.clone()).name("the weights").build()?;
+/// let in_weights = Scope::pool(&weights);
+/// {
+///     let _entered = in_weights.enter();
+///     assert_eq!(current(&device)?.pool(), &weights);
+///     let _inner = Scope::pooling(&device, Pooling::Disabled).enter();
+///     assert!(!current(&device)?.pool().is_pooled());
+/// }
+/// assert_eq!(current(&device)?.pool(), &Pool::default_of(&device)?);
+///
+/// device.block_on(in_weights.run(async {
+///     assert_eq!(current(&device)?.pool(), &weights); // also after an `.await`, wherever it goes on
+///     Ok::<(), weirpool::BuildError>(())
+/// }))?;
+/// # Ok::<(), weirpool::BuildError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Scope {
+    device: DeviceId,
+    choice: Choice,
+}
+
+thread_local! {
+    /// What this thread is in, from the outermost on, each under a number of its own.
+    static ENTERED: RefCell<Vec<(u64, Scope)>> = const { RefCell::new(Vec::new()) };
+    static NEXT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// What the innermost scope of a device says.
+pub(super) fn innermost(device: DeviceId) -> Option<Choice> {
+    // A thread that is ending is in nothing any more.
+    let found = ENTERED.try_with(|entered| {
+        let entered = entered.borrow();
+        let mut scopes = entered.iter().rev().map(|(_, scope)| scope);
+        let scope = scopes.find(|scope| scope.device == device)?;
+        Some(scope.choice.clone())
+    });
+    found.ok().flatten()
+}
+
+impl Scope {
+    /// The pool is the current one of its device.
+    pub fn pool(pool: &Pool) -> Self {
+        Self {
+            device: pool.device_id(),
+            choice: Choice::Seat(Arc::new(Seat::new(pool.clone()))),
+        }
+    }
+
+    /// Memory of the device is pooled, by the pool that is current otherwise, or is not; whatever is
+    /// [set](super::Current::set_pooling) for the process.
+    pub fn pooling(device: &impl AsDevice, pooling: Pooling) -> Self {
+        Self {
+            device: device.device_id(),
+            choice: Choice::Pooling(pooling),
+        }
+    }
+
+    /// Enters the scope on this thread, until the answer is dropped.
+    ///
+    /// Not to be held across an `.await`: while the task sleeps, whatever else the thread polls would be in
+    /// the scope too. (Where tasks may move between threads that does not compile.) Use [`run`](Self::run).
+    pub fn enter(&self) -> Entered {
+        let number = NEXT.get();
+        NEXT.set(number + 1);
+        ENTERED.with_borrow_mut(|entered| entered.push((number, self.clone())));
+        Entered {
+            number,
+            of_this_thread: PhantomData,
+        }
+    }
+
+    /// Runs a future in the scope, on any executor: it is entered for each poll, whichever thread polls, and
+    /// left after it. What the future spawns is not in it.
+    ///
+    /// # Cancel safety
+    /// Dropped early, the future is dropped in the scope, and that is left then.
+    pub fn run<F: Future>(&self, future: F) -> Scoped<F> {
+        Scoped {
+            scope: self.clone(),
+            future: Some(future),
+        }
+    }
+}
+
+/// A scope that this thread is in; left when this is dropped. See [`Scope::enter`].
+#[derive(Debug)]
+#[must_use = "the scope is left when this is dropped"]
+pub struct Entered {
+    number: u64,
+    /// What was entered on one thread is not left on another.
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // Wherever it stands: guards may be dropped in any order.
+        let left = ENTERED.try_with(|entered| {
+            let mut entered = entered.borrow_mut();
+            let at = entered
+                .iter()
+                .rposition(|(number, _)| *number == self.number)?;
+            Some(entered.remove(at))
+        });
+        // Outside of it: the last of a pool may go with it, and that may ask for the current one.
+        drop(left);
+    }
+}
+
+pin_project! {
+    /// A future in a scope; see [`Scope::run`].
+    ///
+    /// # Panics
+    /// When polled after it was ready.
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Scoped<F> {
+        scope: Scope,
+        // None once it was ready, or is being dropped.
+        #[pin]
+        future: Option<F>,
+    }
+
+    impl<F> PinnedDrop for Scoped<F> {
+        fn drop(this: Pin<&mut Self>) {
+            let mut this = this.project();
+            let _entered = this.scope.enter();
+            this.future.set(None);
+        }
+    }
+}
+
+impl<F: Future> Future for Scoped<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let mut this = self.project();
+        let _entered = this.scope.enter();
+        let future = this.future.as_mut().as_pin_mut();
+        let polled = future.expect("polled after it was ready").poll(context);
+        if polled.is_ready() {
+            // In the scope still.
+            this.future.set(None);
+        }
+        polled
+    }
+}

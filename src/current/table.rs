@@ -1,0 +1,94 @@
+//! What is set for each device of the process.
+//!
+//! Nothing of it is ever dropped at the process's end: statics are not. So no pool is destroyed after its
+//! driver.
+
+use super::seat::Seat;
+use crate::device::{AsDevice, DeviceId, Pooling};
+use crate::error::BuildError;
+use crate::pool::Pool;
+use crate::sync::plain::{Arc, Mutex};
+use std::collections::BTreeMap;
+
+static TABLE: Mutex<BTreeMap<DeviceId, Seats>> = Mutex::new(BTreeMap::new());
+
+/// A device's pools.
+#[derive(Debug, Default)]
+struct Seats {
+    /// Made when it is first asked for.
+    default: Option<Arc<Seat>>,
+    /// What a user has set.
+    set: Option<Arc<Seat>>,
+    /// Made when it is first asked for.
+    unpooled: Option<Arc<Seat>>,
+}
+
+type Place = fn(&mut Seats) -> &mut Option<Arc<Seat>>;
+
+/// The pool of a device, with pooling or without.
+pub(super) fn seat(device: &impl AsDevice, pooling: Pooling) -> Result<Arc<Seat>, BuildError> {
+    match pooling {
+        Pooling::Disabled => made(
+            device,
+            |seats| &mut seats.unpooled,
+            |device| Pool::builder_shared(device.to_shared()).unpooled().build(),
+        ),
+        Pooling::Enabled => match present(device.device_id(), |seats| &mut seats.set) {
+            Some(seat) => Ok(seat),
+            None => default_seat(device),
+        },
+    }
+}
+
+pub(super) fn default_seat(device: &impl AsDevice) -> Result<Arc<Seat>, BuildError> {
+    made(
+        device,
+        |seats| &mut seats.default,
+        |device| Pool::builder_shared(device.to_shared()).build(),
+    )
+}
+
+/// Sets a pool for its device.
+pub(super) fn set(pool: &Pool) {
+    let seat = Arc::new(Seat::new(pool.clone()));
+    replace(pool.device_id(), Some(seat));
+}
+
+pub(super) fn reset(device: DeviceId) {
+    replace(device, None);
+}
+
+fn replace(device: DeviceId, seat: Option<Arc<Seat>>) {
+    let old = {
+        let mut table = TABLE.lock();
+        std::mem::replace(&mut table.entry(device).or_default().set, seat)
+    };
+    // Outside the lock: it may be the last of its pool.
+    drop(old);
+}
+
+fn present(device: DeviceId, place: Place) -> Option<Arc<Seat>> {
+    let mut table = TABLE.lock();
+    place(table.get_mut(&device)?).clone()
+}
+
+/// What is there, or is made now. Made outside the lock, since the device is called: of two who make it at
+/// once, one lets its own go again.
+fn made<D: AsDevice>(
+    device: &D,
+    place: Place,
+    make: impl FnOnce(&D) -> Result<Pool, BuildError>,
+) -> Result<Arc<Seat>, BuildError> {
+    let id = device.device_id();
+    if let Some(seat) = present(id, place) {
+        return Ok(seat);
+    }
+    let made = Arc::new(Seat::new(make(device)?));
+    let kept = {
+        let mut table = TABLE.lock();
+        let seats = table.entry(id).or_default();
+        place(seats).get_or_insert_with(|| made.clone()).clone()
+    };
+    drop(made);
+    Ok(kept)
+}

@@ -1,0 +1,86 @@
+//! Which block an address is in, and what it is at.
+
+use super::Engine;
+use super::ladder::find;
+use crate::id::{StreamId, Ticket};
+use crate::ledger::{BlockId, Fence, Fences, Holding};
+
+/// What a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+#[non_exhaustive]
+pub enum BlockState {
+    /// Somebody owns it.
+    Used,
+    /// Given back, but behind work that is not known to be complete.
+    Pending,
+    /// Given back, and complete.
+    Free,
+}
+
+/// A block of a pool, as it was when it was looked up; see [`pool_of`](crate::pool_of).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct BlockInfo {
+    /// Its first address.
+    pub address: u64,
+    /// Its bytes.
+    pub size: u64,
+    /// What it is.
+    pub state: BlockState,
+    /// Of a block in use, the stream that it was allocated on. Of one that a stream's lane keeps for it, that
+    /// stream. None of another.
+    pub stream: Option<StreamId>,
+    /// Of a pending block, the streams whose work it waits for.
+    pub waits_for: Vec<StreamId>,
+}
+
+impl Engine {
+    /// The block that the address is in; none where the pool has no memory. Takes time in proportion to the
+    /// number of blocks, under the ledger's lock.
+    pub(crate) fn block_at(&self, address: u64) -> Option<BlockInfo> {
+        let ledger = self.ledger.lock();
+        let found = ledger.block_at(address)?;
+        // Under the ledger's lock, without which no block comes into a lane, nor leaves it for another.
+        let (state, stream, fences) = match found.holding {
+            Holding::Free => (BlockState::Free, None, Fences::default()),
+            Holding::Pending(fences) => (BlockState::Pending, None, fences),
+            Holding::Lent(stream) => {
+                let (state, fences) = self.in_lane(stream, found.id);
+                (state, Some(stream), fences)
+            }
+        };
+        Some(BlockInfo {
+            address: found.address,
+            size: found.bytes,
+            state,
+            stream,
+            waits_for: fences.iter().map(|fence| fence.stream).collect(),
+        })
+    }
+
+    /// Whether what a stream was lent is used, or kept by its lane: no other lane has it.
+    fn in_lane(&self, stream: StreamId, id: BlockId) -> (BlockState, Fences) {
+        let lanes = self.lanes();
+        let lane = find(
+            &lanes,
+            Fence {
+                stream,
+                ticket: Ticket::ZERO,
+            },
+        );
+        let kept = lane.and_then(|lane| Some((lane, lane.ticket_of(id)?)));
+        match kept {
+            None => (BlockState::Used, Fences::default()),
+            Some((lane, ticket)) if lane.timeline.completed() >= ticket => {
+                (BlockState::Free, Fences::default())
+            }
+            Some((_, ticket)) => (BlockState::Pending, Fences::one(stream, ticket)),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! A pool in words.
+
+use super::Pool;
+use crate::device::{DeviceId, MemoryKind};
+use crate::engine::Upstream;
+use std::fmt::Write;
+
+impl Pool {
+    /// One line for people: the pool's name, what its memory is, where something else was asked for, its
+    /// bounds, and its device.
+    pub fn describe(&self) -> String {
+        let mut line = String::from("pool");
+        if let Some(name) = self.name() {
+            // Writing to a string does not fail.
+            let _ = write!(line, " {name:?}");
+        }
+        let _ = write!(
+            line,
+            ": {}, at most {} MiB{}, on {}",
+            self.memory(),
+            self.capacity() >> 20,
+            self.steps(),
+            self.describe_device()
+        );
+        line
+    }
+
+    /// What is in use, and, where it is not what was asked for, why.
+    fn memory(&self) -> String {
+        let settings = &self.service().engine.settings;
+        match (settings.upstream, settings.kind) {
+            _ if settings.geometry.virtual_memory => "virtual device memory".into(),
+            (Upstream::Virtual, _) if settings.is_pooled => {
+                "plain device memory (virtual memory is not supported)".into()
+            }
+            (_, MemoryKind::Device) => "plain device memory".into(),
+            (_, kind) => kind.to_string(),
+        }
+    }
+
+    fn steps(&self) -> String {
+        if self.is_pooled() {
+            format!(" in steps of {} MiB", self.handle_bytes() >> 20)
+        } else {
+            ", not pooled".into()
+        }
+    }
+
+    /// The device that the pool is over.
+    pub fn device_id(&self) -> DeviceId {
+        self.service().engine.device.id()
+    }
+
+    /// The kind of the pool's memory.
+    pub fn memory_kind(&self) -> MemoryKind {
+        self.service().engine.settings.kind
+    }
+
+    /// Whether what was freed is kept; see [`unpooled`](crate::PoolBuilder::unpooled).
+    pub fn is_pooled(&self) -> bool {
+        self.service().engine.settings.is_pooled
+    }
+}

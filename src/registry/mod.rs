@@ -1,0 +1,75 @@
+//! The living pools of the process, and their names.
+//!
+//! Pools are held weakly: one ends when its last handle goes, and its name is free from that moment on. What
+//! is left of its entry goes when another pool is built or looked for. Nothing here is met by an allocation
+//! or a free.
+
+use crate::error::BuildError;
+use crate::sync::plain::{Arc, Mutex, Weak};
+use crate::wait::Presence;
+
+static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct Entry {
+    name: Option<Arc<str>>,
+    pool: Weak<Presence>,
+}
+
+impl Entry {
+    /// Asked without holding the pool, which might then end here.
+    fn lives(&self) -> bool {
+        self.pool.strong_count() > 0
+    }
+
+    fn is_named(&self, name: &str) -> bool {
+        self.name.as_deref() == Some(name)
+    }
+}
+
+/// Makes a pool known.
+///
+/// # Errors
+/// When another has its name.
+pub(crate) fn enter(pool: &Arc<Presence>) -> Result<(), BuildError> {
+    let mut pools = POOLS.lock();
+    pools.retain(Entry::lives);
+    if let Some(name) = &pool.name {
+        refuse_taken(name, &pools)?;
+    }
+    pools.push(Entry {
+        name: pool.name.clone(),
+        pool: Arc::downgrade(pool),
+    });
+    Ok(())
+}
+
+/// # Errors
+/// When a living pool has the name, or it is none.
+pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
+    refuse_taken(name, &POOLS.lock())
+}
+
+fn refuse_taken(name: &str, pools: &[Entry]) -> Result<(), BuildError> {
+    let is_taken = |entry: &Entry| entry.is_named(name) && entry.lives();
+    if name.is_empty() || pools.iter().any(is_taken) {
+        let name = name.to_owned();
+        return Err(BuildError::NameTaken { name });
+    }
+    Ok(())
+}
+
+/// The pool of that name.
+pub(crate) fn find(name: &str) -> Option<Arc<Presence>> {
+    let pools = POOLS.lock();
+    let mut named = pools.iter().filter(|entry| entry.is_named(name));
+    named.find_map(|entry| entry.pool.upgrade())
+}
+
+/// All that live, in the order in which they were built; each is held only once it is come to.
+pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
+    let mut pools = POOLS.lock();
+    pools.retain(Entry::lives);
+    let all: Vec<_> = pools.iter().map(|entry| entry.pool.clone()).collect();
+    all.into_iter().filter_map(|pool| pool.upgrade())
+}

@@ -1,0 +1,181 @@
+//! The host as a stream: of memory that is its own, and of memory that it shares with the device.
+
+use crate::bench::{Bench, Witness};
+use crate::common::{MIB, now, poll};
+use crate::site::{ONLY_COMPLETE, Site, Worker, builder};
+use futures::executor::block_on;
+use std::thread;
+use weirpool::device::DeviceErrorKind;
+use weirpool::{Block, Pool, Rung, Stream, StreamError, Upstream};
+
+/// A pool over memory of some kind, if the device has it.
+fn site_over<B: Bench>(upstream: Upstream) -> Option<Site<B>> {
+    let bench = B::new();
+    let kinds = bench.device().capabilities().memory_kinds;
+    kinds.contains(upstream.kind()).then(|| {
+        let builder = builder(bench.device(), 8 * MIB)
+            .initial_size(8 * MIB)
+            .upstream(upstream);
+        Site {
+            pool: builder.reuse(ONLY_COMPLETE).build().expect("memory"),
+            witness: Witness::default(),
+            bench,
+        }
+    })
+}
+
+/// Pools over memory that host and device see, of every kind that the device has.
+fn shared<B: Bench>() -> impl Iterator<Item = (Site<B>, Stream)> {
+    let upstreams = [Upstream::Managed, Upstream::Pinned].into_iter();
+    upstreams.filter_map(site_over::<B>).map(|site| {
+        let host = site.pool.host_stream().expect("it sees the memory");
+        (site, host)
+    })
+}
+
+fn write(host: &Stream, block: &Block, value: u8) {
+    let bytes = vec![value; block.size() as usize];
+    now(block.upload(host, 0, &bytes).unwrap()).unwrap();
+}
+
+#[track_caller]
+fn expect(host: &Stream, block: &Block, value: u8) {
+    let bytes = now(block.download(host, 0..block.size()).unwrap()).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == value));
+}
+
+/// [10] Umpire `check_states_host`: the host's memory is one stream of execution. What it freed is free,
+/// for whichever thread comes; nothing of it is ever pending, and no event is made.
+pub(crate) fn host_memory_is_never_pending<B: Bench>() {
+    let Some(site) = site_over::<B>(Upstream::Host) else {
+        return;
+    };
+    let host = site.pool.host_stream().unwrap();
+    let all = site.pool.try_allocate(&host, 8 * MIB).unwrap();
+    let address = all.address();
+    write(&host, &all, 1);
+    expect(&host, &all, 1);
+    // Complete before anybody asks.
+    drop(all);
+    assert_eq!(site.pool.statistics().free, 8 * MIB);
+    thread::scope(|scope| {
+        for value in 0..4 {
+            let pool = &site.pool;
+            scope.spawn(move || use_by_turns(pool, value));
+        }
+    });
+    // Of another registration, which is the host all the same.
+    let again = site.pool.host_stream().unwrap();
+    let all = site.pool.try_allocate(&again, 8 * MIB).unwrap();
+    assert_eq!(all.address(), address);
+    let statistics = site.pool.statistics();
+    assert_eq!((statistics.pending.high, statistics.events_created), (0, 0));
+    assert_eq!(statistics.device_waits, 0);
+    drop(all);
+    site.assert_conserved();
+}
+
+fn use_by_turns(pool: &Pool, value: u8) {
+    let host = pool.host_stream().unwrap();
+    for round in 0..30 {
+        let block = pool.try_allocate(&host, 4096 << (round % 8)).unwrap();
+        write(&host, &block, value);
+        expect(&host, &block, value);
+        assert_eq!(pool.statistics().pending.current, 0);
+        drop(block);
+        now(host.synchronize()).unwrap();
+    }
+}
+
+/// [10] Memory that one side does not see has no stream of that side.
+pub(crate) fn who_does_not_see_memory_gets_none<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let refused = site.pool.host_stream();
+    assert_eq!(refused.unwrap_err(), StreamError::UnseenByHost);
+    if let Some(site) = site_over::<B>(Upstream::Host) {
+        let refused = site.pool.register(&site.bench.stream());
+        assert_eq!(refused.unwrap_err(), StreamError::UnseenByDevice);
+    }
+}
+
+/// [11] Umpire, single memory space: what the device still uses the host has once it is complete, by
+/// awaiting; what the host freed, the device has at once.
+pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
+    for (site, host) in shared::<B>() {
+        let worker = site.worker();
+        let block = worker.take(8 * MIB);
+        let gate = worker.use_until_opened(&block, 1);
+        drop(block);
+        let mut waiting = site.pool.allocate(&host, 8 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        assert_eq!(site.pool.statistics().pending.current, 8 * MIB);
+        gate.open();
+        let block = block_on(waiting).unwrap();
+        write(&host, &block, 2);
+        drop(block);
+        assert_eq!(site.pool.statistics().pending.current, 0);
+        let block = worker.take_from(Rung::Free, 8 * MIB);
+        worker.use_up(&block, 3);
+        worker.free_and_settle(block);
+        assert_eq!(site.pool.statistics().device_waits, 0);
+        site.assert_sound();
+    }
+}
+
+/// [11] One block, used by both: the host's bytes are the device's and back, without a copy of the pool's.
+pub(crate) fn a_block_is_seen_by_host_and_device<B: Bench>() {
+    for (site, host) in shared::<B>() {
+        let worker = site.worker();
+        let block = site.pool.try_allocate(&host, MIB).unwrap();
+        write(&host, &block, 1);
+        block.used_on(&worker.stream).unwrap();
+        worker.expect(&block, 1);
+        worker.fill(&block, 2);
+        block_on(worker.stream.synchronize()).unwrap();
+        expect(&host, &block, 2);
+        let gate = worker.use_until_opened(&block, 3);
+        drop(block);
+        // It was used on both, and one of them is at it still.
+        assert_eq!(site.pool.statistics().pending.current, MIB);
+        worker.stream.seal().unwrap();
+        gate.open();
+        worker.settle();
+        site.pool.harvest().unwrap();
+        assert_eq!(site.pool.statistics().pending.current, 0);
+        site.assert_sound();
+    }
+}
+
+/// [11] The host cannot be made to wait: where another stream would, it is told to await.
+pub(crate) fn the_host_awaits_instead_of_waiting<B: Bench>() {
+    for (site, host) in shared::<B>() {
+        let worker = site.worker();
+        let earlier = worker.take(8 * MIB);
+        let gate = worker.use_until_opened(&earlier, 1);
+        let event = worker.stream.event().unwrap();
+        drop(earlier);
+        let block = worker.take_from(Rung::SameStream, 8 * MIB);
+        for refused in [host.wait(&event), block.used_on(&host)] {
+            let Err(StreamError::Device(error)) = refused else {
+                panic!("{refused:?}, and the device is at it still");
+            };
+            assert_eq!(error.kind(), DeviceErrorKind::Unsupported);
+            assert!(error.reason().contains("await"), "{error}");
+        }
+        gate.open();
+        block_on(event.clone().into_future()).unwrap();
+        host.wait(&event).unwrap();
+        block.used_on(&host).unwrap();
+        write(&host, &block, 2);
+        // And the other way round nothing need be awaited.
+        worker.stream.wait(&host.event().unwrap()).unwrap();
+        expect_on(&worker, &block);
+        drop(block);
+        site.assert_sound();
+    }
+}
+
+fn expect_on<B: Bench>(worker: &Worker<B>, block: &Block) {
+    worker.expect(block, 2);
+    worker.settle();
+}

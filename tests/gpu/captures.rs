@@ -1,0 +1,224 @@
+//! Streams that are captured into a graph. In the global mode a call that CUDA takes for unsafe, such as the
+//! query of an event, made by any thread, breaks every capture under way; and a pool queries events while
+//! somebody waits. So it makes its calls in the relaxed mode.
+
+use crate::bench::Bench;
+use crate::common::MIB;
+use crate::cuda::{Cuda, Mapped};
+use crate::site::{Site, Worker, eventually};
+use cudarc::driver::sys::{
+    CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus,
+    cuThreadExchangeStreamCaptureMode,
+};
+use cudarc::driver::{CudaGraph, DriverError, result};
+use futures::executor::block_on;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+use weirpool::Rung;
+use weirpool::device::{DeviceError, DeviceErrorKind};
+
+type Here = Cuda<Mapped>;
+
+fn begin(worker: &Worker<Here>) {
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    worker.work.begin_capture(mode).unwrap();
+}
+
+fn end(worker: &Worker<Here>) -> Result<CudaGraph, DriverError> {
+    let graph = worker.work.end_capture(CUgraphInstantiate_flags(0))?;
+    Ok(graph.expect("a graph of what was captured"))
+}
+
+fn is_capturing(worker: &Worker<Here>) -> bool {
+    let status = worker.work.capture_status().unwrap();
+    status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
+}
+
+/// What the test itself does beside a capture must not break it: the pool's calls alone are in the mode
+/// that a thread begins with.
+fn relaxed<R>(call: impl FnOnce() -> R) -> R {
+    let exchange = |mode: &mut CUstreamCaptureMode| {
+        // SAFETY: swaps the thread's mode with the one in place.
+        unsafe { cuThreadExchangeStreamCaptureMode(mode) }
+            .result()
+            .unwrap();
+    };
+    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    exchange(&mut mode);
+    let answer = call();
+    exchange(&mut mode);
+    answer
+}
+
+/// What the other tests rest on: that a capture can be broken from another thread, and that one notices.
+pub(crate) fn a_query_in_the_default_mode_breaks_a_capture() {
+    let site = Site::<Here>::new(8 * MIB);
+    let [captured, other] = site.workers();
+    let context = site.bench.gpu.context();
+    let event = context.new_event(None).unwrap();
+    event.record(&other.work).unwrap();
+    other.settle();
+    begin(&captured);
+    site.bench.spend(&captured.work);
+    let answer = thread::scope(|scope| {
+        let query = scope.spawn(|| {
+            context.bind_to_thread().unwrap();
+            // SAFETY: the event is alive.
+            unsafe { result::event::query(event.cu_event()) }
+        });
+        query.join().unwrap()
+    });
+    let refused = answer.unwrap_err().0;
+    assert_eq!(refused, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    let broken = end(&captured).err().expect("a capture that is broken").0;
+    assert_eq!(broken, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    site.assert_conserved();
+}
+
+/// Threads allocate, wait, free and trim, and a reclaimer runs, while a stream is captured. The graph is
+/// whole, and does what was captured each time it is launched.
+pub(crate) fn a_capture_is_not_broken_by_what_the_pool_does() {
+    const LAUNCHES: u32 = 20;
+    let site = Site::<Here>::new(64 * MIB);
+    let captured = site.worker();
+    let gpu = &site.bench.gpu;
+    let numbers = captured.take(MIB);
+    captured.fill(&numbers, 0);
+    captured.settle();
+    let is_over = AtomicBool::new(false);
+    let is_over = &is_over;
+    let served = || site.pool.statistics().waits.served;
+    let reclaimer = site.pool.reclaimer();
+    let Site { pool, .. } = &site;
+    let mut graphs = Vec::new();
+    thread::scope(|scope| {
+        // Whatever happens here, the threads end.
+        let _end = OnDrop(|| is_over.store(true, Ordering::SeqCst));
+        for worker in site.workers::<4>() {
+            scope.spawn(move || {
+                while !is_over.load(Ordering::SeqCst) {
+                    wait_and_use(&worker);
+                }
+            });
+        }
+        scope.spawn(move || block_on(until(reclaimer, is_over)));
+        scope.spawn(move || {
+            while !is_over.load(Ordering::SeqCst) {
+                pool.trim_to(32 * MIB).unwrap();
+                pool.harvest().unwrap();
+                drop(pool.create_stream().unwrap());
+                thread::sleep(Duration::from_micros(500));
+            }
+        });
+        for _ in 0..5 {
+            let before = served();
+            begin(&captured);
+            for _ in 0..LAUNCHES {
+                gpu.add(&captured.work, numbers.address(), MIB, 1);
+                thread::yield_now();
+            }
+            // Not before others have waited, and were served.
+            eventually(|| served() >= before + 20 || !is_capturing(&captured));
+            graphs.push(end(&captured).expect("a capture that is whole"));
+        }
+    });
+    for graph in &graphs {
+        graph.launch().unwrap();
+        graph.launch().unwrap();
+    }
+    let sum = 2 * graphs.len() as u32 * LAUNCHES;
+    let download = numbers.download(&captured.stream, 0..MIB).unwrap();
+    let expected = sum.to_ne_bytes().repeat(MIB as usize / 4);
+    assert!(
+        block_on(download).unwrap() == expected,
+        "the graphs add {sum} in all"
+    );
+    drop(numbers);
+    captured.settle();
+    site.assert_sound();
+}
+
+/// Four of these do not fit at once.
+fn wait_and_use(worker: &Worker<Here>) {
+    let block = block_on(worker.allocate(24 * MIB));
+    relaxed(|| worker.use_up(&block, 9));
+    block_on(block.deallocate()).unwrap();
+}
+
+/// A future that is given up when the flag is set.
+async fn until(future: impl Future<Output = ()>, is_over: &AtomicBool) {
+    let mut future = Box::pin(future);
+    std::future::poll_fn(|context| {
+        // Not a reclaimer's way to be driven, but one that asks the device as often as can be.
+        context.waker().wake_by_ref();
+        thread::yield_now();
+        if is_over.load(Ordering::SeqCst) {
+            return std::task::Poll::Ready(());
+        }
+        future.as_mut().poll(context)
+    })
+    .await;
+}
+
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+fn assert_refused<T: std::fmt::Debug>(answer: Result<T, DeviceError>) {
+    let error = answer.expect_err("nothing is recorded in a capture");
+    assert_eq!(error.kind(), DeviceErrorKind::Unsupported, "{error}");
+    assert!(error.reason().contains("captured"), "{error}");
+}
+
+/// A stream that is captured runs nothing, so what is freed on it cannot be seen complete: it stays pending,
+/// who awaits it is told, and the capture goes on. Once it has ended, the next event proves it all.
+pub(crate) fn a_captured_stream_keeps_what_it_freed() {
+    let site = Site::<Here>::without_device_waits(16 * MIB);
+    let [captured, other] = site.workers();
+    let large = captured.take(8 * MIB);
+    let small = captured.take(MIB);
+    let awaited = captured.take(MIB);
+    let kept = captured.take(MIB);
+    captured.fill(&kept, 1);
+    let earlier = captured.stream.event().unwrap();
+    captured.settle();
+
+    begin(&captured);
+    site.bench
+        .gpu
+        .fill(&captured.work, kept.address(), kept.size(), 2);
+    drop(large);
+    drop(small);
+    assert_refused(block_on(awaited.deallocate()));
+    assert_refused(captured.stream.seal());
+    assert_refused(captured.stream.event());
+    assert_refused(block_on(captured.stream.synchronize()));
+    assert!(earlier.is_complete().unwrap(), "it was before the capture");
+    assert_eq!(site.pool.statistics().pending.current, 10 * MIB);
+    other.take_nothing(8 * MIB);
+    // What needs nothing of the captured stream is as ever.
+    let elsewhere = other.take(2 * MIB);
+    relaxed(|| {
+        other.use_up(&elsewhere, 3);
+        other.settle();
+    });
+    assert!(is_capturing(&captured));
+    let graph = end(&captured).expect("a capture that is whole");
+
+    captured.stream.seal().unwrap();
+    captured.settle();
+    let block = other.take_from(Rung::Free, 8 * MIB);
+    other.use_up(&block, 4);
+    other.settle();
+    graph.launch().unwrap();
+    captured.settle();
+    let bytes = site.bench.gpu.read_now(kept.address(), kept.size());
+    assert!(bytes.chunks(4).all(|word| word == 2u32.to_ne_bytes()));
+    drop((kept, elsewhere, block));
+    site.assert_sound();
+}

@@ -1,0 +1,191 @@
+//! A GPU on the bench, with virtual memory and without.
+
+use crate::bench::{Bench, Gate, Span};
+use crate::gpu::{Gpu, another_context, settle};
+use crate::harness::gpu;
+use cudarc::driver::{CudaContext, CudaStream};
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+use weirpool::device::Device;
+use weirpool::device::cuda::CudaDevice;
+
+/// One way to open the device.
+pub(crate) trait Setting: Send + Sync + 'static {
+    const VIRTUAL_MEMORY: bool;
+}
+
+/// Virtual memory, where the device has it: the default.
+pub(crate) struct Mapped;
+
+impl Setting for Mapped {
+    const VIRTUAL_MEMORY: bool = true;
+}
+
+/// Plain memory. Giving it back waits for all work of the device, so no test gives any back while it holds
+/// a stream: pools do so only when they are trimmed, when they end, or for an allocation that free memory
+/// in pieces would do for.
+pub(crate) struct Plain;
+
+impl Setting for Plain {
+    const VIRTUAL_MEMORY: bool = false;
+}
+
+/// A device of its own over the one context that all tests share: contexts take a good part of a second
+/// to make, and take turns on the device.
+pub(crate) struct Cuda<S> {
+    pub(crate) device: CudaDevice,
+    pub(crate) gpu: Arc<Gpu>,
+    /// Shared by all clones.
+    in_use: Arc<()>,
+    setting: PhantomData<S>,
+}
+
+impl<S> Clone for Cuda<S> {
+    fn clone(&self) -> Self {
+        Self {
+            device: self.device.clone(),
+            gpu: self.gpu.clone(),
+            in_use: self.in_use.clone(),
+            setting: PhantomData,
+        }
+    }
+}
+
+/// A device, as it is known when its bench is gone.
+struct Footprint {
+    in_use: Weak<()>,
+    /// Held by the device, and by its streams.
+    context: Weak<CudaContext>,
+}
+
+static DEVICES: Mutex<Vec<Footprint>> = Mutex::new(Vec::new());
+
+/// Waits for devices that nobody uses any more to be gone, with all that is given back for them. Pools that
+/// ended give their memory back on threads of their own. Where memory is plain that waits for the whole
+/// device, and keeps others from calling the driver meanwhile: with a stream that a test holds by then, for
+/// ever.
+pub(crate) fn await_releases() {
+    /// What takes longer was leaked on purpose.
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let start = Instant::now();
+    let mut devices = DEVICES.lock().unwrap();
+    let is_ending =
+        |device: &Footprint| device.in_use.strong_count() == 0 && device.context.strong_count() > 0;
+    while devices.iter().any(is_ending) && start.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    devices.retain(|device| device.in_use.strong_count() > 0);
+}
+
+const A_WHILE: Duration = Duration::from_micros(20);
+
+/// Work that wrongly does not wait is submitted by now, and takes some tens of microseconds.
+const LONG_ENOUGH: Duration = Duration::from_millis(2);
+
+impl<S: Setting> Cuda<S> {
+    /// Over a handle of its own on the context, by which it is known when the device is gone.
+    fn over(gpu: Arc<Gpu>, context: Arc<CudaContext>) -> Self {
+        let in_use = Arc::new(());
+        let gone = Footprint {
+            in_use: Arc::downgrade(&in_use),
+            context: Arc::downgrade(&context),
+        };
+        DEVICES.lock().unwrap().push(gone);
+        let builder = CudaDevice::builder().context(context);
+        let device = builder.virtual_memory(S::VIRTUAL_MEMORY).build();
+        Self {
+            device: device.expect("a device that works"),
+            gpu,
+            in_use,
+            setting: PhantomData,
+        }
+    }
+
+    /// Keeps the stream busy for so long.
+    pub(crate) fn spend_time(&self, work: &CudaStream, time: Duration) {
+        self.gpu.spend(work, time);
+    }
+}
+
+impl<S: Setting> Bench for Cuda<S> {
+    type Work = Arc<CudaStream>;
+
+    // A stream's handle is an address in the driver, and may or may not come again.
+    const RECYCLES_HANDLES: Option<bool> = None;
+
+    fn new() -> Self {
+        await_releases();
+        let gpu = gpu();
+        let context = CudaContext::new(gpu.context().ordinal());
+        let context = context.expect("the primary context, once more");
+        // SAFETY: nobody here uses the slices whose order cudarc keeps by events. With them it would wait for
+        // the whole device when the first stream is made.
+        unsafe { context.disable_event_tracking() };
+        Self::over(gpu, context)
+    }
+
+    /// One context is one device.
+    fn another(&self) -> Self {
+        let context = another_context(self.gpu.context());
+        let gpu = Gpu::load(&context).expect("kernels in a further context");
+        Self::over(Arc::new(gpu), context)
+    }
+
+    fn device(&self) -> Arc<dyn Device> {
+        Arc::new(self.device.clone())
+    }
+
+    fn stream(&self) -> Arc<CudaStream> {
+        self.device.create_stream().expect("a stream")
+    }
+
+    /// By a kernel of one thread that looks at a number of the host's. A wait of the stream's own for that
+    /// number would hold the device's queue, and with it each stream that shares it.
+    fn hold(&self, work: &Arc<CudaStream>) -> Gate {
+        let latch = self.gpu.hold(work);
+        Gate::new(move || latch.open())
+    }
+
+    fn spend(&self, work: &Arc<CudaStream>) {
+        self.spend_time(work, A_WHILE);
+    }
+
+    fn fill(&self, work: &Arc<CudaStream>, span: Span, value: u8) {
+        self.gpu
+            .fill(work, span.address, span.bytes, word_of(value));
+    }
+
+    fn compare(
+        &self,
+        work: &Arc<CudaStream>,
+        span: Span,
+        value: u8,
+        answer: impl FnOnce(bool) + Send + 'static,
+    ) {
+        let Span { address, bytes } = span;
+        self.gpu
+            .compare(work, address, bytes, word_of(value), answer);
+    }
+
+    fn settle(&self, work: &Arc<CudaStream>) {
+        settle(work);
+    }
+
+    fn let_run(&self) {
+        std::thread::sleep(LONG_ENOUGH);
+    }
+
+    fn host_fill(&self, span: Span, value: u8) {
+        self.gpu.write_now(span.address, span.bytes, word_of(value));
+    }
+
+    fn host_compare(&self, span: Span, value: u8) -> bool {
+        let bytes = self.gpu.read_now(span.address, span.bytes);
+        bytes.iter().all(|byte| *byte == value)
+    }
+}
+
+fn word_of(value: u8) -> u32 {
+    u32::from_ne_bytes([value; 4])
+}

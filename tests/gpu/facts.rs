@@ -1,0 +1,48 @@
+//! What the device says of itself.
+
+use crate::bench::Bench;
+use crate::common::MIB;
+use crate::cuda::{Cuda, Mapped, Plain};
+use crate::harness::gpu;
+use crate::site::Site;
+use weirpool::device::DeviceErrorKind;
+use weirpool::device::cuda::CudaDevice;
+
+/// The line by which the device under test is known.
+pub(crate) fn description() -> String {
+    Cuda::<Mapped>::new().device.description()
+}
+
+/// As the user reads it: from the device, and from a pool over it.
+pub(crate) fn the_description_names_the_device_and_its_memory() {
+    let context = gpu().context().clone();
+    let name = context.name().unwrap();
+    let gib = context.total_mem().unwrap() as f64 / (1u64 << 30) as f64;
+    let virtual_memory = Site::<Cuda<Mapped>>::new(8 * MIB);
+    let plain = Site::<Cuda<Plain>>::new(8 * MIB);
+    for pool in [&virtual_memory.pool, &plain.pool] {
+        let line = pool.describe_device();
+        assert!(!line.contains('\n'), "{line}");
+        for fact in [&format!("{name:?}"), &format!("{gib:.1} GiB"), "CUDA "] {
+            assert!(line.contains(fact), "`{line}` does not say {fact}");
+        }
+    }
+    let line = plain.pool.describe_device();
+    let in_use = "in use: plain memory, pooling enabled";
+    assert!(line.ends_with(in_use), "{line}");
+    let line = virtual_memory.pool.describe_device();
+    let capabilities = virtual_memory.bench.device().capabilities();
+    let kind = if capabilities.virtual_memory {
+        "virtual"
+    } else {
+        "plain"
+    };
+    let in_use = format!("in use: {kind} memory, pooling enabled");
+    assert!(line.ends_with(&in_use), "{line}");
+}
+
+pub(crate) fn a_device_that_does_not_exist_is_an_error() {
+    let error = CudaDevice::new(999).unwrap_err();
+    assert_eq!(error.kind(), DeviceErrorKind::InvalidArgument, "{error}");
+    assert!(error.reason().contains("INVALID_DEVICE"), "{error}");
+}

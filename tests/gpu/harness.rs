@@ -1,0 +1,137 @@
+//! What runs the tests: one after the other, each with an end, and none where there is no GPU.
+//!
+//! One after the other, because what one test does holds up another's work: plain memory is freed only when
+//! the whole device is idle, and streams that share one of the device's queues wait for each other. With a
+//! stream that is held on purpose beside it, no test could say why it hangs.
+//!
+//! Each test has a thread of its own, which has never seen CUDA. A test that hangs fails, after every stream
+//! that is held was let go; what hangs still, and a context that is broken, end the run.
+
+use crate::gpu::{self, Gpu, text_of};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::panic::catch_unwind;
+use std::process::ExitCode;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+/// A test and its name.
+pub(crate) type Entry = (String, fn());
+
+/// No test takes so long that is not stuck.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// What was stuck goes on soon after it was let go.
+const GRACE: Duration = Duration::from_secs(15);
+/// Set, a machine without a GPU is a failure.
+const REQUIRED: &str = "WEIRPOOL_REQUIRE_GPU";
+
+static OPENED: OnceLock<Result<Arc<Gpu>, String>> = OnceLock::new();
+/// Why no further test is of use.
+static ENDED: OnceLock<String> = OnceLock::new();
+
+/// The GPU under test.
+pub(crate) fn gpu() -> Arc<Gpu> {
+    let opened = OPENED.get_or_init(open);
+    opened.clone().expect("tests run only where there is one")
+}
+
+fn open() -> Result<Arc<Gpu>, String> {
+    const NEEDED: usize = 12 << 30;
+    let gpu = Gpu::open()?;
+    let free = gpu.context().mem_get_info().map(|(free, _)| free);
+    let free = free.map_err(|error| format!("the device does not work: {error}"))?;
+    if free < NEEDED {
+        return Err(format!(
+            "{free} bytes of the device are free, and the tests need {NEEDED}"
+        ));
+    }
+    Ok(Arc::new(gpu))
+}
+
+/// Whether there is a GPU. Says in a line which, or why not.
+fn is_there() -> bool {
+    match OPENED.get_or_init(open) {
+        Ok(_) => eprintln!("gpu: {}", crate::facts::description()),
+        Err(reason) => eprintln!("gpu: skipped: {reason}"),
+    }
+    OPENED.get().is_some_and(Result::is_ok)
+}
+
+/// Runs the tests that the command line asks for.
+pub(crate) fn run(entries: Vec<Entry>) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let is_missing = !arguments.list && !is_there();
+    let trial = |(name, test): Entry| {
+        Trial::ignorable_test(name.clone(), move || {
+            if is_missing {
+                return Ok(Completion::ignored());
+            }
+            guarded(&name, test).map(|()| Completion::Completed)
+        })
+    };
+    let trials = entries.into_iter().map(trial).collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if is_missing && std::env::var_os(REQUIRED).is_some() {
+        eprintln!("gpu: failed: {REQUIRED} is set, and nothing was tested");
+        return ExitCode::FAILURE;
+    }
+    conclusion.exit_code()
+}
+
+fn guarded(name: &str, test: fn()) -> Result<(), Failed> {
+    if let Some(reason) = ENDED.get() {
+        return Err(format!("not run: {reason}").into());
+    }
+    let ended = watched(name, test);
+    let broken = ENDED.get().is_none().then(|| broken_by(name)).flatten();
+    crate::cuda::await_releases();
+    let complaints = gpu::take_complaints();
+    let mut failures: Vec<_> = ended.err().into_iter().chain(broken).collect();
+    failures.extend(complaints);
+    let notes = gpu::take_notes();
+    if failures.is_empty() {
+        return Ok(());
+    }
+    failures.extend(notes.into_iter().map(|note| format!("note: {note}")));
+    Err(failures.join("\n").into())
+}
+
+/// Runs the test to its end, or to the end of patience.
+fn watched(name: &str, test: fn()) -> Result<(), String> {
+    let (send, ended) = sync_channel(1);
+    let thread = thread::Builder::new().name(name.to_owned());
+    let started = thread.spawn(move || {
+        let result = catch_unwind(test).map_err(|payload| text_of(&*payload));
+        // Nobody listens any more if it took too long.
+        let _ = send.send(result);
+    });
+    started.expect("a thread for the test");
+    match ended.recv_timeout(PATIENCE) {
+        Ok(result) => result,
+        Err(RecvTimeoutError::Disconnected) => Err("the test's thread ended without a word".into()),
+        Err(RecvTimeoutError::Timeout) => Err(let_go(name, &ended)),
+    }
+}
+
+fn let_go(name: &str, ended: &Receiver<Result<(), String>>) -> String {
+    let held = gpu::open_all();
+    let hangs = format!("it hung for {PATIENCE:?}; {held} held streams were let go");
+    match ended.recv_timeout(GRACE) {
+        Ok(Ok(())) => format!("{hangs}; then it came to its end"),
+        Ok(Err(text)) => format!("{hangs}; then it failed: {text}"),
+        Err(_) => {
+            let _ = ENDED.set(format!("`{name}` hangs"));
+            format!("{hangs}; it hangs still")
+        }
+    }
+}
+
+/// An error that stays makes every later test fail, and says nothing of it. Waits for what the test left
+/// behind.
+fn broken_by(name: &str) -> Option<String> {
+    let error = gpu().context().synchronize().err()?;
+    let _ = ENDED.set(format!("`{name}` left the context broken: {error}"));
+    Some(format!("the context is broken: {error}"))
+}
