@@ -1,6 +1,7 @@
 //! What the hot path costs, beside its floor in the same run: `cargo bench --bench hot_path`.
 //!
 //! - `hot/try/<bytes>`, `hot/await/<bytes>`: allocate and free the same size on one stream.
+//! - `hot/tagged/<bytes>`: the same for a tag.
 //! - `hot-cuda/...`: the same on a GPU, with `--features cuda` and where there is one.
 //! - `floor/lane`: a mutex, a list pop and push, and a count, twice: what a per-stream design cannot do
 //!   without.
@@ -12,7 +13,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use weirpool::device::sim::{Backing, Checker, Clock, SimDevice};
-use weirpool::{Pool, Stream};
+use weirpool::{Pool, Stream, Tag};
 
 const SIZES: [u64; 4] = [256, 1 << 16, 1 << 20, 64 << 20];
 
@@ -71,6 +72,13 @@ fn hot_on(criterion: &mut Criterion, name: &str, (pool, stream): &(Pool, Stream)
             );
         });
     }
+    let tag = Tag::new("hot");
+    group.bench_function(BenchmarkId::new("tagged", 1 << 16), |bencher| {
+        bencher.iter(|| {
+            let allocation = pool.allocate(stream, 1 << 16).tag(tag);
+            drop(black_box(allocation.try_now().expect("memory")));
+        });
+    });
     group.finish();
 }
 

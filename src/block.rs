@@ -30,7 +30,8 @@ use std::task::{Context, Poll};
 pub struct Block {
     registration: Arc<Registration>,
     lent: Option<Lent>,
-    requested: u64,
+    /// What was not asked for of its bytes.
+    rounding: u32,
     /// Whose account it is on.
     tag: Option<Tag>,
     /// Further streams that it was used on.
@@ -52,19 +53,14 @@ impl Block {
         if let Some(referee) = registration.referee.as_deref() {
             referee.granted(lent.address, lent.bytes, registration.lane.raw, place);
         }
-        if lent.rung != Rung::Lane {
-            // The lane has counted what it gave itself, while it was locked.
-            let lane = &registration.lane;
-            lane.count_from_above(lent.bytes, demand.rounding());
-        }
         if let Some(tag) = demand.tag {
-            registration.account_of(tag).charge(lent.bytes);
+            registration.charge(tag, lent.bytes);
         }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
         Self {
             registration,
             lent: Some(lent),
-            requested: demand.requested,
+            rounding: demand.rounding,
             tag: demand.tag,
             further: Mutex::new(Guards::Block, None),
         }
@@ -95,7 +91,7 @@ impl Block {
     /// The bytes that were requested.
     #[inline]
     pub fn requested(&self) -> u64 {
-        self.requested
+        self.size() - u64::from(self.rounding)
     }
 
     /// To whose account it goes, if it was allocated with a [tag](crate::Allocate::tag).
@@ -289,7 +285,7 @@ impl Block {
             id,
             address,
             bytes,
-            rounding: bytes - self.requested,
+            rounding: self.rounding,
         })
     }
 
@@ -317,7 +313,7 @@ impl Block {
     #[inline]
     fn note_freed(&self, block: Use) {
         if let Some(tag) = self.tag {
-            self.registration.account_of(tag).credit(block.bytes);
+            self.registration.credit(tag, block.bytes);
         }
         trace::freed(self.registration.lane.id, block.bytes, block.address);
     }

@@ -27,6 +27,15 @@ assert_impl_all!(StreamError: Send, Sync, std::error::Error);
 assert_impl_all!(DeallocateError: Send, Sync, std::error::Error);
 assert_impl_all!(DeviceError: Send, Sync, std::error::Error);
 assert_impl_all!(Statistics: Send, Sync, Copy);
+assert_impl_all!(StreamStatistics: Send, Sync, Copy);
+assert_impl_all!(TagStatistics: Send, Sync, Copy);
+assert_impl_all!(ScopeStatistics: Send, Sync, Copy);
+assert_impl_all!(StatisticsScope: Send, Sync);
+assert_impl_all!(Histogram: Send, Sync, Clone);
+assert_impl_all!(Tag: Send, Sync, Copy, Ord, std::hash::Hash);
+assert_impl_all!(AttributeError: Send, Sync, std::error::Error);
+#[cfg(feature = "metrics")]
+assert_impl_all!(Metrics: Send, Sync);
 assert_impl_all!(SimDevice: Send, Sync, Clone, Device);
 assert_impl_all!(SimStream: Send, Sync, Clone);
 // A block is owned by one: what is shared is shared by whoever owns it.

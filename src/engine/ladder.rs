@@ -163,7 +163,7 @@ pub(super) struct Climb<'a> {
 impl Engine {
     /// Rung 1: what the stream freed, from its lane.
     #[inline]
-    pub(crate) fn take_own(&self, lane: &Lane, bytes: u64, rounding: u64) -> Option<Lent> {
+    pub(crate) fn take_own(&self, lane: &Lane, bytes: u64, rounding: u32) -> Option<Lent> {
         let kept = lane.take(bytes, rounding, &self.gate)?;
         Some(Lent {
             id: kept.id,

@@ -55,28 +55,28 @@ pub(super) struct Book {
 
 impl Book {
     #[inline]
-    pub(super) fn note_hit(&mut self, bytes: u64, rounding: u64) {
+    pub(super) fn note_hit(&mut self, bytes: u64, rounding: u32) {
         self.counts.hits += 1;
         self.note_bytes(bytes, rounding);
     }
 
-    pub(super) fn note_from_above(&mut self, bytes: u64, rounding: u64) {
+    pub(super) fn note_from_above(&mut self, bytes: u64, rounding: u32) {
         self.counts.from_above += 1;
         self.note_bytes(bytes, rounding);
     }
 
     #[inline]
-    fn note_bytes(&mut self, bytes: u64, rounding: u64) {
+    fn note_bytes(&mut self, bytes: u64, rounding: u32) {
         self.counts.granted = self.counts.granted.wrapping_add(bytes);
-        self.counts.rounding += rounding;
+        self.counts.rounding += u64::from(rounding);
         self.peaks.raise(self.counts.used());
     }
 
     #[inline]
-    pub(super) fn note_free(&mut self, bytes: u64, rounding: u64) {
+    pub(super) fn note_free(&mut self, bytes: u64, rounding: u32) {
         self.counts.frees += 1;
         self.counts.freed = self.counts.freed.wrapping_add(bytes);
-        self.counts.rounding -= rounding;
+        self.counts.rounding -= u64::from(rounding);
     }
 
     pub(super) fn hits(&self) -> u64 {
@@ -111,12 +111,12 @@ pub(crate) struct LaneFigures {
 
 impl Lane {
     /// Counts a block of the stream that came from above the lane.
-    pub(crate) fn count_from_above(&self, bytes: u64, rounding: u64) {
+    pub(crate) fn count_from_above(&self, bytes: u64, rounding: u32) {
         self.front.lock().book.note_from_above(bytes, rounding);
     }
 
     /// Counts the free of a block of the stream that was used on others as well.
-    pub(crate) fn count_free(&self, bytes: u64, rounding: u64) {
+    pub(crate) fn count_free(&self, bytes: u64, rounding: u32) {
         self.front.lock().book.note_free(bytes, rounding);
     }
 

@@ -126,11 +126,13 @@ impl Marker {
             .raw()
     }
 
-    /// It was seen complete, by who asked.
-    pub(super) fn note_complete(&self, now: Duration) {
-        if let Some(recorded) = self.recorded.as_ref().filter(|_| self.covers_frees) {
-            let age = now.saturating_sub(self.sealed_at);
-            recorded.events.ages.record(age);
+    /// These were seen complete, by who asked.
+    pub(super) fn note_complete(markers: &[Arc<Self>], now: Duration) {
+        let covering = || markers.iter().filter(|marker| marker.covers_frees);
+        let recorded = covering().find_map(|marker| marker.recorded.as_ref());
+        if let Some(recorded) = recorded {
+            let ages = covering().map(|marker| now.saturating_sub(marker.sealed_at));
+            recorded.events.ages.record_all(ages);
         }
     }
 }

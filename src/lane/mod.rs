@@ -86,7 +86,7 @@ pub(crate) struct Use {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     /// What was not asked for of the bytes.
-    pub(crate) rounding: u64,
+    pub(crate) rounding: u32,
 }
 
 /// What became of a free.
@@ -188,7 +188,11 @@ impl Lane {
     /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
     /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes.
     #[inline]
-    pub(crate) fn take(&self, bytes: u64, rounding: u64, gate: &SharedState) -> Option<Kept> {
+    pub(crate) fn take(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
+        if bytes > self.bounds.largest {
+            // Never kept: there is nothing to lock for.
+            return None;
+        }
         let mut front = self.front.lock();
         if gate.load(Ordering::Relaxed) != 0 {
             return None;

@@ -175,9 +175,9 @@ impl Timeline {
             let count = markers.partition_point(|marker| marker.ticket <= last.ticket);
             markers.drain(..count).collect()
         };
+        Marker::note_complete(&done, now);
         // Outside the lock: the last owner of a marker puts its event back, under another lock.
-        done.into_iter()
-            .for_each(|marker| marker.note_complete(now));
+        drop(done);
     }
 
     /// The newest marker of a harvest counts: it was seen soonest after it completed.

@@ -60,10 +60,19 @@ impl Recorder {
     }
 
     pub(crate) fn record(&self, time: Duration) {
-        let time = nanoseconds(time);
-        self.longest.raise(time);
-        self.total.add(time);
-        self.buckets[bucket_of(time)].add(1);
+        self.record_all(std::iter::once(time));
+    }
+
+    /// The same for several at once, for less.
+    pub(crate) fn record_all(&self, times: impl Iterator<Item = Duration>) {
+        let mut total = 0;
+        for time in times.map(nanoseconds) {
+            // First: no reader finds a time in a bucket that is longer than the longest.
+            self.longest.raise(time);
+            self.buckets[bucket_of(time)].add(1);
+            total += time;
+        }
+        self.total.add(total);
     }
 
     /// What was recorded so far.

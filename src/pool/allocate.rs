@@ -113,7 +113,7 @@ impl Allocate<'_> {
     pub fn try_now(self) -> Result<Block, AllocError> {
         let registration = self.allocation.registration();
         let demand = self.demand()?;
-        self.pool.grant_now(registration, &demand, self.place)
+        self.pool.grant_now(registration, demand, self.place)
     }
 
     /// Checks what is asked for at the door.

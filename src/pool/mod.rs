@@ -158,18 +158,18 @@ impl Pool {
     ) -> Result<Block, AllocError> {
         let registration = stream.registration();
         let demand = self.demand(registration, bytes, alignment, None)?;
-        self.grant_now(registration, &demand, Location::caller())
+        self.grant_now(registration, demand, Location::caller())
     }
 
     #[inline]
     fn grant_now(
         &self,
         registration: &Arc<Registration>,
-        demand: &Demand,
+        demand: Demand,
         place: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
         match try_now(registration, demand, Effort::Immediate) {
-            Ok(lent) => Ok(Block::new(registration.clone(), lent, demand, place)),
+            Ok(lent) => Ok(Block::new(registration.clone(), lent, &demand, place)),
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(_)) => Err(self.exhausted(demand.request)),
         }
@@ -216,9 +216,11 @@ impl Pool {
             bytes: (bytes.max(1) + (step - 1)) & !(step - 1),
             alignment: alignment.max(step),
         };
+        debug_assert!(step <= u64::from(u32::MAX), "a step of gigabytes");
         Ok(Demand {
+            // Less than a step, or a whole one for a request of nothing.
+            rounding: (request.bytes - bytes) as u32,
             request,
-            requested: bytes,
             tag,
         })
     }

@@ -50,7 +50,7 @@ impl<'a> Allocation<'a> {
         context: &mut Context<'_>,
     ) -> Poll<Result<Lent, AllocError>> {
         let polled = match &self.stage {
-            Stage::New => match try_now(self.registration, demand, Effort::Poll) {
+            Stage::New => match try_now(self.registration, *demand, Effort::Poll) {
                 Ok(lent) => Poll::Ready(Ok(lent)),
                 Err(Denial::Failed(error)) => Poll::Ready(Err(error)),
                 Err(Denial::Short(patience)) => self.join(demand, patience, timeout, context),
@@ -100,8 +100,18 @@ impl<'a> Allocation<'a> {
         self.look(context)
     }
 
-    /// Looks whether something came; if not, serves, and looks again.
+    /// Looks for a grant, and counts it: it is taken.
     fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Lent, AllocError>> {
+        let looked = self.look_and_serve(context);
+        if let (Poll::Ready(Ok(lent)), Stage::Waiting { waiter, .. }) = (&looked, &self.stage) {
+            let rounding = waiter.demand.rounding;
+            waiter.lane.count_from_above(lent.bytes, rounding);
+        }
+        looked
+    }
+
+    /// Looks whether something came; if not, serves, and looks again.
+    fn look_and_serve(&mut self, context: &mut Context<'_>) -> Poll<Result<Lent, AllocError>> {
         let Stage::Waiting {
             waiter, deadline, ..
         } = &mut self.stage
@@ -189,14 +199,14 @@ pub(crate) enum Denial {
 #[inline]
 pub(crate) fn try_now(
     registration: &Registration,
-    demand: &Demand,
+    demand: Demand,
     effort: Effort,
 ) -> Result<Lent, Denial> {
     let engine = &registration.service.engine;
     let Demand { request, .. } = demand;
     if request.alignment <= engine.settings.alignment {
         let lane = &registration.lane;
-        if let Some(lent) = engine.take_own(lane, request.bytes, demand.rounding()) {
+        if let Some(lent) = engine.take_own(lane, request.bytes, demand.rounding) {
             return Ok(lent);
         }
     }
@@ -206,7 +216,7 @@ pub(crate) fn try_now(
 #[cold]
 fn try_above_the_lane(
     registration: &Registration,
-    demand: &Demand,
+    demand: Demand,
     effort: Effort,
 ) -> Result<Lent, Denial> {
     let service = &registration.service;
@@ -226,6 +236,11 @@ fn try_above_the_lane(
         .climb(&registration.lane, demand.request, effort, patience);
     // What was claimed or harvested on the way may be what another waits for.
     service.engine.ring_if_awaited();
+    if let Ok(lent) = &climbed {
+        // The lane counts what it gives itself while it is locked.
+        let lane = &registration.lane;
+        lane.count_from_above(lent.bytes, demand.rounding);
+    }
     climbed.map_err(|refusal| match refusal {
         Refusal::Short(patience) => Denial::Short(patience),
         Refusal::NeedsThread => Denial::Short(Expected::default()),

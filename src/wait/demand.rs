@@ -10,19 +10,13 @@ use crate::trace::Asked;
 pub(crate) struct Demand {
     /// As the ledger is asked: rounded.
     pub(crate) request: Request,
-    /// Bytes before rounding.
-    pub(crate) requested: u64,
+    /// Bytes of it that were not asked for.
+    pub(crate) rounding: u32,
     /// To whose account it goes, if anybody's.
     pub(crate) tag: Option<Tag>,
 }
 
 impl Demand {
-    /// Bytes that are granted and were not asked for.
-    #[inline]
-    pub(crate) fn rounding(&self) -> u64 {
-        self.request.bytes - self.requested
-    }
-
     /// The same as it is told of.
     #[inline]
     pub(crate) fn asked(&self, lane: &Lane) -> Asked {

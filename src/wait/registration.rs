@@ -3,7 +3,7 @@
 use super::Service;
 use crate::device::Referee;
 use crate::lane::Lane;
-use crate::measure::{Account, Tag};
+use crate::measure::Tag;
 use crate::sync::{Arc, plain};
 
 /// Held by the pool's handles and its registrations; the last one out tells the reclaimers that were
@@ -32,9 +32,16 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// What the pool keeps of a tag.
-    pub(crate) fn account_of(&self, tag: Tag) -> &Account {
-        self.service.queue.accounts.of(tag)
+    /// A block was granted to a tag. Out of the way of those that have none.
+    #[inline(never)]
+    pub(crate) fn charge(&self, tag: Tag, bytes: u64) {
+        self.service.queue.accounts.of(tag).charge(bytes);
+    }
+
+    /// It was freed.
+    #[inline(never)]
+    pub(crate) fn credit(&self, tag: Tag, bytes: u64) {
+        self.service.queue.accounts.of(tag).credit(bytes);
     }
 }
 
