@@ -122,6 +122,10 @@ pub trait DeviceStream {
 /// system for more than a few microseconds. The pool makes such calls only where it holds no lock,
 /// and, where [`Capabilities::memory_calls_block`] says so, never inside a poll.
 ///
+/// Names (streams, events, handles, watches) are for the device that gave them, and until they are
+/// destroyed. The simulated device refuses others; a driver may not be able to tell, and fail in any way. So
+/// who calls a device by hand answers for them; the pool does.
+///
 /// # Safety
 ///
 /// The pool hands out addresses on the word of the device. An implementation must guarantee that
