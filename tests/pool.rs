@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use weirpool::device::sim::{Backing, SimDevice};
+use weirpool::device::sim::{Backing, Call, SimDevice};
 use weirpool::*;
 
 /// Rung 3: memory freed before an event that the stream waited for.
@@ -55,6 +55,64 @@ fn without_the_opportunistic_policy_only_a_synchronization_frees() {
     assert_eq!(other.rung(), Rung::Grown, "nobody asked");
     now(a.synchronize()).unwrap();
     assert_eq!(pool.try_allocate(&b, 8 * MIB).unwrap().rung(), Rung::Free);
+}
+
+/// Internal dependencies: pending memory of another stream, behind a wait that the pool inserts; without
+/// them it is had only once it is complete.
+#[test]
+fn without_internal_dependencies_no_stream_is_made_to_wait() {
+    for internal in [true, false] {
+        let device = manual();
+        let reuse = Reuse {
+            internal_dependencies: internal,
+            ..Reuse::ALL
+        };
+        let pool = builder(&device, 8 * MIB).reuse(reuse).build().unwrap();
+        let (work, a) = stream(&device, &pool);
+        let (work_b, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        use_block(&work, &block, us(100));
+        drop(block);
+        let block = pool.try_allocate(&b, 8 * MIB);
+        assert_eq!(block.is_ok(), internal, "{block:?}");
+        assert_eq!(pool.statistics().device_waits, u64::from(internal));
+        if let Ok(block) = block {
+            assert_eq!(block.rung(), Rung::DeviceWait);
+            use_block(&work_b, &block, us(10));
+        } else {
+            device.advance(us(100));
+            assert_eq!(pool.try_allocate(&b, 8 * MIB).unwrap().rung(), Rung::Free);
+        }
+        device.advance_to_end();
+        device.assert_ordered();
+    }
+}
+
+/// An event at every free, for each batch of bytes, or for none until somebody asks.
+#[test]
+fn events_are_recorded_by_free_by_bytes_or_on_demand() {
+    const FREES: u64 = 64;
+    const BYTES: u64 = 64 << 10;
+    let records = |sealing| {
+        let device = manual();
+        let pool = builder(&device, 64 * MIB).sealing(sealing).build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let blocks: Vec<_> = (0..FREES)
+            .map(|_| pool.try_allocate(&stream, BYTES).unwrap())
+            .collect();
+        let before = device.counters().calls(Call::Record);
+        drop(blocks);
+        let records = device.counters().calls(Call::Record) - before;
+        stream.seal().unwrap();
+        (records, device.counters().calls(Call::Record) - before)
+    };
+    assert_eq!(records(Sealing::EveryFree), (FREES, FREES));
+    // The free that passes the bound seals: one in 17.
+    assert_eq!(
+        records(Sealing::Bytes(16 * BYTES)),
+        (FREES / 17, FREES / 17 + 1)
+    );
+    assert_eq!(records(Sealing::OnDemand), (0, 1));
 }
 
 /// [15] A stream's id is never used again, whatever the device does with its handles.
