@@ -6,7 +6,7 @@
 use super::{Statistics, TagStatistics};
 use crate::engine::Rung;
 use crate::measure::{Histogram, Level};
-use crate::sync::Arc;
+use crate::sync::plain::Arc;
 use crate::wait::Presence;
 use ::metrics::{SharedString, Unit, counter, gauge, histogram};
 use std::fmt;

@@ -3,7 +3,7 @@
 use super::Hits;
 use crate::lane::Counts;
 use crate::measure::{Mark, WaitStatistics};
-use crate::sync::Arc;
+use crate::sync::plain::Arc;
 use crate::wait::Presence;
 use std::fmt;
 use std::time::Duration;
