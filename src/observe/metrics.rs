@@ -6,7 +6,7 @@
 use super::{Statistics, TagStatistics};
 use crate::engine::Rung;
 use crate::measure::{Histogram, Level};
-use crate::sync::plain;
+use crate::sync::plain::Arc;
 use crate::wait::Presence;
 use ::metrics::{SharedString, Unit, counter, gauge, histogram};
 use std::fmt;
@@ -32,7 +32,7 @@ use std::fmt;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Metrics {
-    presence: plain::Arc<Presence>,
+    presence: Arc<Presence>,
     pool: SharedString,
     is_described: bool,
     /// What was published of times that were recorded.
@@ -41,7 +41,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn new(presence: plain::Arc<Presence>, name: String) -> Self {
+    pub(crate) fn new(presence: Arc<Presence>, name: String) -> Self {
         Self {
             presence,
             pool: name.into(),

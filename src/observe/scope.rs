@@ -3,7 +3,7 @@
 use super::Hits;
 use crate::lane::Counts;
 use crate::measure::{Mark, WaitStatistics};
-use crate::sync::plain;
+use crate::sync::plain::Arc;
 use crate::wait::Presence;
 use std::fmt;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// scope is a handle of the pool, which lives as long.
 #[must_use = "a scope is read, or ended with what happened in it"]
 pub struct StatisticsScope {
-    presence: plain::Arc<Presence>,
+    presence: Arc<Presence>,
     mark: Mark,
     before: Before,
 }
@@ -70,7 +70,7 @@ impl ScopeStatistics {
 }
 
 impl StatisticsScope {
-    pub(crate) fn new(presence: plain::Arc<Presence>) -> Self {
+    pub(crate) fn new(presence: Arc<Presence>) -> Self {
         let service = &presence.service;
         let (mark, counts) = service.engine.begin();
         let before = Before {
