@@ -31,10 +31,10 @@ impl Entry {
 
 impl GaugeFn for Entry {
     fn increment(&self, _: f64) {
-        unimplemented!("a pool sets its gauges");
+        panic!("a pool sets its gauges, and moves none");
     }
     fn decrement(&self, _: f64) {
-        unimplemented!("a pool sets its gauges");
+        panic!("a pool sets its gauges, and moves none");
     }
     fn set(&self, value: f64) {
         Entry::set(self, value);
@@ -43,7 +43,7 @@ impl GaugeFn for Entry {
 
 impl CounterFn for Entry {
     fn increment(&self, _: u64) {
-        unimplemented!("a pool counts for itself");
+        panic!("a pool counts for itself, and tells sums");
     }
     fn absolute(&self, value: u64) {
         self.set(value as f64);

@@ -1,8 +1,8 @@
-//! Copies between host and device, through page-locked memory of the host.
+//! Copies between host and device, through memory of the host that the device reaches by itself.
 //!
 //! The driver copies from and to ordinary memory only while it keeps the calling thread. So a copy goes
-//! through a *stage*: page-locked memory that the device keeps, and that nothing but the copy touches
-//! until its event is complete, whoever still waits for it.
+//! through a *stage*, which the device keeps, and which nothing but the copy touches until its event is
+//! complete, whoever still waits for it.
 
 use super::CudaDevice;
 use super::driver::{Visit, check};
@@ -165,7 +165,7 @@ impl Stages {
 
 struct StagedTransfer {
     device: CudaDevice,
-    /// Until the bytes were taken, or this is dropped.
+    /// Until this is dropped, or the stage is leaked.
     held: Option<(Stage, RawEvent)>,
     /// Bytes that come from the device.
     returns: u64,
