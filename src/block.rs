@@ -1,7 +1,7 @@
 //! A block of device memory, owned.
 
 use crate::copy::{Download, Upload};
-use crate::device::{Argument, DeviceError, RawStream, Referee};
+use crate::device::{Argument, DeviceError, RawStream};
 use crate::engine::{Lent, Rung, Use};
 use crate::error::{CopyError, StreamError};
 use crate::id::Ticket;
@@ -10,7 +10,7 @@ use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use crate::wait::{Demand, Passages, Registration};
+use crate::wait::{Demand, Ending, Granted, Passages, Registration};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
@@ -50,8 +50,13 @@ impl Block {
         place: &'static Location<'static>,
     ) -> Self {
         // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
-        if let Some(referee) = registration.referee.as_deref() {
-            referee.granted(lent.address, lent.bytes, registration.lane.raw, place);
+        if let Some(onlookers) = registration.onlookers.as_deref() {
+            onlookers.granted(Granted {
+                address: lent.address,
+                bytes: lent.bytes,
+                stream: registration.lane.raw,
+                place,
+            });
         }
         if let Some(tag) = demand.tag {
             registration.charge(tag, lent.bytes);
@@ -64,11 +69,6 @@ impl Block {
             tag: demand.tag,
             further: Mutex::new(Guards::Block, None),
         }
-    }
-
-    #[inline]
-    fn referee(&self) -> Option<&dyn Referee> {
-        self.registration.referee.as_deref()
     }
 
     #[inline]
@@ -254,8 +254,8 @@ impl Block {
     pub fn deallocate(mut self) -> Deallocation {
         let deallocation = self.free_awaited(Location::caller());
         // Only now: the block is freed even if this panics.
-        if let Some(referee) = self.referee() {
-            referee.call_out();
+        if let Some(onlookers) = self.registration.onlookers.as_deref() {
+            onlookers.call_out();
         }
         deallocation
     }
@@ -276,13 +276,13 @@ impl Block {
         }
     }
 
-    /// The referee hears of it before anybody else can be given the memory.
+    /// The onlookers hear of it before anybody else can be given the memory.
     #[inline]
     fn end(&mut self, place: Option<&'static Location<'static>>) -> Option<Use> {
         let Lent {
             id, address, bytes, ..
         } = self.lent.take()?;
-        if self.registration.referee.is_some() {
+        if self.registration.onlookers.is_some() {
             self.renounce(address, place);
         }
         Some(Use {
@@ -298,8 +298,12 @@ impl Block {
     fn renounce(&self, address: u64, place: Option<&'static Location<'static>>) {
         let lanes = self.lanes();
         let streams: SmallVec<[RawStream; 2]> = lanes.iter().map(|lane| lane.raw).collect();
-        if let Some(referee) = self.referee() {
-            referee.freed(address, &streams, place);
+        if let Some(onlookers) = self.registration.onlookers.as_deref() {
+            onlookers.ending(Ending {
+                address,
+                streams: &streams,
+                place,
+            });
         }
     }
 

@@ -47,9 +47,7 @@ pub(crate) use upkeep::{Upkeep, UpkeepSettings};
 pub(crate) use upstream::Source;
 pub use upstream::Upstream;
 
-use crate::device::{
-    Capabilities, Device, DeviceError, DeviceStream, MemoryKind, RawStream, Referee,
-};
+use crate::device::{Capabilities, Device, DeviceError, DeviceStream, MemoryKind, RawStream};
 use crate::error::{BuildError, StreamError};
 use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
@@ -97,8 +95,6 @@ pub(crate) struct Settings {
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) device: plain::Arc<dyn Device>,
-    /// Who is told of blocks' lives, on a device that checks the order of what it is given to do.
-    pub(crate) referee: Option<plain::Arc<dyn Referee>>,
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) gate: CachePadded<SharedState>,
@@ -139,7 +135,6 @@ impl Engine {
         let capacity = settings.geometry.capacity;
         let engine = Self {
             capabilities: device.capabilities(),
-            referee: device.referee(),
             gate: CachePadded::new(SharedState::new(0)),
             bell: plain::Arc::new(Bell::new()),
             tally: Tally::new(),

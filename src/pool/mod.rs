@@ -94,7 +94,7 @@ impl Pool {
         let service = self.service().clone();
         let lane = service.engine.register(stream)?;
         Ok(Stream::new(Registration {
-            referee: service.engine.referee.clone(),
+            onlookers: service.onlookers.clone(),
             service,
             lane,
             presence: self.presence.clone(),
@@ -194,9 +194,8 @@ impl Pool {
         if !plain::Arc::ptr_eq(&registration.presence, &self.presence) {
             return Err(AllocError::ForeignStream);
         }
-        if let Some(referee) = registration.referee.as_deref() {
-            // What was found earlier, where nobody could be told.
-            referee.call_out();
+        if let Some(onlookers) = registration.onlookers.as_deref() {
+            onlookers.call_out();
         }
         let engine = &self.presence.service.engine;
         let capacity = engine.capacity();

@@ -20,6 +20,7 @@
 //! | `allocate` | the future of an allocation |
 //! | `passage` | the future of a stream's point: events, synchronization, deallocation |
 //! | `registration` | what a stream's handle and its blocks hold in common |
+//! | `onlookers` | who is told of every block's life |
 //! | `spawn` | where a runtime may drive |
 //! | `returner` | who gives memory back where nothing is pooled |
 //! | `grower` | memory calls that block, off the runtime's workers |
@@ -27,6 +28,7 @@
 mod allocate;
 mod demand;
 mod grower;
+mod onlookers;
 mod passage;
 mod queue;
 mod reclaimer;
@@ -38,6 +40,7 @@ mod upkeep;
 
 pub(crate) use allocate::{Allocation, Denial, try_now};
 pub(crate) use demand::Demand;
+pub(crate) use onlookers::{Ending, Granted, Onlookers};
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;
 pub(crate) use registration::{Presence, Registration};

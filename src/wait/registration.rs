@@ -1,7 +1,6 @@
 //! A stream's registration: what its handle and its blocks hold in common.
 
-use super::Service;
-use crate::device::Referee;
+use super::{Onlookers, Service};
 use crate::lane::Lane;
 use crate::measure::Tag;
 use crate::sync::{Arc, plain};
@@ -27,8 +26,8 @@ pub(crate) struct Registration {
     pub(crate) service: Arc<Service>,
     pub(crate) lane: Arc<Lane>,
     pub(crate) presence: plain::Arc<Presence>,
-    /// Who is told of blocks' lives, on a device that checks the order of what it is given to do.
-    pub(crate) referee: Option<plain::Arc<dyn Referee>>,
+    /// Who is told of blocks' lives, if anybody is.
+    pub(crate) onlookers: Option<plain::Arc<Onlookers>>,
 }
 
 impl Registration {

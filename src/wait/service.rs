@@ -1,6 +1,7 @@
 //! Serving the queue: the head gets what the engine has, then the next.
 
 use super::grower::Grower;
+use super::onlookers::Onlookers;
 use super::queue::{Queue, Waiter};
 use super::reclaimer::Spawned;
 use super::returner::Returner;
@@ -26,6 +27,8 @@ const AGAIN: u8 = 2;
 pub(crate) struct Service {
     pub(crate) engine: Engine,
     pub(crate) queue: Queue,
+    /// Who is told of blocks' lives, if anybody is.
+    pub(crate) onlookers: Option<plain::Arc<Onlookers>>,
     serving: SharedState,
     /// What rings the bell when a stream gets further. Changed by who serves, and nobody else: two
     /// that looked at different times would undo each other's watches.
@@ -43,6 +46,7 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn new(engine: Engine) -> Self {
         Self {
+            onlookers: Onlookers::of(&engine),
             engine,
             queue: Queue::new(),
             serving: SharedState::new(IDLE),
