@@ -177,10 +177,10 @@ mod tests {
         let [light, heavy] = tags();
         let waiters: Vec<_> = [light; 4].into_iter().chain([heavy; 8]).collect();
         let waiters: Vec<_> = waiters.into_iter().map(|flow| (flow, 512)).collect();
-        let weight = |flow| if flow == heavy { 3 } else { 1 };
-        // Three of the heavy ones, 4 to 11, for each of the light ones, 0 to 3.
+        let weight = |flow| if flow == heavy { 4 } else { 1 };
+        // Four of the heavy ones, 4 to 11, for each of the light ones, 0 to 3.
         let order = serve(&mut line(&waiters), weight);
-        assert_eq!(order, [0, 4, 5, 6, 1, 7, 8, 9, 2, 10, 11, 3]);
+        assert_eq!(order, [0, 4, 5, 6, 7, 1, 8, 9, 10, 11, 2, 3]);
     }
 
     #[test]

@@ -1,0 +1,301 @@
+//! In which order those are served who wait: deadlines, priorities, overtaking, knots. In virtual time.
+
+mod common;
+
+use common::*;
+use std::task::Poll;
+use std::time::Duration;
+use weirpool::device::sim::SimDevice;
+use weirpool::*;
+
+const ALL: u64 = 8 * MIB;
+
+fn only_host_waits() -> Reuse {
+    Reuse {
+        internal_dependencies: false,
+        ..Reuse::ALL
+    }
+}
+
+fn base(device: &SimDevice) -> PoolBuilder {
+    builder(device, ALL).reuse(only_host_waits())
+}
+
+/// Has everybody wait, one millisecond after the other, and serves all: who was served, in order.
+fn order_of<'a>(
+    device: &SimDevice,
+    pool: &'a Pool,
+    stream: &'a Stream,
+    terms: &[fn(Allocate<'a>) -> Allocate<'a>],
+) -> Vec<usize> {
+    let all = pool.try_allocate(stream, ALL).unwrap();
+    let mut waiting: Vec<_> = Vec::new();
+    for (number, terms) in terms.iter().enumerate() {
+        let mut allocate = terms(pool.allocate(stream, ALL));
+        assert!(poll(&mut allocate).is_pending());
+        waiting.push((number, allocate));
+        device.advance(us(1000));
+    }
+    drop(all);
+    let mut order = Vec::new();
+    while !waiting.is_empty() {
+        let ready = waiting
+            .iter_mut()
+            .position(|(_, allocate)| poll(allocate).map(|block| drop(block.unwrap())).is_ready());
+        let (number, _) = waiting.remove(ready.expect("somebody is served"));
+        order.push(number);
+    }
+    order
+}
+
+const MS: Duration = us(1000);
+
+/// Who is due first goes first; who has no deadline is due 1 s after it came.
+#[test]
+fn deadlines_order_the_queue() {
+    let device = manual();
+    let pool = base(&device).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let order = order_of(
+        &device,
+        &pool,
+        &stream,
+        &[
+            |plain| plain,
+            |late| late.deadline(MS * 2000),
+            |soon| soon.deadline(MS * 900),
+            |sooner| sooner.deadline(MS * 500),
+            |plain| plain.timeout(MS * 10),
+        ],
+    );
+    assert_eq!(order, [3, 2, 0, 4, 1]);
+}
+
+/// A deadline is a timeout, too; the order of those who stay is as before.
+#[test]
+fn a_deadline_ends_the_wait() {
+    let device = manual();
+    let pool = base(&device).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let _all = pool.try_allocate(&stream, ALL).unwrap();
+    let mut waiting = pool.allocate(&stream, ALL).deadline(MS);
+    assert!(poll(&mut waiting).is_pending());
+    device.advance(MS);
+    let Poll::Ready(Err(AllocError::TimedOut { waited, .. })) = poll(&mut waiting) else {
+        panic!("its time is over");
+    };
+    assert_eq!(waited, MS);
+}
+
+/// A step of priority is worth a step of time: within it the higher goes first, beyond it the earlier.
+#[test]
+fn priorities_pass_for_a_time() {
+    let device = manual();
+    let pool = base(&device).priority_step(MS * 3).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let order = order_of(
+        &device,
+        &pool,
+        &stream,
+        &[
+            |first| first,
+            |second| second,
+            |later| later.priority(1), // came 2 ms after the first: less than a step
+            |last| last,
+            |too_late| too_late.priority(1), // 4 ms after the first
+            |patient| patient.priority(-1),
+        ],
+    );
+    assert_eq!(order, [2, 0, 1, 4, 3, 5]);
+}
+
+/// However many of a higher priority come, one that waits is passed by those only that come within its
+/// steps: nobody starves.
+#[test]
+fn nobody_starves_behind_priorities() {
+    let device = manual();
+    let pool = base(&device).priority_step(MS).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let mut held = Some(pool.try_allocate(&stream, ALL).unwrap());
+    let mut patient = pool.allocate(&stream, ALL);
+    assert!(poll(&mut patient).is_pending());
+    let mut passed = 0;
+    // One of priority 5 comes every half of a step, and each holds the memory for that long.
+    let mut urgent = std::collections::VecDeque::new();
+    while poll(&mut patient).is_pending() {
+        let mut allocate = pool.allocate(&stream, ALL).priority(5);
+        assert!(poll(&mut allocate).is_pending());
+        urgent.push_back(allocate);
+        device.advance(us(500));
+        held = None;
+        if let Some(Poll::Ready(block)) = urgent.front_mut().map(poll) {
+            urgent.pop_front();
+            held = Some(block.unwrap());
+            passed += 1;
+        }
+        assert!(passed < 100, "it starves");
+    }
+    assert_eq!(passed, 10, "five steps of two each");
+    drop((held, urgent));
+}
+
+/// The head keeps what is free for itself, unless it may be passed; and then so often only.
+#[test]
+fn overtaking_is_bounded() {
+    for (bound, expected) in [
+        (Overtaking::NONE, 0),
+        (
+            Overtaking {
+                times: 3,
+                bytes: u64::MAX,
+            },
+            3,
+        ),
+        (
+            Overtaking {
+                times: 9,
+                bytes: 2 * MIB,
+            },
+            2,
+        ),
+    ] {
+        let device = manual();
+        let pool = base(&device)
+            .overtaking(bound)
+            .lane_bytes(0)
+            .knot_grace(MS * 1000)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
+        let mut head = pool.allocate(&stream, ALL);
+        assert!(poll(&mut head).is_pending());
+        let mut passed = Vec::new();
+        let mut waiting = Vec::new();
+        for _ in 0..6 {
+            let mut allocate = pool.allocate(&stream, MIB);
+            match poll(&mut allocate) {
+                Poll::Ready(block) => passed.push(block.unwrap()),
+                Poll::Pending => waiting.push(allocate),
+            }
+        }
+        assert_eq!(passed.len(), expected, "{bound:?}");
+        drop(passed);
+        drop(held);
+        drop(now(head).expect("it is served before the rest"));
+        for allocate in waiting {
+            drop(now(allocate).unwrap());
+        }
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// I12: a holder that asks for a little while the head asks for much is granted, not knotted, once nothing
+/// moves any more.
+#[test]
+fn a_holder_that_asks_for_a_little_is_not_knotted() {
+    let device = manual();
+    let pool = base(&device).knot_grace(MS * 10).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let (woken, waker) = Count::new();
+    let mut head = pool.allocate(&stream, 6 * MIB);
+    assert!(poll_with(&mut head, &waker).is_pending());
+    let mut little = pool.allocate(&stream, MIB); // of the task that has the 4 MiB
+    assert!(poll_with(&mut little, &waker).is_pending());
+    device.advance(MS * 9);
+    assert!(
+        poll_with(&mut little, &waker).is_pending(),
+        "others may free yet"
+    );
+    let before = woken.get();
+    device.advance(MS);
+    assert!(
+        woken.get() > before,
+        "the knot is looked for without anybody's doing"
+    );
+    let Poll::Ready(Ok(block)) = poll_with(&mut little, &waker) else {
+        panic!("there is memory for it");
+    };
+    assert!(poll_with(&mut head, &waker).is_pending());
+    drop((block, held));
+    drop(now(head).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// While blocks are freed now and then there is no knot: the head is not passed.
+#[test]
+fn while_anything_moves_the_head_is_not_passed() {
+    let device = manual();
+    let pool = base(&device).knot_grace(MS * 10).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let mut held: Vec<_> = (0..6)
+        .map(|_| pool.try_allocate(&stream, MIB).unwrap())
+        .collect();
+    let mut head = pool.allocate(&stream, ALL);
+    assert!(poll(&mut head).is_pending());
+    let mut little = pool.allocate(&stream, MIB);
+    while held.pop().is_some() && !held.is_empty() {
+        assert!(poll(&mut little).is_pending());
+        device.advance(MS * 9);
+        assert!(poll(&mut little).is_pending());
+    }
+    let head = now(head).expect("all of it is free");
+    assert!(poll(&mut little).is_pending());
+    drop(head);
+    drop(now(little).unwrap());
+}
+
+/// While work runs that will bring memory back there is no knot, however long it takes.
+#[test]
+fn while_memory_is_pending_there_is_no_knot() {
+    let device = manual();
+    let pool = base(&device)
+        .knot_grace(MS)
+        .fail_knots_after(MS)
+        .build()
+        .unwrap();
+    let (work, stream_a) = stream(&device, &pool);
+    let (_, stream_b) = stream(&device, &pool);
+    let block = pool.try_allocate(&stream_a, ALL).unwrap();
+    use_block(&work, &block, MS * 100);
+    drop(block);
+    let mut waiting = pool.allocate(&stream_b, ALL);
+    for _ in 0..9 {
+        assert!(poll(&mut waiting).is_pending());
+        device.advance(MS * 10);
+    }
+    device.advance(MS * 10);
+    drop(now(waiting).unwrap());
+}
+
+/// Two who hold what the other waits for: the first fails after the limit, frees, and the other goes on.
+#[test]
+fn a_knot_fails_its_head_if_that_is_asked_for() {
+    let device = manual();
+    let pool = base(&device).fail_knots_after(MS * 50).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let [one, other] = [0; 2].map(|_| pool.try_allocate(&stream, 4 * MIB).unwrap());
+    let (woken, waker) = Count::new();
+    let mut first = pool.allocate(&stream, 4 * MIB);
+    let mut second = pool.allocate(&stream, 4 * MIB);
+    assert!(poll_with(&mut first, &waker).is_pending());
+    assert!(poll_with(&mut second, &waker).is_pending());
+    // Nobody polls but when woken.
+    for _ in 0..5 {
+        let before = woken.get();
+        device.advance(MS * 10);
+        if woken.get() > before && poll_with(&mut second, &waker).is_ready() {
+            panic!("the first is the head");
+        }
+    }
+    let Poll::Ready(Err(AllocError::Knotted(shortfall))) = poll_with(&mut first, &waker) else {
+        panic!("nothing moves");
+    };
+    assert_eq!((shortfall.used, shortfall.waiting), (ALL, 2));
+    assert!(poll_with(&mut second, &waker).is_pending());
+    drop(one);
+    drop(now(second).unwrap());
+    drop(other);
+    pool.check_conserved().unwrap();
+}
