@@ -85,7 +85,8 @@ fn little_memory_makes_recorded_streams_wait() {
 
 fn recorded(name: &str) -> Trace {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces");
-    crate::read::read(&folder.join(format!("{name}.csv.gz"))).unwrap()
+    let file = folder.join(format!("{name}.csv.gz"));
+    crate::read::read(&file, None).unwrap().trace
 }
 
 /// What the figures promise of the recorded traces.
