@@ -69,7 +69,8 @@ type AtPlace = (Place, Fault);
 /// several devices, that of `device`.
 pub(crate) fn read(path: &Path, device: Option<usize>) -> anyhow::Result<Recording> {
     let file = path.display().to_string();
-    let unreadable = || format!("{file}: cannot be opened, expected a trace (.csv, .pickle or .gz)");
+    let unreadable =
+        || format!("{file}: cannot be opened, expected a trace (.csv, .pickle or .gz)");
     let mut source = BufReader::new(File::open(path).with_context(unreadable)?);
     let compressed = is_gzip(path, source.fill_buf().with_context(unreadable)?);
     let recording = if compressed {

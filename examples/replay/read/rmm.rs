@@ -91,9 +91,7 @@ impl Log {
 
     fn allocate(&mut self, entry: &Entry) -> Result<(), Fault> {
         let place = Place::Line(entry.line);
-        let id = self
-            .addresses
-            .allocate(entry.pointer, entry.bytes, place)?;
+        let id = self.addresses.allocate(entry.pointer, entry.bytes, place)?;
         self.push(entry, Op::Allocate, id)
     }
 

@@ -85,7 +85,10 @@ fn a_trace_is_named_like_its_file() {
     assert_eq!(name(Path::new("some/llama.serve.csv.gz")), "llama.serve");
     assert_eq!(name(Path::new("llama.csv")), "llama");
     assert_eq!(name(Path::new("snapshot.pickle")), "snapshot");
-    assert_eq!(name(Path::new("memory_log.csv.dev0")), "memory_log.csv.dev0");
+    assert_eq!(
+        name(Path::new("memory_log.csv.dev0")),
+        "memory_log.csv.dev0"
+    );
 }
 
 #[test]
@@ -178,7 +181,9 @@ fn a_binary_file_gets_a_short_message() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let message = read(Path::new("no/such.csv"), None).unwrap_err().to_string();
+    let message = read(Path::new("no/such.csv"), None)
+        .unwrap_err()
+        .to_string();
     assert!(message.starts_with("no/such.csv: "), "{message}");
 }
 
@@ -195,4 +200,48 @@ fn the_recorded_traces_are_what_was_measured() {
         assert_eq!(trace.requested_peak, requested_peak);
         assert!(!trace.handed_over().contains(&true));
     }
+}
+
+#[test]
+fn one_trace_is_the_same_in_every_format() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces/samples");
+    let named = |file: &str| Recording {
+        trace: Trace {
+            name: "serve".to_owned(),
+            ..read(&folder.join(file), None).unwrap().trace
+        },
+        ..read(&folder.join(file), None).unwrap()
+    };
+    let native = named("serve.csv");
+    assert_eq!((native.trace.events.len(), native.trace.streams), (600, 2));
+    let (rmm, torch) = (named("serve_rmm.csv"), named("serve_torch.pickle.gz"));
+    assert_eq!(rmm.trace, native.trace);
+    assert_eq!(torch.trace, native.trace);
+    assert_eq!(
+        rmm.notes,
+        [
+            Note::UnknownFrees(2),
+            Note::FailedAllocations(1),
+            Note::Empty(2)
+        ]
+    );
+    let (blocks, bytes) = (1, 512);
+    assert_eq!(
+        torch.notes,
+        [Note::UnknownFrees(1), Note::EarlierBlocks { blocks, bytes }]
+    );
+}
+
+#[test]
+fn a_snapshot_that_ends_too_early_is_named() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces/samples");
+    let whole = std::fs::read(folder.join("serve_torch.pickle.gz")).unwrap();
+    let cut = Scratch::new("cut.pickle.gz", &whole[..whole.len() / 2]);
+    let error = read(&cut.0, None).unwrap_err();
+    let error = error.downcast_ref::<TraceError>().unwrap();
+    assert!(matches!(
+        error.fault,
+        Fault::Truncated | Fault::Pickle { .. }
+    ));
+    assert!(error.to_string().contains("cut.pickle.gz: "), "{error}");
 }

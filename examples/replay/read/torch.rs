@@ -201,7 +201,11 @@ impl Replayed {
 
     fn notes(&self, segments: &[Segment], device: usize, recorded: &[usize]) -> Vec<Note> {
         let (blocks, bytes) = self.earlier(segments, device);
-        let others: Vec<_> = recorded.iter().copied().filter(|at| *at != device).collect();
+        let others: Vec<_> = recorded
+            .iter()
+            .copied()
+            .filter(|at| *at != device)
+            .collect();
         let others = listed(&others);
         let (frees, empty) = (self.unknown_frees, self.empty);
         let notes = [
