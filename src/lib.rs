@@ -137,7 +137,7 @@ pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};
 pub use engine::{BlockInfo, BlockState, Rung, Upstream};
-pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
+pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError, TagShortfall};
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
 pub use ledger::{CoalesceHeuristic, GrowBy, PoolFigures};

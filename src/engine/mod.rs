@@ -284,7 +284,7 @@ impl Engine {
         if before & gate::BROKEN == 0 {
             trace::device_broken(error);
         }
-        self.bell.ring();
+        self.bell.ring_all();
     }
 
     /// Passes a device result on, taking note of an error.

@@ -10,6 +10,7 @@ mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod own_stream;
+mod tenants;
 
 pub use allocate::Allocate;
 pub use builder::PoolBuilder;
@@ -171,13 +172,16 @@ impl Pool {
         match try_now(registration, demand, Effort::Immediate) {
             Ok(lent) => Ok(Block::new(registration.clone(), lent, &demand, place)),
             Err(Denial::Failed(error)) => Err(error),
-            Err(Denial::Short(_)) => Err(self.exhausted(demand.request)),
+            Err(Denial::Short(..)) => Err(self.exhausted(&demand)),
+            Err(Denial::OverLimit(tag)) => {
+                Err(self.service().limit_reached(tag, demand.request.bytes))
+            }
         }
     }
 
     #[cold]
-    fn exhausted(&self, request: Request) -> AllocError {
-        let shortfall = self.service().shortfall(request);
+    fn exhausted(&self, demand: &Demand) -> AllocError {
+        let shortfall = self.service().shortfall(demand);
         trace::exhausted(&shortfall);
         AllocError::Exhausted(shortfall)
     }
@@ -361,6 +365,7 @@ impl Pool {
         }
         let resized = engine.resize(capacity);
         // Even if memory could not be released: who waits for more than the capacity is told.
+        engine.bell.ring_all();
         Service::serve(self.service());
         resized?;
         Ok(capacity)

@@ -81,7 +81,9 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
         reserved,
         capacity,
         waiting,
+        tag,
     } = *shortfall;
+    let tag = tag.map(|tag| tag.tag.name());
     tell!(
         INFO,
         requested,
@@ -92,6 +94,7 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
         reserved,
         capacity,
         waiting,
+        tag,
         fragmentation = shortfall.fragmentation(),
         "exhausted"
     );

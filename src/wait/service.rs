@@ -1,5 +1,6 @@
 //! Serving the queue: the head gets what the engine has, then the next.
 
+use super::Demand;
 use super::grower::Grower;
 use super::onlookers::Onlookers;
 use super::queue::{Queue, Waiter};
@@ -9,8 +10,8 @@ use super::spawn;
 use super::upkeep::Keeper;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Engine, Lent, Patience, Refusal, Watches, gate};
-use crate::error::{AllocError, Shortfall};
-use crate::ledger::Request;
+use crate::error::{AllocError, Shortfall, TagShortfall};
+use crate::measure::Tag;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
 use crate::trace;
 use std::task::Waker;
@@ -113,23 +114,11 @@ impl Service {
             // is known now if the waiter still waits, since that has the stream.
             let _visit = waiter.lane.visit();
             if !waiter.is_waiting() {
-                this.queue.leave(&waiter, None, &this.engine.gate);
+                drop(this.queue.leave(&waiter, None, &this.engine.gate));
                 continue;
             }
-            if this.engine.is_closed() {
-                this.fail(&waiter, AllocError::Closed);
-                continue;
-            }
-            let capacity = this.engine.capacity();
-            if waiter.demand.request.bytes > capacity {
-                let requested = waiter.demand.request.bytes;
-                this.fail(
-                    &waiter,
-                    AllocError::TooLarge {
-                        requested,
-                        capacity,
-                    },
-                );
+            if let Some(refusal) = this.refusal_of(&waiter.demand) {
+                this.fail(&waiter, refusal);
                 continue;
             }
             let patience = Patience::For(&waiter.patience);
@@ -149,12 +138,12 @@ impl Service {
         let waited = self.engine.device.now().saturating_sub(waiter.since);
         match waiter.grant(lent) {
             Ok(waker) => {
-                self.queue.leave(waiter, Some(waited), &self.engine.gate);
+                drop(self.queue.leave(waiter, Some(waited), &self.engine.gate));
                 assert_unlocked("wake");
                 waker.wake();
             }
             Err(lent) => {
-                self.queue.leave(waiter, None, &self.engine.gate);
+                drop(self.queue.leave(waiter, None, &self.engine.gate));
                 self.engine.give_back(&waiter.lane, lent);
             }
         }
@@ -162,7 +151,7 @@ impl Service {
 
     fn fail(&self, waiter: &Waiter, error: AllocError) {
         let waker = waiter.fail(error);
-        self.queue.leave(waiter, None, &self.engine.gate);
+        drop(self.queue.leave(waiter, None, &self.engine.gate));
         if let Some(waker) = waker {
             assert_unlocked("wake");
             waker.wake();
@@ -220,6 +209,7 @@ impl Service {
     /// up, the next may be served now. After the last, nothing is watched any more.
     pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter, was_served: bool) {
         drop(this.engine.bell.resign(Member::Waiter(waiter.place)));
+        drop(this.engine.bell.resign(Member::Held(waiter.place)));
         if this.queue.is_empty() {
             Self::serve(this);
         } else if !was_served {
@@ -233,6 +223,7 @@ impl Service {
         if before & gate::CLOSED == 0 {
             trace::closed();
         }
+        this.engine.bell.ring_all();
         Self::serve(this);
     }
 
@@ -244,9 +235,22 @@ impl Service {
         self.engine.fault().map(AllocError::Device)
     }
 
-    pub(crate) fn shortfall(&self, request: Request) -> Shortfall {
+    pub(crate) fn shortfall(&self, demand: &Demand) -> Shortfall {
         let waiting = self.queue.statistics().waiting;
-        self.engine.shortfall(request, waiting)
+        let shortfall = self.engine.shortfall(demand.request, waiting);
+        Shortfall {
+            tag: demand.tag.and_then(|tag| self.shortfall_of(tag)),
+            ..shortfall
+        }
+    }
+
+    fn shortfall_of(&self, tag: Tag) -> Option<TagShortfall> {
+        let account = self.queue.accounts.of(tag);
+        Some(TagShortfall {
+            tag,
+            used: account.claimed(),
+            limit: account.limit()?,
+        })
     }
 
     /// The last handle is gone: a reclaimer that was made to last ends.
