@@ -49,9 +49,13 @@ impl Bell {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// The pool ended, or changed: everybody looks.
-    pub(crate) fn ring_all(&self) {
-        let wakers: Vec<_> = self.members.lock().wakers.values().cloned().collect();
+    /// The pool ended, or changed: those look for themselves whom nobody serves.
+    pub(crate) fn ring_held(&self) {
+        let wakers: Vec<_> = {
+            let members = self.members.lock();
+            let held = members.wakers.range(Member::Held(0)..);
+            held.map(|(_, waker)| waker.clone()).collect()
+        };
         assert_unlocked("wake");
         wakers.into_iter().for_each(Waker::wake);
     }

@@ -212,7 +212,10 @@ impl PoolBuilder {
             registry::check_name(name)?;
         }
         let settings = self.settings()?;
-        let pool = Pool::new(Engine::new(self.device, settings)?, self.name)?;
+        let pool = Pool::new(
+            Engine::new(self.device, settings, registry::make_way)?,
+            self.name,
+        )?;
         for (tag, bytes) in self.tag_limits {
             pool.set_tag_limit(tag, Some(bytes));
         }

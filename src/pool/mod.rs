@@ -365,8 +365,8 @@ impl Pool {
         }
         let resized = engine.resize(capacity);
         // Even if memory could not be released: who waits for more than the capacity is told.
-        engine.bell.ring_all();
         Service::serve(self.service());
+        engine.bell.ring_held();
         resized?;
         Ok(capacity)
     }

@@ -2,6 +2,7 @@
 
 use super::Pool;
 use crate::measure::Tag;
+use crate::wait::Service;
 
 impl Pool {
     /// Sets how many bytes `tag` may have of this pool at once; with `None`, any number.
@@ -41,8 +42,9 @@ impl Pool {
     pub fn set_tag_limit(&self, tag: Tag, limit: Option<u64>) {
         let service = self.service();
         service.queue.set_limit(tag, limit, &service.engine.gate);
-        // Who waits for more than that, and whoever was let in.
-        service.engine.bell.ring_all();
+        // Who waits for more than that is told, in the line or at the door.
+        Service::serve(service);
+        service.engine.bell.ring_held();
     }
 
     /// How many bytes `tag` may have of this pool at once, if that is limited.

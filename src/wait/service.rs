@@ -8,6 +8,7 @@ use super::reclaimer::Spawned;
 use super::returner::Returner;
 use super::spawn;
 use super::upkeep::Keeper;
+use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Engine, Lent, Patience, Refusal, Watches, gate};
 use crate::error::{AllocError, Shortfall, TagShortfall};
@@ -37,6 +38,8 @@ pub(crate) struct Service {
     pub(super) grower: Grower,
     /// Who does the upkeep, until the last handle is gone.
     pub(super) keeper: Mutex<Option<plain::Arc<Keeper>>>,
+    /// Rings while the device refuses what somebody waits for.
+    retry: Mutex<Option<Alarm>>,
     /// The reclaimer that was spawned for those who wait now.
     spawned: Mutex<Option<Spawned>>,
     /// Who gives memory back, where nothing is pooled.
@@ -54,6 +57,7 @@ impl Service {
             watches: Mutex::new(Guards::Queue, Watches::new()),
             grower: Grower::new(),
             keeper: Mutex::new(Guards::Queue, None),
+            retry: Mutex::new(Guards::Queue, None),
             spawned: Mutex::new(Guards::Queue, None),
             returner: Mutex::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
@@ -167,6 +171,7 @@ impl Service {
         if !is_awaited {
             self.dismiss_reclaimer();
         }
+        self.set_retry(is_awaited && self.engine.pressure.is_felt());
         if !is_awaited && !self.engine.has_leftovers() {
             drop(watches);
             return self.dismiss_returner();
@@ -174,6 +179,25 @@ impl Service {
         let waker = Waker::from(self.engine.bell.clone());
         self.engine.watch_streams(&mut watches, &waker);
         *self.watches.lock() = watches;
+    }
+
+    /// Others have memory that somebody waits for, and cannot tell when they let go: the device is asked
+    /// again after a while.
+    fn set_retry(&self, is_due: bool) {
+        let alarm = is_due.then(|| {
+            let at = self
+                .engine
+                .device
+                .now()
+                .saturating_add(self.engine.upkeep.interval());
+            Alarm::new(
+                &self.engine.device,
+                at,
+                &Waker::from(self.engine.bell.clone()),
+            )
+        });
+        let old = std::mem::replace(&mut *self.retry.lock(), alarm);
+        drop(old);
     }
 
     fn dismiss_reclaimer(&self) {
@@ -223,8 +247,8 @@ impl Service {
         if before & gate::CLOSED == 0 {
             trace::closed();
         }
-        this.engine.bell.ring_all();
         Self::serve(this);
+        this.engine.bell.ring_held();
     }
 
     /// Why nothing can be granted at all, if so.
