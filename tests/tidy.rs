@@ -177,14 +177,24 @@ fn is_declared(name: &str, sources: &str) -> bool {
         Some((owner, member)) => (Some(owner), member),
         None => (None, name),
     };
-    let has = |declarations: &[String]| declarations.iter().any(|text| sources.contains(text));
-    let is_type =
-        |name: &str| ["struct", "enum", "trait"].map(|kind| format!("pub {kind} {name} "));
-    let is_function = ["(", "<"].map(|next| format!("fn {member}{next}"));
-    let is_member = [format!("pub {member}: "), format!("\n    {member},")];
+    let follows = |text: &str, ends: &[char]| {
+        let rest = sources
+            .match_indices(text)
+            .map(|(at, _)| &sources[at + text.len()..]);
+        rest.into_iter().any(|rest| rest.starts_with(ends))
+    };
+    let is_type = |name: &str| {
+        let kinds = ["struct", "enum", "trait", "type"];
+        kinds
+            .iter()
+            .any(|kind| follows(&format!(" {kind} {name}"), &[' ', '<', ':', '(', ';']))
+    };
+    let is_function = follows(&format!("fn {member}"), &['(', '<']);
+    let is_member = follows(&format!("pub {member}"), &[':'])
+        || follows(&format!("\n    {member}"), &[',', '(', ' ']);
     match owner {
-        Some(owner) => has(&is_type(owner)) && (has(&is_function) || has(&is_member)),
-        None => has(&is_type(member)) || has(&is_function),
+        Some(owner) => is_type(owner) && (is_function || is_member),
+        None => is_type(member) || is_function,
     }
 }
 
