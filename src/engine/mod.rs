@@ -7,6 +7,7 @@
 //! | file | about |
 //! |---|---|
 //! | `ladder` | where memory comes from, rung by rung |
+//! | `many` | several grants, all or none |
 //! | `unpooled` | the same where nothing is pooled |
 //! | `patience` | what is awaited before new memory is taken |
 //! | `pressure` | what is done when the device refuses it |
@@ -28,6 +29,7 @@ mod figures;
 mod harvest;
 mod ladder;
 mod lookup;
+mod many;
 mod memory;
 mod patience;
 mod pressure;
@@ -43,6 +45,7 @@ pub(crate) use harvest::Watches;
 pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
 pub use lookup::{BlockInfo, BlockState};
+pub(crate) use many::{Loans, Part, Parts};
 pub(crate) use patience::{Expected, Patience};
 pub(crate) use pressure::MakeWay;
 pub(crate) use tally::Tally;

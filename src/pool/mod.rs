@@ -29,7 +29,7 @@ use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
 use crate::trace;
-use crate::wait::{Demand, Denial, Presence, Reclaimer, Registration, Service, try_now};
+use crate::wait::{Demand, Denial, Presence, Reclaimer, Registration, Rules, Service, try_now};
 use std::fmt;
 use std::panic::Location;
 
@@ -65,8 +65,8 @@ impl Pool {
         PoolBuilder::new(device)
     }
 
-    fn new(engine: Engine, name: Option<String>) -> Result<Self, BuildError> {
-        let service = Arc::new(Service::new(engine));
+    fn new(engine: Engine, name: Option<String>, rules: Rules) -> Result<Self, BuildError> {
+        let service = Arc::new(Service::new(engine, rules));
         let name = name.map(Into::into);
         let presence = plain::Arc::new(Presence { service, name });
         registry::enter(&presence)?;
@@ -169,7 +169,7 @@ impl Pool {
         demand: Demand,
         place: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
-        match try_now(registration, demand, Effort::Immediate) {
+        match try_now((&**registration).into(), demand, Effort::Immediate) {
             Ok(lent) => Ok(Block::new(registration.clone(), lent, &demand, place)),
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(..)) => Err(self.exhausted(&demand)),
