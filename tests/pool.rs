@@ -115,6 +115,53 @@ fn events_are_recorded_by_free_by_bytes_or_on_demand() {
     assert_eq!(records(Sealing::OnDemand), (0, 1));
 }
 
+/// What a stream gets, with work of its own or idle, while 8 MiB are about to be complete on another one and
+/// more could be taken from the device.
+fn rung_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Rung {
+    let device = manual();
+    let settings = builder(&device, 64 * MIB).order(order).wait_limit(limit);
+    let pool = settings.build().unwrap();
+    let streams = [(); 2].map(|()| stream(&device, &pool));
+    for _ in 0..20 {
+        // So that it is known how long the work of each takes.
+        for (work, stream) in &streams {
+            run(work, us(100));
+            stream.event().unwrap();
+        }
+        device.advance(us(100));
+        pool.harvest().unwrap();
+    }
+    let [(work, a), (other, b)] = &streams;
+    let block = pool.try_allocate(a, 8 * MIB).unwrap();
+    use_block(work, &block, us(100));
+    drop(block);
+    if is_busy {
+        run(other, us(100));
+        b.event().unwrap();
+    }
+    let block = pool.try_allocate(b, 8 * MIB).unwrap();
+    use_block(other, &block, us(10));
+    device.advance_to_end();
+    device.assert_ordered();
+    block.rung()
+}
+
+/// Growing first takes more; waiting first makes a stream wait that has that much to do anyway.
+#[test]
+fn what_comes_first_is_growing_or_waiting() {
+    let rung = |order| rung_beside_pending(order, WaitLimit::Tail, true);
+    assert_eq!(rung(Order::GrowFirst), Rung::Grown);
+    assert_eq!(rung(Order::WaitFirst), Rung::DeviceWait);
+}
+
+/// A stream waits within its own tail, or without a limit.
+#[test]
+fn a_stream_without_work_waits_only_without_a_limit() {
+    let rung = |limit| rung_beside_pending(Order::WaitFirst, limit, false);
+    assert_eq!(rung(WaitLimit::Tail), Rung::Grown);
+    assert_eq!(rung(WaitLimit::Unlimited), Rung::DeviceWait);
+}
+
 /// [15] A stream's id is never used again, whatever the device does with its handles.
 #[test]
 fn stream_ids_are_never_used_again() {

@@ -159,3 +159,58 @@ fn the_page_on_behaviours_names_tests_that_exist() {
         assert!(is_test(file, function), "no test {file}::{function}");
     }
 }
+
+/// What the README's table of names calls things here: the backquoted names of its second column.
+fn own_names(readme: &str) -> Vec<&str> {
+    let (_, section) = readme.split_once("## Names you know").expect("the section");
+    let (section, _) = section.split_once("\n## ").expect("another section");
+    let rows = section.lines().filter(|line| line.starts_with("| "));
+    let cells = rows.filter_map(|row| row.split('|').nth(2));
+    cells
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .collect()
+}
+
+/// Whether the sources declare `name`, a type or function, or a member as `Type::member`.
+fn is_declared(name: &str, sources: &str) -> bool {
+    let (owner, member) = match name.split_once("::") {
+        Some((owner, member)) => (Some(owner), member),
+        None => (None, name),
+    };
+    let follows = |text: &str, ends: &[char]| {
+        let rest = sources
+            .match_indices(text)
+            .map(|(at, _)| &sources[at + text.len()..]);
+        rest.into_iter().any(|rest| rest.starts_with(ends))
+    };
+    let is_type = |name: &str| {
+        let kinds = ["struct", "enum", "trait", "type"];
+        kinds
+            .iter()
+            .any(|kind| follows(&format!(" {kind} {name}"), &[' ', '<', ':', '(', ';']))
+    };
+    let is_function = follows(&format!("fn {member}"), &['(', '<']);
+    let is_member = follows(&format!("pub {member}"), &[':'])
+        || follows(&format!("\n    {member}"), &[',', '(', ' ']);
+    match owner {
+        Some(owner) => is_type(owner) && (is_function || is_member),
+        None => is_type(member) || is_function,
+    }
+}
+
+#[test]
+fn the_names_in_the_readme_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(root.join("README.md")).expect("the README");
+    let names = own_names(&readme);
+    assert!(names.len() > 40, "the names are found at all: {names:?}");
+    let sources: Vec<_> = read().into_iter().map(|(_, _, code)| code).collect();
+    let sources = sources.join("\n");
+    let exists = |name: &&str| root.join(name).is_dir() || is_declared(name, &sources);
+    let missing: Vec<_> = names.into_iter().filter(|name| !exists(name)).collect();
+    assert!(
+        missing.is_empty(),
+        "the README names {missing:?}, which there are not"
+    );
+    assert!(!is_declared("Pool::lake", &sources));
+}

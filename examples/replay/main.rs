@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release --example replay
 //! cargo run --release --example replay -- --lag 1ms --order wait-first --plot replay.svg
+//! cargo run --release --example replay -- memory_log.csv snapshot.pickle
 //! cargo run --release --example replay -- --generate cross-stream --capacity 500MB --json
 //! cargo run --release --features cuda --example replay -- --device cuda
 //! cargo run --release --features cuda --example replay -- --device cuda --kernels --lag 1ms
@@ -56,6 +57,7 @@ use report::Report;
 use samples::Sample;
 use simulated::Simulator;
 use std::io::{Write, stdout};
+use std::path::Path;
 use std::process::ExitCode;
 use target::DeviceName;
 use trace::Trace;
@@ -103,9 +105,18 @@ fn traces(options: &Options) -> anyhow::Result<Vec<Trace>> {
         None => options
             .files()
             .iter()
-            .map(|file| read::read(file))
+            .map(|file| recorded(file, options))
             .collect(),
     }
+}
+
+/// The trace in a file. What its recording lacks is said on standard error.
+fn recorded(file: &Path, options: &Options) -> anyhow::Result<Trace> {
+    let recording = read::read(file, options.trace_device)?;
+    for note in &recording.notes {
+        eprintln!("{}: {note}", file.display());
+    }
+    Ok(recording.trace)
 }
 
 fn replay(

@@ -25,8 +25,14 @@ pub(crate) fn recorded(name: &str) -> PathBuf {
 #[derive(Clone, Debug, Parser)]
 #[command(name = "replay")]
 pub(crate) struct Options {
-    /// Traces (.csv or .csv.gz); with none, the three recorded ones of the repository
+    /// Traces, plain or gzip: CSV as the recorded ones, logs of RMM's logging_resource_adaptor, or
+    /// snapshots of PyTorch (torch.cuda.memory._dump_snapshot); with none, the three recorded ones of
+    /// the repository
     pub(crate) paths: Vec<PathBuf>,
+
+    /// The device whose events are replayed, of a PyTorch snapshot [default: the first that has any]
+    #[arg(long, value_name = "N")]
+    pub(crate) trace_device: Option<usize>,
 
     /// Replays a generated trace instead of files
     #[arg(long, value_name = "TRACE", conflicts_with = "paths")]

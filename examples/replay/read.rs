@@ -1,46 +1,84 @@
-//! Reads traces from files: CSV, plain or gzip, with the columns of [`HEADER`].
+//! Reads recordings from files, plain or gzip: of this example, of RMM, of PyTorch.
 //!
-//! Whatever is wrong is reported as `file:line: what is wrong, expected what`, by [`TraceError`].
+//! Which of them a file is, is known by how it begins. Whatever is wrong is reported as
+//! `file:line: what is wrong, expected what`, by [`TraceError`].
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`native`] | the CSV of the recorded traces |
+//! | [`rmm`] | the CSV that RMM's logging adaptor writes |
+//! | [`torch`] | the pickle of PyTorch's memory snapshots |
+//! | [`lines`] | lines and fields of a text |
+//! | [`addresses`], [`clock`] | allocations named by reused addresses; times of day |
+//! | [`note`] | what a recording lacks |
 
-use crate::fault::Fault;
-use crate::trace::{Builder, LARGEST_SIZE, Op, Row, Trace};
+mod addresses;
+mod clock;
+mod lines;
+mod native;
+mod note;
+mod rmm;
+mod torch;
+
+use crate::fault::{Fault, Place};
+use crate::trace::Trace;
 use anyhow::Context;
-use csv::{ByteRecord, Reader, ReaderBuilder, Terminator, Trim};
 use flate2::read::MultiGzDecoder;
+use lines::Lines;
+use note::Note;
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Chain, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// The first line of every trace.
-pub(crate) const HEADER: &str = "time_us,op,id,bytes,stream";
-/// Nine years: later times are taken for damage.
-const LATEST_US: u64 = 1 << 48;
-/// Streams are numbered by small integers.
-const LARGEST_STREAM: u64 = u16::MAX as u64;
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// What the name of a trace leaves out of its file's.
+const EXTENSIONS: [&str; 3] = [".csv", ".pickle", ".pkl"];
+
+/// A trace that was read, and what is to be said of it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Recording {
+    pub(crate) trace: Trace,
+    pub(crate) notes: Vec<Note>,
+}
 
 /// A malformed trace: where, and how.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{file}:{line}: {fault}")]
 pub(crate) struct TraceError {
     pub(crate) file: String,
-    pub(crate) line: u64,
+    pub(crate) place: Place,
     pub(crate) fault: Fault,
 }
 
-/// The trace in the file at `path`, named like the file without its extensions.
-pub(crate) fn read(path: &Path) -> anyhow::Result<Trace> {
+impl fmt::Display for TraceError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, place, fault } = self;
+        match place {
+            Place::File => write!(formatter, "{file}: {fault}"),
+            Place::Line(line) => write!(formatter, "{file}:{line}: {fault}"),
+            Place::Event { .. } => write!(formatter, "{file}: {place}: {fault}"),
+        }
+    }
+}
+
+/// A fault and what has it.
+type AtPlace = (Place, Fault);
+
+/// The trace in the file at `path`, named like the file without its extensions; of a snapshot of
+/// several devices, that of `device`.
+pub(crate) fn read(path: &Path, device: Option<usize>) -> anyhow::Result<Recording> {
     let file = path.display().to_string();
-    let unreadable = || format!("{file}: cannot be opened, expected a trace (.csv or .csv.gz)");
+    let unreadable =
+        || format!("{file}: cannot be opened, expected a trace (.csv, .pickle or .gz)");
     let mut source = BufReader::new(File::open(path).with_context(unreadable)?);
     let compressed = is_gzip(path, source.fill_buf().with_context(unreadable)?);
-    let trace = if compressed {
-        parse(MultiGzDecoder::new(source), &name(path))
+    let recording = if compressed {
+        parse(MultiGzDecoder::new(source), &name(path), device)
     } else {
-        parse(source, &name(path))
+        parse(source, &name(path), device)
     };
-    Ok(trace.map_err(|(line, fault)| TraceError { file, line, fault })?)
+    Ok(recording.map_err(|(place, fault)| TraceError { file, place, fault })?)
 }
 
 fn is_gzip(path: &Path, start: &[u8]) -> bool {
@@ -53,136 +91,31 @@ fn name(path: &Path) -> String {
         .unwrap_or(path.as_os_str())
         .to_string_lossy();
     let stem = file.strip_suffix(".gz").unwrap_or(&file);
-    stem.strip_suffix(".csv").unwrap_or(stem).to_owned()
+    let mut stems = EXTENSIONS.iter().filter_map(|end| stem.strip_suffix(end));
+    stems.next().unwrap_or(stem).to_owned()
 }
 
-/// A fault and the line that has it.
-type AtLine = (u64, Fault);
-
-fn parse(source: impl Read, name: &str) -> Result<Trace, AtLine> {
+/// Whatever format the source begins like.
+fn parse(source: impl Read, name: &str, device: Option<usize>) -> Result<Recording, AtPlace> {
+    let mut source = BufReader::new(source);
+    let start = source.fill_buf();
+    let start = start.map_err(|error| (Place::Line(1), lines::broken(&error)))?;
+    if start.starts_with(&[torch::MAGIC]) {
+        return torch::parse(source, name, device);
+    }
     let mut lines = Lines::new(source);
-    header(&mut lines)?;
-    let mut builder = Builder::default();
-    while let Some(line) = lines.advance()? {
-        let row = row(&lines.record, line).and_then(|row| builder.push(row));
-        row.map_err(|fault| (line, fault))?;
-    }
-    builder.finish(name).map_err(|fault| (1, fault))
-}
-
-/// The lines of a file, numbered as an editor numbers them.
-struct Lines<R> {
-    reader: Reader<Chain<R, &'static [u8]>>,
-    record: ByteRecord,
-}
-
-impl<R: Read> Lines<R> {
-    fn new(source: R) -> Self {
-        let reader = ReaderBuilder::new()
-            .has_headers(false)
-            .flexible(true)
-            // A stray quote would join lines, and the error would name a wrong one.
-            .quoting(false)
-            // The carriage return of a Windows line is trimmed: as a terminator of its own it
-            // would end the record before the line is counted.
-            .terminator(Terminator::Any(b'\n'))
-            .trim(Trim::All)
-            // The last line is ended as the others are, so that each is counted when it is read.
-            .from_reader(source.chain(&b"\n"[..]));
-        Self {
-            reader,
-            record: ByteRecord::new(),
-        }
-    }
-
-    /// Reads the next line that is not blank, and gives its number; `None` at the end.
-    fn advance(&mut self) -> Result<Option<u64>, AtLine> {
-        while self.read()? {
-            if self.record.iter().ne([b""]) {
-                return Ok(Some(self.reader.position().line() - 1));
-            }
-        }
-        Ok(None)
-    }
-
-    fn read(&mut self) -> Result<bool, AtLine> {
-        let read = self.reader.read_byte_record(&mut self.record);
-        read.map_err(|error| (self.reader.position().line(), unreadable(error)))
-    }
-}
-
-fn header<R: Read>(lines: &mut Lines<R>) -> Result<(), AtLine> {
     let line = lines.advance()?.unwrap_or(1);
-    if lines.record.iter().eq(HEADER.split(',').map(str::as_bytes)) {
-        return Ok(());
-    }
-    let fields: Vec<_> = lines.record.iter().map(String::from_utf8_lossy).collect();
-    let found = shortened(&fields.join(","));
-    let expected = HEADER;
-    Err((line, Fault::Header { found, expected }))
-}
-
-fn unreadable(error: csv::Error) -> Fault {
-    let reason = error.to_string();
-    match error.into_kind() {
-        csv::ErrorKind::Io(error) => match error.kind() {
-            io::ErrorKind::UnexpectedEof => Fault::Truncated,
-            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => Fault::Damaged { reason },
-            _ => Fault::Unreadable { reason },
-        },
-        _ => Fault::Unreadable { reason },
+    match () {
+        () if lines.are(native::HEADER) => native::parse(lines, name),
+        () if lines.are(rmm::HEADER) => rmm::parse(lines, name),
+        () => Err((Place::Line(line), unknown(lines.shown()))),
     }
 }
 
-fn row(record: &ByteRecord, line: u64) -> Result<Row, Fault> {
-    if record.len() != 5 {
-        let (found, expected) = (record.len(), HEADER);
-        return Err(Fault::Fields { found, expected });
-    }
-    let op = op(&record[1])?;
-    // A free need not repeat the size.
-    let smallest = u64::from(op == Op::Allocate);
-    Ok(Row {
-        line,
-        time_us: number("time_us", &record[0], 0, LATEST_US)?,
-        op,
-        id: number("id", &record[2], 0, u64::MAX)?,
-        bytes: number("bytes", &record[3], smallest, LARGEST_SIZE)?,
-        stream: number("stream", &record[4], 0, LARGEST_STREAM)?,
-    })
-}
-
-fn op(text: &[u8]) -> Result<Op, Fault> {
-    match text {
-        b"a" => Ok(Op::Allocate),
-        b"f" => Ok(Op::Free),
-        _ => Err(Fault::UnknownOp {
-            text: shortened(&String::from_utf8_lossy(text)),
-        }),
-    }
-}
-
-fn number(field: &'static str, text: &[u8], least: u64, most: u64) -> Result<u64, Fault> {
-    let text = String::from_utf8_lossy(text);
-    match text.parse() {
-        Ok(value) if (least..=most).contains(&value) => Ok(value),
-        _ => Err(Fault::Number {
-            field,
-            text: shortened(&text),
-            least,
-            most,
-        }),
-    }
-}
-
-/// The text as a message can show it: of a binary file, a line may be very long.
-fn shortened(text: &str) -> String {
-    const LONGEST: usize = 60;
-    let printable = text.escape_debug().to_string();
-    match printable.char_indices().nth(LONGEST) {
-        Some((end, _)) => format!("{}…", &printable[..end]),
-        None => printable,
-    }
+fn unknown(found: String) -> Fault {
+    let (native, rmm) = (native::HEADER, rmm::HEADER);
+    let expected = format!("`{native}`, RMM's `{rmm}` or a pickle of PyTorch");
+    Fault::Header { found, expected }
 }
 
 #[cfg(test)]

@@ -207,6 +207,7 @@ struct Times {
 
 impl Times {
     fn next(&mut self, time_us: u64) -> Result<Duration, Fault> {
+        let is_first = self.first.is_none();
         let first = *self.first.get_or_insert(time_us);
         if time_us < self.last {
             return Err(Fault::TimeWentBack {
@@ -214,7 +215,7 @@ impl Times {
                 last_us: self.last,
             });
         }
-        self.same = if time_us == self.last {
+        self.same = if time_us == self.last && !is_first {
             self.same + 1
         } else {
             0
@@ -280,6 +281,7 @@ mod tests {
         ])
         .unwrap();
         assert!(trace.events.windows(2).all(|two| two[0].time < two[1].time));
+        assert_eq!(trace.events[0].time, Duration::ZERO);
         assert_eq!(trace.duration, Duration::from_micros(6));
     }
 

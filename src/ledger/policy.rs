@@ -3,6 +3,25 @@
 use std::time::Duration;
 
 /// What comes first when free memory does not do: rungs 4 and 5 of the reuse ladder.
+///
+/// ```
+/// use std::time::Duration;
+/// use weirpool::device::sim::{Operation, SimDevice};
+/// use weirpool::{Order, Pool, Rung, WaitLimit};
+///
+/// for (order, rung) in [(Order::GrowFirst, Rung::Grown), (Order::WaitFirst, Rung::DeviceWait)] {
+///     let device = SimDevice::new();
+///     let limit = WaitLimit::Unlimited;
+///     let pool = Pool::builder(device.clone()).order(order).wait_limit(limit).build()?;
+///     let (work, other) = (device.create_stream(), device.create_stream());
+///     let (first, second) = (pool.register(&work)?, pool.register(&other)?);
+///     let block = pool.try_allocate(&first, 32 << 20)?;
+///     work.submit(Operation::new(Duration::from_millis(1))); // uses it
+///     drop(block); // pending: the second stream takes more from the device, or waits
+///     assert_eq!(pool.try_allocate(&second, 32 << 20)?.rung(), rung);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -22,6 +41,25 @@ pub enum Order {
 }
 
 /// How far a device-side wait may set a stream back.
+///
+/// ```
+/// use std::time::Duration;
+/// use weirpool::device::sim::{Operation, SimDevice};
+/// use weirpool::{Order, Pool, Rung, WaitLimit};
+///
+/// for (limit, rung) in [(WaitLimit::Tail, Rung::Grown), (WaitLimit::Unlimited, Rung::DeviceWait)] {
+///     let device = SimDevice::new();
+///     let order = Order::WaitFirst;
+///     let pool = Pool::builder(device.clone()).order(order).wait_limit(limit).build()?;
+///     let (work, idle) = (device.create_stream(), device.create_stream());
+///     let (first, second) = (pool.register(&work)?, pool.register(&idle)?);
+///     let block = pool.try_allocate(&first, 32 << 20)?;
+///     work.submit(Operation::new(Duration::from_millis(1)));
+///     drop(block); // a stream with nothing to do would stall for all of a millisecond
+///     assert_eq!(pool.try_allocate(&second, 32 << 20)?.rung(), rung);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -38,6 +76,38 @@ pub enum WaitLimit {
 }
 
 /// Which memory may be reused for a stream, by why it is safe. CUDA and HIP have the same three.
+///
+/// ```
+/// use std::time::Duration;
+/// use weirpool::device::sim::{Operation, SimDevice};
+/// use weirpool::{Pool, Reuse, Rung, Stream};
+///
+/// /// What a second stream is given of the memory that a first one uses and has freed.
+/// fn reused(reuse: Reuse, meanwhile: fn(&SimDevice, &Stream, &Stream)) -> Option<Rung> {
+///     let device = SimDevice::new();
+///     let pool = Pool::builder(device.clone()).capacity(32 << 20).reuse(reuse).build().unwrap();
+///     let (work, other) = (device.create_stream(), device.create_stream());
+///     let (first, second) = (pool.register(&work).unwrap(), pool.register(&other).unwrap());
+///     let block = pool.try_allocate(&first, 32 << 20).unwrap();
+///     work.submit(Operation::new(Duration::from_millis(1)));
+///     drop(block);
+///     meanwhile(&device, &first, &second);
+///     pool.try_allocate(&second, 32 << 20).ok().map(|block| block.rung())
+/// }
+///
+/// let nothing = |_: &SimDevice, _: &Stream, _: &Stream| ();
+/// let ordered = |_: &SimDevice, first: &Stream, second: &Stream| {
+///     second.wait(&first.event().unwrap()).unwrap(); // for the data's sake
+/// };
+/// let complete = |device: &SimDevice, _: &Stream, _: &Stream| device.advance(Duration::from_millis(1));
+///
+/// let follow = Reuse { follow_event_dependencies: true, ..Reuse::NONE };
+/// assert_eq!((reused(Reuse::NONE, ordered), reused(follow, ordered)), (None, Some(Rung::Ordered)));
+/// let opportunistic = Reuse { opportunistic: true, ..Reuse::NONE };
+/// assert_eq!((reused(Reuse::NONE, complete), reused(opportunistic, complete)), (None, Some(Rung::Free)));
+/// let internal = Reuse { internal_dependencies: true, ..Reuse::NONE };
+/// assert_eq!((reused(Reuse::NONE, nothing), reused(internal, nothing)), (None, Some(Rung::DeviceWait)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Reuse {
@@ -79,6 +149,24 @@ impl Reuse {
 /// [`PoolBuilder::upkeep_interval`]). What a stream's lane keeps is looked at with that: a free that goes to
 /// the lane alone begins no upkeep. CUDA and HIP call this `ReleaseThreshold`; Warp takes a fraction of the
 /// device's memory, too.
+///
+/// ```
+/// use std::time::Duration;
+/// use weirpool::{Pool, ReleaseThreshold, device::sim::SimDevice};
+///
+/// let device = SimDevice::new();
+/// let threshold = ReleaseThreshold::Bytes(64 << 20);
+/// let pool = Pool::builder(device.clone()).release_threshold(threshold).build()?;
+/// let stream = pool.register(&device.create_stream())?;
+/// drop(pool.try_allocate(&stream, 256 << 20)?);
+/// assert_eq!(pool.statistics().reserved.current, 256 << 20); // not by the free itself
+/// for _ in 0..4 {
+///     device.advance(Duration::from_millis(10)); // upkeep is due once in so long
+/// }
+/// assert_eq!(pool.statistics().reserved.current, 64 << 20);
+/// pool.set_release_threshold(ReleaseThreshold::Fraction(0.5))?; // of the device's memory, from now on
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// [`PoolBuilder::upkeep_interval`]: crate::PoolBuilder::upkeep_interval
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -123,6 +211,27 @@ impl ReleaseThreshold {
 /// An event recorded later than the free also covers what was submitted in between: safe, but it
 /// delays other streams. An event at every free is exact, but costs a driver call. While anybody
 /// waits, every policy seals at once.
+///
+/// ```
+/// use weirpool::device::sim::{Call, SimDevice};
+/// use weirpool::{Pool, Sealing};
+///
+/// /// How many events are recorded for 64 frees of 64 KiB.
+/// fn events(sealing: Sealing) -> Result<u64, Box<dyn std::error::Error>> {
+///     let device = SimDevice::new();
+///     let pool = Pool::builder(device.clone()).sealing(sealing).build()?;
+///     let stream = pool.register(&device.create_stream())?;
+///     let blocks: Vec<_> = (0..64).map(|_| pool.try_allocate(&stream, 64 << 10)).collect::<Result<_, _>>()?;
+///     let before = device.counters().calls(Call::Record);
+///     drop(blocks);
+///     Ok(device.counters().calls(Call::Record) - before)
+/// }
+///
+/// assert_eq!(events(Sealing::EveryFree)?, 64);
+/// assert_eq!(events(Sealing::Bytes(1 << 20))?, 3); // whenever more than that was freed
+/// assert_eq!(events(Sealing::OnDemand)?, 0); // until somebody needs it, or `Stream::seal`
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",

@@ -8,6 +8,16 @@ use std::fmt::Write;
 impl Pool {
     /// One line for people: the pool's name, what its memory is, where something else was asked for, its
     /// bounds, and its device.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// let device = SimDevice::builder().memory(4 << 30).build();
+    /// let pool = Pool::builder(device).name("frames").capacity(1 << 30).build()?;
+    /// let line = pool.describe();
+    /// let pool_of_frames = "pool \"frames\": virtual device memory, at most 1024 MiB in steps of 16 MiB, on ";
+    /// assert_eq!(line, format!("{pool_of_frames}{}", pool.describe_device()));
+    /// # Ok::<(), weirpool::BuildError>(())
+    /// ```
     pub fn describe(&self) -> String {
         let mut line = String::from("pool");
         if let Some(name) = self.name() {

@@ -244,6 +244,18 @@ impl Pool {
     /// Gives free memory back to the device until `bytes` are reserved, or no more is free. Takes back
     /// what lanes keep first. Returns the bytes released. Memory in use or pending stays.
     ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// let used = pool.try_allocate(&stream, 32 << 20)?;
+    /// drop(pool.try_allocate(&stream, 64 << 20)?);
+    /// assert_eq!(pool.trim_to(0)?, 64 << 20);
+    /// assert_eq!(pool.statistics().reserved.current, used.size());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// When the device cannot; what it released before counts.
     pub fn trim_to(&self, bytes: u64) -> Result<u64, DeviceError> {
@@ -376,7 +388,15 @@ impl Pool {
         self.service().engine.settings.geometry.handle_bytes
     }
 
-    /// The device's description line.
+    /// The device's description line: what it is, and what it supports. Part of
+    /// [`describe`](Self::describe).
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// let pool = Pool::builder(SimDevice::new()).build()?;
+    /// assert!(pool.describe_device().contains("virtual memory (step 2 MiB)"));
+    /// # Ok::<(), weirpool::BuildError>(())
+    /// ```
     pub fn describe_device(&self) -> String {
         self.service().engine.device.describe()
     }

@@ -1,3 +1,4 @@
+use super::native::HEADER;
 use super::*;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -7,16 +8,25 @@ use std::time::Duration;
 
 const SOUND: &str = "time_us,op,id,bytes,stream\n0,a,7,512,0\n5,a,8,256,3\n9,f,7,512,0\n";
 
-fn fault_of(text: &str) -> AtLine {
-    parse(text.as_bytes(), "test").expect_err("the trace is malformed")
+fn trace(source: impl Read) -> Result<Trace, AtPlace> {
+    let recording = parse(source, "test", None)?;
+    assert_eq!(recording.notes, []);
+    Ok(recording.trace)
+}
+
+fn fault_of(text: &str) -> (u64, Fault) {
+    match trace(text.as_bytes()).expect_err("the trace is malformed") {
+        (Place::Line(line), fault) => (line, fault),
+        (place, fault) => panic!("{place}: {fault}"),
+    }
 }
 
 /// The message about a sound trace with `row` as its fifth line.
 fn message_about(row: &str) -> String {
     let (line, fault) = fault_of(&format!("{SOUND}{row}\n"));
     assert_eq!(line, 5, "{fault}");
-    let file = "t.csv".to_owned();
-    TraceError { file, line, fault }.to_string()
+    let (file, place) = ("t.csv".to_owned(), Place::Line(line));
+    TraceError { file, place, fault }.to_string()
 }
 
 fn gzip(text: &str) -> Vec<u8> {
@@ -45,7 +55,7 @@ impl Drop for Scratch {
 
 #[test]
 fn a_sound_trace_is_read() {
-    let trace = parse(SOUND.as_bytes(), "test").unwrap();
+    let trace = trace(SOUND.as_bytes()).unwrap();
     assert_eq!((trace.events.len(), trace.streams), (3, 2));
     assert_eq!(trace.requested_peak, 768);
     assert_eq!(trace.duration, Duration::from_micros(9));
@@ -54,19 +64,19 @@ fn a_sound_trace_is_read() {
 #[test]
 fn line_ends_of_windows_and_a_missing_last_one_are_read() {
     let windows = SOUND.replace('\n', "\r\n");
-    let sound = parse(SOUND.as_bytes(), "test");
-    assert_eq!(parse(windows.as_bytes(), "test"), sound);
-    assert_eq!(parse(SOUND.trim_end().as_bytes(), "test"), sound);
+    let sound = trace(SOUND.as_bytes());
+    assert_eq!(trace(windows.as_bytes()), sound);
+    assert_eq!(trace(SOUND.trim_end().as_bytes()), sound);
 }
 
 #[test]
 fn gzip_is_known_by_its_content_or_its_name() {
     let by_content = Scratch::new("content.csv", &gzip(SOUND));
     let by_name = Scratch::new("name.csv.gz", &gzip(SOUND));
-    assert_eq!(read(&by_content.0).unwrap().events.len(), 3);
-    assert_eq!(read(&by_name.0).unwrap().events.len(), 3);
+    assert_eq!(read(&by_content.0, None).unwrap().trace.events.len(), 3);
+    assert_eq!(read(&by_name.0, None).unwrap().trace.events.len(), 3);
     let no_gzip = Scratch::new("plain.csv.gz", SOUND.as_bytes());
-    let message = read(&no_gzip.0).unwrap_err().to_string();
+    let message = read(&no_gzip.0, None).unwrap_err().to_string();
     assert!(message.ends_with("expected a whole file"), "{message}");
 }
 
@@ -74,6 +84,11 @@ fn gzip_is_known_by_its_content_or_its_name() {
 fn a_trace_is_named_like_its_file() {
     assert_eq!(name(Path::new("some/llama.serve.csv.gz")), "llama.serve");
     assert_eq!(name(Path::new("llama.csv")), "llama");
+    assert_eq!(name(Path::new("snapshot.pickle")), "snapshot");
+    assert_eq!(
+        name(Path::new("memory_log.csv.dev0")),
+        "memory_log.csv.dev0"
+    );
 }
 
 #[test]
@@ -82,7 +97,9 @@ fn a_bad_header_is_shown_beside_the_right_one() {
     assert_eq!(line, 1);
     let message = fault.to_string();
     assert!(message.contains("`time,op,id,bytes,stream`"), "{message}");
-    assert!(message.contains(HEADER), "{message}");
+    for header in [HEADER, rmm::HEADER] {
+        assert!(message.contains(header), "{message}");
+    }
     assert_eq!(fault_of("").0, 1);
     assert_eq!(fault_of("0,a,0,1,0\n").0, 1);
 }
@@ -135,20 +152,23 @@ fn truncated_gzip_is_named_with_the_line_it_breaks_at() {
     let rows: String = (0..5000).map(|id| format!("{id},a,{id},512,0\n")).collect();
     let whole = gzip(&format!("{HEADER}\n{rows}"));
     let cut = Scratch::new("cut.csv.gz", &whole[..whole.len() / 2]);
-    let error = read(&cut.0).unwrap_err();
+    let error = read(&cut.0, None).unwrap_err();
     let error = error.downcast_ref::<TraceError>().unwrap();
     assert_eq!(error.fault, Fault::Truncated);
-    assert!((1000..4999).contains(&error.line), "{error}");
+    let Place::Line(line) = error.place else {
+        panic!("{error}");
+    };
+    assert!((1000..4999).contains(&line), "{error}");
 }
 
 #[test]
 fn gzip_without_its_trailer_or_with_a_broken_one_is_refused() {
     let mut broken = gzip(SOUND);
     let length = broken.len();
-    let cut = parse(MultiGzDecoder::new(&broken[..length - 4]), "test");
+    let cut = trace(MultiGzDecoder::new(&broken[..length - 4]));
     assert_eq!(cut.unwrap_err().1, Fault::Truncated);
     broken[length - 8] ^= 1;
-    let damaged = parse(MultiGzDecoder::new(&broken[..]), "test");
+    let damaged = trace(MultiGzDecoder::new(&broken[..]));
     assert!(matches!(damaged.unwrap_err().1, Fault::Damaged { .. }));
 }
 
@@ -161,7 +181,9 @@ fn a_binary_file_gets_a_short_message() {
 
 #[test]
 fn a_missing_file_is_named() {
-    let message = read(Path::new("no/such.csv")).unwrap_err().to_string();
+    let message = read(Path::new("no/such.csv"), None)
+        .unwrap_err()
+        .to_string();
     assert!(message.starts_with("no/such.csv: "), "{message}");
 }
 
@@ -172,10 +194,54 @@ fn the_recorded_traces_are_what_was_measured() {
         ("bert_train", 43_387, 1, 5_923_718_724),
         ("resnet_serve", 29_532, 9, 2_342_846_699),
     ] {
-        let trace = read(&crate::options::recorded(name)).unwrap();
+        let trace = read(&crate::options::recorded(name), None).unwrap().trace;
         assert_eq!(trace.name, name);
         assert_eq!((trace.events.len(), trace.streams), (operations, streams));
         assert_eq!(trace.requested_peak, requested_peak);
         assert!(!trace.handed_over().contains(&true));
     }
+}
+
+#[test]
+fn one_trace_is_the_same_in_every_format() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces/samples");
+    let named = |file: &str| Recording {
+        trace: Trace {
+            name: "serve".to_owned(),
+            ..read(&folder.join(file), None).unwrap().trace
+        },
+        ..read(&folder.join(file), None).unwrap()
+    };
+    let native = named("serve.csv");
+    assert_eq!((native.trace.events.len(), native.trace.streams), (600, 2));
+    let (rmm, torch) = (named("serve_rmm.csv"), named("serve_torch.pickle.gz"));
+    assert_eq!(rmm.trace, native.trace);
+    assert_eq!(torch.trace, native.trace);
+    assert_eq!(
+        rmm.notes,
+        [
+            Note::UnknownFrees(2),
+            Note::FailedAllocations(1),
+            Note::Empty(2)
+        ]
+    );
+    let (blocks, bytes) = (1, 512);
+    assert_eq!(
+        torch.notes,
+        [Note::UnknownFrees(1), Note::EarlierBlocks { blocks, bytes }]
+    );
+}
+
+#[test]
+fn a_snapshot_that_ends_too_early_is_named() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces/samples");
+    let whole = std::fs::read(folder.join("serve_torch.pickle.gz")).unwrap();
+    let cut = Scratch::new("cut.pickle.gz", &whole[..whole.len() / 2]);
+    let error = read(&cut.0, None).unwrap_err();
+    let error = error.downcast_ref::<TraceError>().unwrap();
+    assert!(matches!(
+        error.fault,
+        Fault::Truncated | Fault::Pickle { .. }
+    ));
+    assert!(error.to_string().contains("cut.pickle.gz: "), "{error}");
 }

@@ -85,7 +85,25 @@ fn little_memory_makes_recorded_streams_wait() {
 
 fn recorded(name: &str) -> Trace {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces");
-    crate::read::read(&folder.join(format!("{name}.csv.gz"))).unwrap()
+    let file = folder.join(format!("{name}.csv.gz"));
+    crate::read::read(&file, None).unwrap().trace
+}
+
+#[test]
+fn one_trace_gives_the_same_figures_in_every_format() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces/samples");
+    let figures = |file: &str| {
+        let trace = crate::read::read(&folder.join(file), None).unwrap().trace;
+        let capacity = format!("--capacity={}", trace.requested_peak * 102 / 100);
+        let mut report = replayed(&trace, &["--lag=1ms", "--handle=2MiB", &capacity]);
+        assert!(report.waits > 0);
+        (report.ns_p50, report.ns_p99, report.ns_mean) = (0, 0, 0);
+        report.trace = String::new();
+        serde_json::to_string(&report).unwrap()
+    };
+    let native = figures("serve.csv");
+    assert_eq!(figures("serve_rmm.csv"), native);
+    assert_eq!(figures("serve_torch.pickle.gz"), native);
 }
 
 /// What the figures promise of the recorded traces.
