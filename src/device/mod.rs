@@ -16,6 +16,7 @@ mod capability;
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 pub mod cuda;
 mod error;
+mod host;
 mod kind;
 mod pooling;
 mod referee;
@@ -34,6 +35,7 @@ pub use argument::Argument;
 pub use as_device::AsDevice;
 pub use capability::{Capabilities, MemoryInfo};
 pub use error::{DeviceError, DeviceErrorKind};
+pub(crate) use host::Host;
 pub use kind::{MemoryKind, MemoryKinds};
 pub use pooling::Pooling;
 pub use referee::Referee;

@@ -6,7 +6,7 @@ use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
-use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, Request, View};
+use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, HoardId, Request, View};
 use crate::sync::Arc;
 use crate::trace;
 use std::cell::Cell;
@@ -228,6 +228,33 @@ impl Engine {
         .climb()
     }
 
+    /// What a hoard has for the lane's stream, if anything.
+    ///
+    /// # Errors
+    /// What the device says; the memory is in the hoard again.
+    pub(super) fn climb_in_hoard(
+        &self,
+        lane: &Arc<Lane>,
+        hoard: HoardId,
+        request: Request,
+    ) -> Result<Option<Lent>, Refusal> {
+        if let Some(error) = self.fault() {
+            return Err(error.into());
+        }
+        Climb {
+            engine: self,
+            lane,
+            request,
+            effort: Effort::Immediate,
+            patience: Patience::None,
+            is_for_everybody: false,
+            // What belongs to one holder is not a matter of policy.
+            after: lane.timeline.clock(),
+            was_refused: Cell::new(false),
+        }
+        .in_hoard(hoard)
+    }
+
     /// The same, for memory that is complete on every stream.
     ///
     /// # Errors
@@ -285,6 +312,20 @@ impl Climb<'_> {
             Attempt::DeviceWait => self.device_wait(limit),
             Attempt::Trimmed => self.trimmed(),
             Attempt::AnyDeviceWait => self.device_wait(WaitLimit::Unlimited),
+        }
+    }
+
+    /// The best of a hoard, behind a wait on the device if need be.
+    fn in_hoard(&self, hoard: HoardId) -> Result<Option<Lent>, Refusal> {
+        let may_wait = self.engine.capabilities.device_side_waits && self.lane.takes_waits;
+        let limit = may_wait.then_some(WaitLimit::Unlimited);
+        let taken = self.with_waits(limit, |view| {
+            let mut ledger = self.engine.ledger.lock();
+            ledger.take_from_hoard(hoard, self.request, view)
+        });
+        match taken {
+            Some(grant) => Ok(self.lend_in_order(grant, Rung::Free)?),
+            None => Ok(None),
         }
     }
 

@@ -20,6 +20,8 @@ pub enum BlockState {
     Pending,
     /// Given back, and complete.
     Free,
+    /// Set aside by a [reservation](crate::Reservation), and used by nobody now.
+    Reserved,
 }
 
 /// A block of a pool, as it was when it was looked up; see [`pool_of`](crate::pool_of).
@@ -50,6 +52,7 @@ impl Engine {
         let (state, stream, fences) = match found.holding {
             Holding::Free => (BlockState::Free, None, Fences::default()),
             Holding::Pending(fences) => (BlockState::Pending, None, fences),
+            Holding::Hoarded(fences) => (BlockState::Reserved, None, fences),
             Holding::Lent(stream) => {
                 let (state, fences) = self.in_lane(stream, found.id);
                 (state, Some(stream), fences)

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `ladder` | where memory comes from, rung by rung |
 //! | `many` | several grants, all or none |
+//! | `hoard` | memory set aside for one holder |
 //! | `unpooled` | the same where nothing is pooled |
 //! | `patience` | what is awaited before new memory is taken |
 //! | `pressure` | what is done when the device refuses it |
@@ -27,6 +28,7 @@ pub(crate) mod bell;
 mod estate;
 mod figures;
 mod harvest;
+mod hoard;
 mod ladder;
 mod lookup;
 mod many;
@@ -53,7 +55,9 @@ pub(crate) use upkeep::{Upkeep, UpkeepSettings};
 pub(crate) use upstream::Source;
 pub use upstream::Upstream;
 
-use crate::device::{Capabilities, Device, DeviceError, DeviceStream, MemoryKind, RawStream};
+use crate::device::{
+    Capabilities, Device, DeviceError, DeviceStream, Host, MemoryKind, RawStream,
+};
 use crate::error::{BuildError, StreamError};
 use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
@@ -114,6 +118,8 @@ pub(crate) struct Engine {
     /// The capacity was set to less than was held.
     is_shrunk: SharedFlag,
     ledger: Mutex<Ledger>,
+    /// In whose order memory is taken that is for no stream.
+    pub(crate) nobody: Arc<Lane>,
     /// By id; replaced when a stream comes or goes, so that a reader's copy is one count.
     lanes: Mutex<Registry>,
     events: Arc<Events>,
@@ -152,6 +158,15 @@ impl Engine {
             is_shrunk: SharedFlag::new(false),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
+            nobody: Arc::new(Lane::new(
+                StreamId(0),
+                &Host(device.id()),
+                Bounds {
+                    bytes: 0,
+                    largest: 0,
+                    unsealed: 0,
+                },
+            )),
             lanes: Mutex::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
             memory: Memory::new(device.clone(), &settings),

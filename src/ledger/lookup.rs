@@ -20,6 +20,8 @@ pub(crate) enum Holding {
     Pending(Fences),
     /// Used, or kept by the lane of this stream.
     Lent(StreamId),
+    /// Set aside for one holder, who has not lent it.
+    Hoarded(Fences),
 }
 
 impl Ledger {
@@ -40,6 +42,7 @@ impl Ledger {
                 Holding::Pending(fences.clone())
             }
             State::Lent => Holding::Lent(block.borrower),
+            State::Hoarded(_, fences) => Holding::Hoarded(fences.clone()),
             State::Hole | State::Claimed(Was::Hole) => return None,
         };
         Some(Found {
