@@ -136,7 +136,7 @@ pub use block::{Block, DeallocateError, Deallocation};
 pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};
-pub use engine::{BlockInfo, BlockState, Rung, Upstream};
+pub use engine::{BlockInfo, BlockState, Fill, Rung, Upstream};
 pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};

@@ -134,6 +134,6 @@ impl Future for Allocate<'_> {
         let demand = this.demand()?;
         let lent = ready!(this.allocation.poll(&demand, this.timeout, context))?;
         let registration = this.allocation.registration().clone();
-        Poll::Ready(Ok(Block::new(registration, lent, &demand, this.place)))
+        Poll::Ready(Block::new(registration, lent, &demand, this.place))
     }
 }
