@@ -104,8 +104,8 @@
 //! # More
 //!
 //! The [guide] has the argument for why reuse is safe, [several pools](guide::pools) and their names
-//! elsewhere, how to [test stream code](guide::testing) of your own without a GPU, how to run what there
-//! is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), and the figures with their
+//! elsewhere, how to [test stream code](guide::testing) of your own without a GPU, [finding out what went
+//! wrong](guide::debugging), how to run what there is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), and the figures with their
 //! commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
