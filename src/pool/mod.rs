@@ -4,6 +4,7 @@ mod allocate;
 mod builder;
 mod describe;
 mod figures;
+mod fills;
 mod find;
 mod geometry;
 mod host_stream;
