@@ -10,7 +10,7 @@ use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use crate::wait::{Demand, Ending, Granted, Passages, Registration};
+use crate::wait::{Demand, Ending, Granted, Onlookers, Passages, Registration};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
@@ -47,28 +47,22 @@ impl Block {
     /// When it was to be filled, and could not be; it is freed then.
     #[inline]
     pub(crate) fn new(
-        registration: Arc<Registration>,
+        registration: &Arc<Registration>,
         mut lent: Lent,
         demand: &Demand,
         place: &'static Location<'static>,
     ) -> Result<Self, AllocError> {
         // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
         if let Some(onlookers) = registration.onlookers.as_deref() {
-            onlookers.granted(Granted {
-                address: lent.address,
-                bytes: lent.bytes,
-                stream: registration.lane.raw,
-                place,
-            });
-            let block = use_of(&lent, demand.rounding);
-            lent.after = registration.fill_granted(onlookers, lent.after, block, place)?;
+            let block = lent.as_used(demand.rounding);
+            lent.after = begin(registration, onlookers, block, lent.after, place)?;
         }
         if let Some(tag) = demand.tag {
             registration.charge(tag, lent.bytes);
         }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
         Ok(Self {
-            registration,
+            registration: registration.clone(),
             lent: Some(lent),
             rounding: demand.rounding,
             tag: demand.tag,
@@ -284,8 +278,7 @@ impl Block {
     /// The onlookers hear of it before anybody else can be given the memory.
     #[inline]
     fn end(&mut self, place: Option<&'static Location<'static>>) -> Option<Use> {
-        let lent = self.lent.take()?;
-        let block = use_of(&lent, self.rounding);
+        let block = self.lent.take()?.as_used(self.rounding);
         if self.registration.onlookers.is_some() {
             self.renounce(block, place);
         }
@@ -351,17 +344,27 @@ impl Block {
     }
 }
 
-#[inline]
-fn use_of(lent: &Lent, rounding: u32) -> Use {
-    let Lent {
-        id, address, bytes, ..
-    } = *lent;
-    Use {
-        id,
-        address,
-        bytes,
-        rounding,
-    }
+/// A block is granted after that point of its stream, and somebody looks on. Returns the point that a further
+/// stream must come after.
+///
+/// # Errors
+/// As [`Block::new`].
+#[cold]
+#[inline(never)]
+fn begin(
+    registration: &Registration,
+    onlookers: &Onlookers,
+    block: Use,
+    after: Ticket,
+    place: &'static Location<'static>,
+) -> Result<Ticket, DeviceError> {
+    onlookers.granted(Granted {
+        address: block.address,
+        bytes: block.bytes,
+        stream: registration.lane.raw,
+        place,
+    });
+    registration.fill_granted(onlookers, after, block, place)
 }
 
 impl Drop for Block {

@@ -133,7 +133,7 @@ impl Future for Allocate<'_> {
         let this = &mut *self;
         let demand = this.demand()?;
         let lent = ready!(this.allocation.poll(&demand, this.timeout, context))?;
-        let registration = this.allocation.registration().clone();
+        let registration = this.allocation.registration();
         Poll::Ready(Block::new(registration, lent, &demand, this.place))
     }
 }

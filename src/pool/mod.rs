@@ -170,7 +170,7 @@ impl Pool {
         place: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
         match try_now(registration, demand, Effort::Immediate) {
-            Ok(lent) => Block::new(registration.clone(), lent, &demand, place),
+            Ok(lent) => Block::new(registration, lent, &demand, place),
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(_)) => Err(self.exhausted(demand.request)),
         }
