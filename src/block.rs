@@ -53,12 +53,13 @@ impl Block {
         place: &'static Location<'static>,
     ) -> Result<Self, AllocError> {
         // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
+        if let Some(tag) = demand.tag {
+            registration.note_granted(tag, lent.bytes - demand.request.bytes);
+        }
         if let Some(onlookers) = registration.onlookers.as_deref() {
             let block = lent.as_used(demand.rounding);
-            lent.after = begin(registration, onlookers, block, lent.after, place)?;
-        }
-        if let Some(tag) = demand.tag {
-            registration.charge(tag, lent.bytes);
+            let (after, tag) = (lent.after, demand.tag);
+            lent.after = begin(registration, onlookers, block, after, tag, place)?;
         }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
         Ok(Self {
@@ -321,7 +322,7 @@ impl Block {
     #[inline]
     fn note_freed(&self, block: Use) {
         if let Some(tag) = self.tag {
-            self.registration.credit(tag, block.bytes);
+            self.registration.note_freed(tag, block.bytes);
         }
         trace::freed(self.registration.lane.id, block.bytes, block.address);
     }
@@ -356,6 +357,7 @@ fn begin(
     onlookers: &Onlookers,
     block: Use,
     after: Ticket,
+    tag: Option<Tag>,
     place: &'static Location<'static>,
 ) -> Result<Ticket, DeviceError> {
     onlookers.granted(Granted {
@@ -364,7 +366,19 @@ fn begin(
         stream: registration.lane.raw,
         place,
     });
-    registration.fill_granted(onlookers, after, block, place)
+    let filled = registration.fill_granted(onlookers, after, block, place);
+    if filled.is_err() {
+        onlookers.ending(Ending {
+            address: block.address,
+            streams: &[registration.lane.raw],
+            place: None,
+        });
+        registration.service.engine.free(&registration.lane, block);
+        if let Some(tag) = tag {
+            registration.note_freed(tag, block.bytes);
+        }
+    }
+    filled
 }
 
 impl Drop for Block {

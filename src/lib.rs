@@ -137,7 +137,7 @@ pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};
 pub use engine::{BlockInfo, BlockState, Fill, Rung, Upstream};
-pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
+pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError, TagShortfall};
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
 pub use ledger::{CoalesceHeuristic, GrowBy, PoolFigures};
@@ -151,7 +151,7 @@ pub use observe::{
 pub use pool::{Allocate, Pool, PoolBuilder, find_pool, pool_of, pools};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
-pub use wait::Reclaimer;
+pub use wait::{Overtaking, Reclaimer};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

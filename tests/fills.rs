@@ -399,6 +399,7 @@ fn an_allocation_that_cannot_be_filled_fails_and_loses_nothing() {
             place.pool.check().unwrap();
             let statistics = place.pool.statistics();
             assert_eq!(statistics.used.current, 0);
+            assert_eq!(statistics.allocations, statistics.frees);
         }
         drop(place.take(bytes));
         let all = place.take(64 * MIB);
@@ -406,6 +407,28 @@ fn an_allocation_that_cannot_be_filled_fails_and_loses_nothing() {
         drop(all);
         place.assert_sound();
     }
+}
+
+/// Nor does its tag: what it claimed is there for the next.
+#[test]
+fn a_tags_bytes_are_not_lost_with_a_fill() {
+    let tag = Tag::new("fills");
+    let place = Place::new(|builder| zero_on_allocate(builder).tag_limit(tag, MIB));
+    let allocate = || place.pool.allocate(&place.stream, MIB).tag(tag);
+    place.device.fail_next(Call::Fill, Other);
+    let refused = allocate().try_now().unwrap_err();
+    assert!(matches!(refused, AllocError::Device(_)), "{refused}");
+    let block = allocate().try_now().unwrap();
+    let mut held = allocate();
+    assert!(poll(&mut held).is_pending());
+    drop(block);
+    place.device.fail_next(Call::Fill, Other);
+    let refused = now(held).unwrap_err();
+    assert!(matches!(refused, AllocError::Device(_)), "{refused}");
+    drop(now(allocate()).unwrap());
+    let statistics = place.pool.statistics_of_tag(tag);
+    assert_eq!(statistics.used.current, 0);
+    place.assert_sound();
 }
 
 /// Who waits is told, and the next one in the queue has the memory.

@@ -3,12 +3,13 @@
 use super::patience::{Expected, Patience};
 use super::{Engine, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::id::Ticket;
+use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, Use};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
 use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, Request, View};
 use crate::sync::Arc;
 use crate::trace;
+use std::cell::Cell;
 
 /// Where a grant came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -126,7 +127,7 @@ enum Attempt {
     Grown,
     /// Rung 5: a wait on the device, within the limit.
     DeviceWait,
-    /// Rung 6: release free segments and grow again.
+    /// Rung 6: release free segments, have other pools do so, and grow again.
     Trimmed,
     /// Rung 5 once more, whatever the limit: rather than to fail.
     AnyDeviceWait,
@@ -169,9 +170,16 @@ pub(super) struct Climb<'a> {
     pub(super) request: Request,
     effort: Effort,
     pub(super) patience: Patience<'a>,
+    /// The memory must be complete on every stream, not only safe for the lane's.
+    is_for_everybody: bool,
     /// What the lane's stream comes after, as far as the policy lets it count.
     after: Clock,
+    /// The device has refused memory.
+    was_refused: Cell<bool>,
 }
+
+/// No stream.
+const NOBODY: StreamId = StreamId(0);
 
 impl Engine {
     /// Rung 1: what the stream freed, from its lane.
@@ -198,29 +206,66 @@ impl Engine {
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<Lent, Refusal> {
+        let lent = self.climb_uncounted(lane, request, effort, patience)?;
+        self.tally.count(lent.rung);
+        Ok(lent)
+    }
+
+    /// The same, as a part of more: it counts once all is there.
+    ///
+    /// # Errors
+    /// As [`climb`](Self::climb).
+    pub(super) fn climb_uncounted(
+        &self,
+        lane: &Arc<Lane>,
+        request: Request,
+        effort: Effort,
+        patience: Patience<'_>,
+    ) -> Result<Lent, Refusal> {
         if let Some(error) = self.fault() {
             return Err(error.into());
         }
         if !self.settings.is_pooled {
-            let lent = self.allocate_unpooled(lane, request, effort)?;
-            self.tally.count(lent.rung);
-            return Ok(lent);
+            return self.allocate_unpooled(lane, request, effort);
         }
-        let climb = Climb {
+        Climb {
             engine: self,
             lane,
             request,
             effort,
             patience,
+            is_for_everybody: false,
             after: self.what_counts(lane),
-        };
-        for attempt in Attempt::ladder(self.settings.order, effort) {
-            if let Some(lent) = climb.attempt(attempt)? {
-                self.tally.count(lent.rung);
-                return Ok(lent);
-            }
+            was_refused: Cell::new(false),
         }
-        Err(Refusal::Short(Expected::default()))
+        .climb()
+    }
+
+    /// The same, for memory that is complete on every stream.
+    ///
+    /// # Errors
+    /// As [`climb`](Self::climb).
+    pub(super) fn climb_for_everybody(
+        &self,
+        lane: &Arc<Lane>,
+        request: Request,
+        effort: Effort,
+        patience: Patience<'_>,
+    ) -> Result<Lent, Refusal> {
+        if let Some(error) = self.fault() {
+            return Err(error.into());
+        }
+        Climb {
+            engine: self,
+            lane,
+            request,
+            effort,
+            patience,
+            is_for_everybody: true,
+            after: Clock::default(),
+            was_refused: Cell::new(false),
+        }
+        .climb()
     }
 
     fn what_counts(&self, lane: &Lane) -> Clock {
@@ -233,6 +278,15 @@ impl Engine {
 }
 
 impl Climb<'_> {
+    fn climb(&self) -> Result<Lent, Refusal> {
+        for attempt in Attempt::ladder(self.engine.settings.order, self.effort) {
+            if let Some(lent) = self.attempt(attempt)? {
+                return Ok(lent);
+            }
+        }
+        Err(Refusal::Short(Expected::default()))
+    }
+
     fn attempt(&self, attempt: Attempt) -> Result<Option<Lent>, Refusal> {
         let limit = self.engine.settings.wait_limit;
         match attempt {
@@ -249,7 +303,11 @@ impl Climb<'_> {
 
     fn view(&self) -> View<'_> {
         View {
-            stream: self.lane.id,
+            stream: if self.is_for_everybody {
+                NOBODY
+            } else {
+                self.lane.id
+            },
             after: &self.after,
             waits: None,
         }
@@ -317,12 +375,19 @@ impl Climb<'_> {
         self.engine.may_call(self.effort)
     }
 
-    /// Where memory cannot be mapped elsewhere, a free segment of the wrong size is in the way.
+    /// Where memory cannot be mapped elsewhere, a free segment of the wrong size is in the way. Where the
+    /// device refuses, what other pools keep is.
     fn trimmed(&self) -> Result<Option<Lent>, Refusal> {
-        if self.engine.settings.geometry.virtual_memory || !self.may_call() {
+        if !self.may_call() {
             return Ok(None);
         }
-        if self.engine.trim_to(0)? == 0 {
+        if !self.engine.settings.geometry.virtual_memory && self.engine.trim_to(0)? > 0 {
+            self.was_refused.set(false);
+            if let Some(lent) = self.fetch(None, Growth::Allowed)? {
+                return Ok(Some(lent));
+            }
+        }
+        if !self.was_refused.get() || !self.engine.make_way_for(self.request.bytes) {
             return Ok(None);
         }
         Ok(self.fetch(None, Growth::Allowed)?)
@@ -342,7 +407,8 @@ impl Climb<'_> {
     }
 
     fn may_wait(&self) -> bool {
-        self.engine.capabilities.device_side_waits
+        !self.is_for_everybody
+            && self.engine.capabilities.device_side_waits
             && self.lane.takes_waits
             && self.engine.settings.reuse.internal_dependencies
     }
@@ -358,7 +424,11 @@ impl Climb<'_> {
         match self.engine.carry_out(plan, self.lane.id) {
             Ok(Some(grant)) => self.lend_in_order(grant, Rung::Grown),
             Ok(None) => Ok(None),
-            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => Ok(None),
+            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
+                self.was_refused.set(true);
+                self.engine.pressure.note(true);
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }

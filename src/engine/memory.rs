@@ -189,6 +189,7 @@ impl Engine {
                     ledger.commit_memory(bytes, request, address.as_ref().ok().copied())
                 });
                 self.noted(address)?;
+                self.pressure.note(false);
                 tally::add(&self.tally.growths, 1);
                 trace::grown(bytes, 1);
                 Ok(grant)
@@ -228,6 +229,9 @@ impl Engine {
         let created = done.len() as u64 - moved;
         let grant = self.commit(stream, |ledger| ledger.commit(mapping, outcome));
         let bytes = |handles| handles * self.settings.geometry.handle_bytes;
+        if created > 0 && error.is_none() {
+            self.pressure.note(false);
+        }
         if created > 0 {
             trace::grown(bytes(created), created);
         }

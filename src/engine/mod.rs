@@ -7,8 +7,10 @@
 //! | file | about |
 //! |---|---|
 //! | `ladder` | where memory comes from, rung by rung |
+//! | `many` | several grants, all or none |
 //! | `unpooled` | the same where nothing is pooled |
 //! | `patience` | what is awaited before new memory is taken |
+//! | `pressure` | what is done when the device refuses it |
 //! | `release` | the way back: a free, a further use, a grant that nobody took |
 //! | `fill` | filling what is granted or freed |
 //! | `harvest` | what has completed, and what lanes keep |
@@ -29,8 +31,10 @@ mod fill;
 mod harvest;
 mod ladder;
 mod lookup;
+mod many;
 mod memory;
 mod patience;
+mod pressure;
 mod release;
 mod resize;
 mod tally;
@@ -45,7 +49,9 @@ pub(crate) use harvest::Watches;
 pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
 pub use lookup::{BlockInfo, BlockState};
+pub(crate) use many::{Loans, Part, Parts};
 pub(crate) use patience::{Expected, Patience};
+pub(crate) use pressure::MakeWay;
 pub(crate) use tally::Tally;
 pub(crate) use upkeep::{Upkeep, UpkeepSettings};
 pub(crate) use upstream::Source;
@@ -64,6 +70,7 @@ use bell::Bell;
 use crossbeam_utils::CachePadded;
 use figures::Gone;
 use memory::Memory;
+use pressure::Pressure;
 
 /// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
 /// the first waiter comes, the last goes, or the pool ends: a line that stays shared among readers.
@@ -106,6 +113,7 @@ pub(crate) struct Engine {
     pub(crate) bell: plain::Arc<Bell>,
     pub(crate) tally: Tally,
     pub(crate) upkeep: Upkeep,
+    pub(crate) pressure: Pressure,
     /// The ledger's, for who only wants to look. Read by every allocation, written by a resize.
     capacity: CachePadded<SharedNumber>,
     /// The capacity was set to less than was held.
@@ -131,6 +139,7 @@ impl Engine {
     pub(crate) fn new(
         device: plain::Arc<dyn Device>,
         settings: Settings,
+        make_way: MakeWay,
     ) -> Result<Self, BuildError> {
         let registry = Registry {
             lanes: Arc::new(Vec::new()),
@@ -144,6 +153,7 @@ impl Engine {
             bell: plain::Arc::new(Bell::new()),
             tally: Tally::new(),
             upkeep: Upkeep::new(settings.upkeep.clone()),
+            pressure: Pressure::new(make_way),
             is_shrunk: SharedFlag::new(false),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
@@ -290,6 +300,7 @@ impl Engine {
             trace::device_broken(error);
         }
         self.bell.ring();
+        self.bell.ring_held();
     }
 
     /// Passes a device result on, taking note of an error.

@@ -11,6 +11,7 @@ mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod own_stream;
+mod tenants;
 
 pub use allocate::Allocate;
 pub use builder::PoolBuilder;
@@ -29,7 +30,7 @@ use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
 use crate::trace;
-use crate::wait::{Demand, Denial, Presence, Reclaimer, Registration, Service, try_now};
+use crate::wait::{Demand, Denial, Presence, Reclaimer, Registration, Rules, Service, try_now};
 use std::fmt;
 use std::panic::Location;
 
@@ -65,8 +66,8 @@ impl Pool {
         PoolBuilder::new(device)
     }
 
-    fn new(engine: Engine, name: Option<String>) -> Result<Self, BuildError> {
-        let service = Arc::new(Service::new(engine));
+    fn new(engine: Engine, name: Option<String>, rules: Rules) -> Result<Self, BuildError> {
+        let service = Arc::new(Service::new(engine, rules));
         let name = name.map(Into::into);
         let presence = plain::Arc::new(Presence { service, name });
         registry::enter(&presence)?;
@@ -169,16 +170,19 @@ impl Pool {
         demand: Demand,
         place: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
-        match try_now(registration, demand, Effort::Immediate) {
+        match try_now((&**registration).into(), demand, Effort::Immediate) {
             Ok(lent) => Block::new(registration, lent, &demand, place),
             Err(Denial::Failed(error)) => Err(error),
-            Err(Denial::Short(_)) => Err(self.exhausted(demand.request)),
+            Err(Denial::Short(..)) => Err(self.exhausted(&demand)),
+            Err(Denial::OverLimit(tag)) => {
+                Err(self.service().limit_reached(tag, demand.request.bytes))
+            }
         }
     }
 
     #[cold]
-    fn exhausted(&self, request: Request) -> AllocError {
-        let shortfall = self.service().shortfall(request);
+    fn exhausted(&self, demand: &Demand) -> AllocError {
+        let shortfall = self.service().shortfall(demand);
         trace::exhausted(&shortfall);
         AllocError::Exhausted(shortfall)
     }
@@ -363,6 +367,7 @@ impl Pool {
         let resized = engine.resize(capacity);
         // Even if memory could not be released: who waits for more than the capacity is told.
         Service::serve(self.service());
+        engine.bell.ring_held();
         resized?;
         Ok(capacity)
     }

@@ -81,7 +81,9 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
         reserved,
         capacity,
         waiting,
+        tag,
     } = *shortfall;
+    let tag = tag.map(|tag| tag.tag.name());
     tell!(
         INFO,
         requested,
@@ -92,8 +94,39 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
         reserved,
         capacity,
         waiting,
+        tag,
         fragmentation = shortfall.fragmentation(),
         "exhausted"
+    );
+}
+
+/// Nobody who waits can be served, and nothing is on its way back.
+pub(crate) fn knotted(shortfall: &Shortfall) {
+    let Shortfall {
+        requested,
+        free,
+        largest_free,
+        pending,
+        used,
+        reserved,
+        capacity,
+        waiting,
+        tag,
+    } = *shortfall;
+    let tag = tag.map(|tag| tag.tag.name());
+    tell!(
+        WARN,
+        requested,
+        free,
+        largest_free,
+        pending,
+        used,
+        reserved,
+        capacity,
+        waiting,
+        tag,
+        fragmentation = shortfall.fragmentation(),
+        "knotted"
     );
 }
 

@@ -1,7 +1,7 @@
 //! Blocks that are filled at their beginning and their end, where the pool was asked to. Out of the way of
 //! those that are not.
 
-use super::{Ending, Onlookers, Registration};
+use super::{Onlookers, Registration};
 use crate::device::DeviceError;
 use crate::id::Ticket;
 use crate::lane::{Lane, Use};
@@ -13,9 +13,7 @@ impl Registration {
     /// stream must come after.
     ///
     /// # Errors
-    /// When the device cannot; the block is freed then, as by its user.
-    #[cold]
-    #[inline(never)]
+    /// When the device cannot; the block is the caller's still.
     pub(crate) fn fill_granted(
         &self,
         onlookers: &Onlookers,
@@ -27,16 +25,7 @@ impl Registration {
             return Ok(after);
         };
         let engine = &self.service.engine;
-        let filled = engine.fill_granted(&self.lane, after, block, fill, place);
-        if filled.is_err() {
-            onlookers.ending(Ending {
-                address: block.address,
-                streams: &[self.lane.raw],
-                place: None,
-            });
-            engine.free(&self.lane, block);
-        }
-        filled
+        engine.fill_granted(&self.lane, after, block, fill, place)
     }
 
     /// A block of the stream is about to be freed, and was used on these: fills it. Says whether the stream

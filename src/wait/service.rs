@@ -1,16 +1,20 @@
-//! Serving the queue: the head gets what the engine has, then the next.
+//! The engine with its queue, and when the queue is served.
 
+use super::Demand;
 use super::grower::Grower;
+use super::knot::Knot;
 use super::onlookers::Onlookers;
 use super::queue::{Queue, Waiter};
 use super::reclaimer::Spawned;
 use super::returner::Returner;
 use super::spawn;
+use super::terms::Rules;
 use super::upkeep::Keeper;
+use crate::device::Alarm;
 use crate::engine::bell::Member;
-use crate::engine::{Effort, Engine, Lent, Patience, Refusal, Watches, gate};
-use crate::error::{AllocError, Shortfall};
-use crate::ledger::Request;
+use crate::engine::{Effort, Engine, Watches, gate};
+use crate::error::{AllocError, Shortfall, TagShortfall};
+use crate::measure::Tag;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
 use crate::trace;
 use std::task::Waker;
@@ -27,6 +31,10 @@ const AGAIN: u8 = 2;
 pub(crate) struct Service {
     pub(crate) engine: Engine,
     pub(crate) queue: Queue,
+    /// By what rules they wait.
+    pub(super) rules: Rules,
+    /// What is known of a queue that nothing moves in.
+    pub(super) knot: Knot,
     /// Who is told of blocks' lives, if anybody is.
     pub(crate) onlookers: Option<plain::Arc<Onlookers>>,
     serving: SharedState,
@@ -36,6 +44,8 @@ pub(crate) struct Service {
     pub(super) grower: Grower,
     /// Who does the upkeep, until the last handle is gone.
     pub(super) keeper: Mutex<Option<plain::Arc<Keeper>>>,
+    /// Rings while the device refuses what somebody waits for.
+    retry: Mutex<Option<Alarm>>,
     /// The reclaimer that was spawned for those who wait now.
     spawned: Mutex<Option<Spawned>>,
     /// Who gives memory back, where nothing is pooled.
@@ -44,8 +54,10 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(engine: Engine) -> Self {
+    pub(crate) fn new(engine: Engine, rules: Rules) -> Self {
         Self {
+            rules,
+            knot: Knot::new(),
             onlookers: Onlookers::of(&engine),
             engine,
             queue: Queue::new(),
@@ -53,6 +65,7 @@ impl Service {
             watches: Mutex::new(Guards::Queue, Watches::new()),
             grower: Grower::new(),
             keeper: Mutex::new(Guards::Queue, None),
+            retry: Mutex::new(Guards::Queue, None),
             spawned: Mutex::new(Guards::Queue, None),
             returner: Mutex::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
@@ -104,71 +117,6 @@ impl Service {
         }
     }
 
-    fn serve_once(this: &Arc<Self>, effort: Effort) {
-        if let Err(Refusal::NeedsThread) = this.engine.return_complete(effort) {
-            this.grower.start(this);
-        }
-        while let Some(waiter) = this.queue.head() {
-            // The lane stays known while a grant for it is on its way, whoever goes meanwhile; and it
-            // is known now if the waiter still waits, since that has the stream.
-            let _visit = waiter.lane.visit();
-            if !waiter.is_waiting() {
-                this.queue.leave(&waiter, None, &this.engine.gate);
-                continue;
-            }
-            if this.engine.is_closed() {
-                this.fail(&waiter, AllocError::Closed);
-                continue;
-            }
-            let capacity = this.engine.capacity();
-            if waiter.demand.request.bytes > capacity {
-                let requested = waiter.demand.request.bytes;
-                this.fail(
-                    &waiter,
-                    AllocError::TooLarge {
-                        requested,
-                        capacity,
-                    },
-                );
-                continue;
-            }
-            let patience = Patience::For(&waiter.patience);
-            let climbed = this
-                .engine
-                .climb(&waiter.lane, waiter.demand.request, effort, patience);
-            match climbed {
-                Ok(lent) => this.grant(&waiter, lent),
-                Err(Refusal::Device(error)) => this.fail(&waiter, error.into()),
-                Err(Refusal::Short(_)) => return,
-                Err(Refusal::NeedsThread) => return this.grower.start(this),
-            }
-        }
-    }
-
-    fn grant(&self, waiter: &Waiter, lent: Lent) {
-        let waited = self.engine.device.now().saturating_sub(waiter.since);
-        match waiter.grant(lent) {
-            Ok(waker) => {
-                self.queue.leave(waiter, Some(waited), &self.engine.gate);
-                assert_unlocked("wake");
-                waker.wake();
-            }
-            Err(lent) => {
-                self.queue.leave(waiter, None, &self.engine.gate);
-                self.engine.give_back(&waiter.lane, lent);
-            }
-        }
-    }
-
-    fn fail(&self, waiter: &Waiter, error: AllocError) {
-        let waker = waiter.fail(error);
-        self.queue.leave(waiter, None, &self.engine.gate);
-        if let Some(waker) = waker {
-            assert_unlocked("wake");
-            waker.wake();
-        }
-    }
-
     /// Watches streams while somebody waits. While nobody does, nothing is watched, and a reclaimer that
     /// was spawned for it is let go. Where nothing is pooled, what is to go back to the device waits too.
     fn set_watches(&self) {
@@ -178,6 +126,7 @@ impl Service {
         if !is_awaited {
             self.dismiss_reclaimer();
         }
+        self.set_retry(is_awaited && self.engine.pressure.is_felt());
         if !is_awaited && !self.engine.has_leftovers() {
             drop(watches);
             return self.dismiss_returner();
@@ -185,6 +134,17 @@ impl Service {
         let waker = Waker::from(self.engine.bell.clone());
         self.engine.watch_streams(&mut watches, &waker);
         *self.watches.lock() = watches;
+    }
+
+    /// Others have memory that somebody waits for, and cannot tell when they let go: the device is asked
+    /// again after a while.
+    fn set_retry(&self, is_due: bool) {
+        let alarm = is_due.then(|| {
+            let now = self.engine.device.now();
+            self.ring_at(now.saturating_add(self.engine.upkeep.interval()))
+        });
+        let old = std::mem::replace(&mut *self.retry.lock(), alarm);
+        drop(old);
     }
 
     fn dismiss_reclaimer(&self) {
@@ -219,7 +179,8 @@ impl Service {
     /// A waiter is gone. One that was served is followed by the next without more; after one that gave
     /// up, the next may be served now. After the last, nothing is watched any more.
     pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter, was_served: bool) {
-        drop(this.engine.bell.resign(Member::Waiter(waiter.place)));
+        drop(this.engine.bell.resign(Member::Waiter(waiter.turn.place)));
+        drop(this.engine.bell.resign(Member::Held(waiter.turn.place)));
         if this.queue.is_empty() {
             Self::serve(this);
         } else if !was_served {
@@ -234,6 +195,7 @@ impl Service {
             trace::closed();
         }
         Self::serve(this);
+        this.engine.bell.ring_held();
     }
 
     /// Why nothing can be granted at all, if so.
@@ -244,9 +206,22 @@ impl Service {
         self.engine.fault().map(AllocError::Device)
     }
 
-    pub(crate) fn shortfall(&self, request: Request) -> Shortfall {
+    pub(crate) fn shortfall(&self, demand: &Demand) -> Shortfall {
         let waiting = self.queue.statistics().waiting;
-        self.engine.shortfall(request, waiting)
+        let shortfall = self.engine.shortfall(demand.request, waiting);
+        Shortfall {
+            tag: demand.tag.and_then(|tag| self.shortfall_of(tag)),
+            ..shortfall
+        }
+    }
+
+    fn shortfall_of(&self, tag: Tag) -> Option<TagShortfall> {
+        let account = self.queue.accounts.of(tag);
+        Some(TagShortfall {
+            tag,
+            used: account.claimed(),
+            limit: account.limit()?,
+        })
     }
 
     /// The last handle is gone: a reclaimer that was made to last ends.
