@@ -3,14 +3,14 @@
 use crate::copy::{Download, Upload};
 use crate::device::{Argument, DeviceError, RawStream};
 use crate::engine::{Lent, Rung, Use};
-use crate::error::{CopyError, StreamError};
+use crate::error::{AllocError, CopyError, StreamError};
 use crate::id::Ticket;
 use crate::lane::Lane;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use crate::wait::{Demand, Ending, Granted, Passages, Registration};
+use crate::wait::{Demand, Ending, Granted, Onlookers, Passages, Registration};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
@@ -25,7 +25,8 @@ use std::task::{Context, Poll};
 /// Dropped, it is freed in the order of those streams: work submitted before the drop may still use
 /// it. A drop never blocks and never panics. It makes at most the one event record for each of those
 /// streams that the [sealing policy](crate::Sealing) asks for, and once in a while a few queries to have
-/// events back.
+/// events back. Where the pool [fills](crate::PoolBuilder::fill_on_free) what is freed, it makes the calls for
+/// that as well.
 #[must_use = "a block is freed when it is dropped"]
 pub struct Block {
     registration: Arc<Registration>,
@@ -42,33 +43,32 @@ pub struct Block {
 type Further = Option<Box<SmallVec<[Arc<Registration>; 3]>>>;
 
 impl Block {
+    /// # Errors
+    /// When it was to be filled, and could not be; it is freed then.
     #[inline]
     pub(crate) fn new(
-        registration: Arc<Registration>,
-        lent: Lent,
+        registration: &Arc<Registration>,
+        mut lent: Lent,
         demand: &Demand,
         place: &'static Location<'static>,
-    ) -> Self {
+    ) -> Result<Self, AllocError> {
         // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
-        if let Some(onlookers) = registration.onlookers.as_deref() {
-            onlookers.granted(Granted {
-                address: lent.address,
-                bytes: lent.bytes,
-                stream: registration.lane.raw,
-                place,
-            });
-        }
         if let Some(tag) = demand.tag {
             registration.note_granted(tag, lent.bytes - demand.request.bytes);
         }
+        if let Some(onlookers) = registration.onlookers.as_deref() {
+            let block = lent.as_used(demand.rounding);
+            let (after, tag) = (lent.after, demand.tag);
+            lent.after = begin(registration, onlookers, block, after, tag, place)?;
+        }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
-        Self {
-            registration,
+        Ok(Self {
+            registration: registration.clone(),
             lent: Some(lent),
             rounding: demand.rounding,
             tag: demand.tag,
             further: Mutex::new(Guards::Block, None),
-        }
+        })
     }
 
     #[inline]
@@ -279,28 +279,29 @@ impl Block {
     /// The onlookers hear of it before anybody else can be given the memory.
     #[inline]
     fn end(&mut self, place: Option<&'static Location<'static>>) -> Option<Use> {
-        let Lent {
-            id, address, bytes, ..
-        } = self.lent.take()?;
+        let block = self.lent.take()?.as_used(self.rounding);
         if self.registration.onlookers.is_some() {
-            self.renounce(address, place);
+            self.renounce(block, place);
         }
-        Some(Use {
-            id,
-            address,
-            bytes,
-            rounding: self.rounding,
-        })
+        Some(block)
     }
 
     #[cold]
     #[inline(never)]
-    fn renounce(&self, address: u64, place: Option<&'static Location<'static>>) {
-        let lanes = self.lanes();
-        let streams: SmallVec<[RawStream; 2]> = lanes.iter().map(|lane| lane.raw).collect();
+    fn renounce(&mut self, block: Use, place: Option<&'static Location<'static>>) {
+        let mut lanes = self.lanes();
         if let Some(onlookers) = self.registration.onlookers.as_deref() {
+            if self
+                .registration
+                .fill_ending(onlookers, &lanes, block, place)
+            {
+                // Its own stream comes after the others by now: it is freed in the order of that alone.
+                lanes.truncate(1);
+                drop(self.further.get_mut().take());
+            }
+            let streams: SmallVec<[RawStream; 2]> = lanes.iter().map(|lane| lane.raw).collect();
             onlookers.ending(Ending {
-                address,
+                address: block.address,
                 streams: &streams,
                 place,
             });
@@ -342,6 +343,42 @@ impl Block {
         self.note_freed(block);
         Deallocation(Passages::new(service, &lanes, &fences))
     }
+}
+
+/// A block is granted after that point of its stream, and somebody looks on. Returns the point that a further
+/// stream must come after.
+///
+/// # Errors
+/// As [`Block::new`].
+#[cold]
+#[inline(never)]
+fn begin(
+    registration: &Registration,
+    onlookers: &Onlookers,
+    block: Use,
+    after: Ticket,
+    tag: Option<Tag>,
+    place: &'static Location<'static>,
+) -> Result<Ticket, DeviceError> {
+    onlookers.granted(Granted {
+        address: block.address,
+        bytes: block.bytes,
+        stream: registration.lane.raw,
+        place,
+    });
+    let filled = registration.fill_granted(onlookers, after, block, place);
+    if filled.is_err() {
+        onlookers.ending(Ending {
+            address: block.address,
+            streams: &[registration.lane.raw],
+            place: None,
+        });
+        registration.service.engine.free(&registration.lane, block);
+        if let Some(tag) = tag {
+            registration.note_freed(tag, block.bytes);
+        }
+    }
+    filled
 }
 
 impl Drop for Block {

@@ -104,8 +104,8 @@
 //! # More
 //!
 //! The [guide] has the argument for why reuse is safe, [several pools](guide::pools) and their names
-//! elsewhere, how to [test stream code](guide::testing) of your own without a GPU, how to run what there
-//! is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), and the figures with their
+//! elsewhere, how to [test stream code](guide::testing) of your own without a GPU, [finding out what went
+//! wrong](guide::debugging), how to run what there is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), and the figures with their
 //! commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -136,7 +136,7 @@ pub use block::{Block, DeallocateError, Deallocation};
 pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};
-pub use engine::{BlockInfo, BlockState, Rung, Upstream};
+pub use engine::{BlockInfo, BlockState, Fill, Rung, Upstream};
 pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError, TagShortfall};
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};

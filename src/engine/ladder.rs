@@ -4,7 +4,7 @@ use super::patience::{Expected, Patience};
 use super::{Engine, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
-use crate::lane::Lane;
+use crate::lane::{Lane, Use};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
 use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, HoardId, Request, View};
 use crate::sync::Arc;
@@ -82,6 +82,19 @@ pub(crate) struct Lent {
     /// The point of the stream behind which the memory's earlier life lies; zero if it was complete.
     pub(crate) after: Ticket,
     pub(crate) rung: Rung,
+}
+
+impl Lent {
+    /// As it is freed, with what was not asked for of its bytes.
+    #[inline]
+    pub(crate) fn as_used(&self, rounding: u32) -> Use {
+        Use {
+            id: self.id,
+            address: self.address,
+            bytes: self.bytes,
+            rounding,
+        }
+    }
 }
 
 /// Why the ladder ended without a grant.

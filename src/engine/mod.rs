@@ -13,6 +13,7 @@
 //! | `patience` | what is awaited before new memory is taken |
 //! | `pressure` | what is done when the device refuses it |
 //! | `release` | the way back: a free, a further use, a grant that nobody took |
+//! | `fill` | filling what is granted or freed |
 //! | `harvest` | what has completed, and what lanes keep |
 //! | `lookup` | which block an address is in |
 //! | `upstream` | where memory comes from |
@@ -27,6 +28,7 @@
 pub(crate) mod bell;
 mod estate;
 mod figures;
+mod fill;
 mod harvest;
 mod hoard;
 mod ladder;
@@ -43,6 +45,8 @@ mod upkeep;
 mod upstream;
 
 pub(crate) use figures::InLanes;
+pub use fill::Fill;
+pub(crate) use fill::Fills;
 pub(crate) use harvest::Watches;
 pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
@@ -100,6 +104,7 @@ pub(crate) struct Settings {
     pub(crate) reuse: Reuse,
     pub(crate) wait_limit: WaitLimit,
     pub(crate) upkeep: UpkeepSettings,
+    pub(crate) fills: Fills,
 }
 
 /// See the [module](self).

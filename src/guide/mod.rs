@@ -9,6 +9,9 @@ pub mod pools {}
 #[doc = include_str!("testing.md")]
 pub mod testing {}
 
+#[doc = include_str!("debugging.md")]
+pub mod debugging {}
+
 #[doc = include_str!("gpu.md")]
 pub mod gpu {}
 

@@ -174,7 +174,6 @@ impl Future for Allocate<'_> {
         let this = &mut *self;
         let demand = this.demand()?;
         let lent = ready!(this.allocation.poll(&demand, &this.terms, context))?;
-        let registration = this.registration.clone();
-        Poll::Ready(Ok(Block::new(registration, lent, &demand, this.place)))
+        Poll::Ready(Block::new(this.registration, lent, &demand, this.place))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Pool;
 use crate::device::Device;
-use crate::engine::{Engine, Settings, UpkeepSettings, Upstream};
+use crate::engine::{Engine, Fills, Settings, UpkeepSettings, Upstream};
 use crate::error::BuildError;
 use crate::lane::Bounds;
 use crate::ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
@@ -44,6 +44,7 @@ pub struct PoolBuilder {
     release_threshold: ReleaseThreshold,
     pub(super) heuristic: Option<CoalesceHeuristic>,
     upkeep_interval: Duration,
+    pub(super) fills: Fills,
     rules: Rules,
     tag_limits: Vec<(Tag, u64)>,
     tag_weights: Vec<(Tag, u32)>,
@@ -69,6 +70,7 @@ impl PoolBuilder {
             release_threshold: ReleaseThreshold::default(),
             heuristic: None,
             upkeep_interval: UPKEEP_INTERVAL,
+            fills: Fills::default(),
             rules: Rules::default(),
             tag_limits: Vec::new(),
             tag_weights: Vec::new(),
@@ -298,6 +300,7 @@ impl PoolBuilder {
             reuse: self.reuse,
             wait_limit: self.wait_limit,
             upkeep: self.upkeep(total)?,
+            fills: self.fills,
         })
     }
 

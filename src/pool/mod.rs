@@ -4,6 +4,7 @@ mod allocate;
 mod builder;
 mod describe;
 mod figures;
+mod fills;
 mod find;
 mod geometry;
 mod host_stream;
@@ -170,7 +171,7 @@ impl Pool {
         place: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
         match try_now((&**registration).into(), demand, Effort::Immediate) {
-            Ok(lent) => Ok(Block::new(registration.clone(), lent, &demand, place)),
+            Ok(lent) => Block::new(registration, lent, &demand, place),
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(..)) => Err(self.exhausted(&demand)),
             Err(Denial::OverLimit(tag)) => {

@@ -26,6 +26,7 @@
 //! | `passage` | the future of a stream's point: events, synchronization, deallocation |
 //! | `registration` | what a stream's handle and its blocks hold in common |
 //! | `onlookers` | who is told of every block's life |
+//! | `fills` | blocks that are filled at their beginning and their end |
 //! | `spawn` | where a runtime may drive |
 //! | `returner` | who gives memory back where nothing is pooled |
 //! | `grower` | memory calls that block, off the runtime's workers |
@@ -33,6 +34,7 @@
 mod allocate;
 mod claim;
 mod demand;
+mod fills;
 mod grower;
 mod knot;
 mod line;

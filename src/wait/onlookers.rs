@@ -1,8 +1,9 @@
 //! Who is told of every block's life: on a device that checks orderings its referee, and whoever else was
-//! asked for. Where nobody is, an allocation and a free look at one pointer, and that is all.
+//! asked for; and what the blocks are filled with. Where there is nothing of that, an allocation and a free look
+//! at one pointer, and that is all.
 
 use crate::device::{RawStream, Referee};
-use crate::engine::Engine;
+use crate::engine::{Engine, Fills};
 use crate::sync::plain;
 use std::panic::Location;
 
@@ -10,6 +11,7 @@ use std::panic::Location;
 #[derive(Debug)]
 pub(crate) struct Onlookers {
     referee: Option<plain::Arc<dyn Referee>>,
+    pub(crate) fills: Fills,
 }
 
 /// A block that was granted.
@@ -35,7 +37,9 @@ impl Onlookers {
     /// Those of a pool, if there are any.
     pub(crate) fn of(engine: &Engine) -> Option<plain::Arc<Self>> {
         let referee = engine.device.referee();
-        referee.is_some().then(|| plain::Arc::new(Self { referee }))
+        let fills = engine.settings.fills;
+        let are_any = referee.is_some() || fills.are_asked_for();
+        are_any.then(|| plain::Arc::new(Self { referee, fills }))
     }
 
     pub(crate) fn granted(&self, block: Granted) {

@@ -29,6 +29,7 @@ mod suite;
 mod allocation;
 mod capacity;
 mod failures;
+mod fills;
 mod host;
 mod lifetime;
 mod parts;

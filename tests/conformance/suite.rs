@@ -69,6 +69,13 @@ macro_rules! suite {
                     an_override_is_undone_on_every_way_out,
                     what_a_device_lacks_is_made_up_for_or_named,
                     without_pooling_memory_goes_back_once_it_is_complete;
+                fills:
+                    memory_is_zero_when_it_is_allocated,
+                    memory_is_poison_when_it_is_freed,
+                    poison_comes_after_further_streams,
+                    a_further_stream_comes_after_the_fill,
+                    a_fill_that_fails_loses_nothing,
+                    without_fills_there_is_no_call_for_them;
                 failures:
                     growing_that_fails_half_way_loses_nothing,
                     a_failed_call_leaks_no_waker;
