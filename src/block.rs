@@ -1,7 +1,7 @@
 //! A block of device memory, owned.
 
 use crate::copy::{Download, Upload};
-use crate::device::{Argument, DeviceError, RawStream};
+use crate::device::{Argument, DeviceError};
 use crate::engine::{Lent, Rung, Use};
 use crate::error::{CopyError, StreamError};
 use crate::id::Ticket;
@@ -10,7 +10,7 @@ use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use crate::wait::{Demand, Ending, Granted, Passages, Registration};
+use crate::wait::{Asker, Demand, Ending, Granted, Passages, Registration};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
@@ -47,16 +47,17 @@ impl Block {
         registration: Arc<Registration>,
         lent: Lent,
         demand: &Demand,
-        place: &'static Location<'static>,
+        asker: Asker,
     ) -> Self {
         // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
         if let Some(onlookers) = registration.onlookers.as_deref() {
-            onlookers.granted(Granted {
-                address: lent.address,
-                bytes: lent.bytes,
-                stream: registration.lane.raw,
-                place,
-            });
+            let granted = Granted {
+                lent: &lent,
+                demand,
+                lane: &registration.lane,
+                asker,
+            };
+            onlookers.granted(&registration.service.engine, granted);
         }
         if let Some(tag) = demand.tag {
             registration.charge(tag, lent.bytes);
@@ -279,12 +280,12 @@ impl Block {
     /// The onlookers hear of it before anybody else can be given the memory.
     #[inline]
     fn end(&mut self, place: Option<&'static Location<'static>>) -> Option<Use> {
+        if self.registration.onlookers.is_some() {
+            self.renounce(place);
+        }
         let Lent {
             id, address, bytes, ..
         } = self.lent.take()?;
-        if self.registration.onlookers.is_some() {
-            self.renounce(address, place);
-        }
         Some(Use {
             id,
             address,
@@ -295,15 +296,15 @@ impl Block {
 
     #[cold]
     #[inline(never)]
-    fn renounce(&self, address: u64, place: Option<&'static Location<'static>>) {
+    fn renounce(&self, place: Option<&'static Location<'static>>) {
         let lanes = self.lanes();
-        let streams: SmallVec<[RawStream; 2]> = lanes.iter().map(|lane| lane.raw).collect();
-        if let Some(onlookers) = self.registration.onlookers.as_deref() {
-            onlookers.ending(Ending {
-                address,
-                streams: &streams,
+        if let (Some(onlookers), Some(lent)) = (&self.registration.onlookers, &self.lent) {
+            let ending = Ending {
+                lent,
+                lanes: &lanes,
                 place,
-            });
+            };
+            onlookers.ending(&self.registration.service.engine, ending);
         }
     }
 

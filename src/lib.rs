@@ -79,7 +79,7 @@
 //! |---|---|---|
 //! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
-//! | `observe` | statistics: reads, never steers | |
+//! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | what is asked of them |
 //! | `wait` | queue, futures, reclaimer | how memory is found |
 //! | `engine` | one allocation and one free, through lanes, ledger and device | who waits |
@@ -136,7 +136,10 @@ pub use block::{Block, DeallocateError, Deallocation};
 pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};
-pub use engine::{BlockInfo, BlockState, Rung, Upstream};
+pub use engine::{
+    BlockInfo, BlockOrigin, BlockState, HistoryEntry, HistoryEvent, Occupancy, Rung, SegmentInfo,
+    Site, Upstream,
+};
 pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
@@ -145,8 +148,8 @@ pub use measure::{Bucket, Histogram, Level, Tag, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
 pub use observe::{
-    Attribute, AttributeError, Hits, ScopeStatistics, Statistics, StatisticsScope,
-    StreamStatistics, TagStatistics,
+    Attribute, AttributeError, History, Hits, LeakReport, ScopeStatistics, Snapshot, Statistics,
+    StatisticsScope, StreamStatistics, TagStatistics,
 };
 pub use pool::{Allocate, Pool, PoolBuilder, find_pool, pool_of, pools};
 pub use shared::{SharedBlock, SharedBuffer};

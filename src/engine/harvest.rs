@@ -1,6 +1,6 @@
 //! What has completed, and what lanes keep: making memory count for everybody.
 
-use super::Engine;
+use super::{Engine, HistoryEvent};
 use crate::device::{DeviceError, DeviceErrorKind, Watch};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Kept, Lane, Marker};
@@ -33,6 +33,7 @@ impl Engine {
         };
         if news > 0 {
             trace::harvested(news);
+            self.write_down(|| HistoryEvent::Harvested { streams: news });
             self.drop_done_lanes();
         }
         Ok(news > 0)

@@ -12,6 +12,8 @@
 //! | `release` | the way back: a free, a further use, a grant that nobody took |
 //! | `harvest` | what has completed, and what lanes keep |
 //! | `lookup` | which block an address is in |
+//! | `survey` | all blocks, and whence they are |
+//! | `journal` | what happened lately, where that is kept |
 //! | `upstream` | where memory comes from |
 //! | `memory` | carrying out the ledger's plans on the device |
 //! | `estate` | what outlives the pool: memory that running work may still touch |
@@ -25,12 +27,14 @@ pub(crate) mod bell;
 mod estate;
 mod figures;
 mod harvest;
+mod journal;
 mod ladder;
 mod lookup;
 mod memory;
 mod patience;
 mod release;
 mod resize;
+mod survey;
 mod tally;
 mod unpooled;
 mod upkeep;
@@ -38,10 +42,14 @@ mod upstream;
 
 pub(crate) use figures::InLanes;
 pub(crate) use harvest::Watches;
+pub use journal::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, Site};
+pub(crate) use journal::{Extent, Pages};
 pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
 pub use lookup::{BlockInfo, BlockState};
 pub(crate) use patience::{Expected, Patience};
+pub use survey::SegmentInfo;
+pub(crate) use survey::Survey;
 pub(crate) use tally::Tally;
 pub(crate) use upkeep::{Upkeep, UpkeepSettings};
 pub(crate) use upstream::Source;
@@ -59,6 +67,7 @@ use crate::trace;
 use bell::Bell;
 use crossbeam_utils::CachePadded;
 use figures::Gone;
+use journal::Journal;
 use memory::Memory;
 
 /// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
@@ -89,6 +98,8 @@ pub(crate) struct Settings {
     pub(crate) reuse: Reuse,
     pub(crate) wait_limit: WaitLimit,
     pub(crate) upkeep: UpkeepSettings,
+    /// Entries of the journal at most; none is kept for 0.
+    pub(crate) history: usize,
 }
 
 /// See the [module](self).
@@ -110,6 +121,7 @@ pub(crate) struct Engine {
     lanes: Mutex<Registry>,
     events: Arc<Events>,
     memory: Memory,
+    journal: Option<Journal>,
     fault: Mutex<Option<DeviceError>>,
 }
 
@@ -145,6 +157,7 @@ impl Engine {
             lanes: Mutex::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
             memory: Memory::new(device.clone(), &settings),
+            journal: Journal::new(&device, settings.history),
             fault: Mutex::new(Guards::Registry, None),
             settings,
             device,

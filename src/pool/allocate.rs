@@ -5,7 +5,7 @@ use crate::block::Block;
 use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::stream::Stream;
-use crate::wait::{Allocation, Demand};
+use crate::wait::{Allocation, Asker, Demand};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -134,6 +134,10 @@ impl Future for Allocate<'_> {
         let demand = this.demand()?;
         let lent = ready!(this.allocation.poll(&demand, this.timeout, context))?;
         let registration = this.allocation.registration().clone();
-        Poll::Ready(Ok(Block::new(registration, lent, &demand, this.place)))
+        let asker = Asker {
+            place: this.place,
+            waited: this.allocation.has_waited(),
+        };
+        Poll::Ready(Ok(Block::new(registration, lent, &demand, asker)))
     }
 }

@@ -2,6 +2,7 @@
 
 mod allocate;
 mod builder;
+mod debug;
 mod describe;
 mod figures;
 mod find;
@@ -24,11 +25,11 @@ use crate::error::{AllocError, BuildError, StreamError};
 use crate::ledger::policy::ReleaseThreshold;
 use crate::ledger::{PoolFigures, Request};
 use crate::measure::Tag;
+use crate::observe::LeakReport;
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::trace;
-use crate::wait::{Demand, Denial, Presence, Reclaimer, Registration, Service, try_now};
+use crate::wait::{Asker, Demand, Denial, Presence, Reclaimer, Registration, Service, try_now};
 use std::fmt;
 use std::panic::Location;
 
@@ -169,17 +170,14 @@ impl Pool {
         place: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
         match try_now(registration, demand, Effort::Immediate) {
-            Ok(lent) => Ok(Block::new(registration.clone(), lent, &demand, place)),
+            Ok(lent) => {
+                let waited = false;
+                let asker = Asker { place, waited };
+                Ok(Block::new(registration.clone(), lent, &demand, asker))
+            }
             Err(Denial::Failed(error)) => Err(error),
-            Err(Denial::Short(_)) => Err(self.exhausted(demand.request)),
+            Err(Denial::Short(_)) => Err(exhausted(registration, demand.request)),
         }
-    }
-
-    #[cold]
-    fn exhausted(&self, request: Request) -> AllocError {
-        let shortfall = self.service().shortfall(request);
-        trace::exhausted(&shortfall);
-        AllocError::Exhausted(shortfall)
     }
 
     /// Checks a request at the door, and rounds it to the pool's step.
@@ -308,9 +306,16 @@ impl Pool {
     }
 
     /// Ends the granting: who waits fails with [`AllocError::Closed`], and so does every later
-    /// allocation. Live blocks stay valid, and are freed as ever.
-    pub fn close(&self) {
-        Service::close(self.service());
+    /// allocation. Live blocks stay valid, and are freed as ever: the report names those that live at this
+    /// moment (see [`leaks`](Self::leaks)). The first time, a subscriber of `tracing` is warned of them, if
+    /// there are any.
+    pub fn close(&self) -> LeakReport {
+        let is_first = Service::close(self.service());
+        let report = self.leaks();
+        if is_first {
+            report.tell();
+        }
+        report
     }
 
     /// Whether [`close`](Self::close) was called.
@@ -392,6 +397,12 @@ impl Pool {
     pub fn check_conserved(&self) -> Result<(), String> {
         self.service().engine.check_conserved()
     }
+}
+
+#[cold]
+fn exhausted(registration: &Registration, request: Request) -> AllocError {
+    let Registration { service, lane, .. } = registration;
+    AllocError::Exhausted(service.exhausted(lane, request))
 }
 
 impl fmt::Debug for Pool {

@@ -4,7 +4,7 @@ use super::queue::{Newcomer, Waiter};
 use super::{Demand, Registration, Service};
 use crate::device::Alarm;
 use crate::engine::bell::Member;
-use crate::engine::{Effort, Expected, Lent, Patience, Refusal};
+use crate::engine::{Effort, Expected, HistoryEvent, Lent, Patience, Refusal};
 use crate::error::AllocError;
 use crate::sync::Arc;
 use crate::trace;
@@ -16,6 +16,7 @@ use std::time::Duration;
 pub(crate) struct Allocation<'a> {
     registration: &'a Arc<Registration>,
     stage: Stage,
+    has_waited: bool,
 }
 
 #[derive(Debug)]
@@ -36,7 +37,13 @@ impl<'a> Allocation<'a> {
         Self {
             registration,
             stage: Stage::New,
+            has_waited: false,
         }
+    }
+
+    /// Whether it joined the queue.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.has_waited
     }
 
     pub(crate) fn registration(&self) -> &'a Arc<Registration> {
@@ -91,6 +98,7 @@ impl<'a> Allocation<'a> {
             .then(|| Alarm::new(&engine.device, waiter.patience.until, waker));
         Service::ensure_reclaimer(service);
         let span = trace::Waiting::new(demand.asked(&self.registration.lane));
+        self.has_waited = true;
         self.stage = Stage::Waiting {
             waiter,
             deadline,
@@ -150,8 +158,7 @@ impl<'a> Allocation<'a> {
             return Ok(lent);
         }
         let service = &self.registration.service;
-        let shortfall = service.shortfall(waiter.demand.request);
-        trace::exhausted(&shortfall);
+        let shortfall = service.exhausted(&waiter.lane, waiter.demand.request);
         Err(AllocError::TimedOut {
             waited: now.saturating_sub(waiter.since),
             shortfall,
@@ -166,8 +173,16 @@ impl<'a> Allocation<'a> {
         };
         let service = &self.registration.service;
         let left_over = waiter.cancel();
-        let waited = was_served.then(|| service.engine.device.now().saturating_sub(waiter.since));
+        let so_long = service.engine.device.now().saturating_sub(waiter.since);
+        let waited = was_served.then_some(so_long);
         service.queue.leave(&waiter, waited, &service.engine.gate);
+        service.engine.write_down(|| HistoryEvent::Waited {
+            stream: waiter.lane.id,
+            requested: waiter.demand.requested(),
+            tag: waiter.demand.tag,
+            waited: so_long,
+            served: was_served,
+        });
         Service::see_off(service, &waiter, was_served);
         span.end(waited.map_or(trace::Outcome::Abandoned, trace::Outcome::Served));
         left_over

@@ -40,7 +40,7 @@ mod upkeep;
 
 pub(crate) use allocate::{Allocation, Denial, try_now};
 pub(crate) use demand::Demand;
-pub(crate) use onlookers::{Ending, Granted, Onlookers};
+pub(crate) use onlookers::{Asker, Ending, Granted, Onlookers};
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;
 pub(crate) use registration::{Presence, Registration};

@@ -10,6 +10,7 @@ use super::upkeep::Keeper;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Engine, Lent, Patience, Refusal, Watches, gate};
 use crate::error::{AllocError, Shortfall};
+use crate::lane::Lane;
 use crate::ledger::Request;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
 use crate::trace;
@@ -227,13 +228,15 @@ impl Service {
         }
     }
 
-    /// No more grants; who waits fails.
-    pub(crate) fn close(this: &Arc<Self>) {
+    /// No more grants; who waits fails. Says whether this is the first time.
+    pub(crate) fn close(this: &Arc<Self>) -> bool {
         let before = this.engine.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
-        if before & gate::CLOSED == 0 {
+        let is_first = before & gate::CLOSED == 0;
+        if is_first {
             trace::closed();
         }
         Self::serve(this);
+        is_first
     }
 
     /// Why nothing can be granted at all, if so.
@@ -244,9 +247,13 @@ impl Service {
         self.engine.fault().map(AllocError::Device)
     }
 
-    pub(crate) fn shortfall(&self, request: Request) -> Shortfall {
+    /// A request failed for want of memory: how that stood.
+    pub(crate) fn exhausted(&self, lane: &Lane, request: Request) -> Shortfall {
         let waiting = self.queue.statistics().waiting;
-        self.engine.shortfall(request, waiting)
+        let shortfall = self.engine.shortfall(request, waiting);
+        trace::exhausted(&shortfall);
+        self.engine.write_exhausted(lane.id, shortfall);
+        shortfall
     }
 
     /// The last handle is gone: a reclaimer that was made to last ends.
