@@ -23,9 +23,9 @@ const NO_STREAM: i64 = 0;
 #[derive(Serialize)]
 struct Picture<'a> {
     segments: Vec<Segment<'a>>,
-    device_traces: [Vec<Trace<'a>>; 1],
+    device_traces: Vec<Vec<Trace<'a>>>,
     allocator_settings: Settings,
-    external_annotations: [(); 0],
+    external_annotations: Vec<()>,
 }
 
 #[derive(Serialize)]
@@ -122,9 +122,9 @@ impl Snapshot {
         let traces = drawer.traces();
         let picture = Picture {
             segments,
-            device_traces: [traces],
+            device_traces: vec![traces],
             allocator_settings: self.torch_settings(),
-            external_annotations: [],
+            external_annotations: Vec::new(),
         };
         let options = serde_pickle::SerOptions::new();
         match serde_pickle::to_writer(&mut writer, &picture, options) {
