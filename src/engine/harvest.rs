@@ -58,7 +58,11 @@ impl Engine {
     /// complete and pending: whoever wants it catches up first.
     pub(crate) fn catch_up(&self, lane: &Lane) -> bool {
         let completed = lane.timeline.completed();
-        self.ledger.lock().complete(lane.id, completed)
+        let has_news = self.ledger.lock().complete(lane.id, completed);
+        if has_news {
+            self.write_down(|| HistoryEvent::Harvested { streams: 1 });
+        }
+        has_news
     }
 
     /// Asks the streams whose last handle is gone.
