@@ -98,6 +98,8 @@
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when somebody first waits.
 //!   Without it, or outside a runtime, waiters drive themselves, on any executor.
 //! - `cuda`: NVIDIA GPUs, through cudarc. Nothing of CUDA is needed to build.
+//! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
+//!   [`guide::debugging`].
 //! - `metrics`, `tracing`, `serde`: the figures for a recorder, events and spans for a subscriber, figures
 //!   and settings as data; see [`guide::statistics`].
 //!
@@ -105,7 +107,7 @@
 //!
 //! The [guide] has the argument for why reuse is safe, [several pools](guide::pools) and their names
 //! elsewhere, how to [test stream code](guide::testing) of your own without a GPU, how to run what there
-//! is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), and the figures with their
+//! is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), [of its blocks and of what happened](guide::debugging), and the figures with their
 //! commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,10 +1,10 @@
 //! All blocks at one moment, and whence they are.
 
 use super::Engine;
-use super::journal::{Live, Pages};
+use super::journal::{Journal, Live, Pages};
 use super::lookup::{BlockInfo, BlockState};
 use crate::id::{StreamId, Ticket};
-use crate::ledger::{BlockId, Fences, Found, Holding};
+use crate::ledger::{BlockId, Fences, Found, Holding, Ledger};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
@@ -48,16 +48,27 @@ pub(crate) struct Survey {
 type Kept = HashMap<BlockId, (StreamId, Ticket, bool)>;
 
 impl Engine {
-    /// Takes time in proportion to the blocks and the history, under the ledger's lock.
-    ///
-    /// Without that lock no block comes into a lane, nor leaves it for another: what a lane takes and frees
-    /// meanwhile changes whether a block is used, and no more. A journal is read last, under the same lock,
-    /// so that it tells of the same memory.
+    /// All segments. Takes time in proportion to the blocks, under the ledger's lock.
+    pub(crate) fn segments(&self) -> Vec<SegmentInfo> {
+        self.list(&self.ledger.lock())
+    }
+
+    /// The same with what led there: under the lock under which memory is mapped and released, so that both
+    /// tell of the same memory.
     pub(crate) fn survey(&self) -> Survey {
         let ledger = self.ledger.lock();
+        Survey {
+            segments: self.list(&ledger),
+            pages: self.pages(),
+        }
+    }
+
+    /// Without the ledger's lock no block comes into a lane, nor leaves it for another: what a lane takes and
+    /// frees meanwhile changes whether a block is used, and no more.
+    fn list(&self, ledger: &Ledger) -> Vec<SegmentInfo> {
         let kept = self.kept_by_lanes();
         let journal = self.journal.as_ref();
-        let live = journal.map(|journal| journal.live()).unwrap_or_default();
+        let live = journal.map(Journal::live).unwrap_or_default();
         let segments = ledger.segments().map(|(address, size, blocks)| {
             let blocks: Vec<_> = blocks
                 .into_iter()
@@ -70,10 +81,7 @@ impl Engine {
                 blocks,
             }
         });
-        Survey {
-            segments: segments.collect(),
-            pages: self.pages(),
-        }
+        segments.collect()
     }
 
     fn kept_by_lanes(&self) -> Kept {

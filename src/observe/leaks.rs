@@ -1,9 +1,8 @@
 //! Blocks that are in use still.
 
-use super::Snapshot;
 use super::snapshot::age;
 use super::units::{Bytes, Milliseconds};
-use crate::engine::{BlockInfo, BlockState, Site};
+use crate::engine::{BlockInfo, BlockState, Engine, Site};
 use crate::trace;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,11 +34,15 @@ struct Group {
 }
 
 impl LeakReport {
-    pub(crate) fn of(snapshot: Snapshot) -> Self {
+    pub(crate) fn of(engine: &Engine) -> Self {
+        let segments = engine.segments().into_iter();
+        let blocks = segments.flat_map(|segment| segment.blocks);
+        let used = blocks.filter(|block| block.state == BlockState::Used);
         Self {
-            time: snapshot.time,
-            keeps_history: snapshot.keeps_history,
-            blocks: snapshot.blocks_in(BlockState::Used).cloned().collect(),
+            blocks: used.collect(),
+            keeps_history: engine.has_journal(),
+            // Not earlier than what is told.
+            time: engine.device.now(),
         }
     }
 

@@ -70,6 +70,6 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn leaks(&self) -> LeakReport {
-        LeakReport::of(self.snapshot())
+        LeakReport::of(&self.service().engine)
     }
 }

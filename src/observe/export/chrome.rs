@@ -62,6 +62,7 @@ impl History {
     /// # Errors
     /// What the writer says.
     #[doc(alias = "perfetto")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "export")))]
     pub fn write_chrome_trace(&self, mut writer: impl Write) -> io::Result<()> {
         let mut chart = Chart::default();
         self.entries.iter().for_each(|entry| chart.draw(entry));

@@ -111,6 +111,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// What the writer says.
+    #[cfg_attr(docsrs, doc(cfg(feature = "export")))]
     pub fn write_memory_viz(&self, mut writer: impl Write) -> io::Result<()> {
         let frees = LastFrees::of(&self.history.entries);
         let mut drawer = Drawer {

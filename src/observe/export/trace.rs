@@ -38,6 +38,7 @@ impl History {
     ///
     /// # Errors
     /// What the writer says.
+    #[cfg_attr(docsrs, doc(cfg(feature = "export")))]
     pub fn write_trace(&self, writer: impl Write) -> io::Result<()> {
         let mut rows = csv::WriterBuilder::new()
             .has_headers(false)
