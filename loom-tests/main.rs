@@ -7,6 +7,7 @@
 
 mod figures;
 mod grants;
+mod limits;
 mod releases;
 mod waits;
 

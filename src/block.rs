@@ -60,7 +60,7 @@ impl Block {
             onlookers.granted(&registration.service.engine, granted);
         }
         if let Some(tag) = demand.tag {
-            registration.charge(tag, lent.bytes);
+            registration.note_granted(tag, lent.bytes - demand.request.bytes);
         }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
         Self {
@@ -322,7 +322,7 @@ impl Block {
     #[inline]
     fn note_freed(&self, block: Use) {
         if let Some(tag) = self.tag {
-            self.registration.credit(tag, block.bytes);
+            self.registration.note_freed(tag, block.bytes);
         }
         trace::freed(self.registration.lane.id, block.bytes, block.address);
     }

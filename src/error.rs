@@ -1,7 +1,7 @@
 //! What can go wrong, by the call that says so.
 
 use crate::device::DeviceError;
-use crate::measure::fragmentation;
+use crate::measure::{Tag, fragmentation};
 use std::fmt;
 use std::time::Duration;
 
@@ -27,8 +27,23 @@ pub struct Shortfall {
     pub reserved: u64,
     /// What may be held at most.
     pub capacity: u64,
-    /// Requests that are waiting in the queue.
+    /// Requests that are waiting.
     pub waiting: usize,
+    /// How the tag of the request stood, if it has a limit.
+    pub tag: Option<TagShortfall>,
+}
+
+/// How a [tag](Tag) with a limit stood when a request for it could not be served; all in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct TagShortfall {
+    /// Whose request it was.
+    pub tag: Tag,
+    /// What it has, and what its requests in the queue were promised.
+    pub used: u64,
+    /// What it may have.
+    pub limit: u64,
 }
 
 impl Shortfall {
@@ -53,7 +68,13 @@ impl fmt::Display for Shortfall {
             self.reserved,
             self.capacity,
             self.waiting,
-        )
+        )?;
+        match self.tag {
+            Some(TagShortfall { tag, used, limit }) => {
+                write!(f, "; {tag} has {used} of the {limit} that it may have")
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -82,6 +103,33 @@ pub enum AllocError {
     /// [`Pool::allocate`](crate::Pool::allocate), free something, or raise the capacity.
     #[error("out of memory: {0}")]
     Exhausted(Shortfall),
+    /// The tag has as much as it may, or others of it are waiting for that already. Await
+    /// [`Pool::allocate`](crate::Pool::allocate), free something of that tag, or raise its limit with
+    /// [`Pool::set_tag_limit`](crate::Pool::set_tag_limit).
+    #[error(
+        "{requested} bytes requested for {tag}, which has {used} of the {limit} bytes that it may have"
+    )]
+    LimitReached {
+        /// For whom.
+        tag: Tag,
+        /// What was asked for, rounded to the pool's step, in bytes.
+        requested: u64,
+        /// What it has, and what others of its requests were promised, in bytes.
+        used: u64,
+        /// What it may have, in bytes.
+        limit: u64,
+    },
+    /// The request is larger than all that its tag may have: waiting would not help. Ask for less, or raise
+    /// the limit with [`Pool::set_tag_limit`](crate::Pool::set_tag_limit).
+    #[error("{requested} bytes can never be had by {tag}, which may have {limit} bytes")]
+    OverLimit {
+        /// For whom.
+        tag: Tag,
+        /// What was asked for, rounded to the pool's step, in bytes.
+        requested: u64,
+        /// What it may have, in bytes.
+        limit: u64,
+    },
     /// The wait was longer than allowed.
     #[error("timed out after waiting {waited:?} for memory: {shortfall}")]
     TimedOut {

@@ -142,7 +142,7 @@ pub use engine::{
     BlockInfo, BlockOrigin, BlockState, HistoryEntry, HistoryEvent, Occupancy, Rung, SegmentInfo,
     Site, Upstream,
 };
-pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError};
+pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError, TagShortfall};
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
 pub use ledger::{CoalesceHeuristic, GrowBy, PoolFigures};

@@ -184,6 +184,21 @@ impl SharedNumber {
         self.0.fetch_max(value, order)
     }
 
+    /// Sets the number to what `next` makes of it, as it is in that moment.
+    ///
+    /// # Errors
+    /// With the number, when `next` makes nothing of it.
+    #[inline]
+    pub(crate) fn fetch_update(
+        &self,
+        order: Ordering,
+        next: impl FnMut(u64) -> Option<u64>,
+    ) -> Result<u64, u64> {
+        #[cfg(debug_assertions)]
+        tally::wrote();
+        self.0.fetch_update(order, Ordering::Relaxed, next)
+    }
+
     #[inline]
     pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
         #[cfg(debug_assertions)]

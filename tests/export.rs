@@ -250,7 +250,7 @@ fn perfetto_reads_a_history() {
         assert!(instants.contains(name), "{name} in {instants}");
     }
     // The last of the counters is how the pool stands, but for what the last free became.
-    let last = of_phase("C").last().unwrap();
+    let last = of_phase("C").next_back().unwrap();
     assert_eq!(last["args"]["used"], pool.statistics().used.current);
     assert_eq!(last["args"]["reserved"], pool.statistics().reserved.current);
 }

@@ -19,6 +19,8 @@ pub(crate) enum Member {
     Reclaimer(u64),
     /// The waiter at this place in the queue.
     Waiter(u64),
+    /// One that is held outside the queue, and served by nobody: it is woken when the pool itself changes.
+    Held(u64),
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +45,17 @@ impl Bell {
     /// Something came back, or got further: it may be time to serve.
     pub(crate) fn ring(&self) {
         let wakers = self.members.lock().to_wake();
+        assert_unlocked("wake");
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// The pool ended, or changed: those look for themselves whom nobody serves.
+    pub(crate) fn ring_held(&self) {
+        let wakers: Vec<_> = {
+            let members = self.members.lock();
+            let held = members.wakers.range(Member::Held(0)..);
+            held.map(|(_, waker)| waker.clone()).collect()
+        };
         assert_unlocked("wake");
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -80,11 +93,13 @@ impl Members {
             Some((Member::Reclaimer(_), _))
         );
         let mut waiters = if has_reclaimer { 1 } else { usize::MAX };
-        let woken = self.wakers.iter().take_while(|(member, _)| {
-            let is_waiter = matches!(member, Member::Waiter(_));
-            let is_woken = !is_waiter || waiters > 0;
-            waiters -= usize::from(is_waiter && is_woken);
-            is_woken
+        let woken = self.wakers.iter().take_while(|(member, _)| match member {
+            Member::Reclaimer(_) => true,
+            Member::Waiter(_) if waiters > 0 => {
+                waiters -= 1;
+                true
+            }
+            Member::Waiter(_) | Member::Held(_) => false,
         });
         woken.map(|(_, waker)| waker.clone()).collect()
     }
@@ -134,6 +149,12 @@ mod tests {
     fn without_a_reclaimer_every_waiter_is_woken() {
         let waiters = [Member::Waiter(3), Member::Waiter(4), Member::Waiter(9)];
         assert_eq!(woken(&waiters), waiters);
+    }
+
+    #[test]
+    fn who_is_held_is_not_woken_to_serve() {
+        let waiter = Member::Waiter(3);
+        assert_eq!(woken(&[waiter, Member::Held(2)]), [waiter]);
     }
 
     #[test]

@@ -191,6 +191,7 @@ impl Engine {
             reserved: totals.reserved.current,
             capacity: self.capacity(),
             waiting,
+            tag: None,
         }
     }
 

@@ -9,6 +9,7 @@ use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
 use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, Request, View};
 use crate::sync::Arc;
 use crate::trace;
+use std::cell::Cell;
 
 /// Where a grant came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,7 +113,7 @@ enum Attempt {
     Grown,
     /// Rung 5: a wait on the device, within the limit.
     DeviceWait,
-    /// Rung 6: release free segments and grow again.
+    /// Rung 6: release free segments, have other pools do so, and grow again.
     Trimmed,
     /// Rung 5 once more, whatever the limit: rather than to fail.
     AnyDeviceWait,
@@ -157,6 +158,8 @@ pub(super) struct Climb<'a> {
     pub(super) patience: Patience<'a>,
     /// What the lane's stream comes after, as far as the policy lets it count.
     after: Clock,
+    /// The device has refused memory.
+    was_refused: Cell<bool>,
 }
 
 impl Engine {
@@ -199,6 +202,7 @@ impl Engine {
             effort,
             patience,
             after: self.what_counts(lane),
+            was_refused: Cell::new(false),
         };
         for attempt in Attempt::ladder(self.settings.order, effort) {
             if let Some(lent) = climb.attempt(attempt)? {
@@ -303,12 +307,19 @@ impl Climb<'_> {
         self.engine.may_call(self.effort)
     }
 
-    /// Where memory cannot be mapped elsewhere, a free segment of the wrong size is in the way.
+    /// Where memory cannot be mapped elsewhere, a free segment of the wrong size is in the way. Where the
+    /// device refuses, what other pools keep is.
     fn trimmed(&self) -> Result<Option<Lent>, Refusal> {
-        if self.engine.settings.geometry.virtual_memory || !self.may_call() {
+        if !self.may_call() {
             return Ok(None);
         }
-        if self.engine.trim_to(0)? == 0 {
+        if !self.engine.settings.geometry.virtual_memory && self.engine.trim_to(0)? > 0 {
+            self.was_refused.set(false);
+            if let Some(lent) = self.fetch(None, Growth::Allowed)? {
+                return Ok(Some(lent));
+            }
+        }
+        if !self.was_refused.get() || !self.engine.make_way_for(self.request.bytes) {
             return Ok(None);
         }
         Ok(self.fetch(None, Growth::Allowed)?)
@@ -344,7 +355,11 @@ impl Climb<'_> {
         match self.engine.carry_out(plan, self.lane.id) {
             Ok(Some(grant)) => self.lend_in_order(grant, Rung::Grown),
             Ok(None) => Ok(None),
-            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => Ok(None),
+            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
+                self.was_refused.set(true);
+                self.engine.pressure.note(true);
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }

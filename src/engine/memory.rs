@@ -195,6 +195,7 @@ impl Engine {
                     grant
                 });
                 self.noted(address)?;
+                self.pressure.note(false);
                 tally::add(&self.tally.growths, 1);
                 trace::grown(bytes, 1);
                 Ok(grant)
@@ -242,6 +243,9 @@ impl Engine {
             }
             grant
         });
+        if created > 0 && error.is_none() {
+            self.pressure.note(false);
+        }
         if created > 0 {
             trace::grown(bytes(created), created);
         }

@@ -9,6 +9,7 @@
 //! | `ladder` | where memory comes from, rung by rung |
 //! | `unpooled` | the same where nothing is pooled |
 //! | `patience` | what is awaited before new memory is taken |
+//! | `pressure` | what is done when the device refuses it |
 //! | `release` | the way back: a free, a further use, a grant that nobody took |
 //! | `harvest` | what has completed, and what lanes keep |
 //! | `lookup` | which block an address is in |
@@ -32,6 +33,7 @@ mod ladder;
 mod lookup;
 mod memory;
 mod patience;
+mod pressure;
 mod release;
 mod resize;
 mod survey;
@@ -48,6 +50,7 @@ pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
 pub use lookup::{BlockInfo, BlockState};
 pub(crate) use patience::{Expected, Patience};
+pub(crate) use pressure::MakeWay;
 pub use survey::SegmentInfo;
 pub(crate) use survey::Survey;
 pub(crate) use tally::Tally;
@@ -69,6 +72,7 @@ use crossbeam_utils::CachePadded;
 use figures::Gone;
 use journal::Journal;
 use memory::Memory;
+use pressure::Pressure;
 
 /// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
 /// the first waiter comes, the last goes, or the pool ends: a line that stays shared among readers.
@@ -112,6 +116,7 @@ pub(crate) struct Engine {
     pub(crate) bell: plain::Arc<Bell>,
     pub(crate) tally: Tally,
     pub(crate) upkeep: Upkeep,
+    pub(crate) pressure: Pressure,
     /// The ledger's, for who only wants to look. Read by every allocation, written by a resize.
     capacity: CachePadded<SharedNumber>,
     /// The capacity was set to less than was held.
@@ -138,6 +143,7 @@ impl Engine {
     pub(crate) fn new(
         device: plain::Arc<dyn Device>,
         settings: Settings,
+        make_way: MakeWay,
     ) -> Result<Self, BuildError> {
         let registry = Registry {
             lanes: Arc::new(Vec::new()),
@@ -151,6 +157,7 @@ impl Engine {
             bell: plain::Arc::new(Bell::new()),
             tally: Tally::new(),
             upkeep: Upkeep::new(settings.upkeep.clone()),
+            pressure: Pressure::new(make_way),
             is_shrunk: SharedFlag::new(false),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
@@ -298,6 +305,7 @@ impl Engine {
             trace::device_broken(error);
         }
         self.bell.ring();
+        self.bell.ring_held();
     }
 
     /// Passes a device result on, taking note of an error.

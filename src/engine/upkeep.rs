@@ -77,6 +77,10 @@ impl Upkeep {
         }
     }
 
+    pub(crate) fn interval(&self) -> Duration {
+        self.interval
+    }
+
     pub(crate) fn threshold(&self) -> u64 {
         self.threshold.load(Ordering::Relaxed)
     }

@@ -1,27 +1,40 @@
 //! What each tenant has of one pool.
 //!
 //! An account is the one place where the bytes of a tag are known, on a cache line of its own. A tagged
-//! grant is *charged* to it, and the free of what was granted *credits* it: two additions each, to a line
-//! that only allocations and frees of the same tag write. What has no tag touches none of this.
+//! request *claims* its bytes before memory is looked for, and what gets nothing disclaims them; so does the
+//! free of what was granted. That is one compare-and-swap each, on a line that only allocations and frees
+//! of the same tag write: it compares with the limit and adds in one step (to read first and add after
+//! would let two pass together: rmm#869). What has no tag touches none of this.
 //!
-//! A limit in bytes belongs where the charge is made. `charge` then compares before it adds, in one
-//! compare-and-swap (to read first and add after would let two pass together: rmm#869), and is called
-//! before the ladder is climbed instead of after: a request over its tag's limit joins the queue, a
-//! request that gets nothing is credited again, and a credit rings the bell while a request of that tag
-//! waits. Weights between tags order the queue, by `used` over weight. Quota that lanes lease in advance
-//! is charged here in bulk.
+//! A request that may claim nothing is *held* at the door, by whoever keeps the queue. That somebody is held
+//! stands in the same word as what is claimed, so that whoever disclaims cannot overlook it, and a newcomer
+//! of the same tag does not pass.
 
 use super::tag::Tag;
 use super::{Level, Waits};
 use crate::sync::{Count, Ordering, SharedNumber, plain::OnceLock};
 use crossbeam_utils::CachePadded;
 use std::fmt;
+use std::num::NonZeroU32;
+
+/// Somebody of this tag is held at the door.
+const HELD: u64 = 1 << 63;
+
+/// More was claimed than the limit allows, or others of the same tag come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LimitReached;
 
 /// What one tag has; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Account {
-    /// Bytes of live blocks.
-    used: SharedNumber,
+    /// Bytes of live blocks, and of requests that were let in; with [`HELD`].
+    claimed: SharedNumber,
+    /// Those of requests that wait in the queue.
+    promised: Count,
+    /// What may be claimed at most.
+    limit: SharedNumber,
+    /// Zero where it has none.
+    weight: Count,
     high: Count,
     allocations: Count,
     frees: Count,
@@ -31,7 +44,10 @@ pub(crate) struct Account {
 impl Account {
     fn new() -> Self {
         Self {
-            used: SharedNumber::new(0),
+            claimed: SharedNumber::new(0),
+            promised: Count::default(),
+            limit: SharedNumber::new(u64::MAX),
+            weight: Count::default(),
             high: Count::default(),
             allocations: Count::default(),
             frees: Count::default(),
@@ -39,26 +55,124 @@ impl Account {
         }
     }
 
-    /// A block of so many bytes was granted.
-    pub(crate) fn charge(&self, bytes: u64) {
-        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.high.raise(used);
+    /// Claims bytes for a request, if the limit allows it and nobody of this tag is held.
+    ///
+    /// # Errors
+    /// When that is not so.
+    #[inline]
+    pub(crate) fn claim(&self, bytes: u64) -> Result<(), LimitReached> {
+        self.update(|claimed| (claimed & HELD == 0).then(|| self.with(claimed, bytes))?)
+    }
+
+    /// The same for one who is held: who comes after it does not matter.
+    ///
+    /// # Errors
+    /// When the limit does not allow it.
+    pub(crate) fn claim_for_held(&self, bytes: u64) -> Result<(), LimitReached> {
+        self.update(|claimed| self.with(claimed, bytes))
+    }
+
+    /// The same, and if the limit does not allow it, notes that somebody is held from now on.
+    ///
+    /// # Errors
+    /// When the limit does not allow it.
+    pub(crate) fn claim_or_hold(&self, bytes: u64) -> Result<(), LimitReached> {
+        let mut is_held = false;
+        self.update(|claimed| {
+            let with = (claimed & HELD == 0).then(|| self.with(claimed, bytes));
+            is_held = with.flatten().is_none();
+            with.flatten().or(Some(claimed | HELD))
+        })?;
+        if is_held { Err(LimitReached) } else { Ok(()) }
+    }
+
+    /// Nobody of this tag is held any more.
+    pub(crate) fn end_holding(&self) {
+        let _ = self.update(|claimed| Some(claimed & !HELD));
+    }
+
+    fn with(&self, claimed: u64, bytes: u64) -> Option<u64> {
+        let with = (claimed & !HELD).checked_add(bytes)?;
+        let limit = self.limit.load(Ordering::Relaxed).min(HELD - 1);
+        (with <= limit).then_some(with | claimed & HELD)
+    }
+
+    fn update(&self, next: impl FnMut(u64) -> Option<u64>) -> Result<(), LimitReached> {
+        let updated = self.claimed.fetch_update(Ordering::AcqRel, next);
+        updated.map(drop).map_err(|_| LimitReached)
+    }
+
+    /// Bytes that a block has over what was asked for it: they are there already.
+    pub(crate) fn claim_more(&self, bytes: u64) {
+        self.claimed.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes are not claimed any more. Says whether somebody is held who may now be let in.
+    #[inline]
+    pub(crate) fn disclaim(&self, bytes: u64) -> bool {
+        let before = self
+            .claimed
+            .fetch_add(bytes.wrapping_neg(), Ordering::AcqRel);
+        debug_assert!(before & !HELD >= bytes, "a tag frees what it was granted");
+        before & HELD != 0
+    }
+
+    /// A request that claimed bytes waits in the queue.
+    pub(crate) fn promise(&self, bytes: u64) {
+        self.promised.add(bytes);
+    }
+
+    /// It does not any more, whatever the outcome.
+    pub(crate) fn end_promise(&self, bytes: u64) {
+        self.promised.subtract(bytes);
+    }
+
+    /// A block was granted, for which its bytes were claimed.
+    pub(crate) fn note_granted(&self) {
+        self.high.raise(self.used_now());
         self.allocations.add(1);
     }
 
     /// It was freed.
-    pub(crate) fn credit(&self, bytes: u64) {
-        let before = self.used.fetch_add(bytes.wrapping_neg(), Ordering::Relaxed);
-        debug_assert!(before >= bytes, "a tag frees what it was granted");
+    pub(crate) fn note_freed(&self) {
         self.frees.add(1);
     }
 
+    fn used_now(&self) -> u64 {
+        let claimed = self.claimed.load(Ordering::Relaxed) & !HELD;
+        claimed.saturating_sub(self.promised.get())
+    }
+
     pub(crate) fn used(&self) -> Level {
-        let current = self.used.load(Ordering::Relaxed);
+        let current = self.used_now();
         Level {
             current,
             high: self.high.get().max(current),
         }
+    }
+
+    /// Bytes of live blocks, and of requests that were let in.
+    pub(crate) fn claimed(&self) -> u64 {
+        self.claimed.load(Ordering::Relaxed) & !HELD
+    }
+
+    pub(crate) fn limit(&self) -> Option<u64> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        (limit != u64::MAX).then_some(limit)
+    }
+
+    /// Whoever keeps the held ones lets them in after it.
+    pub(crate) fn set_limit(&self, limit: Option<u64>) {
+        let limit = limit.unwrap_or(u64::MAX);
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    pub(crate) fn weight(&self) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.weight.get() as u32)
+    }
+
+    pub(crate) fn set_weight(&self, weight: u32) {
+        self.weight.set(weight.into());
     }
 
     pub(crate) fn allocations(&self) -> u64 {
@@ -70,8 +184,7 @@ impl Account {
     }
 
     fn reset_high(&self) {
-        let used = self.used.load(Ordering::Relaxed);
-        self.high.set(used);
+        self.high.set(self.used_now());
     }
 }
 
@@ -169,15 +282,45 @@ mod tests {
     }
 
     #[cfg(not(weirpool_loom))]
+    fn grant(account: &Account, bytes: u64) {
+        account.claim(bytes).unwrap();
+        account.note_granted();
+    }
+
+    #[cfg(not(weirpool_loom))]
+    #[test]
+    fn nothing_is_claimed_over_the_limit() {
+        let account = Account::new();
+        account.set_limit(Some(1024));
+        assert_eq!(account.claim(1025), Err(LimitReached));
+        grant(&account, 1024);
+        assert_eq!(account.claim_or_hold(512), Err(LimitReached));
+        assert_eq!(account.claimed(), 1024);
+        assert!(account.disclaim(512), "somebody is held");
+        assert_eq!(account.claim(512), Err(LimitReached), "and comes first");
+        assert_eq!(account.claim_for_held(512), Ok(()));
+        account.promise(512);
+        account.end_holding();
+        let used = account.used();
+        assert_eq!((used.current, used.high), (512, 1024));
+        account.end_promise(512);
+        assert_eq!(account.used().current, 1024);
+        account.set_limit(None);
+        assert_eq!(account.claim(1 << 40), Ok(()));
+        assert_eq!(account.claim(u64::MAX), Err(LimitReached));
+    }
+
+    #[cfg(not(weirpool_loom))]
     #[test]
     fn accounts_are_opened_by_use() {
         let accounts = Accounts::new();
         let [few, many] = [3, 300].map(Tag::numbered);
         assert!(accounts.get(few).is_none());
-        accounts.of(many).charge(512);
-        accounts.of(few).charge(1024);
-        accounts.of(few).charge(512);
-        accounts.of(few).credit(1024);
+        grant(accounts.of(many), 512);
+        grant(accounts.of(few), 1024);
+        grant(accounts.of(few), 512);
+        assert!(!accounts.of(few).disclaim(1024));
+        accounts.of(few).note_freed();
         let used: Vec<_> = accounts
             .iter()
             .map(|(tag, account)| (tag, account.used()))

@@ -16,7 +16,7 @@ mod peak;
 mod tag;
 mod waits;
 
-pub(crate) use account::Accounts;
+pub(crate) use account::{Account, Accounts, LimitReached};
 pub(crate) use histogram::Recorder;
 pub use histogram::{Bucket, Histogram};
 pub use level::Level;

@@ -25,6 +25,9 @@ pub struct LeakReport {
     pub blocks: Vec<BlockInfo>,
 }
 
+/// A site and a tag, as far as they are known.
+type Place<'a> = (Option<&'a Site>, Option<&'static str>);
+
 /// What was allocated at one place and is in use still.
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
@@ -69,7 +72,7 @@ impl LeakReport {
     }
 
     /// By place and tag, the largest first.
-    fn groups(&self) -> Vec<((Option<&Site>, Option<&'static str>), Group)> {
+    fn groups(&self) -> Vec<(Place<'_>, Group)> {
         let mut groups = BTreeMap::<_, Group>::new();
         for block in &self.blocks {
             let origin = block.origin.as_ref();

@@ -141,6 +141,10 @@ impl Metrics {
         ] {
             gauge!(name, "pool" => self.pool.clone(), "tag" => tag).set(value as f64);
         }
+        if let Some(limit) = figures.limit {
+            gauge!("weirpool_tag_limit_bytes", "pool" => self.pool.clone(), "tag" => tag)
+                .set(limit as f64);
+        }
         for (name, value) in [
             ("weirpool_tag_allocations", figures.allocations),
             ("weirpool_tag_frees", figures.frees),
@@ -189,6 +193,10 @@ fn describe() {
             "in handles that are wholly free",
         ),
         ("weirpool_tag_used_bytes", "in live blocks of a tag"),
+        (
+            "weirpool_tag_limit_bytes",
+            "what a tag may have, if that is limited",
+        ),
     ] {
         describe_gauge!(name, Unit::Bytes, meaning);
     }

@@ -91,13 +91,17 @@ impl StreamStatistics {
 pub struct TagStatistics {
     /// Which tag.
     pub tag: Tag,
-    /// In live blocks. Exact, the high too.
+    /// In live blocks. Exact; the high may count a request that failed in that moment on another thread.
     pub used: Level,
+    /// What it may have, if that is [limited](crate::Pool::set_tag_limit).
+    pub limit: Option<u64>,
+    /// Its [weight](crate::Pool::set_tag_weight) in the queue; 0 if it has none.
+    pub weight: u32,
     /// Blocks granted so far, in number.
     pub allocations: u64,
     /// Blocks freed so far, in number.
     pub frees: u64,
-    /// How its requests waited.
+    /// How its requests waited, in the queue or for its limit.
     pub waits: WaitStatistics,
 }
 
@@ -110,6 +114,10 @@ impl TagStatistics {
         Self {
             tag,
             used: used.unwrap_or_default(),
+            limit: account.and_then(|account| account.limit()),
+            weight: account
+                .and_then(|account| account.weight())
+                .map_or(0, std::num::NonZeroU32::get),
             // Before the allocations: no free is told of whose allocation is not.
             frees: account.map_or(0, |account| account.frees()),
             allocations: account.map_or(0, |account| account.allocations()),

@@ -7,6 +7,7 @@ use crate::error::BuildError;
 use crate::lane::Bounds;
 use crate::ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
 use crate::ledger::{CoalesceHeuristic, GRANULE, GrowBy};
+use crate::measure::Tag;
 use crate::registry;
 use crate::sync::plain;
 use std::time::Duration;
@@ -43,6 +44,8 @@ pub struct PoolBuilder {
     pub(super) heuristic: Option<CoalesceHeuristic>,
     upkeep_interval: Duration,
     history: usize,
+    tag_limits: Vec<(Tag, u64)>,
+    tag_weights: Vec<(Tag, u32)>,
 }
 
 impl PoolBuilder {
@@ -66,6 +69,8 @@ impl PoolBuilder {
             heuristic: None,
             upkeep_interval: UPKEEP_INTERVAL,
             history: 0,
+            tag_limits: Vec::new(),
+            tag_weights: Vec::new(),
         }
     }
 
@@ -196,6 +201,20 @@ impl PoolBuilder {
         self
     }
 
+    /// How many bytes a tag may have of the pool at once. Default: any number. See
+    /// [`Pool::set_tag_limit`].
+    pub fn tag_limit(mut self, tag: Tag, bytes: u64) -> Self {
+        self.tag_limits.push((tag, bytes));
+        self
+    }
+
+    /// The weight of a tag in the queue. Default: none, which is first come, first served. See
+    /// [`Pool::set_tag_weight`].
+    pub fn tag_weight(mut self, tag: Tag, weight: u32) -> Self {
+        self.tag_weights.push((tag, weight));
+        self
+    }
+
     /// Builds the pool.
     ///
     /// # Errors
@@ -207,7 +226,17 @@ impl PoolBuilder {
             registry::check_name(name)?;
         }
         let settings = self.settings()?;
-        Pool::new(Engine::new(self.device, settings)?, self.name)
+        let pool = Pool::new(
+            Engine::new(self.device, settings, registry::make_way)?,
+            self.name,
+        )?;
+        for (tag, bytes) in self.tag_limits {
+            pool.set_tag_limit(tag, Some(bytes));
+        }
+        for (tag, weight) in self.tag_weights {
+            pool.set_tag_weight(tag, weight);
+        }
+        Ok(pool)
     }
 
     fn settings(&self) -> Result<Settings, BuildError> {

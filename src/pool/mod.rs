@@ -11,6 +11,7 @@ mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod own_stream;
+mod tenants;
 
 pub use allocate::Allocate;
 pub use builder::PoolBuilder;
@@ -176,7 +177,10 @@ impl Pool {
                 Ok(Block::new(registration.clone(), lent, &demand, asker))
             }
             Err(Denial::Failed(error)) => Err(error),
-            Err(Denial::Short(_)) => Err(exhausted(registration, demand.request)),
+            Err(Denial::Short(..)) => Err(exhausted(registration, &demand)),
+            Err(Denial::OverLimit(tag)) => {
+                Err(self.service().limit_reached(tag, demand.request.bytes))
+            }
         }
     }
 
@@ -367,6 +371,7 @@ impl Pool {
         let resized = engine.resize(capacity);
         // Even if memory could not be released: who waits for more than the capacity is told.
         Service::serve(self.service());
+        engine.bell.ring_held();
         resized?;
         Ok(capacity)
     }
@@ -400,9 +405,9 @@ impl Pool {
 }
 
 #[cold]
-fn exhausted(registration: &Registration, request: Request) -> AllocError {
+fn exhausted(registration: &Registration, demand: &Demand) -> AllocError {
     let Registration { service, lane, .. } = registration;
-    AllocError::Exhausted(service.exhausted(lane, request))
+    AllocError::Exhausted(service.exhausted(lane, demand))
 }
 
 impl fmt::Debug for Pool {

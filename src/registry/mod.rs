@@ -4,6 +4,8 @@
 //! is left of its entry goes when another pool is built or looked for. Nothing here is met by an allocation
 //! or a free.
 
+use crate::device::DeviceId;
+use crate::engine::Engine;
 use crate::error::BuildError;
 use crate::sync::plain::{Arc, Mutex, Weak};
 use crate::wait::Presence;
@@ -13,6 +15,7 @@ static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 struct Entry {
     name: Option<Arc<str>>,
+    device: DeviceId,
     pool: Weak<Presence>,
 }
 
@@ -39,6 +42,7 @@ pub(crate) fn enter(pool: &Arc<Presence>) -> Result<(), BuildError> {
     }
     pools.push(Entry {
         name: pool.name.clone(),
+        device: pool.service.engine.device.id(),
         pool: Arc::downgrade(pool),
     });
     Ok(())
@@ -72,4 +76,23 @@ pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     pools.retain(Entry::lives);
     let all: Vec<_> = pools.iter().map(|entry| entry.pool.clone()).collect();
     all.into_iter().filter_map(|pool| pool.upgrade())
+}
+
+/// Has other pools over the same memory as the engine's release so many bytes of what they keep. Returns
+/// how many they released.
+pub(crate) fn make_way(engine: &Engine, bytes: u64) -> u64 {
+    let device = engine.device.id();
+    let others: Vec<_> = {
+        let pools = POOLS.lock();
+        let others = pools.iter().filter(|entry| entry.device == device);
+        others.map(|entry| entry.pool.clone()).collect()
+    };
+    let mut released = 0;
+    for pool in others.into_iter().filter_map(|pool| pool.upgrade()) {
+        let other = &pool.service.engine;
+        if released < bytes && !std::ptr::eq(other, engine) && other.shares_memory_with(engine) {
+            released += other.give_way(bytes - released);
+        }
+    }
+    released
 }

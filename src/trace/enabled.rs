@@ -84,7 +84,9 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
         reserved,
         capacity,
         waiting,
+        tag,
     } = *shortfall;
+    let tag = tag.map(|tag| tag.tag.name());
     tell!(
         INFO,
         requested,
@@ -95,6 +97,7 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
         reserved,
         capacity,
         waiting,
+        tag,
         fragmentation = shortfall.fragmentation(),
         "exhausted"
     );

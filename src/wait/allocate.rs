@@ -1,11 +1,12 @@
 //! The future of an allocation: the ladder first, the queue if that gives nothing.
 
 use super::queue::{Newcomer, Waiter};
-use super::{Demand, Registration, Service};
+use super::{Claim, Demand, Registration, Service};
 use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Expected, HistoryEvent, Lent, Patience, Refusal};
 use crate::error::AllocError;
+use crate::measure::{LimitReached, Tag};
 use crate::sync::Arc;
 use crate::trace;
 use std::task::{Context, Poll};
@@ -60,7 +61,12 @@ impl<'a> Allocation<'a> {
             Stage::New => match try_now(self.registration, *demand, Effort::Poll) {
                 Ok(lent) => Poll::Ready(Ok(lent)),
                 Err(Denial::Failed(error)) => Poll::Ready(Err(error)),
-                Err(Denial::Short(patience)) => self.join(demand, patience, timeout, context),
+                Err(Denial::Short(patience, claim)) => {
+                    self.join(demand, patience, claim, timeout, context)
+                }
+                Err(Denial::OverLimit(_)) => {
+                    self.join(demand, Expected::default(), None, timeout, context)
+                }
             },
             Stage::Waiting { .. } => self.look(context),
             Stage::Done => panic!("an allocation was polled after it was ready"),
@@ -75,6 +81,7 @@ impl<'a> Allocation<'a> {
         &mut self,
         demand: &Demand,
         patience: Expected,
+        claim: Option<Claim<'a>>,
         timeout: Option<Duration>,
         context: &mut Context<'_>,
     ) -> Poll<Result<Lent, AllocError>> {
@@ -88,6 +95,7 @@ impl<'a> Allocation<'a> {
             since: now,
             patience,
             waker,
+            claim,
         };
         let waiter = service.queue.join(newcomer, &engine.gate);
         let deadline = timeout.map(|timeout| {
@@ -96,7 +104,6 @@ impl<'a> Allocation<'a> {
         });
         let patience = (!waiter.patience.fences.is_empty())
             .then(|| Alarm::new(&engine.device, waiter.patience.until, waker));
-        Service::ensure_reclaimer(service);
         let span = trace::Waiting::new(demand.asked(&self.registration.lane));
         self.has_waited = true;
         self.stage = Stage::Waiting {
@@ -131,10 +138,19 @@ impl<'a> Allocation<'a> {
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
-        // Enlisted first, then served: what comes in between rings.
-        let member = Member::Waiter(waiter.place);
-        service.engine.bell.enlist(member, waker);
-        Service::serve(service);
+        // Enlisted first, then looked, or served: what comes in between rings.
+        if waiter.is_held() {
+            let member = Member::Held(waiter.place);
+            service.engine.bell.enlist(member, waker);
+            if let Some(refusal) = service.refusal_of(&waiter.demand) {
+                return Poll::Ready(Err(refusal));
+            }
+        } else {
+            let member = Member::Waiter(waiter.place);
+            service.engine.bell.enlist(member, waker);
+            Service::ensure_reclaimer(service);
+            Service::serve(service);
+        }
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
@@ -158,7 +174,7 @@ impl<'a> Allocation<'a> {
             return Ok(lent);
         }
         let service = &self.registration.service;
-        let shortfall = service.exhausted(&waiter.lane, waiter.demand.request);
+        let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
         Err(AllocError::TimedOut {
             waited: now.saturating_sub(waiter.since),
             shortfall,
@@ -175,7 +191,10 @@ impl<'a> Allocation<'a> {
         let left_over = waiter.cancel();
         let so_long = service.engine.device.now().saturating_sub(waiter.since);
         let waited = was_served.then_some(so_long);
-        service.queue.leave(&waiter, waited, &service.engine.gate);
+        drop(service.queue.leave(&waiter, waited, &service.engine.gate));
+        if let (Some(tag), false, false) = (waiter.demand.tag, was_served, waiter.is_held()) {
+            service.disclaim(tag, waiter.demand.request.bytes);
+        }
         service.engine.write_down(|| HistoryEvent::Waited {
             stream: waiter.lane.id,
             requested: waiter.demand.requested(),
@@ -200,9 +219,12 @@ impl Drop for Allocation<'_> {
 
 /// Why an allocation got nothing at once.
 #[derive(Debug)]
-pub(crate) enum Denial {
-    /// Nothing may be had now: who can wait joins the queue, with this patience.
-    Short(Expected),
+pub(crate) enum Denial<'a> {
+    /// Nothing may be had now: who can wait joins the queue, with this patience, and with what its tag
+    /// claimed.
+    Short(Expected, Option<Claim<'a>>),
+    /// Its tag has as much as it may: who can wait does so at the door.
+    OverLimit(Tag),
     /// Waiting would not help.
     Failed(AllocError),
 }
@@ -211,36 +233,59 @@ pub(crate) enum Denial {
 ///
 /// # Errors
 /// When nothing may be had now, or ever.
+///
+/// What is lent was claimed by the tag it is for: whoever ends it disclaims that.
 #[inline]
 pub(crate) fn try_now(
     registration: &Registration,
     demand: Demand,
     effort: Effort,
-) -> Result<Lent, Denial> {
+) -> Result<Lent, Denial<'_>> {
+    let Some(tag) = demand.tag else {
+        return try_claimed(registration, demand, effort, None);
+    };
+    match Claim::of(&registration.service, &demand, tag) {
+        Ok(claim) => try_claimed(registration, demand, effort, Some(claim)),
+        Err(LimitReached) => {
+            let never = registration.service.refusal_of(&demand);
+            Err(never.map_or(Denial::OverLimit(tag), Denial::Failed))
+        }
+    }
+}
+
+#[inline]
+fn try_claimed<'a>(
+    registration: &'a Registration,
+    demand: Demand,
+    effort: Effort,
+    claim: Option<Claim<'a>>,
+) -> Result<Lent, Denial<'a>> {
     let engine = &registration.service.engine;
     let Demand { request, .. } = demand;
     if request.alignment <= engine.settings.alignment {
         let lane = &registration.lane;
         if let Some(lent) = engine.take_own(lane, request.bytes, demand.rounding) {
+            claim.map(Claim::keep);
             return Ok(lent);
         }
     }
-    try_above_the_lane(registration, demand, effort)
+    try_above_the_lane(registration, demand, effort, claim)
 }
 
 #[cold]
-fn try_above_the_lane(
-    registration: &Registration,
+fn try_above_the_lane<'a>(
+    registration: &'a Registration,
     demand: Demand,
     effort: Effort,
-) -> Result<Lent, Denial> {
+    claim: Option<Claim<'a>>,
+) -> Result<Lent, Denial<'a>> {
     let service = &registration.service;
     if let Some(refusal) = service.refusal() {
         return Err(Denial::Failed(refusal));
     }
     // Who comes while others wait goes behind them, however much is free.
     if !service.engine.is_open() {
-        return Err(Denial::Short(Expected::default()));
+        return Err(Denial::Short(Expected::default(), claim));
     }
     let patience = match effort {
         Effort::Immediate => Patience::None,
@@ -251,14 +296,16 @@ fn try_above_the_lane(
         .climb(&registration.lane, demand.request, effort, patience);
     // What was claimed or harvested on the way may be what another waits for.
     service.engine.ring_if_awaited();
-    if let Ok(lent) = &climbed {
-        // The lane counts what it gives itself while it is locked.
-        let lane = &registration.lane;
-        lane.count_from_above(lent.bytes, demand.rounding);
+    match climbed {
+        Ok(lent) => {
+            // The lane counts what it gives itself while it is locked.
+            let lane = &registration.lane;
+            lane.count_from_above(lent.bytes, demand.rounding);
+            claim.map(Claim::keep);
+            Ok(lent)
+        }
+        Err(Refusal::Short(patience)) => Err(Denial::Short(patience, claim)),
+        Err(Refusal::NeedsThread) => Err(Denial::Short(Expected::default(), claim)),
+        Err(Refusal::Device(error)) => Err(Denial::Failed(error.into())),
     }
-    climbed.map_err(|refusal| match refusal {
-        Refusal::Short(patience) => Denial::Short(patience),
-        Refusal::NeedsThread => Denial::Short(Expected::default()),
-        Refusal::Device(error) => Denial::Failed(error.into()),
-    })
 }

@@ -14,6 +14,8 @@
 //! | file | about |
 //! |---|---|
 //! | `queue` | who waits, and what each gets |
+//! | `line` | in which order |
+//! | `claim` | what a tag may have |
 //! | `service` | granting the queue from the engine |
 //! | `reclaimer` | who drives, as a future |
 //! | `demand` | what is asked for, and for whom |
@@ -26,8 +28,10 @@
 //! | `grower` | memory calls that block, off the runtime's workers |
 
 mod allocate;
+mod claim;
 mod demand;
 mod grower;
+mod line;
 mod onlookers;
 mod passage;
 mod queue;
@@ -39,6 +43,7 @@ mod spawn;
 mod upkeep;
 
 pub(crate) use allocate::{Allocation, Denial, try_now};
+pub(crate) use claim::Claim;
 pub(crate) use demand::Demand;
 pub(crate) use onlookers::{Asker, Ending, Granted, Onlookers};
 pub(crate) use passage::{Passage, Passages};

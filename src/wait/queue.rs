@@ -11,30 +11,38 @@
 //! The state is set before the waker is called: woken first, the future could look, find nothing, and
 //! sleep for ever. A grant that finds its waiter gone is handed back to whoever made it; a future
 //! dropped after the grant hands it back itself. So a grant has one owner at every moment.
+//!
+//! Who is over the limit of its tag waits at the door, outside the [line](super::line): it keeps nobody
+//! from being served, and the gate does not close for it. Once the limit allows it, it comes in, to the
+//! place that it had by its coming.
 
 use super::Demand;
+use super::claim::Claim;
+use super::line::{Flow, Line, Place};
 use crate::engine::{Expected, Lent, gate};
 use crate::error::AllocError;
 use crate::lane::Lane;
-use crate::measure::{Accounts, Histogram, Recorder, WaitStatistics, Waits};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
+use crate::measure::{Account, Accounts, Histogram, Recorder, Tag, WaitStatistics, Waits};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::task::Waker;
 use std::time::Duration;
-
-/// A place in the queue: lower is earlier.
-pub(crate) type Place = u64;
 
 /// One who waits.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub(crate) place: Place,
+    flow: Flow,
     pub(crate) lane: Arc<Lane>,
     pub(crate) demand: Demand,
     /// When it came, on the device's clock.
     pub(crate) since: Duration,
     /// What is to be passed before new memory is taken for it.
     pub(crate) patience: Expected,
+    /// It is at the door: its tag has reached its limit.
+    is_held: SharedFlag,
     state: Mutex<State>,
 }
 
@@ -45,6 +53,8 @@ pub(super) struct Newcomer<'a> {
     pub(super) since: Duration,
     pub(super) patience: Expected,
     pub(super) waker: &'a Waker,
+    /// None of one that has no tag, or may claim nothing yet.
+    pub(super) claim: Option<Claim<'a>>,
 }
 
 #[derive(Debug)]
@@ -113,21 +123,37 @@ impl Waiter {
         }
     }
 
+    /// Whether it is at the door.
+    pub(super) fn is_held(&self) -> bool {
+        self.is_held.load(Ordering::Acquire)
+    }
+
+    /// Whom to wake, while it waits.
+    fn waker(&self) -> Option<Waker> {
+        match &*self.state.lock() {
+            State::Waiting(waker) => Some(waker.clone()),
+            _ => None,
+        }
+    }
+
     pub(super) fn is_waiting(&self) -> bool {
         matches!(&*self.state.lock(), State::Waiting(_))
     }
 }
 
-#[derive(Debug, Default)]
-struct Line {
-    waiters: BTreeMap<Place, Arc<Waiter>>,
+/// All who wait, in the line or at the door.
+#[derive(Debug)]
+struct Standing {
+    line: Line<Arc<Waiter>>,
+    /// Those whose tags have reached their limits, in the order of coming.
+    held: BTreeMap<Tag, BTreeMap<Place, Arc<Waiter>>>,
     next: Place,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Queue {
-    line: Mutex<Line>,
+    standing: Mutex<Standing>,
     waits: Waits,
     /// How long those waited who were served.
     times: Recorder,
@@ -135,52 +161,159 @@ pub(crate) struct Queue {
     pub(crate) accounts: Accounts,
 }
 
+/// Those who were let in from the door: woken when this is dropped, which is done with no lock held.
+#[derive(Debug, Default)]
+#[must_use = "who was let in is to be woken with no lock held"]
+pub(super) struct Admitted(SmallVec<[Waker; 2]>);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            assert_unlocked("wake");
+            self.0.drain(..).for_each(Waker::wake);
+        }
+    }
+}
+
 impl Queue {
     pub(super) fn new() -> Self {
+        let standing = Standing {
+            line: Line::new(),
+            held: BTreeMap::new(),
+            next: 0,
+        };
         Self {
-            line: Mutex::new(Guards::Queue, Line::default()),
+            standing: Mutex::new(Guards::Queue, standing),
             waits: Waits::default(),
             times: Recorder::new(),
             accounts: Accounts::new(),
         }
     }
 
-    /// Joins the end of the queue. The gate is raised under the queue's lock, as it is lowered, so
-    /// that it is raised whenever somebody waits.
+    /// Joins the queue; at the door, if its tag has reached its limit. The gate is raised under the
+    /// queue's lock, as it is lowered, so that it is raised whenever somebody waits in the line.
     pub(super) fn join(&self, newcomer: Newcomer<'_>, gate: &SharedState) -> Arc<Waiter> {
-        let mut line = self.line.lock();
-        let place = line.next;
-        line.next += 1;
+        let Newcomer { demand, claim, .. } = newcomer;
+        let bytes = demand.request.bytes;
+        let mut standing = self.standing.lock();
+        let account = demand.tag.map(|tag| (tag, self.accounts.of(tag)));
+        let is_let_in = match account {
+            Some((_, account)) if claim.is_none() => account.claim_or_hold(bytes).is_ok(),
+            _ => true,
+        };
+        if let Some(claim) = claim {
+            claim.keep();
+        }
+        let place = standing.next;
+        standing.next += 1;
         let waiter = Arc::new(Waiter {
             place,
+            flow: demand.tag.filter(|_| account.is_some_and(has_weight)),
             lane: newcomer.lane.clone(),
-            demand: newcomer.demand,
+            demand,
             since: newcomer.since,
             patience: newcomer.patience,
+            is_held: SharedFlag::new(!is_let_in),
             state: Mutex::new(Guards::Waiter, State::Waiting(newcomer.waker.clone())),
         });
-        line.waiters.insert(place, waiter.clone());
         self.counted_for(&waiter).for_each(Waits::begin);
-        if line.waiters.len() == 1 {
-            gate.fetch_or(gate::WAITING, Ordering::SeqCst);
+        match account {
+            Some((tag, _)) if !is_let_in => {
+                let held = standing.held.entry(tag).or_default();
+                held.insert(place, waiter.clone());
+            }
+            _ => self.line_up(&mut standing, waiter.clone(), gate),
         }
         waiter
     }
 
+    fn line_up(&self, standing: &mut Standing, waiter: Arc<Waiter>, gate: &SharedState) {
+        if let Some(tag) = waiter.demand.tag {
+            self.accounts.of(tag).promise(waiter.demand.request.bytes);
+        }
+        if standing.line.is_empty() {
+            gate.fetch_or(gate::WAITING, Ordering::SeqCst);
+        }
+        standing.line.join(waiter.flow, waiter.place, waiter);
+    }
+
     /// Leaves the queue, served after `waited` or not at all. Whoever is second does nothing.
-    pub(super) fn leave(&self, waiter: &Waiter, waited: Option<Duration>, gate: &SharedState) {
-        let mut line = self.line.lock();
-        if line.waiters.remove(&waiter.place).is_none() {
-            return;
+    pub(super) fn leave(
+        &self,
+        waiter: &Waiter,
+        waited: Option<Duration>,
+        gate: &SharedState,
+    ) -> Admitted {
+        let bytes = waiter.demand.request.bytes;
+        let mut standing = self.standing.lock();
+        let account = waiter.demand.tag.map(|tag| (tag, self.accounts.of(tag)));
+        let weight = account.and_then(|(_, account)| account.weight());
+        let served = waited.map(|_| (bytes, weight.map_or(1, NonZeroU32::get)));
+        let mut admitted = Admitted::default();
+        if standing
+            .line
+            .leave(waiter.flow, waiter.place, served)
+            .is_some()
+        {
+            if let Some((_, account)) = account {
+                account.end_promise(bytes);
+            }
+            if standing.line.is_empty() {
+                gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
+            }
+        } else {
+            let held = account.and_then(|(tag, _)| Some((tag, standing.held.get_mut(&tag)?)));
+            let Some((tag, held)) = held else {
+                return admitted;
+            };
+            if held.remove(&waiter.place).is_none() {
+                return admitted;
+            }
+            admitted = self.admit_from(&mut standing, tag, gate);
         }
         // Before the lock is let go: who hears that it was served finds it counted.
         self.counted_for(waiter).for_each(|waits| waits.end(waited));
         if let Some(waited) = waited {
             self.times.record(waited);
         }
-        if line.waiters.is_empty() {
-            gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
+        admitted
+    }
+
+    /// Lets those in from the door whom the limit of their tag allows now.
+    pub(super) fn admit(&self, tag: Tag, gate: &SharedState) -> Admitted {
+        self.admit_from(&mut self.standing.lock(), tag, gate)
+    }
+
+    fn admit_from(&self, standing: &mut Standing, tag: Tag, gate: &SharedState) -> Admitted {
+        let mut admitted = Admitted::default();
+        let account = self.accounts.of(tag);
+        while let Some(held) = standing.held.get_mut(&tag) {
+            let Some(first) = held.first_entry() else {
+                standing.held.remove(&tag);
+                account.end_holding();
+                break;
+            };
+            let waiter = first.get();
+            if account.claim_for_held(waiter.demand.request.bytes).is_err() {
+                break;
+            }
+            let waiter = first.remove();
+            // Before its waker is looked for: a poll that finds it held is woken.
+            waiter.is_held.store(false, Ordering::Release);
+            admitted.0.extend(waiter.waker());
+            self.line_up(standing, waiter, gate);
         }
+        admitted
+    }
+
+    /// Sets the limit of a tag, and lets in whom it allows.
+    pub(crate) fn set_limit(&self, tag: Tag, limit: Option<u64>, gate: &SharedState) {
+        let mut standing = self.standing.lock();
+        // Under the lock: who is held by the old one is let in by the new one.
+        self.accounts.of(tag).set_limit(limit);
+        let admitted = self.admit_from(&mut standing, tag, gate);
+        drop(standing);
+        drop(admitted);
     }
 
     /// Whose waits a waiter's is.
@@ -191,16 +324,17 @@ impl Queue {
 
     /// Who is served next.
     pub(super) fn head(&self) -> Option<Arc<Waiter>> {
-        self.line.lock().waiters.values().next().cloned()
+        self.standing.lock().line.head().cloned()
     }
 
+    /// Whether nobody waits in the line.
     pub(crate) fn is_empty(&self) -> bool {
-        self.line.lock().waiters.is_empty()
+        self.standing.lock().line.is_empty()
     }
 
     pub(crate) fn statistics(&self) -> WaitStatistics {
         // With nobody coming or leaving meanwhile.
-        let _line = self.line.lock();
+        let _standing = self.standing.lock();
         self.waits.statistics()
     }
 
@@ -208,4 +342,8 @@ impl Queue {
     pub(crate) fn times(&self) -> Histogram {
         self.times.histogram()
     }
+}
+
+fn has_weight((_, account): (Tag, &Account)) -> bool {
+    account.weight().is_some()
 }

@@ -31,16 +31,22 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// A block was granted to a tag. Out of the way of those that have none.
+    /// A block was granted to a tag, with so much more than was claimed. Out of the way of those that have
+    /// none.
     #[inline(never)]
-    pub(crate) fn charge(&self, tag: Tag, bytes: u64) {
-        self.service.queue.accounts.of(tag).charge(bytes);
+    pub(crate) fn note_granted(&self, tag: Tag, surplus: u64) {
+        let account = self.service.queue.accounts.of(tag);
+        if surplus > 0 {
+            account.claim_more(surplus);
+        }
+        account.note_granted();
     }
 
     /// It was freed.
     #[inline(never)]
-    pub(crate) fn credit(&self, tag: Tag, bytes: u64) {
-        self.service.queue.accounts.of(tag).credit(bytes);
+    pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
+        self.service.queue.accounts.of(tag).note_freed();
+        self.service.disclaim(tag, bytes);
     }
 }
 

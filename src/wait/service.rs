@@ -1,5 +1,6 @@
 //! Serving the queue: the head gets what the engine has, then the next.
 
+use super::Demand;
 use super::grower::Grower;
 use super::onlookers::Onlookers;
 use super::queue::{Queue, Waiter};
@@ -7,11 +8,12 @@ use super::reclaimer::Spawned;
 use super::returner::Returner;
 use super::spawn;
 use super::upkeep::Keeper;
+use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Engine, Lent, Patience, Refusal, Watches, gate};
-use crate::error::{AllocError, Shortfall};
+use crate::error::{AllocError, Shortfall, TagShortfall};
 use crate::lane::Lane;
-use crate::ledger::Request;
+use crate::measure::Tag;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
 use crate::trace;
 use std::task::Waker;
@@ -37,6 +39,8 @@ pub(crate) struct Service {
     pub(super) grower: Grower,
     /// Who does the upkeep, until the last handle is gone.
     pub(super) keeper: Mutex<Option<plain::Arc<Keeper>>>,
+    /// Rings while the device refuses what somebody waits for.
+    retry: Mutex<Option<Alarm>>,
     /// The reclaimer that was spawned for those who wait now.
     spawned: Mutex<Option<Spawned>>,
     /// Who gives memory back, where nothing is pooled.
@@ -54,6 +58,7 @@ impl Service {
             watches: Mutex::new(Guards::Queue, Watches::new()),
             grower: Grower::new(),
             keeper: Mutex::new(Guards::Queue, None),
+            retry: Mutex::new(Guards::Queue, None),
             spawned: Mutex::new(Guards::Queue, None),
             returner: Mutex::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
@@ -114,23 +119,11 @@ impl Service {
             // is known now if the waiter still waits, since that has the stream.
             let _visit = waiter.lane.visit();
             if !waiter.is_waiting() {
-                this.queue.leave(&waiter, None, &this.engine.gate);
+                drop(this.queue.leave(&waiter, None, &this.engine.gate));
                 continue;
             }
-            if this.engine.is_closed() {
-                this.fail(&waiter, AllocError::Closed);
-                continue;
-            }
-            let capacity = this.engine.capacity();
-            if waiter.demand.request.bytes > capacity {
-                let requested = waiter.demand.request.bytes;
-                this.fail(
-                    &waiter,
-                    AllocError::TooLarge {
-                        requested,
-                        capacity,
-                    },
-                );
+            if let Some(refusal) = this.refusal_of(&waiter.demand) {
+                this.fail(&waiter, refusal);
                 continue;
             }
             let patience = Patience::For(&waiter.patience);
@@ -150,12 +143,12 @@ impl Service {
         let waited = self.engine.device.now().saturating_sub(waiter.since);
         match waiter.grant(lent) {
             Ok(waker) => {
-                self.queue.leave(waiter, Some(waited), &self.engine.gate);
+                drop(self.queue.leave(waiter, Some(waited), &self.engine.gate));
                 assert_unlocked("wake");
                 waker.wake();
             }
             Err(lent) => {
-                self.queue.leave(waiter, None, &self.engine.gate);
+                drop(self.queue.leave(waiter, None, &self.engine.gate));
                 self.engine.give_back(&waiter.lane, lent);
             }
         }
@@ -163,7 +156,7 @@ impl Service {
 
     fn fail(&self, waiter: &Waiter, error: AllocError) {
         let waker = waiter.fail(error);
-        self.queue.leave(waiter, None, &self.engine.gate);
+        drop(self.queue.leave(waiter, None, &self.engine.gate));
         if let Some(waker) = waker {
             assert_unlocked("wake");
             waker.wake();
@@ -179,6 +172,7 @@ impl Service {
         if !is_awaited {
             self.dismiss_reclaimer();
         }
+        self.set_retry(is_awaited && self.engine.pressure.is_felt());
         if !is_awaited && !self.engine.has_leftovers() {
             drop(watches);
             return self.dismiss_returner();
@@ -186,6 +180,25 @@ impl Service {
         let waker = Waker::from(self.engine.bell.clone());
         self.engine.watch_streams(&mut watches, &waker);
         *self.watches.lock() = watches;
+    }
+
+    /// Others have memory that somebody waits for, and cannot tell when they let go: the device is asked
+    /// again after a while.
+    fn set_retry(&self, is_due: bool) {
+        let alarm = is_due.then(|| {
+            let at = self
+                .engine
+                .device
+                .now()
+                .saturating_add(self.engine.upkeep.interval());
+            Alarm::new(
+                &self.engine.device,
+                at,
+                &Waker::from(self.engine.bell.clone()),
+            )
+        });
+        let old = std::mem::replace(&mut *self.retry.lock(), alarm);
+        drop(old);
     }
 
     fn dismiss_reclaimer(&self) {
@@ -221,6 +234,7 @@ impl Service {
     /// up, the next may be served now. After the last, nothing is watched any more.
     pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter, was_served: bool) {
         drop(this.engine.bell.resign(Member::Waiter(waiter.place)));
+        drop(this.engine.bell.resign(Member::Held(waiter.place)));
         if this.queue.is_empty() {
             Self::serve(this);
         } else if !was_served {
@@ -236,6 +250,7 @@ impl Service {
             trace::closed();
         }
         Self::serve(this);
+        this.engine.bell.ring_held();
         is_first
     }
 
@@ -248,12 +263,29 @@ impl Service {
     }
 
     /// A request failed for want of memory: how that stood.
-    pub(crate) fn exhausted(&self, lane: &Lane, request: Request) -> Shortfall {
-        let waiting = self.queue.statistics().waiting;
-        let shortfall = self.engine.shortfall(request, waiting);
+    pub(crate) fn exhausted(&self, lane: &Lane, demand: &Demand) -> Shortfall {
+        let shortfall = self.shortfall(demand);
         trace::exhausted(&shortfall);
         self.engine.write_exhausted(lane.id, shortfall);
         shortfall
+    }
+
+    fn shortfall(&self, demand: &Demand) -> Shortfall {
+        let waiting = self.queue.statistics().waiting;
+        let shortfall = self.engine.shortfall(demand.request, waiting);
+        Shortfall {
+            tag: demand.tag.and_then(|tag| self.shortfall_of(tag)),
+            ..shortfall
+        }
+    }
+
+    fn shortfall_of(&self, tag: Tag) -> Option<TagShortfall> {
+        let account = self.queue.accounts.of(tag);
+        Some(TagShortfall {
+            tag,
+            used: account.claimed(),
+            limit: account.limit()?,
+        })
     }
 
     /// The last handle is gone: a reclaimer that was made to last ends.

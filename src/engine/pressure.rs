@@ -1,0 +1,68 @@
+//! Pressure: the device refuses memory that the pool may have, since others have it.
+//!
+//! Other pools of this process that keep free memory of the same device give way: they release as much as
+//! is needed, unless somebody waits for it there. Other processes cannot be asked, nor can they tell
+//! when they let go: while a request waits and the device refuses, it is asked again now and then.
+
+use super::Engine;
+use crate::sync::{Ordering, SharedFlag};
+
+/// Has other pools than that of the engine release so many bytes. Answers how many they did.
+pub(crate) type MakeWay = fn(&Engine, u64) -> u64;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Pressure {
+    /// The device refused when it was last asked for memory.
+    is_felt: SharedFlag,
+    make_way: MakeWay,
+}
+
+impl Pressure {
+    pub(super) fn new(make_way: MakeWay) -> Self {
+        Self {
+            is_felt: SharedFlag::new(false),
+            make_way,
+        }
+    }
+
+    pub(crate) fn is_felt(&self) -> bool {
+        self.is_felt.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note(&self, is_felt: bool) {
+        if self.is_felt() != is_felt {
+            self.is_felt.store(is_felt, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Engine {
+    /// The device refused memory: has other pools release so many bytes. Says whether any did.
+    pub(super) fn make_way_for(&self, bytes: u64) -> bool {
+        let bytes = bytes.next_multiple_of(self.settings.geometry.handle_bytes);
+        (self.pressure.make_way)(self, bytes) > 0
+    }
+
+    /// Another pool is refused memory: releases up to so many bytes of what is free, or kept by lanes.
+    /// Nothing while somebody waits for it here. Returns the bytes released.
+    pub(crate) fn give_way(&self, bytes: u64) -> u64 {
+        if !self.is_open() || !self.settings.is_pooled {
+            return 0;
+        }
+        self.drain_lanes();
+        // What fails is noted; the rest may do.
+        let _ = self.seal_lanes();
+        let _ = self.harvest();
+        let reserved = self.totals().reserved.current;
+        let step = self.settings.geometry.handle_bytes;
+        let keep = reserved.saturating_sub(bytes.next_multiple_of(step));
+        self.trim_to(keep).unwrap_or(0)
+    }
+
+    /// Whether the memory of both comes from the same place.
+    pub(crate) fn shares_memory_with(&self, other: &Self) -> bool {
+        let is_of_host = |engine: &Self| engine.settings.kind.is_of_host();
+        self.device.id() == other.device.id() && is_of_host(self) == is_of_host(other)
+    }
+}

@@ -1,0 +1,88 @@
+//! A tag's bytes, claimed for a request that is under way.
+
+use super::{Demand, Service};
+use crate::error::AllocError;
+use crate::measure::{LimitReached, Tag};
+
+/// See the [module](self). Dropped, the bytes are disclaimed; *kept*, they go with the grant, or with the
+/// place in the queue, and whoever ends that disclaims them.
+#[derive(Debug)]
+#[must_use = "what is claimed is disclaimed when this is dropped"]
+pub(crate) struct Claim<'a> {
+    service: &'a Service,
+    tag: Tag,
+    bytes: u64,
+}
+
+impl<'a> Claim<'a> {
+    /// Claims what is asked for.
+    ///
+    /// # Errors
+    /// When the tag's limit does not allow it now, or others of that tag come first.
+    #[inline]
+    pub(super) fn of(
+        service: &'a Service,
+        demand: &Demand,
+        tag: Tag,
+    ) -> Result<Self, LimitReached> {
+        let bytes = demand.request.bytes;
+        service.queue.accounts.of(tag).claim(bytes)?;
+        Ok(Self {
+            service,
+            tag,
+            bytes,
+        })
+    }
+
+    pub(super) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.service.disclaim(self.tag, self.bytes);
+    }
+}
+
+impl Service {
+    /// Bytes of a tag are not claimed any more: who is held for them is let in.
+    pub(crate) fn disclaim(&self, tag: Tag, bytes: u64) {
+        if self.queue.accounts.of(tag).disclaim(bytes) {
+            drop(self.queue.admit(tag, &self.engine.gate));
+        }
+    }
+
+    /// Why a demand can never be met, if so.
+    pub(super) fn refusal_of(&self, demand: &Demand) -> Option<AllocError> {
+        let requested = demand.request.bytes;
+        let capacity = self.engine.capacity();
+        let too_large = || {
+            (requested > capacity).then_some(AllocError::TooLarge {
+                requested,
+                capacity,
+            })
+        };
+        let over_limit = || {
+            let tag = demand.tag?;
+            let limit = self.queue.accounts.of(tag).limit()?;
+            (requested > limit).then_some(AllocError::OverLimit {
+                tag,
+                requested,
+                limit,
+            })
+        };
+        self.refusal().or_else(too_large).or_else(over_limit)
+    }
+
+    /// What is said to who does not wait until its tag may have more.
+    pub(crate) fn limit_reached(&self, tag: Tag, requested: u64) -> AllocError {
+        let account = self.queue.accounts.of(tag);
+        AllocError::LimitReached {
+            tag,
+            requested,
+            used: account.claimed(),
+            limit: account.limit().unwrap_or(u64::MAX),
+        }
+    }
+}

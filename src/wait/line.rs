@@ -1,0 +1,172 @@
+//! The line: in which order those are served who wait. It knows neither locks nor memory.
+//!
+//! Who has no weight is served first come, first served. Tags with a weight are *flows* beside that one,
+//! which counts as one flow of weight 1, and flows take turns by start-time fair queueing (Goyal, Vin and
+//! Cheng, SIGCOMM 1996): each turn costs a flow the bytes that it got over its weight, and the flow that
+//! has paid least is served next. A flow that had nothing to ask for saves nothing up. So while two flows
+//! both have requests waiting, what they get over their weights differs by no more than one largest request
+//! of each over its weight; within a flow the order is that of coming.
+
+use crate::measure::Tag;
+use std::collections::BTreeMap;
+
+/// A place in the line, by the time of coming: lower is earlier.
+pub(crate) type Place = u64;
+
+/// Who takes turns: a tag with a weight, or all the others together.
+pub(super) type Flow = Option<Tag>;
+
+/// Virtual time has so many steps to a byte of weight 1.
+const STEPS: u32 = 32;
+
+#[derive(Debug)]
+struct Backlog<T> {
+    waiters: BTreeMap<Place, T>,
+    /// The virtual time at which its first waiter's turn begins.
+    start: u128,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Line<T> {
+    /// Those without waiters stay until nobody waits at all: they remember what they have paid.
+    flows: BTreeMap<Flow, Backlog<T>>,
+    /// Virtual time: when the latest turn began.
+    now: u128,
+    waiting: usize,
+}
+
+impl<T> Line<T> {
+    pub(super) fn new() -> Self {
+        Self {
+            flows: BTreeMap::new(),
+            now: 0,
+            waiting: 0,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting == 0
+    }
+
+    pub(super) fn join(&mut self, flow: Flow, place: Place, waiter: T) {
+        let backlog = self.flows.entry(flow).or_insert(Backlog {
+            waiters: BTreeMap::new(),
+            start: 0,
+        });
+        if backlog.waiters.is_empty() {
+            backlog.start = backlog.start.max(self.now);
+        }
+        let before = backlog.waiters.insert(place, waiter);
+        debug_assert!(before.is_none(), "a place is for one");
+        self.waiting += 1;
+    }
+
+    /// Who is served next.
+    pub(super) fn head(&self) -> Option<&T> {
+        let firsts = self.flows.values().filter_map(|backlog| {
+            let (place, waiter) = backlog.waiters.first_key_value()?;
+            Some(((backlog.start, *place), waiter))
+        });
+        let (_, head) = firsts.min_by_key(|(turn, _)| *turn)?;
+        Some(head)
+    }
+
+    /// Takes somebody out, who was `served` with so many bytes at its flow's weight, or not at all. None,
+    /// if it was not there.
+    pub(super) fn leave(
+        &mut self,
+        flow: Flow,
+        place: Place,
+        served: Option<(u64, u32)>,
+    ) -> Option<T> {
+        let backlog = self.flows.get_mut(&flow)?;
+        let waiter = backlog.waiters.remove(&place)?;
+        if let Some((bytes, weight)) = served {
+            self.now = self.now.max(backlog.start);
+            backlog.start += (u128::from(bytes) << STEPS) / u128::from(weight.max(1));
+        }
+        self.waiting -= 1;
+        if self.is_empty() {
+            // With nobody waiting, all are even again.
+            *self = Self::new();
+        }
+        Some(waiter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tags() -> [Flow; 2] {
+        ["line: light", "line: heavy"].map(|name| Some(Tag::new(name)))
+    }
+
+    /// Serves the line until it is empty: who was served, in order.
+    fn serve(line: &mut Line<(Flow, Place, u64)>, weight: impl Fn(Flow) -> u32) -> Vec<Place> {
+        let mut order = Vec::new();
+        while let Some(&(flow, place, bytes)) = line.head() {
+            line.leave(flow, place, Some((bytes, weight(flow))))
+                .unwrap();
+            order.push(place);
+        }
+        order
+    }
+
+    fn line(waiters: &[(Flow, u64)]) -> Line<(Flow, Place, u64)> {
+        let mut line = Line::new();
+        for ((flow, bytes), place) in waiters.iter().zip(0..) {
+            line.join(*flow, place, (*flow, place, *bytes));
+        }
+        line
+    }
+
+    #[test]
+    fn one_flow_is_first_come_first_served() {
+        let mut line = line(&[(None, 8), (None, 1), (None, 4)]);
+        assert_eq!(serve(&mut line, |_| 1), [0, 1, 2]);
+        assert!(line.is_empty());
+    }
+
+    #[test]
+    fn flows_take_turns_by_weight() {
+        let [light, heavy] = tags();
+        let waiters: Vec<_> = [light; 4].into_iter().chain([heavy; 8]).collect();
+        let waiters: Vec<_> = waiters.into_iter().map(|flow| (flow, 512)).collect();
+        let weight = |flow| if flow == heavy { 3 } else { 1 };
+        // Three of the heavy ones, 4 to 11, for each of the light ones, 0 to 3.
+        let order = serve(&mut line(&waiters), weight);
+        assert_eq!(order, [0, 4, 5, 6, 1, 7, 8, 9, 2, 10, 11, 3]);
+    }
+
+    #[test]
+    fn a_flow_that_comes_late_does_not_catch_up() {
+        let [light, heavy] = tags();
+        let mut line = line(&[(light, 512), (light, 512), (light, 512)]);
+        for place in 0..2 {
+            line.leave(light, place, Some((512, 1)));
+        }
+        line.join(heavy, 3, (heavy, 3, 512));
+        line.join(heavy, 4, (heavy, 4, 512));
+        assert_eq!(serve(&mut line, |_| 1), [3, 2, 4]);
+    }
+
+    #[test]
+    fn who_gives_up_pays_nothing() {
+        let [light, heavy] = tags();
+        let mut line = line(&[(light, 1 << 40), (light, 512), (heavy, 512), (heavy, 512)]);
+        assert!(line.leave(light, 0, None).is_some());
+        assert!(line.leave(light, 0, None).is_none());
+        assert_eq!(serve(&mut line, |_| 1), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_flood_delays_another_by_one_turn() {
+        let [light, heavy] = tags();
+        let mut waiters = vec![(light, 1 << 20); 1000];
+        waiters.push((heavy, 1 << 20));
+        let order = serve(&mut line(&waiters), |_| 1);
+        assert_eq!(order[..3], [0, 1000, 1]);
+    }
+}

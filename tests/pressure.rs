@@ -1,0 +1,148 @@
+//! The device refuses memory, since others have it: other pools, or other processes.
+
+mod common;
+
+use common::*;
+use std::task::Poll;
+use weirpool::device::sim::{Clock, SimDevice};
+use weirpool::*;
+
+fn small(virtual_memory: bool) -> SimDevice {
+    SimDevice::builder()
+        .memory(64 * MIB)
+        .clock(Clock::Manual)
+        .virtual_memory(virtual_memory)
+        .build()
+}
+
+fn reserved(pool: &Pool) -> u64 {
+    pool.statistics().reserved.current
+}
+
+/// What another pool keeps and nobody uses is had; what is used there stays, and so does what is not needed.
+#[test]
+fn other_pools_give_way() {
+    for virtual_memory in [true, false] {
+        let device = small(virtual_memory);
+        let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+        let (_, a) = stream(&device, &one);
+        let (_, b) = stream(&device, &other);
+        let kept = one.try_allocate(&a, 16 * MIB).unwrap();
+        let freed = [0; 3].map(|_| one.try_allocate(&a, 16 * MIB).unwrap());
+        drop(freed);
+        assert_eq!(reserved(&one), 64 * MIB);
+        let block = other.try_allocate(&b, 32 * MIB).unwrap();
+        assert_eq!(reserved(&one), 32 * MIB, "no more than was needed");
+        let refused = other.try_allocate(&b, 32 * MIB).unwrap_err();
+        assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
+        assert!(reserved(&one) >= 16 * MIB, "what is used stays");
+        one.check().unwrap();
+        other.check().unwrap();
+        drop((block, kept));
+        one.check_conserved().unwrap();
+        other.check_conserved().unwrap();
+    }
+}
+
+/// What lanes keep is given, too; what running work may touch is not.
+#[test]
+fn what_is_pending_stays() {
+    let device = small(true);
+    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+    let (work, a) = stream(&device, &one);
+    let (_, b) = stream(&device, &other);
+    let blocks = [0; 2].map(|_| one.try_allocate(&a, 30 * MIB).unwrap());
+    let small = one.try_allocate(&a, MIB).unwrap();
+    use_block(&work, &blocks[0], us(100));
+    drop((blocks, small));
+    assert!(other.try_allocate(&b, 60 * MIB).is_err(), "the work runs");
+    assert_eq!(reserved(&one), 62 * MIB);
+    device.advance(us(100));
+    drop(other.try_allocate(&b, 60 * MIB).unwrap());
+    assert!(reserved(&one) <= 4 * MIB);
+}
+
+/// A pool in which somebody waits has nothing to give; nor has one of another device.
+#[test]
+fn who_waits_is_not_robbed() {
+    let device = small(true);
+    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+    let (_, a) = stream(&device, &one);
+    let (_, b) = stream(&device, &other);
+    let first = one.try_allocate(&a, 32 * MIB).unwrap();
+    drop(one.try_allocate(&a, 32 * MIB).unwrap());
+    let mut waiting = one.allocate(&a, 40 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    assert!(other.try_allocate(&b, 16 * MIB).is_err());
+    assert_eq!(reserved(&one), 64 * MIB);
+    drop(first);
+    drop(now(waiting).unwrap());
+    drop(other.try_allocate(&b, 16 * MIB).unwrap());
+
+    let elsewhere = small(true);
+    let third = pool(&elsewhere, 64 * MIB);
+    let (_, c) = stream(&elsewhere, &third);
+    drop(third.try_allocate(&c, 64 * MIB).unwrap());
+    let _others = device.occupy(u64::MAX);
+    let most = reserved(&one) + reserved(&other);
+    assert!(other.try_allocate(&b, most + 2 * MIB).is_err());
+    assert_eq!(reserved(&third), 64 * MIB);
+}
+
+/// Another process cannot tell when it lets go: who waits asks again, until it has what it needs.
+#[test]
+fn who_was_refused_asks_again() {
+    let device = small(true);
+    let pool = builder(&device, 64 * MIB)
+        .upkeep_interval(us(1000))
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let others = device.occupy(48 * MIB);
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&stream, 32 * MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    for _ in 0..3 {
+        let before = woken.get();
+        device.advance(us(1000));
+        assert!(woken.get() > before, "it asks again");
+        assert!(poll_with(&mut waiting, &waker).is_pending());
+    }
+    drop(others);
+    device.advance(us(1000));
+    let Poll::Ready(Ok(block)) = poll_with(&mut waiting, &waker) else {
+        panic!("there is memory");
+    };
+    let before = woken.get();
+    device.advance(us(100_000));
+    assert_eq!(woken.get(), before, "nobody waits");
+    drop(block);
+    pool.check_conserved().unwrap();
+}
+
+/// The same where another pool of the process lets go, and where memory calls are a thread's doing.
+#[test]
+fn who_waits_has_what_another_pool_frees_later() {
+    for blocking in [false, true] {
+        let device = SimDevice::builder()
+            .memory(64 * MIB)
+            .blocking_memory_calls(blocking)
+            .build();
+        let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+        let (_, a) = stream(&device, &one);
+        let (_, b) = stream(&device, &other);
+        let block = one.try_allocate(&a, 48 * MIB).unwrap();
+        let holder = std::thread::spawn({
+            let other = other.clone();
+            let device = device.clone();
+            move || device.block_on(other.allocate(&b, 32 * MIB)).map(drop)
+        });
+        while other.statistics().waits.waiting == 0 {
+            std::thread::yield_now();
+        }
+        drop(block);
+        holder.join().unwrap().unwrap();
+        one.check_conserved().unwrap();
+        other.check_conserved().unwrap();
+    }
+}

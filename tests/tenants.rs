@@ -1,0 +1,505 @@
+//! Limits of tags, and how tags with weights take turns.
+
+mod common;
+
+use common::*;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use weirpool::device::sim::SimDevice;
+use weirpool::*;
+
+fn tags<const N: usize>(test: &str) -> [Tag; N] {
+    std::array::from_fn(|index| Tag::new(&format!("{test}: {index}")))
+}
+
+fn used(pool: &Pool, tag: Tag) -> u64 {
+    pool.statistics_of_tag(tag).used.current
+}
+
+/// [21] What is over the limit fails for who does not wait, clearly, and takes nothing; others do not feel it.
+#[test]
+fn a_limit_refuses_who_does_not_wait() {
+    let device = manual();
+    let [guest, host] = tags("refuses");
+    let pool = builder(&device, 64 * MIB)
+        .tag_limit(guest, 8 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let first = pool
+        .allocate(&stream, 6 * MIB)
+        .tag(guest)
+        .try_now()
+        .unwrap();
+    let refused = pool.allocate(&stream, 3 * MIB).tag(guest).try_now();
+    let expected = AllocError::LimitReached {
+        tag: guest,
+        requested: 3 * MIB,
+        used: 6 * MIB,
+        limit: 8 * MIB,
+    };
+    assert_eq!(refused.unwrap_err(), expected);
+    assert!(expected.to_string().contains("refuses: 0"), "{expected}");
+    let never = pool.allocate(&stream, 9 * MIB).tag(guest).try_now();
+    assert!(matches!(never, Err(AllocError::OverLimit { .. })));
+    let never = now(pool.allocate(&stream, 9 * MIB).tag(guest));
+    assert!(matches!(never, Err(AllocError::OverLimit { .. })));
+    let _others = [Some(host), None].map(|tag| {
+        let allocate = pool.allocate(&stream, 9 * MIB);
+        let allocate = tag.into_iter().fold(allocate, Allocate::tag);
+        allocate.try_now().unwrap()
+    });
+    let rest = pool
+        .allocate(&stream, 2 * MIB)
+        .tag(guest)
+        .try_now()
+        .unwrap();
+    assert_eq!(used(&pool, guest), 8 * MIB);
+    assert_eq!(pool.statistics_of_tag(guest).limit, Some(8 * MIB));
+    drop((first, rest));
+    assert_eq!(used(&pool, guest), 0);
+    drop(
+        pool.allocate(&stream, 8 * MIB)
+            .tag(guest)
+            .try_now()
+            .unwrap(),
+    );
+}
+
+/// Who waits for the limit of its tag keeps nobody else waiting, and comes in when its tag frees.
+#[test]
+fn who_is_held_keeps_nobody_else_waiting() {
+    let device = manual();
+    let [guest, host] = tags("held");
+    let pool = builder(&device, 64 * MIB)
+        .tag_limit(guest, 8 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let allocate = |tag, bytes| pool.allocate(&stream, bytes).tag(tag);
+    let first = allocate(guest, 8 * MIB).try_now().unwrap();
+    let (woken, waker) = Count::new();
+    let mut held = allocate(guest, 4 * MIB);
+    assert!(poll_with(&mut held, &waker).is_pending());
+    assert_eq!(pool.statistics_of_tag(guest).waits.waiting, 1);
+    drop(pool.try_allocate(&stream, MIB).expect("the gate is open"));
+    drop(now(allocate(host, MIB)).unwrap());
+    assert_eq!(woken.get(), 0);
+    drop(first);
+    assert!(woken.get() > 0, "the free lets it in");
+    let Poll::Ready(Ok(block)) = poll_with(&mut held, &waker) else {
+        panic!("there is memory, and the limit allows it");
+    };
+    assert_eq!(used(&pool, guest), 4 * MIB);
+    let waits = pool.statistics_of_tag(guest).waits;
+    assert_eq!((waits.waiting, waits.served), (0, 1));
+    drop(block);
+    assert_eq!(used(&pool, guest), 0);
+    pool.check_conserved().unwrap();
+}
+
+/// Within a tag nobody passes, however little it asks for.
+#[test]
+fn within_a_tag_the_first_come_is_let_in_first() {
+    let device = manual();
+    let [guest] = tags("first come");
+    let pool = builder(&device, 64 * MIB)
+        .tag_limit(guest, 8 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
+    let blocks = [0; 4].map(|_| allocate(2 * MIB).try_now().unwrap());
+    let (mut large, mut small) = (allocate(6 * MIB), allocate(MIB));
+    assert!(poll(&mut large).is_pending());
+    assert!(poll(&mut small).is_pending());
+    let mut blocks = blocks.into_iter();
+    drop(blocks.next());
+    assert!(poll(&mut small).is_pending(), "the larger one came first");
+    let refused = allocate(512).try_now().unwrap_err();
+    assert!(matches!(refused, AllocError::LimitReached { .. }));
+    drop((blocks.next(), blocks.next()));
+    let large = now(large).unwrap();
+    assert!(poll(&mut small).is_pending());
+    drop(large);
+    drop(now(small).unwrap());
+    drop(blocks);
+    assert_eq!(used(&pool, guest), 0);
+}
+
+/// Who gives up in front of others lets them in.
+#[test]
+fn who_gives_up_lets_the_next_in() {
+    let device = manual();
+    let [guest] = tags("gives up");
+    let pool = builder(&device, 64 * MIB)
+        .tag_limit(guest, 8 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
+    let block = allocate(4 * MIB).try_now().unwrap();
+    let (mut large, mut small) = (allocate(8 * MIB), allocate(4 * MIB));
+    assert!(poll(&mut large).is_pending());
+    assert!(poll(&mut small).is_pending());
+    drop(large);
+    let small = now(small).unwrap();
+    assert_eq!(used(&pool, guest), 8 * MIB);
+    drop((block, small));
+    assert_eq!(used(&pool, guest), 0);
+}
+
+/// The order of waiting holds across the limits: who is let in has the place of its coming.
+#[test]
+fn who_is_let_in_has_its_place_by_its_coming() {
+    let device = manual();
+    let [guest] = tags("place");
+    let pool = builder(&device, 8 * MIB)
+        .tag_limit(guest, 4 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let of_guest = pool.allocate(&stream, 4 * MIB).tag(guest).try_now();
+    let other = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let mut held = pool.allocate(&stream, 4 * MIB).tag(guest);
+    assert!(poll(&mut held).is_pending());
+    let mut later = pool.allocate(&stream, 8 * MIB);
+    assert!(poll(&mut later).is_pending());
+    drop(of_guest);
+    let held = now(held).expect("it came before the other");
+    drop(other);
+    assert!(poll(&mut later).is_pending());
+    drop(held);
+    drop(now(later).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// Whenever a future is dropped, at the door, in the line, or granted, the tag has nothing in the end.
+#[test]
+fn a_dropped_future_gives_up_what_its_tag_claimed() {
+    let device = manual();
+    let [guest] = tags("dropped");
+    let pool = builder(&device, 8 * MIB)
+        .tag_limit(guest, 4 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let allocate = || pool.allocate(&stream, 4 * MIB).tag(guest);
+    for stage in 0..4 {
+        let mut of_guest = Some(allocate().try_now().unwrap());
+        let mut other = Some(pool.try_allocate(&stream, 4 * MIB).unwrap());
+        let mut future = allocate();
+        assert!(poll(&mut future).is_pending());
+        let mut ahead = (stage == 2).then(|| pool.allocate(&stream, 8 * MIB));
+        if stage > 0 {
+            of_guest = None; // lets it in
+        }
+        if let Some(ahead) = &mut ahead {
+            assert!(poll(ahead).is_pending());
+        }
+        if stage == 3 {
+            other = None; // grants it
+            assert!(pool.statistics_of_tag(guest).waits.waiting <= 1);
+        }
+        drop(future);
+        drop((of_guest, other, ahead));
+        let figures = pool.statistics_of_tag(guest);
+        assert_eq!((figures.used.current, figures.waits.waiting), (0, 0));
+        drop(allocate().try_now().unwrap());
+        pool.check_conserved().unwrap();
+    }
+}
+
+#[test]
+fn a_wait_for_a_limit_times_out_and_says_why() {
+    let device = manual();
+    let [guest] = tags("times out");
+    let pool = builder(&device, 64 * MIB)
+        .tag_limit(guest, 4 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let allocate = || pool.allocate(&stream, 4 * MIB).tag(guest);
+    let block = allocate().try_now().unwrap();
+    let (woken, waker) = Count::new();
+    let mut waiting = allocate().timeout(us(100));
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    device.advance(us(100));
+    assert_eq!(woken.get(), 1);
+    let Err(AllocError::TimedOut { waited, shortfall }) = now(waiting) else {
+        panic!("it has waited long enough");
+    };
+    assert_eq!(waited, us(100));
+    let of_tag = shortfall.tag.expect("the tag has a limit");
+    assert_eq!(
+        (of_tag.tag, of_tag.used, of_tag.limit),
+        (guest, 4 * MIB, 4 * MIB)
+    );
+    assert!(
+        shortfall
+            .to_string()
+            .contains("times out: 0 has 4194304 of the 4194304")
+    );
+    drop(block);
+    drop(allocate().try_now().unwrap());
+}
+
+/// Who is held is told when the pool ends, or changes so that it can never be served.
+#[test]
+fn who_is_held_hears_of_the_pools_end() {
+    let close = |pool: &Pool, _: &SimDevice, _: Tag| drop(pool.close());
+    let shatter = |_: &Pool, device: &SimDevice, _: Tag| device.break_device("an illegal address");
+    let shrink = |pool: &Pool, _: &SimDevice, _: Tag| assert!(pool.resize(2 * MIB).is_ok());
+    let restrict = |pool: &Pool, _: &SimDevice, tag| pool.set_tag_limit(tag, Some(MIB));
+    type End = fn(&Pool, &SimDevice, Tag);
+    type Expected = fn(&AllocError) -> bool;
+    let ends: [(End, Expected); 4] = [
+        (close, |error| *error == AllocError::Closed),
+        (shatter, |error| matches!(error, AllocError::Device(_))),
+        (shrink, |error| matches!(error, AllocError::TooLarge { .. })),
+        (restrict, |error| {
+            matches!(error, AllocError::OverLimit { .. })
+        }),
+    ];
+    for (number, (end, is_expected)) in ends.into_iter().enumerate() {
+        let device = manual();
+        let tag = Tag::new(&format!("end {number}"));
+        let pool = builder(&device, 64 * MIB)
+            .tag_limit(tag, 4 * MIB)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let block = pool.allocate(&stream, 4 * MIB).tag(tag).try_now().unwrap();
+        let (woken, waker) = Count::new();
+        let mut held = pool.allocate(&stream, 4 * MIB).tag(tag);
+        assert!(poll_with(&mut held, &waker).is_pending());
+        end(&pool, &device, tag);
+        if number == 1 {
+            // The pool hears of it when it next asks.
+            let _ = pool.harvest();
+            drop(stream.event());
+        }
+        assert!(woken.get() > 0, "end {number} is heard");
+        let Poll::Ready(Err(error)) = poll_with(&mut held, &waker) else {
+            panic!("end {number} ends the wait");
+        };
+        assert!(is_expected(&error), "end {number}: {error}");
+        drop((block, held));
+    }
+}
+
+/// More lets in at once; less takes nothing back, and lets nobody in until enough was freed.
+#[test]
+fn limits_change_at_run_time() {
+    let device = manual();
+    let [guest] = tags("changes");
+    let pool = pool(&device, 64 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
+    assert_eq!(pool.tag_limit(guest), None);
+    let blocks = [0; 4].map(|_| allocate(4 * MIB).try_now().unwrap());
+    pool.set_tag_limit(guest, Some(8 * MIB));
+    assert_eq!(pool.tag_limit(guest), Some(8 * MIB));
+    let (woken, waker) = Count::new();
+    let mut waiting = allocate(4 * MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    let mut blocks = blocks.into_iter();
+    drop((blocks.next(), blocks.next()));
+    assert!(
+        poll_with(&mut waiting, &waker).is_pending(),
+        "8 MiB are there still"
+    );
+    let before = woken.get();
+    pool.set_tag_limit(guest, Some(12 * MIB));
+    assert!(woken.get() > before);
+    let block = now(waiting).unwrap();
+    let mut more = allocate(16 << 20);
+    assert!(matches!(
+        now(allocate(13 << 20)),
+        Err(AllocError::OverLimit { .. })
+    ));
+    pool.set_tag_limit(guest, Some(16 << 20));
+    assert!(poll(&mut more).is_pending());
+    pool.set_tag_limit(guest, None);
+    drop(now(more).unwrap());
+    drop((block, blocks));
+    assert_eq!(used(&pool, guest), 0);
+}
+
+/// rmm#869: many threads together never have more than the limit, and all are served.
+#[test]
+fn threads_together_stay_within_the_limit() {
+    const LIMIT: u64 = 6 * MIB;
+    let device = SimDevice::new();
+    let [guest] = tags("threads");
+    let pool = builder(&device, 64 * MIB)
+        .tag_limit(guest, LIMIT)
+        .build()
+        .unwrap();
+    let (held, most, refused) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (pool, held, most, refused) = (&pool, &held, &most, &refused);
+            scope.spawn(move || {
+                let stream = pool.create_stream().unwrap();
+                let mut random = fastrand::Rng::with_seed(thread);
+                for _ in 0..2000 {
+                    let bytes = random.u64(1..=4 * MIB);
+                    let allocate = pool.allocate(&stream, bytes).tag(guest);
+                    let block = if random.bool() {
+                        futures::executor::block_on(allocate).unwrap()
+                    } else {
+                        match allocate.try_now() {
+                            Ok(block) => block,
+                            Err(AllocError::LimitReached { .. }) => {
+                                refused.fetch_add(1, Ordering::Relaxed);
+                                continue;
+                            }
+                            // Somebody who was let in waits for memory that another stream has.
+                            Err(AllocError::Exhausted(_)) => continue,
+                            Err(error) => panic!("{error}"),
+                        }
+                    };
+                    let now = held.fetch_add(block.size(), Ordering::SeqCst) + block.size();
+                    most.fetch_max(now, Ordering::SeqCst);
+                    held.fetch_sub(block.size(), Ordering::SeqCst);
+                    drop(block);
+                }
+            });
+        }
+    });
+    assert!(most.into_inner() <= LIMIT);
+    assert!(refused.into_inner() > 0, "the limit was reached at all");
+    let figures = pool.statistics_of_tag(guest);
+    assert_eq!((figures.used.current, figures.waits.waiting), (0, 0));
+    pool.check_conserved().unwrap();
+}
+
+/// Where nothing is pooled a block is a whole step of the device's, which counts.
+#[test]
+fn what_is_not_pooled_counts_as_it_is() {
+    let device = manual();
+    let [guest] = tags("unpooled");
+    let pool = Pool::builder(device.clone())
+        .unpooled()
+        .tag_limit(guest, 4 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let blocks = [0; 2].map(|_| pool.allocate(&stream, MIB).tag(guest).try_now().unwrap());
+    assert_eq!(used(&pool, guest), 4 * MIB);
+    assert!(pool.allocate(&stream, MIB).tag(guest).try_now().is_err());
+    drop(blocks);
+    assert_eq!(used(&pool, guest), 0);
+}
+
+/// While tenants of weights 1, 2 and 4 and some without a tag all have requests waiting, what each got over
+/// its weight differs by no more than one largest request of each over its weight; and in each, the first
+/// come is the first served.
+#[test]
+fn tenants_get_memory_by_weight() {
+    const LARGEST: u64 = 4 * MIB;
+    let device = manual();
+    let weighted: [Tag; 3] = tags("by weight");
+    let weights = [1, 2, 4];
+    let pool = weighted
+        .iter()
+        .zip(weights)
+        .fold(builder(&device, LARGEST), |builder, (tag, weight)| {
+            builder.tag_weight(*tag, weight)
+        });
+    let pool = pool.build().unwrap();
+    assert_eq!(weighted.map(|tag| pool.tag_weight(tag)), weights);
+    let (_, stream) = stream(&device, &pool);
+    let all = pool.try_allocate(&stream, LARGEST).unwrap();
+    let flows = [
+        Some(weighted[0]),
+        Some(weighted[1]),
+        Some(weighted[2]),
+        None,
+    ];
+    let weight_of = |flow: Option<Tag>| match flow {
+        Some(tag) => pool.tag_weight(tag),
+        None => 1,
+    };
+    let mut random = fastrand::Rng::with_seed(7);
+    // In an order of coming in which each flow floods in its turn.
+    let mut waiting = Vec::new();
+    for flow in flows {
+        for number in 0..100 {
+            let allocate = pool.allocate(&stream, random.u64(1..=LARGEST));
+            let mut allocate = flow.into_iter().fold(allocate, Allocate::tag);
+            assert!(poll(&mut allocate).is_pending());
+            waiting.push((flow, number, allocate));
+        }
+    }
+    drop(all);
+    let mut got = BTreeMap::<Option<Tag>, u64>::new();
+    let mut served = BTreeMap::<Option<Tag>, u32>::new();
+    while flows.iter().all(|flow| served.get(flow) < Some(&100)) {
+        let ready = waiting
+            .iter_mut()
+            .enumerate()
+            .find_map(|(at, (_, _, allocate))| match poll(allocate) {
+                Poll::Ready(block) => Some((at, block.unwrap())),
+                Poll::Pending => None,
+            });
+        let (at, block) = ready.expect("somebody is served");
+        let (flow, number, _) = waiting.remove(at);
+        let before = served.entry(flow).or_default();
+        assert_eq!(*before, number, "the first come first");
+        *before += 1;
+        *got.entry(flow).or_default() += block.size();
+        for (one, other) in flows
+            .iter()
+            .flat_map(|one| flows.iter().map(move |other| (one, other)))
+        {
+            let share = |flow: &Option<Tag>| {
+                let weight = f64::from(weight_of(*flow));
+                (
+                    got.get(flow).copied().unwrap_or(0) as f64 / weight,
+                    LARGEST as f64 / weight,
+                )
+            };
+            let ((one, most_one), (other, most_other)) = (share(one), share(other));
+            assert!(one - other <= most_one + most_other, "{got:?}");
+        }
+        drop(block);
+    }
+    assert!(got.len() == 4);
+}
+
+/// A flow that had nothing to ask for saves no turns up; and one that gives up pays for nothing.
+#[test]
+fn turns_are_not_saved_up() {
+    let device = manual();
+    let [late, steady] = tags("saved up");
+    let pool = builder(&device, 2 * MIB)
+        .tag_weight(late, 1)
+        .tag_weight(steady, 1)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let wait = |tag| {
+        let mut allocate = pool.allocate(&stream, 2 * MIB).tag(tag);
+        assert!(poll(&mut allocate).is_pending());
+        allocate
+    };
+    let mut held = pool.try_allocate(&stream, 2 * MIB).unwrap();
+    let mut steadies: std::collections::VecDeque<_> = (0..6).map(|_| wait(steady)).collect();
+    for _ in 0..3 {
+        drop(held);
+        held = now(steadies.pop_front().unwrap()).unwrap();
+    }
+    let given_up = wait(late);
+    let mut lates: std::collections::VecDeque<_> = (0..3).map(|_| wait(late)).collect();
+    drop(given_up);
+    // In turns from here on.
+    for _ in 0..3 {
+        drop(held);
+        held = now(lates.pop_front().unwrap()).expect("its turn");
+        drop(held);
+        held = now(steadies.pop_front().unwrap()).expect("its turn");
+    }
+}
