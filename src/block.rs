@@ -10,7 +10,7 @@ use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use crate::wait::{Asker, Demand, Ending, Granted, Passages, Registration};
+use crate::wait::{Caller, Demand, Ending, Granted, Passages, Registration};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
@@ -47,7 +47,7 @@ impl Block {
         registration: Arc<Registration>,
         lent: Lent,
         demand: &Demand,
-        asker: Asker,
+        caller: Caller,
     ) -> Self {
         // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
         if let Some(onlookers) = registration.onlookers.as_deref() {
@@ -55,7 +55,7 @@ impl Block {
                 lent: &lent,
                 demand,
                 lane: &registration.lane,
-                asker,
+                caller,
             };
             onlookers.granted(&registration.service.engine, granted);
         }

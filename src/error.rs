@@ -138,6 +138,12 @@ pub enum AllocError {
         /// How memory stood at the end.
         shortfall: Shortfall,
     },
+    /// Nothing is on its way back, and nobody who waits can be served: those who wait hold what the others
+    /// wait for, or somebody else holds it for long. Free what is held and try again, or
+    /// [reserve](crate::Pool::reserve) all that a request needs up front. Only where the pool has a
+    /// [limit](crate::PoolBuilder::fail_knots_after) for that.
+    #[error("nobody who waits can be served, and nothing is on its way back: {0}")]
+    Knotted(Shortfall),
     /// The pool was closed. Live blocks stay valid; no more are granted.
     #[error("the pool is closed")]
     Closed,

@@ -156,7 +156,7 @@ pub use observe::{
 pub use pool::{Allocate, Pool, PoolBuilder, find_pool, pool_of, pools};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
-pub use wait::Reclaimer;
+pub use wait::{Overtaking, Reclaimer};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

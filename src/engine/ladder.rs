@@ -3,7 +3,7 @@
 use super::patience::{Expected, Patience};
 use super::{Engine, HistoryEvent, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::id::Ticket;
+use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
 use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, Request, View};
@@ -156,11 +156,16 @@ pub(super) struct Climb<'a> {
     pub(super) request: Request,
     effort: Effort,
     pub(super) patience: Patience<'a>,
+    /// The memory must be complete on every stream, not only safe for the lane's.
+    is_for_everybody: bool,
     /// What the lane's stream comes after, as far as the policy lets it count.
     after: Clock,
     /// The device has refused memory.
     was_refused: Cell<bool>,
 }
+
+/// No stream.
+const NOBODY: StreamId = StreamId(0);
 
 impl Engine {
     /// Rung 1: what the stream freed, from its lane.
@@ -187,30 +192,66 @@ impl Engine {
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<Lent, Refusal> {
+        let lent = self.climb_uncounted(lane, request, effort, patience)?;
+        self.tally.count(lent.rung);
+        Ok(lent)
+    }
+
+    /// The same, as a part of more: it counts once all is there.
+    ///
+    /// # Errors
+    /// As [`climb`](Self::climb).
+    pub(super) fn climb_uncounted(
+        &self,
+        lane: &Arc<Lane>,
+        request: Request,
+        effort: Effort,
+        patience: Patience<'_>,
+    ) -> Result<Lent, Refusal> {
         if let Some(error) = self.fault() {
             return Err(error.into());
         }
         if !self.settings.is_pooled {
-            let lent = self.allocate_unpooled(lane, request, effort)?;
-            self.tally.count(lent.rung);
-            return Ok(lent);
+            return self.allocate_unpooled(lane, request, effort);
         }
-        let climb = Climb {
+        Climb {
             engine: self,
             lane,
             request,
             effort,
             patience,
+            is_for_everybody: false,
             after: self.what_counts(lane),
             was_refused: Cell::new(false),
-        };
-        for attempt in Attempt::ladder(self.settings.order, effort) {
-            if let Some(lent) = climb.attempt(attempt)? {
-                self.tally.count(lent.rung);
-                return Ok(lent);
-            }
         }
-        Err(Refusal::Short(Expected::default()))
+        .climb()
+    }
+
+    /// The same, for memory that is complete on every stream.
+    ///
+    /// # Errors
+    /// As [`climb`](Self::climb).
+    pub(super) fn climb_for_everybody(
+        &self,
+        lane: &Arc<Lane>,
+        request: Request,
+        effort: Effort,
+        patience: Patience<'_>,
+    ) -> Result<Lent, Refusal> {
+        if let Some(error) = self.fault() {
+            return Err(error.into());
+        }
+        Climb {
+            engine: self,
+            lane,
+            request,
+            effort,
+            patience,
+            is_for_everybody: true,
+            after: Clock::default(),
+            was_refused: Cell::new(false),
+        }
+        .climb()
     }
 
     fn what_counts(&self, lane: &Lane) -> Clock {
@@ -223,6 +264,15 @@ impl Engine {
 }
 
 impl Climb<'_> {
+    fn climb(&self) -> Result<Lent, Refusal> {
+        for attempt in Attempt::ladder(self.engine.settings.order, self.effort) {
+            if let Some(lent) = self.attempt(attempt)? {
+                return Ok(lent);
+            }
+        }
+        Err(Refusal::Short(Expected::default()))
+    }
+
     fn attempt(&self, attempt: Attempt) -> Result<Option<Lent>, Refusal> {
         let limit = self.engine.settings.wait_limit;
         match attempt {
@@ -239,7 +289,11 @@ impl Climb<'_> {
 
     fn view(&self) -> View<'_> {
         View {
-            stream: self.lane.id,
+            stream: if self.is_for_everybody {
+                NOBODY
+            } else {
+                self.lane.id
+            },
             after: &self.after,
             waits: None,
         }
@@ -339,7 +393,8 @@ impl Climb<'_> {
     }
 
     fn may_wait(&self) -> bool {
-        self.engine.capabilities.device_side_waits
+        !self.is_for_everybody
+            && self.engine.capabilities.device_side_waits
             && self.lane.takes_waits
             && self.engine.settings.reuse.internal_dependencies
     }

@@ -7,6 +7,7 @@
 //! | file | about |
 //! |---|---|
 //! | `ladder` | where memory comes from, rung by rung |
+//! | `many` | several grants, all or none |
 //! | `unpooled` | the same where nothing is pooled |
 //! | `patience` | what is awaited before new memory is taken |
 //! | `pressure` | what is done when the device refuses it |
@@ -31,6 +32,7 @@ mod harvest;
 mod journal;
 mod ladder;
 mod lookup;
+mod many;
 mod memory;
 mod patience;
 mod pressure;
@@ -49,6 +51,7 @@ pub(crate) use journal::{Extent, Pages};
 pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
 pub use lookup::{BlockInfo, BlockState};
+pub(crate) use many::{Loans, Part, Parts};
 pub(crate) use patience::{Expected, Patience};
 pub(crate) use pressure::MakeWay;
 pub use survey::SegmentInfo;

@@ -77,12 +77,7 @@ impl Engine {
 
     /// Takes back a loan whose memory was never used: only its earlier life has to end.
     pub(crate) fn give_back(&self, lane: &Lane, lent: Lent) {
-        let fences = if lent.after == Ticket::ZERO {
-            Fences::default()
-        } else {
-            lane.expect_seal(lent.after);
-            Fences::one(lane.id, lent.after)
-        };
+        let fences = self.fences_of(lane, &lent);
         self.ledger.lock().give_back(lent.id, fences);
         self.ring_if_awaited();
         self.note_return();

@@ -5,7 +5,8 @@ use crate::block::Block;
 use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::stream::Stream;
-use crate::wait::{Allocation, Asker, Demand};
+use crate::sync::Arc;
+use crate::wait::{Allocation, Caller, Demand, Registration, Terms};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -40,11 +41,12 @@ use std::time::Duration;
 #[must_use = "futures do nothing unless polled"]
 pub struct Allocate<'a> {
     pool: &'a Pool,
+    registration: &'a Arc<Registration>,
     allocation: Allocation<'a>,
     bytes: u64,
     alignment: u64,
     tag: Option<Tag>,
-    timeout: Option<Duration>,
+    terms: Terms,
     place: &'static Location<'static>,
 }
 
@@ -55,13 +57,15 @@ impl<'a> Allocate<'a> {
         bytes: u64,
         place: &'static Location<'static>,
     ) -> Self {
+        let registration = stream.registration();
         Self {
             pool,
-            allocation: Allocation::new(stream.registration()),
+            registration,
+            allocation: Allocation::new((&**registration).into()),
             bytes,
             alignment: 1,
             tag: None,
-            timeout: None,
+            terms: Terms::default(),
             place,
         }
     }
@@ -86,7 +90,46 @@ impl<'a> Allocate<'a> {
     /// Waits no longer than `timeout`, measured by the device's clock from the moment at which it joins
     /// the queue. No runtime's timer is needed.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+        self.terms.timeout = Some(timeout);
+        self
+    }
+
+    /// Waits no longer than `within`, as with a [timeout](Self::timeout), and is due then: requests wait in
+    /// the order in which they are due, and one without a deadline is due a
+    /// [fixed time](super::PoolBuilder::due_after) after it came, 1 s by default.
+    ///
+    /// So a request with a deadline passes those that are due later, and no request is passed by any that
+    /// come after it is due, whatever their deadlines.
+    pub fn deadline(mut self, within: Duration) -> Self {
+        self.terms.deadline = Some(within);
+        self
+    }
+
+    /// Is due `steps` [priority steps](super::PoolBuilder::priority_step) earlier than it would be, of 1 s
+    /// each by default; later if negative. Default: 0.
+    ///
+    /// A request is passed by those of `n` steps more that come up to `n` steps later, and by no others: however
+    /// many come, nobody starves.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # use std::task::{Context, Waker};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).capacity(2 << 20).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// # let context = &mut Context::from_waker(Waker::noop());
+    /// let block = pool.try_allocate(&stream, 2 << 20)?; // all there is
+    /// let mut batch = Box::pin(pool.allocate(&stream, 2 << 20));
+    /// let mut interactive = Box::pin(pool.allocate(&stream, 2 << 20).priority(1));
+    /// # assert!(batch.as_mut().poll(context).is_pending()); // it came first
+    /// # assert!(interactive.as_mut().poll(context).is_pending());
+    /// drop(block);
+    /// drop(device.block_on(interactive)?); // though the other came first
+    /// drop(device.block_on(batch)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn priority(mut self, steps: i32) -> Self {
+        self.terms.priority = steps;
         self
     }
 }
@@ -111,17 +154,15 @@ impl Allocate<'_> {
     /// One that was polled before waits itself: it is told that there is not enough, and leaves the queue.
     #[inline]
     pub fn try_now(self) -> Result<Block, AllocError> {
-        let registration = self.allocation.registration();
         let demand = self.demand()?;
-        self.pool.grant_now(registration, demand, self.place)
+        self.pool.grant_now(self.registration, demand, self.place)
     }
 
     /// Checks what is asked for at the door.
     #[inline]
     fn demand(&self) -> Result<Demand, AllocError> {
-        let registration = self.allocation.registration();
         self.pool
-            .demand(registration, self.bytes, self.alignment, self.tag)
+            .demand(self.registration, self.bytes, self.alignment, self.tag)
     }
 }
 
@@ -132,12 +173,12 @@ impl Future for Allocate<'_> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let demand = this.demand()?;
-        let lent = ready!(this.allocation.poll(&demand, this.timeout, context))?;
-        let registration = this.allocation.registration().clone();
-        let asker = Asker {
+        let lent = ready!(this.allocation.poll(&demand, &this.terms, context))?;
+        let registration = this.registration.clone();
+        let caller = Caller {
             place: this.place,
             waited: this.allocation.has_waited(),
         };
-        Poll::Ready(Ok(Block::new(registration, lent, &demand, asker)))
+        Poll::Ready(Ok(Block::new(registration, lent, &demand, caller)))
     }
 }

@@ -10,6 +10,7 @@ use crate::ledger::{CoalesceHeuristic, GRANULE, GrowBy};
 use crate::measure::Tag;
 use crate::registry;
 use crate::sync::plain;
+use crate::wait::{Overtaking, Rules};
 use std::time::Duration;
 
 /// A lane keeps blocks of up to 2 MiB: the sizes that are asked for most often, and too small for
@@ -44,6 +45,7 @@ pub struct PoolBuilder {
     pub(super) heuristic: Option<CoalesceHeuristic>,
     upkeep_interval: Duration,
     history: usize,
+    rules: Rules,
     tag_limits: Vec<(Tag, u64)>,
     tag_weights: Vec<(Tag, u32)>,
 }
@@ -69,6 +71,7 @@ impl PoolBuilder {
             heuristic: None,
             upkeep_interval: UPKEEP_INTERVAL,
             history: 0,
+            rules: Rules::default(),
             tag_limits: Vec::new(),
             tag_weights: Vec::new(),
         }
@@ -215,6 +218,58 @@ impl PoolBuilder {
         self
     }
 
+    /// When a request that waits and has no [deadline](crate::Allocate::deadline) is due, after it came: in
+    /// the queue it stands as if that were its deadline. Default: 1 s.
+    pub fn due_after(mut self, wait: Duration) -> Self {
+        self.rules.due_after = wait;
+        self
+    }
+
+    /// How much earlier a request is due for each step of its [priority](crate::Allocate::priority).
+    /// Default: 1 s. With zero, priorities count for nothing.
+    pub fn priority_step(mut self, step: Duration) -> Self {
+        self.rules.priority_step = step;
+        self
+    }
+
+    /// How often those who wait may be passed by others for whom there is memory. Default: never.
+    pub fn overtaking(mut self, bound: Overtaking) -> Self {
+        self.rules.overtaking = bound;
+        self
+    }
+
+    /// How long nothing may move before a queue that cannot be served counts as knotted: nothing is pending,
+    /// and no block is freed. Then whoever can be served is, ahead of the queue's head; and if nobody can,
+    /// that is told as a warning to a subscriber of `tracing`. Default: 10 ms, on the device's clock.
+    pub fn knot_grace(mut self, grace: Duration) -> Self {
+        self.rules.knot_grace = grace;
+        self
+    }
+
+    /// How long a knot lasts before the head of the queue fails with
+    /// [`Knotted`](crate::AllocError::Knotted), so that what its task holds can come free. Default: for
+    /// ever, since a block may be held for long with good reason.
+    ///
+    /// ```
+    /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};
+    /// # use std::time::Duration;
+    /// # let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone())
+    ///     .capacity(4 << 20)
+    ///     .fail_knots_after(Duration::from_millis(100))
+    ///     .build()?;
+    /// # let stream = pool.create_stream()?;
+    /// let held = pool.try_allocate(&stream, 4 << 20)?;
+    /// let error = device.block_on(pool.allocate(&stream, 4 << 20)).unwrap_err();
+    /// assert!(matches!(error, AllocError::Knotted(_))); // it waited for itself
+    /// # drop(held);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn fail_knots_after(mut self, limit: Duration) -> Self {
+        self.rules.knot_limit = Some(limit);
+        self
+    }
+
     /// Builds the pool.
     ///
     /// # Errors
@@ -229,6 +284,7 @@ impl PoolBuilder {
         let pool = Pool::new(
             Engine::new(self.device, settings, registry::make_way)?,
             self.name,
+            self.rules,
         )?;
         for (tag, bytes) in self.tag_limits {
             pool.set_tag_limit(tag, Some(bytes));

@@ -30,7 +30,9 @@ use crate::observe::LeakReport;
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{Asker, Demand, Denial, Presence, Reclaimer, Registration, Service, try_now};
+use crate::wait::{
+    Caller, Demand, Denial, Presence, Reclaimer, Registration, Rules, Service, try_now,
+};
 use std::fmt;
 use std::panic::Location;
 
@@ -66,8 +68,8 @@ impl Pool {
         PoolBuilder::new(device)
     }
 
-    fn new(engine: Engine, name: Option<String>) -> Result<Self, BuildError> {
-        let service = Arc::new(Service::new(engine));
+    fn new(engine: Engine, name: Option<String>, rules: Rules) -> Result<Self, BuildError> {
+        let service = Arc::new(Service::new(engine, rules));
         let name = name.map(Into::into);
         let presence = plain::Arc::new(Presence { service, name });
         registry::enter(&presence)?;
@@ -170,11 +172,11 @@ impl Pool {
         demand: Demand,
         place: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
-        match try_now(registration, demand, Effort::Immediate) {
+        match try_now((&**registration).into(), demand, Effort::Immediate) {
             Ok(lent) => {
                 let waited = false;
-                let asker = Asker { place, waited };
-                Ok(Block::new(registration.clone(), lent, &demand, asker))
+                let caller = Caller { place, waited };
+                Ok(Block::new(registration.clone(), lent, &demand, caller))
             }
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(..)) => Err(exhausted(registration, &demand)),

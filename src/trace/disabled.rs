@@ -28,6 +28,7 @@ pub(crate) fn granted(_: Asked, _: &impl Debug, _: u64) {}
 #[inline(always)]
 pub(crate) fn freed(_: StreamId, _: u64, _: u64) {}
 #[inline(always)]
+pub(crate) fn knotted(_: &Shortfall) {}
 pub(crate) fn exhausted(_: &Shortfall) {}
 #[inline(always)]
 pub(crate) fn grown(_: u64, _: u64) {}

@@ -103,6 +103,36 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
     );
 }
 
+/// Nobody who waits can be served, and nothing is on its way back.
+pub(crate) fn knotted(shortfall: &Shortfall) {
+    let Shortfall {
+        requested,
+        free,
+        largest_free,
+        pending,
+        used,
+        reserved,
+        capacity,
+        waiting,
+        tag,
+    } = *shortfall;
+    let tag = tag.map(|tag| tag.tag.name());
+    tell!(
+        WARN,
+        requested,
+        free,
+        largest_free,
+        pending,
+        used,
+        reserved,
+        capacity,
+        waiting,
+        tag,
+        fragmentation = shortfall.fragmentation(),
+        "knotted"
+    );
+}
+
 /// Bytes that were taken from the device, and in how many pieces.
 pub(crate) fn grown(bytes: u64, handles: u64) {
     tell!(DEBUG, bytes, handles, "grown");

@@ -1,21 +1,39 @@
 //! The future of an allocation: the ladder first, the queue if that gives nothing.
 
 use super::queue::{Newcomer, Waiter};
-use super::{Claim, Demand, Registration, Service};
+use super::{Claim, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
 use crate::engine::bell::Member;
-use crate::engine::{Effort, Expected, HistoryEvent, Lent, Patience, Refusal};
+use crate::engine::{Effort, Expected, HistoryEvent, Lent, Loans, Parts, Patience, Refusal};
 use crate::error::AllocError;
+use crate::lane::Lane;
 use crate::measure::{LimitReached, Tag};
 use crate::sync::Arc;
 use crate::trace;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+/// Who asks: on which stream, of which pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asker<'a> {
+    pub(crate) service: &'a Arc<Service>,
+    pub(crate) lane: &'a Arc<Lane>,
+}
+
+impl<'a> From<&'a Registration> for Asker<'a> {
+    #[inline]
+    fn from(registration: &'a Registration) -> Self {
+        Self {
+            service: &registration.service,
+            lane: &registration.lane,
+        }
+    }
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Allocation<'a> {
-    registration: &'a Arc<Registration>,
+    asker: Asker<'a>,
     stage: Stage,
     has_waited: bool,
 }
@@ -34,9 +52,9 @@ enum Stage {
 }
 
 impl<'a> Allocation<'a> {
-    pub(crate) fn new(registration: &'a Arc<Registration>) -> Self {
+    pub(crate) fn new(asker: Asker<'a>) -> Self {
         Self {
-            registration,
+            asker,
             stage: Stage::New,
             has_waited: false,
         }
@@ -47,29 +65,107 @@ impl<'a> Allocation<'a> {
         self.has_waited
     }
 
-    pub(crate) fn registration(&self) -> &'a Arc<Registration> {
-        self.registration
-    }
-
+    /// For one block.
     pub(crate) fn poll(
         &mut self,
         demand: &Demand,
-        timeout: Option<Duration>,
+        terms: &Terms,
         context: &mut Context<'_>,
     ) -> Poll<Result<Lent, AllocError>> {
+        if !matches!(self.stage, Stage::New) {
+            return self.poll_waiting(context).map_ok(only);
+        }
+        let denial = match try_now(self.asker, *demand, Effort::Poll) {
+            Ok(lent) => {
+                self.stage = Stage::Done;
+                return Poll::Ready(Ok(lent));
+            }
+            Err(denial) => denial,
+        };
+        self.denied(denial, demand, Wants::Block, terms, context)
+            .map_ok(only)
+    }
+
+    /// For several, in the order of the parts.
+    pub(crate) fn poll_all(
+        &mut self,
+        demand: &Demand,
+        parts: &Parts,
+        terms: &Terms,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Loans, AllocError>> {
+        if !matches!(self.stage, Stage::New) {
+            return self.poll_waiting(context);
+        }
+        let denial = match try_all_now(self.asker, *demand, parts, Effort::Poll) {
+            Ok(loans) => {
+                self.stage = Stage::Done;
+                return Poll::Ready(Ok(loans));
+            }
+            Err(denial) => denial,
+        };
+        self.denied(denial, demand, Wants::Parts(parts.clone()), terms, context)
+    }
+
+    /// There is nothing now: it waits, if that may help.
+    fn denied(
+        &mut self,
+        denial: Denial<'a>,
+        demand: &Demand,
+        wants: Wants,
+        terms: &Terms,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Loans, AllocError>> {
+        let (patience, claim) = match denial {
+            Denial::Failed(error) => {
+                self.stage = Stage::Done;
+                return Poll::Ready(Err(error));
+            }
+            Denial::Short(patience, claim) => (patience, claim),
+            Denial::OverLimit(_) => (Expected::default(), None),
+        };
+        let Asker { service, lane } = self.asker;
+        let now = service.engine.device.now();
+        let newcomer = Newcomer {
+            lane,
+            demand: *demand,
+            wants,
+            due: terms.due(now, &service.rules),
+            since: now,
+            patience,
+            waker: context.waker(),
+            claim,
+        };
+        self.join(newcomer, terms.limit());
+        self.poll_waiting(context)
+    }
+
+    fn join(&mut self, newcomer: Newcomer<'_>, limit: Option<Duration>) {
+        let Asker { service, lane } = self.asker;
+        let engine = &service.engine;
+        let (now, waker) = (newcomer.since, newcomer.waker);
+        let asked = newcomer.demand.asked(lane);
+        let waiter = service.queue.join(newcomer, &engine.gate);
+        let alarm = |at| Alarm::new(&engine.device, at, waker);
+        let deadline = limit.map(|limit| {
+            let at = now.saturating_add(limit);
+            (at, alarm(at))
+        });
+        let is_patient = !waiter.patience.fences.is_empty();
+        let patience = is_patient.then(|| alarm(waiter.patience.until));
+        self.has_waited = true;
+        self.stage = Stage::Waiting {
+            waiter,
+            deadline,
+            _patience: patience,
+            span: trace::Waiting::new(asked),
+        };
+    }
+
+    fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<Loans, AllocError>> {
         let polled = match &self.stage {
-            Stage::New => match try_now(self.registration, *demand, Effort::Poll) {
-                Ok(lent) => Poll::Ready(Ok(lent)),
-                Err(Denial::Failed(error)) => Poll::Ready(Err(error)),
-                Err(Denial::Short(patience, claim)) => {
-                    self.join(demand, patience, claim, timeout, context)
-                }
-                Err(Denial::OverLimit(_)) => {
-                    self.join(demand, Expected::default(), None, timeout, context)
-                }
-            },
             Stage::Waiting { .. } => self.look(context),
-            Stage::Done => panic!("an allocation was polled after it was ready"),
+            Stage::New | Stage::Done => panic!("an allocation was polled after it was ready"),
         };
         if let Poll::Ready(answer) = &polled {
             self.finish(answer.is_ok());
@@ -77,76 +173,40 @@ impl<'a> Allocation<'a> {
         polled
     }
 
-    fn join(
-        &mut self,
-        demand: &Demand,
-        patience: Expected,
-        claim: Option<Claim<'a>>,
-        timeout: Option<Duration>,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<Lent, AllocError>> {
-        let service = &self.registration.service;
-        let engine = &service.engine;
-        let now = engine.device.now();
-        let waker = context.waker();
-        let newcomer = Newcomer {
-            lane: &self.registration.lane,
-            demand: *demand,
-            since: now,
-            patience,
-            waker,
-            claim,
-        };
-        let waiter = service.queue.join(newcomer, &engine.gate);
-        let deadline = timeout.map(|timeout| {
-            let at = now.saturating_add(timeout);
-            (at, Alarm::new(&engine.device, at, waker))
-        });
-        let patience = (!waiter.patience.fences.is_empty())
-            .then(|| Alarm::new(&engine.device, waiter.patience.until, waker));
-        let span = trace::Waiting::new(demand.asked(&self.registration.lane));
-        self.has_waited = true;
-        self.stage = Stage::Waiting {
-            waiter,
-            deadline,
-            _patience: patience,
-            span,
-        };
-        self.look(context)
-    }
-
     /// Looks for a grant, and counts it: it is taken.
-    fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Lent, AllocError>> {
+    fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Loans, AllocError>> {
         let looked = self.look_and_serve(context);
-        if let (Poll::Ready(Ok(lent)), Stage::Waiting { waiter, .. }) = (&looked, &self.stage) {
-            let rounding = waiter.demand.rounding;
-            waiter.lane.count_from_above(lent.bytes, rounding);
+        if let (Poll::Ready(Ok(loans)), Stage::Waiting { waiter, .. }) = (&looked, &self.stage) {
+            match &waiter.wants {
+                Wants::Block => count(&waiter.lane, loans, &[waiter.demand.rounding]),
+                Wants::Parts(parts) => count_parts(&waiter.lane, loans, parts),
+            }
         }
         looked
     }
 
     /// Looks whether something came; if not, serves, and looks again.
-    fn look_and_serve(&mut self, context: &mut Context<'_>) -> Poll<Result<Lent, AllocError>> {
+    fn look_and_serve(&mut self, context: &mut Context<'_>) -> Poll<Result<Loans, AllocError>> {
         let Stage::Waiting {
             waiter, deadline, ..
         } = &mut self.stage
         else {
             unreachable!("only who waits looks");
         };
-        let service = &self.registration.service;
+        let service = self.asker.service;
         let waker = context.waker();
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
         // Enlisted first, then looked, or served: what comes in between rings.
         if waiter.is_held() {
-            let member = Member::Held(waiter.place);
+            let member = Member::Held(waiter.turn.place);
             service.engine.bell.enlist(member, waker);
             if let Some(refusal) = service.refusal_of(&waiter.demand) {
                 return Poll::Ready(Err(refusal));
             }
         } else {
-            let member = Member::Waiter(waiter.place);
+            let member = Member::Waiter(waiter.turn.place);
             service.engine.bell.enlist(member, waker);
             Service::ensure_reclaimer(service);
             Service::serve(service);
@@ -166,15 +226,14 @@ impl<'a> Allocation<'a> {
     }
 
     /// A grant that came in the same moment is taken: the memory is there.
-    fn time_out(&mut self, now: Duration) -> Result<Lent, AllocError> {
+    fn time_out(&mut self, now: Duration) -> Result<Loans, AllocError> {
         let Stage::Waiting { waiter, .. } = &self.stage else {
             unreachable!("only who waits times out");
         };
-        if let Some(lent) = waiter.cancel() {
-            return Ok(lent);
+        if let Some(loans) = waiter.cancel() {
+            return Ok(loans);
         }
-        let service = &self.registration.service;
-        let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
+        let shortfall = self.asker.service.exhausted(&waiter.lane, &waiter.demand);
         Err(AllocError::TimedOut {
             waited: now.saturating_sub(waiter.since),
             shortfall,
@@ -182,12 +241,12 @@ impl<'a> Allocation<'a> {
     }
 
     /// Leaves the queue, whatever the outcome. Returns what was granted and not taken.
-    fn finish(&mut self, was_served: bool) -> Option<Lent> {
+    fn finish(&mut self, was_served: bool) -> Option<Loans> {
         let stage = std::mem::replace(&mut self.stage, Stage::Done);
         let Stage::Waiting { waiter, span, .. } = stage else {
             return None;
         };
-        let service = &self.registration.service;
+        let service = self.asker.service;
         let left_over = waiter.cancel();
         let so_long = service.engine.device.now().saturating_sub(waiter.since);
         let waited = was_served.then_some(so_long);
@@ -210,9 +269,9 @@ impl<'a> Allocation<'a> {
 
 impl Drop for Allocation<'_> {
     fn drop(&mut self) {
-        if let Some(lent) = self.finish(false) {
-            let Registration { service, lane, .. } = &**self.registration;
-            service.engine.give_back(lane, lent);
+        if let Some(loans) = self.finish(false) {
+            let Asker { service, lane } = self.asker;
+            service.engine.give_all_back(lane, loans);
         }
     }
 }
@@ -237,49 +296,82 @@ pub(crate) enum Denial<'a> {
 /// What is lent was claimed by the tag it is for: whoever ends it disclaims that.
 #[inline]
 pub(crate) fn try_now(
-    registration: &Registration,
+    asker: Asker<'_>,
     demand: Demand,
     effort: Effort,
 ) -> Result<Lent, Denial<'_>> {
-    let Some(tag) = demand.tag else {
-        return try_claimed(registration, demand, effort, None);
-    };
-    match Claim::of(&registration.service, &demand, tag) {
-        Ok(claim) => try_claimed(registration, demand, effort, Some(claim)),
-        Err(LimitReached) => {
-            let never = registration.service.refusal_of(&demand);
-            Err(never.map_or(Denial::OverLimit(tag), Denial::Failed))
-        }
-    }
-}
-
-#[inline]
-fn try_claimed<'a>(
-    registration: &'a Registration,
-    demand: Demand,
-    effort: Effort,
-    claim: Option<Claim<'a>>,
-) -> Result<Lent, Denial<'a>> {
-    let engine = &registration.service.engine;
+    let claim = claim(asker, &demand)?;
+    let Asker { service, lane } = asker;
+    let engine = &service.engine;
     let Demand { request, .. } = demand;
     if request.alignment <= engine.settings.alignment {
-        let lane = &registration.lane;
         if let Some(lent) = engine.take_own(lane, request.bytes, demand.rounding) {
             claim.map(Claim::keep);
             return Ok(lent);
         }
     }
-    try_above_the_lane(registration, demand, effort, claim)
+    try_above_the_lane(asker, demand, effort, claim)
+}
+
+/// The same for several at once; lanes are not asked.
+///
+/// # Errors
+/// When not all of them may be had now, or ever.
+pub(crate) fn try_all_now<'a>(
+    asker: Asker<'a>,
+    demand: Demand,
+    parts: &Parts,
+    effort: Effort,
+) -> Result<Loans, Denial<'a>> {
+    let claim = claim(asker, &demand)?;
+    let loans = climb_or_deny(asker, effort, claim, |lane, patience| {
+        let engine = &asker.service.engine;
+        engine.climb_all(lane, parts, effort, patience)
+    })?;
+    count_parts(asker.lane, &loans, parts);
+    Ok(loans)
+}
+
+#[inline]
+fn claim<'a>(asker: Asker<'a>, demand: &Demand) -> Result<Option<Claim<'a>>, Denial<'a>> {
+    match demand.tag {
+        None => Ok(None),
+        Some(tag) => claim_for(asker, demand, tag).map(Some),
+    }
+}
+
+fn claim_for<'a>(asker: Asker<'a>, demand: &Demand, tag: Tag) -> Result<Claim<'a>, Denial<'a>> {
+    let claimed = Claim::of(asker.service, demand, tag);
+    claimed.map_err(|LimitReached| {
+        let never = asker.service.refusal_of(demand);
+        never.map_or(Denial::OverLimit(tag), Denial::Failed)
+    })
 }
 
 #[cold]
 fn try_above_the_lane<'a>(
-    registration: &'a Registration,
+    asker: Asker<'a>,
     demand: Demand,
     effort: Effort,
     claim: Option<Claim<'a>>,
 ) -> Result<Lent, Denial<'a>> {
-    let service = &registration.service;
+    let lent = climb_or_deny(asker, effort, claim, |lane, patience| {
+        let engine = &asker.service.engine;
+        engine.climb(lane, demand.request, effort, patience)
+    })?;
+    // The lane counts what it gives itself while it is locked.
+    asker.lane.count_from_above(lent.bytes, demand.rounding);
+    Ok(lent)
+}
+
+/// Climbs, if nobody comes first; what was claimed goes with what is lent.
+fn climb_or_deny<'a, T>(
+    asker: Asker<'a>,
+    effort: Effort,
+    claim: Option<Claim<'a>>,
+    climb: impl FnOnce(&Arc<Lane>, Patience<'_>) -> Result<T, Refusal>,
+) -> Result<T, Denial<'a>> {
+    let Asker { service, lane } = asker;
     if let Some(refusal) = service.refusal() {
         return Err(Denial::Failed(refusal));
     }
@@ -291,16 +383,11 @@ fn try_above_the_lane<'a>(
         Effort::Immediate => Patience::None,
         Effort::Poll | Effort::Thread => Patience::Fresh,
     };
-    let climbed = service
-        .engine
-        .climb(&registration.lane, demand.request, effort, patience);
+    let climbed = climb(lane, patience);
     // What was claimed or harvested on the way may be what another waits for.
     service.engine.ring_if_awaited();
     match climbed {
         Ok(lent) => {
-            // The lane counts what it gives itself while it is locked.
-            let lane = &registration.lane;
-            lane.count_from_above(lent.bytes, demand.rounding);
             claim.map(Claim::keep);
             Ok(lent)
         }
@@ -308,4 +395,21 @@ fn try_above_the_lane<'a>(
         Err(Refusal::NeedsThread) => Err(Denial::Short(Expected::default(), claim)),
         Err(Refusal::Device(error)) => Err(Denial::Failed(error.into())),
     }
+}
+
+/// What was granted above a lane is counted by it.
+fn count(lane: &Lane, loans: &Loans, roundings: &[u32]) {
+    for (lent, rounding) in loans.iter().zip(roundings) {
+        lane.count_from_above(lent.bytes, *rounding);
+    }
+}
+
+fn count_parts(lane: &Lane, loans: &Loans, parts: &Parts) {
+    let roundings: Vec<_> = parts.all.iter().map(|part| part.rounding).collect();
+    count(lane, loans, &roundings);
+}
+
+fn only(mut loans: Loans) -> Lent {
+    debug_assert_eq!(loans.len(), 1);
+    loans.pop().expect("one was asked for")
 }

@@ -1,9 +1,19 @@
 //! What a caller asks for, and for whom.
 
+use crate::engine::Parts;
 use crate::lane::Lane;
 use crate::ledger::Request;
 use crate::measure::Tag;
 use crate::trace::Asked;
+
+/// One block, or several from one place in the queue.
+#[derive(Clone, Debug)]
+pub(crate) enum Wants {
+    /// One, as the demand says.
+    Block,
+    /// All of these, or none. The demand is for all of them together.
+    Parts(Parts),
+}
 
 /// See the [module](self).
 #[derive(Clone, Copy, Debug)]

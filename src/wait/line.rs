@@ -1,17 +1,29 @@
 //! The line: in which order those are served who wait. It knows neither locks nor memory.
 //!
-//! Who has no weight is served first come, first served. Tags with a weight are *flows* beside that one,
-//! which counts as one flow of weight 1, and flows take turns by start-time fair queueing (Goyal, Vin and
-//! Cheng, SIGCOMM 1996): each turn costs a flow the bytes that it got over its weight, and the flow that
-//! has paid least is served next. A flow that had nothing to ask for saves nothing up. So while two flows
-//! both have requests waiting, what they get over their weights differs by no more than one largest request
-//! of each over its weight; within a flow the order is that of coming.
+//! **Who is due first is served first.** A request with a deadline is due then; one without is due a fixed
+//! time after it came, the same for all, so that these are served first come, first served. Priority makes a
+//! request due earlier by so many steps. So each request is overtaken only by those that are due earlier:
+//! a bounded number, since from some moment on every newcomer is due later, whatever its priority.
+//!
+//! **Tags with a weight take turns.** Each is a *flow* beside the one of all others, which has a weight of
+//! 1. Flows are served by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): a turn costs a flow
+//! the bytes that it got over its weight, and the flow that has paid least is next. A flow that had nothing
+//! to ask for saves nothing up. So while two flows both have requests waiting, what they get over their
+//! weights differs by no more than one largest request of each over its weight; within a flow the order is
+//! that of being due.
 
 use crate::measure::Tag;
 use std::collections::BTreeMap;
 
-/// A place in the line, by the time of coming: lower is earlier.
+/// Which one has come: lower is earlier.
 pub(crate) type Place = u64;
+
+/// When somebody is due, in nanoseconds of the device's clock; among equals, who came first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn {
+    pub(crate) due: i128,
+    pub(crate) place: Place,
+}
 
 /// Who takes turns: a tag with a weight, or all the others together.
 pub(super) type Flow = Option<Tag>;
@@ -21,7 +33,7 @@ const STEPS: u32 = 32;
 
 #[derive(Debug)]
 struct Backlog<T> {
-    waiters: BTreeMap<Place, T>,
+    waiters: BTreeMap<Turn, T>,
     /// The virtual time at which its first waiter's turn begins.
     start: u128,
 }
@@ -49,7 +61,7 @@ impl<T> Line<T> {
         self.waiting == 0
     }
 
-    pub(super) fn join(&mut self, flow: Flow, place: Place, waiter: T) {
+    pub(super) fn join(&mut self, flow: Flow, turn: Turn, waiter: T) {
         let backlog = self.flows.entry(flow).or_insert(Backlog {
             waiters: BTreeMap::new(),
             start: 0,
@@ -57,7 +69,7 @@ impl<T> Line<T> {
         if backlog.waiters.is_empty() {
             backlog.start = backlog.start.max(self.now);
         }
-        let before = backlog.waiters.insert(place, waiter);
+        let before = backlog.waiters.insert(turn, waiter);
         debug_assert!(before.is_none(), "a place is for one");
         self.waiting += 1;
     }
@@ -65,11 +77,23 @@ impl<T> Line<T> {
     /// Who is served next.
     pub(super) fn head(&self) -> Option<&T> {
         let firsts = self.flows.values().filter_map(|backlog| {
-            let (place, waiter) = backlog.waiters.first_key_value()?;
-            Some(((backlog.start, *place), waiter))
+            let (turn, waiter) = backlog.waiters.first_key_value()?;
+            Some(((backlog.start, *turn), waiter))
         });
         let (_, head) = firsts.min_by_key(|(turn, _)| *turn)?;
         Some(head)
+    }
+
+    /// The first so many, about in the order in which they would be served: those of each flow in theirs,
+    /// flow after flow, the head's first.
+    pub(super) fn first(&self, most: usize) -> Vec<&T> {
+        let mut flows: Vec<_> = self.flows.values().collect();
+        flows.sort_by_key(|backlog| {
+            let first = backlog.waiters.first_key_value();
+            (first.is_none(), backlog.start, first.map(|(turn, _)| *turn))
+        });
+        let waiters = flows.into_iter().flat_map(|flow| flow.waiters.values());
+        waiters.take(most).collect()
     }
 
     /// Takes somebody out, who was `served` with so many bytes at its flow's weight, or not at all. None,
@@ -77,11 +101,11 @@ impl<T> Line<T> {
     pub(super) fn leave(
         &mut self,
         flow: Flow,
-        place: Place,
+        turn: Turn,
         served: Option<(u64, u32)>,
     ) -> Option<T> {
         let backlog = self.flows.get_mut(&flow)?;
-        let waiter = backlog.waiters.remove(&place)?;
+        let waiter = backlog.waiters.remove(&turn)?;
         if let Some((bytes, weight)) = served {
             self.now = self.now.max(backlog.start);
             backlog.start += (u128::from(bytes) << STEPS) / u128::from(weight.max(1));
@@ -103,11 +127,15 @@ mod tests {
         ["line: light", "line: heavy"].map(|name| Some(Tag::new(name)))
     }
 
+    fn turn(place: Place) -> Turn {
+        Turn { due: 0, place }
+    }
+
     /// Serves the line until it is empty: who was served, in order.
     fn serve(line: &mut Line<(Flow, Place, u64)>, weight: impl Fn(Flow) -> u32) -> Vec<Place> {
         let mut order = Vec::new();
         while let Some(&(flow, place, bytes)) = line.head() {
-            line.leave(flow, place, Some((bytes, weight(flow))))
+            line.leave(flow, turn(place), Some((bytes, weight(flow))))
                 .unwrap();
             order.push(place);
         }
@@ -117,7 +145,7 @@ mod tests {
     fn line(waiters: &[(Flow, u64)]) -> Line<(Flow, Place, u64)> {
         let mut line = Line::new();
         for ((flow, bytes), place) in waiters.iter().zip(0..) {
-            line.join(*flow, place, (*flow, place, *bytes));
+            line.join(*flow, turn(place), (*flow, place, *bytes));
         }
         line
     }
@@ -127,6 +155,21 @@ mod tests {
         let mut line = line(&[(None, 8), (None, 1), (None, 4)]);
         assert_eq!(serve(&mut line, |_| 1), [0, 1, 2]);
         assert!(line.is_empty());
+    }
+
+    #[test]
+    fn who_is_due_first_is_served_first() {
+        let mut line = Line::new();
+        for (place, due) in [(0, 7), (1, -3), (2, 7), (3, 5)] {
+            line.join(None, Turn { due, place }, (due, place));
+        }
+        let mut order = Vec::new();
+        while let Some(&(due, place)) = line.head() {
+            assert_eq!(line.first(9)[0], &(due, place));
+            line.leave(None, Turn { due, place }, None);
+            order.push(place);
+        }
+        assert_eq!(order, [1, 3, 0, 2]);
     }
 
     #[test]
@@ -145,10 +188,10 @@ mod tests {
         let [light, heavy] = tags();
         let mut line = line(&[(light, 512), (light, 512), (light, 512)]);
         for place in 0..2 {
-            line.leave(light, place, Some((512, 1)));
+            line.leave(light, turn(place), Some((512, 1)));
         }
-        line.join(heavy, 3, (heavy, 3, 512));
-        line.join(heavy, 4, (heavy, 4, 512));
+        line.join(heavy, turn(3), (heavy, 3, 512));
+        line.join(heavy, turn(4), (heavy, 4, 512));
         assert_eq!(serve(&mut line, |_| 1), [3, 2, 4]);
     }
 
@@ -156,8 +199,8 @@ mod tests {
     fn who_gives_up_pays_nothing() {
         let [light, heavy] = tags();
         let mut line = line(&[(light, 1 << 40), (light, 512), (heavy, 512), (heavy, 512)]);
-        assert!(line.leave(light, 0, None).is_some());
-        assert!(line.leave(light, 0, None).is_none());
+        assert!(line.leave(light, turn(0), None).is_some());
+        assert!(line.leave(light, turn(0), None).is_none());
         assert_eq!(serve(&mut line, |_| 1), [1, 2, 3]);
     }
 

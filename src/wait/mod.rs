@@ -16,7 +16,10 @@
 //! | `queue` | who waits, and what each gets |
 //! | `line` | in which order |
 //! | `claim` | what a tag may have |
-//! | `service` | granting the queue from the engine |
+//! | `terms` | on what terms, and by what rules |
+//! | `service` | the engine with its queue, and when that is served |
+//! | `serving` | granting the queue from the engine |
+//! | `knot` | when nothing moves any more |
 //! | `reclaimer` | who drives, as a future |
 //! | `demand` | what is asked for, and for whom |
 //! | `allocate` | the future of an allocation |
@@ -31,6 +34,7 @@ mod allocate;
 mod claim;
 mod demand;
 mod grower;
+mod knot;
 mod line;
 mod onlookers;
 mod passage;
@@ -39,14 +43,19 @@ mod reclaimer;
 mod registration;
 mod returner;
 mod service;
+mod serving;
 mod spawn;
+mod terms;
 mod upkeep;
 
-pub(crate) use allocate::{Allocation, Denial, try_now};
+pub(crate) use allocate::{Allocation, Asker, Denial, try_all_now, try_now};
 pub(crate) use claim::Claim;
-pub(crate) use demand::Demand;
-pub(crate) use onlookers::{Asker, Ending, Granted, Onlookers};
+pub(crate) use demand::{Demand, Wants};
+use line::Place;
+pub(crate) use onlookers::{Caller, Ending, Granted, Onlookers};
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;
 pub(crate) use registration::{Presence, Registration};
 pub(crate) use service::Service;
+pub use terms::Overtaking;
+pub(crate) use terms::{Rules, Terms};

@@ -24,12 +24,12 @@ pub(crate) struct Granted<'a> {
     pub(crate) lent: &'a Lent,
     pub(crate) demand: &'a Demand,
     pub(crate) lane: &'a Lane,
-    pub(crate) asker: Asker,
+    pub(crate) caller: Caller,
 }
 
 /// Who asked for a block, and how it came by it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asker {
+pub(crate) struct Caller {
     pub(crate) place: &'static Location<'static>,
     pub(crate) waited: bool,
 }
@@ -59,10 +59,10 @@ impl Onlookers {
 
     pub(crate) fn granted(&self, engine: &Engine, block: Granted<'_>) {
         let Granted {
-            lent, lane, asker, ..
+            lent, lane, caller, ..
         } = block;
         if let Some(referee) = &self.referee {
-            referee.granted(lent.address, lent.bytes, lane.raw, asker.place);
+            referee.granted(lent.address, lent.bytes, lane.raw, caller.place);
         }
         if self.keeps_history {
             engine.write_granted(extent(lent, lane), origin(&block));
@@ -104,11 +104,11 @@ fn extent(lent: &Lent, lane: &Lane) -> Extent {
 fn origin(block: &Granted<'_>) -> BlockOrigin {
     BlockOrigin {
         number: 0,
-        site: block.asker.place.into(),
+        site: block.caller.place.into(),
         time: Duration::ZERO,
         requested: block.demand.requested(),
         tag: block.demand.tag,
         rung: block.lent.rung,
-        waited: block.asker.waited,
+        waited: block.caller.waited,
     }
 }

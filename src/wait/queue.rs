@@ -1,4 +1,4 @@
-//! The queue: who waits, in the order of coming, and what each gets.
+//! The queue: who waits, and what each gets.
 //!
 //! A waiter's state changes under its own lock, once:
 //!
@@ -16,14 +16,16 @@
 //! from being served, and the gate does not close for it. Once the limit allows it, it comes in, to the
 //! place that it had by its coming.
 
-use super::Demand;
 use super::claim::Claim;
-use super::line::{Flow, Line, Place};
-use crate::engine::{Expected, Lent, gate};
+use super::line::{Flow, Line, Place, Turn};
+use super::{Demand, Wants};
+use crate::engine::{Expected, Loans, gate};
 use crate::error::AllocError;
 use crate::lane::Lane;
 use crate::measure::{Account, Accounts, Histogram, Recorder, Tag, WaitStatistics, Waits};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked};
+use crate::sync::{
+    Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, assert_unlocked,
+};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -33,16 +35,19 @@ use std::time::Duration;
 /// One who waits.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    pub(crate) place: Place,
+    pub(crate) turn: Turn,
     flow: Flow,
     pub(crate) lane: Arc<Lane>,
     pub(crate) demand: Demand,
+    pub(super) wants: Wants,
     /// When it came, on the device's clock.
     pub(crate) since: Duration,
     /// What is to be passed before new memory is taken for it.
     pub(crate) patience: Expected,
     /// It is at the door: its tag has reached its limit.
     is_held: SharedFlag,
+    /// By how many, with how many bytes together, it was passed. Written by who serves, and nobody else.
+    passed: (SharedNumber, SharedNumber),
     state: Mutex<State>,
 }
 
@@ -50,6 +55,9 @@ pub(crate) struct Waiter {
 pub(super) struct Newcomer<'a> {
     pub(super) lane: &'a Arc<Lane>,
     pub(super) demand: Demand,
+    pub(super) wants: Wants,
+    /// When it is due.
+    pub(super) due: i128,
     pub(super) since: Duration,
     pub(super) patience: Expected,
     pub(super) waker: &'a Waker,
@@ -60,23 +68,23 @@ pub(super) struct Newcomer<'a> {
 #[derive(Debug)]
 enum State {
     Waiting(Waker),
-    Granted(Lent),
+    Granted(Loans),
     Failed(AllocError),
     Gone,
 }
 
 impl Waiter {
-    /// Gives the waiter its block. Returns whom to wake, or the block if the waiter is gone.
-    pub(super) fn grant(&self, lent: Lent) -> Result<Waker, Lent> {
+    /// Gives the waiter its memory. Returns whom to wake, or the memory if the waiter is gone.
+    pub(super) fn grant(&self, loans: Loans) -> Result<Waker, Loans> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Waiting(waker) => {
-                *state = State::Granted(lent);
+                *state = State::Granted(loans);
                 Ok(waker)
             }
             other => {
                 *state = other;
-                Err(lent)
+                Err(loans)
             }
         }
     }
@@ -97,7 +105,7 @@ impl Waiter {
     }
 
     /// What the waiter got, if it got something; else `waker` is the one to be woken.
-    pub(super) fn take(&self, waker: &Waker) -> Option<Result<Lent, AllocError>> {
+    pub(super) fn take(&self, waker: &Waker) -> Option<Result<Loans, AllocError>> {
         let mut state = self.state.lock();
         match &mut *state {
             State::Waiting(last) => {
@@ -107,7 +115,7 @@ impl Waiter {
                 None
             }
             _ => match std::mem::replace(&mut *state, State::Gone) {
-                State::Granted(lent) => Some(Ok(lent)),
+                State::Granted(loans) => Some(Ok(loans)),
                 State::Failed(error) => Some(Err(error)),
                 State::Waiting(_) | State::Gone => None,
             },
@@ -115,10 +123,10 @@ impl Waiter {
     }
 
     /// The waiter gives up. What it was granted in the meantime comes back.
-    pub(super) fn cancel(&self) -> Option<Lent> {
+    pub(super) fn cancel(&self) -> Option<Loans> {
         let last = std::mem::replace(&mut *self.state.lock(), State::Gone);
         match last {
-            State::Granted(lent) => Some(lent),
+            State::Granted(loans) => Some(loans),
             _ => None,
         }
     }
@@ -126,6 +134,17 @@ impl Waiter {
     /// Whether it is at the door.
     pub(super) fn is_held(&self) -> bool {
         self.is_held.load(Ordering::Acquire)
+    }
+
+    /// By how many it was passed, with how many bytes together.
+    pub(super) fn passed(&self) -> (u64, u64) {
+        let (times, bytes) = &self.passed;
+        (times.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn note_passed(&self, by: u64) {
+        self.passed.0.fetch_add(1, Ordering::Relaxed);
+        self.passed.1.fetch_add(by, Ordering::Relaxed);
     }
 
     /// Whom to wake, while it waits.
@@ -145,8 +164,8 @@ impl Waiter {
 #[derive(Debug)]
 struct Standing {
     line: Line<Arc<Waiter>>,
-    /// Those whose tags have reached their limits, in the order of coming.
-    held: BTreeMap<Tag, BTreeMap<Place, Arc<Waiter>>>,
+    /// Those whose tags have reached their limits, in the order in which they are due.
+    held: BTreeMap<Tag, BTreeMap<Turn, Arc<Waiter>>>,
     next: Place,
 }
 
@@ -204,23 +223,28 @@ impl Queue {
         if let Some(claim) = claim {
             claim.keep();
         }
-        let place = standing.next;
+        let turn = Turn {
+            due: newcomer.due,
+            place: standing.next,
+        };
         standing.next += 1;
         let waiter = Arc::new(Waiter {
-            place,
+            turn,
             flow: demand.tag.filter(|_| account.is_some_and(has_weight)),
             lane: newcomer.lane.clone(),
             demand,
+            wants: newcomer.wants,
             since: newcomer.since,
             patience: newcomer.patience,
             is_held: SharedFlag::new(!is_let_in),
+            passed: (SharedNumber::new(0), SharedNumber::new(0)),
             state: Mutex::new(Guards::Waiter, State::Waiting(newcomer.waker.clone())),
         });
         self.counted_for(&waiter).for_each(Waits::begin);
         match account {
             Some((tag, _)) if !is_let_in => {
                 let held = standing.held.entry(tag).or_default();
-                held.insert(place, waiter.clone());
+                held.insert(turn, waiter.clone());
             }
             _ => self.line_up(&mut standing, waiter.clone(), gate),
         }
@@ -234,7 +258,7 @@ impl Queue {
         if standing.line.is_empty() {
             gate.fetch_or(gate::WAITING, Ordering::SeqCst);
         }
-        standing.line.join(waiter.flow, waiter.place, waiter);
+        standing.line.join(waiter.flow, waiter.turn, waiter);
     }
 
     /// Leaves the queue, served after `waited` or not at all. Whoever is second does nothing.
@@ -252,7 +276,7 @@ impl Queue {
         let mut admitted = Admitted::default();
         if standing
             .line
-            .leave(waiter.flow, waiter.place, served)
+            .leave(waiter.flow, waiter.turn, served)
             .is_some()
         {
             if let Some((_, account)) = account {
@@ -266,7 +290,7 @@ impl Queue {
             let Some((tag, held)) = held else {
                 return admitted;
             };
-            if held.remove(&waiter.place).is_none() {
+            if held.remove(&waiter.turn).is_none() {
                 return admitted;
             }
             admitted = self.admit_from(&mut standing, tag, gate);
@@ -325,6 +349,12 @@ impl Queue {
     /// Who is served next.
     pub(super) fn head(&self) -> Option<Arc<Waiter>> {
         self.standing.lock().line.head().cloned()
+    }
+
+    /// The first so many, about in the order in which they would be served.
+    pub(super) fn first(&self, most: usize) -> Vec<Arc<Waiter>> {
+        let standing = self.standing.lock();
+        standing.line.first(most).into_iter().cloned().collect()
     }
 
     /// Whether nobody waits in the line.

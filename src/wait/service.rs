@@ -1,16 +1,18 @@
-//! Serving the queue: the head gets what the engine has, then the next.
+//! The engine with its queue, and when the queue is served.
 
 use super::Demand;
 use super::grower::Grower;
+use super::knot::Knot;
 use super::onlookers::Onlookers;
 use super::queue::{Queue, Waiter};
 use super::reclaimer::Spawned;
 use super::returner::Returner;
 use super::spawn;
+use super::terms::Rules;
 use super::upkeep::Keeper;
 use crate::device::Alarm;
 use crate::engine::bell::Member;
-use crate::engine::{Effort, Engine, Lent, Patience, Refusal, Watches, gate};
+use crate::engine::{Effort, Engine, Watches, gate};
 use crate::error::{AllocError, Shortfall, TagShortfall};
 use crate::lane::Lane;
 use crate::measure::Tag;
@@ -30,6 +32,10 @@ const AGAIN: u8 = 2;
 pub(crate) struct Service {
     pub(crate) engine: Engine,
     pub(crate) queue: Queue,
+    /// By what rules they wait.
+    pub(super) rules: Rules,
+    /// What is known of a queue that nothing moves in.
+    pub(super) knot: Knot,
     /// Who is told of blocks' lives, if anybody is.
     pub(crate) onlookers: Option<plain::Arc<Onlookers>>,
     serving: SharedState,
@@ -49,8 +55,10 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(engine: Engine) -> Self {
+    pub(crate) fn new(engine: Engine, rules: Rules) -> Self {
         Self {
+            rules,
+            knot: Knot::new(),
             onlookers: Onlookers::of(&engine),
             engine,
             queue: Queue::new(),
@@ -110,59 +118,6 @@ impl Service {
         }
     }
 
-    fn serve_once(this: &Arc<Self>, effort: Effort) {
-        if let Err(Refusal::NeedsThread) = this.engine.return_complete(effort) {
-            this.grower.start(this);
-        }
-        while let Some(waiter) = this.queue.head() {
-            // The lane stays known while a grant for it is on its way, whoever goes meanwhile; and it
-            // is known now if the waiter still waits, since that has the stream.
-            let _visit = waiter.lane.visit();
-            if !waiter.is_waiting() {
-                drop(this.queue.leave(&waiter, None, &this.engine.gate));
-                continue;
-            }
-            if let Some(refusal) = this.refusal_of(&waiter.demand) {
-                this.fail(&waiter, refusal);
-                continue;
-            }
-            let patience = Patience::For(&waiter.patience);
-            let climbed = this
-                .engine
-                .climb(&waiter.lane, waiter.demand.request, effort, patience);
-            match climbed {
-                Ok(lent) => this.grant(&waiter, lent),
-                Err(Refusal::Device(error)) => this.fail(&waiter, error.into()),
-                Err(Refusal::Short(_)) => return,
-                Err(Refusal::NeedsThread) => return this.grower.start(this),
-            }
-        }
-    }
-
-    fn grant(&self, waiter: &Waiter, lent: Lent) {
-        let waited = self.engine.device.now().saturating_sub(waiter.since);
-        match waiter.grant(lent) {
-            Ok(waker) => {
-                drop(self.queue.leave(waiter, Some(waited), &self.engine.gate));
-                assert_unlocked("wake");
-                waker.wake();
-            }
-            Err(lent) => {
-                drop(self.queue.leave(waiter, None, &self.engine.gate));
-                self.engine.give_back(&waiter.lane, lent);
-            }
-        }
-    }
-
-    fn fail(&self, waiter: &Waiter, error: AllocError) {
-        let waker = waiter.fail(error);
-        drop(self.queue.leave(waiter, None, &self.engine.gate));
-        if let Some(waker) = waker {
-            assert_unlocked("wake");
-            waker.wake();
-        }
-    }
-
     /// Watches streams while somebody waits. While nobody does, nothing is watched, and a reclaimer that
     /// was spawned for it is let go. Where nothing is pooled, what is to go back to the device waits too.
     fn set_watches(&self) {
@@ -186,16 +141,8 @@ impl Service {
     /// again after a while.
     fn set_retry(&self, is_due: bool) {
         let alarm = is_due.then(|| {
-            let at = self
-                .engine
-                .device
-                .now()
-                .saturating_add(self.engine.upkeep.interval());
-            Alarm::new(
-                &self.engine.device,
-                at,
-                &Waker::from(self.engine.bell.clone()),
-            )
+            let now = self.engine.device.now();
+            self.ring_at(now.saturating_add(self.engine.upkeep.interval()))
         });
         let old = std::mem::replace(&mut *self.retry.lock(), alarm);
         drop(old);
@@ -233,8 +180,8 @@ impl Service {
     /// A waiter is gone. One that was served is followed by the next without more; after one that gave
     /// up, the next may be served now. After the last, nothing is watched any more.
     pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter, was_served: bool) {
-        drop(this.engine.bell.resign(Member::Waiter(waiter.place)));
-        drop(this.engine.bell.resign(Member::Held(waiter.place)));
+        drop(this.engine.bell.resign(Member::Waiter(waiter.turn.place)));
+        drop(this.engine.bell.resign(Member::Held(waiter.turn.place)));
         if this.queue.is_empty() {
             Self::serve(this);
         } else if !was_served {
@@ -270,7 +217,7 @@ impl Service {
         shortfall
     }
 
-    fn shortfall(&self, demand: &Demand) -> Shortfall {
+    pub(super) fn shortfall(&self, demand: &Demand) -> Shortfall {
         let waiting = self.queue.statistics().waiting;
         let shortfall = self.engine.shortfall(demand.request, waiting);
         Shortfall {

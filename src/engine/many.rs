@@ -1,0 +1,102 @@
+//! Several grants, all or none; and memory that is complete for everybody.
+
+use super::Engine;
+use super::ladder::{Effort, Lent, Refusal};
+use super::patience::Patience;
+use crate::id::Ticket;
+use crate::lane::Lane;
+use crate::ledger::{Fences, Request};
+use crate::sync::{Arc, plain};
+use smallvec::SmallVec;
+
+/// Memory on its way to its user: of one block, mostly.
+pub(crate) type Loans = SmallVec<[Lent; 1]>;
+
+/// One of several requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) request: Request,
+    /// What was not asked for of its bytes.
+    pub(crate) rounding: u32,
+}
+
+/// Several requests, in the order of their answers.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    pub(crate) all: plain::Arc<[Part]>,
+    /// What is granted is complete on every stream, and not only for the one that asks.
+    pub(crate) is_for_everybody: bool,
+}
+
+impl Engine {
+    /// The ladder for each of the parts, the largest first.
+    ///
+    /// # Errors
+    /// When one of them gets nothing; nothing is lent then.
+    pub(crate) fn climb_all(
+        &self,
+        lane: &Arc<Lane>,
+        parts: &Parts,
+        effort: Effort,
+        patience: Patience<'_>,
+    ) -> Result<Loans, Refusal> {
+        let mut order: SmallVec<[usize; 8]> = (0..parts.all.len()).collect();
+        order.sort_by_key(|at| std::cmp::Reverse(parts.all[*at].request.bytes));
+        let mut lent = SmallVec::<[(usize, Lent); 8]>::new();
+        for at in order {
+            let request = parts.all[at].request;
+            let climbed = if parts.is_for_everybody {
+                self.climb_for_everybody(lane, request, effort, patience)
+            } else {
+                self.climb_uncounted(lane, request, effort, patience)
+            };
+            match climbed {
+                Ok(loan) => lent.push((at, loan)),
+                Err(refusal) => {
+                    let loans = lent.into_iter().map(|(_, loan)| loan);
+                    self.restore(lane, loans);
+                    return Err(refusal);
+                }
+            }
+        }
+        lent.sort_by_key(|(at, _)| *at);
+        lent.iter()
+            .for_each(|(_, loan)| self.tally.count(loan.rung));
+        Ok(lent.into_iter().map(|(_, loan)| loan).collect())
+    }
+
+    /// Puts loans back that were not made, without ringing: who asked for them knows, and would wake itself.
+    fn restore(&self, lane: &Lane, loans: impl Iterator<Item = Lent>) {
+        for lent in loans {
+            let fences = self.fences_of(lane, &lent);
+            self.ledger.lock().give_back(lent.id, fences);
+        }
+    }
+
+    /// What is left to come before the memory of a loan that was never used is anybody's.
+    pub(super) fn fences_of(&self, lane: &Lane, lent: &Lent) -> Fences {
+        if lent.after == Ticket::ZERO {
+            return Fences::default();
+        }
+        lane.expect_seal(lent.after);
+        Fences::one(lane.id, lent.after)
+    }
+
+    /// Takes back loans that nobody took.
+    pub(crate) fn give_all_back(&self, lane: &Lane, loans: Loans) {
+        for lent in loans {
+            self.give_back(lane, lent);
+        }
+    }
+
+    /// What is lent, if nothing is on its way back: nothing pending, kept by a lane, being moved, or to be had
+    /// from others.
+    pub(crate) fn lent_if_quiet(&self) -> Option<u64> {
+        if self.pressure.is_felt() || self.lanes().iter().any(|lane| lane.figures().kept > 0) {
+            return None;
+        }
+        let totals = self.totals();
+        let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
+        is_quiet.then_some(totals.lent.current)
+    }
+}

@@ -1,0 +1,148 @@
+//! Knots: those who wait hold what the others wait for.
+//!
+//! When the head of the queue cannot be served, nothing is pending, and no block is freed for a while, no work
+//! of the device will bring memory back: every byte that the head lacks is held by somebody, and those may be
+//! waiting themselves. Then whoever can be served is, in the order of the queue: a holder that asks for a
+//! little while the head asks for much goes on, and frees in the end. If nobody can be served, the queue is
+//! *knotted*: that is told, and after a time, if the pool has one, the head fails, so that what its task holds
+//! comes free. To reserve all that a request needs up front avoids it.
+
+use super::Place;
+use super::Service;
+use super::queue::Waiter;
+use super::serving::Served;
+use crate::device::Alarm;
+use crate::engine::Effort;
+use crate::error::AllocError;
+use crate::sync::{Arc, Guards, Mutex};
+use crate::trace;
+use std::task::Waker;
+use std::time::Duration;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Knot(Mutex<Option<Tied>>);
+
+/// A queue in which nothing moves.
+#[derive(Debug)]
+struct Tied {
+    head: Place,
+    /// What was lent: who frees changes it.
+    lent: u64,
+    since: Duration,
+    is_told: bool,
+    /// Rings when there is something to be done about it.
+    alarm: Option<Alarm>,
+}
+
+impl Knot {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(Guards::Queue, None))
+    }
+
+    /// Something moved.
+    pub(super) fn untie(&self) {
+        let tied = self.0.lock().take();
+        // The alarm's device is called: outside the lock.
+        drop(tied);
+    }
+
+    /// Since when nothing moves, if that is so since the last look.
+    fn since(&self, head: Place, lent: u64) -> Option<Duration> {
+        let tied = self.0.lock();
+        let tied = tied.as_ref()?;
+        (tied.head == head && tied.lent == lent).then_some(tied.since)
+    }
+
+    fn tie(&self, tied: Tied) {
+        let old = self.0.lock().replace(tied);
+        drop(old);
+    }
+
+    /// To be told of it once.
+    fn tell(&self) -> bool {
+        let mut tied = self.0.lock();
+        let is_told = tied
+            .as_mut()
+            .map(|tied| std::mem::replace(&mut tied.is_told, true));
+        is_told == Some(false)
+    }
+
+    fn set_alarm(&self, alarm: Alarm) {
+        let old = match &mut *self.0.lock() {
+            Some(tied) => tied.alarm.replace(alarm),
+            None => Some(alarm),
+        };
+        drop(old);
+    }
+}
+
+impl Service {
+    /// The head cannot be served, nor may anybody pass it: looks whether anything moves, and if nothing does
+    /// for a while, serves whoever can be.
+    pub(super) fn look_for_knot(&self, head: &Arc<Waiter>, effort: Effort) -> Served {
+        let Some(lent) = self.engine.lent_if_quiet() else {
+            self.knot.untie();
+            return Served::Short;
+        };
+        let now = self.engine.device.now();
+        let Some(since) = self.knot.since(head.turn.place, lent) else {
+            let at = now.saturating_add(self.rules.knot_grace);
+            self.knot.tie(Tied {
+                head: head.turn.place,
+                lent,
+                since: now,
+                is_told: false,
+                alarm: Some(self.ring_at(at)),
+            });
+            return Served::Short;
+        };
+        if now < since.saturating_add(self.rules.knot_grace) {
+            return Served::Short;
+        }
+        match self.serve_anybody(effort) {
+            Served::Short => self.tell_of_knot(head, now, since),
+            served => served,
+        }
+    }
+
+    /// Serves the first who can be. What is free is complete, so that nobody is served who asks for more than
+    /// one who was not.
+    fn serve_anybody(&self, effort: Effort) -> Served {
+        let mut too_much = u64::MAX;
+        for waiter in self.queue.first(usize::MAX).iter().skip(1) {
+            let bytes = waiter.demand.request.bytes;
+            if bytes >= too_much {
+                continue;
+            }
+            match self.serve_one(waiter, effort) {
+                Served::Short => too_much = bytes,
+                served => return served,
+            }
+        }
+        Served::Short
+    }
+
+    /// Nobody can be served.
+    fn tell_of_knot(&self, head: &Arc<Waiter>, now: Duration, since: Duration) -> Served {
+        let limit = self.rules.knot_limit;
+        let until = limit.map(|limit| since.saturating_add(limit.max(self.rules.knot_grace)));
+        if self.knot.tell() {
+            trace::knotted(&self.shortfall(&head.demand));
+            if let Some(until) = until.filter(|until| now < *until) {
+                self.knot.set_alarm(self.ring_at(until));
+            }
+        }
+        if until.is_none_or(|until| now < until) {
+            return Served::Short;
+        }
+        self.knot.untie();
+        self.fail(head, AllocError::Knotted(self.shortfall(&head.demand)));
+        Served::Gone
+    }
+
+    pub(super) fn ring_at(&self, at: Duration) -> Alarm {
+        let waker = Waker::from(self.engine.bell.clone());
+        Alarm::new(&self.engine.device, at, &waker)
+    }
+}

@@ -1,0 +1,140 @@
+//! Serving the queue: the head gets what the engine has, then the next.
+//!
+//! While the head cannot be served nobody is, but for those that may [overtake](super::terms::Overtaking),
+//! and those whose turn it is to untie a [knot](super::knot).
+
+use super::Service;
+use super::demand::Wants;
+use super::queue::Waiter;
+use crate::engine::{Effort, Loans, Patience, Refusal};
+use crate::error::AllocError;
+use crate::sync::{Arc, assert_unlocked};
+
+/// How far behind the head somebody is looked for who may overtake.
+const LOOKED_AT: usize = 64;
+
+/// What came of serving one who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Served {
+    /// It is out of the queue: it has its memory, or failed, or was gone.
+    Gone,
+    /// There is not enough for it now.
+    Short,
+    /// Memory calls are needed that may not be made here.
+    NeedsThread,
+}
+
+impl Service {
+    pub(super) fn serve_once(this: &Arc<Self>, effort: Effort) {
+        if let Err(Refusal::NeedsThread) = this.engine.return_complete(effort) {
+            this.grower.start(this);
+        }
+        while let Some(head) = this.queue.head() {
+            let served = match this.serve_one(&head, effort) {
+                Served::Short => this.serve_past(&head, effort),
+                served => served,
+            };
+            match served {
+                Served::Gone => {}
+                Served::Short => return,
+                Served::NeedsThread => return this.grower.start(this),
+            }
+        }
+        this.knot.untie();
+    }
+
+    /// The head cannot be served: those are that may pass it.
+    fn serve_past(&self, head: &Arc<Waiter>, effort: Effort) -> Served {
+        let mut served = self.serve_overtakers(effort);
+        if served == Served::Short {
+            served = self.look_for_knot(head, effort);
+        }
+        served
+    }
+
+    fn serve_overtakers(&self, effort: Effort) -> Served {
+        if self.rules.overtaking.times == 0 {
+            return Served::Short;
+        }
+        let waiters = self.queue.first(LOOKED_AT);
+        for (ahead, waiter) in waiters.iter().enumerate().skip(1) {
+            let bytes = waiter.demand.request.bytes;
+            let passed = &waiters[..ahead];
+            let may_pass =
+                |passed: &Arc<Waiter>| self.rules.overtaking.allows(passed.passed(), bytes);
+            if !passed.iter().all(may_pass) {
+                // Whoever comes behind would pass the same ones; but may be smaller.
+                continue;
+            }
+            match self.serve_one(waiter, effort) {
+                Served::Gone => {
+                    passed.iter().for_each(|passed| passed.note_passed(bytes));
+                    return Served::Gone;
+                }
+                Served::Short => {}
+                Served::NeedsThread => return Served::NeedsThread,
+            }
+        }
+        Served::Short
+    }
+
+    /// Serves one of those who wait, wherever it stands.
+    pub(super) fn serve_one(&self, waiter: &Waiter, effort: Effort) -> Served {
+        // The lane stays known while a grant for it is on its way, whoever goes meanwhile; and it
+        // is known now if the waiter still waits, since that has the stream.
+        let _visit = waiter.lane.visit();
+        if !waiter.is_waiting() {
+            drop(self.queue.leave(waiter, None, &self.engine.gate));
+            return Served::Gone;
+        }
+        if let Some(refusal) = self.refusal_of(&waiter.demand) {
+            self.fail(waiter, refusal);
+            return Served::Gone;
+        }
+        match self.climb_for(waiter, effort) {
+            Ok(loans) => self.grant(waiter, loans),
+            Err(Refusal::Device(error)) => self.fail(waiter, error.into()),
+            Err(Refusal::Short(_)) => return Served::Short,
+            Err(Refusal::NeedsThread) => return Served::NeedsThread,
+        }
+        Served::Gone
+    }
+
+    fn climb_for(&self, waiter: &Waiter, effort: Effort) -> Result<Loans, Refusal> {
+        let patience = Patience::For(&waiter.patience);
+        let engine = &self.engine;
+        match &waiter.wants {
+            Wants::Block => {
+                let request = waiter.demand.request;
+                let lent = engine.climb(&waiter.lane, request, effort, patience)?;
+                Ok(std::iter::once(lent).collect())
+            }
+            Wants::Parts(parts) => engine.climb_all(&waiter.lane, parts, effort, patience),
+        }
+    }
+
+    fn grant(&self, waiter: &Waiter, loans: Loans) {
+        let waited = self.engine.device.now().saturating_sub(waiter.since);
+        self.knot.untie();
+        match waiter.grant(loans) {
+            Ok(waker) => {
+                drop(self.queue.leave(waiter, Some(waited), &self.engine.gate));
+                assert_unlocked("wake");
+                waker.wake();
+            }
+            Err(loans) => {
+                drop(self.queue.leave(waiter, None, &self.engine.gate));
+                self.engine.give_all_back(&waiter.lane, loans);
+            }
+        }
+    }
+
+    pub(super) fn fail(&self, waiter: &Waiter, error: AllocError) {
+        let waker = waiter.fail(error);
+        drop(self.queue.leave(waiter, None, &self.engine.gate));
+        if let Some(waker) = waker {
+            assert_unlocked("wake");
+            waker.wake();
+        }
+    }
+}
