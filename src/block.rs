@@ -1,7 +1,7 @@
 //! A block of device memory, owned.
 
 use crate::copy::{Download, Upload};
-use crate::device::{Argument, DeviceError, RawStream};
+use crate::device::{Argument, DeviceError};
 use crate::engine::{Lent, Rung, Use};
 use crate::error::{AllocError, CopyError, StreamError};
 use crate::id::Ticket;
@@ -10,7 +10,7 @@ use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use crate::wait::{Demand, Ending, Granted, Onlookers, Passages, Registration};
+use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Passages, Registration};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
@@ -50,16 +50,14 @@ impl Block {
         registration: &Arc<Registration>,
         mut lent: Lent,
         demand: &Demand,
-        place: &'static Location<'static>,
+        caller: Caller,
     ) -> Result<Self, AllocError> {
         // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
         if let Some(tag) = demand.tag {
             registration.note_granted(tag, lent.bytes - demand.request.bytes);
         }
         if let Some(onlookers) = registration.onlookers.as_deref() {
-            let block = lent.as_used(demand.rounding);
-            let (after, tag) = (lent.after, demand.tag);
-            lent.after = begin(registration, onlookers, block, after, tag, place)?;
+            lent.after = begin(registration, onlookers, &lent, demand, caller)?;
         }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
         Ok(Self {
@@ -279,32 +277,32 @@ impl Block {
     /// The onlookers hear of it before anybody else can be given the memory.
     #[inline]
     fn end(&mut self, place: Option<&'static Location<'static>>) -> Option<Use> {
-        let block = self.lent.take()?.as_used(self.rounding);
         if self.registration.onlookers.is_some() {
-            self.renounce(block, place);
+            self.renounce(place);
         }
-        Some(block)
+        Some(self.lent.take()?.as_used(self.rounding))
     }
 
     #[cold]
     #[inline(never)]
-    fn renounce(&mut self, block: Use, place: Option<&'static Location<'static>>) {
-        let mut lanes = self.lanes();
-        if let Some(onlookers) = self.registration.onlookers.as_deref() {
-            if self
-                .registration
-                .fill_ending(onlookers, &lanes, block, place)
-            {
+    fn renounce(&mut self, place: Option<&'static Location<'static>>) {
+        let lanes = self.lanes();
+        if let (Some(onlookers), Some(lent)) = (&self.registration.onlookers, &self.lent) {
+            let mut waits_for = &lanes[..];
+            let block = lent.as_used(self.rounding);
+            let registration = &self.registration;
+            if registration.fill_ending(onlookers, &lanes, block, place) {
                 // Its own stream comes after the others by now: it is freed in the order of that alone.
-                lanes.truncate(1);
+                waits_for = &lanes[..1];
                 drop(self.further.get_mut().take());
             }
-            let streams: SmallVec<[RawStream; 2]> = lanes.iter().map(|lane| lane.raw).collect();
-            onlookers.ending(Ending {
-                address: block.address,
-                streams: &streams,
+            let ending = Ending {
+                lent,
+                lanes: &lanes,
+                waits_for,
                 place,
-            });
+            };
+            onlookers.ending(&self.registration.service.engine, ending);
         }
     }
 
@@ -355,26 +353,31 @@ impl Block {
 fn begin(
     registration: &Registration,
     onlookers: &Onlookers,
-    block: Use,
-    after: Ticket,
-    tag: Option<Tag>,
-    place: &'static Location<'static>,
+    lent: &Lent,
+    demand: &Demand,
+    caller: Caller,
 ) -> Result<Ticket, DeviceError> {
-    onlookers.granted(Granted {
-        address: block.address,
-        bytes: block.bytes,
-        stream: registration.lane.raw,
-        place,
-    });
-    let filled = registration.fill_granted(onlookers, after, block, place);
+    let (engine, lane) = (&registration.service.engine, &registration.lane);
+    let granted = Granted {
+        lent,
+        demand,
+        lane,
+        caller,
+    };
+    onlookers.granted(engine, granted);
+    let block = lent.as_used(demand.rounding);
+    let filled = registration.fill_granted(onlookers, lent.after, block, caller.place);
     if filled.is_err() {
-        onlookers.ending(Ending {
-            address: block.address,
-            streams: &[registration.lane.raw],
+        let lanes = &[lane.clone()];
+        let ending = Ending {
+            lent,
+            lanes,
+            waits_for: lanes,
             place: None,
-        });
-        registration.service.engine.free(&registration.lane, block);
-        if let Some(tag) = tag {
+        };
+        onlookers.ending(engine, ending);
+        engine.free(lane, block);
+        if let Some(tag) = demand.tag {
             registration.note_freed(tag, block.bytes);
         }
     }

@@ -1,7 +1,7 @@
 //! The reuse ladder: where memory for an allocation comes from, cheapest first.
 
 use super::patience::{Expected, Patience};
-use super::{Engine, tally};
+use super::{Engine, HistoryEvent, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, Use};
@@ -48,7 +48,6 @@ impl Rung {
     ];
 
     /// Its name in figures.
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Lane => "lane",
@@ -584,6 +583,10 @@ impl Engine {
         self.order_behind(lane, &marker)?;
         tally::add(&self.tally.device_waits, 1);
         trace::device_wait(lane.id, donor.id);
+        self.write_down(|| HistoryEvent::DeviceWait {
+            stream: lane.id,
+            donor: donor.id,
+        });
         Ok(true)
     }
 }

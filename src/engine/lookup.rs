@@ -1,9 +1,10 @@
 //! Which block an address is in, and what it is at.
 
-use super::Engine;
 use super::ladder::find;
+use super::{BlockOrigin, Engine};
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fence, Fences, Holding};
+use std::fmt;
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +25,18 @@ pub enum BlockState {
     Reserved,
 }
 
+/// `used`
+impl fmt::Display for BlockState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Used => "used",
+            Self::Pending => "pending",
+            Self::Free => "free",
+            Self::Reserved => "reserved",
+        })
+    }
+}
+
 /// A block of a pool, as it was when it was looked up; see [`pool_of`](crate::pool_of).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -40,6 +53,8 @@ pub struct BlockInfo {
     pub stream: Option<StreamId>,
     /// Of a pending block, the streams whose work it waits for.
     pub waits_for: Vec<StreamId>,
+    /// Of a block in use, whence it is, where the pool keeps a [history](crate::PoolBuilder::history).
+    pub origin: Option<BlockOrigin>,
 }
 
 impl Engine {
@@ -64,7 +79,13 @@ impl Engine {
             state,
             stream,
             waits_for: fences.iter().map(|fence| fence.stream).collect(),
+            origin: self.origin(state, found.address),
         })
+    }
+
+    fn origin(&self, state: BlockState, address: u64) -> Option<BlockOrigin> {
+        let journal = self.journal.as_ref()?;
+        (state == BlockState::Used).then(|| journal.origin(address))?
     }
 
     /// Whether what a stream was lent is used, or kept by its lane: no other lane has it.

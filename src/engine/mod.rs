@@ -16,6 +16,8 @@
 //! | `fill` | filling what is granted or freed |
 //! | `harvest` | what has completed, and what lanes keep |
 //! | `lookup` | which block an address is in |
+//! | `survey` | all blocks, and whence they are |
+//! | `journal` | what happened lately, where that is kept |
 //! | `upstream` | where memory comes from |
 //! | `memory` | carrying out the ledger's plans on the device |
 //! | `estate` | what outlives the pool: memory that running work may still touch |
@@ -31,6 +33,7 @@ mod figures;
 mod fill;
 mod harvest;
 mod hoard;
+mod journal;
 mod ladder;
 mod lookup;
 mod many;
@@ -39,6 +42,7 @@ mod patience;
 mod pressure;
 mod release;
 mod resize;
+mod survey;
 mod tally;
 mod unpooled;
 mod upkeep;
@@ -48,20 +52,22 @@ pub(crate) use figures::InLanes;
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use harvest::Watches;
+pub use journal::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, Site};
+pub(crate) use journal::{Extent, Pages};
 pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
 pub use lookup::{BlockInfo, BlockState};
 pub(crate) use many::{Loans, Part, Parts};
 pub(crate) use patience::{Expected, Patience};
 pub(crate) use pressure::MakeWay;
+pub use survey::SegmentInfo;
+pub(crate) use survey::Survey;
 pub(crate) use tally::Tally;
 pub(crate) use upkeep::{Upkeep, UpkeepSettings};
 pub(crate) use upstream::Source;
 pub use upstream::Upstream;
 
-use crate::device::{
-    Capabilities, Device, DeviceError, DeviceStream, Host, MemoryKind, RawStream,
-};
+use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Host, MemoryKind, RawStream};
 use crate::error::{BuildError, StreamError};
 use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
@@ -73,6 +79,7 @@ use crate::trace;
 use bell::Bell;
 use crossbeam_utils::CachePadded;
 use figures::Gone;
+use journal::Journal;
 use memory::Memory;
 use pressure::Pressure;
 
@@ -105,6 +112,8 @@ pub(crate) struct Settings {
     pub(crate) wait_limit: WaitLimit,
     pub(crate) upkeep: UpkeepSettings,
     pub(crate) fills: Fills,
+    /// Entries of the journal at most; none is kept for 0.
+    pub(crate) history: usize,
 }
 
 /// See the [module](self).
@@ -129,6 +138,7 @@ pub(crate) struct Engine {
     lanes: Mutex<Registry>,
     events: Arc<Events>,
     memory: Memory,
+    journal: Option<Journal>,
     fault: Mutex<Option<DeviceError>>,
 }
 
@@ -175,6 +185,7 @@ impl Engine {
             lanes: Mutex::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
             memory: Memory::new(device.clone(), &settings),
+            journal: Journal::new(&device, settings.history),
             fault: Mutex::new(Guards::Registry, None),
             settings,
             device,

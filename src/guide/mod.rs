@@ -9,14 +9,14 @@ pub mod pools {}
 #[doc = include_str!("testing.md")]
 pub mod testing {}
 
-#[doc = include_str!("debugging.md")]
-pub mod debugging {}
-
 #[doc = include_str!("gpu.md")]
 pub mod gpu {}
 
 #[doc = include_str!("statistics.md")]
 pub mod statistics {}
+
+#[doc = include_str!("debugging.md")]
+pub mod debugging {}
 
 #[doc = include_str!("figures.md")]
 pub mod figures {}

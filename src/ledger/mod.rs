@@ -42,7 +42,7 @@
 //! | `hoard` | memory set aside for one holder |
 //! | `trim` | giving memory back |
 //! | `heuristic`, `coalesce` | when to make one piece of what is free, and how large |
-//! | `lookup` | which block an address is in |
+//! | `lookup` | which block an address is in, and all blocks |
 //! | `totals` | bytes by state, current and high |
 //! | `figures` | what can be told of the blocks |
 //! | `policy` | decisions as pure functions |
@@ -72,7 +72,7 @@ pub(crate) use figures::{Figures, High};
 pub use growth::GrowBy;
 pub use heuristic::{CoalesceHeuristic, PoolFigures};
 pub(crate) use hoard::HoardId;
-pub(crate) use lookup::Holding;
+pub(crate) use lookup::{Found, Holding};
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub(crate) use totals::Totals;
 pub(crate) use trim::Release;

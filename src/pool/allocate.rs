@@ -6,7 +6,7 @@ use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::wait::{Allocation, Demand, Registration, Terms};
+use crate::wait::{Allocation, Caller, Demand, Registration, Terms};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -174,6 +174,10 @@ impl Future for Allocate<'_> {
         let this = &mut *self;
         let demand = this.demand()?;
         let lent = ready!(this.allocation.poll(&demand, &this.terms, context))?;
-        Poll::Ready(Block::new(this.registration, lent, &demand, this.place))
+        let caller = Caller {
+            place: this.place,
+            waited: this.allocation.has_waited(),
+        };
+        Poll::Ready(Block::new(this.registration, lent, &demand, caller))
     }
 }

@@ -2,6 +2,7 @@
 
 mod allocate;
 mod builder;
+mod debug;
 mod describe;
 mod figures;
 mod fills;
@@ -26,11 +27,13 @@ use crate::error::{AllocError, BuildError, StreamError};
 use crate::ledger::policy::ReleaseThreshold;
 use crate::ledger::{PoolFigures, Request};
 use crate::measure::Tag;
+use crate::observe::LeakReport;
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::trace;
-use crate::wait::{Demand, Denial, Presence, Reclaimer, Registration, Rules, Service, try_now};
+use crate::wait::{
+    Caller, Demand, Denial, Presence, Reclaimer, Registration, Rules, Service, try_now,
+};
 use std::fmt;
 use std::panic::Location;
 
@@ -171,20 +174,17 @@ impl Pool {
         place: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
         match try_now((&**registration).into(), demand, Effort::Immediate) {
-            Ok(lent) => Block::new(registration, lent, &demand, place),
+            Ok(lent) => {
+                let waited = false;
+                let caller = Caller { place, waited };
+                Block::new(registration, lent, &demand, caller)
+            }
             Err(Denial::Failed(error)) => Err(error),
-            Err(Denial::Short(..)) => Err(self.exhausted(&demand)),
+            Err(Denial::Short(..)) => Err(exhausted(registration, &demand)),
             Err(Denial::OverLimit(tag)) => {
                 Err(self.service().limit_reached(tag, demand.request.bytes))
             }
         }
-    }
-
-    #[cold]
-    fn exhausted(&self, demand: &Demand) -> AllocError {
-        let shortfall = self.service().shortfall(demand);
-        trace::exhausted(&shortfall);
-        AllocError::Exhausted(shortfall)
     }
 
     /// Checks a request at the door, and rounds it to the pool's step.
@@ -325,9 +325,16 @@ impl Pool {
     }
 
     /// Ends the granting: who waits fails with [`AllocError::Closed`], and so does every later
-    /// allocation. Live blocks stay valid, and are freed as ever.
-    pub fn close(&self) {
-        Service::close(self.service());
+    /// allocation. Live blocks stay valid, and are freed as ever: the report names those that live at this
+    /// moment (see [`leaks`](Self::leaks)). The first time, a subscriber of `tracing` is warned of them, if
+    /// there are any.
+    pub fn close(&self) -> LeakReport {
+        let is_first = Service::close(self.service());
+        let report = self.leaks();
+        if is_first {
+            report.tell();
+        }
+        report
     }
 
     /// Whether [`close`](Self::close) was called.
@@ -418,6 +425,12 @@ impl Pool {
     pub fn check_conserved(&self) -> Result<(), String> {
         self.service().engine.check_conserved()
     }
+}
+
+#[cold]
+fn exhausted(registration: &Registration, demand: &Demand) -> AllocError {
+    let Registration { service, lane, .. } = registration;
+    AllocError::Exhausted(service.exhausted(lane, demand))
 }
 
 impl fmt::Debug for Pool {

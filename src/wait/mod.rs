@@ -54,7 +54,7 @@ pub(crate) use allocate::{Allocation, Asker, Denial, try_all_now, try_now};
 pub(crate) use claim::Claim;
 pub(crate) use demand::{Demand, Wants};
 use line::Place;
-pub(crate) use onlookers::{Ending, Granted, Onlookers};
+pub(crate) use onlookers::{Caller, Ending, Granted, Onlookers};
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;
 pub(crate) use registration::{Presence, Registration};

@@ -28,6 +28,7 @@ mod suite;
 
 mod allocation;
 mod capacity;
+mod debugging;
 mod failures;
 mod fills;
 mod host;

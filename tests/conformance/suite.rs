@@ -90,6 +90,10 @@ macro_rules! suite {
                     scopes_of_several_threads_never_go_below_zero,
                     streams_and_tags_count_for_themselves,
                     waits_and_pending_frees_are_timed;
+                debugging:
+                    a_snapshot_adds_up_at_rest,
+                    a_history_has_the_order_of_what_happened,
+                    leaks_are_what_is_in_use;
                 waiting:
                     a_spurious_wake_polls_again,
                     the_latest_waker_is_woken,

@@ -41,6 +41,8 @@ mod suite;
 mod allocation;
 #[path = "../conformance/capacity.rs"]
 mod capacity;
+#[path = "../conformance/debugging.rs"]
+mod debugging;
 #[path = "../conformance/failures.rs"]
 mod failures;
 #[path = "../conformance/fills.rs"]
