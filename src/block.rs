@@ -10,7 +10,7 @@ use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Passages, Registration};
+use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Passages, Registration, Reserved};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
@@ -40,7 +40,24 @@ pub struct Block {
 }
 
 /// Most blocks have none, and are small for it.
-type Further = Option<Box<SmallVec<[Arc<Registration>; 3]>>>;
+type Further = Option<Box<Extra>>;
+
+/// What few blocks have.
+#[derive(Default)]
+struct Extra {
+    streams: SmallVec<[Arc<Registration>; 3]>,
+    /// Whose it is again when it is freed.
+    reserved: Option<Arc<Reserved>>,
+}
+
+impl Extra {
+    #[cold]
+    fn note_freed(&self, block: Use) {
+        if let Some(reserved) = &self.reserved {
+            reserved.note_freed(block.bytes);
+        }
+    }
+}
 
 impl Block {
     /// # Errors
@@ -67,6 +84,24 @@ impl Block {
             tag: demand.tag,
             further: Mutex::new(Guards::Block, None),
         })
+    }
+
+    /// A block of a reservation.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn reserved(
+        registration: &Arc<Registration>,
+        lent: Lent,
+        demand: &Demand,
+        caller: Caller,
+        reserved: &Arc<Reserved>,
+    ) -> Result<Self, AllocError> {
+        let bytes = lent.bytes;
+        let block = Self::new(registration, lent, demand, caller);
+        let block = block.inspect_err(|_| reserved.note_freed(bytes))?;
+        block.further.lock().get_or_insert_default().reserved = Some(reserved.clone());
+        Ok(block)
     }
 
     #[inline]
@@ -99,7 +134,10 @@ impl Block {
     /// To whose account it goes, if it was allocated with a [tag](crate::Allocate::tag).
     #[inline]
     pub fn tag(&self) -> Option<Tag> {
-        self.tag
+        self.tag.or_else(|| {
+            let extra = self.further.lock();
+            extra.as_ref()?.reserved.as_ref()?.tag()
+        })
     }
 
     /// Where the memory came from.
@@ -134,15 +172,15 @@ impl Block {
         // Only now: who finds it there relies on the order.
         let mut further_ones = self.further.lock();
         let all = further_ones.get_or_insert_default();
-        if !all.iter().any(|known| Arc::ptr_eq(known, further)) {
-            all.push(further.clone());
+        if !all.streams.iter().any(|known| Arc::ptr_eq(known, further)) {
+            all.streams.push(further.clone());
         }
         Ok(())
     }
 
     fn is_known_on(&self, further: &Arc<Registration>) -> bool {
         let all = self.further.lock();
-        let mut all = all.iter().flat_map(|all| all.iter());
+        let mut all = all.iter().flat_map(|all| all.streams.iter());
         all.any(|known| Arc::ptr_eq(known, further))
     }
 
@@ -294,7 +332,11 @@ impl Block {
             if registration.fill_ending(onlookers, &lanes, block, place) {
                 // Its own stream comes after the others by now: it is freed in the order of that alone.
                 waits_for = &lanes[..1];
-                drop(self.further.get_mut().take());
+                let further = self.further.get_mut();
+                match further {
+                    Some(extra) if extra.reserved.is_some() => extra.streams.clear(),
+                    _ => drop(further.take()),
+                }
             }
             let ending = Ending {
                 lent,
@@ -309,7 +351,7 @@ impl Block {
     /// The streams that it was used on: its own, and the further ones.
     fn lanes(&self) -> SmallVec<[Arc<Lane>; 2]> {
         let further = self.further.lock();
-        let further = further.iter().flat_map(|all| all.iter());
+        let further = further.iter().flat_map(|all| all.streams.iter());
         let further = further.map(|further| further.lane.clone());
         std::iter::once(self.registration.lane.clone())
             .chain(further)
@@ -318,9 +360,12 @@ impl Block {
 
     /// Takes the block off its tag's account, once it is freed.
     #[inline]
-    fn note_freed(&self, block: Use) {
+    fn note_freed(&mut self, block: Use) {
         if let Some(tag) = self.tag {
             self.registration.note_freed(tag, block.bytes);
+        }
+        if let Some(extra) = self.further.get_mut() {
+            extra.note_freed(block);
         }
         trace::freed(self.registration.lane.id, block.bytes, block.address);
     }
@@ -331,15 +376,17 @@ impl Block {
             .expect("taken only when the block ends");
         let lanes = self.lanes();
         let service = &self.registration.service;
-        let fences = if lanes.len() == 1 {
+        let is_its_streams_alone = self.further.get_mut().is_none();
+        let fences = if is_its_streams_alone {
             let lane = &self.registration.lane;
             let ticket: Ticket = service.engine.free(lane, block);
             std::iter::once(lane.fence(ticket)).collect()
         } else {
             service.engine.free_many(&lanes, block)
         };
+        let passages = Passages::new(service, &lanes, &fences);
         self.note_freed(block);
-        Deallocation(Passages::new(service, &lanes, &fences))
+        Deallocation(passages)
     }
 }
 
@@ -376,7 +423,8 @@ fn begin(
             place: None,
         };
         onlookers.ending(engine, ending);
-        engine.free(lane, block);
+        // Past the lane: it may be a reservation's.
+        engine.free_many(lanes, block);
         if let Some(tag) = demand.tag {
             registration.note_freed(tag, block.bytes);
         }

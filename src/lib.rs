@@ -154,7 +154,10 @@ pub use observe::{
     Attribute, AttributeError, History, Hits, LeakReport, ScopeStatistics, Snapshot, Statistics,
     StatisticsScope, StreamStatistics, TagStatistics,
 };
-pub use pool::{Allocate, Pool, PoolBuilder, find_pool, pool_of, pools};
+pub use pool::{
+    Allocate, AllocateMany, Drawing, Layout, Pool, PoolBuilder, Reservation, Reserve, find_pool,
+    pool_of, pools,
+};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use wait::{Overtaking, Reclaimer};

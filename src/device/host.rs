@@ -1,8 +1,8 @@
 //! The host, as a stream.
 
 use super::{DeviceId, DeviceStream, RawStream};
+use crate::sync::plain::Arc;
 use std::any::Any;
-use std::sync::Arc;
 
 /// The host of a device: one stream of execution, which is ordered by itself and takes no waits.
 #[derive(Clone, Copy, Debug)]

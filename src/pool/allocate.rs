@@ -173,6 +173,12 @@ impl Future for Allocate<'_> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let demand = this.demand()?;
+        if this.allocation.is_new() {
+            if let Some(drawn) = this.pool.draw(this.registration, &demand, this.place) {
+                this.allocation.end();
+                return Poll::Ready(drawn);
+            }
+        }
         let lent = ready!(this.allocation.poll(&demand, &this.terms, context))?;
         let caller = Caller {
             place: this.place,

@@ -1,7 +1,7 @@
 //! Several blocks, awaited together: all or none.
 
 use super::terms::terms;
-use super::{Layout, Pool};
+use super::{Layout, Pool, exhausted};
 use crate::block::Block;
 use crate::engine::{Effort, Loans, Part, Parts};
 use crate::error::AllocError;
@@ -9,7 +9,7 @@ use crate::ledger::Request;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{Allocation, Demand, Denial, Registration, Terms, try_all_now};
+use crate::wait::{Allocation, Caller, Demand, Denial, Registration, Terms, try_all_now};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -125,9 +125,9 @@ impl AllocateMany<'_> {
         let (demand, parts) = self.parts()?;
         let asker = (&**self.registration).into();
         match try_all_now(asker, demand, &parts, Effort::Immediate) {
-            Ok(loans) => self.blocks(loans, &parts),
+            Ok(loans) => self.blocks(loans, &parts, false),
             Err(Denial::Failed(error)) => Err(error),
-            Err(Denial::Short(..)) => Err(self.pool.exhausted(&demand)),
+            Err(Denial::Short(..)) => Err(exhausted(self.registration, &demand)),
             Err(Denial::OverLimit(tag)) => {
                 let service = self.pool.service();
                 Err(service.limit_reached(tag, demand.request.bytes))
@@ -140,16 +140,20 @@ impl AllocateMany<'_> {
         self.pool.parts_of(&self.layouts, self.tag, false)
     }
 
-    fn blocks(&self, loans: Loans, parts: &Parts) -> Result<Vec<Block>, AllocError> {
+    fn blocks(&self, loans: Loans, parts: &Parts, waited: bool) -> Result<Vec<Block>, AllocError> {
+        let place = self.place;
+        let caller = Caller { place, waited };
         let blocks = loans.into_iter().zip(&*parts.all).map(|(lent, part)| {
             let demand = Demand {
                 request: part.request,
                 rounding: part.rounding,
                 tag: self.tag,
             };
-            Block::new(self.registration, lent, &demand, self.place)
+            Block::new(self.registration, lent, &demand, caller)
         });
-        blocks.collect()
+        // All of them first: what is lent has an owner from here on, whatever becomes of the others.
+        let blocks: Vec<_> = blocks.collect();
+        blocks.into_iter().collect()
     }
 }
 
@@ -163,6 +167,7 @@ impl Future for AllocateMany<'_> {
             .allocation
             .poll_all(&demand, &parts, &this.terms, context);
         let loans = ready!(polled)?;
-        Poll::Ready(this.blocks(loans, &parts))
+        let waited = this.allocation.has_waited();
+        Poll::Ready(this.blocks(loans, &parts, waited))
     }
 }

@@ -1,9 +1,11 @@
 //! The pool: the handle that everything begins with.
 
 mod allocate;
+mod allocate_many;
 mod builder;
 mod debug;
 mod describe;
+mod drawing;
 mod figures;
 mod fills;
 mod find;
@@ -11,12 +13,21 @@ mod geometry;
 mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
+mod layout;
 mod own_stream;
+mod reservation;
+mod reserve;
 mod tenants;
+mod terms;
 
 pub use allocate::Allocate;
+pub use allocate_many::AllocateMany;
 pub use builder::PoolBuilder;
+pub use drawing::Drawing;
 pub use find::{find_pool, pool_of, pools};
+pub use layout::Layout;
+pub use reservation::Reservation;
+pub use reserve::Reserve;
 
 use own_stream::OwnStream;
 
@@ -173,6 +184,9 @@ impl Pool {
         demand: Demand,
         place: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
+        if let Some(drawn) = self.draw(registration, &demand, place) {
+            return drawn;
+        }
         match try_now((&**registration).into(), demand, Effort::Immediate) {
             Ok(lent) => {
                 let waited = false;
@@ -196,12 +210,28 @@ impl Pool {
         alignment: u64,
         tag: Option<Tag>,
     ) -> Result<Demand, AllocError> {
+        self.expect_of(registration)?;
+        self.demand_of(bytes, alignment, tag)
+    }
+
+    #[inline]
+    fn expect_of(&self, registration: &Registration) -> Result<(), AllocError> {
         if !plain::Arc::ptr_eq(&registration.presence, &self.presence) {
             return Err(AllocError::ForeignStream);
         }
         if let Some(onlookers) = registration.onlookers.as_deref() {
             onlookers.call_out();
         }
+        Ok(())
+    }
+
+    #[inline]
+    fn demand_of(
+        &self,
+        bytes: u64,
+        alignment: u64,
+        tag: Option<Tag>,
+    ) -> Result<Demand, AllocError> {
         let engine = &self.presence.service.engine;
         let capacity = engine.capacity();
         if bytes > capacity {

@@ -65,6 +65,17 @@ impl<'a> Allocation<'a> {
         self.has_waited
     }
 
+    /// Whether it was never polled.
+    #[inline]
+    pub(crate) fn is_new(&self) -> bool {
+        matches!(self.stage, Stage::New)
+    }
+
+    /// It was never polled, and will not be.
+    pub(crate) fn end(&mut self) {
+        self.stage = Stage::Done;
+    }
+
     /// For one block.
     pub(crate) fn poll(
         &mut self,
@@ -72,7 +83,7 @@ impl<'a> Allocation<'a> {
         terms: &Terms,
         context: &mut Context<'_>,
     ) -> Poll<Result<Lent, AllocError>> {
-        if !matches!(self.stage, Stage::New) {
+        if !self.is_new() {
             return self.poll_waiting(context).map_ok(only);
         }
         let denial = match try_now(self.asker, *demand, Effort::Poll) {
@@ -94,7 +105,7 @@ impl<'a> Allocation<'a> {
         terms: &Terms,
         context: &mut Context<'_>,
     ) -> Poll<Result<Loans, AllocError>> {
-        if !matches!(self.stage, Stage::New) {
+        if !self.is_new() {
             return self.poll_waiting(context);
         }
         let denial = match try_all_now(self.asker, *demand, parts, Effort::Poll) {

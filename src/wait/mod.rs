@@ -24,6 +24,7 @@
 //! | `demand` | what is asked for, and for whom |
 //! | `allocate` | the future of an allocation |
 //! | `passage` | the future of a stream's point: events, synchronization, deallocation |
+//! | `reserved` | what a reservation and its blocks hold in common |
 //! | `registration` | what a stream's handle and its blocks hold in common |
 //! | `onlookers` | who is told of every block's life |
 //! | `fills` | blocks that are filled at their beginning and their end |
@@ -43,6 +44,7 @@ mod passage;
 mod queue;
 mod reclaimer;
 mod registration;
+mod reserved;
 mod returner;
 mod service;
 mod serving;
@@ -58,6 +60,7 @@ pub(crate) use onlookers::{Caller, Ending, Granted, Onlookers};
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;
 pub(crate) use registration::{Presence, Registration};
+pub(crate) use reserved::Reserved;
 pub(crate) use service::Service;
 pub use terms::Overtaking;
 pub(crate) use terms::{Rules, Terms};

@@ -35,12 +35,7 @@ impl Reserved {
         Self::over(presence, hoard, size, tag)
     }
 
-    fn over(
-        presence: plain::Arc<Presence>,
-        hoard: HoardId,
-        size: u64,
-        tag: Option<Tag>,
-    ) -> Self {
+    fn over(presence: plain::Arc<Presence>, hoard: HoardId, size: u64, tag: Option<Tag>) -> Self {
         let book = Book {
             size,
             lent: 0,
