@@ -415,7 +415,7 @@ fn begin(
     let block = lent.as_used(demand.rounding);
     let filled = registration.fill_granted(onlookers, lent.after, block, caller.place);
     if filled.is_err() {
-        let lanes = &[lane.clone()];
+        let lanes = std::slice::from_ref(lane);
         let ending = Ending {
             lent,
             lanes,

@@ -317,7 +317,7 @@ pub(crate) fn try_now(
     let Demand { request, .. } = demand;
     if request.alignment <= engine.settings.alignment {
         if let Some(lent) = engine.take_own(lane, request.bytes, demand.rounding) {
-            claim.map(Claim::keep);
+            Claim::keep(claim);
             return Ok(lent);
         }
     }
@@ -399,7 +399,7 @@ fn climb_or_deny<'a, T>(
     service.engine.ring_if_awaited();
     match climbed {
         Ok(lent) => {
-            claim.map(Claim::keep);
+            Claim::keep(claim);
             Ok(lent)
         }
         Err(Refusal::Short(patience)) => Err(Denial::Short(patience, claim)),
