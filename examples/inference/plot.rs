@@ -94,3 +94,43 @@ fn steps(samples: &[Sample], level: impl Fn(&Sample) -> f64) -> Vec<Point> {
 fn end(samples: &[Sample]) -> f64 {
     samples.last().map_or(1.0, |sample| sample.at.as_secs_f64())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gauge::Whereabouts;
+    use crate::report::tests::report;
+    use std::time::Duration;
+
+    fn sample(tick: u64) -> Sample {
+        Sample {
+            at: Duration::from_millis(10 * tick),
+            reserved: 2_000_000_000,
+            used: tick * 100_000_000,
+            pending: 100_000_000,
+            at_the_door: tick,
+            whereabouts: Whereabouts {
+                in_flight: 3,
+                waiting: 2,
+                ..Whereabouts::default()
+            },
+        }
+    }
+
+    #[test]
+    fn a_picture_has_both_charts_and_their_legends() {
+        let samples: Vec<_> = (0..9).map(sample).collect();
+        let svg = picture(&report("waiting"), &samples).unwrap();
+        for text in ["GB", "pending", "requests", "at the door", "waiting: "] {
+            assert!(svg.contains(text), "{text}");
+        }
+        assert_eq!(svg.matches("seconds").count(), 2);
+        assert!(svg.ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn a_run_of_no_length_is_drawn_too() {
+        assert!(picture(&report("waiting"), &[]).is_ok());
+        assert!(picture(&report("waiting"), &[sample(0)]).is_ok());
+    }
+}

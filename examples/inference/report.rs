@@ -19,6 +19,8 @@ pub(crate) struct Report {
     pub(crate) makespan_ns: u64,
     /// Requests served a second.
     pub(crate) throughput: f64,
+    /// How much of the device's places was busy with requests that were served.
+    pub(crate) busy: f64,
     /// From the arrival on, of those that were served.
     pub(crate) latency_p50_ns: u64,
     pub(crate) latency_p99_ns: u64,
@@ -46,6 +48,8 @@ impl Report {
         let ended = records.iter().map(|one| one.ended).max();
         let began = records.first().map(|one| one.arrived);
         let makespan = ended.unwrap_or_default() - began.unwrap_or_default();
+        let work: Duration = served.iter().map(|one| one.work).sum();
+        let places = outcome.places as f64 * makespan.as_secs_f64();
         let stays: Vec<_> = records.iter().filter_map(|one| one.stay).collect();
         let verdict = bound::check(&stays, outcome.shared);
         Self {
@@ -54,6 +58,7 @@ impl Report {
             failures: (records.len() - served.len()) as u64,
             makespan_ns: nanoseconds(makespan),
             throughput: served.len() as f64 / makespan.as_secs_f64().max(f64::MIN_POSITIVE),
+            busy: work.as_secs_f64() / places.max(f64::MIN_POSITIVE),
             latency_p50_ns: latency.value_at_quantile(0.5),
             latency_p99_ns: latency.value_at_quantile(0.99),
             latency_p999_ns: latency.value_at_quantile(0.999),
@@ -136,3 +141,6 @@ fn bounded(verdict: &Verdict) -> String {
         _ => "nobody had to wait".to_owned(),
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -30,6 +30,7 @@ pub(crate) struct Outcome {
     pub(crate) records: Vec<Record>,
     pub(crate) samples: Vec<Sample>,
     pub(crate) shared: Shared,
+    pub(crate) places: usize,
     pub(crate) reserved_peak: u64,
 }
 
@@ -63,6 +64,7 @@ pub(crate) fn run<S: Site>(
             records: served?,
             samples,
             shared: kind.shared(options),
+            places: options.limits.places,
             reserved_peak,
         })
     })
@@ -186,3 +188,6 @@ async fn load<M: Machine>(
     loaded.await?;
     Ok(weights)
 }
+
+#[cfg(test)]
+mod tests;

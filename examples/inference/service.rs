@@ -35,6 +35,8 @@ pub(crate) struct Service {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) arrived: Duration,
+    /// What its steps take the device.
+    pub(crate) work: Duration,
     /// None, where it was given up.
     pub(crate) stay: Option<Stay>,
     /// When it was served, or given up.
@@ -57,6 +59,7 @@ impl Service {
         let waited = granted - came;
         let record = |stay| Record {
             arrived: request.arrives,
+            work: request.work(),
             stay,
             ended: self.timer.now(),
             waited,

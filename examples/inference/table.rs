@@ -9,13 +9,16 @@ use std::time::Duration;
 /// A line of the table: what it says, of a report.
 type Line = (&'static str, fn(&Report) -> String);
 
-const LINES: [Line; 12] = [
+const LINES: [Line; 13] = [
     ("", |report| report.service.to_owned()),
     ("memory", |report| binary_bytes(report.capacity)),
     ("served", |report| count(report.served)),
     ("failures", |report| count(report.failures)),
     ("throughput", |report| {
         format!("{:.2} /s", report.throughput)
+    }),
+    ("device busy with them", |report| {
+        format!("{:.1} %", 100.0 * report.busy)
     }),
     ("latency, p50", |report| time(report.latency_p50_ns)),
     ("p99", |report| time(report.latency_p99_ns)),
@@ -66,4 +69,41 @@ pub(crate) fn checks(checks: &[Check]) -> String {
         let _ = writeln!(text, "{mark} {}", check.text);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::report;
+
+    #[test]
+    fn columns_are_aligned_at_their_right() {
+        let text = table(&[report("waiting"), report("retrying"), report("unlimited")]);
+        let mut lines = text.lines();
+        assert_eq!(text.lines().count(), LINES.len());
+        let width = lines.next().unwrap().chars().count();
+        assert!(lines.all(|line| line.chars().count() == width), "{text}");
+        assert!(text.contains("100.0 %"), "{text}");
+    }
+
+    #[test]
+    fn checks_have_marks() {
+        let check = |is_so| Check {
+            is_so,
+            is_required: false,
+            text: "told".to_owned(),
+        };
+        assert_eq!(checks(&[check(true), check(false)]), "✓ told\n✗ told\n");
+    }
+
+    #[test]
+    fn theory_is_the_smaller_of_both() {
+        let reports = [report("waiting"), report("retrying"), report("unlimited")];
+        let both = Theory {
+            device: 60.0,
+            memory: 1.5,
+        };
+        let text = theory(&both, &reports);
+        assert!(text.contains("so 1.50 /s beside 2.00 /s"), "{text}");
+    }
 }
