@@ -101,6 +101,7 @@ fn measure(meter: &impl Meter) -> Result<Vec<Line>, DeviceError> {
         }
         for bytes in [4 << 10, MIB, 64 * MIB] {
             copies(meter, &mut table, bytes)?;
+            fills(meter, &mut table, bytes)?;
         }
     }
     Ok(table.medians())
@@ -197,6 +198,23 @@ fn copies(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), Devic
         std::hint::spin_loop();
     }
     drop((upload, download));
+    device.destroy_stream(stream)?;
+    device.free(MemoryKind::Device, address, 64 * MIB)
+}
+
+fn fills(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), DeviceError> {
+    let device = meter.device();
+    let place = std::panic::Location::caller();
+    let (stream, event) = (device.create_stream()?, device.create_event()?);
+    let address = device.allocate(MemoryKind::Device, 64 * MIB)?;
+    let (took, done) = meter.time(|| device.fill(stream, address, bytes, 0, place));
+    done?;
+    table.add(("fill", bytes, took));
+    device.record(event, stream)?;
+    while !device.query(event)? {
+        std::hint::spin_loop();
+    }
+    device.destroy_event(event)?;
     device.destroy_stream(stream)?;
     device.free(MemoryKind::Device, address, 64 * MIB)
 }

@@ -1,16 +1,16 @@
 //! A block of device memory, owned.
 
 use crate::copy::{Download, Upload};
-use crate::device::{Argument, DeviceError, RawStream};
+use crate::device::{Argument, DeviceError};
 use crate::engine::{Lent, Rung, Use};
-use crate::error::{CopyError, StreamError};
+use crate::error::{AllocError, CopyError, StreamError};
 use crate::id::Ticket;
 use crate::lane::Lane;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use crate::wait::{Demand, Ending, Granted, Passages, Registration};
+use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Passages, Registration, Reserved};
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
@@ -25,7 +25,8 @@ use std::task::{Context, Poll};
 /// Dropped, it is freed in the order of those streams: work submitted before the drop may still use
 /// it. A drop never blocks and never panics. It makes at most the one event record for each of those
 /// streams that the [sealing policy](crate::Sealing) asks for, and once in a while a few queries to have
-/// events back.
+/// events back. Where the pool [fills](crate::PoolBuilder::fill_on_free) what is freed, it makes the calls for
+/// that as well.
 #[must_use = "a block is freed when it is dropped"]
 pub struct Block {
     registration: Arc<Registration>,
@@ -39,36 +40,68 @@ pub struct Block {
 }
 
 /// Most blocks have none, and are small for it.
-type Further = Option<Box<SmallVec<[Arc<Registration>; 3]>>>;
+type Further = Option<Box<Extra>>;
+
+/// What few blocks have.
+#[derive(Default)]
+struct Extra {
+    streams: SmallVec<[Arc<Registration>; 3]>,
+    /// Whose it is again when it is freed.
+    reserved: Option<Arc<Reserved>>,
+}
+
+impl Extra {
+    #[cold]
+    fn note_freed(&self, block: Use) {
+        if let Some(reserved) = &self.reserved {
+            reserved.note_freed(block.bytes);
+        }
+    }
+}
 
 impl Block {
+    /// # Errors
+    /// When it was to be filled, and could not be; it is freed then.
     #[inline]
     pub(crate) fn new(
-        registration: Arc<Registration>,
-        lent: Lent,
+        registration: &Arc<Registration>,
+        mut lent: Lent,
         demand: &Demand,
-        place: &'static Location<'static>,
-    ) -> Self {
+        caller: Caller,
+    ) -> Result<Self, AllocError> {
         // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
-        if let Some(onlookers) = registration.onlookers.as_deref() {
-            onlookers.granted(Granted {
-                address: lent.address,
-                bytes: lent.bytes,
-                stream: registration.lane.raw,
-                place,
-            });
-        }
         if let Some(tag) = demand.tag {
             registration.note_granted(tag, lent.bytes - demand.request.bytes);
         }
+        if let Some(onlookers) = registration.onlookers.as_deref() {
+            lent.after = begin(registration, onlookers, &lent, demand, caller)?;
+        }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
-        Self {
-            registration,
+        Ok(Self {
+            registration: registration.clone(),
             lent: Some(lent),
             rounding: demand.rounding,
             tag: demand.tag,
             further: Mutex::new(Guards::Block, None),
-        }
+        })
+    }
+
+    /// A block of a reservation.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn reserved(
+        registration: &Arc<Registration>,
+        lent: Lent,
+        demand: &Demand,
+        caller: Caller,
+        reserved: &Arc<Reserved>,
+    ) -> Result<Self, AllocError> {
+        let bytes = lent.bytes;
+        let block = Self::new(registration, lent, demand, caller);
+        let block = block.inspect_err(|_| reserved.note_freed(bytes))?;
+        block.further.lock().get_or_insert_default().reserved = Some(reserved.clone());
+        Ok(block)
     }
 
     #[inline]
@@ -101,7 +134,10 @@ impl Block {
     /// To whose account it goes, if it was allocated with a [tag](crate::Allocate::tag).
     #[inline]
     pub fn tag(&self) -> Option<Tag> {
-        self.tag
+        self.tag.or_else(|| {
+            let extra = self.further.lock();
+            extra.as_ref()?.reserved.as_ref()?.tag()
+        })
     }
 
     /// Where the memory came from.
@@ -136,15 +172,15 @@ impl Block {
         // Only now: who finds it there relies on the order.
         let mut further_ones = self.further.lock();
         let all = further_ones.get_or_insert_default();
-        if !all.iter().any(|known| Arc::ptr_eq(known, further)) {
-            all.push(further.clone());
+        if !all.streams.iter().any(|known| Arc::ptr_eq(known, further)) {
+            all.streams.push(further.clone());
         }
         Ok(())
     }
 
     fn is_known_on(&self, further: &Arc<Registration>) -> bool {
         let all = self.further.lock();
-        let mut all = all.iter().flat_map(|all| all.iter());
+        let mut all = all.iter().flat_map(|all| all.streams.iter());
         all.any(|known| Arc::ptr_eq(known, further))
     }
 
@@ -279,38 +315,43 @@ impl Block {
     /// The onlookers hear of it before anybody else can be given the memory.
     #[inline]
     fn end(&mut self, place: Option<&'static Location<'static>>) -> Option<Use> {
-        let Lent {
-            id, address, bytes, ..
-        } = self.lent.take()?;
         if self.registration.onlookers.is_some() {
-            self.renounce(address, place);
+            self.renounce(place);
         }
-        Some(Use {
-            id,
-            address,
-            bytes,
-            rounding: self.rounding,
-        })
+        Some(self.lent.take()?.as_used(self.rounding))
     }
 
     #[cold]
     #[inline(never)]
-    fn renounce(&self, address: u64, place: Option<&'static Location<'static>>) {
+    fn renounce(&mut self, place: Option<&'static Location<'static>>) {
         let lanes = self.lanes();
-        let streams: SmallVec<[RawStream; 2]> = lanes.iter().map(|lane| lane.raw).collect();
-        if let Some(onlookers) = self.registration.onlookers.as_deref() {
-            onlookers.ending(Ending {
-                address,
-                streams: &streams,
+        if let (Some(onlookers), Some(lent)) = (&self.registration.onlookers, &self.lent) {
+            let mut waits_for = &lanes[..];
+            let block = lent.as_used(self.rounding);
+            let registration = &self.registration;
+            if registration.fill_ending(onlookers, &lanes, block, place) {
+                // Its own stream comes after the others by now: it is freed in the order of that alone.
+                waits_for = &lanes[..1];
+                let further = self.further.get_mut();
+                match further {
+                    Some(extra) if extra.reserved.is_some() => extra.streams.clear(),
+                    _ => drop(further.take()),
+                }
+            }
+            let ending = Ending {
+                lent,
+                lanes: &lanes,
+                waits_for,
                 place,
-            });
+            };
+            onlookers.ending(&self.registration.service.engine, ending);
         }
     }
 
     /// The streams that it was used on: its own, and the further ones.
     fn lanes(&self) -> SmallVec<[Arc<Lane>; 2]> {
         let further = self.further.lock();
-        let further = further.iter().flat_map(|all| all.iter());
+        let further = further.iter().flat_map(|all| all.streams.iter());
         let further = further.map(|further| further.lane.clone());
         std::iter::once(self.registration.lane.clone())
             .chain(further)
@@ -319,9 +360,12 @@ impl Block {
 
     /// Takes the block off its tag's account, once it is freed.
     #[inline]
-    fn note_freed(&self, block: Use) {
+    fn note_freed(&mut self, block: Use) {
         if let Some(tag) = self.tag {
             self.registration.note_freed(tag, block.bytes);
+        }
+        if let Some(extra) = self.further.get_mut() {
+            extra.note_freed(block);
         }
         trace::freed(self.registration.lane.id, block.bytes, block.address);
     }
@@ -332,16 +376,60 @@ impl Block {
             .expect("taken only when the block ends");
         let lanes = self.lanes();
         let service = &self.registration.service;
-        let fences = if lanes.len() == 1 {
+        let is_its_streams_alone = self.further.get_mut().is_none();
+        let fences = if is_its_streams_alone {
             let lane = &self.registration.lane;
             let ticket: Ticket = service.engine.free(lane, block);
             std::iter::once(lane.fence(ticket)).collect()
         } else {
             service.engine.free_many(&lanes, block)
         };
+        let passages = Passages::new(service, &lanes, &fences);
         self.note_freed(block);
-        Deallocation(Passages::new(service, &lanes, &fences))
+        Deallocation(passages)
     }
+}
+
+/// A block is granted after that point of its stream, and somebody looks on. Returns the point that a further
+/// stream must come after.
+///
+/// # Errors
+/// As [`Block::new`].
+#[cold]
+#[inline(never)]
+fn begin(
+    registration: &Registration,
+    onlookers: &Onlookers,
+    lent: &Lent,
+    demand: &Demand,
+    caller: Caller,
+) -> Result<Ticket, DeviceError> {
+    let (engine, lane) = (&registration.service.engine, &registration.lane);
+    let granted = Granted {
+        lent,
+        demand,
+        lane,
+        caller,
+    };
+    onlookers.granted(engine, granted);
+    let block = lent.as_used(demand.rounding);
+    let filled = registration.fill_granted(onlookers, lent.after, block, caller.place);
+    if filled.is_err() {
+        let lanes = std::slice::from_ref(lane);
+        let ending = Ending {
+            lent,
+            lanes,
+            waits_for: lanes,
+            place: None,
+        };
+        onlookers.ending(engine, ending);
+        // Past the lane: it may be a reservation's.
+        engine.free_many(lanes, block);
+        if let Some(tag) = demand.tag {
+            registration.note_freed(tag, block.bytes);
+        }
+    }
+    filled
 }
 
 impl Drop for Block {

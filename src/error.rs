@@ -144,6 +144,23 @@ pub enum AllocError {
     /// [limit](crate::PoolBuilder::fail_knots_after) for that.
     #[error("nobody who waits can be served, and nothing is on its way back: {0}")]
     Knotted(Shortfall),
+    /// A reservation has not as much left, or not in one piece. Ask for less, free something of it, or
+    /// [grow](crate::Reservation::grow) it.
+    #[error(
+        "{requested} bytes requested of a reservation that has {left} left, {largest} in one piece"
+    )]
+    NotReserved {
+        /// What was asked for, rounded to the pool's step, in bytes.
+        requested: u64,
+        /// What is set aside and not allocated, in bytes.
+        left: u64,
+        /// Of that, the largest piece, in bytes.
+        largest: u64,
+    },
+    /// Where nothing is pooled, nothing can be set aside. Build the pool without
+    /// [`unpooled`](crate::PoolBuilder::unpooled).
+    #[error("a pool that keeps nothing cannot set memory aside")]
+    NotReservable,
     /// The pool was closed. Live blocks stay valid; no more are granted.
     #[error("the pool is closed")]
     Closed,

@@ -79,7 +79,7 @@
 //! |---|---|---|
 //! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
-//! | `observe` | statistics: reads, never steers | |
+//! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | what is asked of them |
 //! | `wait` | queue, futures, reclaimer | how memory is found |
 //! | `engine` | one allocation and one free, through lanes, ledger and device | who waits |
@@ -98,6 +98,8 @@
 //! - `tokio` (default): a reclaimer is spawned on the running tokio runtime when somebody first waits.
 //!   Without it, or outside a runtime, waiters drive themselves, on any executor.
 //! - `cuda`: NVIDIA GPUs, through cudarc. Nothing of CUDA is needed to build.
+//! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
+//!   [`guide::debugging`].
 //! - `metrics`, `tracing`, `serde`: the figures for a recorder, events and spans for a subscriber, figures
 //!   and settings as data; see [`guide::statistics`].
 //!
@@ -105,7 +107,8 @@
 //!
 //! The [guide] has the argument for why reuse is safe, [several pools](guide::pools) and their names
 //! elsewhere, how to [test stream code](guide::testing) of your own without a GPU, how to run what there
-//! is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), and the figures with their
+//! is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), how to [find out what went
+//! wrong](guide::debugging), and the figures with their
 //! commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -136,7 +139,10 @@ pub use block::{Block, DeallocateError, Deallocation};
 pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};
-pub use engine::{BlockInfo, BlockState, Rung, Upstream};
+pub use engine::{
+    BlockInfo, BlockOrigin, BlockState, Fill, HistoryEntry, HistoryEvent, Occupancy, Rung,
+    SegmentInfo, Site, Upstream,
+};
 pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError, TagShortfall};
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
@@ -145,10 +151,13 @@ pub use measure::{Bucket, Histogram, Level, Tag, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
 pub use observe::{
-    Attribute, AttributeError, Hits, ScopeStatistics, Statistics, StatisticsScope,
-    StreamStatistics, TagStatistics,
+    Attribute, AttributeError, History, Hits, LeakReport, ScopeStatistics, Snapshot, Statistics,
+    StatisticsScope, StreamStatistics, TagStatistics,
 };
-pub use pool::{Allocate, Pool, PoolBuilder, find_pool, pool_of, pools};
+pub use pool::{
+    Allocate, AllocateMany, Drawing, Layout, Pool, PoolBuilder, Reservation, Reserve, find_pool,
+    pool_of, pools,
+};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 pub use wait::{Overtaking, Reclaimer};

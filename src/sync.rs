@@ -30,6 +30,7 @@ pub(crate) enum Guards {
     Waiter,
     Bell,
     Block,
+    Journal,
 }
 
 /// A mutex that does not poison: a panic while it is held is a bug of this crate, and the

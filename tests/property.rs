@@ -6,6 +6,8 @@
 //! device's ordering checker watches as well: what it finds panics, even where the schedule of this run
 //! happened to keep the tags whole.
 //!
+//! Pools that fill their memory write over all of it: over nothing that is in use, and before it is used.
+//!
 //! Where host and device share the pool's memory, the host takes part as one more stream. What the device
 //! may still touch it awaits, as it must; its own uses are over at once.
 
@@ -61,6 +63,12 @@ struct Live {
     tag: u8,
 }
 
+/// What no owner writes.
+const FILLED: [u8; 2] = [0xa5, 0xff];
+
+/// When a pool fills its memory: on allocation, on a free.
+type Fills = [bool; 2];
+
 /// What a pool is made of.
 #[derive(Clone, Copy, Debug)]
 enum Shape {
@@ -78,10 +86,18 @@ struct World {
     live: Vec<Live>,
     corruptions: Arc<AtomicU64>,
     next_tag: u8,
+    fills: Fills,
 }
 
 impl World {
-    fn new(shape: Shape, order: Order, sealing: Sealing, growth: GrowBy, alignment: u64) -> Self {
+    fn new(
+        shape: Shape,
+        order: Order,
+        sealing: Sealing,
+        growth: GrowBy,
+        alignment: u64,
+        fills: Fills,
+    ) -> Self {
         let device = SimDevice::builder()
             .memory(64 * MIB)
             .clock(weirpool::device::sim::Clock::Manual)
@@ -92,6 +108,14 @@ impl World {
             Shape::Virtual | Shape::Plain => pooled(),
             Shape::Shared => pooled().upstream(Upstream::Managed),
             Shape::Unpooled => Pool::builder(device.clone()).capacity(16 * MIB).unpooled(),
+        };
+        let pool = match fills {
+            [false, false] => pool,
+            [true, false] => pool.fill_on_allocate(Fill::Byte(FILLED[0])),
+            [false, true] => pool.fill_on_free(Fill::Byte(FILLED[1])),
+            [true, true] => pool
+                .fill_on_allocate(Fill::Byte(FILLED[0]))
+                .fill_on_free(Fill::Byte(FILLED[1])),
         };
         let pool = pool
             .order(order)
@@ -109,25 +133,32 @@ impl World {
             live: Vec::new(),
             corruptions: Arc::default(),
             next_tag: 0,
+            fills,
         }
     }
 
     /// Writes a tag over both ends of the block now, and checks it after some time.
     fn use_block(&mut self, at: usize, micros: u64) {
-        self.next_tag = self.next_tag % 250 + 1;
+        self.next_tag = self.next_tag % 100 + 1;
         let tag = self.next_tag;
         let live = &mut self.live[at];
         live.tag = tag;
-        let (address, size) = (live.block.address(), live.block.size());
-        if live.last == HOST {
+        let (address, size, last) = (live.block.address(), live.block.size(), live.last);
+        if last == HOST {
             return self.use_as_host(address, size, tag);
         }
-        let work = &self.streams[live.last].0;
+        let work = &self.streams[last].0;
         let write = Operation::new(us(1)).named("write").writes(address, size);
         work.submit(write.run(move |memory| {
             memory.fill(address, 512, tag);
             memory.fill(address + size - 512, 512, tag);
         }));
+        self.check_ends(last, address, size, tag, micros);
+    }
+
+    /// Counts what is not there at both ends of the block, after some time.
+    fn check_ends(&self, stream: usize, address: u64, size: u64, tag: u8, micros: u64) {
+        let work = &self.streams[stream].0;
         let corruptions = self.corruptions.clone();
         let check = Operation::new(us(micros))
             .named("check")
@@ -141,6 +172,22 @@ impl World {
                 }
             }
         }));
+    }
+
+    /// A block that was just granted is full of what the pool fills it with.
+    fn expect_filled(&self, stream: usize, block: &Block) {
+        let (address, size) = (block.address(), block.size());
+        match self.fills {
+            [false, _] => {}
+            _ if stream == HOST => {
+                let mut byte = [0];
+                self.device
+                    .host_read(address + size / 2, &mut byte)
+                    .unwrap();
+                assert_eq!(byte, [FILLED[0]]);
+            }
+            _ => self.check_ends(stream, address, size, FILLED[0], 1),
+        }
     }
 
     fn use_as_host(&self, address: u64, size: u64, tag: u8) {
@@ -189,6 +236,7 @@ impl World {
             Action::Allocate { stream, granules } => {
                 let (last, stream) = self.stream(stream);
                 if let Ok(block) = self.pool.try_allocate(&stream, granules * 512) {
+                    self.expect_filled(last, &block);
                     let tag = 0;
                     self.live.push(Live { block, last, tag });
                     self.use_block(self.live.len() - 1, 5);
@@ -303,9 +351,10 @@ proptest! {
         sealing in sealing(),
         growth in growth(),
         alignment in prop_oneof![Just(1), Just(4096)],
+        fills in any::<Fills>(),
         actions in proptest::collection::vec(action(), 1..150),
     ) {
-        let mut world = World::new(shape, order, sealing, growth, alignment);
+        let mut world = World::new(shape, order, sealing, growth, alignment, fills);
         for action in actions {
             world.act(action);
             world.check();

@@ -160,6 +160,17 @@ unsafe impl Device for Hooked {
     ) -> Result<Box<dyn weirpool::device::Transfer>, DeviceError> {
         self.sim.download(stream, address, bytes, place)
     }
+
+    fn fill(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        Device::fill(&self.sim, stream, address, bytes, value, place)
+    }
 }
 fn only_host_waits() -> Reuse {
     Reuse {

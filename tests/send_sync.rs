@@ -32,6 +32,9 @@ assert_impl_all!(TagStatistics: Send, Sync, Copy);
 assert_impl_all!(ScopeStatistics: Send, Sync, Copy);
 assert_impl_all!(StatisticsScope: Send, Sync);
 assert_impl_all!(Histogram: Send, Sync, Clone);
+assert_impl_all!(Snapshot: Send, Sync, Clone);
+assert_impl_all!(History: Send, Sync, Clone);
+assert_impl_all!(LeakReport: Send, Sync, Clone);
 assert_impl_all!(Tag: Send, Sync, Copy, Ord, std::hash::Hash);
 assert_impl_all!(AttributeError: Send, Sync, std::error::Error);
 #[cfg(feature = "metrics")]

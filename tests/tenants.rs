@@ -248,7 +248,7 @@ fn a_wait_for_a_limit_times_out_and_says_why() {
 /// Who is held is told when the pool ends, or changes so that it can never be served.
 #[test]
 fn who_is_held_hears_of_the_pools_end() {
-    let close = |pool: &Pool, _: &SimDevice, _: Tag| pool.close();
+    let close = |pool: &Pool, _: &SimDevice, _: Tag| drop(pool.close());
     let shatter = |_: &Pool, device: &SimDevice, _: Tag| device.break_device("an illegal address");
     let shrink = |pool: &Pool, _: &SimDevice, _: Tag| assert!(pool.resize(2 * MIB).is_ok());
     let restrict = |pool: &Pool, _: &SimDevice, tag| pool.set_tag_limit(tag, Some(MIB));

@@ -255,6 +255,52 @@ fn errors_of_the_device_are_told_and_a_broken_one_once() {
     });
 }
 
+#[test]
+fn blocks_that_outlive_the_closing_are_told_once() {
+    listening(|listener| {
+        let device = manual();
+        let (pool, stream) = site(&device, 8 * MIB);
+        drop(pool.try_allocate(&stream, MIB).unwrap());
+        let block = pool.try_allocate(&stream, 4096).unwrap();
+        listener.take("");
+        for _ in 0..2 {
+            assert_eq!(pool.close().bytes(), 4096);
+        }
+        let told = listener.take("WARN");
+        let begins = "WARN leaked blocks=1 bytes=4096 report=1 block of 4.0 KiB in use; ";
+        assert!(told.len() == 1 && told[0].starts_with(begins), "{told:?}");
+        drop((block, stream, pool));
+        assert_eq!(listener.take("WARN").len(), 0, "it came back");
+        // With nothing left, there is nothing to tell.
+        let (pool, _) = site(&device, 8 * MIB);
+        assert!(pool.close().is_empty());
+        assert_eq!(listener.take("WARN").len(), 0);
+    });
+}
+
+/// A forgotten future leaks what it was granted, and the books say so when the pool ends.
+#[test]
+fn what_is_lost_for_good_is_told_when_the_pool_ends() {
+    listening(|listener| {
+        let device = manual();
+        let (pool, stream) = site(&device, 8 * MIB);
+        let full = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let mut waiting = Box::new(pool.allocate(&stream, MIB));
+        let mut next = Box::new(pool.allocate(&stream, MIB));
+        assert!(poll(&mut waiting).is_pending() && poll(&mut next).is_pending());
+        drop(full);
+        // The next one serves the queue, and is served behind the first.
+        drop(now(&mut *next).unwrap());
+        std::mem::forget(waiting);
+        drop(next);
+        listener.take("");
+        drop((stream, pool));
+        let told = listener.take("WARN");
+        let lost = "WARN leaked blocks=1 bytes=1048576 report=granted, and forgotten";
+        assert!(told.len() == 1 && told[0].starts_with(lost), "{told:?}");
+    });
+}
+
 /// A subscriber is called while no lock is held: it may ask the pool whatever it likes.
 #[test]
 fn a_subscriber_may_call_the_pool() {

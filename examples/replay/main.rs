@@ -18,6 +18,7 @@
 //! | [`machine`] | what a replay asks of a device |
 //! | [`simulated`], [`verify`] | the simulated device; contents that are written and checked |
 //! | `cuda`, `timetable`, `meter` | a GPU; operations in real time; device calls, timed |
+//! | [`record`] | a replay, written as a trace |
 //! | [`report`], [`table`], [`units`], [`plot`], [`chart`], [`progress`] | what is shown |
 
 mod backlog;
@@ -34,6 +35,8 @@ mod patience;
 mod plot;
 mod progress;
 mod read;
+#[cfg_attr(not(feature = "export"), path = "no_record.rs")]
+mod record;
 mod report;
 mod run;
 mod samples;

@@ -203,7 +203,7 @@ unsafe impl<D: Device> Device for Metered<D> {
         self.device.unwatch(watch);
     }
 
-    // ---- copies ------------------------------------------------------------------------------------
+    // ---- copies and fills --------------------------------------------------------------------------
 
     fn upload(
         &self,
@@ -223,6 +223,17 @@ unsafe impl<D: Device> Device for Metered<D> {
         place: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         self.call(|device| device.download(stream, address, bytes, place))
+    }
+
+    fn fill(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        self.call(|device| device.fill(stream, address, bytes, value, place))
     }
 }
 

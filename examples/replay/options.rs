@@ -2,6 +2,7 @@
 //!
 //! The names of policies are the example's own here; `run` gives them to the pool.
 
+use crate::record;
 use crate::target::Target;
 use crate::verify::Extent;
 use bytesize::ByteSize;
@@ -69,8 +70,20 @@ impl Options {
     pub(crate) fn checked(self) -> Result<Self, clap::Error> {
         let (has_lag, verifies) = (!self.policy.lag.is_zero(), self.policy.verify.is_some());
         let checked = self.target.check(has_lag, verifies);
+        let checked = checked.and_then(|()| self.check_record());
         let refusal = |reason| Self::command().error(ErrorKind::ArgumentConflict, reason);
         checked.map(|()| self).map_err(refusal)
+    }
+
+    fn check_record(&self) -> Result<(), &'static str> {
+        let is_one = self.generate.is_some() || self.paths.len() == 1;
+        match &self.policy.record {
+            None => Ok(()),
+            Some(_) if !is_one => {
+                Err("--record takes one trace, or --generate: each has a file of its own")
+            }
+            Some(_) => record::check(),
+        }
     }
 
     /// The files to replay, when nothing is generated.
@@ -132,6 +145,11 @@ pub(crate) struct Policy {
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub(crate) lane: Option<u64>,
 
+    /// Writes the replay as a trace (.csv or .csv.gz), at its own times; for programs built with
+    /// `--features export`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record: Option<PathBuf>,
+
     /// Seeds the backlogs, the device and the generator
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
@@ -142,6 +160,7 @@ impl Policy {
     pub(crate) fn unlimited(&self) -> Self {
         Self {
             capacity: None,
+            record: None,
             order: OrderName::GrowFirst,
             reuse: ReuseNames {
                 internal_dependencies: false,

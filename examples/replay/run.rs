@@ -7,6 +7,7 @@ use crate::backlog::Backlog;
 use crate::machine::{Figures, Machine, Site, Time};
 use crate::options::{Options, Policy};
 use crate::progress::Progress;
+use crate::record;
 use crate::report::{Outcome, Report, Setting};
 use crate::samples::{Sample, Samples};
 use crate::session::Session;
@@ -78,6 +79,9 @@ fn run(
     let makespan = session.elapsed();
     let figures = session.machine.figures()?;
     let outcome = driver.outcome(makespan, figures);
+    if let Some(file) = &policy.record {
+        record::write(&session.pool, file)?;
+    }
     session.close()?;
     Ok(outcome)
 }

@@ -3,6 +3,7 @@
 use crate::machine::{Hope, Line, Machine, Time};
 use crate::options::{OrderName, Policy, ReuseNames, SealingName, WaitLimitName};
 use crate::patience::Patience;
+use crate::record;
 use crate::samples::Sample;
 use crate::shelf::Shelf;
 use crate::trace::Trace;
@@ -184,6 +185,9 @@ fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<Pool> {
     }
     if let Some(name) = policy.sealing {
         builder = builder.sealing(sealing(name));
+    }
+    if policy.record.is_some() {
+        builder = record::prepare(builder);
     }
     builder.build().context("the pool cannot be built")
 }

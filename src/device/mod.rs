@@ -16,6 +16,7 @@ mod capability;
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 pub mod cuda;
 mod error;
+mod host;
 mod kind;
 mod pooling;
 mod referee;
@@ -34,6 +35,7 @@ pub use argument::Argument;
 pub use as_device::AsDevice;
 pub use capability::{Capabilities, MemoryInfo};
 pub use error::{DeviceError, DeviceErrorKind};
+pub(crate) use host::Host;
 pub use kind::{MemoryKind, MemoryKinds};
 pub use pooling::Pooling;
 pub use referee::Referee;
@@ -287,7 +289,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Forgets a watch. One that was called already, or is unknown, is ignored.
     fn unwatch(&self, watch: WatchId);
 
-    // ---- copies ------------------------------------------------------------------------------------
+    // ---- copies and fills --------------------------------------------------------------------------
 
     /// Copies bytes of the host to the device, in the order of `stream`. The bytes are taken before this
     /// returns. May take a while for many bytes, and never waits for work of the device. `place` is where
@@ -317,4 +319,19 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
         bytes: u64,
         place: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError>;
+
+    /// Writes `value` to `bytes` bytes from `address` on, in the order of `stream`. Cannot wait, and never panics:
+    /// drops call it. `place`, and [`RawStream::HOST`], as in [`upload`](Self::upload).
+    ///
+    /// # Errors
+    /// When nothing was enqueued; [`DeviceErrorKind::Unsupported`] where the stream does not run what it is
+    /// given now (it is being captured). A pool that was to fill what is allocated leaves it out then.
+    fn fill(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError>;
 }

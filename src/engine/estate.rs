@@ -10,6 +10,7 @@ use super::memory::Held;
 use crate::device::{Device, DeviceError, MemoryKind, Watch};
 use crate::lane::Lane;
 use crate::sync::{Arc, assert_unlocked, plain};
+use crate::trace;
 use std::task::{Wake, Waker};
 
 /// See the [module](self).
@@ -31,6 +32,7 @@ struct Assets {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        self.tell_lost();
         let held = self.memory.take_held();
         if self.seal_lanes().is_err() || self.fault().is_some() {
             return;
@@ -51,6 +53,28 @@ impl Drop for Engine {
             state: plain::Mutex::new(Some(assets)),
         });
         estate.settle_aside();
+    }
+}
+
+impl Engine {
+    /// Nobody has a block any more, since each keeps its pool: what the books call lent was granted to who
+    /// was forgotten.
+    fn tell_lost(&self) {
+        if !trace::IS_TOLD {
+            return;
+        }
+        self.drain_lanes();
+        let (blocks, bytes) = {
+            let ledger = self.ledger.lock();
+            (ledger.lent_blocks(), ledger.totals().lent.current)
+        };
+        if blocks > 0 {
+            trace::leaked(
+                blocks,
+                bytes,
+                &"granted, and forgotten before they were taken",
+            );
+        }
     }
 }
 

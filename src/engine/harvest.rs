@@ -1,6 +1,6 @@
 //! What has completed, and what lanes keep: making memory count for everybody.
 
-use super::Engine;
+use super::{Engine, HistoryEvent};
 use crate::device::{DeviceError, DeviceErrorKind, Watch};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Kept, Lane, Marker};
@@ -33,6 +33,7 @@ impl Engine {
         };
         if news > 0 {
             trace::harvested(news);
+            self.write_down(|| HistoryEvent::Harvested { streams: news });
             self.drop_done_lanes();
         }
         Ok(news > 0)
@@ -57,7 +58,11 @@ impl Engine {
     /// complete and pending: whoever wants it catches up first.
     pub(crate) fn catch_up(&self, lane: &Lane) -> bool {
         let completed = lane.timeline.completed();
-        self.ledger.lock().complete(lane.id, completed)
+        let has_news = self.ledger.lock().complete(lane.id, completed);
+        if has_news {
+            self.write_down(|| HistoryEvent::Harvested { streams: 1 });
+        }
+        has_news
     }
 
     /// Asks the streams whose last handle is gone.

@@ -1,12 +1,12 @@
 //! The reuse ladder: where memory for an allocation comes from, cheapest first.
 
 use super::patience::{Expected, Patience};
-use super::{Engine, tally};
+use super::{Engine, HistoryEvent, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
-use crate::lane::Lane;
+use crate::lane::{Lane, Use};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
-use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, Request, View};
+use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, HoardId, Request, View};
 use crate::sync::Arc;
 use crate::trace;
 use std::cell::Cell;
@@ -48,7 +48,6 @@ impl Rung {
     ];
 
     /// Its name in figures.
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Lane => "lane",
@@ -82,6 +81,19 @@ pub(crate) struct Lent {
     /// The point of the stream behind which the memory's earlier life lies; zero if it was complete.
     pub(crate) after: Ticket,
     pub(crate) rung: Rung,
+}
+
+impl Lent {
+    /// As it is freed, with what was not asked for of its bytes.
+    #[inline]
+    pub(crate) fn as_used(&self, rounding: u32) -> Use {
+        Use {
+            id: self.id,
+            address: self.address,
+            bytes: self.bytes,
+            rounding,
+        }
+    }
 }
 
 /// Why the ladder ended without a grant.
@@ -228,6 +240,33 @@ impl Engine {
         .climb()
     }
 
+    /// What a hoard has for the lane's stream, if anything.
+    ///
+    /// # Errors
+    /// What the device says; the memory is in the hoard again.
+    pub(super) fn climb_in_hoard(
+        &self,
+        lane: &Arc<Lane>,
+        hoard: HoardId,
+        request: Request,
+    ) -> Result<Option<Lent>, Refusal> {
+        if let Some(error) = self.fault() {
+            return Err(error.into());
+        }
+        Climb {
+            engine: self,
+            lane,
+            request,
+            effort: Effort::Immediate,
+            patience: Patience::None,
+            is_for_everybody: false,
+            // What belongs to one holder is not a matter of policy.
+            after: lane.timeline.clock(),
+            was_refused: Cell::new(false),
+        }
+        .in_hoard(hoard)
+    }
+
     /// The same, for memory that is complete on every stream.
     ///
     /// # Errors
@@ -285,6 +324,20 @@ impl Climb<'_> {
             Attempt::DeviceWait => self.device_wait(limit),
             Attempt::Trimmed => self.trimmed(),
             Attempt::AnyDeviceWait => self.device_wait(WaitLimit::Unlimited),
+        }
+    }
+
+    /// The best of a hoard, behind a wait on the device if need be.
+    fn in_hoard(&self, hoard: HoardId) -> Result<Option<Lent>, Refusal> {
+        let may_wait = self.engine.capabilities.device_side_waits && self.lane.takes_waits;
+        let limit = may_wait.then_some(WaitLimit::Unlimited);
+        let taken = self.with_waits(limit, |view| {
+            let mut ledger = self.engine.ledger.lock();
+            ledger.take_from_hoard(hoard, self.request, view)
+        });
+        match taken {
+            Some(grant) => Ok(self.lend_in_order(grant, Rung::Free)?),
+            None => Ok(None),
         }
     }
 
@@ -530,6 +583,10 @@ impl Engine {
         self.order_behind(lane, &marker)?;
         tally::add(&self.tally.device_waits, 1);
         trace::device_wait(lane.id, donor.id);
+        self.write_down(|| HistoryEvent::DeviceWait {
+            stream: lane.id,
+            donor: donor.id,
+        });
         Ok(true)
     }
 }

@@ -1,9 +1,10 @@
 //! Which block an address is in, and what it is at.
 
-use super::Engine;
 use super::ladder::find;
+use super::{BlockOrigin, Engine};
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fence, Fences, Holding};
+use std::fmt;
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,6 +21,20 @@ pub enum BlockState {
     Pending,
     /// Given back, and complete.
     Free,
+    /// Set aside by a [reservation](crate::Reservation), and used by nobody now.
+    Reserved,
+}
+
+/// `used`
+impl fmt::Display for BlockState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Used => "used",
+            Self::Pending => "pending",
+            Self::Free => "free",
+            Self::Reserved => "reserved",
+        })
+    }
 }
 
 /// A block of a pool, as it was when it was looked up; see [`pool_of`](crate::pool_of).
@@ -38,6 +53,8 @@ pub struct BlockInfo {
     pub stream: Option<StreamId>,
     /// Of a pending block, the streams whose work it waits for.
     pub waits_for: Vec<StreamId>,
+    /// Of a block in use, whence it is, where the pool keeps a [history](crate::PoolBuilder::history).
+    pub origin: Option<BlockOrigin>,
 }
 
 impl Engine {
@@ -50,6 +67,7 @@ impl Engine {
         let (state, stream, fences) = match found.holding {
             Holding::Free => (BlockState::Free, None, Fences::default()),
             Holding::Pending(fences) => (BlockState::Pending, None, fences),
+            Holding::Hoarded(fences) => (BlockState::Reserved, None, fences),
             Holding::Lent(stream) => {
                 let (state, fences) = self.in_lane(stream, found.id);
                 (state, Some(stream), fences)
@@ -61,7 +79,13 @@ impl Engine {
             state,
             stream,
             waits_for: fences.iter().map(|fence| fence.stream).collect(),
+            origin: self.origin(state, found.address),
         })
+    }
+
+    fn origin(&self, state: BlockState, address: u64) -> Option<BlockOrigin> {
+        let journal = self.journal.as_ref()?;
+        (state == BlockState::Used).then(|| journal.origin(address))?
     }
 
     /// Whether what a stream was lent is used, or kept by its lane: no other lane has it.

@@ -1,6 +1,6 @@
 //! Carrying out the ledger's plans on the device: what is mapped where.
 
-use super::{Engine, Settings, tally};
+use super::{Engine, HistoryEvent, Settings, tally};
 use crate::device::{Device, DeviceError, MemoryKind, PhysicalHandle};
 use crate::id::StreamId;
 use crate::ledger::{Grant, Ledger, Mapping, Outcome, Plan, Release, Step};
@@ -185,8 +185,14 @@ impl Engine {
             }
             Plan::Memory(bytes, request) => {
                 let address = self.memory.allocate(bytes);
+                let entry = self.entry();
                 let grant = self.commit(stream, |ledger| {
-                    ledger.commit_memory(bytes, request, address.as_ref().ok().copied())
+                    let given = address.as_ref().ok().copied();
+                    let grant = ledger.commit_memory(bytes, request, given);
+                    if let (Some(entry), Some(address)) = (entry, given) {
+                        entry.write(ledger.totals(), HistoryEvent::Grown { address, bytes });
+                    }
+                    grant
                 });
                 self.noted(address)?;
                 self.pressure.note(false);
@@ -227,8 +233,16 @@ impl Engine {
             tally::add(&self.tally.handles_created, done.len() as u64 - moved);
         }
         let created = done.len() as u64 - moved;
-        let grant = self.commit(stream, |ledger| ledger.commit(mapping, outcome));
         let bytes = |handles| handles * self.settings.geometry.handle_bytes;
+        let entry = self.entry();
+        let grant = self.commit(stream, |ledger| {
+            let steps = entry.map(|_| mapping.steps.clone());
+            let grant = ledger.commit(mapping, outcome);
+            if let (Some(entry), Some(steps)) = (entry, steps) {
+                entry.write_mapped(ledger.totals(), &steps, outcome, bytes(1));
+            }
+            grant
+        });
         if created > 0 && error.is_none() {
             self.pressure.note(false);
         }
@@ -253,7 +267,16 @@ impl Engine {
         let release = self.ledger.lock().plan_trim(keep);
         let was_claimed = !release.spans.is_empty();
         let (done, error) = self.release_spans(&release);
-        let bytes = self.ledger.lock().commit_trim(release, done);
+        let gone = release.spans[..done].to_vec();
+        let entry = self.entry();
+        let bytes = {
+            let mut ledger = self.ledger.lock();
+            let bytes = ledger.commit_trim(release, done);
+            if let Some(entry) = entry {
+                entry.write_released(ledger.totals(), &gone);
+            }
+            bytes
+        };
         tally::add(&self.tally.released, bytes);
         if bytes > 0 {
             trace::trimmed(bytes);

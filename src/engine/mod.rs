@@ -8,12 +8,16 @@
 //! |---|---|
 //! | `ladder` | where memory comes from, rung by rung |
 //! | `many` | several grants, all or none |
+//! | `hoard` | memory set aside for one holder |
 //! | `unpooled` | the same where nothing is pooled |
 //! | `patience` | what is awaited before new memory is taken |
 //! | `pressure` | what is done when the device refuses it |
 //! | `release` | the way back: a free, a further use, a grant that nobody took |
+//! | `fill` | filling what is granted or freed |
 //! | `harvest` | what has completed, and what lanes keep |
 //! | `lookup` | which block an address is in |
+//! | `survey` | all blocks, and whence they are |
+//! | `journal` | what happened lately, where that is kept |
 //! | `upstream` | where memory comes from |
 //! | `memory` | carrying out the ledger's plans on the device |
 //! | `estate` | what outlives the pool: memory that running work may still touch |
@@ -26,7 +30,10 @@
 pub(crate) mod bell;
 mod estate;
 mod figures;
+mod fill;
 mod harvest;
+mod hoard;
+mod journal;
 mod ladder;
 mod lookup;
 mod many;
@@ -35,25 +42,32 @@ mod patience;
 mod pressure;
 mod release;
 mod resize;
+mod survey;
 mod tally;
 mod unpooled;
 mod upkeep;
 mod upstream;
 
 pub(crate) use figures::InLanes;
+pub use fill::Fill;
+pub(crate) use fill::Fills;
 pub(crate) use harvest::Watches;
+pub use journal::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, Site};
+pub(crate) use journal::{Extent, Pages};
 pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
 pub use lookup::{BlockInfo, BlockState};
 pub(crate) use many::{Loans, Part, Parts};
 pub(crate) use patience::{Expected, Patience};
 pub(crate) use pressure::MakeWay;
+pub use survey::SegmentInfo;
+pub(crate) use survey::Survey;
 pub(crate) use tally::Tally;
 pub(crate) use upkeep::{Upkeep, UpkeepSettings};
 pub(crate) use upstream::Source;
 pub use upstream::Upstream;
 
-use crate::device::{Capabilities, Device, DeviceError, DeviceStream, MemoryKind, RawStream};
+use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Host, MemoryKind, RawStream};
 use crate::error::{BuildError, StreamError};
 use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
@@ -65,8 +79,12 @@ use crate::trace;
 use bell::Bell;
 use crossbeam_utils::CachePadded;
 use figures::Gone;
+use journal::Journal;
 use memory::Memory;
 use pressure::Pressure;
+
+/// No stream's id: whom memory is lent to that is set aside.
+const SET_ASIDE: StreamId = StreamId(u32::MAX);
 
 /// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
 /// the first waiter comes, the last goes, or the pool ends: a line that stays shared among readers.
@@ -96,6 +114,9 @@ pub(crate) struct Settings {
     pub(crate) reuse: Reuse,
     pub(crate) wait_limit: WaitLimit,
     pub(crate) upkeep: UpkeepSettings,
+    pub(crate) fills: Fills,
+    /// Entries of the journal at most; none is kept for 0.
+    pub(crate) history: usize,
 }
 
 /// See the [module](self).
@@ -114,10 +135,13 @@ pub(crate) struct Engine {
     /// The capacity was set to less than was held.
     is_shrunk: SharedFlag,
     ledger: Mutex<Ledger>,
+    /// In whose order memory is taken that is for no stream.
+    pub(crate) nobody: Arc<Lane>,
     /// By id; replaced when a stream comes or goes, so that a reader's copy is one count.
     lanes: Mutex<Registry>,
     events: Arc<Events>,
     memory: Memory,
+    journal: Option<Journal>,
     fault: Mutex<Option<DeviceError>>,
 }
 
@@ -152,9 +176,19 @@ impl Engine {
             is_shrunk: SharedFlag::new(false),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
+            nobody: Arc::new(Lane::new(
+                SET_ASIDE,
+                &Host(device.id()),
+                Bounds {
+                    bytes: 0,
+                    largest: 0,
+                    unsealed: 0,
+                },
+            )),
             lanes: Mutex::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
             memory: Memory::new(device.clone(), &settings),
+            journal: Journal::new(&device, settings.history),
             fault: Mutex::new(Guards::Registry, None),
             settings,
             device,

@@ -15,6 +15,9 @@ pub mod gpu {}
 #[doc = include_str!("statistics.md")]
 pub mod statistics {}
 
+#[doc = include_str!("debugging.md")]
+pub mod debugging {}
+
 #[doc = include_str!("figures.md")]
 pub mod figures {}
 

@@ -105,17 +105,15 @@ impl Cache {
         all
     }
 
-    /// The ticket under which a block is kept, if it is. Looks at all that are.
-    pub(crate) fn ticket_of(&self, id: BlockId) -> Option<Ticket> {
+    /// All that is kept.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Kept> + '_ {
         let tops = self.tops.iter();
-        let mut all = tops.flat_map(|top| self.stack(*top));
-        all.find(|kept| kept.id == id).map(|kept| kept.ticket)
+        tops.flat_map(|top| self.stack(*top))
     }
 
     /// Bytes kept under tickets up to `ticket`.
     pub(crate) fn bytes_up_to(&self, ticket: Ticket) -> u64 {
-        let tops = self.tops.iter();
-        tops.flat_map(|top| self.stack(*top))
+        self.all()
             .filter(|kept| kept.ticket <= ticket)
             .map(|kept| kept.bytes)
             .sum()

@@ -281,7 +281,16 @@ impl Lane {
 
     /// The ticket under which a block is kept; none, if it is not.
     pub(crate) fn ticket_of(&self, id: BlockId) -> Option<Ticket> {
-        self.front.lock().cache.ticket_of(id)
+        let front = self.front.lock();
+        let mut all = front.cache.all();
+        all.find(|kept| kept.id == id).map(|kept| kept.ticket)
+    }
+
+    /// All blocks that are kept, with their tickets.
+    pub(crate) fn kept(&self) -> Vec<(BlockId, Ticket)> {
+        let front = self.front.lock();
+        let all = front.cache.all();
+        all.map(|kept| (kept.id, kept.ticket)).collect()
     }
 
     /// Keeps nothing any more.

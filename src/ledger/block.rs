@@ -1,6 +1,7 @@
 //! The blocks: a slab of nodes, linked in address order within their segment.
 
 use super::fence::Fences;
+use super::hoard::HoardId;
 use crate::id::StreamId;
 
 /// A block of the ledger. Reused once the block is merged away, so only who holds the block may
@@ -17,6 +18,8 @@ pub(crate) enum State {
     Pending(Fences),
     /// Granted: used, or kept by a lane.
     Lent,
+    /// Set aside for one holder, which has lent none of it; with what is left of its last life.
+    Hoarded(HoardId, Fences),
     /// Held by an unfinished [`Plan`](super::plan::Plan), and what it was before.
     Claimed(Was),
     /// Addresses without memory: never mapped, or remapped elsewhere.
@@ -51,6 +54,8 @@ pub(crate) struct Block {
     pub(crate) segment: u32,
     /// Whom it was lent to last.
     pub(crate) borrower: StreamId,
+    /// Whose it is again when it is given back, while it is lent.
+    pub(crate) hoard: Option<HoardId>,
     pub(crate) previous: Option<BlockId>,
     pub(crate) next: Option<BlockId>,
 }
@@ -99,6 +104,7 @@ impl Blocks {
             state: lower.state.clone(),
             segment: lower.segment,
             borrower: lower.borrower,
+            hoard: lower.hoard,
             previous: Some(id),
             next: lower.next,
         };

@@ -69,13 +69,14 @@ impl Ledger {
         Ok(())
     }
 
-    fn by_state(&self, totals: &Totals) -> [u64; 5] {
+    fn by_state(&self, totals: &Totals) -> [u64; 6] {
         [
             totals.free.current,
             totals.pending.current,
             totals.lent.current,
             totals.claimed,
             totals.whole_free_handles,
+            totals.hoarded.current,
         ]
     }
 
@@ -95,6 +96,9 @@ impl Ledger {
                     if let Some(fence) = fences.iter().find(|f| self.is_complete(*f)) {
                         return Err(format!("{id:?} is pending for {fence:?}, complete"));
                     }
+                }
+                State::Hoarded(hoard, _) if !self.hoards.contains_key(hoard) => {
+                    return Err(format!("{id:?} is set aside for {hoard:?}, which is over"));
                 }
                 State::Hole | State::Claimed(Was::Hole) => self.check_hole(block)?,
                 _ => {}

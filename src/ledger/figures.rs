@@ -81,6 +81,14 @@ impl Ledger {
         self.free.len()
     }
 
+    /// Blocks that are used, or kept by lanes; in time that grows with all blocks.
+    pub(crate) fn lent_blocks(&self) -> usize {
+        let blocks = self.blocks.iter();
+        blocks
+            .filter(|(_, block)| block.state == State::Lent)
+            .count()
+    }
+
     /// Bytes that wait for a stream, alone or with others; in time that grows with their blocks.
     pub(crate) fn pending_on(&self, stream: StreamId) -> u64 {
         let waiting = self.pending.waiting_for(stream);

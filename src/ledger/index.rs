@@ -26,6 +26,11 @@ impl BySize {
             .map(|(bytes, _, id)| (*bytes, *id))
     }
 
+    /// The largest.
+    pub(crate) fn last(&self) -> Option<(u64, BlockId)> {
+        self.0.last().map(|(bytes, _, id)| (*bytes, *id))
+    }
+
     pub(crate) fn largest(&self) -> u64 {
         self.0.last().map_or(0, |(bytes, _, _)| *bytes)
     }

@@ -1,6 +1,7 @@
-//! Which block an address is in. Nothing is indexed by address: who asks pays, and nobody else.
+//! Which block an address is in, and all blocks. Nothing is indexed by address: who asks pays, and nobody
+//! else.
 
-use super::block::{BlockId, State, Was};
+use super::block::{Block, BlockId, State, Was};
 use super::{Fences, Ledger};
 use crate::id::StreamId;
 
@@ -20,6 +21,27 @@ pub(crate) enum Holding {
     Pending(Fences),
     /// Used, or kept by the lane of this stream.
     Lent(StreamId),
+    /// Set aside for one holder, who has not lent it.
+    Hoarded(Fences),
+}
+
+/// What there is to say of a block; nothing, where there is no memory.
+fn found(id: BlockId, block: &Block) -> Option<Found> {
+    let holding = match &block.state {
+        State::Free | State::Claimed(Was::Free) => Holding::Free,
+        State::Pending(fences) | State::Claimed(Was::Pending(fences)) => {
+            Holding::Pending(fences.clone())
+        }
+        State::Lent => Holding::Lent(block.borrower),
+        State::Hoarded(_, fences) => Holding::Hoarded(fences.clone()),
+        State::Hole | State::Claimed(Was::Hole) => return None,
+    };
+    Some(Found {
+        id,
+        address: block.address,
+        bytes: block.bytes,
+        holding,
+    })
 }
 
 impl Ledger {
@@ -34,19 +56,18 @@ impl Ledger {
             .blocks
             .from(segment.first)
             .find(|(_, block)| address < block.end())?;
-        let holding = match &block.state {
-            State::Free | State::Claimed(Was::Free) => Holding::Free,
-            State::Pending(fences) | State::Claimed(Was::Pending(fences)) => {
-                Holding::Pending(fences.clone())
-            }
-            State::Lent => Holding::Lent(block.borrower),
-            State::Hole | State::Claimed(Was::Hole) => return None,
-        };
-        Some(Found {
-            id,
-            address: block.address,
-            bytes: block.bytes,
-            holding,
+        found(id, block)
+    }
+
+    /// Every segment with its blocks, in the order of their addresses; where there is no memory, there is no
+    /// block.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = (u64, u64, Vec<Found>)> + '_ {
+        let mut segments: Vec<_> = self.segments.iter().flatten().collect();
+        segments.sort_by_key(|segment| segment.address);
+        segments.into_iter().map(|segment| {
+            let blocks = self.blocks.from(segment.first);
+            let blocks = blocks.filter_map(|(id, block)| found(id, block));
+            (segment.address, segment.bytes, blocks.collect())
         })
     }
 

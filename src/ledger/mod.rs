@@ -18,7 +18,8 @@
 //!                                       and leaves a hole where it took memory from
 //! ```
 //!
-//! - *Lent* is used, or kept by a lane: the ledger cannot tell and need not.
+//! - *Lent* is used, or kept by a lane: the ledger cannot tell and need not. *Hoarded* is set aside for one
+//!   holder, who lends it and has it back; it counts as lent.
 //! - *Pending* carries the fence set: who takes the block comes after all of it, or waits.
 //! - Free neighbours are merged at once. Pending neighbours are merged only when their fences are
 //!   the same: a union would turn free memory pending. A request that needs the span gets it through
@@ -38,9 +39,10 @@
 //! | `window` | where a contiguous span costs least to put together |
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `growth` | how much is taken from the device at a time |
+//! | `hoard` | memory set aside for one holder |
 //! | `trim` | giving memory back |
 //! | `heuristic`, `coalesce` | when to make one piece of what is free, and how large |
-//! | `lookup` | which block an address is in |
+//! | `lookup` | which block an address is in, and all blocks |
 //! | `totals` | bytes by state, current and high |
 //! | `figures` | what can be told of the blocks |
 //! | `policy` | decisions as pure functions |
@@ -53,6 +55,7 @@ mod fence;
 mod figures;
 mod growth;
 mod heuristic;
+mod hoard;
 mod index;
 mod lookup;
 mod plan;
@@ -68,7 +71,8 @@ pub(crate) use fence::{Clock, Fence, Fences};
 pub(crate) use figures::{Figures, High};
 pub use growth::GrowBy;
 pub use heuristic::{CoalesceHeuristic, PoolFigures};
-pub(crate) use lookup::Holding;
+pub(crate) use hoard::HoardId;
+pub(crate) use lookup::{Found, Holding};
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub(crate) use totals::Totals;
 pub(crate) use trim::Release;
@@ -159,6 +163,8 @@ pub(crate) struct Ledger {
     segments: Vec<Option<Segment>>,
     free: BySize,
     pending: ByDonor,
+    hoards: BTreeMap<HoardId, BySize>,
+    hoards_so_far: u32,
     /// The last complete ticket of each live stream. A stream that is not here is gone, and all of
     /// its work complete.
     completed: BTreeMap<StreamId, Ticket>,
@@ -179,6 +185,8 @@ impl Ledger {
             segments: Vec::new(),
             free: BySize::default(),
             pending: ByDonor::default(),
+            hoards: BTreeMap::new(),
+            hoards_so_far: 0,
             completed: BTreeMap::new(),
             totals: Totals::default(),
             lent_peaks: Peaks::default(),
@@ -216,6 +224,7 @@ impl Ledger {
             state,
             segment: u32::try_from(segment).expect("fewer than 2^32 segments"),
             borrower: StreamId(0),
+            hoard: None,
             previous: None,
             next: None,
         });
@@ -274,7 +283,7 @@ impl Ledger {
         match &self.blocks[id].state {
             State::Free => true,
             State::Pending(fences) => fences.iter().all(|fence| view.allows(fence)),
-            State::Lent | State::Claimed(_) | State::Hole => false,
+            State::Lent | State::Hoarded(..) | State::Claimed(_) | State::Hole => false,
         }
     }
 
@@ -290,7 +299,7 @@ impl Ledger {
         self.unfile(id);
         let block = &mut self.blocks[id];
         let fences = match std::mem::replace(&mut block.state, State::Lent) {
-            State::Pending(fences) => fences,
+            State::Pending(fences) | State::Hoarded(_, fences) => fences,
             _ => Fences::default(),
         };
         let (address, bytes) = (block.address, block.bytes);
@@ -310,7 +319,8 @@ impl Ledger {
         debug_assert_eq!(self.blocks[id].state, State::Lent);
         self.discharge(&mut fences);
         self.unfile(id);
-        self.settle(id, free_or_pending(fences));
+        let state = self.after_use(id, fences);
+        self.settle(id, state);
     }
 
     /// Drops the fences that are complete.
@@ -402,6 +412,11 @@ impl Ledger {
                 }
             }
             State::Lent => self.lent_peaks.raise(self.totals.lent.current),
+            State::Hoarded(hoard, _) => {
+                self.lent_peaks.raise(self.totals.lent.current);
+                let by_size = self.hoards.entry(*hoard).or_default();
+                by_size.insert(block.bytes, block.address, id);
+            }
             State::Claimed(_) | State::Hole => {}
         }
     }
@@ -419,6 +434,10 @@ impl Ledger {
                 for fence in fences.iter() {
                     self.pending.remove(id, fence, alone);
                 }
+            }
+            State::Hoarded(hoard, _) => {
+                let by_size = self.hoards.get_mut(hoard).expect("a hoard that lasts");
+                by_size.remove(block.bytes, block.address, id);
             }
             State::Lent | State::Claimed(_) | State::Hole => {}
         }

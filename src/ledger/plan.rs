@@ -200,7 +200,9 @@ impl Ledger {
             State::Free => Was::Free,
             State::Pending(fences) => Was::Pending(fences),
             State::Hole => Was::Hole,
-            State::Lent | State::Claimed(_) => unreachable!("what is held is not claimed"),
+            State::Lent | State::Hoarded(..) | State::Claimed(_) => {
+                unreachable!("what is held is not claimed")
+            }
         };
         self.blocks[id].state = State::Claimed(was.clone());
         self.file(id);

@@ -14,8 +14,10 @@ pub(crate) struct Totals {
     pub(crate) planned: u64,
     pub(crate) free: Level,
     pub(crate) pending: Level,
-    /// Used, or kept by lanes.
+    /// Used, kept by lanes, or set aside.
     pub(crate) lent: Level,
+    /// Those of them that are set aside, and used by nobody.
+    pub(crate) hoarded: Level,
     /// Lent or pending.
     pub(crate) in_use: Level,
     pub(crate) claimed: u64,
@@ -37,6 +39,11 @@ impl Totals {
                 self.lent.add(bytes);
                 self.in_use.add(bytes);
             }
+            State::Hoarded(..) => {
+                self.lent.add(bytes);
+                self.in_use.add(bytes);
+                self.hoarded.add(bytes);
+            }
             State::Claimed(_) if state.is_backed() => self.claimed += bytes,
             State::Claimed(_) | State::Hole => {}
         }
@@ -52,6 +59,11 @@ impl Totals {
             State::Lent => {
                 self.lent.subtract(bytes);
                 self.in_use.subtract(bytes);
+            }
+            State::Hoarded(..) => {
+                self.lent.subtract(bytes);
+                self.in_use.subtract(bytes);
+                self.hoarded.subtract(bytes);
             }
             State::Claimed(_) if state.is_backed() => self.claimed -= bytes,
             State::Claimed(_) | State::Hole => {}

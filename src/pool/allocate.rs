@@ -6,7 +6,7 @@ use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::wait::{Allocation, Demand, Registration, Terms};
+use crate::wait::{Allocation, Caller, Demand, Registration, Terms};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -173,8 +173,17 @@ impl Future for Allocate<'_> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let demand = this.demand()?;
+        if this.allocation.is_new() {
+            if let Some(drawn) = this.pool.draw(this.registration, &demand, this.place) {
+                this.allocation.end();
+                return Poll::Ready(drawn);
+            }
+        }
         let lent = ready!(this.allocation.poll(&demand, &this.terms, context))?;
-        let registration = this.registration.clone();
-        Poll::Ready(Ok(Block::new(registration, lent, &demand, this.place)))
+        let caller = Caller {
+            place: this.place,
+            waited: this.allocation.has_waited(),
+        };
+        Poll::Ready(Block::new(this.registration, lent, &demand, caller))
     }
 }

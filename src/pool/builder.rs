@@ -2,7 +2,7 @@
 
 use super::Pool;
 use crate::device::Device;
-use crate::engine::{Engine, Settings, UpkeepSettings, Upstream};
+use crate::engine::{Engine, Fills, Settings, UpkeepSettings, Upstream};
 use crate::error::BuildError;
 use crate::lane::Bounds;
 use crate::ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
@@ -44,6 +44,8 @@ pub struct PoolBuilder {
     release_threshold: ReleaseThreshold,
     pub(super) heuristic: Option<CoalesceHeuristic>,
     upkeep_interval: Duration,
+    pub(super) fills: Fills,
+    history: usize,
     rules: Rules,
     tag_limits: Vec<(Tag, u64)>,
     tag_weights: Vec<(Tag, u32)>,
@@ -69,6 +71,8 @@ impl PoolBuilder {
             release_threshold: ReleaseThreshold::default(),
             heuristic: None,
             upkeep_interval: UPKEEP_INTERVAL,
+            fills: Fills::default(),
+            history: 0,
             rules: Rules::default(),
             tag_limits: Vec::new(),
             tag_weights: Vec::new(),
@@ -190,6 +194,18 @@ impl PoolBuilder {
         self
     }
 
+    /// Keeps a history: the last so many things that happened, and of each live block where, when and for
+    /// whom it was allocated. See [`Pool::history`](crate::Pool::history). Default: 0, none, and then
+    /// nothing is paid for it.
+    ///
+    /// Each allocation and each free then takes the ledger's lock and one that all share: for finding out, and
+    /// not for every day. An entry takes some 200 bytes.
+    #[doc(alias = "_record_memory_history")]
+    pub fn history(mut self, entries: usize) -> Self {
+        self.history = entries;
+        self
+    }
+
     /// How many bytes a tag may have of the pool at once. Default: any number. See
     /// [`Pool::set_tag_limit`].
     pub fn tag_limit(mut self, tag: Tag, bytes: u64) -> Self {
@@ -298,6 +314,8 @@ impl PoolBuilder {
             reuse: self.reuse,
             wait_limit: self.wait_limit,
             upkeep: self.upkeep(total)?,
+            fills: self.fills,
+            history: self.history,
         })
     }
 

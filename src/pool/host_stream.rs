@@ -1,11 +1,9 @@
 //! The host as one of a pool's streams.
 
 use super::Pool;
-use crate::device::{DeviceId, DeviceStream, RawStream};
+use crate::device::Host;
 use crate::error::StreamError;
 use crate::stream::Stream;
-use crate::sync::plain::Arc;
-use std::any::Any;
 
 impl Pool {
     /// The host as a stream of this pool, whose memory it must see. What the host does between two calls is
@@ -46,26 +44,6 @@ impl Pool {
     /// [`StreamError::UnseenByHost`] when the pool's memory is the device's alone.
     pub fn host_stream(&self) -> Result<Stream, StreamError> {
         self.register(&Host(self.service().engine.device.id()))
-    }
-}
-
-struct Host(DeviceId);
-
-impl DeviceStream for Host {
-    fn device_id(&self) -> DeviceId {
-        self.0
-    }
-
-    fn raw(&self) -> RawStream {
-        RawStream::HOST
-    }
-
-    fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
-        Arc::new(())
-    }
-
-    fn takes_waits(&self) -> bool {
-        false
     }
 }
 

@@ -1,20 +1,33 @@
 //! The pool: the handle that everything begins with.
 
 mod allocate;
+mod allocate_many;
 mod builder;
+mod debug;
 mod describe;
+mod drawing;
 mod figures;
+mod fills;
 mod find;
 mod geometry;
 mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
+mod layout;
 mod own_stream;
+mod reservation;
+mod reserve;
 mod tenants;
+mod terms;
 
 pub use allocate::Allocate;
+pub use allocate_many::AllocateMany;
 pub use builder::PoolBuilder;
+pub use drawing::Drawing;
 pub use find::{find_pool, pool_of, pools};
+pub use layout::Layout;
+pub use reservation::Reservation;
+pub use reserve::Reserve;
 
 use own_stream::OwnStream;
 
@@ -25,11 +38,13 @@ use crate::error::{AllocError, BuildError, StreamError};
 use crate::ledger::policy::ReleaseThreshold;
 use crate::ledger::{PoolFigures, Request};
 use crate::measure::Tag;
+use crate::observe::LeakReport;
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::trace;
-use crate::wait::{Demand, Denial, Presence, Reclaimer, Registration, Rules, Service, try_now};
+use crate::wait::{
+    Caller, Demand, Denial, Presence, Reclaimer, Registration, Rules, Service, try_now,
+};
 use std::fmt;
 use std::panic::Location;
 
@@ -169,21 +184,21 @@ impl Pool {
         demand: Demand,
         place: &'static Location<'static>,
     ) -> Result<Block, AllocError> {
+        if let Some(drawn) = self.draw(registration, &demand, place) {
+            return drawn;
+        }
         match try_now((&**registration).into(), demand, Effort::Immediate) {
-            Ok(lent) => Ok(Block::new(registration.clone(), lent, &demand, place)),
+            Ok(lent) => {
+                let waited = false;
+                let caller = Caller { place, waited };
+                Block::new(registration, lent, &demand, caller)
+            }
             Err(Denial::Failed(error)) => Err(error),
-            Err(Denial::Short(..)) => Err(self.exhausted(&demand)),
+            Err(Denial::Short(..)) => Err(exhausted(registration, &demand)),
             Err(Denial::OverLimit(tag)) => {
                 Err(self.service().limit_reached(tag, demand.request.bytes))
             }
         }
-    }
-
-    #[cold]
-    fn exhausted(&self, demand: &Demand) -> AllocError {
-        let shortfall = self.service().shortfall(demand);
-        trace::exhausted(&shortfall);
-        AllocError::Exhausted(shortfall)
     }
 
     /// Checks a request at the door, and rounds it to the pool's step.
@@ -195,12 +210,28 @@ impl Pool {
         alignment: u64,
         tag: Option<Tag>,
     ) -> Result<Demand, AllocError> {
+        self.expect_of(registration)?;
+        self.demand_of(bytes, alignment, tag)
+    }
+
+    #[inline]
+    fn expect_of(&self, registration: &Registration) -> Result<(), AllocError> {
         if !plain::Arc::ptr_eq(&registration.presence, &self.presence) {
             return Err(AllocError::ForeignStream);
         }
         if let Some(onlookers) = registration.onlookers.as_deref() {
             onlookers.call_out();
         }
+        Ok(())
+    }
+
+    #[inline]
+    fn demand_of(
+        &self,
+        bytes: u64,
+        alignment: u64,
+        tag: Option<Tag>,
+    ) -> Result<Demand, AllocError> {
         let engine = &self.presence.service.engine;
         let capacity = engine.capacity();
         if bytes > capacity {
@@ -324,9 +355,16 @@ impl Pool {
     }
 
     /// Ends the granting: who waits fails with [`AllocError::Closed`], and so does every later
-    /// allocation. Live blocks stay valid, and are freed as ever.
-    pub fn close(&self) {
-        Service::close(self.service());
+    /// allocation. Live blocks stay valid, and are freed as ever: the report names those that live at this
+    /// moment (see [`leaks`](Self::leaks)). The first time, a subscriber of `tracing` is warned of them, if
+    /// there are any.
+    pub fn close(&self) -> LeakReport {
+        let is_first = Service::close(self.service());
+        let report = self.leaks();
+        if is_first {
+            report.tell();
+        }
+        report
     }
 
     /// Whether [`close`](Self::close) was called.
@@ -417,6 +455,12 @@ impl Pool {
     pub fn check_conserved(&self) -> Result<(), String> {
         self.service().engine.check_conserved()
     }
+}
+
+#[cold]
+fn exhausted(registration: &Registration, demand: &Demand) -> AllocError {
+    let Registration { service, lane, .. } = registration;
+    AllocError::Exhausted(service.exhausted(lane, demand))
 }
 
 impl fmt::Debug for Pool {

@@ -6,6 +6,9 @@ use crate::error::Shortfall;
 use crate::id::StreamId;
 use std::fmt::Debug;
 
+/// Whether there may be anybody to tell.
+pub(crate) const IS_TOLD: bool = false;
+
 /// A wait that nobody hears of.
 #[derive(Debug)]
 pub(crate) struct Waiting;
@@ -41,6 +44,8 @@ pub(crate) fn device_wait(_: StreamId, _: StreamId) {}
 pub(crate) fn stream_registered(_: StreamId) {}
 #[inline(always)]
 pub(crate) fn stream_gone(_: StreamId) {}
+#[inline(always)]
+pub(crate) fn leaked(_: usize, _: u64, _: &dyn std::fmt::Display) {}
 #[inline(always)]
 pub(crate) fn closed() {}
 #[inline(always)]

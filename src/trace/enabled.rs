@@ -11,6 +11,9 @@ use tracing::{Span, debug_span, field};
 
 const TARGET: &str = "weirpool";
 
+/// Whether there may be anybody to tell.
+pub(crate) const IS_TOLD: bool = true;
+
 /// An event of a level that somebody may listen to, told while no lock is held.
 macro_rules! tell {
     ($level:ident, $($content:tt)+) => {
@@ -159,6 +162,11 @@ pub(crate) fn stream_registered(stream: StreamId) {
 
 pub(crate) fn stream_gone(stream: StreamId) {
     tell!(DEBUG, stream = %stream, "stream gone");
+}
+
+/// Blocks that somebody owns still, where nobody should.
+pub(crate) fn leaked(blocks: usize, bytes: u64, report: &dyn std::fmt::Display) {
+    tell!(WARN, blocks, bytes, %report, "leaked");
 }
 
 pub(crate) fn closed() {

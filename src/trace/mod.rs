@@ -9,7 +9,7 @@
 //! | level | what |
 //! |---|---|
 //! | `ERROR` | `device broken`: a sticky error ended the pool; told once |
-//! | `WARN` | `device error`: another error of the device, which was passed on |
+//! | `WARN` | `device error`: another error of the device, which was passed on; `leaked`: blocks that live when their pool is closed, told once, or that are lost when it ends |
 //! | `WARN` | `knotted`, with the shortfall of the queue's head: nobody who waits can be served; told once a knot |
 //! | `INFO` | `exhausted`, with the shortfall: a request failed, or its time was over; `closed` |
 //! | `DEBUG` | `waiting`, a span from joining the queue to leaving it, and in it `waited`; `grown`, `remapped` in it; `trimmed`; `device wait`; `stream registered`, `stream gone` |

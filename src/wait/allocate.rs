@@ -4,7 +4,7 @@ use super::queue::{Newcomer, Waiter};
 use super::{Claim, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
 use crate::engine::bell::Member;
-use crate::engine::{Effort, Expected, Lent, Loans, Parts, Patience, Refusal};
+use crate::engine::{Effort, Expected, HistoryEvent, Lent, Loans, Parts, Patience, Refusal};
 use crate::error::AllocError;
 use crate::lane::Lane;
 use crate::measure::{LimitReached, Tag};
@@ -35,6 +35,7 @@ impl<'a> From<&'a Registration> for Asker<'a> {
 pub(crate) struct Allocation<'a> {
     asker: Asker<'a>,
     stage: Stage,
+    has_waited: bool,
 }
 
 #[derive(Debug)]
@@ -55,7 +56,24 @@ impl<'a> Allocation<'a> {
         Self {
             asker,
             stage: Stage::New,
+            has_waited: false,
         }
+    }
+
+    /// Whether it joined the queue.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
+    /// Whether it was never polled.
+    #[inline]
+    pub(crate) fn is_new(&self) -> bool {
+        matches!(self.stage, Stage::New)
+    }
+
+    /// It was never polled, and will not be.
+    pub(crate) fn end(&mut self) {
+        self.stage = Stage::Done;
     }
 
     /// For one block.
@@ -65,7 +83,7 @@ impl<'a> Allocation<'a> {
         terms: &Terms,
         context: &mut Context<'_>,
     ) -> Poll<Result<Lent, AllocError>> {
-        if !matches!(self.stage, Stage::New) {
+        if !self.is_new() {
             return self.poll_waiting(context).map_ok(only);
         }
         let denial = match try_now(self.asker, *demand, Effort::Poll) {
@@ -87,7 +105,7 @@ impl<'a> Allocation<'a> {
         terms: &Terms,
         context: &mut Context<'_>,
     ) -> Poll<Result<Loans, AllocError>> {
-        if !matches!(self.stage, Stage::New) {
+        if !self.is_new() {
             return self.poll_waiting(context);
         }
         let denial = match try_all_now(self.asker, *demand, parts, Effort::Poll) {
@@ -146,6 +164,7 @@ impl<'a> Allocation<'a> {
         });
         let is_patient = !waiter.patience.fences.is_empty();
         let patience = is_patient.then(|| alarm(waiter.patience.until));
+        self.has_waited = true;
         self.stage = Stage::Waiting {
             waiter,
             deadline,
@@ -225,9 +244,7 @@ impl<'a> Allocation<'a> {
         if let Some(loans) = waiter.cancel() {
             return Ok(loans);
         }
-        let service = self.asker.service;
-        let shortfall = service.shortfall(&waiter.demand);
-        trace::exhausted(&shortfall);
+        let shortfall = self.asker.service.exhausted(&waiter.lane, &waiter.demand);
         Err(AllocError::TimedOut {
             waited: now.saturating_sub(waiter.since),
             shortfall,
@@ -242,11 +259,19 @@ impl<'a> Allocation<'a> {
         };
         let service = self.asker.service;
         let left_over = waiter.cancel();
-        let waited = was_served.then(|| service.engine.device.now().saturating_sub(waiter.since));
+        let so_long = service.engine.device.now().saturating_sub(waiter.since);
+        let waited = was_served.then_some(so_long);
         drop(service.queue.leave(&waiter, waited, &service.engine.gate));
         if let (Some(tag), false, false) = (waiter.demand.tag, was_served, waiter.is_held()) {
             service.disclaim(tag, waiter.demand.request.bytes);
         }
+        service.engine.write_down(|| HistoryEvent::Waited {
+            stream: waiter.lane.id,
+            requested: waiter.demand.requested(),
+            tag: waiter.demand.tag,
+            waited: so_long,
+            served: was_served,
+        });
         Service::see_off(service, &waiter, was_served);
         span.end(waited.map_or(trace::Outcome::Abandoned, trace::Outcome::Served));
         left_over
@@ -292,7 +317,7 @@ pub(crate) fn try_now(
     let Demand { request, .. } = demand;
     if request.alignment <= engine.settings.alignment {
         if let Some(lent) = engine.take_own(lane, request.bytes, demand.rounding) {
-            claim.map(Claim::keep);
+            Claim::keep(claim);
             return Ok(lent);
         }
     }
@@ -374,7 +399,7 @@ fn climb_or_deny<'a, T>(
     service.engine.ring_if_awaited();
     match climbed {
         Ok(lent) => {
-            claim.map(Claim::keep);
+            Claim::keep(claim);
             Ok(lent)
         }
         Err(Refusal::Short(patience)) => Err(Denial::Short(patience, claim)),

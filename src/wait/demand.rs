@@ -27,6 +27,11 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
+    /// The bytes that were asked for.
+    pub(crate) fn requested(&self) -> u64 {
+        self.request.bytes - u64::from(self.rounding)
+    }
+
     /// The same as it is told of.
     #[inline]
     pub(crate) fn asked(&self, lane: &Lane) -> Asked {

@@ -24,8 +24,10 @@
 //! | `demand` | what is asked for, and for whom |
 //! | `allocate` | the future of an allocation |
 //! | `passage` | the future of a stream's point: events, synchronization, deallocation |
+//! | `reserved` | what a reservation and its blocks hold in common |
 //! | `registration` | what a stream's handle and its blocks hold in common |
 //! | `onlookers` | who is told of every block's life |
+//! | `fills` | blocks that are filled at their beginning and their end |
 //! | `spawn` | where a runtime may drive |
 //! | `returner` | who gives memory back where nothing is pooled |
 //! | `grower` | memory calls that block, off the runtime's workers |
@@ -33,6 +35,7 @@
 mod allocate;
 mod claim;
 mod demand;
+mod fills;
 mod grower;
 mod knot;
 mod line;
@@ -41,6 +44,7 @@ mod passage;
 mod queue;
 mod reclaimer;
 mod registration;
+mod reserved;
 mod returner;
 mod service;
 mod serving;
@@ -52,10 +56,11 @@ pub(crate) use allocate::{Allocation, Asker, Denial, try_all_now, try_now};
 pub(crate) use claim::Claim;
 pub(crate) use demand::{Demand, Wants};
 use line::Place;
-pub(crate) use onlookers::{Ending, Granted, Onlookers};
+pub(crate) use onlookers::{Caller, Ending, Granted, Onlookers};
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;
 pub(crate) use registration::{Presence, Registration};
+pub(crate) use reserved::Reserved;
 pub(crate) use service::Service;
 pub use terms::Overtaking;
 pub(crate) use terms::{Rules, Terms};

@@ -14,6 +14,7 @@ use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Engine, Watches, gate};
 use crate::error::{AllocError, Shortfall, TagShortfall};
+use crate::lane::Lane;
 use crate::measure::Tag;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
 use crate::trace;
@@ -188,14 +189,16 @@ impl Service {
         }
     }
 
-    /// No more grants; who waits fails.
-    pub(crate) fn close(this: &Arc<Self>) {
+    /// No more grants; who waits fails. Says whether this is the first time.
+    pub(crate) fn close(this: &Arc<Self>) -> bool {
         let before = this.engine.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
-        if before & gate::CLOSED == 0 {
+        let is_first = before & gate::CLOSED == 0;
+        if is_first {
             trace::closed();
         }
         Self::serve(this);
         this.engine.bell.ring_held();
+        is_first
     }
 
     /// Why nothing can be granted at all, if so.
@@ -206,7 +209,15 @@ impl Service {
         self.engine.fault().map(AllocError::Device)
     }
 
-    pub(crate) fn shortfall(&self, demand: &Demand) -> Shortfall {
+    /// A request failed for want of memory: how that stood.
+    pub(crate) fn exhausted(&self, lane: &Lane, demand: &Demand) -> Shortfall {
+        let shortfall = self.shortfall(demand);
+        trace::exhausted(&shortfall);
+        self.engine.write_exhausted(lane.id, shortfall);
+        shortfall
+    }
+
+    pub(super) fn shortfall(&self, demand: &Demand) -> Shortfall {
         let waiting = self.queue.statistics().waiting;
         let shortfall = self.engine.shortfall(demand.request, waiting);
         Shortfall {

@@ -28,7 +28,9 @@ mod suite;
 
 mod allocation;
 mod capacity;
+mod debugging;
 mod failures;
+mod fills;
 mod host;
 mod lifetime;
 mod parts;

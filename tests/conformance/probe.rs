@@ -299,4 +299,16 @@ unsafe impl Device for Probe {
         self.enter("download")?
             .download(stream, address, bytes, place)
     }
+
+    fn fill(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        self.enter("fill")?
+            .fill(stream, address, bytes, value, place)
+    }
 }

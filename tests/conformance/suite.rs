@@ -69,6 +69,13 @@ macro_rules! suite {
                     an_override_is_undone_on_every_way_out,
                     what_a_device_lacks_is_made_up_for_or_named,
                     without_pooling_memory_goes_back_once_it_is_complete;
+                fills:
+                    memory_is_zero_when_it_is_allocated,
+                    memory_is_poison_when_it_is_freed,
+                    poison_comes_after_further_streams,
+                    a_further_stream_comes_after_the_fill,
+                    a_fill_that_fails_loses_nothing,
+                    without_fills_there_is_no_call_for_them;
                 failures:
                     growing_that_fails_half_way_loses_nothing,
                     a_failed_call_leaks_no_waker;
@@ -83,6 +90,10 @@ macro_rules! suite {
                     scopes_of_several_threads_never_go_below_zero,
                     streams_and_tags_count_for_themselves,
                     waits_and_pending_frees_are_timed;
+                debugging:
+                    a_snapshot_adds_up_at_rest,
+                    a_history_has_the_order_of_what_happened,
+                    leaks_are_what_is_in_use;
                 waiting:
                     a_spurious_wake_polls_again,
                     the_latest_waker_is_woken,

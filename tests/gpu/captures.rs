@@ -15,8 +15,8 @@ use futures::executor::block_on;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
-use weirpool::Rung;
 use weirpool::device::{DeviceError, DeviceErrorKind};
+use weirpool::{Fill, Rung};
 
 type Here = Cuda<Mapped>;
 
@@ -221,4 +221,45 @@ pub(crate) fn a_captured_stream_keeps_what_it_freed() {
     assert!(bytes.chunks(4).all(|word| word == 2u32.to_ne_bytes()));
     drop((kept, elsewhere, block));
     site.assert_sound();
+}
+
+/// A fill that was captured would be made again at each launch, whoever has the memory by then. So it is left
+/// out, and the capture goes on.
+pub(crate) fn a_graph_has_no_fills() {
+    let site = Site::<Here>::with(16 * MIB, |builder| {
+        let builder = builder.fill_on_allocate(Fill::Zero);
+        builder.fill_on_free(Fill::Poison)
+    });
+    let captured = site.worker();
+    let gpu = &site.bench.gpu;
+    let written = captured.take(MIB);
+    let earlier = captured.take(MIB);
+    let address = earlier.address();
+    drop(earlier);
+    captured.settle();
+
+    begin(&captured);
+    gpu.fill(&captured.work, written.address(), written.size(), 2);
+    let block = captured.take(MIB);
+    assert_eq!(block.address(), address);
+    drop(block);
+    let graph = end(&captured).expect("a capture that is whole");
+    captured.settle();
+    let is_full_of = |address, word: u32| {
+        let bytes = gpu.read_now(address, MIB);
+        bytes.chunks(4).all(|chunk| chunk == word.to_ne_bytes())
+    };
+    assert!(is_full_of(address, u32::MAX), "as it was left before");
+
+    gpu.write_now(address, MIB, 3);
+    graph.launch().unwrap();
+    captured.settle();
+    assert!(is_full_of(written.address(), 2));
+    assert!(is_full_of(address, 3));
+    let block = captured.take(MIB);
+    assert_eq!(block.address(), address);
+    captured.settle();
+    assert!(is_full_of(address, 0), "filled, now that it runs");
+    drop((block, written));
+    site.assert_conserved();
 }

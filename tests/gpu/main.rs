@@ -41,8 +41,12 @@ mod suite;
 mod allocation;
 #[path = "../conformance/capacity.rs"]
 mod capacity;
+#[path = "../conformance/debugging.rs"]
+mod debugging;
 #[path = "../conformance/failures.rs"]
 mod failures;
+#[path = "../conformance/fills.rs"]
+mod fills;
 #[path = "../conformance/host.rs"]
 mod host;
 #[path = "../conformance/lifetime.rs"]
@@ -153,7 +157,8 @@ fn entries() -> Vec<Entry> {
         captures:
             a_query_in_the_default_mode_breaks_a_capture,
             a_capture_is_not_broken_by_what_the_pool_does,
-            a_captured_stream_keeps_what_it_freed;
+            a_captured_stream_keeps_what_it_freed,
+            a_graph_has_no_fills;
         contexts:
             a_thread_needs_no_context,
             the_context_of_a_thread_is_left_alone,

@@ -218,7 +218,7 @@ unsafe impl Device for CudaDevice {
         self.inner.watcher.unwatch(watch);
     }
 
-    // ---- copies ------------------------------------------------------------------------------------
+    // ---- copies and fills --------------------------------------------------------------------------
 
     fn upload(
         &self,
@@ -238,5 +238,23 @@ unsafe impl Device for CudaDevice {
         _place: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         self.start_download(stream, address, bytes)
+    }
+
+    fn fill(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        _place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        let _visit = self.visit("fill")?;
+        // A captured fill would be made at each launch of the graph, whoever has the memory by then.
+        Self::refuse_captured("fill", stream)?;
+        // SAFETY: the memory is the caller's, and stays mapped until the stream has passed; the pool keeps the
+        // stream alive.
+        check("fill", unsafe {
+            sys::cuMemsetD8Async(address, value, bytes as usize, handle(stream))
+        })
     }
 }

@@ -42,11 +42,13 @@ pub enum Call {
     Upload,
     /// `Device::download`
     Download,
+    /// `Device::fill`
+    Fill,
 }
 
 impl Call {
     /// Every call, in the order of their declaration.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -65,6 +67,7 @@ impl Call {
         Self::Wait,
         Self::Upload,
         Self::Download,
+        Self::Fill,
     ];
 
     /// The name of the call in [`Device`](crate::device::Device).
@@ -88,6 +91,7 @@ impl Call {
             Self::Wait => "wait",
             Self::Upload => "upload",
             Self::Download => "download",
+            Self::Fill => "fill",
         }
     }
 

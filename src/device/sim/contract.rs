@@ -364,7 +364,7 @@ unsafe impl Device for SimDevice {
         });
     }
 
-    // ---- copies ------------------------------------------------------------------------------------
+    // ---- copies and fills --------------------------------------------------------------------------
 
     fn upload(
         &self,
@@ -384,5 +384,16 @@ unsafe impl Device for SimDevice {
         place: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         self.start_download(stream, address, bytes, place)
+    }
+
+    fn fill(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        self.start_fill(stream, address, bytes, value, place)
     }
 }

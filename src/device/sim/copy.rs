@@ -1,4 +1,4 @@
-//! Copies between the host and the simulated device: operations like any other, that move bytes.
+//! Copies between the host and the simulated device, and fills: operations like any other, that move bytes.
 
 use super::SimDevice;
 use super::call::Call;
@@ -63,6 +63,33 @@ impl SimDevice {
                 *target.lock() = read;
             });
         self.start(Call::Download, stream, bytes, copy, arrived)
+    }
+
+    /// What the ordering checker finds in it is raised by a later call: this one is made by drops.
+    pub(super) fn start_fill(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        let call = Call::Fill;
+        if stream == RawStream::HOST {
+            self.engine.call(|state| state.enter(call, bytes))?;
+            return self.host_fill_at(address, bytes, value, place);
+        }
+        let fill = Operation::new(cost::of_fill(bytes))
+            .named("fill")
+            .at(place)
+            .writes(address, bytes)
+            .run(move |memory| memory.fill(address, bytes, value));
+        self.engine.call(|state| {
+            state.enter(call, bytes)?;
+            check_stream(state, call, stream)?;
+            state.submit(stream, Item::Operation(fill));
+            Ok(())
+        })
     }
 
     /// What the host did itself, as a transfer that is over: its event was never recorded.

@@ -69,6 +69,13 @@ const COPY: u64 = 5_416;
 const HOST_COPY: u64 = 7_600;
 const BUS: u64 = 50_000;
 
+/// Submitting a fill: what an empty kernel's launch costs (a fill's own was not measured).
+const FILL: u64 = 3_026;
+/// Until the device begins with a fill, and bytes that it writes in a microsecond: of its memory's bandwidth
+/// (4.8 TB/s by the data sheet; not measured) what writes can be expected to have.
+const FILL_BEGINS: u64 = 2_000;
+const FILL_RATE: u64 = 3_000_000;
+
 /// What `call` costs for `bytes` (0 where a size means nothing).
 pub(super) fn of(call: Call, bytes: u64) -> Duration {
     Duration::from_nanos(match call {
@@ -86,6 +93,7 @@ pub(super) fn of(call: Call, bytes: u64) -> Duration {
         Call::Wait => WAIT,
         Call::Upload => COPY + per_byte(bytes, HOST_COPY),
         Call::Download => COPY,
+        Call::Fill => FILL,
         Call::CreateStream => CREATE_STREAM,
         Call::DestroyStream => DESTROY_STREAM,
         Call::CreateEvent => CREATE_EVENT,
@@ -108,6 +116,11 @@ pub(super) fn of_locking(kind: MemoryKind, bytes: u64) -> Duration {
 /// How long the device is busy copying between itself and the host.
 pub(super) fn of_copy(bytes: u64) -> Duration {
     Duration::from_nanos(per_byte(bytes, BUS))
+}
+
+/// How long the device is busy filling its memory.
+pub(super) fn of_fill(bytes: u64) -> Duration {
+    Duration::from_nanos(FILL_BEGINS + per_byte(bytes, FILL_RATE))
 }
 
 fn per_byte(bytes: u64, bytes_per_us: u64) -> u64 {

@@ -70,8 +70,21 @@ impl SimDevice {
     /// With what the [ordering checker](crate::guide::testing) found.
     #[track_caller]
     pub fn host_fill(&self, address: u64, bytes: u64, value: u8) -> Result<(), DeviceError> {
-        let fill = a_use("host_fill", Location::caller()).writes(address, bytes);
-        self.use_as_host(&fill, |space| {
+        let filled = self.host_fill_at(address, bytes, value, Location::caller());
+        self.engine.raise();
+        filled
+    }
+
+    /// What the checker finds is left to a later call.
+    pub(super) fn host_fill_at(
+        &self,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        let fill = a_use("host_fill", place).writes(address, bytes);
+        self.use_quietly(&fill, |space| {
             space.fill(Viewer::Host, address, bytes, value)
         })
     }
@@ -98,15 +111,25 @@ impl SimDevice {
         self.use_as_host(&write, |space| space.write(Viewer::Host, address, from))
     }
 
-    /// An address that the host does not see is the caller's mistake, and breaks no device.
     #[track_caller]
     fn use_as_host(
         &self,
         operation: &Operation,
         access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
     ) -> Result<(), DeviceError> {
+        let used = self.use_quietly(operation, access);
+        self.engine.raise();
+        used
+    }
+
+    /// An address that the host does not see is the caller's mistake, and breaks no device.
+    fn use_quietly(
+        &self,
+        operation: &Operation,
+        access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
+    ) -> Result<(), DeviceError> {
         const CALL: &str = "host access";
-        let used = self.engine.call(|state| {
+        self.engine.call(|state| {
             state.check(CALL)?;
             if let Err(illegal) = access(&mut state.space) {
                 let kind = DeviceErrorKind::InvalidArgument;
@@ -116,9 +139,7 @@ impl SimDevice {
                 judge.used_by_host(operation);
             }
             Ok(())
-        });
-        self.engine.raise();
-        used
+        })
     }
 }
 

@@ -49,7 +49,7 @@
 //! | `executor`, `ticker`, `time` | who moves time: `block_on`, the helper thread, by hand |
 //! | `call`, `cost`, `counters` | calls by name, their price, their sum |
 //! | `operation`, `stream`, `flag` | what a user holds |
-//! | `host`, `copy` | the host's own use of shared memory; copies |
+//! | `host`, `copy` | the host's own use of shared memory; copies and fills |
 //! | `checker` | which use of memory is not ordered |
 //! | `events`, `alarms`, `names` | small books |
 

@@ -1,0 +1,274 @@
+//! The journal: what happened lately, and whence each live block is. Kept where a pool was asked for a
+//! history, and not there otherwise.
+//!
+//! It is a ring under a lock of its own, which is taken last: under the ledger's where memory is mapped and
+//! released, so that whoever has the ledger finds both telling the same; and alone elsewhere. The device's
+//! clock is read before any of them.
+
+mod event;
+
+pub use event::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, Site};
+
+use super::Engine;
+use crate::device::Device;
+use crate::error::Shortfall;
+use crate::id::StreamId;
+use crate::ledger::{Outcome, Step, Totals};
+use crate::sync::{Guards, Mutex, plain};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Journal {
+    device: plain::Arc<dyn Device>,
+    book: Mutex<Book>,
+}
+
+/// What is kept.
+#[derive(Debug)]
+struct Book {
+    /// Entries at most.
+    most: usize,
+    entries: VecDeque<HistoryEntry>,
+    forgotten: u64,
+    /// Blocks that somebody owns, by address.
+    live: BTreeMap<u64, Live>,
+    used: u64,
+    allocations: u64,
+}
+
+/// A block that somebody owns.
+#[derive(Clone, Debug)]
+pub(crate) struct Live {
+    pub(crate) size: u64,
+    pub(crate) origin: BlockOrigin,
+}
+
+/// What can be read of a journal.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pages {
+    pub(crate) entries: Vec<HistoryEntry>,
+    pub(crate) forgotten: u64,
+}
+
+/// A block that begins, or ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+    pub(crate) stream: StreamId,
+}
+
+/// A moment: no lock is held when it is taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry<'a> {
+    journal: &'a Journal,
+    time: Duration,
+}
+
+impl Journal {
+    /// None for a history of nothing.
+    pub(super) fn new(device: &plain::Arc<dyn Device>, most: usize) -> Option<Self> {
+        let book = Book {
+            most,
+            entries: VecDeque::new(),
+            forgotten: 0,
+            live: BTreeMap::new(),
+            used: 0,
+            allocations: 0,
+        };
+        (most > 0).then(|| Self {
+            device: device.clone(),
+            book: Mutex::new(Guards::Journal, book),
+        })
+    }
+
+    fn begin(&self) -> Entry<'_> {
+        Entry {
+            journal: self,
+            time: self.device.now(),
+        }
+    }
+
+    /// Whence the live blocks are.
+    pub(super) fn live(&self) -> BTreeMap<u64, Live> {
+        self.book.lock().live.clone()
+    }
+
+    /// Whence the live block at an address is.
+    pub(super) fn origin(&self, address: u64) -> Option<BlockOrigin> {
+        let book = self.book.lock();
+        book.live.get(&address).map(|live| live.origin.clone())
+    }
+
+    pub(super) fn pages(&self) -> Pages {
+        let book = self.book.lock();
+        Pages {
+            entries: book.entries.iter().cloned().collect(),
+            forgotten: book.forgotten,
+        }
+    }
+}
+
+impl Book {
+    /// Times never go back, though who came later may have looked at the clock first.
+    fn push(&mut self, time: Duration, totals: Totals, event: HistoryEvent) {
+        if self.entries.len() == self.most {
+            self.entries.pop_front();
+            self.forgotten += 1;
+        }
+        let last = self.entries.back().map(|entry| entry.time);
+        self.entries.push_back(HistoryEntry {
+            time: time.max(last.unwrap_or_default()),
+            event,
+            occupancy: Occupancy {
+                reserved: totals.reserved.current,
+                used: self.used,
+                pending: totals.pending.current,
+                free: totals.free.current,
+            },
+        });
+    }
+}
+
+impl Entry<'_> {
+    pub(super) fn write(&self, totals: Totals, event: HistoryEvent) {
+        self.journal.book.lock().push(self.time, totals, event);
+    }
+
+    /// Memory was mapped, as far as the device came; a handle may have been lost on the way.
+    pub(super) fn write_mapped(
+        &self,
+        totals: Totals,
+        steps: &[Step],
+        outcome: Outcome,
+        handle_bytes: u64,
+    ) {
+        let mut book = self.journal.book.lock();
+        let (done, rest) = steps.split_at(outcome.done);
+        for run in done.chunk_by(|step, next| follows(*step, *next, handle_bytes)) {
+            let bytes = run.len() as u64 * handle_bytes;
+            let Step { from, to } = run[0];
+            let event = match from {
+                Some(from) => HistoryEvent::Remapped { from, to, bytes },
+                None => HistoryEvent::Grown { address: to, bytes },
+            };
+            book.push(self.time, totals, event);
+        }
+        let lost = rest.first().filter(|_| outcome.lost);
+        if let Some(address) = lost.and_then(|step| step.from) {
+            let bytes = handle_bytes;
+            book.push(self.time, totals, HistoryEvent::Released { address, bytes });
+        }
+    }
+
+    /// Spans are gone: those next to each other are told of as one.
+    pub(super) fn write_released(&self, totals: Totals, spans: &[(u64, u64)]) {
+        let mut book = self.journal.book.lock();
+        for run in spans.chunk_by(|(at, bytes), (next, _)| at + bytes == *next) {
+            let bytes = run.iter().map(|(_, bytes)| bytes).sum();
+            let address = run[0].0;
+            book.push(self.time, totals, HistoryEvent::Released { address, bytes });
+        }
+    }
+}
+
+/// Whether two steps are of one run: next to each other where they come to be, and where they came from.
+fn follows(step: Step, next: Step, handle_bytes: u64) -> bool {
+    let is_from_next = match (step.from, next.from) {
+        (Some(from), Some(next)) => from + handle_bytes == next,
+        (None, None) => true,
+        _ => false,
+    };
+    is_from_next && step.to + handle_bytes == next.to
+}
+
+impl Engine {
+    /// An entry to be written, if there is a journal. No lock is held.
+    pub(super) fn entry(&self) -> Option<Entry<'_>> {
+        self.journal.as_ref().map(Journal::begin)
+    }
+
+    /// Writes what happened. No lock is held; what is to be written is made only if there is a journal.
+    #[inline]
+    pub(crate) fn write_down(&self, event: impl FnOnce() -> HistoryEvent) {
+        if let Some(entry) = self.entry() {
+            entry.write(self.totals(), event());
+        }
+    }
+
+    /// A block was granted: its number and its time are filled in here.
+    pub(crate) fn write_granted(&self, block: Extent, origin: BlockOrigin) {
+        let Some(Entry { journal, time }) = self.entry() else {
+            return;
+        };
+        let totals = self.totals();
+        let Extent {
+            address,
+            size,
+            stream,
+        } = block;
+        let mut book = journal.book.lock();
+        book.allocations += 1;
+        book.used += size;
+        let origin = BlockOrigin {
+            number: book.allocations,
+            time,
+            ..origin
+        };
+        let live = Live {
+            size,
+            origin: origin.clone(),
+        };
+        book.live.insert(address, live);
+        let event = HistoryEvent::Allocated {
+            address,
+            size,
+            stream,
+            origin,
+        };
+        book.push(time, totals, event);
+    }
+
+    /// A block is about to be freed: nobody else can have been given its memory.
+    pub(crate) fn write_ending(&self, block: Extent, further: Vec<StreamId>, site: Option<Site>) {
+        let Some(Entry { journal, time }) = self.entry() else {
+            return;
+        };
+        let totals = self.totals();
+        let Extent {
+            address, stream, ..
+        } = block;
+        let mut book = journal.book.lock();
+        let Some(Live { size, origin }) = book.live.remove(&address) else {
+            return;
+        };
+        book.used -= size;
+        let event = HistoryEvent::Freed {
+            number: origin.number,
+            address,
+            size,
+            stream,
+            further,
+            site,
+        };
+        book.push(time, totals, event);
+    }
+
+    /// A request failed for want of memory.
+    pub(crate) fn write_exhausted(&self, stream: StreamId, shortfall: Shortfall) {
+        self.write_down(|| HistoryEvent::OutOfMemory { stream, shortfall });
+    }
+
+    /// Whether a history is kept.
+    pub(crate) fn has_journal(&self) -> bool {
+        self.journal.is_some()
+    }
+
+    /// What happened lately.
+    pub(crate) fn pages(&self) -> Pages {
+        let pages = self.journal.as_ref().map(Journal::pages);
+        pages.unwrap_or_default()
+    }
+}

@@ -1,0 +1,123 @@
+//! All blocks at one moment, and whence they are.
+
+use super::Engine;
+use super::journal::{Journal, Live, Pages};
+use super::lookup::{BlockInfo, BlockState};
+use crate::id::{StreamId, Ticket};
+use crate::ledger::{BlockId, Fences, Found, Holding, Ledger};
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+/// A segment of a pool, with its blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct SegmentInfo {
+    /// Its first address.
+    pub address: u64,
+    /// Its addresses, in bytes. With virtual memory they are several times the pool's capacity, and memory
+    /// is mapped to some of them.
+    pub size: u64,
+    /// Bytes of memory in it: those of its blocks.
+    pub mapped: u64,
+    /// In the order of their addresses. They tile the segment, but for where there is no memory.
+    pub blocks: Vec<BlockInfo>,
+}
+
+impl SegmentInfo {
+    /// The addresses to which no memory is mapped, in order.
+    pub fn unmapped(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let starts = self.blocks.iter().map(|block| block.address);
+        let ends = self.blocks.iter().map(|block| block.address + block.size);
+        let gaps = std::iter::once(self.address)
+            .chain(ends)
+            .zip(starts.chain([self.address + self.size]));
+        gaps.filter(|(end, start)| end < start)
+            .map(|(end, start)| end..start)
+    }
+}
+
+/// All that is at one moment.
+#[derive(Debug)]
+pub(crate) struct Survey {
+    pub(crate) segments: Vec<SegmentInfo>,
+    pub(crate) pages: Pages,
+}
+
+/// What lanes keep: by block the stream and the ticket, and whether that is complete.
+type Kept = HashMap<BlockId, (StreamId, Ticket, bool)>;
+
+impl Engine {
+    /// All segments. Takes time in proportion to the blocks, under the ledger's lock.
+    pub(crate) fn segments(&self) -> Vec<SegmentInfo> {
+        self.list(&self.ledger.lock())
+    }
+
+    /// The same with what led there: under the lock under which memory is mapped and released, so that both
+    /// tell of the same memory.
+    pub(crate) fn survey(&self) -> Survey {
+        let ledger = self.ledger.lock();
+        Survey {
+            segments: self.list(&ledger),
+            pages: self.pages(),
+        }
+    }
+
+    /// Without the ledger's lock no block comes into a lane, nor leaves it for another: what a lane takes and
+    /// frees meanwhile changes whether a block is used, and no more.
+    fn list(&self, ledger: &Ledger) -> Vec<SegmentInfo> {
+        let kept = self.kept_by_lanes();
+        let journal = self.journal.as_ref();
+        let live = journal.map(Journal::live).unwrap_or_default();
+        let segments = ledger.segments().map(|(address, size, blocks)| {
+            let blocks: Vec<_> = blocks
+                .into_iter()
+                .map(|found| info(found, &kept, &live))
+                .collect();
+            SegmentInfo {
+                address,
+                size,
+                mapped: blocks.iter().map(|block| block.size).sum(),
+                blocks,
+            }
+        });
+        segments.collect()
+    }
+
+    fn kept_by_lanes(&self) -> Kept {
+        let lanes = self.lanes();
+        let mut all = Kept::new();
+        for lane in lanes.iter() {
+            let completed = lane.timeline.completed();
+            let kept = lane.kept().into_iter();
+            all.extend(kept.map(|(id, ticket)| (id, (lane.id, ticket, ticket <= completed))));
+        }
+        all
+    }
+}
+
+fn info(found: Found, kept: &Kept, live: &BTreeMap<u64, Live>) -> BlockInfo {
+    let (state, stream, fences) = match found.holding {
+        Holding::Free => (BlockState::Free, None, Fences::default()),
+        Holding::Pending(fences) => (BlockState::Pending, None, fences),
+        Holding::Hoarded(fences) => (BlockState::Reserved, None, fences),
+        Holding::Lent(borrower) => match kept.get(&found.id) {
+            None => (BlockState::Used, Some(borrower), Fences::default()),
+            Some((stream, _, true)) => (BlockState::Free, Some(*stream), Fences::default()),
+            Some((stream, ticket, false)) => {
+                let fences = Fences::one(*stream, *ticket);
+                (BlockState::Pending, Some(*stream), fences)
+            }
+        },
+    };
+    let of_used = |_: &&Live| state == BlockState::Used;
+    let live = live.get(&found.address).filter(of_used);
+    BlockInfo {
+        address: found.address,
+        size: found.bytes,
+        state,
+        stream,
+        waits_for: fences.iter().map(|fence| fence.stream).collect(),
+        origin: live.map(|live| live.origin.clone()),
+    }
+}

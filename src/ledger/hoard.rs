@@ -1,0 +1,205 @@
+//! Hoards: memory set aside for one holder.
+//!
+//! A hoard's blocks are in nobody else's reach: no search, plan or trim sees them. What is taken from it is
+//! lent as ever, and comes back to it, with its fences, for as long as it lasts; after that it is anybody's.
+//! Neighbours of one hoard are joined only for a request that no single block does for: a hoard is small, and
+//! joining costs fences.
+
+use super::block::{BlockId, State};
+use super::fence::Fences;
+use super::index::BySize;
+use super::{Grant, Ledger, Request, View, free_or_pending};
+use std::num::NonZeroU32;
+
+/// A hoard's name; never used again for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct HoardId(NonZeroU32);
+
+impl Ledger {
+    /// Makes a hoard of what was lent, complete.
+    pub(crate) fn hoard(&mut self, lent: impl IntoIterator<Item = BlockId>) -> HoardId {
+        self.hoards_so_far += 1;
+        let number = NonZeroU32::new(self.hoards_so_far).expect("fewer than 2^32 hoards");
+        let hoard = HoardId(number);
+        self.hoards.insert(hoard, BySize::default());
+        self.add_to_hoard(hoard, lent);
+        hoard
+    }
+
+    /// Adds what was lent, complete.
+    pub(crate) fn add_to_hoard(&mut self, hoard: HoardId, lent: impl IntoIterator<Item = BlockId>) {
+        for id in lent {
+            debug_assert_eq!(self.blocks[id].state, State::Lent);
+            self.set_state(id, State::Hoarded(hoard, Fences::default()));
+        }
+    }
+
+    /// Best fit in a hoard: of what the asker comes after already, else of what it may be made to wait for.
+    pub(crate) fn take_from_hoard(
+        &mut self,
+        hoard: HoardId,
+        request: Request,
+        view: &View<'_>,
+    ) -> Option<Grant> {
+        let id = self
+            .fitting(hoard, request, view)
+            .or_else(|| self.join_for(hoard, request, view))?;
+        let mut grant = self.carve(id, request);
+        self.discharge(&mut grant.fences);
+        self.blocks[grant.id].hoard = Some(hoard);
+        self.note_borrower(grant.id, view.stream);
+        Some(grant)
+    }
+
+    fn fitting(&self, hoard: HoardId, request: Request, view: &View<'_>) -> Option<BlockId> {
+        let by_size = self.hoards.get(&hoard)?.at_least(request.bytes);
+        let fits = |id: &BlockId| self.placement(*id, request).is_some();
+        let (mut ordered, mut allowed) = (None, None);
+        for id in by_size.map(|(_, id)| id).filter(fits) {
+            let fences = self.hoarded_fences(id);
+            if fences.iter().all(|fence| view.is_ordered(fence)) {
+                ordered = Some(id);
+                break;
+            }
+            if allowed.is_none() && fences.iter().all(|fence| view.allows(fence)) {
+                allowed = Some(id);
+            }
+        }
+        ordered.or(allowed)
+    }
+
+    /// What is left of a hoarded block's last life.
+    fn hoarded_fences(&self, id: BlockId) -> Fences {
+        let State::Hoarded(_, fences) = &self.blocks[id].state else {
+            unreachable!("only hoarded blocks are filed in a hoard");
+        };
+        let mut fences = fences.clone();
+        self.discharge(&mut fences);
+        fences
+    }
+
+    /// Joins neighbours that together do for the request. Those that may not be had part the runs.
+    fn join_for(&mut self, hoard: HoardId, request: Request, view: &View<'_>) -> Option<BlockId> {
+        let mut first_ones: Vec<_> = self.hoarded(hoard);
+        first_ones.sort_by_key(|id| self.blocks[*id].address);
+        for first in first_ones {
+            let run = self.run_from(first, hoard, request, view);
+            if run.len() > 1 {
+                return Some(self.join(&run));
+            }
+        }
+        None
+    }
+
+    /// The shortest run of neighbours from this one on that does for the request; empty if none does.
+    fn run_from(
+        &self,
+        first: BlockId,
+        hoard: HoardId,
+        request: Request,
+        view: &View<'_>,
+    ) -> Vec<BlockId> {
+        let start = self.blocks[first]
+            .address
+            .next_multiple_of(request.alignment);
+        let mut run = Vec::new();
+        for (id, block) in self.blocks.from(first) {
+            let is_ours = matches!(&block.state, State::Hoarded(owner, _) if *owner == hoard);
+            let may_have = |id| {
+                self.hoarded_fences(id)
+                    .iter()
+                    .all(|fence| view.allows(fence))
+            };
+            if !is_ours || !may_have(id) {
+                break;
+            }
+            run.push(id);
+            if block.end() >= start + request.bytes {
+                return run;
+            }
+        }
+        Vec::new()
+    }
+
+    fn join(&mut self, run: &[BlockId]) -> BlockId {
+        let mut fences = Fences::default();
+        for id in run {
+            fences.join_all(&self.hoarded_fences(*id));
+            self.unfile(*id);
+        }
+        let first = run[0];
+        for _ in &run[1..] {
+            self.blocks.absorb_next(first);
+        }
+        if let State::Hoarded(_, all) = &mut self.blocks[first].state {
+            *all = fences;
+        }
+        self.file(first);
+        first
+    }
+
+    fn hoarded(&self, hoard: HoardId) -> Vec<BlockId> {
+        let blocks = self.hoards.get(&hoard);
+        let blocks = blocks.into_iter().flat_map(|by_size| by_size.at_least(0));
+        blocks.map(|(_, id)| id).collect()
+    }
+
+    /// Bytes of a hoard that are not lent, and of its largest block.
+    pub(crate) fn left_in_hoard(&self, hoard: HoardId) -> (u64, u64) {
+        let Some(by_size) = self.hoards.get(&hoard) else {
+            return (0, 0);
+        };
+        (
+            by_size.at_least(0).map(|(bytes, _)| bytes).sum(),
+            by_size.largest(),
+        )
+    }
+
+    /// Makes another hoard of so many bytes of one, if as many are not lent: in one piece, if one is large
+    /// enough.
+    pub(crate) fn split_hoard(&mut self, hoard: HoardId, bytes: u64) -> Option<HoardId> {
+        if self.left_in_hoard(hoard).0 < bytes {
+            return None;
+        }
+        let other = self.hoard([]);
+        let mut left = bytes;
+        while left > 0 {
+            let by_size = &self.hoards[&hoard];
+            let piece = by_size.at_least(left).next().or_else(|| by_size.last());
+            let (size, id) = piece.expect("enough is there");
+            if size > left {
+                self.cut(id, left);
+            }
+            left -= size.min(left);
+            let fences = self.hoarded_fences(id);
+            self.set_state(id, State::Hoarded(other, fences));
+        }
+        Some(other)
+    }
+
+    /// Ends a hoard: what is not lent is everybody's, and so will be what is.
+    pub(crate) fn disband(&mut self, hoard: HoardId) {
+        for id in self.hoarded(hoard) {
+            let fences = self.hoarded_fences(id);
+            self.unfile(id);
+            self.blocks[id].state = State::Lent;
+            self.settle(id, free_or_pending(fences));
+        }
+        self.hoards.remove(&hoard);
+    }
+
+    /// What becomes of a block that is given back: its hoard's again, or anybody's.
+    pub(super) fn after_use(&mut self, id: BlockId, fences: Fences) -> State {
+        let hoard = self.blocks[id].hoard.take();
+        match hoard.filter(|hoard| self.hoards.contains_key(hoard)) {
+            Some(hoard) => State::Hoarded(hoard, fences),
+            None => free_or_pending(fences),
+        }
+    }
+
+    fn set_state(&mut self, id: BlockId, state: State) {
+        self.unfile(id);
+        self.blocks[id].state = state;
+        self.file(id);
+    }
+}

@@ -1,0 +1,246 @@
+//! What Perfetto and the tracing page of Chromium read: JSON in the Trace Event Format.
+//!
+//! Lives of blocks overlap, which slices of a thread may not: they are asynchronous ones, and those are shown
+//! by process. So the pool is a process, the first, and each stream is another.
+
+use super::super::History;
+use crate::engine::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy};
+use crate::id::StreamId;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
+use std::time::Duration;
+
+const POOL: u32 = 0;
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    display_time_unit: &'static str,
+    trace_events: Vec<Event>,
+}
+
+#[derive(Serialize)]
+struct Event {
+    name: String,
+    ph: &'static str,
+    /// In microseconds.
+    ts: f64,
+    pid: u32,
+    tid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cat: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    /// Of an instant, how far it reaches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    s: Option<&'static str>,
+    args: Value,
+}
+
+impl History {
+    /// Writes the history for [Perfetto](https://ui.perfetto.dev) and `chrome://tracing`: JSON in the Trace
+    /// Event Format.
+    ///
+    /// Reserved, used, pending, free and kept memory are counters; each block is a slice of its stream's
+    /// track, from its allocation to its free, as are requests that waited; growth, remapping, releases and
+    /// running out of memory are instants. Blocks that live have no end, and of those whose allocation is
+    /// forgotten there is nothing.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).history(100).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// drop(pool.try_allocate(&stream, 1000)?);
+    /// let mut file = Vec::new(); // or a `File`, behind a `BufWriter`
+    /// pool.history().write_chrome_trace(&mut file)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What the writer says.
+    #[doc(alias = "perfetto")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "export")))]
+    pub fn write_chrome_trace(&self, mut writer: impl Write) -> io::Result<()> {
+        let mut chart = Chart::default();
+        self.entries.iter().for_each(|entry| chart.draw(entry));
+        let file = File {
+            display_time_unit: "ns",
+            trace_events: chart.finish(),
+        };
+        serde_json::to_writer(&mut writer, &file)?;
+        writer.flush()
+    }
+}
+
+#[derive(Default)]
+struct Chart {
+    events: Vec<Event>,
+    streams: BTreeSet<StreamId>,
+    /// The slices that were begun, by allocation.
+    begun: BTreeMap<u64, String>,
+    waits: u64,
+    last: Option<Occupancy>,
+}
+
+impl Chart {
+    fn draw(&mut self, entry: &HistoryEntry) {
+        let HistoryEntry {
+            time,
+            event,
+            occupancy,
+        } = entry;
+        let time = *time;
+        if self.last.replace(*occupancy) != Some(*occupancy) {
+            self.events.push(counters(time, *occupancy));
+        }
+        match event {
+            HistoryEvent::Allocated {
+                address,
+                size,
+                stream,
+                origin,
+            } => self.begin(time, *stream, (*address, *size), origin),
+            HistoryEvent::Freed {
+                number,
+                stream,
+                site,
+                ..
+            } => {
+                if let Some(name) = self.begun.remove(number) {
+                    let site = site.as_ref().map(ToString::to_string);
+                    let args = json!({ "freed at": site });
+                    let event = self.slice(time, *stream, ("e", "block", *number), name, args);
+                    self.events.push(event);
+                }
+            }
+            HistoryEvent::Waited {
+                stream,
+                requested,
+                waited,
+                served,
+                ..
+            } => {
+                self.waits += 1;
+                let name = format!("waiting for {requested} bytes");
+                let args = json!({ "served": served });
+                for (phase, at) in [("b", time.saturating_sub(*waited)), ("e", time)] {
+                    let what = (phase, "wait", self.waits);
+                    let event = self.slice(at, *stream, what, name.clone(), args.clone());
+                    self.events.push(event);
+                }
+            }
+            HistoryEvent::Grown { .. }
+            | HistoryEvent::Remapped { .. }
+            | HistoryEvent::Released { .. } => self.instant(time, POOL, "p", event.to_string()),
+            HistoryEvent::OutOfMemory { stream, .. } => {
+                self.streams.insert(*stream);
+                self.instant(time, process_of(*stream), "g", event.to_string());
+            }
+            HistoryEvent::DeviceWait { stream, .. } => {
+                self.streams.insert(*stream);
+                self.instant(time, process_of(*stream), "p", event.to_string());
+            }
+            HistoryEvent::Harvested { .. } => {}
+        }
+    }
+
+    fn begin(
+        &mut self,
+        time: Duration,
+        stream: StreamId,
+        (address, size): (u64, u64),
+        origin: &BlockOrigin,
+    ) {
+        let tag = origin.tag.map(|tag| tag.name());
+        let name = format!(
+            "{} bytes{}",
+            size,
+            tag.map(|tag| format!(" for {tag}")).unwrap_or_default()
+        );
+        let args = json!({
+            "address": format!("{address:#x}"),
+            "size": size,
+            "requested": origin.requested,
+            "site": origin.site.to_string(),
+            "tag": tag,
+            "rung": origin.rung.name(),
+            "waited": origin.waited,
+        });
+        let what = ("b", "block", origin.number);
+        let event = self.slice(time, stream, what, name.clone(), args);
+        self.events.push(event);
+        self.begun.insert(origin.number, name);
+    }
+
+    /// One end of a slice.
+    fn slice(
+        &mut self,
+        time: Duration,
+        stream: StreamId,
+        (phase, category, id): (&'static str, &'static str, u64),
+        name: String,
+        args: Value,
+    ) -> Event {
+        self.streams.insert(stream);
+        Event {
+            cat: Some(category),
+            id: Some(format!("{category} {id}")),
+            ..event(phase, time, process_of(stream), name, args)
+        }
+    }
+
+    fn instant(&mut self, time: Duration, process: u32, reach: &'static str, name: String) {
+        self.events.push(Event {
+            s: Some(reach),
+            ..event("i", time, process, name, json!({}))
+        });
+    }
+
+    /// All events, with the names of the tracks first.
+    fn finish(self) -> Vec<Event> {
+        let streams = self.streams.iter();
+        let streams = streams.map(|stream| (process_of(*stream), format!("stream {stream}")));
+        let processes = std::iter::once((POOL, "pool".to_owned())).chain(streams);
+        let named = processes.map(|(process, name)| {
+            let args = json!({ "name": name });
+            event("M", Duration::ZERO, process, "process_name".into(), args)
+        });
+        named.chain(self.events).collect()
+    }
+}
+
+fn counters(time: Duration, occupancy: Occupancy) -> Event {
+    let Occupancy {
+        reserved,
+        used,
+        pending,
+        free,
+    } = occupancy;
+    let kept = reserved.saturating_sub(used + pending + free);
+    let args = json!({
+        "reserved": reserved, "used": used, "pending": pending, "free": free, "kept by lanes": kept,
+    });
+    event("C", time, POOL, "memory in bytes".into(), args)
+}
+
+fn event(ph: &'static str, time: Duration, pid: u32, name: String, args: Value) -> Event {
+    Event {
+        name,
+        ph,
+        ts: time.as_nanos() as f64 / 1e3,
+        pid,
+        tid: 0,
+        cat: None,
+        id: None,
+        s: None,
+        args,
+    }
+}
+
+/// Streams are numbered from 1 upwards.
+fn process_of(stream: StreamId) -> u32 {
+    stream.0
+}

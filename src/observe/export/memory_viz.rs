@@ -1,0 +1,330 @@
+//! What PyTorch's viewer of memory snapshots reads: a pickle of what `torch.cuda.memory._snapshot()` gives.
+//!
+//! The keys, and which type is behind each, are those of PyTorch 2 (`torch/csrc/cuda/memory_snapshot.cpp`).
+//! The viewer has an unpickler of its own, for which a number is one of JavaScript only if it is written as
+//! a signed one of 64 bits. It goes back in time from the end: a block that a free is to be undone of must
+//! be there, and what was mapped must be inside what is.
+
+use super::super::Snapshot;
+use super::pieces::{LastFrees, Piece};
+use crate::engine::SegmentInfo;
+use crate::engine::{BlockInfo, BlockOrigin, BlockState, HistoryEntry, HistoryEvent, Site};
+use crate::id::StreamId;
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
+use std::ops::Range;
+
+/// The pool is over one device, which is the first.
+const DEVICE: i64 = 0;
+/// A segment belongs to no stream.
+const NO_STREAM: i64 = 0;
+
+#[derive(Serialize)]
+struct Picture<'a> {
+    segments: Vec<Segment<'a>>,
+    device_traces: Vec<Vec<Trace<'a>>>,
+    allocator_settings: Settings,
+    external_annotations: Vec<()>,
+}
+
+#[derive(Serialize)]
+struct Segment<'a> {
+    device: i64,
+    address: i64,
+    total_size: i64,
+    allocated_size: i64,
+    active_size: i64,
+    requested_size: i64,
+    stream: i64,
+    segment_type: &'static str,
+    segment_pool_id: (i64, i64),
+    is_expandable: bool,
+    frames: Vec<Frame<'a>>,
+    blocks: Vec<Block<'a>>,
+}
+
+#[derive(Serialize)]
+struct Block<'a> {
+    address: i64,
+    size: i64,
+    requested_size: i64,
+    state: &'static str,
+    frames: Vec<Frame<'a>>,
+}
+
+/// A place in the source: of a stack, the one that is known.
+#[derive(Clone, Serialize)]
+struct Frame<'a> {
+    name: &'static str,
+    filename: &'a str,
+    line: i64,
+}
+
+#[derive(Serialize)]
+struct Trace<'a> {
+    action: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    addr: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_free: Option<i64>,
+    size: i64,
+    stream: i64,
+    time_us: i64,
+    frames: Vec<Frame<'a>>,
+}
+
+/// What PyTorch's allocator would be set to.
+#[derive(Serialize)]
+struct Settings {
+    #[serde(rename = "PYTORCH_CUDA_ALLOC_CONF")]
+    configuration: &'static str,
+    max_split_size: i64,
+    garbage_collection_threshold: f64,
+    expandable_segments: bool,
+    pinned_num_register_threads: i64,
+    release_lock_on_cudamalloc: bool,
+    pinned_use_cuda_host_register: bool,
+    roundup_power2_divisions: BTreeMap<String, i64>,
+}
+
+impl Snapshot {
+    /// Writes the snapshot with its history for PyTorch's memory viewer, <https://pytorch.org/memory_viz>,
+    /// and for `torch/cuda/_memory_viz.py`: a pickle of what `torch.cuda.memory._snapshot()` gives.
+    ///
+    /// Of virtual memory each stretch that is mapped is an expandable segment, on stream 0 since it belongs
+    /// to none. Of a stack there is one frame, the place of the allocation, with the tag for its name. What
+    /// is pending is `active_pending_free`; a free that no block waits for any more is `free_requested` and
+    /// `free_completed` at once, since when a block becomes complete is not recorded. At rest the history
+    /// leads to the snapshot; of what goes on meanwhile, a block may be missing at its end.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).history(100).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// let block = pool.try_allocate(&stream, 1000)?;
+    /// let mut file = Vec::new(); // or a `File`, behind a `BufWriter`
+    /// pool.snapshot().write_memory_viz(&mut file)?; // `snapshot.pickle`, to be dropped on the page
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What the writer says.
+    #[cfg_attr(docsrs, doc(cfg(feature = "export")))]
+    pub fn write_memory_viz(&self, mut writer: impl Write) -> io::Result<()> {
+        let frees = LastFrees::of(&self.history.entries);
+        let mut drawer = Drawer {
+            snapshot: self,
+            frees,
+            pending: BTreeSet::new(),
+        };
+        let segments = drawer.segments();
+        let traces = drawer.traces();
+        let picture = Picture {
+            segments,
+            device_traces: vec![traces],
+            allocator_settings: self.torch_settings(),
+            external_annotations: Vec::new(),
+        };
+        let options = serde_pickle::SerOptions::new();
+        match serde_pickle::to_writer(&mut writer, &picture, options) {
+            Err(serde_pickle::Error::Io(error)) => Err(error),
+            other => other.map_err(io::Error::other),
+        }
+    }
+
+    fn torch_settings(&self) -> Settings {
+        Settings {
+            configuration: "",
+            max_split_size: -1,
+            garbage_collection_threshold: 0.0,
+            expandable_segments: self.virtual_memory,
+            pinned_num_register_threads: 1,
+            release_lock_on_cudamalloc: false,
+            pinned_use_cuda_host_register: false,
+            roundup_power2_divisions: BTreeMap::new(),
+        }
+    }
+}
+
+struct Drawer<'a> {
+    snapshot: &'a Snapshot,
+    frees: LastFrees,
+    /// The allocations of which pending blocks are left.
+    pending: BTreeSet<u64>,
+}
+
+impl<'a> Drawer<'a> {
+    fn segments(&mut self) -> Vec<Segment<'a>> {
+        let snapshot = self.snapshot;
+        let mut segments = Vec::new();
+        for segment in &snapshot.segments {
+            for span in mapped(segment) {
+                let blocks = segment.blocks.iter();
+                let inside = blocks.filter(|block| span.contains(&block.address));
+                let blocks = inside.flat_map(|block| self.blocks(block)).collect();
+                segments.push(self.segment(span, blocks));
+            }
+        }
+        segments
+    }
+
+    fn segment(&self, span: Range<u64>, blocks: Vec<Block<'a>>) -> Segment<'a> {
+        let sum = |is_in: fn(&Block<'_>) -> bool, bytes: fn(&Block<'_>) -> i64| {
+            let blocks = blocks.iter().filter(|block| is_in(block));
+            blocks.map(bytes).sum()
+        };
+        Segment {
+            device: DEVICE,
+            address: number(span.start),
+            total_size: number(span.end - span.start),
+            allocated_size: sum(|block| block.state == ALLOCATED, |block| block.size),
+            active_size: sum(|block| block.state != INACTIVE, |block| block.size),
+            requested_size: sum(
+                |block| block.state != INACTIVE,
+                |block| block.requested_size,
+            ),
+            stream: NO_STREAM,
+            segment_type: "large",
+            segment_pool_id: (0, 0),
+            is_expandable: self.snapshot.virtual_memory,
+            frames: Vec::new(),
+            blocks,
+        }
+    }
+
+    /// A block in parts; those that are left of a free are remembered.
+    fn blocks(&mut self, block: &'a BlockInfo) -> Vec<Block<'a>> {
+        let pieces = self.frees.cut(block).into_iter();
+        let drawn = pieces.map(
+            |Piece {
+                 address,
+                 size,
+                 number: freed,
+             }| {
+                self.pending.extend(freed);
+                let origin = block.origin.as_ref();
+                Block {
+                    address: number(address),
+                    size: number(size),
+                    requested_size: number(origin.map_or(size, |origin| origin.requested)),
+                    state: match block.state {
+                        BlockState::Used | BlockState::Reserved => ALLOCATED,
+                        BlockState::Pending => PENDING,
+                        BlockState::Free => INACTIVE,
+                    },
+                    frames: origin.map(of_origin).into_iter().collect(),
+                }
+            },
+        );
+        drawn.collect()
+    }
+
+    fn traces(&self) -> Vec<Trace<'a>> {
+        let entries = self.snapshot.history.entries.iter();
+        entries.flat_map(|entry| self.trace(entry)).collect()
+    }
+
+    fn trace(&self, entry: &'a HistoryEntry) -> Vec<Trace<'a>> {
+        let trace = |action, addr, size, stream: Option<StreamId>, frames| Trace {
+            action,
+            addr: Some(number(addr)),
+            device_free: None,
+            size: number(size),
+            stream: stream.map_or(NO_STREAM, |stream| stream.0.into()),
+            time_us: entry.time.as_micros() as i64,
+            frames,
+        };
+        let memory = |action, addr, size| trace(action, addr, size, None, Vec::new());
+        let (map, unmap) = if self.snapshot.virtual_memory {
+            ("segment_map", "segment_unmap")
+        } else {
+            ("segment_alloc", "segment_free")
+        };
+        match &entry.event {
+            HistoryEvent::Allocated {
+                address,
+                stream,
+                origin,
+                ..
+            } => {
+                let frames = vec![of_origin(origin)];
+                vec![trace(
+                    "alloc",
+                    *address,
+                    origin.requested,
+                    Some(*stream),
+                    frames,
+                )]
+            }
+            HistoryEvent::Freed {
+                number,
+                address,
+                size,
+                stream,
+                site,
+                ..
+            } => {
+                let frames: Vec<_> = site.iter().map(|site| frame(site, "deallocate")).collect();
+                let freed = |action| trace(action, *address, *size, Some(*stream), frames.clone());
+                let mut traces = vec![freed("free_requested")];
+                if !self.pending.contains(number) {
+                    traces.push(freed("free_completed"));
+                }
+                traces
+            }
+            HistoryEvent::Grown { address, bytes } => vec![memory(map, *address, *bytes)],
+            HistoryEvent::Released { address, bytes } => vec![memory(unmap, *address, *bytes)],
+            HistoryEvent::Remapped { from, to, bytes } => {
+                vec![memory(unmap, *from, *bytes), memory(map, *to, *bytes)]
+            }
+            HistoryEvent::OutOfMemory { stream, shortfall } => {
+                let left = shortfall.capacity.saturating_sub(shortfall.reserved);
+                vec![Trace {
+                    addr: None,
+                    device_free: Some(number(left)),
+                    ..trace("oom", 0, shortfall.requested, Some(*stream), Vec::new())
+                }]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+const ALLOCATED: &str = "active_allocated";
+const PENDING: &str = "active_pending_free";
+const INACTIVE: &str = "inactive";
+
+/// The stretches of a segment that have memory.
+fn mapped(segment: &SegmentInfo) -> Vec<Range<u64>> {
+    let mut stretches = Vec::<Range<u64>>::new();
+    for block in &segment.blocks {
+        let end = block.address + block.size;
+        match stretches.last_mut() {
+            Some(last) if last.end == block.address => last.end = end,
+            _ => stretches.push(block.address..end),
+        }
+    }
+    stretches
+}
+
+/// As the viewer takes it for a number.
+fn number(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn of_origin(origin: &BlockOrigin) -> Frame<'_> {
+    frame(
+        &origin.site,
+        origin.tag.map_or("allocate", |tag| tag.name()),
+    )
+}
+
+fn frame<'a>(site: &'a Site, name: &'static str) -> Frame<'a> {
+    Frame {
+        name,
+        filename: &site.file,
+        line: site.line.into(),
+    }
+}

@@ -1,0 +1,173 @@
+//! Several blocks, awaited together: all or none.
+
+use super::terms::terms;
+use super::{Layout, Pool, exhausted};
+use crate::block::Block;
+use crate::engine::{Effort, Loans, Part, Parts};
+use crate::error::AllocError;
+use crate::ledger::Request;
+use crate::measure::Tag;
+use crate::stream::Stream;
+use crate::sync::{Arc, plain};
+use crate::wait::{Allocation, Caller, Demand, Denial, Registration, Terms, try_all_now};
+use std::future::Future;
+use std::panic::Location;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+/// The future of [`Pool::allocate_many`]: a block for each layout, in their order.
+///
+/// # Errors
+/// As [`Allocate`](crate::Allocate), for all of them together; then there is none of them.
+///
+/// # Cancel safety
+/// As [`Allocate`](crate::Allocate).
+///
+/// # Panics
+/// As [`Allocate`](crate::Allocate).
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct AllocateMany<'a> {
+    pool: &'a Pool,
+    registration: &'a Arc<Registration>,
+    allocation: Allocation<'a>,
+    layouts: Box<[Layout]>,
+    tag: Option<Tag>,
+    terms: Terms,
+    place: &'static Location<'static>,
+}
+
+impl Pool {
+    /// Allocates a block for each layout, all or none, from one place in the queue.
+    ///
+    /// A task that takes what it needs one after the other may hold some while it waits for more, and two such
+    /// tasks may wait for each other for ever. One that asks for all of it at once cannot; nor can one that
+    /// [reserves](Self::reserve) it, where it is not known beforehand what will be needed when.
+    ///
+    /// ```
+    /// # use weirpool::{Layout, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// # device.block_on(async {
+    /// let layouts = [Layout::new(64 << 20), Layout::new(4096).alignment(4096)];
+    /// let [cache, table] = pool.allocate_many(&stream, layouts).await?.try_into().unwrap();
+    /// assert_eq!((cache.size(), table.address() % 4096), (64 << 20, 0));
+    /// # Ok::<(), weirpool::AllocError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[track_caller]
+    pub fn allocate_many<'a, L: Into<Layout>>(
+        &'a self,
+        stream: &'a Stream,
+        layouts: impl IntoIterator<Item = L>,
+    ) -> AllocateMany<'a> {
+        let registration = stream.registration();
+        AllocateMany {
+            pool: self,
+            registration,
+            allocation: Allocation::new((&**registration).into()),
+            layouts: layouts.into_iter().map(Into::into).collect(),
+            tag: None,
+            terms: Terms::default(),
+            place: Location::caller(),
+        }
+    }
+
+    /// Checks layouts at the door: what each part is asked for, and what all of them are together.
+    pub(super) fn parts_of(
+        &self,
+        layouts: &[Layout],
+        tag: Option<Tag>,
+        is_for_everybody: bool,
+    ) -> Result<(Demand, Parts), AllocError> {
+        let demands = layouts
+            .iter()
+            .map(|layout| self.demand_of(layout.bytes, layout.alignment, tag));
+        let demands = demands.collect::<Result<Vec<_>, _>>()?;
+        let all = demands.iter().map(|demand| Part {
+            request: demand.request,
+            rounding: demand.rounding,
+        });
+        let bytes = demands.iter().map(|demand| demand.request.bytes);
+        let bytes = bytes.fold(0u64, u64::saturating_add);
+        let capacity = self.capacity();
+        if bytes > capacity {
+            return Err(AllocError::TooLarge {
+                requested: bytes,
+                capacity,
+            });
+        }
+        let parts = Parts {
+            all: all.collect::<plain::Arc<[_]>>(),
+            is_for_everybody,
+        };
+        let alignment = 1;
+        let demand = Demand {
+            request: Request { bytes, alignment },
+            rounding: 0,
+            tag,
+        };
+        Ok((demand, parts))
+    }
+}
+
+impl AllocateMany<'_> {
+    terms!();
+
+    /// The same now or not at all, as [`Pool::try_allocate`].
+    ///
+    /// # Errors
+    /// As [`Pool::try_allocate`], for all of them together; then there is none of them.
+    pub fn try_now(self) -> Result<Vec<Block>, AllocError> {
+        let (demand, parts) = self.parts()?;
+        let asker = (&**self.registration).into();
+        match try_all_now(asker, demand, &parts, Effort::Immediate) {
+            Ok(loans) => self.blocks(loans, &parts, false),
+            Err(Denial::Failed(error)) => Err(error),
+            Err(Denial::Short(..)) => Err(exhausted(self.registration, &demand)),
+            Err(Denial::OverLimit(tag)) => {
+                let service = self.pool.service();
+                Err(service.limit_reached(tag, demand.request.bytes))
+            }
+        }
+    }
+
+    fn parts(&self) -> Result<(Demand, Parts), AllocError> {
+        self.pool.expect_of(self.registration)?;
+        self.pool.parts_of(&self.layouts, self.tag, false)
+    }
+
+    fn blocks(&self, loans: Loans, parts: &Parts, waited: bool) -> Result<Vec<Block>, AllocError> {
+        let place = self.place;
+        let caller = Caller { place, waited };
+        let blocks = loans.into_iter().zip(&*parts.all).map(|(lent, part)| {
+            let demand = Demand {
+                request: part.request,
+                rounding: part.rounding,
+                tag: self.tag,
+            };
+            Block::new(self.registration, lent, &demand, caller)
+        });
+        // All of them first: what is lent has an owner from here on, whatever becomes of the others.
+        let blocks: Vec<_> = blocks.collect();
+        blocks.into_iter().collect()
+    }
+}
+
+impl Future for AllocateMany<'_> {
+    type Output = Result<Vec<Block>, AllocError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let (demand, parts) = this.parts()?;
+        let polled = this
+            .allocation
+            .poll_all(&demand, &parts, &this.terms, context);
+        let loans = ready!(polled)?;
+        let waited = this.allocation.has_waited();
+        Poll::Ready(this.blocks(loans, &parts, waited))
+    }
+}

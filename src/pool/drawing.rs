@@ -1,0 +1,108 @@
+//! In which reservations' scopes a task is.
+
+use crate::sync::Arc;
+use crate::sync::plain::{AtomicU64, Ordering};
+use crate::wait::Reserved;
+use pin_project_lite::pin_project;
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+thread_local! {
+    /// What this thread is in, from the outermost on.
+    static ENTERED: RefCell<Vec<Arc<Reserved>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// How many scopes are being polled in the process. Read by every allocation; written at each poll of a future
+/// in a scope, which is where reservations are used at all.
+static POLLED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether anybody is in a scope.
+#[inline]
+pub(super) fn is_any() -> bool {
+    POLLED.load(Ordering::Relaxed) != 0
+}
+
+/// The innermost reservation of this thread that is meant.
+pub(super) fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Reserved>> {
+    // A thread that is ending is in nothing any more.
+    let found = ENTERED.try_with(|entered| {
+        let entered = entered.borrow();
+        entered
+            .iter()
+            .rev()
+            .find(|reserved| is_meant(reserved))
+            .cloned()
+    });
+    found.ok().flatten()
+}
+
+/// The thread is in a scope until this is dropped.
+struct Entered;
+
+impl Entered {
+    fn new(reserved: &Arc<Reserved>) -> Self {
+        ENTERED.with_borrow_mut(|entered| entered.push(reserved.clone()));
+        POLLED.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        POLLED.fetch_sub(1, Ordering::Relaxed);
+        let left = ENTERED.try_with(|entered| entered.borrow_mut().pop());
+        // Outside of it: the last of a pool may go with it.
+        drop(left);
+    }
+}
+
+pin_project! {
+    /// A future in which allocations draw from a reservation; see
+    /// [`Reservation::scope`](crate::Reservation::scope).
+    ///
+    /// # Panics
+    /// When polled after it was ready.
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Drawing<F> {
+        reserved: Arc<Reserved>,
+        // None once it was ready, or is being dropped.
+        #[pin]
+        future: Option<F>,
+    }
+
+    impl<F> PinnedDrop for Drawing<F> {
+        fn drop(this: Pin<&mut Self>) {
+            let mut this = this.project();
+            let _entered = Entered::new(this.reserved);
+            this.future.set(None);
+        }
+    }
+}
+
+impl<F> Drawing<F> {
+    pub(super) fn new(reserved: Arc<Reserved>, future: F) -> Self {
+        Self {
+            reserved,
+            future: Some(future),
+        }
+    }
+}
+
+impl<F: Future> Future for Drawing<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let mut this = self.project();
+        let _entered = Entered::new(this.reserved);
+        let future = this.future.as_mut().as_pin_mut();
+        let polled = future.expect("polled after it was ready").poll(context);
+        if polled.is_ready() {
+            // In the scope still.
+            this.future.set(None);
+        }
+        polled
+    }
+}

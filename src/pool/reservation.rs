@@ -1,0 +1,258 @@
+//! Memory set aside for one holder.
+
+use super::drawing::{self, Drawing};
+use super::{Layout, Pool};
+use crate::block::Block;
+use crate::engine::Loans;
+use crate::error::AllocError;
+use crate::measure::Tag;
+use crate::stream::Stream;
+use crate::sync::{Arc, plain};
+use crate::wait::{Caller, Registration, Reserved};
+use std::fmt;
+use std::future::Future;
+use std::panic::Location;
+
+/// Memory that is set aside: what is allocated of it neither waits nor fails. Of [`Pool::reserve`] and
+/// [`Pool::reserve_many`].
+///
+/// A request that needs several blocks, and takes them one after the other, holds some while it waits for more;
+/// a few of them can wait for each other for ever. Reserved up front, all that a request will need has one place
+/// in the queue, and no request that has begun ever waits.
+///
+/// # What can be relied on
+///
+/// The memory is there, complete on every stream, and nobody else can have it:
+///
+/// - of [`reserve_many`](Pool::reserve_many), each layout can be allocated, on any stream, whenever the block
+///   that took its place before was freed;
+/// - of [`reserve`](Pool::reserve), whatever fits beside what is allocated: any sizes that together, each
+///   rounded up to 512 bytes, are no more than was reserved, as long as nothing was freed in between; and
+///   after that, whatever the gaps are large enough for.
+///
+/// What is freed is there again. On the stream that freed it, at once; on another it comes behind a wait on the
+/// device, as if the pool had [nothing else](crate::Reuse::internal_dependencies). Where a stream takes no
+/// such wait (the host's, or one that is being captured), it is there once it is complete.
+///
+/// An allocation still fails when the pool was closed, or the device has failed, or cannot
+/// [fill](crate::PoolBuilder::fill_on_allocate) the block.
+///
+/// # Its end
+///
+/// Dropped, what is not allocated goes back to the pool at once. Blocks that live on are blocks like any other.
+/// It can be given to another task, [split](Self::split), and [grown](Self::grow).
+#[must_use = "what is reserved goes back to the pool when this is dropped"]
+pub struct Reservation {
+    reserved: Arc<Reserved>,
+}
+
+impl Reservation {
+    pub(super) fn new(pool: &Pool, loans: Loans, tag: Option<Tag>) -> Self {
+        let reserved = Reserved::new(pool.presence.clone(), loans, tag);
+        Self {
+            reserved: Arc::new(reserved),
+        }
+    }
+
+    /// Allocates a part, for use in the order of `stream`: `bytes`, or a [`Layout`].
+    ///
+    /// # Errors
+    /// [`AllocError::NotReserved`] when what is left does not do: ask for less, free something, or
+    /// [grow](Self::grow) the reservation. Otherwise as said [above](Self).
+    #[track_caller]
+    pub fn allocate(
+        &self,
+        stream: &Stream,
+        layout: impl Into<Layout>,
+    ) -> Result<Block, AllocError> {
+        let (layout, place) = (layout.into(), Location::caller());
+        let registration = stream.registration();
+        let pool = self.pool();
+        let Layout { bytes, alignment } = layout;
+        let demand = pool.demand(registration, bytes, alignment, None)?;
+        if let Some(lent) = self.reserved.draw(&registration.lane, &demand)? {
+            let waited = false;
+            let caller = Caller { place, waited };
+            return Block::reserved(registration, lent, &demand, caller, &self.reserved);
+        }
+        let (left, largest) = self.reserved.left();
+        Err(AllocError::NotReserved {
+            requested: demand.request.bytes,
+            left,
+            largest,
+        })
+    }
+
+    /// What is set aside, allocated or not, in bytes.
+    pub fn size(&self) -> u64 {
+        self.reserved.size()
+    }
+
+    /// What is not allocated of it, in bytes.
+    pub fn left(&self) -> u64 {
+        self.reserved.left().0
+    }
+
+    /// For whom it was reserved.
+    pub fn tag(&self) -> Option<Tag> {
+        self.reserved.tag()
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> Pool {
+        Pool::of_presence(self.reserved.presence().clone())
+    }
+
+    /// Reserves so many bytes more, waiting for them in the queue like anybody: in a piece of their own.
+    ///
+    /// Who holds a reservation and waits for more can be in a knot with others who do the same.
+    ///
+    /// # Errors
+    /// As [`Reserve`](super::Reserve); the reservation is as it was.
+    ///
+    /// # Cancel safety
+    /// Dropped early, it has changed nothing.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # device.block_on(async {
+    /// let mut reservation = pool.reserve(16 << 20).await?;
+    /// reservation.grow(8 << 20).await?;
+    /// assert_eq!(reservation.size(), 24 << 20);
+    /// # Ok::<(), weirpool::AllocError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn grow(&mut self, bytes: u64) -> Result<(), AllocError> {
+        let pool = self.pool();
+        let mut reserve = pool.reserve(bytes);
+        if let Some(tag) = self.tag() {
+            reserve = reserve.tag(tag);
+        }
+        let loans = std::future::poll_fn(|context| reserve.poll_loans(context)).await?;
+        self.reserved.add(loans);
+        Ok(())
+    }
+
+    /// Makes so many of the bytes that are not allocated a reservation of their own; rounded up to 512.
+    ///
+    /// # Errors
+    /// [`AllocError::NotReserved`] when fewer are left; nothing is split then.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// let mut whole = pool.reserve(16 << 20).try_now()?;
+    /// let part = whole.split(4 << 20)?; // for another task, say
+    /// assert_eq!((whole.size(), part.size()), (12 << 20, 4 << 20));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn split(&mut self, bytes: u64) -> Result<Self, AllocError> {
+        let step = self.pool().service().engine.settings.alignment;
+        let bytes = bytes.max(1).checked_next_multiple_of(step);
+        let other = bytes.and_then(|bytes| self.reserved.split(bytes));
+        let (left, largest) = self.reserved.left();
+        match other {
+            Some(other) => Ok(Self {
+                reserved: Arc::new(other),
+            }),
+            None => Err(AllocError::NotReserved {
+                requested: bytes.unwrap_or(u64::MAX),
+                left,
+                largest,
+            }),
+        }
+    }
+
+    /// Runs a future in which allocations from the pool draw from this reservation, however deep in the call:
+    /// those that are awaited and those that are tried, of that task alone, on any executor. What does not fit
+    /// into what is left comes from the pool as ever, and may wait; so does what is for another
+    /// [tag](crate::Allocate::tag).
+    ///
+    /// # Cancel safety
+    /// Dropped early, the future is dropped in the scope.
+    ///
+    /// ```
+    /// # use weirpool::{AllocError, Block, Pool, Stream, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// async fn decode(pool: &Pool, stream: &Stream) -> Result<Block, AllocError> {
+    ///     pool.allocate(stream, 4 << 20).await // knows nothing of reservations
+    /// }
+    /// # device.block_on(async {
+    /// let reservation = pool.reserve(16 << 20).await?;
+    /// let block = reservation.scope(decode(&pool, &stream)).await?;
+    /// assert_eq!(reservation.left(), 12 << 20);
+    /// # drop(block);
+    /// # Ok::<(), AllocError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn scope<F: Future>(&self, future: F) -> Drawing<F> {
+        Drawing::new(self.reserved.clone(), future)
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.reserved.end();
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation")
+            .field("size", &self.size())
+            .field("left", &self.left())
+            .field("tag", &self.tag())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// A block of the reservation in whose scope this is, if there is one of this pool, and it has one.
+    #[inline]
+    pub(super) fn draw(
+        &self,
+        registration: &Arc<Registration>,
+        demand: &crate::wait::Demand,
+        place: &'static Location<'static>,
+    ) -> Option<Result<Block, AllocError>> {
+        if !drawing::is_any() {
+            return None;
+        }
+        self.draw_in_scope(registration, demand, place)
+    }
+
+    #[cold]
+    fn draw_in_scope(
+        &self,
+        registration: &Arc<Registration>,
+        demand: &crate::wait::Demand,
+        place: &'static Location<'static>,
+    ) -> Option<Result<Block, AllocError>> {
+        let is_ours = |reserved: &Reserved| {
+            let is_its = demand.tag.is_none() || demand.tag == reserved.tag();
+            is_its && plain::Arc::ptr_eq(reserved.presence(), &self.presence)
+        };
+        let reserved = drawing::innermost(is_ours)?;
+        let demand = crate::wait::Demand {
+            tag: None,
+            ..*demand
+        };
+        let waited = false;
+        let caller = Caller { place, waited };
+        match reserved.draw(&registration.lane, &demand) {
+            Ok(Some(lent)) => {
+                let block = Block::reserved(registration, lent, &demand, caller, &reserved);
+                Some(block)
+            }
+            Ok(None) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+}

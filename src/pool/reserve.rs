@@ -1,0 +1,144 @@
+//! Reserving, awaited.
+
+use super::reservation::Reservation;
+use super::terms::terms;
+use super::{Layout, Pool};
+use crate::engine::{Effort, Loans, Parts};
+use crate::error::AllocError;
+use crate::measure::Tag;
+use crate::wait::{Allocation, Asker, Demand, Denial, Terms, try_all_now};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+/// The future of [`Pool::reserve`] and [`Pool::reserve_many`]: a [`Reservation`], once there is memory for it.
+///
+/// # Errors
+/// As [`Allocate`](crate::Allocate), and [`AllocError::NotReservable`] where nothing is pooled.
+///
+/// # Cancel safety
+/// As [`Allocate`](crate::Allocate).
+///
+/// # Panics
+/// When polled after it was ready.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Reserve<'a> {
+    pool: &'a Pool,
+    allocation: Allocation<'a>,
+    layouts: Box<[Layout]>,
+    tag: Option<Tag>,
+    terms: Terms,
+}
+
+impl Pool {
+    /// Sets `bytes` aside, in one piece that is complete on every stream, waiting for them if they are not
+    /// free. See [`Reservation`] for what can be relied on.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let (stream, other) = (pool.create_stream()?, pool.create_stream()?);
+    /// # device.block_on(async {
+    /// let reservation = pool.reserve(96 << 20).await?; // all that the request will need
+    /// let prompt = reservation.allocate(&stream, 64 << 20)?; // does not wait, and does not fail
+    /// let cache = reservation.allocate(&other, 32 << 20)?;
+    /// drop(prompt);
+    /// let again = reservation.allocate(&stream, 16 << 20)?; // what was freed is there again
+    /// # drop((cache, again));
+    /// # Ok::<(), weirpool::AllocError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn reserve(&self, bytes: u64) -> Reserve<'_> {
+        self.reserve_many([bytes])
+    }
+
+    /// The same with a piece for each layout, so that each of them can be allocated at any time, whatever else
+    /// was allocated and freed.
+    ///
+    /// ```
+    /// # use weirpool::{Layout, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// let layouts = [Layout::new(1 << 20), Layout::new(6000).alignment(4096)];
+    /// let reservation = pool.reserve_many(layouts).try_now()?;
+    /// let table = reservation.allocate(&stream, layouts[1])?;
+    /// # drop(table);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn reserve_many<L: Into<Layout>>(
+        &self,
+        layouts: impl IntoIterator<Item = L>,
+    ) -> Reserve<'_> {
+        Reserve {
+            pool: self,
+            allocation: Allocation::new(self.asker()),
+            layouts: layouts.into_iter().map(Into::into).collect(),
+            tag: None,
+            terms: Terms::default(),
+        }
+    }
+
+    fn asker(&self) -> Asker<'_> {
+        let service = self.service();
+        Asker {
+            service,
+            lane: &service.engine.nobody,
+        }
+    }
+}
+
+impl Reserve<'_> {
+    terms!();
+
+    /// The same now or not at all, as [`Pool::try_allocate`].
+    ///
+    /// # Errors
+    /// As [`Pool::try_allocate`].
+    pub fn try_now(self) -> Result<Reservation, AllocError> {
+        let (demand, parts) = self.parts()?;
+        let service = self.pool.service();
+        match try_all_now(self.pool.asker(), demand, &parts, Effort::Immediate) {
+            Ok(loans) => Ok(self.reservation(loans)),
+            Err(Denial::Failed(error)) => Err(error),
+            Err(Denial::Short(..)) => {
+                let shortfall = service.exhausted(&service.engine.nobody, &demand);
+                Err(AllocError::Exhausted(shortfall))
+            }
+            Err(Denial::OverLimit(tag)) => Err(service.limit_reached(tag, demand.request.bytes)),
+        }
+    }
+
+    fn parts(&self) -> Result<(Demand, Parts), AllocError> {
+        if !self.pool.service().engine.settings.is_pooled {
+            return Err(AllocError::NotReservable);
+        }
+        self.pool.parts_of(&self.layouts, self.tag, true)
+    }
+
+    fn reservation(&self, loans: Loans) -> Reservation {
+        Reservation::new(self.pool, loans, self.tag)
+    }
+
+    pub(super) fn poll_loans(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Loans, AllocError>> {
+        let (demand, parts) = self.parts()?;
+        self.allocation
+            .poll_all(&demand, &parts, &self.terms, context)
+    }
+}
+
+impl Future for Reserve<'_> {
+    type Output = Result<Reservation, AllocError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let loans = ready!(self.poll_loans(context))?;
+        Poll::Ready(Ok(self.reservation(loans)))
+    }
+}

@@ -1,0 +1,47 @@
+//! Blocks that are filled at their beginning and their end, where the pool was asked to. Out of the way of
+//! those that are not.
+
+use super::{Onlookers, Registration};
+use crate::device::DeviceError;
+use crate::id::Ticket;
+use crate::lane::{Lane, Use};
+use crate::sync::Arc;
+use std::panic::Location;
+
+impl Registration {
+    /// A block was granted to the stream, after that point of it: fills it. Returns the point that a further
+    /// stream must come after.
+    ///
+    /// # Errors
+    /// When the device cannot; the block is the caller's still.
+    pub(crate) fn fill_granted(
+        &self,
+        onlookers: &Onlookers,
+        after: Ticket,
+        block: Use,
+        place: &'static Location<'static>,
+    ) -> Result<Ticket, DeviceError> {
+        let Some(fill) = onlookers.fills.on_allocate else {
+            return Ok(after);
+        };
+        let engine = &self.service.engine;
+        engine.fill_granted(&self.lane, after, block, fill, place)
+    }
+
+    /// A block of the stream is about to be freed, and was used on these: fills it. Says whether the stream
+    /// comes after all of them now.
+    pub(crate) fn fill_ending(
+        &self,
+        onlookers: &Onlookers,
+        lanes: &[Arc<Lane>],
+        block: Use,
+        place: Option<&'static Location<'static>>,
+    ) -> bool {
+        // Of a drop nobody knows the place: the pool's own it is.
+        let place = place.unwrap_or(Location::caller());
+        onlookers.fills.on_free.is_some_and(|fill| {
+            let engine = &self.service.engine;
+            engine.fill_freed(lanes, block, fill, place)
+        })
+    }
+}

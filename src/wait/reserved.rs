@@ -1,0 +1,145 @@
+//! Memory set aside: what a reservation's handle, and the blocks that were lent of it, hold in common.
+
+use super::{Demand, Presence, Service};
+use crate::engine::{Lent, Loans, Refusal};
+use crate::error::AllocError;
+use crate::lane::Lane;
+use crate::ledger::HoardId;
+use crate::measure::Tag;
+use crate::sync::{Arc, Guards, Mutex, plain};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    presence: plain::Arc<Presence>,
+    hoard: HoardId,
+    tag: Option<Tag>,
+    book: Mutex<Book>,
+}
+
+#[derive(Debug)]
+struct Book {
+    /// Set aside in all, in bytes.
+    size: u64,
+    /// Lent of that.
+    lent: u64,
+    /// The handle is gone.
+    is_over: bool,
+}
+
+impl Reserved {
+    /// Sets loans aside that are complete, and were claimed by the tag.
+    pub(crate) fn new(presence: plain::Arc<Presence>, loans: Loans, tag: Option<Tag>) -> Self {
+        let size = loans.iter().map(|lent| lent.bytes).sum();
+        let hoard = presence.service.engine.hoard(loans);
+        Self::over(presence, hoard, size, tag)
+    }
+
+    fn over(presence: plain::Arc<Presence>, hoard: HoardId, size: u64, tag: Option<Tag>) -> Self {
+        let book = Book {
+            size,
+            lent: 0,
+            is_over: false,
+        };
+        Self {
+            presence,
+            hoard,
+            tag,
+            book: Mutex::new(Guards::Registry, book),
+        }
+    }
+
+    pub(crate) fn presence(&self) -> &plain::Arc<Presence> {
+        &self.presence
+    }
+
+    fn service(&self) -> &Arc<Service> {
+        &self.presence.service
+    }
+
+    pub(crate) fn tag(&self) -> Option<Tag> {
+        self.tag
+    }
+
+    /// Set aside in all, in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.book.lock().size
+    }
+
+    /// Not lent, in bytes; and in the largest piece.
+    pub(crate) fn left(&self) -> (u64, u64) {
+        self.service().engine.left_in_hoard(self.hoard)
+    }
+
+    /// Lends a part, for use in the order of the lane's stream; none, if what is left does not do.
+    ///
+    /// # Errors
+    /// When the pool is closed, or the device fails.
+    pub(crate) fn draw(
+        &self,
+        lane: &Arc<Lane>,
+        demand: &Demand,
+    ) -> Result<Option<Lent>, AllocError> {
+        if let Some(refusal) = self.service().refusal() {
+            return Err(refusal);
+        }
+        // Before it is lent: it may be freed at once, by whoever has it.
+        let bytes = demand.request.bytes;
+        self.book.lock().lent += bytes;
+        let drawn = self.service().engine.draw(lane, self.hoard, demand.request);
+        match drawn {
+            Ok(Some(lent)) => {
+                lane.count_from_above(lent.bytes, demand.rounding);
+                Ok(Some(lent))
+            }
+            other => {
+                self.book.lock().lent -= bytes;
+                match other {
+                    Err(Refusal::Device(error)) => Err(error.into()),
+                    _ => Ok(None),
+                }
+            }
+        }
+    }
+
+    /// What was lent is freed. The books of the ledger see to the memory; this is what the tag has.
+    pub(crate) fn note_freed(&self, bytes: u64) {
+        let is_over = {
+            let mut book = self.book.lock();
+            book.lent -= bytes;
+            book.is_over
+        };
+        if let Some(tag) = self.tag.filter(|_| is_over) {
+            self.service().disclaim(tag, bytes);
+        }
+    }
+
+    /// Adds loans that are complete, and were claimed by the tag.
+    pub(crate) fn add(&self, loans: Loans) {
+        let bytes: u64 = loans.iter().map(|lent| lent.bytes).sum();
+        self.service().engine.add_to_hoard(self.hoard, loans);
+        self.book.lock().size += bytes;
+    }
+
+    /// So many bytes as another reservation, if as many are left.
+    pub(crate) fn split(&self, bytes: u64) -> Option<Self> {
+        let other = self.service().engine.split_hoard(self.hoard, bytes)?;
+        self.book.lock().size -= bytes;
+        Some(Self::over(self.presence.clone(), other, bytes, self.tag))
+    }
+
+    /// The handle is gone: what is left is anybody's, and so will be what is lent.
+    pub(crate) fn end(&self) {
+        self.service().engine.disband(self.hoard);
+        let unused = {
+            let mut book = self.book.lock();
+            book.is_over = true;
+            book.size - book.lent
+        };
+        if let Some(tag) = self.tag {
+            let accounts = &self.service().queue.accounts;
+            accounts.of(tag).note_freed();
+            self.service().disclaim(tag, unused);
+        }
+    }
+}
