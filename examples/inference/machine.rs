@@ -56,8 +56,6 @@ pub(crate) struct Step<'a> {
     pub(crate) weights: &'a SharedBlock,
     /// Written.
     pub(crate) activation: &'a Block,
-    /// Read and written.
-    pub(crate) cache: &'a Block,
-    /// Copied into the cache first.
-    pub(crate) previous: Option<&'a Block>,
+    /// The cache: all read, but for the last, which is written.
+    pub(crate) pages: &'a [Block],
 }

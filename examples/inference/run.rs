@@ -19,8 +19,12 @@ use futures::future::{Either, RemoteHandle, select, try_join_all};
 use futures::task::{Spawn, SpawnExt};
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::Semaphore;
 use weirpool::{Pool, SharedBlock, Tag};
+
+/// Longer than any request is served.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What came of a run.
 #[derive(Clone, Debug)]
@@ -110,8 +114,10 @@ impl Run {
         spawner: &dyn Spawn,
     ) -> anyhow::Result<Self> {
         let pool = Pool::builder_shared(machine.device())
-            .capacity(kind.capacity(options) * 3)
+            .capacity(kind.capacity(options))
             .handle_bytes(model::HANDLE)
+            // A request keeps its memory for many steps, and is no knot for it.
+            .knot_grace(PATIENCE)
             .build()?;
         let lines = (0..options.limits.streams).map(|_| line(&*machine, &pool));
         let lines: Vec<_> = lines.collect::<anyhow::Result<_>>()?;
@@ -135,7 +141,6 @@ impl Run {
             timer: Timer::new(machine.device()),
             gauge: Arc::new(Gauge::default()),
             counters: Counters::new(counters),
-            sem: Arc::new(Semaphore::new((kind.shared(options).bytes >> 20) as usize)),
         });
         Ok(Self {
             service,

@@ -18,7 +18,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
-use weirpool::{Block, Pool, Stream};
+use weirpool::{Pool, Stream};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -28,7 +28,6 @@ pub(crate) struct Service {
     pub(crate) timer: Timer,
     pub(crate) gauge: Arc<Gauge>,
     pub(crate) counters: Counters,
-    pub(crate) sem: Arc<tokio::sync::Semaphore>,
 }
 
 /// What came of a request.
@@ -80,49 +79,33 @@ impl Service {
 
     async fn lease(&self, request: &Request) -> anyhow::Result<Option<Lease>> {
         let _waiting = self.gauge.waiting();
-        let lease = self
-            .admission
-            .lease(&self.pool, &self.sem, request, &self.timer);
+        let lease = self.admission.lease(&self.pool, request, &self.timer);
         Ok(lease.await?)
     }
 
     async fn run_steps(&self, request: &Request, lease: Lease) -> anyhow::Result<()> {
         let seat = self.counters.sit();
-        let mut cache = Some(lease.block(seat.stream(), model::cache_at(0))?);
+        let mut pages = Vec::new();
         let mut lease = Some(lease);
         let last = request.steps.len() - 1;
         for (step, time) in request.steps.iter().enumerate() {
             let from = lease.as_ref().context("only the last step takes it")?;
-            let held = cache.take().context("the worker hands it back")?;
-            let (larger, previous) = grown(from, seat.stream(), step, held)?;
+            if model::begins_page(step) {
+                pages.push(from.block(seat.stream(), model::PAGE)?);
+            }
             let activation = from.block(seat.stream(), model::ACTIVATION)?;
             let (done, ran) = oneshot::channel();
             seat.take(Job {
                 time: *time,
                 activation,
-                cache: larger,
-                previous,
+                pages,
                 lease: lease.take_if(|_| step == last),
                 done,
             })?;
-            cache = ran.await.context("the stream's worker has ended")?;
+            pages = ran.await.context("the stream's worker has ended")?;
         }
         Ok(())
     }
-}
-
-/// The cache for a step, and the one that is to be copied into it.
-fn grown(
-    lease: &Lease,
-    stream: &Stream,
-    step: usize,
-    cache: Block,
-) -> anyhow::Result<(Block, Option<Block>)> {
-    if !model::grows_at(step) {
-        return Ok((cache, None));
-    }
-    let larger = lease.block(stream, model::cache_at(step))?;
-    Ok((larger, Some(cache)))
 }
 
 /// The output of a future, and whether it was not there at once.

@@ -70,19 +70,16 @@ impl Machine for SimMachine {
     }
 
     fn submit(&self, line: &Line<SimStream>, step: &Step<'_>) -> anyhow::Result<()> {
-        let Step {
-            weights,
-            activation,
-            cache,
-            ..
-        } = step;
+        let (weights, activation) = (step.weights, step.activation);
         let mut operation = Operation::new(step.time)
             .named("step")
             .reads(weights.address(), weights.size())
-            .writes(activation.address(), activation.size())
-            .writes(cache.address(), cache.size());
-        if let Some(previous) = step.previous {
-            operation = operation.reads(previous.address(), previous.size());
+            .writes(activation.address(), activation.size());
+        if let Some((last, earlier)) = step.pages.split_last() {
+            operation = operation.writes(last.address(), last.size());
+            for page in earlier {
+                operation = operation.reads(page.address(), page.size());
+            }
         }
         line.work.submit(operation);
         Ok(())

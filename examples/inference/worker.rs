@@ -17,17 +17,16 @@ pub(crate) struct Job {
     pub(crate) time: Duration,
     /// Of this step only.
     pub(crate) activation: Block,
-    pub(crate) cache: Block,
-    /// Copied into the cache, and not used any more.
-    pub(crate) previous: Option<Block>,
+    /// The cache; its last page is written.
+    pub(crate) pages: Vec<Block>,
     /// The request's memory, if this is its last step.
     pub(crate) lease: Option<Lease>,
-    /// Told when the step has run; has the cache, if there are more steps.
-    pub(crate) done: oneshot::Sender<Option<Block>>,
+    /// Given the pages back when the step has run, if it was not the last.
+    pub(crate) done: oneshot::Sender<Vec<Block>>,
 }
 
 /// Whom to tell when a step has run.
-type Done = (oneshot::Sender<Option<Block>>, Option<Block>);
+type Done = (oneshot::Sender<Vec<Block>>, Vec<Block>);
 
 /// See the [module](self).
 pub(crate) struct Worker<M: Machine> {
@@ -52,9 +51,9 @@ impl<M: Machine> Worker<M> {
                 batch.into_iter().map(|job| self.submit(job)).collect();
             let submitted = submitted?;
             self.line.stream.synchronize().await?;
-            for (done, cache) in submitted {
+            for (done, pages) in submitted {
                 // Nobody listens where the request was cancelled: its memory goes here.
-                drop(done.send(cache));
+                drop(done.send(pages));
             }
         }
         // What it freed last.
@@ -62,19 +61,26 @@ impl<M: Machine> Worker<M> {
     }
 
     fn submit(&self, job: Job) -> anyhow::Result<Done> {
+        let Job {
+            time,
+            activation,
+            mut pages,
+            lease,
+            done,
+        } = job;
         let step = Step {
-            time: job.time,
+            time,
             weights: &self.weights,
-            activation: &job.activation,
-            cache: &job.cache,
-            previous: job.previous.as_ref(),
+            activation: &activation,
+            pages: &pages,
         };
         self.machine.submit(&self.line, &step)?;
         // Given back here, behind the step, while the device has yet to run it.
-        drop((job.activation, job.previous));
-        let is_last = job.lease.is_some();
-        let cache = (!is_last).then_some(job.cache);
-        drop(job.lease);
-        Ok((job.done, cache))
+        drop(activation);
+        if lease.is_some() {
+            pages.clear();
+        }
+        drop(lease);
+        Ok((done, pages))
     }
 }
