@@ -1,7 +1,7 @@
 //! What polls the service: it runs on any executor, and these are tried.
 //!
-//! With the crate's feature `tokio` the pool's reclaimer is a task of the runtime's while somebody waits;
-//! without it, and on the others, those who wait drive themselves.
+//! With the crate's feature `tokio` the pool has a reclaimer as a task of the runtime's while somebody waits.
+//! Elsewhere those who wait would drive themselves, each woken for all; so the service spawns one there.
 
 use clap::ValueEnum;
 use futures::executor::LocalPool;
@@ -23,6 +23,13 @@ pub(crate) enum ExecutorName {
     Futures,
     /// The simulated device's own, in virtual time: the same run every time, in no time
     Virtual,
+}
+
+impl ExecutorName {
+    /// Whether the pool spawns its reclaimer there by itself.
+    pub(crate) fn has_reclaimer(self) -> bool {
+        cfg!(feature = "tokio") && matches!(self, Self::Tokio | Self::TokioCurrent)
+    }
 }
 
 /// An executor, ready to run.

@@ -104,6 +104,8 @@ struct Run {
     service: Arc<Service>,
     weights: SharedBlock,
     workers: Vec<RemoteHandle<anyhow::Result<()>>>,
+    /// Ends with the run.
+    _reclaimer: Option<RemoteHandle<()>>,
 }
 
 impl Run {
@@ -122,6 +124,8 @@ impl Run {
         let lines = (0..options.limits.streams).map(|_| line(&*machine, &pool));
         let lines: Vec<_> = lines.collect::<anyhow::Result<_>>()?;
         let weights = load(&*machine, &pool, &lines).await?;
+        let reclaimer = || spawner.spawn_with_handle(pool.reclaimer());
+        let reclaimer = (!options.executor.has_reclaimer()).then(reclaimer);
         let (mut counters, mut workers) = (Vec::new(), Vec::new());
         for line in lines {
             let (jobs, taken) = mpsc::unbounded();
@@ -146,6 +150,7 @@ impl Run {
             service,
             weights,
             workers,
+            _reclaimer: reclaimer.transpose()?,
         })
     }
 
