@@ -40,7 +40,7 @@ mod backoff;
 mod bound;
 #[path = "../replay/chart.rs"]
 mod chart;
-#[path = "no_cuda.rs"]
+#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
 mod executor;
 mod gauge;

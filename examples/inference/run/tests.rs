@@ -99,7 +99,6 @@ fn the_device_and_not_memory_is_the_bottleneck() {
     assert!(checks.iter().all(|check| check.is_so), "{checks:?}");
     // Who waits in no queue may try for ever.
     assert!(retrying.failures > 0, "{retrying:?}");
-    assert!(retrying.busy < waiting.busy, "{retrying:?}");
 }
 
 #[test]
