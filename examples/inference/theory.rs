@@ -2,11 +2,10 @@
 
 use crate::arrivals::Request;
 use crate::bound::Shared;
-use serde::Serialize;
 use std::time::Duration;
 
 /// Requests a second.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Theory {
     /// The device's places, over what a request takes one.
     pub(crate) device: f64,
