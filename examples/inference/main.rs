@@ -70,7 +70,7 @@ use options::{DeviceName, Options};
 use progress::Progress;
 use report::Report;
 use simulated::Simulator;
-use std::io::{Write, stdout};
+use std::io::{Write, stderr, stdout};
 use std::process::ExitCode;
 use theory::Theory;
 
@@ -107,18 +107,19 @@ fn compare(site: &impl Site, options: &Options) -> anyhow::Result<bool> {
     let shared = Kind::Waiting.shared(options);
     let theory = Theory::of(&requests, options.limits.places, shared);
     let checks = report::checks(&reports, options.check);
-    let mut out = stdout().lock();
     if options.json {
         for report in &reports {
-            writeln!(out, "{}", serde_json::to_string(report)?)?;
+            writeln!(stdout(), "{}", serde_json::to_string(report)?)?;
         }
+        // Standard output is for who parses it.
+        write!(stderr(), "{}", table::checks(&checks))?;
     } else {
         if let Some(description) = site.description() {
-            writeln!(out, "{description}\n")?;
+            writeln!(stdout(), "{description}\n")?;
         }
         let theory = table::theory(&theory, &reports);
         let checks = table::checks(&checks);
-        write!(out, "{}\n{theory}{checks}", table::table(&reports))?;
+        write!(stdout(), "{}\n{theory}{checks}", table::table(&reports))?;
     }
     Ok(checks.iter().all(|check| check.is_so || !check.is_required))
 }
