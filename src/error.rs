@@ -176,6 +176,29 @@ pub enum AllocError {
     Device(#[from] DeviceError),
 }
 
+/// Why a [drain](crate::Pool::drain) ended before everything came back.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DrainError {
+    /// Not everything came back in time. [`Pool::leaks`](crate::Pool::leaks) names the blocks that live.
+    #[error(
+        "after {waited:?}, {used} bytes are in use still, {pending} pending, and {waiting} requests waiting"
+    )]
+    TimedOut {
+        /// On the device's clock.
+        waited: Duration,
+        /// In blocks that somebody owns, or set aside, in bytes.
+        used: u64,
+        /// Given back, but behind work that is not complete, in bytes.
+        pending: u64,
+        /// Requests that are waiting.
+        waiting: usize,
+    },
+    /// The device failed, or cannot say when a stream has passed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
 /// Why a pool could not be built.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]

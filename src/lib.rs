@@ -143,7 +143,7 @@ pub use engine::{
     BlockInfo, BlockOrigin, BlockState, Fill, HistoryEntry, HistoryEvent, Occupancy, Rung,
     SegmentInfo, Site, Upstream,
 };
-pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError, TagShortfall};
+pub use error::{AllocError, BuildError, CopyError, DrainError, Shortfall, StreamError, TagShortfall};
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
 pub use ledger::{CoalesceHeuristic, GrowBy, PoolFigures};
@@ -160,7 +160,7 @@ pub use pool::{
 };
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
-pub use wait::{Overtaking, Reclaimer};
+pub use wait::{Drain, Overtaking, Reclaimer};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

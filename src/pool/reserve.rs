@@ -6,7 +6,7 @@ use super::{Layout, Pool};
 use crate::engine::{Effort, Loans, Parts};
 use crate::error::AllocError;
 use crate::measure::Tag;
-use crate::wait::{Allocation, Asker, Demand, Denial, Terms, try_all_now};
+use crate::wait::{Allocation, Asker, Demand, Denial, Terms, block_on, try_all_now};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -111,6 +111,15 @@ impl Reserve<'_> {
             }
             Err(Denial::OverLimit(tag)) => Err(service.limit_reached(tag, demand.request.bytes)),
         }
+    }
+
+    /// Blocks this thread until there is memory: as [`Allocate::blocking`](crate::Allocate::blocking).
+    ///
+    /// # Errors
+    /// As when it is [awaited](Self).
+    pub fn blocking(self) -> Result<Reservation, AllocError> {
+        let service = self.pool.service();
+        block_on(service, self)
     }
 
     fn parts(&self) -> Result<(Demand, Parts), AllocError> {

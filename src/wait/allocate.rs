@@ -163,7 +163,8 @@ impl<'a> Allocation<'a> {
             (at, alarm(at))
         });
         let is_patient = !waiter.patience.fences.is_empty();
-        let patience = is_patient.then(|| alarm(waiter.patience.until));
+        // The bell, whose members are kept up to date: the waker of this poll may not be the one that counts.
+        let patience = is_patient.then(|| service.ring_at(waiter.patience.until));
         self.has_waited = true;
         self.stage = Stage::Waiting {
             waiter,
@@ -387,7 +388,7 @@ fn climb_or_deny<'a, T>(
         return Err(Denial::Failed(refusal));
     }
     // Who comes while others wait goes behind them, however much is free.
-    if !service.engine.is_open() {
+    if !service.engine.is_granting() {
         return Err(Denial::Short(Expected::default(), claim));
     }
     let patience = match effort {

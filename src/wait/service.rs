@@ -1,6 +1,7 @@
 //! The engine with its queue, and when the queue is served.
 
 use super::Demand;
+use super::drain::Drains;
 use super::grower::Grower;
 use super::knot::Knot;
 use super::onlookers::Onlookers;
@@ -52,6 +53,8 @@ pub(crate) struct Service {
     /// Who gives memory back, where nothing is pooled.
     returner: Mutex<Option<plain::Arc<Returner>>>,
     is_orphaned: SharedFlag,
+    /// Who waits until everything came back.
+    pub(super) drains: Drains,
 }
 
 impl Service {
@@ -70,6 +73,7 @@ impl Service {
             spawned: Mutex::new(Guards::Queue, None),
             returner: Mutex::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
+            drains: Drains::new(),
         }
     }
 
@@ -118,7 +122,7 @@ impl Service {
         }
     }
 
-    /// Watches streams while somebody waits. While nobody does, nothing is watched, and a reclaimer that
+    /// Watches streams while somebody waits, or drains. While nobody does, nothing is watched, and a reclaimer that
     /// was spawned for it is let go. Where nothing is pooled, what is to go back to the device waits too.
     fn set_watches(&self) {
         // Out of the lock: a watch may call at once.
@@ -128,7 +132,8 @@ impl Service {
             self.dismiss_reclaimer();
         }
         self.set_retry(is_awaited && self.engine.pressure.is_felt());
-        if !is_awaited && !self.engine.has_leftovers() {
+        let is_watched = is_awaited || self.engine.is_draining();
+        if !is_watched && !self.engine.has_leftovers() {
             drop(watches);
             return self.dismiss_returner();
         }
@@ -186,6 +191,14 @@ impl Service {
             Self::serve(this);
         } else if !was_served {
             this.engine.bell.ring();
+        }
+        this.tell_drains();
+    }
+
+    /// Somebody left the queue.
+    pub(super) fn tell_drains(&self) {
+        if self.engine.is_draining() {
+            self.engine.bell.ring_drains();
         }
     }
 

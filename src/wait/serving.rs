@@ -136,5 +136,6 @@ impl Service {
             assert_unlocked("wake");
             waker.wake();
         }
+        self.tell_drains();
     }
 }
