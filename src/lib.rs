@@ -160,7 +160,7 @@ pub use pool::{
 };
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
-pub use wait::{Drain, Overtaking, Reclaimer};
+pub use wait::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,6 +1,7 @@
 //! The pool: the handle that everything begins with.
 
 mod allocate;
+mod admission;
 mod allocate_many;
 mod builder;
 mod debug;
@@ -43,7 +44,7 @@ use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
 use crate::wait::{
-    Caller, Demand, Denial, Drain, Presence, Reclaimer, Registration, Rules, Service, try_now,
+    Caller, Demand, Denial, Drain, Hook, Presence, Reclaimer, Registration, Rules, Service, try_now,
 };
 use std::fmt;
 use std::panic::Location;
@@ -80,8 +81,13 @@ impl Pool {
         PoolBuilder::new(device)
     }
 
-    fn new(engine: Engine, name: Option<String>, rules: Rules) -> Result<Self, BuildError> {
-        let service = Arc::new(Service::new(engine, rules));
+    fn new(
+        engine: Engine,
+        name: Option<String>,
+        rules: Rules,
+        hook: Option<Hook>,
+    ) -> Result<Self, BuildError> {
+        let service = Arc::new(Service::new(engine, rules, hook));
         let name = name.map(Into::into);
         let presence = plain::Arc::new(Presence { service, name });
         registry::enter(&presence)?;

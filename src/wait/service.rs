@@ -1,15 +1,16 @@
 //! The engine with its queue, and when the queue is served.
 
-use super::Demand;
+use super::{Demand, Hook};
 use super::drain::Drains;
 use super::grower::Grower;
+use super::hook::Hooked;
 use super::knot::Knot;
 use super::onlookers::Onlookers;
 use super::queue::{Queue, Waiter};
 use super::reclaimer::Spawned;
 use super::returner::Returner;
 use super::spawn;
-use super::terms::Rules;
+use super::terms::{Rules, Terms};
 use super::upkeep::Keeper;
 use crate::device::Alarm;
 use crate::engine::bell::Member;
@@ -20,6 +21,7 @@ use crate::measure::Tag;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
 use crate::trace;
 use std::task::Waker;
+use std::time::Duration;
 
 /// Nobody serves.
 const IDLE: u8 = 0;
@@ -55,16 +57,18 @@ pub(crate) struct Service {
     is_orphaned: SharedFlag,
     /// Who waits until everything came back.
     pub(super) drains: Drains,
+    /// Who is asked to free something.
+    pub(super) hooked: Hooked,
 }
 
 impl Service {
-    pub(crate) fn new(engine: Engine, rules: Rules) -> Self {
+    pub(crate) fn new(engine: Engine, rules: Rules, hook: Option<Hook>) -> Self {
         Self {
             rules,
             knot: Knot::new(),
             onlookers: Onlookers::of(&engine),
             engine,
-            queue: Queue::new(),
+            queue: Queue::new(rules.queue_limit),
             serving: SharedState::new(IDLE),
             watches: Mutex::new(Guards::Queue, Watches::new()),
             grower: Grower::new(),
@@ -74,6 +78,7 @@ impl Service {
             returner: Mutex::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
             drains: Drains::new(),
+            hooked: Hooked::new(hook),
         }
     }
 
@@ -209,9 +214,17 @@ impl Service {
         if is_first {
             trace::closed();
         }
+        this.hooked.end();
         Self::serve(this);
         this.engine.bell.ring_held();
         is_first
+    }
+
+    /// How long a plain request for so many bytes would wait that came now, as far as can be told.
+    pub(crate) fn expected_wait(&self, bytes: u64) -> Option<Duration> {
+        let now = self.engine.device.now();
+        let due = Terms::default().due(now, &self.rules);
+        self.queue.expected_wait(bytes, due, now)
     }
 
     /// Why nothing can be granted at all, if so.
