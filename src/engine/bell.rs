@@ -120,7 +120,10 @@ impl Members {
             Member::Waiter(_) | Member::Held(_) | Member::Drain(_) => false,
         });
         let drains = self.wakers.range(Member::Drain(0)..);
-        woken.chain(drains).map(|(_, waker)| waker.clone()).collect()
+        woken
+            .chain(drains)
+            .map(|(_, waker)| waker.clone())
+            .collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The pool: the handle that everything begins with.
 
-mod allocate;
 mod admission;
+mod allocate;
 mod allocate_many;
 mod builder;
 mod debug;
@@ -29,6 +29,8 @@ pub use find::{find_pool, pool_of, pools};
 pub use layout::Layout;
 pub use reservation::Reservation;
 pub use reserve::Reserve;
+#[cfg(feature = "tower")]
+pub(crate) use terms::terms;
 
 use own_stream::OwnStream;
 

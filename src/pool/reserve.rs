@@ -95,6 +95,13 @@ impl Pool {
 impl Reserve<'_> {
     terms!();
 
+    /// The same for that tag, on those terms.
+    #[cfg(feature = "tower")]
+    pub(crate) fn with(mut self, tag: Option<Tag>, terms: Terms) -> Self {
+        (self.tag, self.terms) = (tag, terms);
+        self
+    }
+
     /// The same now or not at all, as [`Pool::try_allocate`].
     ///
     /// # Errors

@@ -151,7 +151,10 @@ impl Drains {
         let mut drains = self.0.lock();
         *drains += 1;
         if *drains == 1 {
-            service.engine.gate.fetch_or(gate::DRAINING, Ordering::SeqCst);
+            service
+                .engine
+                .gate
+                .fetch_or(gate::DRAINING, Ordering::SeqCst);
         }
         drop(drains);
         service.engine.bell.name_drain()
@@ -162,7 +165,10 @@ impl Drains {
         let mut drains = self.0.lock();
         *drains -= 1;
         if *drains == 0 {
-            service.engine.gate.fetch_and(!gate::DRAINING, Ordering::SeqCst);
+            service
+                .engine
+                .gate
+                .fetch_and(!gate::DRAINING, Ordering::SeqCst);
         }
     }
 }

@@ -8,9 +8,7 @@
 use super::Service;
 use super::queue::Waiter;
 use crate::error::{AllocError, Shortfall};
-use crate::sync::{
-    Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain,
-};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
 use crate::trace;
 use async_trait::async_trait;
 use std::cell::RefCell;
@@ -194,7 +192,11 @@ impl Service {
     }
 
     /// Why an allocation within the hook gets nothing.
-    pub(super) fn refusal_in_hook(&self, denial: super::Denial<'_>, waiter: &super::Demand) -> AllocError {
+    pub(super) fn refusal_in_hook(
+        &self,
+        denial: super::Denial<'_>,
+        waiter: &super::Demand,
+    ) -> AllocError {
         match denial {
             super::Denial::Failed(error) => error,
             super::Denial::Short(..) => AllocError::Exhausted(self.shortfall(waiter)),

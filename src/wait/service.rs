@@ -1,6 +1,5 @@
 //! The engine with its queue, and when the queue is served.
 
-use super::{Demand, Hook};
 use super::drain::Drains;
 use super::grower::Grower;
 use super::hook::Hooked;
@@ -12,6 +11,7 @@ use super::returner::Returner;
 use super::spawn;
 use super::terms::{Rules, Terms};
 use super::upkeep::Keeper;
+use super::{Demand, Hook};
 use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Engine, Watches, gate};
