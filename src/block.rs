@@ -52,9 +52,9 @@ struct Extra {
 
 impl Extra {
     #[cold]
-    fn note_freed(&self, block: Use) {
+    fn note_freed(&self, bytes: u64) {
         if let Some(reserved) = &self.reserved {
-            reserved.note_freed(block.bytes);
+            reserved.note_freed(bytes);
         }
     }
 }
@@ -74,7 +74,8 @@ impl Block {
             registration.note_granted(tag, lent.bytes - demand.request.bytes);
         }
         if let Some(onlookers) = registration.onlookers.as_deref() {
-            lent.after = begin(registration, onlookers, &lent, demand, caller)?;
+            // Of a copy, so that where nobody looks on it stays in registers.
+            lent.after = begin(registration, onlookers, &lent.seen(), demand, caller)?;
         }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
         Ok(Self {
@@ -318,7 +319,16 @@ impl Block {
         if self.registration.onlookers.is_some() {
             self.renounce(place);
         }
-        Some(self.lent.take()?.as_used(self.rounding))
+        // Field by field, which stays in registers.
+        let Lent {
+            id, address, bytes, ..
+        } = self.lent.take()?;
+        Some(Use {
+            id,
+            address,
+            bytes,
+            rounding: self.rounding,
+        })
     }
 
     #[cold]
@@ -360,14 +370,14 @@ impl Block {
 
     /// Takes the block off its tag's account, once it is freed.
     #[inline]
-    fn note_freed(&mut self, block: Use) {
+    fn note_freed(&mut self, bytes: u64, address: u64) {
         if let Some(tag) = self.tag {
-            self.registration.note_freed(tag, block.bytes);
+            self.registration.note_freed(tag, bytes);
         }
         if let Some(extra) = self.further.get_mut() {
-            extra.note_freed(block);
+            extra.note_freed(bytes);
         }
-        trace::freed(self.registration.lane.id, block.bytes, block.address);
+        trace::freed(self.registration.lane.id, bytes, address);
     }
 
     fn free_awaited(&mut self, place: &'static Location<'static>) -> Deallocation {
@@ -379,13 +389,13 @@ impl Block {
         let is_its_streams_alone = self.further.get_mut().is_none();
         let fences = if is_its_streams_alone {
             let lane = &self.registration.lane;
-            let ticket: Ticket = service.engine.free(lane, block);
+            let ticket: Ticket = service.engine.free(lane, &block);
             std::iter::once(lane.fence(ticket)).collect()
         } else {
-            service.engine.free_many(&lanes, block)
+            service.engine.free_many(&lanes, &block)
         };
         let passages = Passages::new(service, &lanes, &fences);
-        self.note_freed(block);
+        self.note_freed(block.bytes, block.address);
         Deallocation(passages)
     }
 }
@@ -415,7 +425,7 @@ fn begin(
     let block = lent.as_used(demand.rounding);
     let filled = registration.fill_granted(onlookers, lent.after, block, caller.place);
     if filled.is_err() {
-        let lanes = &[lane.clone()];
+        let lanes = std::slice::from_ref(lane);
         let ending = Ending {
             lent,
             lanes,
@@ -424,7 +434,7 @@ fn begin(
         };
         onlookers.ending(engine, ending);
         // Past the lane: it may be a reservation's.
-        engine.free_many(lanes, block);
+        engine.free_many(lanes, &block);
         if let Some(tag) = demand.tag {
             registration.note_freed(tag, block.bytes);
         }
@@ -441,11 +451,11 @@ impl Drop for Block {
         let is_its_streams_alone = self.further.get_mut().is_none();
         let engine = &self.registration.service.engine;
         if is_its_streams_alone {
-            engine.free(&self.registration.lane, block);
+            engine.free(&self.registration.lane, &block);
         } else {
-            engine.free_many(&self.lanes(), block);
+            engine.free_many(&self.lanes(), &block);
         }
-        self.note_freed(block);
+        self.note_freed(block.bytes, block.address);
     }
 }
 

@@ -84,6 +84,12 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
+    /// The same, for who looks on.
+    #[inline(always)]
+    pub(crate) fn seen(&self) -> Self {
+        Self { ..*self }
+    }
+
     /// As it is freed, with what was not asked for of its bytes.
     #[inline]
     pub(crate) fn as_used(&self, rounding: u32) -> Use {

@@ -4,26 +4,26 @@ use super::{Engine, Lent};
 use crate::device::DeviceError;
 use crate::id::Ticket;
 use crate::lane::{Closed, Freed, Lane, Use};
-use crate::ledger::Fences;
+use crate::ledger::{BlockId, Fences};
 use crate::sync::Arc;
 
 impl Engine {
     /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
     #[inline]
-    pub(crate) fn free(&self, lane: &Lane, block: Use) -> Ticket {
+    pub(crate) fn free(&self, lane: &Lane, block: &Use) -> Ticket {
         let freed = lane.free(block, &self.gate);
         let ticket = freed.ticket;
         if !freed.is_kept || freed.closed.is_some() {
-            self.free_slow(lane, block, freed);
+            self.free_slow(lane, block.id, freed);
         }
         ticket
     }
 
     #[cold]
-    fn free_slow(&self, lane: &Lane, block: Use, freed: Freed) {
+    fn free_slow(&self, lane: &Lane, id: BlockId, freed: Freed) {
         if !freed.is_kept {
             let fences = Fences::one(lane.id, freed.ticket);
-            self.ledger.lock().give_back(block.id, fences);
+            self.ledger.lock().give_back(id, fences);
         }
         self.record_closed(lane, freed.closed);
         self.ring_if_awaited();
@@ -32,7 +32,7 @@ impl Engine {
 
     /// Frees a block that was used on several streams, its own first: it is pending for each of them,
     /// and the order of each is kept. Returns the tickets that it waits for.
-    pub(crate) fn free_many(&self, lanes: &[Arc<Lane>], block: Use) -> Fences {
+    pub(crate) fn free_many(&self, lanes: &[Arc<Lane>], block: &Use) -> Fences {
         lanes[0].count_free(block.bytes, block.rounding);
         let noted: Vec<_> = lanes
             .iter()

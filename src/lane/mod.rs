@@ -210,10 +210,10 @@ impl Lane {
     /// The gate is read inside the critical section: who raises it drains the lane afterwards, so a
     /// block is either drained or not kept.
     #[inline]
-    pub(crate) fn free(&self, block: Use, gate: &SharedState) -> Freed {
+    pub(crate) fn free(&self, block: &Use, gate: &SharedState) -> Freed {
         let Use {
             id, address, bytes, ..
-        } = block;
+        } = *block;
         let mut front = self.front.lock();
         front.book.note_free(bytes, block.rounding);
         let ticket = front.note_use(bytes);

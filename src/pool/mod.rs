@@ -195,7 +195,7 @@ impl Pool {
         if let Some(drawn) = self.draw(registration, &demand, place) {
             return drawn;
         }
-        match try_now((&**registration).into(), demand, Effort::Immediate) {
+        match try_now((&**registration).into(), &demand, Effort::Immediate) {
             Ok(lent) => {
                 let waited = false;
                 let caller = Caller { place, waited };

@@ -89,7 +89,7 @@ impl<'a> Allocation<'a> {
         if !self.is_new() {
             return self.poll_waiting(context).map_ok(only);
         }
-        let denial = match try_now(self.asker, *demand, Effort::Poll) {
+        let denial = match try_now(self.asker, demand, Effort::Poll) {
             Ok(lent) => {
                 self.stage = Stage::Done;
                 return Poll::Ready(Ok(lent));
@@ -330,18 +330,17 @@ pub(crate) enum Denial<'a> {
 ///
 /// What is lent was claimed by the tag it is for: whoever ends it disclaims that.
 #[inline]
-pub(crate) fn try_now(
-    asker: Asker<'_>,
-    demand: Demand,
+pub(crate) fn try_now<'a>(
+    asker: Asker<'a>,
+    demand: &Demand,
     effort: Effort,
-) -> Result<Lent, Denial<'_>> {
-    let claim = claim(asker, &demand)?;
+) -> Result<Lent, Denial<'a>> {
+    let claim = claim(asker, demand)?;
     let Asker { service, lane } = asker;
     let engine = &service.engine;
-    let Demand { request, .. } = demand;
-    if request.alignment <= engine.settings.alignment {
-        if let Some(lent) = engine.take_own(lane, request.bytes, demand.rounding) {
-            claim.map(Claim::keep);
+    if demand.request.alignment <= engine.settings.alignment {
+        if let Some(lent) = engine.take_own(lane, demand.request.bytes, demand.rounding) {
+            Claim::keep(claim);
             return Ok(lent);
         }
     }
@@ -386,7 +385,7 @@ fn claim_for<'a>(asker: Asker<'a>, demand: &Demand, tag: Tag) -> Result<Claim<'a
 #[cold]
 fn try_above_the_lane<'a>(
     asker: Asker<'a>,
-    demand: Demand,
+    demand: &Demand,
     effort: Effort,
     claim: Option<Claim<'a>>,
 ) -> Result<Lent, Denial<'a>> {
@@ -423,7 +422,7 @@ fn climb_or_deny<'a, T>(
     service.engine.ring_if_awaited();
     match climbed {
         Ok(lent) => {
-            claim.map(Claim::keep);
+            Claim::keep(claim);
             Ok(lent)
         }
         Err(Refusal::Short(patience)) => Err(Denial::Short(patience, claim)),

@@ -34,8 +34,10 @@ impl<'a> Claim<'a> {
         })
     }
 
-    pub(super) fn keep(self) {
-        std::mem::forget(self);
+    /// What was claimed, if anything was, goes with a grant or a place.
+    #[inline]
+    pub(super) fn keep(claim: Option<Self>) {
+        std::mem::forget(claim);
     }
 }
 

@@ -5,12 +5,11 @@
 //! request due earlier by so many steps. So each request is overtaken only by those that are due earlier:
 //! a bounded number, since from some moment on every newcomer is due later, whatever its priority.
 //!
-//! **Tags with a weight take turns.** Each is a *flow* beside the one of all others, which has a weight of
-//! 1. Flows are served by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): a turn costs a flow
-//! the bytes that it got over its weight, and the flow that has paid least is next. A flow that had nothing
-//! to ask for saves nothing up. So while two flows both have requests waiting, what they get over their
-//! weights differs by no more than one largest request of each over its weight; within a flow the order is
-//! that of being due.
+//! **Tags with a weight take turns.** Each is a *flow* beside that of all others, whose weight is 1. Flows are
+//! served by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): a turn costs a flow the bytes
+//! that it got over its weight, and the flow that has paid least is next. A flow that had nothing to ask for
+//! saves nothing up. So while two flows both have requests waiting, what they get over their weights differs
+//! by no more than one largest request of each over its weight; within a flow the order is that of being due.
 
 use crate::measure::Tag;
 use std::collections::BTreeMap;

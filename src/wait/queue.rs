@@ -271,9 +271,7 @@ impl Queue {
             Some((_, account)) if claim.is_none() => account.claim_or_hold(bytes).is_ok(),
             _ => true,
         };
-        if let Some(claim) = claim {
-            claim.keep();
-        }
+        Claim::keep(claim);
         let turn = Turn {
             due: newcomer.due,
             place: standing.next,

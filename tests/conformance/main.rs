@@ -36,6 +36,7 @@ mod lifetime;
 mod parts;
 mod pools;
 mod reuse;
+mod services;
 mod sharing;
 mod statistics;
 mod tasks;

@@ -94,6 +94,12 @@ macro_rules! suite {
                     a_snapshot_adds_up_at_rest,
                     a_history_has_the_order_of_what_happened,
                     leaks_are_what_is_in_use;
+                services:
+                    a_tags_limit_holds_its_own_requests_back,
+                    who_is_due_first_is_served_first,
+                    the_head_is_passed_so_often_only,
+                    what_is_reserved_neither_waits_nor_is_overwritten,
+                    several_blocks_are_granted_together;
                 waiting:
                     a_spurious_wake_polls_again,
                     the_latest_waker_is_woken,

@@ -57,6 +57,8 @@ mod parts;
 mod pools;
 #[path = "../conformance/reuse.rs"]
 mod reuse;
+#[path = "../conformance/services.rs"]
+mod services;
 #[path = "../conformance/sharing.rs"]
 mod sharing;
 #[path = "../conformance/statistics.rs"]

@@ -1,0 +1,138 @@
+//! What services need of waiting: limits, turns, and memory that is set aside.
+
+use crate::bench::Bench;
+use crate::common::{MIB, poll};
+use crate::site::{Site, settle_all};
+use futures::executor::block_on;
+use std::time::Duration;
+use weirpool::{AllocError, Block, Layout, Overtaking, Rung, Tag};
+
+/// [21] RMM `limiting_resource_adaptor`, for each tenant: who is over its limit fails, or waits, and keeps
+/// nobody else from anything.
+pub(crate) fn a_tags_limit_holds_its_own_requests_back<B: Bench>() {
+    let guest = Tag::new("services: guest");
+    let site = Site::<B>::with(32 * MIB, |builder| builder.tag_limit(guest, 8 * MIB));
+    let worker = site.worker();
+    let allocate = |bytes| site.pool.allocate(&worker.stream, bytes).tag(guest);
+    let first = allocate(6 * MIB).try_now().unwrap();
+    let refused = allocate(4 * MIB).try_now().unwrap_err();
+    assert!(matches!(refused, AllocError::LimitReached { tag, .. } if tag == guest));
+    let mut waiting = allocate(4 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    let other = worker.take(20 * MIB);
+    worker.use_up(&other, 1);
+    worker.use_up(&first, 2);
+    drop(first);
+    let second = block_on(waiting).unwrap();
+    worker.use_up(&second, 3);
+    assert_eq!(site.pool.statistics_of_tag(guest).used.current, 4 * MIB);
+    worker.settle();
+    drop((other, second));
+    assert_eq!(site.pool.statistics_of_tag(guest).used.current, 0);
+    site.assert_sound();
+}
+
+/// Deadlines and priorities say who is served next.
+pub(crate) fn who_is_due_first_is_served_first<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let worker = site.worker();
+    let all = worker.take(8 * MIB);
+    let allocate = || site.pool.allocate(&worker.stream, 8 * MIB);
+    let far = Duration::from_secs(500);
+    let mut plain = allocate();
+    let mut late = allocate().deadline(far * 2);
+    let mut urgent = allocate().deadline(far * 2).priority(1_000_000);
+    for waiting in [&mut plain, &mut late, &mut urgent] {
+        assert!(poll(waiting).is_pending());
+    }
+    drop(all);
+    let mut order = Vec::new();
+    for (name, waiting) in [("urgent", urgent), ("plain", plain), ("late", late)] {
+        let block = block_on(waiting).unwrap();
+        worker.use_up(&block, 1);
+        order.push((name, site.pool.statistics().waits.served));
+    }
+    assert_eq!(order, [("urgent", 1), ("plain", 2), ("late", 3)]);
+    worker.settle();
+    site.assert_sound();
+}
+
+/// A small request may pass the head of the queue as often as it was allowed to.
+pub(crate) fn the_head_is_passed_so_often_only<B: Bench>() {
+    let bound = Overtaking {
+        times: 2,
+        bytes: 4 * MIB,
+    };
+    let site = Site::<B>::with(16 * MIB, |builder| builder.overtaking(bound).lane_bytes(0));
+    let worker = site.worker();
+    let held = worker.take(8 * MIB);
+    let mut head = site.pool.allocate(&worker.stream, 16 * MIB);
+    assert!(poll(&mut head).is_pending());
+    let small = || {
+        site.pool
+            .allocate(&worker.stream, MIB)
+            .deadline(Duration::from_secs(500))
+    };
+    let passed: Vec<Block> = (0..2).map(|_| block_on(small()).unwrap()).collect();
+    let mut third = small();
+    assert!(poll(&mut third).is_pending());
+    drop((held, passed));
+    let head = block_on(head).unwrap();
+    worker.use_up(&head, 1);
+    drop(head);
+    drop(block_on(third).unwrap());
+    worker.settle();
+    site.assert_sound();
+}
+
+/// What is set aside is there while others have the rest; what is freed of it comes back in the order of its
+/// streams, on another behind a wait on the device.
+pub(crate) fn what_is_reserved_neither_waits_nor_is_overwritten<B: Bench>() {
+    let site = Site::<B>::new(16 * MIB);
+    let [first, second] = site.workers();
+    let reservation = site.pool.reserve(8 * MIB).try_now().unwrap();
+    let others = first.take(8 * MIB);
+    first.take_nothing(MIB);
+    let block = reservation.allocate(&first.stream, 8 * MIB).unwrap();
+    let address = block.address();
+    let gate = first.use_until_opened(&block, 1);
+    drop(block);
+    let again = reservation.allocate(&first.stream, 8 * MIB).unwrap();
+    assert_eq!((again.address(), again.rung()), (address, Rung::SameStream));
+    first.use_up(&again, 2);
+    drop(again);
+    let elsewhere = reservation.allocate(&second.stream, 8 * MIB).unwrap();
+    assert_eq!(elsewhere.rung(), Rung::DeviceWait);
+    second.use_up(&elsewhere, 3);
+    gate.open();
+    settle_all(&[&first, &second]);
+    drop((elsewhere, reservation, others));
+    site.assert_sound();
+}
+
+/// Several blocks, all or none, from one place in the queue, each with its alignment.
+pub(crate) fn several_blocks_are_granted_together<B: Bench>() {
+    let site = Site::<B>::new(16 * MIB);
+    let worker = site.worker();
+    let held = worker.take(8 * MIB);
+    let layouts = [
+        Layout::new(MIB),
+        Layout::new(6 * MIB).alignment(4096),
+        Layout::new(5 * MIB),
+    ];
+    let refused = site.pool.allocate_many(&worker.stream, layouts).try_now();
+    assert!(matches!(refused, Err(AllocError::Exhausted(_))));
+    assert_eq!(site.pool.statistics().used.current, 8 * MIB);
+    let mut waiting = site.pool.allocate_many(&worker.stream, layouts);
+    assert!(poll(&mut waiting).is_pending());
+    worker.use_up(&held, 1);
+    drop(held);
+    let blocks = block_on(waiting).unwrap();
+    for (block, value) in blocks.iter().zip(2..) {
+        worker.use_up(block, value);
+    }
+    assert_eq!(blocks[1].address() % 4096, 0);
+    worker.settle();
+    drop(blocks);
+    site.assert_sound();
+}

@@ -1,0 +1,444 @@
+//! Memory set aside, and several blocks from one place in the queue.
+
+mod common;
+
+use common::*;
+use std::task::Poll;
+use weirpool::device::sim::SimDevice;
+use weirpool::*;
+
+/// 32 MiB in handles of 2 MiB, of which nothing is kept by lanes.
+fn small(device: &SimDevice) -> Pool {
+    builder(device, 32 * MIB).lane_bytes(0).build().unwrap()
+}
+
+fn used(pool: &Pool) -> u64 {
+    pool.statistics().used.current
+}
+
+/// What is set aside is nobody else's, and what is allocated of it neither waits nor fails.
+#[test]
+fn what_is_reserved_is_there_whatever_others_take() {
+    let device = manual();
+    let pool = small(&device);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let reservation = now(pool.reserve(8 * MIB)).unwrap();
+    assert_eq!((reservation.size(), reservation.left()), (8 * MIB, 8 * MIB));
+    assert_eq!(used(&pool), 8 * MIB);
+    let others = pool.try_allocate(&a, 24 * MIB).unwrap();
+    use_block(&work, &others, us(1000));
+    assert!(pool.try_allocate(&b, MIB).is_err());
+    let mut waiting = pool.allocate(&b, MIB);
+    assert!(poll(&mut waiting).is_pending(), "the gate is closed");
+    let one = reservation.allocate(&a, 4 * MIB).unwrap();
+    let two = reservation.allocate(&b, 4 * MIB).unwrap();
+    assert_ne!(one.address(), two.address());
+    let error = reservation.allocate(&a, 512).unwrap_err();
+    let expected = AllocError::NotReserved {
+        requested: 512,
+        left: 0,
+        largest: 0,
+    };
+    assert_eq!(error, expected);
+    pool.check().unwrap();
+    drop((one, reservation));
+    // It is the pool's again, behind the work of the stream that freed it, and serves who waits.
+    assert!(poll(&mut waiting).is_pending());
+    device.advance(us(1000));
+    drop(now(waiting).unwrap());
+    drop((two, others));
+    pool.check_conserved().unwrap();
+}
+
+/// What is freed is the reservation's again: at once on its stream, on another behind its work.
+#[test]
+fn what_is_freed_is_reserved_again() {
+    let device = manual();
+    let pool = small(&device);
+    let (work_a, a) = stream(&device, &pool);
+    let (work_b, b) = stream(&device, &pool);
+    let reservation = pool.reserve(4 * MIB).try_now().unwrap();
+    let block = reservation.allocate(&a, 4 * MIB).unwrap();
+    let address = block.address();
+    use_block(&work_a, &block, us(100));
+    drop(block);
+    let again = reservation.allocate(&a, 4 * MIB).unwrap();
+    assert_eq!((again.address(), again.rung()), (address, Rung::SameStream));
+    use_block(&work_a, &again, us(100));
+    drop(again);
+    let elsewhere = reservation.allocate(&b, 4 * MIB).unwrap();
+    assert_eq!(elsewhere.rung(), Rung::DeviceWait);
+    use_block(&work_b, &elsewhere, us(10)); // the checker would find it out of order
+    device.advance(us(210));
+    assert_eq!(work_b.backlog(), 0);
+    drop(elsewhere);
+    assert!(
+        pool.try_allocate(&a, 32 * MIB).is_err(),
+        "it is reserved still"
+    );
+    drop(reservation);
+    device.advance(us(100));
+    drop(pool.try_allocate(&a, 32 * MIB).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// A small block of a reservation is not kept by the stream's lane, from where others would have it.
+#[test]
+fn lanes_keep_nothing_of_a_reservation() {
+    let device = manual();
+    let pool = pool(&device, 32 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let reservation = pool.reserve(4096).try_now().unwrap();
+    for awaited in [false, true] {
+        let block = reservation.allocate(&stream, 4096).unwrap();
+        if awaited {
+            drop(block.deallocate());
+        } else {
+            drop(block);
+        }
+        assert_eq!(pool.statistics().kept_by_lanes, 0);
+        assert_eq!(reservation.left(), 4096);
+    }
+    drop(reservation);
+    pool.check_conserved().unwrap();
+}
+
+/// A stream that takes no wait has what is complete, and nothing else.
+#[test]
+fn without_waits_on_the_device_pending_memory_is_left_alone() {
+    let device = SimDevice::builder()
+        .memory(1 << 30)
+        .clock(weirpool::device::sim::Clock::Manual)
+        .device_side_waits(false)
+        .build();
+    let pool = small(&device);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let reservation = pool.reserve(4 * MIB).try_now().unwrap();
+    let block = reservation.allocate(&a, 4 * MIB).unwrap();
+    use_block(&work, &block, us(100));
+    drop(block);
+    let error = reservation.allocate(&b, 4 * MIB).unwrap_err();
+    assert!(matches!(error, AllocError::NotReserved { left, .. } if left == 4 * MIB));
+    a.seal().unwrap();
+    device.advance(us(100));
+    pool.harvest().unwrap();
+    drop(reservation.allocate(&b, 4 * MIB).unwrap());
+}
+
+/// Each layout has a place of its own, whatever is allocated and freed in between.
+#[test]
+fn each_layout_has_its_place() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let sizes = [MIB, 5000, 3 * MIB + 700, 64 << 10, 5000];
+    let layouts = sizes.map(|bytes| Layout::new(bytes).alignment(4096));
+    let reservation = pool.reserve_many(layouts).try_now().unwrap();
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut blocks: [Option<Block>; 5] = std::array::from_fn(|_| None);
+    for _ in 0..2000 {
+        let at = random.usize(..5);
+        match &mut blocks[at] {
+            Some(_) => blocks[at] = None,
+            empty => {
+                let block = reservation.allocate(&stream, layouts[at]).unwrap();
+                assert_eq!(block.address() % 4096, 0);
+                *empty = Some(block);
+            }
+        }
+        pool.check().unwrap();
+    }
+    drop(blocks);
+    drop(reservation);
+    pool.check_conserved().unwrap();
+}
+
+/// Pieces that were freed one by one are one again for who needs all of it.
+#[test]
+fn pieces_are_joined_when_they_are_needed() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let reservation = pool.reserve(8 * MIB).try_now().unwrap();
+    for _ in 0..3 {
+        let pieces: Vec<_> = (0..8)
+            .map(|at| {
+                let stream = if at % 2 == 0 { &a } else { &b };
+                reservation.allocate(stream, MIB).unwrap()
+            })
+            .collect();
+        drop(pieces);
+        drop(reservation.allocate(&a, 8 * MIB).unwrap());
+    }
+    pool.check().unwrap();
+}
+
+/// It waits in the queue like anybody, for memory that is complete on every stream.
+#[test]
+fn reserving_waits_for_what_is_complete() {
+    let device = manual();
+    let pool = small(&device);
+    let (work, a) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 32 * MIB).unwrap();
+    use_block(&work, &block, us(100));
+    let (woken, waker) = Count::new();
+    let mut reserving = pool.reserve(16 * MIB);
+    assert!(poll_with(&mut reserving, &waker).is_pending());
+    let mut behind = pool.allocate(&a, MIB);
+    assert!(poll(&mut behind).is_pending());
+    drop(block);
+    assert!(
+        poll_with(&mut reserving, &waker).is_pending(),
+        "the work runs"
+    );
+    let before = woken.get();
+    device.advance(us(100));
+    assert!(woken.get() > before);
+    let Poll::Ready(Ok(reservation)) = poll_with(&mut reserving, &waker) else {
+        panic!("it is complete");
+    };
+    drop(now(behind).unwrap());
+    assert_eq!(pool.statistics().waits.served, 2);
+    drop(reservation);
+    pool.check_conserved().unwrap();
+}
+
+/// Dropped at whatever stage, it has taken nothing.
+#[test]
+fn a_dropped_future_leaves_nothing_reserved() {
+    let device = manual();
+    let [tag] = ["reservations: dropped"].map(Tag::new);
+    let pool = builder(&device, 32 * MIB)
+        .tag_limit(tag, 16 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    for stage in 0..4 {
+        let mut block = Some(pool.try_allocate(&stream, 32 * MIB).unwrap());
+        let mut reserving = pool.reserve(8 * MIB).tag(tag);
+        if stage > 0 {
+            assert!(poll(&mut reserving).is_pending());
+        }
+        if stage > 1 {
+            block = None;
+        }
+        let mut behind = (stage == 3).then(|| pool.allocate(&stream, 512));
+        if let Some(behind) = &mut behind {
+            // Serves the queue, and so grants what nobody takes.
+            let _ = poll(behind);
+        }
+        drop(reserving);
+        drop((block, behind));
+        assert_eq!(pool.statistics_of_tag(tag).used.current, 0);
+        pool.check_conserved().unwrap();
+    }
+    // Its own memory, once the pool was closed, is no exception.
+    let reservation = pool.reserve(MIB).try_now().unwrap();
+    pool.close();
+    assert_eq!(
+        reservation.allocate(&stream, 512).unwrap_err(),
+        AllocError::Closed
+    );
+    drop(reservation);
+    pool.check_conserved().unwrap();
+}
+
+/// What is reserved for a tag counts for it, whole, until it is given back: by the handle, or by the last
+/// block that outlives that.
+#[test]
+fn a_reservation_counts_for_its_tag() {
+    let device = manual();
+    let tag = Tag::new("reservations: counts");
+    let pool = builder(&device, 32 * MIB)
+        .tag_limit(tag, 8 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let of_tag = || pool.statistics_of_tag(tag).used.current;
+    let mut reservation = pool.reserve(6 * MIB).tag(tag).try_now().unwrap();
+    let refused = pool.reserve(3 * MIB).tag(tag).try_now().unwrap_err();
+    assert!(matches!(refused, AllocError::LimitReached { .. }));
+    let block = reservation.allocate(&stream, 2 * MIB).unwrap();
+    assert_eq!(block.tag(), Some(tag));
+    assert_eq!(of_tag(), 6 * MIB);
+    drop(reservation.allocate(&stream, 4 * MIB).unwrap());
+    assert_eq!(of_tag(), 6 * MIB);
+    now(Box::pin(reservation.grow(2 * MIB))).unwrap();
+    assert_eq!((of_tag(), reservation.size()), (8 * MIB, 8 * MIB));
+    let part = reservation.split(MIB).unwrap();
+    drop(part);
+    assert_eq!(of_tag(), 7 * MIB);
+    drop(reservation);
+    assert_eq!(of_tag(), 2 * MIB);
+    drop(block);
+    assert_eq!(of_tag(), 0);
+    pool.check_conserved().unwrap();
+}
+
+/// Two parts go their own ways.
+#[test]
+fn a_reservation_can_be_split() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let mut whole = pool.reserve(8 * MIB).try_now().unwrap();
+    let held = whole.allocate(&stream, 2 * MIB).unwrap();
+    let error = whole.split(7 * MIB).unwrap_err();
+    assert!(matches!(error, AllocError::NotReserved { left, .. } if left == 6 * MIB));
+    let part = whole.split(6 * MIB).unwrap();
+    assert_eq!((whole.left(), part.left()), (0, 6 * MIB));
+    drop(held);
+    assert_eq!((whole.left(), part.left()), (2 * MIB, 6 * MIB));
+    let other = part.allocate(&stream, 6 * MIB).unwrap();
+    drop((whole, part, other));
+    pool.check_conserved().unwrap();
+}
+
+/// Blocks that outlive their reservation are anybody's when they are freed.
+#[test]
+fn blocks_outlive_their_reservation() {
+    let device = manual();
+    let pool = small(&device);
+    let (work, stream) = stream(&device, &pool);
+    let reservation = pool.reserve(16 * MIB).try_now().unwrap();
+    let block = reservation.allocate(&stream, 4 * MIB).unwrap();
+    use_block(&work, &block, us(50));
+    drop(reservation);
+    assert_eq!(used(&pool), 4 * MIB);
+    drop(pool.try_allocate(&stream, 28 * MIB).unwrap());
+    drop(block);
+    device.advance(us(50));
+    drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// In its scope the pool's allocations draw from it: of that task, and of that pool.
+#[test]
+fn a_scope_draws_from_the_reservation() {
+    let device = manual();
+    let pool = small(&device);
+    let elsewhere = small(&device);
+    let (_, stream_here) = stream(&device, &pool);
+    let (_, stream_there) = stream(&device, &elsewhere);
+    let tag = Tag::new("reservations: scope");
+    let reservation = pool.reserve(8 * MIB).try_now().unwrap();
+    let inner = pool.reserve(2 * MIB).try_now().unwrap();
+    let left = || (reservation.left(), inner.left());
+    let blocks = now(Box::pin(reservation.scope(async {
+        let awaited = pool.allocate(&stream_here, 4 * MIB).await.unwrap();
+        let tried = pool.try_allocate(&stream_here, MIB).unwrap();
+        assert_eq!(left(), (3 * MIB, 2 * MIB));
+        let nested = inner.scope(async { pool.try_allocate(&stream_here, MIB).unwrap() });
+        let nested = nested.await;
+        assert_eq!(left(), (3 * MIB, MIB));
+        let other_pool = elsewhere.try_allocate(&stream_there, MIB).unwrap();
+        let other_tag = pool.allocate(&stream_here, MIB).tag(tag).try_now().unwrap();
+        let too_large = pool.try_allocate(&stream_here, 4 * MIB).unwrap();
+        assert_eq!(left(), (3 * MIB, MIB));
+        (awaited, tried, nested, other_pool, other_tag, too_large)
+    })));
+    let outside = pool.try_allocate(&stream_here, MIB).unwrap();
+    assert_eq!(left(), (3 * MIB, MIB));
+    drop((blocks, outside));
+    assert_eq!(left(), (8 * MIB, 2 * MIB));
+    drop((reservation, inner));
+    pool.check_conserved().unwrap();
+}
+
+/// All or none, in the order of the layouts, and from one place in the queue.
+#[test]
+fn several_blocks_are_granted_together() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let layouts = [MIB, 16 * MIB, 2 * MIB, 9 * MIB];
+    let refused = pool.allocate_many(&stream, layouts).try_now().unwrap_err();
+    assert!(matches!(refused, AllocError::Exhausted(s) if s.requested == 28 * MIB));
+    assert_eq!(used(&pool), 8 * MIB, "none of them");
+    let never = pool.allocate_many(&stream, [16 * MIB, 17 * MIB]).try_now();
+    assert!(matches!(never, Err(AllocError::TooLarge { requested, .. }) if requested == 33 * MIB));
+    let mut waiting = pool.allocate_many(&stream, layouts);
+    assert!(poll(&mut waiting).is_pending());
+    let mut behind = pool.allocate(&stream, 512);
+    assert!(poll(&mut behind).is_pending());
+    assert_eq!(used(&pool), 8 * MIB, "nothing is held while it waits");
+    drop(held);
+    let blocks = now(waiting).unwrap();
+    assert_eq!(blocks.iter().map(Block::size).collect::<Vec<_>>(), layouts);
+    drop(now(behind).unwrap());
+    drop(blocks);
+    assert_eq!(
+        now(pool.allocate_many(&stream, [0u64; 0])).unwrap().len(),
+        0
+    );
+    pool.check_conserved().unwrap();
+}
+
+/// Tasks that take two blocks each, one after the other, knot; together, they do not. In random order, on
+/// many streams, with memory for two of them.
+#[test]
+fn together_there_is_no_knot() {
+    let device = SimDevice::new();
+    let pool = builder(&device, 16 * MIB).build().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (pool, device) = (&pool, &device);
+            scope.spawn(move || {
+                let (work, stream) = stream(device, pool);
+                let mut random = fastrand::Rng::with_seed(thread);
+                for round in 0..200 {
+                    let sizes = [random.u64(1..4 * MIB), random.u64(1..4 * MIB)];
+                    if round % 2 == 0 {
+                        let blocks = pool.allocate_many(&stream, sizes);
+                        let blocks = futures::executor::block_on(blocks).unwrap();
+                        use_block(&work, &blocks[0], us(5));
+                    } else {
+                        let reserving = pool.reserve_many(sizes);
+                        let reservation = futures::executor::block_on(reserving).unwrap();
+                        let first = reservation.allocate(&stream, sizes[0]).unwrap();
+                        use_block(&work, &first, us(5));
+                        let second = reservation.allocate(&stream, sizes[1]).unwrap();
+                        drop((first, reservation, second));
+                    }
+                }
+            });
+        }
+    });
+    device.block_on(async {});
+    pool.harvest().unwrap();
+    pool.check_conserved().unwrap();
+}
+
+/// Where nothing is pooled there is nothing to set aside; several blocks can be had together all the same.
+#[test]
+fn without_pooling_nothing_is_set_aside() {
+    let device = manual();
+    let pool = Pool::builder(device.clone()).unpooled().build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let refused = pool.reserve(MIB).try_now().unwrap_err();
+    assert_eq!(refused, AllocError::NotReservable);
+    let blocks = pool.allocate_many(&stream, [MIB, MIB]).try_now().unwrap();
+    assert_eq!(blocks.len(), 2);
+}
+
+/// The statistics, the snapshot and the look-up by address know it.
+#[test]
+fn it_is_seen_for_what_it_is() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let reservation = pool.reserve(8 * MIB).try_now().unwrap();
+    let block = reservation.allocate(&stream, 2 * MIB).unwrap();
+    let snapshot = pool.snapshot();
+    assert_eq!(snapshot.bytes_in(BlockState::Reserved), 6 * MIB);
+    assert_eq!(snapshot.bytes_in(BlockState::Used), 2 * MIB);
+    assert_eq!(pool.statistics().live_blocks, 1);
+    assert_eq!(pool.statistics().used.current, 8 * MIB);
+    drop(block);
+    assert_eq!(pool.snapshot().bytes_in(BlockState::Reserved), 8 * MIB);
+    assert_eq!(pool.trim_to(0).unwrap(), 0, "it is not free");
+}
