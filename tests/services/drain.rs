@@ -186,7 +186,8 @@ fn a_device_that_breaks_ends_it() {
 #[test]
 fn without_pooling_it_drains_too() {
     let device = manual();
-    let pool = base(&device).unpooled().build().unwrap();
+    let pool = Pool::builder(device.clone());
+    let pool = pool.capacity(ALL).unpooled().build().unwrap();
     let (work, stream) = stream(&device, &pool);
     let block = pool.try_allocate(&stream, MIB).unwrap();
     use_block(&work, &block, us(100));
