@@ -92,11 +92,9 @@ impl Engine {
     /// What is lent, if nothing is on its way back: nothing pending, kept by a lane, being moved, or to be had
     /// from others.
     pub(crate) fn lent_if_quiet(&self) -> Option<u64> {
-        if self.pressure.is_felt() || self.lanes().iter().any(|lane| lane.figures().kept > 0) {
-            return None;
-        }
         let totals = self.totals();
         let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
-        is_quiet.then_some(totals.lent.current)
+        let is_kept = || self.lanes().iter().any(|lane| lane.is_keeping());
+        (is_quiet && !self.pressure.is_felt() && !is_kept()).then_some(totals.lent.current)
     }
 }

@@ -9,7 +9,7 @@ use crate::ledger::Request;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{Allocation, Caller, Demand, Denial, Registration, Terms, try_all_now};
+use crate::wait::{Allocation, Caller, Demand, Denial, Registration, Terms, block_on, try_all_now};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -133,6 +133,15 @@ impl AllocateMany<'_> {
                 Err(service.limit_reached(tag, demand.request.bytes))
             }
         }
+    }
+
+    /// Blocks this thread until there is memory: as [`Allocate::blocking`](crate::Allocate::blocking).
+    ///
+    /// # Errors
+    /// As when it is [awaited](Self).
+    pub fn blocking(self) -> Result<Vec<Block>, AllocError> {
+        let service = &self.registration.service;
+        block_on(service, self)
     }
 
     fn parts(&self) -> Result<(Demand, Parts), AllocError> {
