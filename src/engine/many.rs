@@ -89,12 +89,12 @@ impl Engine {
         }
     }
 
-    /// What is lent, if nothing is on its way back: nothing pending, kept by a lane, being moved, or to be had
-    /// from others.
-    pub(crate) fn lent_if_quiet(&self) -> Option<u64> {
+    /// How much was given back so far, if nothing is on its way: nothing pending, kept by a lane, being moved, or
+    /// to be had from others.
+    pub(crate) fn returns_if_quiet(&self) -> Option<u64> {
         let totals = self.totals();
         let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
         let is_kept = || self.lanes().iter().any(|lane| lane.is_keeping());
-        (is_quiet && !self.pressure.is_felt() && !is_kept()).then_some(totals.lent.current)
+        (is_quiet && !self.pressure.is_felt() && !is_kept()).then_some(totals.returns)
     }
 }
