@@ -153,11 +153,7 @@ impl AllocateMany<'_> {
         let place = self.place;
         let caller = Caller { place, waited };
         let blocks = loans.into_iter().zip(&*parts.all).map(|(lent, part)| {
-            let demand = Demand {
-                request: part.request,
-                rounding: part.rounding,
-                tag: self.tag,
-            };
+            let demand = Demand::of_part(*part, self.tag);
             Block::new(self.registration, lent, &demand, caller)
         });
         // All of them first: what is lent has an owner from here on, whatever becomes of the others.

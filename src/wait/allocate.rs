@@ -203,7 +203,7 @@ impl<'a> Allocation<'a> {
         let looked = self.look_and_serve(context);
         if let (Poll::Ready(Ok(loans)), Stage::Waiting { waiter, .. }) = (&looked, &self.stage) {
             match &waiter.wants {
-                Wants::Block => count(&waiter.lane, loans, &[waiter.demand.rounding]),
+                Wants::Block => count(&waiter.lane, &loans[0], &waiter.demand),
                 Wants::Parts(parts) => count_parts(&waiter.lane, loans, parts),
             }
         }
@@ -394,7 +394,7 @@ fn try_above_the_lane<'a>(
         engine.climb(lane, demand.request, effort, patience)
     })?;
     // The lane counts what it gives itself while it is locked.
-    asker.lane.count_from_above(lent.bytes, demand.rounding);
+    count(asker.lane, &lent, demand);
     Ok(lent)
 }
 
@@ -432,15 +432,14 @@ fn climb_or_deny<'a, T>(
 }
 
 /// What was granted above a lane is counted by it.
-fn count(lane: &Lane, loans: &Loans, roundings: &[u32]) {
-    for (lent, rounding) in loans.iter().zip(roundings) {
-        lane.count_from_above(lent.bytes, *rounding);
-    }
+fn count(lane: &Lane, lent: &Lent, demand: &Demand) {
+    lane.count_from_above(lent.bytes, demand.rounding_of(lent.bytes));
 }
 
 fn count_parts(lane: &Lane, loans: &Loans, parts: &Parts) {
-    let roundings: Vec<_> = parts.all.iter().map(|part| part.rounding).collect();
-    count(lane, loans, &roundings);
+    for (lent, part) in loans.iter().zip(&*parts.all) {
+        count(lane, lent, &Demand::of_part(*part, None));
+    }
 }
 
 fn only(mut loans: Loans) -> Lent {

@@ -29,6 +29,8 @@ struct Book {
     calls: BTreeMap<&'static str, u64>,
     /// Calls that are to fail: how many of them may still pass, and how the next one fails.
     faults: BTreeMap<&'static str, (u64, DeviceErrorKind)>,
+    /// Calls that fail, whenever they are made, and how.
+    refused: BTreeMap<&'static str, DeviceErrorKind>,
     /// Calls that are answered as if all were well, and not made.
     lies: BTreeSet<&'static str>,
     /// Bytes of physical memory taken, by handle or address.
@@ -94,6 +96,15 @@ impl Probe {
         self.book().faults.insert(name, (nth - 1, kind));
     }
 
+    /// Makes every such call fail, without effect, until it is [allowed](Self::allow).
+    pub(crate) fn refuse(&self, name: &'static str, kind: DeviceErrorKind) {
+        self.book().refused.insert(name, kind);
+    }
+
+    pub(crate) fn allow(&self, name: &str) {
+        self.book().refused.remove(name);
+    }
+
     /// Has this done in the middle of the next such call (`query`, `create`, `destroy`, `allocate` or
     /// `free`), when it is answered and the caller has not heard of it.
     pub(crate) fn amid_next(&self, name: &'static str, meanwhile: impl FnOnce() + Send + 'static) {
@@ -131,6 +142,9 @@ impl Probe {
     fn enter(&self, name: &'static str) -> Result<&dyn Device, DeviceError> {
         let mut book = self.book();
         *book.calls.entry(name).or_default() += 1;
+        if let Some(kind) = book.refused.get(name) {
+            return Err(DeviceError::new(name, *kind, "a fault that was asked for"));
+        }
         match book.faults.get_mut(name) {
             Some((0, kind)) => {
                 let kind = *kind;
