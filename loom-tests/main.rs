@@ -9,6 +9,7 @@ mod figures;
 mod grants;
 mod limits;
 mod releases;
+mod services;
 mod waits;
 
 use std::pin::Pin;

@@ -195,12 +195,12 @@ impl Service {
     pub(super) fn refusal_in_hook(
         &self,
         denial: super::Denial<'_>,
-        waiter: &super::Demand,
+        demand: &super::Demand,
     ) -> AllocError {
         match denial {
             super::Denial::Failed(error) => error,
-            super::Denial::Short(..) => AllocError::Exhausted(self.shortfall(waiter)),
-            super::Denial::OverLimit(tag) => self.limit_reached(tag, waiter.request.bytes),
+            super::Denial::Short(..) => AllocError::Exhausted(self.shortfall(demand)),
+            super::Denial::OverLimit(tag) => self.limit_reached(tag, demand.request.bytes),
         }
     }
 

@@ -1,11 +1,13 @@
-//! What services need of waiting: limits, turns, and memory that is set aside.
+//! What services need of waiting: limits, turns, memory that is set aside, a hook, and an end.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
 use crate::site::{Site, settle_all};
+use async_trait::async_trait;
 use futures::executor::block_on;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use weirpool::{AllocError, Block, Layout, Overtaking, Rung, Tag};
+use weirpool::{AllocError, Block, Layout, Overtaking, PressureHook, Rung, Shortfall, Tag};
 
 /// [21] RMM `limiting_resource_adaptor`, for each tenant: who is over its limit fails, or waits, and keeps
 /// nobody else from anything.
@@ -134,5 +136,74 @@ pub(crate) fn several_blocks_are_granted_together<B: Bench>() {
     assert_eq!(blocks[1].address() % 4096, 0);
     worker.settle();
     drop(blocks);
+    site.assert_sound();
+}
+
+/// What is cached, and what the hook was asked for.
+#[derive(Clone, Default)]
+struct Cache {
+    blocks: Arc<Mutex<Vec<Block>>>,
+    asked: Arc<Mutex<Vec<Shortfall>>>,
+}
+
+#[async_trait]
+impl PressureHook for Cache {
+    async fn relieve(
+        &self,
+        shortfall: Shortfall,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        self.asked.lock().unwrap().push(shortfall);
+        let evicted = self.blocks.lock().unwrap().pop();
+        drop(evicted);
+        Ok(())
+    }
+}
+
+/// [22] RMM `failure_callback`: what the hook frees, behind work that runs, serves the request that asked; who
+/// only tries does not ask.
+pub(crate) fn a_hook_frees_what_a_request_lacks<B: Bench>() {
+    let cache = Cache::default();
+    let site = Site::<B>::with(8 * MIB, |builder| builder.pressure_hook(cache.clone()));
+    let [caching, worker] = site.workers();
+    for value in 1..=2 {
+        let block = caching.take(4 * MIB);
+        caching.use_up(&block, value);
+        cache.blocks.lock().unwrap().push(block);
+    }
+    worker.take_nothing(4 * MIB);
+    assert!(cache.asked.lock().unwrap().is_empty());
+    let block = block_on(worker.allocate(4 * MIB));
+    worker.use_up(&block, 3);
+    let asked: Vec<_> = std::mem::take(&mut *cache.asked.lock().unwrap());
+    let figures = asked.iter().map(|asked| (asked.requested, asked.used));
+    assert_eq!(figures.collect::<Vec<_>>(), [(4 * MIB, 8 * MIB)]);
+    assert_eq!(cache.blocks.lock().unwrap().len(), 1);
+    let kept = std::mem::take(&mut *cache.blocks.lock().unwrap());
+    drop((block, kept));
+    settle_all(&[&caching, &worker]);
+    site.pool.close();
+    site.assert_sound();
+}
+
+/// A pool that is closed is drained once the device is done with all of it; what lives stays valid.
+pub(crate) fn draining_waits_for_the_device<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let worker = site.worker();
+    let (block, live) = (worker.take(4 * MIB), worker.take(4 * MIB));
+    let gate = worker.use_until_opened(&block, 1);
+    drop(block);
+    let mut drain = site.pool.drain();
+    assert!(poll(&mut drain).is_pending());
+    assert_eq!(site.pool.close().blocks.len(), 1);
+    worker.use_up(&live, 2);
+    drop(live);
+    assert!(poll(&mut drain).is_pending(), "the stream is held");
+    gate.open();
+    block_on(drain).unwrap();
+    let statistics = site.pool.statistics();
+    assert_eq!(
+        (statistics.used.current, statistics.pending.current),
+        (0, 0)
+    );
     site.assert_sound();
 }

@@ -99,7 +99,9 @@ macro_rules! suite {
                     who_is_due_first_is_served_first,
                     the_head_is_passed_so_often_only,
                     what_is_reserved_neither_waits_nor_is_overwritten,
-                    several_blocks_are_granted_together;
+                    several_blocks_are_granted_together,
+                    a_hook_frees_what_a_request_lacks,
+                    draining_waits_for_the_device;
                 waiting:
                     a_spurious_wake_polls_again,
                     the_latest_waker_is_woken,
@@ -131,6 +133,7 @@ macro_rules! suite {
                 a_limited_wait_ends_with_the_figures,
                 waits_that_are_given_up_lose_nothing,
                 a_reclaimer_runs_as_a_task,
+                a_small_service_runs_on_any_executor,
                 an_override_stays_with_its_task
             ]
             executors {

@@ -5,8 +5,11 @@ use crate::bench::Bench;
 use crate::common::MIB;
 use crate::executors::{Executor, Task};
 use crate::site::{Site, Worker};
-use futures::future::{Either, select};
+use futures::StreamExt;
+use futures::channel::{mpsc, oneshot};
+use futures::future::{Either, join_all, select};
 use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 use weirpool::AllocError;
 
@@ -138,4 +141,98 @@ pub(crate) fn a_reclaimer_runs_as_a_task<B: Bench, E: Executor>() {
     drop(pool);
     E::run(all);
     witness.assert_content();
+}
+
+struct Request {
+    bytes: u64,
+    value: u8,
+    reply: oneshot::Sender<u64>,
+}
+
+/// A service in small: clients send requests, and have a little memory of their own for as long as they are in
+/// the mood; who serves them takes what has come as a batch, reserves for all of it, and spreads it over two
+/// streams. Waits time out or are cancelled by a `select!`, clients go away before they are answered; in the
+/// end the pool is closed, and drains.
+pub(crate) fn a_small_service_runs_on_any_executor<B: Bench, E: Executor>() {
+    let site = Site::<B>::new(8 * MIB);
+    let (sender, requests) = mpsc::unbounded();
+    let mut all = tasks(&site, 8, |n, worker| client(n, worker, sender.clone()));
+    drop(sender);
+    all.push(Box::pin(serve(site.workers(), requests)));
+    E::run(all);
+    let pool = site.pool.clone();
+    E::run(vec![Box::pin(async move {
+        pool.close();
+        pool.drain().await.unwrap();
+    })]);
+    let statistics = site.pool.statistics();
+    assert_eq!(statistics.waits.waiting, 0);
+    assert_eq!(
+        (statistics.used.current, statistics.pending.current),
+        (0, 0)
+    );
+    site.assert_sound();
+}
+
+async fn client<B: Bench>(n: usize, worker: Worker<B>, sender: mpsc::UnboundedSender<Request>) {
+    let mut random = fastrand::Rng::with_seed(n as u64);
+    for _ in 0..6 {
+        let scratch = worker
+            .pool
+            .allocate(&worker.stream, random_size(&mut random));
+        let scratch = scratch.timeout(Duration::from_micros(random.u64(1..500)));
+        tokio::select! {
+            block = scratch => match block {
+                Ok(block) => worker.use_up(&block, n as u8),
+                Err(error) => assert!(matches!(error, AllocError::TimedOut { .. }), "{error}"),
+            },
+            () = mood(random.u32(1..40)) => {}
+        }
+        let (reply, answer) = oneshot::channel();
+        let bytes = random.u64(1..2 * MIB);
+        let value = random.u8(..);
+        let request = Request {
+            bytes,
+            value,
+            reply,
+        };
+        sender.unbounded_send(request).expect("somebody serves");
+        if random.bool() {
+            assert_eq!(answer.await, Ok(bytes));
+        }
+    }
+}
+
+/// Ready once it was polled so often.
+async fn mood(mut polls: u32) {
+    std::future::poll_fn(|context| {
+        if polls == 0 {
+            return Poll::Ready(());
+        }
+        polls -= 1;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+async fn serve<B: Bench>(workers: [Worker<B>; 2], requests: mpsc::UnboundedReceiver<Request>) {
+    let mut batches = requests.ready_chunks(4);
+    while let Some(mut batch) = batches.next().await {
+        // Who has gone away is asked for nothing.
+        batch.retain(|request| !request.reply.is_canceled());
+        let sizes: Vec<_> = batch.iter().map(|request| request.bytes).collect();
+        let reservation = workers[0].pool.reserve_many(sizes).await.unwrap();
+        let answers = batch.into_iter().zip(workers.iter().cycle());
+        let answers = answers.map(|(request, worker)| {
+            reservation.scope(async move {
+                let block = worker.allocate(request.bytes).await;
+                worker.use_up(&block, request.value);
+                let size = block.requested();
+                block.deallocate().await.unwrap();
+                let _ = request.reply.send(size);
+            })
+        });
+        join_all(answers).await;
+    }
 }

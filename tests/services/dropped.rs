@@ -118,7 +118,6 @@ fn drop_after(times: usize, first_step: usize, make: &dyn Fn(&World) -> Subject<
         device.advance(us(100));
     }
     assert!(follow(), "a wake-up is missing after {times} polls");
-    drop(follow);
     drop((got, bystander));
     assert_eq!(waiting(&world.pool), 0);
     assert_eq!(now(world.pool.drain()), Ok(()));

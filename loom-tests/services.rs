@@ -1,0 +1,258 @@
+//! Draining, admission, the hook, who comes first, and what is set aside.
+
+use super::*;
+use async_trait::async_trait;
+use loom::future::block_on;
+use loom::thread;
+use std::sync::{Arc, Mutex};
+use weirpool::{AllocError, Overtaking, PoolBuilder, PressureHook, Shortfall};
+
+fn pool_with(device: &SimDevice, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Pool {
+    let builder = Pool::builder(device.clone())
+        .capacity(2 * MIB)
+        .handle_bytes(2 * MIB)
+        .lane_bytes(4096)
+        .reuse(Reuse {
+            internal_dependencies: false,
+            ..Reuse::ALL
+        });
+    set(builder).build().unwrap()
+}
+
+/// A free finds the gate open, or rings: whoever drains hears of the last one.
+#[test]
+fn drain_against_a_free() {
+    model("drain against a free", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 4096).unwrap();
+        let freeing = thread::spawn(move || drop(block));
+        block_on(pool.drain()).unwrap();
+        freeing.join().unwrap();
+        // The gate is open again: what is freed is kept.
+        drop(pool.try_allocate(&a, 4096).unwrap());
+        let again = pool.try_allocate(&a, 4096).unwrap();
+        assert_eq!(again.rung(), weirpool::Rung::Lane);
+        drop(again);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// One drains while the other stops to: the gate is as it should be for each.
+#[test]
+fn two_drains_against_a_free() {
+    model("two drains against a free", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let mut given_up = pool.drain();
+        assert!(Pin::new(&mut given_up).poll_once().is_pending());
+        let other = thread::spawn(move || {
+            drop(given_up);
+            drop(block);
+        });
+        block_on(pool.drain()).unwrap();
+        other.join().unwrap();
+        pool.check_conserved().unwrap();
+    });
+}
+
+struct Evict(Arc<Mutex<Option<Block>>>);
+
+#[async_trait]
+impl PressureHook for Evict {
+    async fn relieve(&self, _: Shortfall) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let evicted = self.0.lock().unwrap().take();
+        drop(evicted);
+        Ok(())
+    }
+}
+
+/// The pool is closed while its hook is asked: the request is served, or fails; and the hook is gone.
+#[test]
+fn hook_against_close() {
+    model("hook against close", || {
+        let device = device();
+        let cache = Arc::new(Mutex::new(None));
+        let pool = pool_with(&device, |builder| {
+            builder.pressure_hook(Evict(cache.clone()))
+        });
+        let (_, a) = stream(&device, &pool);
+        *cache.lock().unwrap() = Some(pool.try_allocate(&a, 2 * MIB).unwrap());
+        let closing = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.close())
+        };
+        match block_on(pool.allocate(&a, 2 * MIB)) {
+            Ok(block) => drop(block),
+            Err(error) => assert_eq!(error, AllocError::Closed),
+        }
+        closing.join().unwrap();
+        assert_eq!(Arc::strong_count(&cache), 1);
+        let kept = cache.lock().unwrap().take();
+        drop(kept);
+        assert_eq!(pool.statistics().waits.waiting, 0);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Two requests ask at once, and one is given up: the hook is asked by the other.
+#[test]
+fn hook_against_a_cancelled_request() {
+    model("hook against a cancelled request", || {
+        let device = device();
+        let cache = Arc::new(Mutex::new(None));
+        let pool = pool_with(&device, |builder| {
+            builder.pressure_hook(Evict(cache.clone()))
+        });
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let held = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let mut first = pool.allocate(&a, 2 * MIB);
+        assert!(poll(&mut first).is_pending());
+        *cache.lock().unwrap() = Some(held);
+        let second = {
+            let pool = pool.clone();
+            thread::spawn(move || drop(block_on(pool.allocate(&b, 2 * MIB)).unwrap()))
+        };
+        drop(first);
+        second.join().unwrap();
+        pool.close();
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Two come at once to a queue for one: never do both wait, nor is neither let in.
+#[test]
+fn two_joiners_against_the_queue_limit() {
+    model("two joiners against the queue limit", || {
+        let device = device();
+        let pool = pool_with(&device, |builder| builder.queue_limit(1));
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || block_on(pool.allocate(&b, MIB)))
+        };
+        let mut mine = pool.allocate(&a, MIB);
+        let polled = poll(&mut mine);
+        if polled.is_pending() {
+            assert_eq!(
+                pool.statistics().waits.waiting,
+                1,
+                "the other is not in as well"
+            );
+        }
+        drop(block);
+        let mine = match polled {
+            Poll::Pending => block_on(mine),
+            Poll::Ready(got) => got,
+        };
+        let answers = [mine, other.join().unwrap()];
+        let refused = answers.iter().filter_map(|answer| answer.as_ref().err());
+        let refused: Vec<_> = refused.collect();
+        assert!(refused.len() <= 1, "nobody was let in: {refused:?}");
+        for error in refused {
+            assert!(matches!(error, AllocError::QueueFull { waiting: 1, .. }));
+        }
+        drop(answers);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Somebody with priority comes while the memory does: one of them has it, and then the other.
+#[test]
+fn priority_against_a_grant() {
+    model("priority against a grant", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let mut plain = pool.allocate(&a, 2 * MIB);
+        assert!(poll(&mut plain).is_pending());
+        let urgent = {
+            let pool = pool.clone();
+            thread::spawn(move || drop(block_on(pool.allocate(&b, 2 * MIB).priority(1)).unwrap()))
+        };
+        drop(block);
+        drop(block_on(plain).unwrap());
+        urgent.join().unwrap();
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Two small requests want to pass the head at once, and one may.
+#[test]
+fn two_who_overtake_against_the_bound() {
+    model("two who overtake against the bound", || {
+        let device = device();
+        let bound = Overtaking {
+            times: 1,
+            bytes: MIB,
+        };
+        let pool = pool_with(&device, |builder| builder.overtaking(bound));
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let held = pool.try_allocate(&a, MIB).unwrap();
+        let mut head = pool.allocate(&a, 2 * MIB);
+        assert!(poll(&mut head).is_pending());
+        let passed = |polled: &Poll<_>| u32::from(polled.is_ready());
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let mut small = pool.allocate(&b, MIB / 2);
+                let polled = poll(&mut small);
+                passed(&polled)
+            })
+        };
+        let mut small = pool.allocate(&a, MIB / 2);
+        let mine = poll(&mut small);
+        let passed = passed(&mine) + other.join().unwrap();
+        assert!(passed <= 1, "the head was passed twice");
+        drop((mine, small, held));
+        drop(block_on(head).unwrap());
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A block of a reservation is freed while the reservation ends: nothing of either is missing.
+#[test]
+fn the_end_of_a_reservation_against_a_free() {
+    model("the end of a reservation against a free", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let reservation = block_on(pool.reserve(2 * MIB)).unwrap();
+        let block = reservation.allocate(&a, MIB).unwrap();
+        let freeing = thread::spawn(move || drop(block));
+        drop(reservation);
+        drop(block_on(pool.allocate(&a, 2 * MIB)).unwrap());
+        freeing.join().unwrap();
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A task draws from a reservation while that ends: of it, or of the pool.
+#[test]
+fn the_end_of_a_reservation_against_a_draw() {
+    model("the end of a reservation against a draw", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let reservation = block_on(pool.reserve(2 * MIB)).unwrap();
+        let drawing = {
+            let (pool, a) = (pool.clone(), a.clone());
+            let draw = async move { drop(pool.allocate(&a, 2 * MIB).await.unwrap()) };
+            let scope = reservation.scope(draw);
+            thread::spawn(move || block_on(scope))
+        };
+        drop(reservation);
+        drawing.join().unwrap();
+        drop(pool.try_allocate(&a, 2 * MIB).unwrap());
+        pool.check_conserved().unwrap();
+    });
+}
