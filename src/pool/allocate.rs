@@ -6,7 +6,7 @@ use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::wait::{Allocation, Caller, Demand, Registration, Terms, block_on};
+use crate::wait::{Allocation, Caller, Demand, Registration, Terms, block_on, take_own};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -211,6 +211,12 @@ impl Future for Allocate<'_> {
             if let Some(drawn) = this.pool.draw(this.registration, &demand, this.place) {
                 this.allocation.end();
                 return Poll::Ready(drawn);
+            }
+            if let Some(lent) = take_own((&**this.registration).into(), &demand) {
+                this.allocation.end();
+                let (place, waited) = (this.place, false);
+                let caller = Caller { place, waited };
+                return Poll::Ready(Block::new(this.registration, lent, &demand, caller));
             }
         }
         let lent = ready!(this.allocation.poll(&demand, &this.terms, context))?;

@@ -46,7 +46,8 @@ use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
 use crate::wait::{
-    Caller, Demand, Denial, Drain, Hook, Presence, Reclaimer, Registration, Rules, Service, try_now,
+    Caller, Demand, Denial, Drain, Hook, Presence, Reclaimer, Registration, Rules, Service,
+    take_own, try_now,
 };
 use std::fmt;
 use std::panic::Location;
@@ -195,6 +196,24 @@ impl Pool {
         if let Some(drawn) = self.draw(registration, &demand, place) {
             return drawn;
         }
+        let asker = (&**registration).into();
+        match take_own(asker, &demand) {
+            Some(lent) => {
+                let waited = false;
+                let caller = Caller { place, waited };
+                Block::new(registration, lent, &demand, caller)
+            }
+            None => self.climb_now(registration, demand, place),
+        }
+    }
+
+    #[inline(never)]
+    fn climb_now(
+        &self,
+        registration: &Arc<Registration>,
+        demand: Demand,
+        place: &'static Location<'static>,
+    ) -> Result<Block, AllocError> {
         match try_now((&**registration).into(), &demand, Effort::Immediate) {
             Ok(lent) => {
                 let waited = false;

@@ -79,7 +79,7 @@ impl<'a> Allocation<'a> {
         self.stage = Stage::Done;
     }
 
-    /// For one block.
+    /// For one block; of who has no tag, after [asking its lane](take_own).
     pub(crate) fn poll(
         &mut self,
         demand: &Demand,
@@ -323,23 +323,39 @@ pub(crate) enum Denial<'a> {
     Failed(AllocError),
 }
 
-/// The ladder without the queue: for who does not wait, and for the first poll of who does.
+/// What the stream's lane has, of who has no tag to claim for. By itself, so that what it gives stays in
+/// registers.
+#[inline]
+pub(crate) fn take_own(asker: Asker<'_>, demand: &Demand) -> Option<Lent> {
+    if demand.tag.is_some() {
+        return None;
+    }
+    own(asker, demand)
+}
+
+#[inline]
+fn own(asker: Asker<'_>, demand: &Demand) -> Option<Lent> {
+    let Asker { service, lane } = asker;
+    let (engine, request) = (&service.engine, demand.request);
+    let fits = request.alignment <= engine.settings.alignment;
+    fits.then(|| engine.take_own(lane, request.bytes, demand.rounding))?
+}
+
+/// The ladder without the queue: for who does not wait, and for the first poll of who does. Who has no tag has
+/// [asked its lane](take_own) before.
+///
+/// What is lent was claimed by the tag it is for: whoever ends it disclaims that.
 ///
 /// # Errors
 /// When nothing may be had now, or ever.
-///
-/// What is lent was claimed by the tag it is for: whoever ends it disclaims that.
-#[inline]
 pub(crate) fn try_now<'a>(
     asker: Asker<'a>,
     demand: &Demand,
     effort: Effort,
 ) -> Result<Lent, Denial<'a>> {
     let claim = claim(asker, demand)?;
-    let Asker { service, lane } = asker;
-    let engine = &service.engine;
-    if demand.request.alignment <= engine.settings.alignment {
-        if let Some(lent) = engine.take_own(lane, demand.request.bytes, demand.rounding) {
+    if claim.is_some() {
+        if let Some(lent) = own(asker, demand) {
             Claim::keep(claim);
             return Ok(lent);
         }

@@ -61,7 +61,7 @@ mod terms;
 mod upkeep;
 
 pub use admission::QueueLimit;
-pub(crate) use allocate::{Allocation, Asker, Denial, try_all_now, try_now};
+pub(crate) use allocate::{Allocation, Asker, Denial, take_own, try_all_now, try_now};
 pub(crate) use blocking::block_on;
 pub(crate) use claim::Claim;
 pub(crate) use demand::{Demand, Wants};
