@@ -442,3 +442,76 @@ fn it_is_seen_for_what_it_is() {
     assert_eq!(pool.snapshot().bytes_in(BlockState::Reserved), 8 * MIB);
     assert_eq!(pool.trim_to(0).unwrap(), 0, "it is not free");
 }
+
+/// Memory that is complete is there for a stream that takes no wait, whoever asked how far the others are.
+#[test]
+fn what_is_complete_is_there_for_who_takes_no_wait() {
+    let device = SimDevice::builder()
+        .memory(1 << 30)
+        .clock(weirpool::device::sim::Clock::Manual)
+        .device_side_waits(false)
+        .build();
+    let pool = small(&device);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let reservation = pool.reserve(MIB).try_now().unwrap();
+    // Less than what is sealed at once: no event covers the free yet.
+    let block = reservation.allocate(&a, MIB).unwrap();
+    use_block(&work, &block, us(100));
+    drop(block);
+    let error = reservation.allocate(&b, MIB).unwrap_err();
+    assert!(matches!(error, AllocError::NotReserved { left: MIB, .. }));
+    device.advance(us(100));
+    drop(reservation.allocate(&b, MIB).unwrap());
+    drop(reservation);
+    pool.check_conserved().unwrap();
+}
+
+/// What is set aside for a tag is an allocation of it, and ends as one.
+#[test]
+fn a_tag_counts_its_reservations() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("counts its reservations");
+    let mut reservation = pool.reserve(4 * MIB).tag(tag).try_now().unwrap();
+    let figures = pool.statistics_of_tag(tag);
+    assert_eq!((figures.allocations, figures.frees), (1, 0));
+    let part = reservation.split(MIB).unwrap();
+    let block = reservation.allocate(&stream, MIB).unwrap();
+    drop(reservation);
+    drop((block, part));
+    let figures = pool.statistics_of_tag(tag);
+    assert_eq!(figures.used.current, 0);
+    assert_eq!(figures.used.high, 4 * MIB, "as long as it was set aside");
+    assert_eq!(figures.allocations, figures.frees);
+}
+
+/// A future in a scope may end with its thread, whatever of the thread is gone by then.
+#[test]
+fn a_scope_may_end_with_its_thread() {
+    type Held = std::pin::Pin<Box<dyn std::future::Future<Output = ()>>>;
+    thread_local! {
+        static HELD: std::cell::RefCell<Option<Held>> = const { std::cell::RefCell::new(None) };
+    }
+    let device = manual();
+    let pool = small(&device);
+    let reservation = pool.reserve(4 * MIB).try_now().unwrap();
+    let scope = |pool: Pool, device: SimDevice| {
+        let (_, stream) = stream(&device, &pool);
+        reservation.scope(async move {
+            let _block = pool.allocate(&stream, MIB).await.unwrap();
+            std::future::pending::<()>().await;
+        })
+    };
+    let scoped = scope(pool.clone(), device.clone());
+    let ended = std::thread::spawn(move || {
+        // Before the thread is in a scope: what was made first is dropped last.
+        HELD.set(None);
+        let mut scoped: Held = Box::pin(scoped);
+        assert!(poll(&mut scoped).is_pending());
+        HELD.set(Some(scoped));
+    });
+    ended.join().unwrap();
+    assert_eq!(reservation.left(), 4 * MIB, "its block was freed");
+}

@@ -333,8 +333,18 @@ impl Climb<'_> {
         }
     }
 
-    /// The best of a hoard, behind a wait on the device if need be.
+    /// The best of a hoard; of what is complete by now, if nothing else does.
     fn in_hoard(&self, hoard: HoardId) -> Result<Option<Lent>, Refusal> {
+        if let Some(lent) = self.known_in_hoard(hoard)? {
+            return Ok(Some(lent));
+        }
+        self.engine.seal_lanes()?;
+        self.engine.harvest()?;
+        self.known_in_hoard(hoard)
+    }
+
+    /// The same, behind a wait on the device if need be.
+    fn known_in_hoard(&self, hoard: HoardId) -> Result<Option<Lent>, Refusal> {
         let may_wait = self.engine.capabilities.device_side_waits && self.lane.takes_waits;
         let limit = may_wait.then_some(WaitLimit::Unlimited);
         let taken = self.with_waits(limit, |view| {

@@ -89,10 +89,9 @@ impl Engine {
         }
     }
 
-    /// What is lent, if nothing is on its way back: nothing pending, kept by a lane, being moved, or to be had
-    /// from others.
+    /// What is lent, if nothing is on its way back: nothing pending, kept by a lane, or being moved.
     pub(crate) fn lent_if_quiet(&self) -> Option<u64> {
-        if self.pressure.is_felt() || self.lanes().iter().any(|lane| lane.figures().kept > 0) {
+        if self.lanes().iter().any(|lane| lane.figures().kept > 0) {
             return None;
         }
         let totals = self.totals();
