@@ -78,10 +78,11 @@ impl Block {
             lent.after = begin(registration, onlookers, &lent.seen(), demand, caller)?;
         }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
+        let rounding = demand.rounding_of(lent.bytes);
         Ok(Self {
             registration: registration.clone(),
             lent: Some(lent),
-            rounding: demand.rounding,
+            rounding,
             tag: demand.tag,
             further: Mutex::new(Guards::Block, None),
         })
@@ -422,7 +423,7 @@ fn begin(
         caller,
     };
     onlookers.granted(engine, granted);
-    let block = lent.as_used(demand.rounding);
+    let block = lent.as_used(demand.rounding_of(lent.bytes));
     let filled = registration.fill_granted(onlookers, lent.after, block, caller.place);
     if filled.is_err() {
         let lanes = std::slice::from_ref(lane);

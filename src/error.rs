@@ -138,6 +138,33 @@ pub enum AllocError {
         /// How memory stood at the end.
         shortfall: Shortfall,
     },
+    /// As many wait for memory as [may](crate::PoolBuilder::queue_limit). Turn the client away, try again later,
+    /// or raise the limit with [`Pool::set_queue_limit`](crate::Pool::set_queue_limit).
+    #[error(
+        "{requested} bytes cannot be had now, and {waiting} requests wait already for {waiting_bytes} bytes; \
+         {limit} may, for {limit_bytes}"
+    )]
+    QueueFull {
+        /// What was asked for, rounded to the pool's step, in bytes.
+        requested: u64,
+        /// Requests that wait.
+        waiting: usize,
+        /// Requests that may wait.
+        limit: usize,
+        /// What is waited for, in bytes.
+        waiting_bytes: u64,
+        /// What may be waited for, in bytes.
+        limit_bytes: u64,
+    },
+    /// The request would probably have waited for longer than its timeout or deadline allows. Turn the client
+    /// away, or try again later. Only where the pool [sheds load](crate::PoolBuilder::load_shedding).
+    #[error("memory would come after {expected:?}, and may be waited for {limit:?}")]
+    Shed {
+        /// What the wait was expected to be, on the device's clock: an estimate.
+        expected: Duration,
+        /// What it may be.
+        limit: Duration,
+    },
     /// Nothing is on its way back, and nobody who waits can be served: those who wait hold what the others
     /// wait for, or somebody else holds it for long. Free what is held and try again, or
     /// [reserve](crate::Pool::reserve) all that a request needs up front. Only where the pool has a
@@ -172,6 +199,29 @@ pub enum AllocError {
     Stream(#[from] StreamError),
     /// The device failed. If the error is sticky, so does everything from now on, and memory that
     /// work may still touch is leaked rather than reused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Why a [drain](crate::Pool::drain) ended before everything came back.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DrainError {
+    /// Not everything came back in time. [`Pool::leaks`](crate::Pool::leaks) names the blocks that live.
+    #[error(
+        "after {waited:?}, {used} bytes are in use still, {pending} pending, and {waiting} requests waiting"
+    )]
+    TimedOut {
+        /// On the device's clock.
+        waited: Duration,
+        /// In blocks that somebody owns, or set aside, in bytes.
+        used: u64,
+        /// Given back, but behind work that is not complete, in bytes.
+        pending: u64,
+        /// Requests that are waiting.
+        waiting: usize,
+    },
+    /// The device failed, or cannot say when a stream has passed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }

@@ -77,6 +77,7 @@
 //!
 //! | layer | what it is | what it must not know |
 //! |---|---|---|
+//! | `tower` | memory for each request of a service | |
 //! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
@@ -100,6 +101,7 @@
 //! - `cuda`: NVIDIA GPUs, through cudarc. Nothing of CUDA is needed to build.
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
 //!   [`guide::debugging`].
+//! - `tower`: a layer that reserves memory for each request of a service.
 //! - `metrics`, `tracing`, `serde`: the figures for a recorder, events and spans for a subscriber, figures
 //!   and settings as data; see [`guide::statistics`].
 //!
@@ -132,6 +134,8 @@ mod registry;
 mod shared;
 mod stream;
 mod sync;
+#[cfg(feature = "tower")]
+mod tower;
 mod trace;
 mod wait;
 
@@ -143,7 +147,9 @@ pub use engine::{
     BlockInfo, BlockOrigin, BlockState, Fill, HistoryEntry, HistoryEvent, Occupancy, Rung,
     SegmentInfo, Site, Upstream,
 };
-pub use error::{AllocError, BuildError, CopyError, Shortfall, StreamError, TagShortfall};
+pub use error::{
+    AllocError, BuildError, CopyError, DrainError, Shortfall, StreamError, TagShortfall,
+};
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
 pub use ledger::{CoalesceHeuristic, GrowBy, PoolFigures};
@@ -160,7 +166,9 @@ pub use pool::{
 };
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
-pub use wait::{Overtaking, Reclaimer};
+#[cfg(feature = "tower")]
+pub use tower::{Need, ReserveError, ReserveFuture, ReserveLayer, ReserveService};
+pub use wait::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -89,7 +89,7 @@ fn a_snapshot_adds_up_whatever_blocks_are_at() {
     assert_eq!(at(pending_at), (BlockState::Pending, None, vec![two]));
     assert_eq!(at(kept_at), (BlockState::Pending, Some(two), vec![two]));
     let text = snapshot.to_string();
-    assert!(text.contains("pending waits for S1, S2"), "{text}");
+    assert!(text.contains("pending  waits for S1, S2"), "{text}");
 
     // Complete and known to be: what the lane keeps is free, and kept.
     let mut passed = [&first, &second].map(Stream::synchronize);

@@ -246,6 +246,28 @@ fn while_anything_moves_the_head_is_not_passed() {
     drop(now(little).unwrap());
 }
 
+/// What moves within a reservation moves, too: its holder is at work, and no knot.
+#[test]
+fn who_works_in_a_reservation_is_no_knot() {
+    let device = manual();
+    let pool = base(&device).knot_grace(MS * 10).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let reservation = pool.reserve(4 * MIB).try_now().unwrap();
+    let mut head = pool.allocate(&stream, ALL);
+    assert!(poll(&mut head).is_pending());
+    let mut little = pool.allocate(&stream, MIB);
+    for _ in 0..5 {
+        drop(reservation.allocate(&stream, 4 * MIB).unwrap());
+        assert!(poll(&mut little).is_pending());
+        device.advance(MS * 9);
+        assert!(poll(&mut little).is_pending());
+    }
+    device.advance(MS * 10);
+    drop(now(little).expect("nothing moves any more"));
+    drop(reservation);
+    drop(now(head).unwrap());
+}
+
 /// While work runs that will bring memory back there is no knot, however long it takes.
 #[test]
 fn while_memory_is_pending_there_is_no_knot() {

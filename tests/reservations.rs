@@ -515,3 +515,59 @@ fn a_scope_may_end_with_its_thread() {
     ended.join().unwrap();
     assert_eq!(reservation.left(), 4 * MIB, "its block was freed");
 }
+
+/// Several that do not fit together leave what they were tried with as it was: for others it is there as
+/// soon as it would have been.
+#[test]
+fn what_was_tried_for_several_is_no_later_for_others() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB).lane_bytes(0).build().unwrap();
+    let (short, a) = stream(&device, &pool);
+    let (long, b) = stream(&device, &pool);
+    let (_, c) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 4 * MIB).unwrap();
+    let held = pool.try_allocate(&a, 4 * MIB).unwrap();
+    use_block(&short, &block, us(100));
+    run(&long, us(100_000));
+    drop(block);
+    // The second stream may be made to wait for the first: its own work takes longer.
+    let mut both = pool.allocate_many(&b, [3 * MIB, 3 * MIB]);
+    assert!(poll(&mut both).is_pending());
+    drop(both);
+    device.advance(us(100));
+    let block = pool.try_allocate(&c, 4 * MIB).expect("its work is over");
+    assert_eq!(block.rung(), Rung::Free);
+    drop((block, held));
+    device.advance(us(100_000));
+    pool.harvest().unwrap();
+    pool.check_conserved().unwrap();
+}
+
+/// Where nothing is pooled, several that do not fit together take nothing, and do not wake themselves.
+#[test]
+fn without_pooling_who_waits_for_several_sleeps() {
+    let device = manual();
+    let pool = Pool::builder(device.clone())
+        .capacity(8 * MIB)
+        .unpooled()
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let (woken, waker) = Count::new();
+    let mut both = pool.allocate_many(&stream, [2 * MIB, 4 * MIB]);
+    let mut polls = 0;
+    loop {
+        let before = woken.get();
+        assert!(poll_with(&mut both, &waker).is_pending());
+        polls += 1;
+        assert!(polls < 20, "it wakes itself");
+        if woken.get() == before {
+            break;
+        }
+    }
+    assert_eq!(pool.statistics().reserved.current, 4 * MIB);
+    drop(held);
+    let blocks = now(both).unwrap();
+    assert_eq!(blocks.len(), 2);
+}

@@ -389,8 +389,11 @@ fn what_is_not_pooled_counts_as_it_is() {
     let (_, stream) = stream(&device, &pool);
     let blocks = [0; 2].map(|_| pool.allocate(&stream, MIB).tag(guest).try_now().unwrap());
     assert_eq!(used(&pool, guest), 4 * MIB);
+    assert_eq!((blocks[0].size(), blocks[0].requested()), (2 * MIB, MIB));
+    assert_eq!(pool.statistics().lost_to_rounding, 2 * MIB);
     assert!(pool.allocate(&stream, MIB).tag(guest).try_now().is_err());
     drop(blocks);
+    assert_eq!(pool.statistics().lost_to_rounding, 0);
     assert_eq!(used(&pool, guest), 0);
 }
 

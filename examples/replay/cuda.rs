@@ -2,6 +2,7 @@
 
 mod clock;
 mod contents;
+mod driver;
 mod kernels;
 mod worker;
 
@@ -18,25 +19,12 @@ use weirpool::device::Device;
 use weirpool::device::cuda::CudaDevice;
 use worker::Worker;
 
-/// What is asked of the driver, for who has not said otherwise. By default the streams of a context
-/// share 8 queues of the hardware, and those that share one wait for each other; and a kernel is loaded
-/// when it is first launched, which may wait for the device.
-const SETTINGS: [(&str, &str); 2] = [
-    ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-    ("CUDA_MODULE_LOADING", "EAGER"),
-];
-
 /// Opens the first GPU. To be called first of all, while there is no other thread.
 ///
 /// # Errors
 /// When there is no driver or no device, or kernels are needed and cannot be compiled.
 pub(crate) fn open(target: &Target) -> anyhow::Result<Gpu> {
-    for (name, value) in SETTINGS {
-        if std::env::var_os(name).is_none() {
-            // SAFETY: no other thread runs that could read or write the environment.
-            unsafe { std::env::set_var(name, value) };
-        }
-    }
+    driver::prepare();
     Gpu::new(target)
 }
 
@@ -161,7 +149,7 @@ mod tests {
             eprintln!("skipped: {error}");
             return None;
         }
-        if options.target.kernels && !kernels::has_compiler() {
+        if options.target.kernels && !driver::has_compiler() {
             eprintln!("skipped: there is no NVRTC");
             return None;
         }

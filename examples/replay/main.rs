@@ -19,9 +19,10 @@
 //! | [`simulated`], [`verify`] | the simulated device; contents that are written and checked |
 //! | `cuda`, `timetable`, `meter` | a GPU; operations in real time; device calls, timed |
 //! | [`record`] | a replay, written as a trace |
-//! | [`report`], [`table`], [`units`], [`plot`], [`progress`] | what is shown |
+//! | [`report`], [`table`], [`units`], [`plot`], [`chart`], [`progress`] | what is shown |
 
 mod backlog;
+mod chart;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
 mod fault;

@@ -21,6 +21,8 @@ pub(crate) enum Member {
     Waiter(u64),
     /// One that is held outside the queue, and served by nobody: it is woken when the pool itself changes.
     Held(u64),
+    /// One that waits until everything came back, by number: it serves, but for nobody in particular.
+    Drain(u64),
 }
 
 #[derive(Debug, Default)]
@@ -49,15 +51,31 @@ impl Bell {
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    /// Something left the queue: whoever waits until nobody does looks.
+    pub(crate) fn ring_drains(&self) {
+        self.wake_from(Member::Drain(0));
+    }
+
     /// The pool ended, or changed: those look for themselves whom nobody serves.
     pub(crate) fn ring_held(&self) {
+        self.wake_from(Member::Held(0));
+    }
+
+    fn wake_from(&self, first: Member) {
         let wakers: Vec<_> = {
             let members = self.members.lock();
-            let held = members.wakers.range(Member::Held(0)..);
-            held.map(|(_, waker)| waker.clone()).collect()
+            let woken = members.wakers.range(first..);
+            woken.map(|(_, waker)| waker.clone()).collect()
         };
         assert_unlocked("wake");
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// A name for a drain.
+    pub(crate) fn name_drain(&self) -> Member {
+        let mut members = self.members.lock();
+        members.next += 1;
+        Member::Drain(members.next)
     }
 
     /// A name for a reclaimer.
@@ -99,9 +117,13 @@ impl Members {
                 waiters -= 1;
                 true
             }
-            Member::Waiter(_) | Member::Held(_) => false,
+            Member::Waiter(_) | Member::Held(_) | Member::Drain(_) => false,
         });
-        woken.map(|(_, waker)| waker.clone()).collect()
+        let drains = self.wakers.range(Member::Drain(0)..);
+        woken
+            .chain(drains)
+            .map(|(_, waker)| waker.clone())
+            .collect()
     }
 }
 
@@ -155,6 +177,14 @@ mod tests {
     fn who_is_held_is_not_woken_to_serve() {
         let waiter = Member::Waiter(3);
         assert_eq!(woken(&[waiter, Member::Held(2)]), [waiter]);
+    }
+
+    #[test]
+    fn who_drains_is_woken_by_every_ring() {
+        let drains = [Member::Drain(1), Member::Drain(2)];
+        assert_eq!(woken(&drains), drains);
+        let all = [Member::Reclaimer(7), Member::Waiter(3), drains[0]];
+        assert_eq!(woken(&all), all);
     }
 
     #[test]

@@ -184,6 +184,23 @@ impl Engine {
         Err(DeviceError::new("wait", kind, reason))
     }
 
+    /// Makes all that was freed count: what lanes keep is taken back, sealed, and asked after.
+    ///
+    /// # Errors
+    /// The first error of any stream, sticky or not; the others went on.
+    pub(crate) fn settle(&self) -> Result<(), DeviceError> {
+        self.drain_lanes();
+        let mut settled = Ok(());
+        for lane in self.lanes().iter() {
+            let sealed = self.seal(lane);
+            let harvested = self.noted(lane.timeline.harvest(&*self.device));
+            self.catch_up(lane);
+            settled = settled.and(sealed).and(harvested.map(drop));
+        }
+        self.drop_done_lanes();
+        settled
+    }
+
     /// Has `waker` called when any stream gets further than it is known to be.
     pub(crate) fn watch_streams(&self, watches: &mut Watches, waker: &Waker) {
         let mut kept = Watches::new();

@@ -95,6 +95,8 @@ pub(crate) mod gate {
     pub(crate) const CLOSED: u8 = 2;
     /// The device is broken for good.
     pub(crate) const BROKEN: u8 = 4;
+    /// Somebody waits until everything came back: lanes are bypassed, and nothing else.
+    pub(crate) const DRAINING: u8 = 8;
 }
 
 /// What a pool was built with; validated.
@@ -277,6 +279,15 @@ impl Engine {
 
     pub(crate) fn is_open(&self) -> bool {
         self.gate.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether who comes now may be granted something: nobody waits, and the pool has not ended.
+    pub(crate) fn is_granting(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & !gate::DRAINING == 0
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::DRAINING != 0
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -23,7 +23,7 @@ impl Engine {
     fn free_slow(&self, lane: &Lane, id: BlockId, freed: Freed) {
         if !freed.is_kept {
             let fences = Fences::one(lane.id, freed.ticket);
-            self.ledger.lock().give_back(id, fences);
+            self.ledger.lock().free(id, fences);
         }
         self.record_closed(lane, freed.closed);
         self.ring_if_awaited();
@@ -42,7 +42,7 @@ impl Engine {
             .iter()
             .map(|(lane, freed)| lane.fence(freed.ticket))
             .collect();
-        self.ledger.lock().give_back(block.id, fences.clone());
+        self.ledger.lock().free(block.id, fences.clone());
         for (lane, freed) in noted {
             self.record_closed(lane, freed.closed);
         }

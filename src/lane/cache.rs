@@ -113,6 +113,10 @@ impl Cache {
 
     /// Bytes kept under tickets up to `ticket`.
     pub(crate) fn bytes_up_to(&self, ticket: Ticket) -> u64 {
+        if self.bytes == 0 {
+            // As long as somebody waits, and then it is asked for often.
+            return 0;
+        }
         self.all()
             .filter(|kept| kept.ticket <= ticket)
             .map(|kept| kept.bytes)

@@ -261,6 +261,11 @@ impl Lane {
         self.front.lock().open
     }
 
+    /// Whether anything is in the cache.
+    pub(crate) fn is_keeping(&self) -> bool {
+        self.front.lock().cache.bytes() > 0
+    }
+
     /// Takes everything out of the cache.
     pub(crate) fn drain(&self) -> Vec<Kept> {
         self.front.lock().cache.drain()

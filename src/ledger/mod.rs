@@ -314,6 +314,12 @@ impl Ledger {
         }
     }
 
+    /// The same of a block that its user frees: something moves.
+    pub(crate) fn free(&mut self, id: BlockId, fences: Fences) {
+        self.totals.returns += 1;
+        self.give_back(id, fences);
+    }
+
     /// Takes a lent block back; it is free once the fences are complete.
     pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) {
         debug_assert_eq!(self.blocks[id].state, State::Lent);

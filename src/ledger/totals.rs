@@ -21,6 +21,8 @@ pub(crate) struct Totals {
     /// Lent or pending.
     pub(crate) in_use: Level,
     pub(crate) claimed: u64,
+    /// Blocks freed so far, past the lanes, in number.
+    pub(crate) returns: u64,
     /// The least that was free since the last [`mark_free`](Self::mark_free).
     pub(crate) free_low: u64,
     /// Handles wholly inside free blocks: what can be remapped or released.

@@ -88,14 +88,21 @@ impl fmt::Display for Snapshot {
             Some(name) => write!(f, "pool {name:?}")?,
             None => f.write_str("pool")?,
         }
-        let [used, pending, free] = [BlockState::Used, BlockState::Pending, BlockState::Free]
-            .map(|state| Bytes(self.bytes_in(state)));
+        let bytes = |state| Bytes(self.bytes_in(state));
+        let [used, pending, free] =
+            [BlockState::Used, BlockState::Pending, BlockState::Free].map(bytes);
+        let set_aside = self.bytes_in(BlockState::Reserved);
         writeln!(
             f,
-            " at {}: {} reserved of {}: {used} used, {pending} pending, {free} free",
+            " at {}: {} reserved of {}: {used} used, {pending} pending, {free} free{}",
             Milliseconds(self.time),
             Bytes(self.reserved()),
             Bytes(self.capacity),
+            if set_aside > 0 {
+                format!(", {} set aside", Bytes(set_aside))
+            } else {
+                String::new()
+            },
         )?;
         self.segments
             .iter()
@@ -116,7 +123,7 @@ impl Snapshot {
         for block in &segment.blocks {
             write!(
                 f,
-                "  {:#014x} {:>10} {:<7}",
+                "  {:#014x} {:>10} {:<8}",
                 block.address,
                 Bytes(block.size),
                 block.state

@@ -6,7 +6,7 @@ use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::wait::{Allocation, Caller, Demand, Registration, Terms};
+use crate::wait::{Allocation, Caller, Demand, Registration, Terms, block_on};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -156,6 +156,40 @@ impl Allocate<'_> {
     pub fn try_now(self) -> Result<Block, AllocError> {
         let demand = self.demand()?;
         self.pool.grant_now(self.registration, demand, self.place)
+    }
+
+    /// Blocks this thread until there is memory: for callers without an executor, on plain threads or behind a
+    /// foreign interface. The thread waits in the same queue, on the same terms, and is woken by the same
+    /// frees; while it is parked it drives the pool for all who wait, as a [reclaimer](crate::Reclaimer) does.
+    ///
+    /// Inside a task it blocks the worker that runs it, and all other tasks of that worker with it: those that
+    /// would free what it waits for, too. `.await` there, or set a [timeout](Self::timeout). What moves the
+    /// device's clock must not be this thread: a simulated device's own
+    /// [executor](crate::device::sim::SimDevice::block_on), say, or who advances a
+    /// [manual](crate::device::sim::Clock::Manual) clock.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # use std::time::Duration;
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).capacity(64 << 20).build()?;
+    /// # let (stream, other) = (pool.create_stream()?, pool.create_stream()?);
+    /// let all = pool.try_allocate(&stream, 64 << 20)?;
+    /// let thread = std::thread::spawn(move || drop(all));
+    /// let block = pool.allocate(&other, 1 << 20).timeout(Duration::from_secs(9)).blocking()?;
+    /// # thread.join().unwrap();
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As when it is [awaited](Self).
+    ///
+    /// # Panics
+    /// On a device that checks orderings, with what it found.
+    pub fn blocking(self) -> Result<Block, AllocError> {
+        let service = &self.registration.service;
+        block_on(service, self)
     }
 
     /// Checks what is asked for at the door.

@@ -9,7 +9,7 @@ use crate::ledger::Request;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{Allocation, Caller, Demand, Denial, Registration, Terms, try_all_now};
+use crate::wait::{Allocation, Caller, Demand, Denial, Registration, Terms, block_on, try_all_now};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -135,6 +135,15 @@ impl AllocateMany<'_> {
         }
     }
 
+    /// Blocks this thread until there is memory: as [`Allocate::blocking`](crate::Allocate::blocking).
+    ///
+    /// # Errors
+    /// As when it is [awaited](Self).
+    pub fn blocking(self) -> Result<Vec<Block>, AllocError> {
+        let service = &self.registration.service;
+        block_on(service, self)
+    }
+
     fn parts(&self) -> Result<(Demand, Parts), AllocError> {
         self.pool.expect_of(self.registration)?;
         self.pool.parts_of(&self.layouts, self.tag, false)
@@ -144,11 +153,7 @@ impl AllocateMany<'_> {
         let place = self.place;
         let caller = Caller { place, waited };
         let blocks = loans.into_iter().zip(&*parts.all).map(|(lent, part)| {
-            let demand = Demand {
-                request: part.request,
-                rounding: part.rounding,
-                tag: self.tag,
-            };
+            let demand = Demand::of_part(*part, self.tag);
             Block::new(self.registration, lent, &demand, caller)
         });
         // All of them first: what is lent has an owner from here on, whatever becomes of the others.

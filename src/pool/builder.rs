@@ -10,7 +10,7 @@ use crate::ledger::{CoalesceHeuristic, GRANULE, GrowBy};
 use crate::measure::Tag;
 use crate::registry;
 use crate::sync::plain;
-use crate::wait::{Overtaking, Rules};
+use crate::wait::{Hook, Overtaking, PressureHook, QueueLimit, Rules};
 use std::time::Duration;
 
 /// A lane keeps blocks of up to 2 MiB: the sizes that are asked for most often, and too small for
@@ -47,6 +47,7 @@ pub struct PoolBuilder {
     pub(super) fills: Fills,
     history: usize,
     rules: Rules,
+    hook: Option<Hook>,
     tag_limits: Vec<(Tag, u64)>,
     tag_weights: Vec<(Tag, u32)>,
 }
@@ -74,6 +75,7 @@ impl PoolBuilder {
             fills: Fills::default(),
             history: 0,
             rules: Rules::default(),
+            hook: None,
             tag_limits: Vec::new(),
             tag_weights: Vec::new(),
         }
@@ -272,6 +274,32 @@ impl PoolBuilder {
         self
     }
 
+    /// How many requests may wait at once, as a number or a [`QueueLimit`]. Default: any number. See
+    /// [`Pool::set_queue_limit`].
+    pub fn queue_limit(mut self, limit: impl Into<QueueLimit>) -> Self {
+        self.rules.queue_limit = limit.into();
+        self
+    }
+
+    /// Has a request fail at once, with [`Shed`](crate::AllocError::Shed), that would probably wait for longer
+    /// than its [timeout](crate::Allocate::timeout) or [deadline](crate::Allocate::deadline), rather than have
+    /// it wait in vain. Default: it waits until its time is over.
+    ///
+    /// What it would wait is [estimated](Pool::expected_wait), and whoever would be the only one who waits is
+    /// not turned away: so the estimate stays one of this hour. It is made as a request joins the queue, in time
+    /// in proportion to those who wait.
+    pub fn load_shedding(mut self) -> Self {
+        self.rules.sheds = true;
+        self
+    }
+
+    /// Whom to ask to free something when a request must wait. Default: nobody.
+    #[doc(alias = "failure_callback_resource_adaptor")]
+    pub fn pressure_hook(mut self, hook: impl PressureHook + 'static) -> Self {
+        self.hook = Some(Hook(plain::Arc::new(hook)));
+        self
+    }
+
     /// Builds the pool.
     ///
     /// # Errors
@@ -287,6 +315,7 @@ impl PoolBuilder {
             Engine::new(self.device, settings, registry::make_way)?,
             self.name,
             self.rules,
+            self.hook,
         )?;
         for (tag, bytes) in self.tag_limits {
             pool.set_tag_limit(tag, Some(bytes));

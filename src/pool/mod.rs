@@ -1,5 +1,6 @@
 //! The pool: the handle that everything begins with.
 
+mod admission;
 mod allocate;
 mod allocate_many;
 mod builder;
@@ -28,6 +29,8 @@ pub use find::{find_pool, pool_of, pools};
 pub use layout::Layout;
 pub use reservation::Reservation;
 pub use reserve::Reserve;
+#[cfg(feature = "tower")]
+pub(crate) use terms::terms;
 
 use own_stream::OwnStream;
 
@@ -43,7 +46,7 @@ use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
 use crate::wait::{
-    Caller, Demand, Denial, Presence, Reclaimer, Registration, Rules, Service, try_now,
+    Caller, Demand, Denial, Drain, Hook, Presence, Reclaimer, Registration, Rules, Service, try_now,
 };
 use std::fmt;
 use std::panic::Location;
@@ -80,8 +83,13 @@ impl Pool {
         PoolBuilder::new(device)
     }
 
-    fn new(engine: Engine, name: Option<String>, rules: Rules) -> Result<Self, BuildError> {
-        let service = Arc::new(Service::new(engine, rules));
+    fn new(
+        engine: Engine,
+        name: Option<String>,
+        rules: Rules,
+        hook: Option<Hook>,
+    ) -> Result<Self, BuildError> {
+        let service = Arc::new(Service::new(engine, rules, hook));
         let name = name.map(Into::into);
         let presence = plain::Arc::new(Presence { service, name });
         registry::enter(&presence)?;
@@ -370,6 +378,35 @@ impl Pool {
     /// Whether [`close`](Self::close) was called.
     pub fn is_closed(&self) -> bool {
         self.service().engine.is_closed()
+    }
+
+    /// Waits until everything came back: nobody waits for memory, no block lives, no reservation does, and
+    /// nothing is pending. All that the pool holds is free then, and no work of the device touches any of it.
+    ///
+    /// It ends nothing by itself: allocations are granted meanwhile, and it is ready at a moment at which all
+    /// of them have come back. To end a service, [`close`](Self::close) the pool first:
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::{Operation, SimDevice}};
+    /// # use std::time::Duration;
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let work = device.create_stream();
+    /// # let stream = pool.register(&work)?;
+    /// let block = pool.try_allocate(&stream, 64 << 20)?;
+    /// work.submit(Operation::new(Duration::from_micros(50)));
+    /// drop(block); // pending behind that work
+    ///
+    /// pool.close(); // who waits fails; what lives stays valid
+    /// device.block_on(pool.drain().timeout(Duration::from_secs(1)))?;
+    /// assert_eq!(device.now(), Duration::from_micros(50));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// While somebody drains, no stream's lane keeps what is freed: each free takes the ledger's lock and
+    /// records an event.
+    pub fn drain(&self) -> Drain {
+        Drain::new(self.presence.clone())
     }
 
     /// A reclaimer to spawn on an executor of one's own; see [`Reclaimer`] for when that is of use.

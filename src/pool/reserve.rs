@@ -6,7 +6,7 @@ use super::{Layout, Pool};
 use crate::engine::{Effort, Loans, Parts};
 use crate::error::AllocError;
 use crate::measure::Tag;
-use crate::wait::{Allocation, Asker, Demand, Denial, Terms, try_all_now};
+use crate::wait::{Allocation, Asker, Demand, Denial, Terms, block_on, try_all_now};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -95,6 +95,13 @@ impl Pool {
 impl Reserve<'_> {
     terms!();
 
+    /// The same for that tag, on those terms.
+    #[cfg(feature = "tower")]
+    pub(crate) fn with(mut self, tag: Option<Tag>, terms: Terms) -> Self {
+        (self.tag, self.terms) = (tag, terms);
+        self
+    }
+
     /// The same now or not at all, as [`Pool::try_allocate`].
     ///
     /// # Errors
@@ -111,6 +118,15 @@ impl Reserve<'_> {
             }
             Err(Denial::OverLimit(tag)) => Err(service.limit_reached(tag, demand.request.bytes)),
         }
+    }
+
+    /// Blocks this thread until there is memory: as [`Allocate::blocking`](crate::Allocate::blocking).
+    ///
+    /// # Errors
+    /// As when it is [awaited](Self).
+    pub fn blocking(self) -> Result<Reservation, AllocError> {
+        let service = self.pool.service();
+        block_on(service, self)
     }
 
     fn parts(&self) -> Result<(Demand, Parts), AllocError> {

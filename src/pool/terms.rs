@@ -30,4 +30,4 @@ macro_rules! terms {
     };
 }
 
-pub(super) use terms;
+pub(crate) use terms;

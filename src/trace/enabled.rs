@@ -133,6 +133,11 @@ pub(crate) fn knotted(shortfall: &Shortfall) {
     );
 }
 
+/// The pressure hook could not do what it was asked to.
+pub(crate) fn hook_failed(error: &dyn std::fmt::Display) {
+    tell!(WARN, error = %error, "pressure hook failed");
+}
+
 /// Bytes that were taken from the device, and in how many pieces.
 pub(crate) fn grown(bytes: u64, handles: u64) {
     tell!(DEBUG, bytes, handles, "grown");

@@ -1,5 +1,6 @@
 //! The future of an allocation: the ladder first, the queue if that gives nothing.
 
+use super::hook::Asking;
 use super::queue::{Newcomer, Waiter};
 use super::{Claim, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
@@ -46,6 +47,8 @@ enum Stage {
         deadline: Option<(Duration, Alarm)>,
         /// Rings when growth is not held back any longer.
         _patience: Option<Alarm>,
+        /// The pressure hook, while it is at work for this.
+        asking: Option<Asking>,
         span: trace::Waiting,
     },
     Done,
@@ -127,6 +130,10 @@ impl<'a> Allocation<'a> {
         terms: &Terms,
         context: &mut Context<'_>,
     ) -> Poll<Result<Loans, AllocError>> {
+        if self.asker.service.is_in_hook() {
+            self.stage = Stage::Done;
+            return Poll::Ready(Err(self.asker.service.refusal_in_hook(denial, demand)));
+        }
         let (patience, claim) = match denial {
             Denial::Failed(error) => {
                 self.stage = Stage::Done;
@@ -145,32 +152,39 @@ impl<'a> Allocation<'a> {
             since: now,
             patience,
             waker: context.waker(),
+            limit: terms.limit(),
             claim,
         };
-        self.join(newcomer, terms.limit());
+        if let Err(refusal) = self.join(newcomer) {
+            self.stage = Stage::Done;
+            return Poll::Ready(Err(refusal));
+        }
         self.poll_waiting(context)
     }
 
-    fn join(&mut self, newcomer: Newcomer<'_>, limit: Option<Duration>) {
+    fn join(&mut self, newcomer: Newcomer<'_>) -> Result<(), AllocError> {
         let Asker { service, lane } = self.asker;
         let engine = &service.engine;
-        let (now, waker) = (newcomer.since, newcomer.waker);
+        let (now, waker, limit) = (newcomer.since, newcomer.waker, newcomer.limit);
         let asked = newcomer.demand.asked(lane);
-        let waiter = service.queue.join(newcomer, &engine.gate);
+        let waiter = service.queue.join(newcomer, &service.rules, &engine.gate)?;
         let alarm = |at| Alarm::new(&engine.device, at, waker);
         let deadline = limit.map(|limit| {
             let at = now.saturating_add(limit);
             (at, alarm(at))
         });
         let is_patient = !waiter.patience.fences.is_empty();
-        let patience = is_patient.then(|| alarm(waiter.patience.until));
+        // The bell, whose members are kept up to date: the waker of this poll may not be the one that counts.
+        let patience = is_patient.then(|| service.ring_at(waiter.patience.until));
         self.has_waited = true;
         self.stage = Stage::Waiting {
             waiter,
             deadline,
             _patience: patience,
+            asking: None,
             span: trace::Waiting::new(asked),
         };
+        Ok(())
     }
 
     fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<Loans, AllocError>> {
@@ -189,7 +203,7 @@ impl<'a> Allocation<'a> {
         let looked = self.look_and_serve(context);
         if let (Poll::Ready(Ok(loans)), Stage::Waiting { waiter, .. }) = (&looked, &self.stage) {
             match &waiter.wants {
-                Wants::Block => count(&waiter.lane, loans, &[waiter.demand.rounding]),
+                Wants::Block => count(&waiter.lane, &loans[0], &waiter.demand),
                 Wants::Parts(parts) => count_parts(&waiter.lane, loans, parts),
             }
         }
@@ -199,7 +213,10 @@ impl<'a> Allocation<'a> {
     /// Looks whether something came; if not, serves, and looks again.
     fn look_and_serve(&mut self, context: &mut Context<'_>) -> Poll<Result<Loans, AllocError>> {
         let Stage::Waiting {
-            waiter, deadline, ..
+            waiter,
+            deadline,
+            asking,
+            ..
         } = &mut self.stage
         else {
             unreachable!("only who waits looks");
@@ -221,6 +238,13 @@ impl<'a> Allocation<'a> {
             service.engine.bell.enlist(member, waker);
             Service::ensure_reclaimer(service);
             Service::serve(service);
+            if asking.is_none() {
+                *asking = Service::ask(service, waiter);
+            }
+            if asking.as_mut().is_some_and(|asking| asking.poll(context)) {
+                // What it freed is there to be served.
+                *asking = None;
+            }
         }
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
@@ -370,7 +394,7 @@ fn try_above_the_lane<'a>(
         engine.climb(lane, demand.request, effort, patience)
     })?;
     // The lane counts what it gives itself while it is locked.
-    asker.lane.count_from_above(lent.bytes, demand.rounding);
+    count(asker.lane, &lent, demand);
     Ok(lent)
 }
 
@@ -386,7 +410,7 @@ fn climb_or_deny<'a, T>(
         return Err(Denial::Failed(refusal));
     }
     // Who comes while others wait goes behind them, however much is free.
-    if !service.engine.is_open() {
+    if !service.engine.is_granting() && !service.is_in_hook() {
         return Err(Denial::Short(Expected::default(), claim));
     }
     let patience = match effort {
@@ -408,15 +432,14 @@ fn climb_or_deny<'a, T>(
 }
 
 /// What was granted above a lane is counted by it.
-fn count(lane: &Lane, loans: &Loans, roundings: &[u32]) {
-    for (lent, rounding) in loans.iter().zip(roundings) {
-        lane.count_from_above(lent.bytes, *rounding);
-    }
+fn count(lane: &Lane, lent: &Lent, demand: &Demand) {
+    lane.count_from_above(lent.bytes, demand.rounding_of(lent.bytes));
 }
 
 fn count_parts(lane: &Lane, loans: &Loans, parts: &Parts) {
-    let roundings: Vec<_> = parts.all.iter().map(|part| part.rounding).collect();
-    count(lane, loans, &roundings);
+    for (lent, part) in loans.iter().zip(&*parts.all) {
+        count(lane, lent, &Demand::of_part(*part, None));
+    }
 }
 
 fn only(mut loans: Loans) -> Lent {

@@ -1,6 +1,6 @@
 //! What a caller asks for, and for whom.
 
-use crate::engine::Parts;
+use crate::engine::{Part, Parts};
 use crate::lane::Lane;
 use crate::ledger::Request;
 use crate::measure::Tag;
@@ -40,9 +40,25 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
+    /// For one of several blocks.
+    pub(crate) fn of_part(part: Part, tag: Option<Tag>) -> Self {
+        Self {
+            request: part.request,
+            rounding: part.rounding,
+            tag,
+        }
+    }
+
     /// The bytes that were asked for.
     pub(crate) fn requested(&self) -> u64 {
         self.request.bytes - u64::from(self.rounding)
+    }
+
+    /// What was not asked for of so many bytes that were granted.
+    #[inline]
+    pub(crate) fn rounding_of(&self, granted: u64) -> u32 {
+        // Steps of the device, where nothing is pooled.
+        (granted - self.request.bytes) as u32 + self.rounding
     }
 
     /// The same as it is told of.

@@ -26,8 +26,8 @@ pub(super) struct Knot(Mutex<Option<Tied>>);
 #[derive(Debug)]
 struct Tied {
     head: Place,
-    /// What was lent: who frees changes it.
-    lent: u64,
+    /// Blocks given back so far: who frees, also to a reservation, changes it.
+    returns: u64,
     since: Duration,
     is_told: bool,
     /// Rings when there is something to be done about it.
@@ -47,10 +47,10 @@ impl Knot {
     }
 
     /// Since when nothing moves, if that is so since the last look.
-    fn since(&self, head: Place, lent: u64) -> Option<Duration> {
+    fn since(&self, head: Place, returns: u64) -> Option<Duration> {
         let tied = self.0.lock();
         let tied = tied.as_ref()?;
-        (tied.head == head && tied.lent == lent).then_some(tied.since)
+        (tied.head == head && tied.returns == returns).then_some(tied.since)
     }
 
     fn tie(&self, tied: Tied) {
@@ -80,16 +80,16 @@ impl Service {
     /// The head cannot be served, nor may anybody pass it: looks whether anything moves, and if nothing does
     /// for a while, serves whoever can be.
     pub(super) fn look_for_knot(&self, head: &Arc<Waiter>, effort: Effort) -> Served {
-        let Some(lent) = self.engine.lent_if_quiet() else {
+        let Some(returns) = self.engine.returns_if_quiet() else {
             self.knot.untie();
             return Served::Short;
         };
         let now = self.engine.device.now();
-        let Some(since) = self.knot.since(head.turn.place, lent) else {
+        let Some(since) = self.knot.since(head.turn.place, returns) else {
             let at = now.saturating_add(self.rules.knot_grace);
             self.knot.tie(Tied {
                 head: head.turn.place,
-                lent,
+                returns,
                 since: now,
                 is_told: false,
                 alarm: Some(self.ring_at(at)),
@@ -100,8 +100,7 @@ impl Service {
             return Served::Short;
         }
         match self.serve_anybody(effort) {
-            // Nobody here holds anything: others have what the device refuses, and may let go.
-            Served::Short if lent == 0 && self.engine.pressure.is_felt() => Served::Short,
+            Served::Short if self.is_for_others() => Served::Short,
             Served::Short => self.tell_of_knot(head, now, since),
             served => served,
         }
@@ -124,6 +123,11 @@ impl Service {
             }
         }
         Served::Short
+    }
+
+    /// Nobody holds anything here: others have what the device refuses, and may let go.
+    fn is_for_others(&self) -> bool {
+        self.engine.pressure.is_felt() && self.engine.totals().lent.current == 0
     }
 
     fn takes_any_place(&self, waiter: &Waiter) -> bool {

@@ -95,6 +95,12 @@ impl<T> Line<T> {
         waiters.take(most).collect()
     }
 
+    /// All that are due before that turn, in no order.
+    pub(super) fn before(&self, turn: Turn) -> impl Iterator<Item = &T> {
+        let flows = self.flows.values();
+        flows.flat_map(move |flow| flow.waiters.range(..turn).map(|(_, waiter)| waiter))
+    }
+
     /// Takes somebody out, who was `served` with so many bytes at its flow's weight, or not at all. None,
     /// if it was not there.
     pub(super) fn leave(

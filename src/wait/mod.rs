@@ -29,14 +29,22 @@
 //! | `onlookers` | who is told of every block's life |
 //! | `fills` | blocks that are filled at their beginning and their end |
 //! | `spawn` | where a runtime may drive |
+//! | `admission` | who may join the queue |
+//! | `hook` | whom the pool asks to free something |
+//! | `blocking` | the same on a thread, without an executor |
+//! | `drain` | waiting until everything came back |
 //! | `returner` | who gives memory back where nothing is pooled |
 //! | `grower` | memory calls that block, off the runtime's workers |
 
+mod admission;
 mod allocate;
+mod blocking;
 mod claim;
 mod demand;
+mod drain;
 mod fills;
 mod grower;
+mod hook;
 mod knot;
 mod line;
 mod onlookers;
@@ -52,9 +60,14 @@ mod spawn;
 mod terms;
 mod upkeep;
 
+pub use admission::QueueLimit;
 pub(crate) use allocate::{Allocation, Asker, Denial, try_all_now, try_now};
+pub(crate) use blocking::block_on;
 pub(crate) use claim::Claim;
 pub(crate) use demand::{Demand, Wants};
+pub use drain::Drain;
+pub(crate) use hook::Hook;
+pub use hook::PressureHook;
 use line::Place;
 pub(crate) use onlookers::{Caller, Ending, Granted, Onlookers};
 pub(crate) use passage::{Passage, Passages};

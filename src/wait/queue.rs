@@ -16,9 +16,11 @@
 //! from being served, and the gate does not close for it. Once the limit allows it, it comes in, to the
 //! place that it had by its coming.
 
+use super::admission::{Admission, QueueLimit};
 use super::claim::Claim;
+use super::hook::Turned;
 use super::line::{Flow, Line, Place, Turn};
-use super::{Demand, Wants};
+use super::{Demand, Rules, Wants};
 use crate::engine::{Expected, Loans, gate};
 use crate::error::AllocError;
 use crate::lane::Lane;
@@ -48,6 +50,8 @@ pub(crate) struct Waiter {
     is_held: SharedFlag,
     /// By how many, with how many bytes together, it was passed. Written by who serves, and nobody else.
     passed: (SharedNumber, SharedNumber),
+    /// Where it stands with the pressure hook.
+    pub(super) hook: Turned,
     state: Mutex<State>,
 }
 
@@ -61,6 +65,8 @@ pub(super) struct Newcomer<'a> {
     pub(super) since: Duration,
     pub(super) patience: Expected,
     pub(super) waker: &'a Waker,
+    /// How long it waits at most.
+    pub(super) limit: Option<Duration>,
     /// None of one that has no tag, or may claim nothing yet.
     pub(super) claim: Option<Claim<'a>>,
 }
@@ -148,7 +154,7 @@ impl Waiter {
     }
 
     /// Whom to wake, while it waits.
-    fn waker(&self) -> Option<Waker> {
+    pub(super) fn waker(&self) -> Option<Waker> {
         match &*self.state.lock() {
             State::Waiting(waker) => Some(waker.clone()),
             _ => None,
@@ -167,6 +173,7 @@ struct Standing {
     /// Those whose tags have reached their limits, in the order in which they are due.
     held: BTreeMap<Tag, BTreeMap<Turn, Arc<Waiter>>>,
     next: Place,
+    admission: Admission,
 }
 
 /// See the [module](self).
@@ -194,12 +201,41 @@ impl Drop for Admitted {
     }
 }
 
+impl Standing {
+    /// # Errors
+    /// When somebody may not join.
+    fn check(&self, newcomer: &Newcomer<'_>, rules: &Rules) -> Result<(), AllocError> {
+        let bytes = newcomer.demand.request.bytes;
+        self.admission.check(bytes)?;
+        let Some(limit) = newcomer.limit.filter(|_| rules.sheds) else {
+            return Ok(());
+        };
+        // The first waits in any case: it is what the pace is known by.
+        if self.line.is_empty() {
+            return Ok(());
+        }
+        match self.expected_wait(bytes, newcomer.due, newcomer.since) {
+            Some(expected) if expected > limit => Err(AllocError::Shed { expected, limit }),
+            _ => Ok(()),
+        }
+    }
+
+    fn expected_wait(&self, bytes: u64, due: i128, now: Duration) -> Option<Duration> {
+        let place = self.next;
+        let ahead = self.line.before(Turn { due, place });
+        let ahead = ahead.map(|waiter| waiter.demand.request.bytes);
+        let bytes = ahead.fold(bytes, u64::saturating_add);
+        self.admission.pace.time_for(bytes, now)
+    }
+}
+
 impl Queue {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(limit: QueueLimit) -> Self {
         let standing = Standing {
             line: Line::new(),
             held: BTreeMap::new(),
             next: 0,
+            admission: Admission::new(limit),
         };
         Self {
             standing: Mutex::new(Guards::Queue, standing),
@@ -211,10 +247,25 @@ impl Queue {
 
     /// Joins the queue; at the door, if its tag has reached its limit. The gate is raised under the
     /// queue's lock, as it is lowered, so that it is raised whenever somebody waits in the line.
-    pub(super) fn join(&self, newcomer: Newcomer<'_>, gate: &SharedState) -> Arc<Waiter> {
+    ///
+    /// # Errors
+    /// When it may not.
+    pub(super) fn join(
+        &self,
+        newcomer: Newcomer<'_>,
+        rules: &Rules,
+        gate: &SharedState,
+    ) -> Result<Arc<Waiter>, AllocError> {
+        let mut standing = self.standing.lock();
+        if let Err(refusal) = standing.check(&newcomer, rules) {
+            drop(standing);
+            // With the lock let go: what was claimed may let in others.
+            drop(newcomer);
+            return Err(refusal);
+        }
         let Newcomer { demand, claim, .. } = newcomer;
         let bytes = demand.request.bytes;
-        let mut standing = self.standing.lock();
+        standing.admission.join(bytes, newcomer.since);
         let account = demand.tag.map(|tag| (tag, self.accounts.of(tag)));
         let is_let_in = match account {
             Some((_, account)) if claim.is_none() => account.claim_or_hold(bytes).is_ok(),
@@ -236,6 +287,7 @@ impl Queue {
             patience: newcomer.patience,
             is_held: SharedFlag::new(!is_let_in),
             passed: (SharedNumber::new(0), SharedNumber::new(0)),
+            hook: Turned::new(),
             state: Mutex::new(Guards::Waiter, State::Waiting(newcomer.waker.clone())),
         });
         self.counted_for(&waiter).for_each(Waits::begin);
@@ -246,7 +298,7 @@ impl Queue {
             }
             _ => self.line_up(&mut standing, waiter.clone(), gate),
         }
-        waiter
+        Ok(waiter)
     }
 
     fn line_up(&self, standing: &mut Standing, waiter: Arc<Waiter>, gate: &SharedState) {
@@ -293,6 +345,8 @@ impl Queue {
             }
             admitted = self.admit_from(&mut standing, tag, gate);
         }
+        let served_at = waited.map(|waited| waiter.since.saturating_add(waited));
+        standing.admission.leave(bytes, served_at);
         // Before the lock is let go: who hears that it was served finds it counted.
         self.counted_for(waiter).for_each(|waits| waits.end(waited));
         if let Some(waited) = waited {
@@ -336,6 +390,19 @@ impl Queue {
         let admitted = self.admit_from(&mut standing, tag, gate);
         drop(standing);
         drop(admitted);
+    }
+
+    pub(crate) fn set_queue_limit(&self, limit: QueueLimit) {
+        self.standing.lock().admission.limit = limit;
+    }
+
+    pub(crate) fn queue_limit(&self) -> QueueLimit {
+        self.standing.lock().admission.limit
+    }
+
+    /// How long a request would wait that comes now and is due then, as far as can be told.
+    pub(super) fn expected_wait(&self, bytes: u64, due: i128, now: Duration) -> Option<Duration> {
+        self.standing.lock().expected_wait(bytes, due, now)
     }
 
     /// Whose waits a waiter's is.

@@ -104,7 +104,7 @@ impl Reserved {
         let drawn = self.service().engine.draw(lane, self.hoard, demand.request);
         match drawn {
             Ok(Some(lent)) => {
-                lane.count_from_above(lent.bytes, demand.rounding);
+                lane.count_from_above(lent.bytes, demand.rounding_of(lent.bytes));
                 Ok(Some(lent))
             }
             other => {

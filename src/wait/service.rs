@@ -1,15 +1,17 @@
 //! The engine with its queue, and when the queue is served.
 
-use super::Demand;
+use super::drain::Drains;
 use super::grower::Grower;
+use super::hook::Hooked;
 use super::knot::Knot;
 use super::onlookers::Onlookers;
 use super::queue::{Queue, Waiter};
 use super::reclaimer::Spawned;
 use super::returner::Returner;
 use super::spawn;
-use super::terms::Rules;
+use super::terms::{Rules, Terms};
 use super::upkeep::Keeper;
+use super::{Demand, Hook};
 use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Engine, Watches, gate};
@@ -19,6 +21,7 @@ use crate::measure::Tag;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
 use crate::trace;
 use std::task::Waker;
+use std::time::Duration;
 
 /// Nobody serves.
 const IDLE: u8 = 0;
@@ -52,16 +55,20 @@ pub(crate) struct Service {
     /// Who gives memory back, where nothing is pooled.
     returner: Mutex<Option<plain::Arc<Returner>>>,
     is_orphaned: SharedFlag,
+    /// Who waits until everything came back.
+    pub(super) drains: Drains,
+    /// Who is asked to free something.
+    pub(super) hooked: Hooked,
 }
 
 impl Service {
-    pub(crate) fn new(engine: Engine, rules: Rules) -> Self {
+    pub(crate) fn new(engine: Engine, rules: Rules, hook: Option<Hook>) -> Self {
         Self {
             rules,
             knot: Knot::new(),
             onlookers: Onlookers::of(&engine),
             engine,
-            queue: Queue::new(),
+            queue: Queue::new(rules.queue_limit),
             serving: SharedState::new(IDLE),
             watches: Mutex::new(Guards::Queue, Watches::new()),
             grower: Grower::new(),
@@ -70,6 +77,8 @@ impl Service {
             spawned: Mutex::new(Guards::Queue, None),
             returner: Mutex::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
+            drains: Drains::new(),
+            hooked: Hooked::new(hook),
         }
     }
 
@@ -118,7 +127,7 @@ impl Service {
         }
     }
 
-    /// Watches streams while somebody waits. While nobody does, nothing is watched, and a reclaimer that
+    /// Watches streams while somebody waits, or drains. While nobody does, nothing is watched, and a reclaimer that
     /// was spawned for it is let go. Where nothing is pooled, what is to go back to the device waits too.
     fn set_watches(&self) {
         // Out of the lock: a watch may call at once.
@@ -128,7 +137,8 @@ impl Service {
             self.dismiss_reclaimer();
         }
         self.set_retry(is_awaited && self.engine.pressure.is_felt());
-        if !is_awaited && !self.engine.has_leftovers() {
+        let is_watched = is_awaited || self.engine.is_draining();
+        if !is_watched && !self.engine.has_leftovers() {
             drop(watches);
             return self.dismiss_returner();
         }
@@ -187,6 +197,14 @@ impl Service {
         } else if !was_served {
             this.engine.bell.ring();
         }
+        this.tell_drains();
+    }
+
+    /// Somebody left the queue.
+    pub(super) fn tell_drains(&self) {
+        if self.engine.is_draining() {
+            self.engine.bell.ring_drains();
+        }
     }
 
     /// No more grants; who waits fails. Says whether this is the first time.
@@ -196,9 +214,17 @@ impl Service {
         if is_first {
             trace::closed();
         }
+        this.hooked.end();
         Self::serve(this);
         this.engine.bell.ring_held();
         is_first
+    }
+
+    /// How long a plain request for so many bytes would wait that came now, as far as can be told.
+    pub(crate) fn expected_wait(&self, bytes: u64) -> Option<Duration> {
+        let now = self.engine.device.now();
+        let due = Terms::default().due(now, &self.rules);
+        self.queue.expected_wait(bytes, due, now)
     }
 
     /// Why nothing can be granted at all, if so.

@@ -36,7 +36,7 @@ impl Service {
             };
             match served {
                 Served::Gone => {}
-                Served::Short => return,
+                Served::Short => return this.ask_for(&head),
                 Served::NeedsThread => return this.grower.start(this),
             }
         }
@@ -136,5 +136,6 @@ impl Service {
             assert_unlocked("wake");
             waker.wake();
         }
+        self.tell_drains();
     }
 }

@@ -1,5 +1,6 @@
 //! On what terms somebody waits, and by what rules the pool has them wait.
 
+use super::QueueLimit;
 use std::time::Duration;
 
 /// What a request says of its waiting.
@@ -70,6 +71,10 @@ pub(crate) struct Rules {
     pub(crate) knot_grace: Duration,
     /// How long a knot lasts before the head of the queue fails; for ever, if none.
     pub(crate) knot_limit: Option<Duration>,
+    /// How many may wait, at first.
+    pub(crate) queue_limit: QueueLimit,
+    /// Whether those fail at once that would probably wait too long.
+    pub(crate) sheds: bool,
 }
 
 impl Default for Rules {
@@ -81,6 +86,8 @@ impl Default for Rules {
             // Long against a kernel and a task's turn, short against a request's patience.
             knot_grace: Duration::from_millis(10),
             knot_limit: None,
+            queue_limit: QueueLimit::NONE,
+            sheds: false,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The kernels: compiled where they run, and launched.
 
-use anyhow::{Context, bail};
+use super::driver;
+use anyhow::Context;
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
-use cudarc::nvrtc;
 use std::sync::Arc;
 use weirpool::device::Argument;
 
@@ -43,16 +43,7 @@ impl Kernels {
     /// # Errors
     /// When there is no NVRTC, or it or the driver refuses the source.
     pub(super) fn compile(context: &Arc<CudaContext>) -> anyhow::Result<Self> {
-        if !has_compiler() {
-            bail!(
-                "--kernels needs NVRTC, which was not found: install the CUDA toolkit (or the package \
-                 nvidia-cuda-nvrtc of PyPI), and have LD_LIBRARY_PATH name the folder of libnvrtc.so"
-            );
-        }
-        let compiled = nvrtc::compile_ptx(SOURCE).context("NVRTC cannot compile the kernels")?;
-        let module = context.load_module(compiled);
-        let module =
-            module.context("the driver cannot load the kernels: is NVRTC newer than it?")?;
+        let module = driver::compile(context, SOURCE)?;
         let function = |name| {
             let function = module.load_function(name);
             function.with_context(|| format!("the kernel `{name}` cannot be loaded"))
@@ -131,12 +122,6 @@ impl Kernels {
         unsafe { launch.launch(wide(bytes, pattern)) }?;
         Ok(())
     }
-}
-
-/// Whether there is an NVRTC; cudarc panics where there is none.
-pub(super) fn has_compiler() -> bool {
-    // SAFETY: the library's initializers have no preconditions; cudarc loads it in the same way.
-    unsafe { nvrtc::sys::is_culib_present() }
 }
 
 fn one_thread() -> LaunchConfig {

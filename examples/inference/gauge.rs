@@ -1,0 +1,93 @@
+//! Where requests are: how many in flight, waiting for memory, done.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts that everybody may read.
+#[derive(Debug, Default)]
+pub(crate) struct Gauge {
+    in_flight: AtomicU64,
+    waiting: AtomicU64,
+    served: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// The counts of one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Whereabouts {
+    pub(crate) in_flight: u64,
+    pub(crate) waiting: u64,
+    pub(crate) served: u64,
+    pub(crate) failed: u64,
+}
+
+/// One that is somewhere, until this is dropped.
+#[derive(Debug)]
+#[must_use = "it leaves when this is dropped"]
+pub(crate) struct Presence {
+    gauge: Arc<Gauge>,
+    place: fn(&Gauge) -> &AtomicU64,
+}
+
+impl Gauge {
+    pub(crate) fn in_flight(self: &Arc<Self>) -> Presence {
+        self.enter(|gauge| &gauge.in_flight)
+    }
+
+    pub(crate) fn waiting(self: &Arc<Self>) -> Presence {
+        self.enter(|gauge| &gauge.waiting)
+    }
+
+    pub(crate) fn serve(&self) {
+        self.served.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn fail(&self) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(self: &Arc<Self>, place: fn(&Gauge) -> &AtomicU64) -> Presence {
+        place(self).fetch_add(1, Ordering::Relaxed);
+        Presence {
+            gauge: self.clone(),
+            place,
+        }
+    }
+
+    pub(crate) fn read(&self) -> Whereabouts {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Whereabouts {
+            in_flight: read(&self.in_flight),
+            waiting: read(&self.waiting),
+            served: read(&self.served),
+            failed: read(&self.failed),
+        }
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        (self.place)(&self.gauge).fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_enters_leaves() {
+        let gauge = Arc::new(Gauge::default());
+        let (flight, wait) = (gauge.in_flight(), gauge.waiting());
+        gauge.serve();
+        let expected = Whereabouts {
+            in_flight: 1,
+            waiting: 1,
+            served: 1,
+            ..Whereabouts::default()
+        };
+        assert_eq!(gauge.read(), expected);
+        drop((flight, wait));
+        assert_eq!((gauge.read().in_flight, gauge.read().waiting), (0, 0));
+    }
+}

@@ -1,0 +1,125 @@
+//! An inference service under pressure: memory for 6 requests, 64 in flight, and nobody fails.
+//!
+//! ```text
+//! cargo run --release --example inference
+//! cargo run --release --example inference -- --plot inference.svg --check
+//! cargo run --release --example inference -- --executor smol --requests 100
+//! cargo run --release --features cuda --example inference -- --device cuda
+//! ```
+//!
+//! Requests arrive at random, faster than they can be served. Each needs the model's weights, which all
+//! share, an activation for each step, and a cache that grows. A device runs their steps, 4 at once, on 8
+//! streams. How a service should go about memory is in [`service`] and [`lease`]:
+//!
+//! - a request takes all that it will need up front, and waits for that in the pool's queue, in the order
+//!   of arrival; so none holds some memory and waits for more;
+//! - what it then allocates never waits and never fails;
+//! - memory is freed behind the step that used it last, as soon as that is submitted: the pool, and not the
+//!   service, waits until the device is done with it.
+//!
+//! The same service runs three times: so; with requests that fail where there is no memory at once, and try
+//! again with exponential back-off; and with memory for all that are in flight. What is asked of the first:
+//! no failures; no wait longer than the [bound] that follows from the queue ahead of it, where the program
+//! ends with an error; and 95 % of the throughput of unlimited memory, since by construction the device's
+//! places are scarcer than memory ([`theory`]).
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`options`] | the command line |
+//! | [`model`], [`arrivals`] | what a request needs of memory, and what arrives |
+//! | [`service`], [`worker`], [`lease`], [`backoff`] | requests, streams, and how requests come by memory |
+//! | [`kind`], [`run`] | the three services, and one run of one |
+//! | [`executor`], [`timer`] | what polls them, and what time it is |
+//! | [`machine`], [`simulated`], `cuda` | a device that runs steps: the simulated one, or a GPU |
+//! | [`gauge`], [`watch`], [`progress`] | looking on while it runs |
+//! | [`bound`], [`theory`] | how long a wait may be, and what throughput can be |
+//! | [`report`], [`table`], [`plot`], [`chart`], [`units`] | what is shown |
+
+mod arrivals;
+mod backoff;
+mod bound;
+#[path = "../replay/chart.rs"]
+mod chart;
+#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
+mod cuda;
+mod executor;
+mod gauge;
+mod kind;
+mod lease;
+mod machine;
+mod model;
+mod options;
+mod plot;
+mod progress;
+mod report;
+mod run;
+mod service;
+mod simulated;
+mod table;
+mod theory;
+mod timer;
+#[path = "../replay/units.rs"]
+mod units;
+mod watch;
+mod worker;
+
+use clap::Parser;
+use kind::Kind;
+use machine::Site;
+use options::{DeviceName, Options};
+use progress::Progress;
+use report::Report;
+use simulated::Simulator;
+use std::io::{Write, stderr, stdout};
+use std::process::ExitCode;
+use theory::Theory;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let options = options.checked().unwrap_or_else(|error| error.exit());
+    let is_good = match options.device {
+        DeviceName::Sim => compare(&Simulator, &options),
+        DeviceName::Cuda => cuda::open(&options).and_then(|gpu| compare(&gpu, &options)),
+    };
+    match is_good {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs all services and shows what came of it. Says whether all is as it must be.
+fn compare(site: &impl Site, options: &Options) -> anyhow::Result<bool> {
+    let requests = arrivals::requests(options);
+    let mut reports = Vec::new();
+    for kind in Kind::ALL {
+        let progress = Progress::new(kind.name(), options.requests, options.json);
+        let outcome = run::run(site, options, kind, &requests, &progress)?;
+        let report = Report::of(&outcome, kind.capacity(options));
+        if let (Some(file), Kind::Waiting) = (&options.plot, kind) {
+            plot::draw(file, &report, &outcome.samples)?;
+        }
+        reports.push(report);
+    }
+    let shared = Kind::Waiting.shared(options);
+    let theory = Theory::of(&requests, options.limits.places, shared);
+    let checks = report::checks(&reports, options.check);
+    if options.json {
+        for report in &reports {
+            writeln!(stdout(), "{}", serde_json::to_string(report)?)?;
+        }
+        // Standard output is for who parses it.
+        write!(stderr(), "{}", table::checks(&checks))?;
+    } else {
+        if let Some(description) = site.description() {
+            writeln!(stdout(), "{description}\n")?;
+        }
+        let theory = table::theory(&theory, &reports);
+        let checks = table::checks(&checks);
+        write!(stdout(), "{}\n{theory}{checks}", table::table(&reports))?;
+    }
+    Ok(checks.iter().all(|check| check.is_so || !check.is_required))
+}

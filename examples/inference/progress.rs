@@ -1,0 +1,64 @@
+//! How far a service is, on the terminal: one live line.
+
+use crate::units;
+use crate::watch::Sample;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+const TEMPLATE: &str = "{prefix:10} {bar:30.cyan/blue} {human_pos}/{human_len} requests, {msg}";
+
+/// A bar on standard error: only on a terminal, and only where nobody parses the output.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// A bar for so many requests to a service.
+    pub(crate) fn new(service: &str, requests: u64, hidden: bool) -> Self {
+        // Standard error is hidden by itself where it is no terminal.
+        let target = if hidden {
+            ProgressDrawTarget::hidden()
+        } else {
+            ProgressDrawTarget::stderr()
+        };
+        let bar = ProgressBar::with_draw_target(Some(requests), target);
+        if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
+            bar.set_style(style);
+        }
+        bar.set_prefix(service.to_owned());
+        Self { bar }
+    }
+
+    pub(crate) fn show(&self, sample: &Sample) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        let now = sample.whereabouts;
+        self.bar.set_position(now.served + now.failed);
+        self.bar.set_message(format!(
+            "{} in flight, {} wait for memory, {} at the door, {} reserved, {} failed",
+            now.in_flight,
+            now.waiting,
+            sample.at_the_door,
+            units::bytes(sample.reserved),
+            now.failed
+        ));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_is_sound() {
+        assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
+        assert!(Progress::new("t", 1, true).bar.is_hidden());
+    }
+}

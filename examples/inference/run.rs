@@ -1,0 +1,203 @@
+//! One run of one service: opened, given all requests, closed, and checked for memory that is missing.
+
+use crate::arrivals::Request;
+use crate::bound::Shared;
+use crate::executor::Executor;
+use crate::gauge::Gauge;
+use crate::kind::Kind;
+use crate::machine::{Line, Machine, Site};
+use crate::model;
+use crate::options::Options;
+use crate::progress::Progress;
+use crate::service::{Counter, Counters, Record, Service, begin};
+use crate::timer::Timer;
+use crate::watch::{Sample, Watch};
+use crate::worker::Worker;
+use anyhow::{Context, anyhow};
+use futures::channel::mpsc;
+use futures::future::{Either, RemoteHandle, select, try_join_all};
+use futures::task::{Spawn, SpawnExt};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use weirpool::{Pool, SharedBlock, Tag};
+
+/// Longer than any request is served.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) kind: Kind,
+    /// In the order of arrival.
+    pub(crate) records: Vec<Record>,
+    pub(crate) samples: Vec<Sample>,
+    pub(crate) shared: Shared,
+    pub(crate) places: usize,
+    pub(crate) reserved_peak: u64,
+}
+
+/// # Errors
+/// When the pool or the device fails, or memory is missing at the end.
+pub(crate) fn run<S: Site>(
+    site: &S,
+    options: &Options,
+    kind: Kind,
+    requests: &[Request],
+    progress: &Progress,
+) -> anyhow::Result<Outcome> {
+    let machine = Arc::new(site.machine(options)?);
+    let executor = Executor::new(options.executor, machine.virtual_time())?;
+    executor.run(|spawner| async move {
+        let run = Run::open(machine, options, kind, &*spawner).await?;
+        let watch = Watch::new(&run.service, requests, progress);
+        let served = {
+            let admitted = pin!(admit(&run.service, requests, options, &*spawner));
+            match select(admitted, pin!(watch.run())).await {
+                Either::Left((served, _)) => served,
+                Either::Right((never, _)) => match never {},
+            }
+        };
+        let samples = watch.into_samples();
+        let reserved_peak = run.service.pool.statistics().reserved.high;
+        // What a worker says is why a request failed.
+        run.close().await?;
+        Ok(Outcome {
+            kind,
+            records: served?,
+            samples,
+            shared: kind.shared(options),
+            places: options.limits.places,
+            reserved_peak,
+        })
+    })
+}
+
+/// Lets requests in, as they arrive and there is a place for them.
+async fn admit(
+    service: &Arc<Service>,
+    requests: &[Request],
+    options: &Options,
+    spawner: &dyn Spawn,
+) -> anyhow::Result<Vec<Record>> {
+    let door = Arc::new(Semaphore::new(options.limits.in_flight));
+    let mut records = Vec::new();
+    for request in requests {
+        service.timer.sleep_until(request.arrives).await;
+        let place = door.clone().acquire_owned().await?;
+        let served = service.clone().serve(request.clone());
+        let served = Box::pin(async move {
+            let record = served.await;
+            drop(place);
+            record
+        });
+        // Here, and not where its task runs: so they stand in the pool's queue as they arrived.
+        let served = begin(served).await;
+        records.push(spawner.spawn_with_handle(served)?);
+    }
+    try_join_all(records).await
+}
+
+/// A service that is open, and those who work for it.
+struct Run {
+    service: Arc<Service>,
+    weights: SharedBlock,
+    workers: Vec<RemoteHandle<anyhow::Result<()>>>,
+    /// Ends with the run.
+    _reclaimer: Option<RemoteHandle<()>>,
+}
+
+impl Run {
+    async fn open<M: Machine>(
+        machine: Arc<M>,
+        options: &Options,
+        kind: Kind,
+        spawner: &dyn Spawn,
+    ) -> anyhow::Result<Self> {
+        let pool = Pool::builder_shared(machine.device())
+            .capacity(kind.capacity(options))
+            .handle_bytes(model::HANDLE)
+            // A request keeps its memory for many steps, and is no knot for it.
+            .knot_grace(PATIENCE)
+            .build()?;
+        let lines = (0..options.limits.streams).map(|_| line(&*machine, &pool));
+        let lines: Vec<_> = lines.collect::<anyhow::Result<_>>()?;
+        let weights = load(&*machine, &pool, &lines).await?;
+        let reclaimer = || spawner.spawn_with_handle(pool.reclaimer());
+        let reclaimer = (!options.executor.has_reclaimer()).then(reclaimer);
+        let (mut counters, mut workers) = (Vec::new(), Vec::new());
+        for line in lines {
+            let (jobs, taken) = mpsc::unbounded();
+            let stream = line.stream.clone();
+            counters.push(Counter { stream, jobs });
+            let worker = Worker {
+                machine: machine.clone(),
+                line,
+                weights: weights.clone(),
+            };
+            let work = worker.run(taken, options.limits.batch);
+            workers.push(spawner.spawn_with_handle(work)?);
+        }
+        let service = Arc::new(Service {
+            pool,
+            admission: kind.admission(options),
+            timer: Timer::new(machine.device()),
+            gauge: Arc::new(Gauge::default()),
+            counters: Counters::new(counters),
+        });
+        Ok(Self {
+            service,
+            weights,
+            workers,
+            _reclaimer: reclaimer.transpose()?,
+        })
+    }
+
+    /// Ends the workers, and looks whether all memory came back.
+    async fn close(self) -> anyhow::Result<()> {
+        self.service.counters.close();
+        for worker in self.workers {
+            worker.await?;
+        }
+        self.weights
+            .into_block()
+            .map_err(|_| anyhow!("the weights are still in use"))?
+            .deallocate()
+            .await?;
+        let pool = &self.service.pool;
+        pool.harvest()?;
+        let conserved = pool.check_conserved();
+        conserved.map_err(|missing| anyhow!("memory is missing: {missing}"))
+    }
+}
+
+fn line<M: Machine>(machine: &M, pool: &Pool) -> anyhow::Result<Line<M::Work>> {
+    let work = machine.create_stream()?;
+    let stream = pool.register(&work)?;
+    Ok(Line { work, stream })
+}
+
+/// The weights, written on one stream and there for all.
+async fn load<M: Machine>(
+    machine: &M,
+    pool: &Pool,
+    lines: &[Line<M::Work>],
+) -> anyhow::Result<SharedBlock> {
+    let (first, others) = lines
+        .split_first()
+        .context("there is at least one stream")?;
+    let weights = pool.allocate(&first.stream, model::WEIGHTS);
+    let weights = weights.tag(Tag::new("weights")).await?.share();
+    machine.load(first, &weights)?;
+    let loaded = first.stream.event()?;
+    for other in others {
+        other.stream.wait(&loaded)?;
+        weights.used_on(&other.stream)?;
+    }
+    loaded.await?;
+    Ok(weights)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,217 @@
+//! Admission: who may join the queue at all. Figures of who waits, and how fast the queue moves.
+
+use crate::error::AllocError;
+use std::time::Duration;
+
+/// How many may wait for memory at once. A request that would have to wait when as many wait already fails at
+/// once, with [`QueueFull`](AllocError::QueueFull), so that its client hears of it while that is of use.
+///
+/// Requests that need not wait are granted as ever, and who waits already stays. Those that wait for their
+/// tag's [limit](crate::Pool::set_tag_limit) count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct QueueLimit {
+    /// Requests that may wait.
+    pub requests: usize,
+    /// Bytes that they may wait for together; a request for more than that never waits.
+    pub bytes: u64,
+}
+
+impl QueueLimit {
+    /// Any number may wait: the default.
+    pub const NONE: Self = Self {
+        requests: usize::MAX,
+        bytes: u64::MAX,
+    };
+
+    /// So many may wait, for any number of bytes.
+    pub const fn requests(requests: usize) -> Self {
+        Self {
+            requests,
+            ..Self::NONE
+        }
+    }
+
+    /// Any number may wait, for so many bytes together.
+    pub const fn bytes(bytes: u64) -> Self {
+        Self {
+            bytes,
+            ..Self::NONE
+        }
+    }
+}
+
+impl Default for QueueLimit {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+/// So many requests.
+impl From<usize> for QueueLimit {
+    fn from(requests: usize) -> Self {
+        Self::requests(requests)
+    }
+}
+
+/// Those who wait, in figures; and who may join them.
+#[derive(Debug)]
+pub(super) struct Admission {
+    pub(super) limit: QueueLimit,
+    requests: usize,
+    bytes: u64,
+    pub(super) pace: Pace,
+}
+
+impl Admission {
+    pub(super) fn new(limit: QueueLimit) -> Self {
+        Self {
+            limit,
+            requests: 0,
+            bytes: 0,
+            pace: Pace::default(),
+        }
+    }
+
+    /// # Errors
+    /// When as many wait as may.
+    pub(super) fn check(&self, bytes: u64) -> Result<(), AllocError> {
+        let is_full = self.requests >= self.limit.requests
+            || self.bytes.saturating_add(bytes) > self.limit.bytes;
+        if !is_full {
+            return Ok(());
+        }
+        Err(AllocError::QueueFull {
+            requested: bytes,
+            waiting: self.requests,
+            limit: self.limit.requests,
+            waiting_bytes: self.bytes,
+            limit_bytes: self.limit.bytes,
+        })
+    }
+
+    pub(super) fn join(&mut self, bytes: u64, now: Duration) {
+        if self.requests == 0 {
+            self.pace.start(now);
+        }
+        self.requests += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+
+    /// Somebody leaves, served at that time or not at all.
+    pub(super) fn leave(&mut self, bytes: u64, served_at: Option<Duration>) {
+        self.requests -= 1;
+        self.bytes = self.bytes.saturating_sub(bytes);
+        if let Some(now) = served_at {
+            self.pace.note(bytes, now);
+        }
+        if self.requests == 0 {
+            self.pace.stop();
+        }
+    }
+}
+
+/// How fast the queue moves: bytes that were granted to who waited, over the time in which anybody did. Both
+/// are sums in which what is `n` grants ago counts for `KEPT^n`, so about the last 64 grants are what counts.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    bytes: f64,
+    seconds: f64,
+    grants: u32,
+    /// When the last grant was, or the first came who waits now; nobody waits, if none.
+    since: Option<Duration>,
+}
+
+const KEPT: f64 = 63.0 / 64.0;
+
+/// Fewer grants say nothing.
+const ENOUGH: u32 = 8;
+
+impl Pace {
+    fn start(&mut self, now: Duration) {
+        self.since = Some(now);
+    }
+
+    fn stop(&mut self) {
+        self.since = None;
+    }
+
+    fn note(&mut self, bytes: u64, now: Duration) {
+        let passed = self.running(now);
+        self.bytes = self.bytes * KEPT + bytes as f64;
+        self.seconds = self.seconds * KEPT + passed;
+        self.grants = self.grants.saturating_add(1);
+        self.since = Some(now);
+    }
+
+    /// Time since the last grant, while anybody waits.
+    fn running(&self, now: Duration) -> f64 {
+        let since = self.since.unwrap_or(now);
+        now.saturating_sub(since).as_secs_f64()
+    }
+
+    /// How long it takes to grant so many bytes, if the queue goes on to move as it did: a standstill counts
+    /// from its beginning. None before enough was granted to tell.
+    pub(super) fn time_for(&self, bytes: u64, now: Duration) -> Option<Duration> {
+        if self.grants < ENOUGH || self.bytes <= 0.0 {
+            return None;
+        }
+        let seconds = (self.seconds + self.running(now)) * bytes as f64 / self.bytes;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn about(time: Duration, expected: Duration) -> bool {
+        time.abs_diff(expected) < expected / 100
+    }
+
+    #[test]
+    fn the_limit_is_of_requests_and_of_bytes() {
+        let mut admission = Admission::new(QueueLimit {
+            requests: 2,
+            bytes: 100,
+        });
+        assert!(admission.check(100).is_ok() && admission.check(101).is_err());
+        admission.join(60, MS);
+        assert!(admission.check(40).is_ok() && admission.check(41).is_err());
+        admission.join(0, MS);
+        assert!(admission.check(0).is_err());
+        admission.leave(60, None);
+        assert!(admission.check(100).is_ok());
+    }
+
+    #[test]
+    fn the_pace_is_what_was_granted_over_the_time_in_which_anybody_waited() {
+        let mut admission = Admission::new(QueueLimit::NONE);
+        for round in 0..20 {
+            // A grant of 512 bytes takes 2 ms, and then nobody waits for 98 ms.
+            let came = MS * 100 * round;
+            admission.join(512, came);
+            assert_eq!(admission.pace.time_for(512, came).is_some(), round >= 8);
+            admission.leave(512, Some(came + MS * 2));
+        }
+        let later = MS * 90_000;
+        let time = admission.pace.time_for(4096, later).unwrap();
+        assert!(about(time, MS * 16), "{time:?}");
+    }
+
+    #[test]
+    fn a_standstill_counts_from_its_beginning() {
+        let mut admission = Admission::new(QueueLimit::NONE);
+        for _ in 0..64 {
+            admission.join(512, Duration::ZERO);
+        }
+        for n in 1..=63 {
+            admission.leave(512, Some(MS * n));
+        }
+        let moving = admission.pace.time_for(512, MS * 63).unwrap();
+        let standing = admission.pace.time_for(512, MS * 630).unwrap();
+        assert!(about(moving, MS) && standing > moving * 5, "{standing:?}");
+    }
+}

@@ -1,0 +1,169 @@
+//! Who may wait.
+
+use super::*;
+
+fn refusal(pool: &Pool, stream: &Stream, bytes: u64) -> AllocError {
+    now(pool.allocate(stream, bytes)).unwrap_err()
+}
+
+/// As many wait as may; the next fails at once, with the figures; one that leaves makes room.
+#[test]
+fn a_full_queue_takes_nobody() {
+    let device = manual();
+    let pool = base(&device).queue_limit(2).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, ALL).unwrap();
+    let mut waiters = [MIB, 2 * MIB].map(|bytes| pool.allocate(&stream, bytes));
+    assert!(waiters.iter_mut().all(|waiter| poll(waiter).is_pending()));
+    let full = AllocError::QueueFull {
+        requested: 4 * MIB,
+        waiting: 2,
+        limit: 2,
+        waiting_bytes: 3 * MIB,
+        limit_bytes: u64::MAX,
+    };
+    assert_eq!(refusal(&pool, &stream, 4 * MIB), full);
+    assert_eq!(now(pool.reserve(4 * MIB)).unwrap_err(), full);
+    assert_eq!(
+        now(pool.allocate_many(&stream, [4 * MIB])).unwrap_err(),
+        full
+    );
+    assert_eq!(waiting(&pool), 2);
+    let [first, mut second] = waiters;
+    drop(first);
+    let mut third = pool.allocate(&stream, MIB);
+    assert!(poll(&mut third).is_pending());
+    drop(held);
+    assert!(poll(&mut second).is_ready() && poll(&mut third).is_ready());
+    pool.check_conserved().unwrap();
+}
+
+/// What need not wait is none of the queue's business.
+#[test]
+fn who_need_not_wait_is_granted() {
+    let device = manual();
+    let pool = base(&device).queue_limit(0).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let block = now(pool.allocate(&stream, ALL)).unwrap();
+    assert!(matches!(
+        refusal(&pool, &stream, MIB),
+        AllocError::QueueFull { waiting: 0, .. }
+    ));
+    drop(block);
+    drop(now(pool.allocate(&stream, ALL)).unwrap());
+}
+
+#[test]
+fn bytes_are_limited_too_and_at_run_time() {
+    let device = manual();
+    let pool = base(&device).build().unwrap();
+    assert_eq!(pool.queue_limit(), QueueLimit::NONE);
+    let (_, stream) = stream(&device, &pool);
+    let _held = pool.try_allocate(&stream, ALL).unwrap();
+    let mut waiter = pool.allocate(&stream, 3 * MIB);
+    assert!(poll(&mut waiter).is_pending());
+    pool.set_queue_limit(QueueLimit::bytes(4 * MIB));
+    let error = refusal(&pool, &stream, 2 * MIB);
+    let AllocError::QueueFull {
+        waiting_bytes,
+        limit_bytes,
+        ..
+    } = error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!((waiting_bytes, limit_bytes), (3 * MIB, 4 * MIB));
+    let mut other = pool.allocate(&stream, MIB);
+    assert!(poll(&mut other).is_pending());
+    pool.set_queue_limit(QueueLimit::NONE);
+    let mut third = pool.allocate(&stream, 2 * MIB);
+    assert!(poll(&mut third).is_pending());
+    pool.set_queue_limit(0);
+    assert!(poll(&mut waiter).is_pending(), "who waits stays");
+    assert_eq!(waiting(&pool), 3);
+}
+
+/// Who waits for the limit of its tag counts; and what a request claimed that is refused is its tag's again.
+#[test]
+fn who_is_held_at_the_door_counts() {
+    let device = manual();
+    let pool = base(&device).queue_limit(1).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("admission: a tenant");
+    let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
+    pool.set_tag_limit(tag, Some(MIB));
+    let mut at_the_door = pool.allocate(&stream, MIB).tag(tag);
+    assert!(poll(&mut at_the_door).is_pending());
+    let rest = pool.try_allocate(&stream, 6 * MIB).unwrap();
+    let other = Tag::new("admission: another");
+    pool.set_tag_limit(other, Some(4 * MIB));
+    let refused = now(pool.allocate(&stream, 4 * MIB).tag(other)).unwrap_err();
+    assert!(matches!(refused, AllocError::QueueFull { waiting: 1, .. }));
+    drop(rest);
+    drop(
+        pool.allocate(&stream, 4 * MIB)
+            .tag(other)
+            .try_now()
+            .unwrap(),
+    );
+    drop(held);
+    assert!(poll(&mut at_the_door).is_ready());
+}
+
+/// Serves `count` requests for all of the memory that came at once, one every 100 µs.
+fn serve(device: &SimDevice, pool: &Pool, stream: &Stream, count: usize) {
+    let mut block = pool.try_allocate(stream, ALL).unwrap();
+    let mut waiters: Vec<_> = (0..count).map(|_| pool.allocate(stream, ALL)).collect();
+    assert!(waiters.iter_mut().all(|waiter| poll(waiter).is_pending()));
+    for waiter in waiters {
+        device.advance(us(100));
+        drop(block);
+        block = now(waiter).unwrap();
+    }
+}
+
+/// The estimate is what was granted in the time before over what is ahead; and with load shedding whoever would
+/// wait too long by it fails at once.
+#[test]
+fn late_requests_are_shed() {
+    let device = manual();
+    let pool = base(&device).load_shedding().build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    assert_eq!(pool.expected_wait(ALL), None);
+    serve(&device, &pool, &stream, 40);
+    assert_eq!(pool.expected_wait(ALL), Some(us(100)));
+
+    let held = pool.try_allocate(&stream, ALL).unwrap();
+    // The first may wait, however long that would be: it is what the pace is known by.
+    let mut first = pool.allocate(&stream, ALL).timeout(us(10));
+    assert!(poll(&mut first).is_pending());
+    let mut second = pool.allocate(&stream, ALL).timeout(us(250));
+    assert!(poll(&mut second).is_pending());
+    let shed = now(pool.allocate(&stream, ALL).timeout(us(250))).unwrap_err();
+    let expected = AllocError::Shed {
+        expected: us(300),
+        limit: us(250),
+    };
+    assert_eq!(shed, expected);
+    // Due before the others, so that nobody is ahead.
+    let mut urgent = pool.allocate(&stream, ALL).timeout(us(150)).priority(1);
+    assert!(poll(&mut urgent).is_pending());
+    // Without a limit it waits as long as it takes.
+    let mut patient = pool.allocate(&stream, ALL);
+    assert!(poll(&mut patient).is_pending());
+    drop(held);
+    drop(now(urgent).unwrap());
+    assert_eq!(waiting(&pool), 3);
+}
+
+/// Without the setting everybody waits until its time is over.
+#[test]
+fn nobody_is_shed_unasked() {
+    let device = manual();
+    let pool = base(&device).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    serve(&device, &pool, &stream, 40);
+    let _held = pool.try_allocate(&stream, ALL).unwrap();
+    let mut waiters = [(); 3].map(|()| pool.allocate(&stream, ALL).timeout(us(10)));
+    assert!(waiters.iter_mut().all(|waiter| poll(waiter).is_pending()));
+}

@@ -1,0 +1,139 @@
+//! Waiting on threads.
+
+use super::*;
+use std::thread;
+
+/// Threads without any executor share a small pool: each wait ends, and nothing is missing.
+#[test]
+fn threads_share_a_small_pool() {
+    let device = SimDevice::new();
+    let pool = base(&device).build().unwrap();
+    let threads: Vec<_> = (1..=8)
+        .map(|n| {
+            let (pool, (work, stream)) = (pool.clone(), stream(&device, &pool));
+            thread::spawn(move || {
+                for round in 0..20 {
+                    let bytes = (n + round) % 8 * MIB + 1;
+                    let block = pool.allocate(&stream, bytes).blocking().unwrap();
+                    use_block(&work, &block, us(50));
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    pool.drain().blocking().unwrap();
+    assert_eq!(waiting(&pool), 0);
+    pool.check_conserved().unwrap();
+}
+
+/// The limit is measured by the device's clock, and by nothing else.
+#[test]
+fn a_timeout_is_the_devices() {
+    let device = manual();
+    let pool = base(&device).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, ALL).unwrap();
+    thread::scope(|scope| {
+        let (pool, stream) = (&pool, &stream);
+        let one = scope.spawn(|| pool.allocate(stream, MIB).timeout(us(100)).blocking());
+        let many = scope.spawn(|| {
+            let many = pool.allocate_many(stream, [MIB, MIB]);
+            many.deadline(us(100)).blocking()
+        });
+        let reserve = scope.spawn(|| pool.reserve(MIB).timeout(us(100)).blocking());
+        eventually(|| waiting(pool) == 3);
+        device.advance(us(100));
+        let errors = [
+            one.join().unwrap().unwrap_err(),
+            many.join().unwrap().unwrap_err(),
+            reserve.join().unwrap().unwrap_err(),
+        ];
+        for error in errors {
+            let AllocError::TimedOut { waited, shortfall } = error else {
+                panic!("{error}");
+            };
+            assert_eq!((waited, shortfall.used), (us(100), ALL));
+        }
+    });
+    drop(held);
+    pool.check_conserved().unwrap();
+}
+
+/// Several blocks, and a reservation, come as they do when they are awaited.
+#[test]
+fn all_that_can_be_awaited_can_be_waited_for() {
+    let device = manual();
+    let pool = base(&device).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, ALL).unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let many = pool.allocate_many(&stream, [MIB, 2 * MIB]).blocking()?;
+            let reservation = pool.reserve(MIB).blocking()?;
+            let block = reservation.allocate(&stream, MIB)?;
+            Ok::<_, AllocError>(many.len() as u64 * block.size())
+        });
+        eventually(|| waiting(&pool) == 1);
+        drop(held);
+        assert_eq!(waiter.join().unwrap(), Ok(2 * MIB));
+    });
+    pool.check_conserved().unwrap();
+}
+
+/// A thread that is parked is sure to look again: it serves for those who do not, the first of the queue among
+/// them, though there is a reclaimer, which nobody runs.
+#[test]
+fn a_thread_does_not_rest_on_a_task_that_nobody_runs() {
+    let device = manual();
+    let pool = base(&device).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, ALL).unwrap();
+    let mut reclaimer = pool.reclaimer();
+    assert!(poll(&mut reclaimer).is_pending());
+    let mut first = pool.allocate(&stream, MIB);
+    assert!(poll(&mut first).is_pending());
+    thread::scope(|scope| {
+        let second = scope.spawn(|| pool.allocate(&stream, MIB).blocking());
+        eventually(|| waiting(&pool) == 2);
+        drop(held);
+        drop(second.join().unwrap().unwrap());
+    });
+    assert!(poll(&mut first).is_ready());
+}
+
+/// It parks the thread by itself: inside of an executor it is no panic.
+#[test]
+fn it_may_be_called_inside_an_executor() {
+    let device = SimDevice::new();
+    let pool = base(&device).build().unwrap();
+    let (work, stream) = stream(&device, &pool);
+    let wait_for_work = || {
+        let held = pool.try_allocate(&stream, ALL).unwrap();
+        use_block(&work, &held, us(100));
+        drop(held);
+        pool.reserve(ALL).blocking().unwrap().size()
+    };
+    assert_eq!(futures::executor::block_on(async { wait_for_work() }), ALL);
+    assert_eq!(smol::block_on(async { wait_for_work() }), ALL);
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let size = runtime.unwrap().block_on(async { wait_for_work() });
+    assert_eq!(size, ALL);
+    pool.check_conserved().unwrap();
+}
+
+/// Closing wakes threads as it wakes tasks.
+#[test]
+fn closing_ends_the_wait() {
+    let device = manual();
+    let pool = base(&device).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let _held = pool.try_allocate(&stream, ALL).unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| pool.allocate(&stream, MIB).blocking());
+        eventually(|| waiting(&pool) == 1);
+        pool.close();
+        assert_eq!(waiter.join().unwrap().unwrap_err(), AllocError::Closed);
+    });
+}

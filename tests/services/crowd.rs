@@ -1,0 +1,112 @@
+//! Very many who wait, and give up at random.
+
+use super::*;
+use futures::future::{Either, join_all, select};
+use futures::task::LocalSpawnExt;
+use std::cell::Cell;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+const TASKS: u64 = 10_000;
+const STREAMS: usize = 64;
+
+/// How the tasks fared.
+#[derive(Default)]
+struct Tally {
+    served: Cell<u64>,
+    late: Cell<u64>,
+    cancelled: Cell<u64>,
+}
+
+fn add(count: &Cell<u64>) {
+    count.set(count.get() + 1);
+}
+
+/// What a task asks for, and when it gives up.
+struct Plan {
+    bytes: u64,
+    priority: i32,
+    timeout: Duration,
+    cancelled_after: Duration,
+    work: Duration,
+}
+
+impl Plan {
+    fn random(random: &mut fastrand::Rng) -> Self {
+        let mut up_to = |most| us(random.u64(1..most));
+        Self {
+            timeout: up_to(200_000),
+            cancelled_after: up_to(200_000),
+            work: up_to(500),
+            bytes: random.u64(1..4 * MIB),
+            priority: random.i32(0..3),
+        }
+    }
+}
+
+/// All come at once, so that nearly all wait at once; a third of them give up in the middle of it, by a timeout
+/// or by being dropped. A reclaimer drives: without one each free would wake all of them.
+#[test]
+fn ten_thousand_wait_on_64_streams() {
+    let device = SimDevice::builder().memory(1 << 30).seed(1).build();
+    let pool = builder(&device, 64 * MIB).build().unwrap();
+    let streams: Vec<_> = (0..STREAMS).map(|_| stream(&device, &pool)).collect();
+    let streams: Rc<[_]> = streams.into();
+    let tally = Rc::new(Tally::default());
+    let mut random = fastrand::Rng::with_seed(7);
+    let most_waiting = device.run(|spawner| {
+        spawner.spawn_local(pool.reclaimer()).unwrap();
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|n| {
+                let plan = Plan::random(&mut random);
+                let (device, pool) = (device.clone(), pool.clone());
+                let (streams, tally) = (streams.clone(), tally.clone());
+                let task = async move {
+                    let (work, stream) = &streams[n as usize % STREAMS];
+                    let allocate = pool.allocate(stream, plan.bytes).priority(plan.priority);
+                    let allocate = allocate.timeout(plan.timeout);
+                    let giving_up = device.sleep(plan.cancelled_after);
+                    match select(pin!(allocate), pin!(giving_up)).await {
+                        Either::Left((Ok(block), _)) => {
+                            use_block(work, &block, plan.work);
+                            add(&tally.served);
+                        }
+                        Either::Left((Err(error), _)) => {
+                            assert!(matches!(error, AllocError::TimedOut { .. }), "{error}");
+                            add(&tally.late);
+                        }
+                        Either::Right(_) => add(&tally.cancelled),
+                    }
+                };
+                spawner.spawn_local_with_handle(task).unwrap()
+            })
+            .collect();
+        let pool = pool.clone();
+        let device = device.clone();
+        async move {
+            device.sleep(us(1)).await;
+            let most_waiting = waiting(&pool);
+            join_all(tasks).await;
+            pool.drain().await.unwrap();
+            most_waiting
+        }
+    });
+    let (served, late, cancelled) = (tally.served.get(), tally.late.get(), tally.cancelled.get());
+    assert_eq!(served + late + cancelled, TASKS);
+    assert!(most_waiting > 9_000, "{most_waiting} waited at once");
+    assert!(
+        served > 1000 && late > 1000 && cancelled > 1000,
+        "{served} served, {late} late, {cancelled} cancelled"
+    );
+    let statistics = pool.statistics();
+    let waits = statistics.waits;
+    assert_eq!(waits.waiting, 0);
+    assert_eq!(waits.abandoned, late + cancelled);
+    assert!(waits.served <= served);
+    assert_eq!(
+        (statistics.used.current, statistics.pending.current),
+        (0, 0)
+    );
+    pool.check_conserved().unwrap();
+}

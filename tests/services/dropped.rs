@@ -1,0 +1,249 @@
+//! Every future, polled so and so many times and dropped: not a byte is missing after it, and no wake-up.
+
+use super::*;
+use async_trait::async_trait;
+use futures::future::join;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, Waker};
+use weirpool::device::sim::SimStream;
+
+type Subject<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// A pool of which some is cached, some is held, and some is free.
+struct World {
+    device: SimDevice,
+    pool: Pool,
+    work: SimStream,
+    stream: Stream,
+    other: Stream,
+    held: Option<Block>,
+    cache: Arc<Mutex<Vec<Block>>>,
+}
+
+struct Evict(Weak<Mutex<Vec<Block>>>, SimDevice);
+
+#[async_trait]
+impl PressureHook for Evict {
+    async fn relieve(&self, _: Shortfall) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        self.1.sleep(us(10)).await;
+        let evicted = self
+            .0
+            .upgrade()
+            .and_then(|cache| cache.lock().unwrap().pop());
+        drop(evicted);
+        Ok(())
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let device = manual();
+        let cache = Arc::new(Mutex::new(Vec::new()));
+        let hook = Evict(Arc::downgrade(&cache), device.clone());
+        let pool = base(&device).pressure_hook(hook).build().unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let other = pool.create_stream().unwrap();
+        cache
+            .lock()
+            .unwrap()
+            .push(pool.try_allocate(&stream, 2 * MIB).unwrap());
+        let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
+        use_block(&work, &held, us(100));
+        Self {
+            device,
+            pool,
+            work,
+            stream,
+            other,
+            held: Some(held),
+            cache,
+        }
+    }
+
+    /// What happens around the future, after each of its polls.
+    fn step(held: &mut Option<Block>, device: &SimDevice, number: usize) {
+        match number {
+            0 | 4 => drop(held.take()),
+            _ => device.advance(us(10 * number as u64)),
+        }
+    }
+}
+
+const STEPS: usize = 8;
+
+/// Polls the future `times` times, drops it, and has the rest happen. Whoever waits behind it is polled only
+/// when it is woken, and must get its memory. Says whether the future was ready before.
+fn drop_after(times: usize, first_step: usize, make: &dyn Fn(&World) -> Subject<'_>) -> bool {
+    let mut world = World::new();
+    let mut held = world.held.take();
+    let device = world.device.clone();
+    let (woken, waker) = Count::new();
+    let mut seen = usize::MAX;
+    let mut bystander = world.pool.allocate(&world.other, 5 * MIB);
+    let mut got = None;
+    let mut follow = || {
+        while got.is_none() && seen != woken.get() {
+            seen = woken.get();
+            if let Poll::Ready(block) = poll_with(&mut bystander, &waker) {
+                got = Some(block.unwrap());
+            }
+        }
+        got.is_some()
+    };
+    let mut subject = Some(make(&world));
+    let mut is_ready = false;
+    let mut step = first_step;
+    for _ in 0..times {
+        let future = subject.as_mut().unwrap().as_mut();
+        let context = &mut Context::from_waker(Waker::noop());
+        is_ready = future.poll(context).is_ready();
+        follow();
+        World::step(&mut held, &device, step);
+        step += 1;
+        if is_ready {
+            break;
+        }
+    }
+    drop(subject);
+    follow();
+    for step in step..STEPS {
+        World::step(&mut held, &device, step);
+        follow();
+    }
+    drop(held);
+    world.cache.lock().unwrap().clear();
+    for _ in 0..STEPS {
+        device.advance(us(100));
+    }
+    assert!(follow(), "a wake-up is missing after {times} polls");
+    drop(follow);
+    drop((got, bystander));
+    assert_eq!(waiting(&world.pool), 0);
+    assert_eq!(now(world.pool.drain()), Ok(()));
+    // Lanes are in use again: the gate is open.
+    drop(world.pool.try_allocate(&world.stream, 4096).unwrap());
+    let again = world.pool.try_allocate(&world.stream, 4096).unwrap();
+    assert_eq!(again.rung(), Rung::Lane);
+    drop(again);
+    world.pool.check_conserved().unwrap();
+    assert!(world.work.backlog() == 0);
+    is_ready
+}
+
+/// For every number of polls, and every beginning of what happens meanwhile.
+fn drop_after_every_poll(make: impl Fn(&World) -> Subject<'_>) {
+    for first_step in 0..=STEPS {
+        let mut times = 0;
+        while !drop_after(times, first_step, &make) && times < 2 * STEPS {
+            times += 1;
+        }
+        assert!(times > 0);
+    }
+}
+
+#[test]
+fn allocate() {
+    drop_after_every_poll(|world| {
+        Box::pin(async {
+            let block = world.pool.allocate(&world.stream, 3 * MIB).await.unwrap();
+            use_block(&world.work, &block, us(10));
+        })
+    });
+}
+
+#[test]
+fn allocate_with_a_deadline() {
+    drop_after_every_poll(|world| {
+        Box::pin(async {
+            let block = world.pool.allocate(&world.other, 7 * MIB);
+            drop(block.deadline(us(70)).await);
+        })
+    });
+}
+
+#[test]
+fn allocate_for_a_tag_at_its_limit() {
+    drop_after_every_poll(|world| {
+        Box::pin(async {
+            let tag = Tag::new("dropped: a tenant");
+            world.pool.set_tag_limit(tag, Some(2 * MIB));
+            let allocate = || world.pool.allocate(&world.stream, 2 * MIB).tag(tag);
+            let one = async { drop(allocate().await.unwrap()) };
+            let other = async { drop(allocate().await.unwrap()) };
+            join(one, other).await;
+        })
+    });
+}
+
+#[test]
+fn allocate_many() {
+    drop_after_every_poll(|world| {
+        Box::pin(async {
+            let many = world
+                .pool
+                .allocate_many(&world.stream, [MIB, 2 * MIB, 4096]);
+            assert_eq!(many.await.unwrap().len(), 3);
+        })
+    });
+}
+
+#[test]
+fn reserve_and_grow() {
+    drop_after_every_poll(|world| {
+        Box::pin(async {
+            let mut reservation = world.pool.reserve(3 * MIB).await.unwrap();
+            let block = reservation.allocate(&world.stream, MIB).unwrap();
+            reservation.grow(MIB).await.unwrap();
+            assert_eq!(reservation.size(), 4 * MIB);
+            use_block(&world.work, &block, us(10));
+        })
+    });
+}
+
+#[test]
+fn draw_in_a_scope() {
+    drop_after_every_poll(|world| {
+        Box::pin(async {
+            let reservation = world.pool.reserve(3 * MIB).await.unwrap();
+            let within = reservation.scope(async {
+                let block = world.pool.allocate(&world.stream, 2 * MIB).await.unwrap();
+                let more = world.pool.allocate(&world.other, 2 * MIB).await.unwrap();
+                drop((block, more));
+            });
+            within.await;
+        })
+    });
+}
+
+#[test]
+fn deallocate() {
+    drop_after_every_poll(|world| {
+        Box::pin(async {
+            let block = world.pool.allocate(&world.stream, MIB).await.unwrap();
+            use_block(&world.work, &block, us(20));
+            block.deallocate().await.unwrap();
+            world.stream.synchronize().await.unwrap();
+        })
+    });
+}
+
+#[test]
+fn drain() {
+    drop_after_every_poll(|world| Box::pin(async { world.pool.drain().await.unwrap() }));
+}
+
+/// Two drains, of which one has a limit, beside a wait.
+#[test]
+fn drain_with_a_timeout() {
+    drop_after_every_poll(|world| {
+        Box::pin(async {
+            let limited = world.pool.drain().timeout(us(50));
+            let allocate = world.pool.allocate(&world.stream, 3 * MIB);
+            let (_, block) = join(limited, allocate).await;
+            drop(block.unwrap());
+            world.pool.drain().await.unwrap();
+        })
+    });
+}

@@ -1,0 +1,328 @@
+//! The pressure hook: when it is asked, and what it cannot do wrong.
+
+use super::*;
+use async_trait::async_trait;
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+type Answer = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+/// A hook that is a function.
+struct Hook<F>(F);
+
+#[async_trait]
+impl<F, A> PressureHook for Hook<F>
+where
+    F: Fn(Shortfall) -> A + Send + Sync,
+    A: Future<Output = Answer> + Send,
+{
+    async fn relieve(&self, shortfall: Shortfall) -> Answer {
+        (self.0)(shortfall).await
+    }
+}
+
+/// What hooks of tests keep: blocks, and how often they were asked, and are at work.
+#[derive(Clone, Default)]
+struct Cache {
+    blocks: Arc<Mutex<Vec<Block>>>,
+    asked: Arc<Mutex<Vec<Shortfall>>>,
+    at_work: Arc<AtomicUsize>,
+}
+
+impl Cache {
+    /// Fills the pool with blocks of 1 MiB each that can be evicted.
+    fn fill(&self, pool: &Pool, stream: &Stream) {
+        let all = std::iter::from_fn(|| pool.try_allocate(stream, MIB).ok());
+        self.blocks.lock().unwrap().extend(all);
+    }
+
+    fn evict(&self, count: usize) {
+        let mut blocks = self.blocks.lock().unwrap();
+        let left = blocks.len().saturating_sub(count);
+        let evicted = blocks.split_off(left);
+        drop(blocks);
+        drop(evicted);
+    }
+
+    fn note(&self, shortfall: Shortfall) -> AtWork {
+        self.asked.lock().unwrap().push(shortfall);
+        let before = self.at_work.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(before, 0, "one at a time");
+        AtWork(self.at_work.clone())
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+
+    fn at_work(&self) -> usize {
+        self.at_work.load(Ordering::SeqCst)
+    }
+}
+
+/// The hook is at work until this is dropped.
+struct AtWork(Arc<AtomicUsize>);
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A full pool whose hook does something with the cache that fills it.
+fn site<A: Future<Output = Answer> + Send + 'static>(
+    device: &SimDevice,
+    relieve: impl Fn(Cache, Shortfall) -> A + Send + Sync + 'static,
+) -> (Pool, Stream, Cache) {
+    let cache = Cache::default();
+    let hook = {
+        let cache = cache.clone();
+        Hook(move |shortfall| {
+            let at_work = cache.note(shortfall);
+            let relieving = relieve(cache.clone(), shortfall);
+            async move {
+                let _at_work = at_work;
+                relieving.await
+            }
+        })
+    };
+    let pool = base(device).pressure_hook(hook).build().unwrap();
+    let (_, stream) = stream(device, &pool);
+    cache.fill(&pool, &stream);
+    (pool, stream, cache)
+}
+
+/// [22] Out of memory: the hook is asked, with the shortfall; what it frees is there at once.
+#[test]
+fn what_it_frees_serves_the_request_at_once() {
+    let device = manual();
+    let (pool, stream, cache) = site(&device, |cache, shortfall| async move {
+        cache.evict((shortfall.requested / MIB) as usize);
+        Ok(())
+    });
+    let block = now(pool.allocate(&stream, 3 * MIB)).unwrap();
+    assert_eq!(block.size(), 3 * MIB);
+    let shortfall = cache.asked.lock().unwrap()[0];
+    let figures = (shortfall.requested, shortfall.used, shortfall.free);
+    assert_eq!(figures, (3 * MIB, ALL, 0));
+    assert_eq!((cache.asked(), cache.at_work()), (1, 0));
+    // The same for all that may wait, while there is something to evict.
+    drop(now(pool.allocate_many(&stream, [MIB, MIB])).unwrap());
+    drop(block);
+    drop(now(pool.reserve(ALL)).unwrap());
+    assert_eq!(cache.asked(), 2 + 1);
+    pool.check_conserved().unwrap();
+}
+
+/// Who does not wait does not ask; nor does who finds memory.
+#[test]
+fn trying_never_asks() {
+    let device = manual();
+    let (pool, stream, cache) = site(&device, |cache, _| async move {
+        cache.evict(1);
+        Ok(())
+    });
+    assert!(pool.try_allocate(&stream, MIB).is_err());
+    assert!(pool.reserve(MIB).try_now().is_err());
+    cache.evict(1);
+    drop(now(pool.allocate(&stream, MIB)).unwrap());
+    assert_eq!(cache.asked(), 0);
+}
+
+/// A hook that fails, or panics, is told of, and asked no second time; the request waits on, and the next asks.
+#[test]
+fn a_hook_that_fails_or_panics_harms_nobody() {
+    let device = manual();
+    let (pool, stream, cache) = site(&device, |cache, _| async move {
+        match cache.asked() {
+            1 => Err("nothing to evict".into()),
+            _ => panic!("a hook of a test"),
+        }
+    });
+    let (woken, waker) = Count::new();
+    let mut waiters = [MIB, 2 * MIB].map(|bytes| pool.allocate(&stream, bytes));
+    for round in 0..3 {
+        for waiter in &mut waiters {
+            assert!(poll_with(waiter, &waker).is_pending(), "round {round}");
+        }
+    }
+    assert_eq!(cache.asked(), 1, "the second is not the head");
+    cache.evict(1);
+    let [mut first, mut second] = waiters;
+    let before = woken.get();
+    let first = match poll(&mut first) {
+        Poll::Ready(block) => block.unwrap(),
+        Poll::Pending => panic!("there is memory"),
+    };
+    assert!(woken.get() > before, "the new head is to ask");
+    assert!(poll_with(&mut second, &waker).is_pending());
+    assert_eq!((cache.asked(), cache.at_work()), (2, 0));
+    drop(first);
+    cache.evict(1);
+    assert!(poll(&mut second).is_ready());
+}
+
+/// One that never ends is dropped with its request, however that ends; what others free serves it meanwhile.
+#[test]
+fn a_hook_that_never_ends_holds_up_nobody() {
+    let device = manual();
+    let (pool, stream, cache) = site(&device, |_, _| std::future::pending());
+    let mut served = pool.allocate(&stream, MIB);
+    assert!(poll(&mut served).is_pending());
+    assert_eq!(cache.at_work(), 1);
+    cache.evict(1);
+    assert!(poll(&mut served).is_ready());
+    assert_eq!(cache.at_work(), 0);
+
+    let mut late = pool.allocate(&stream, 2 * MIB).timeout(us(100));
+    assert!(poll(&mut late).is_pending());
+    assert_eq!((cache.asked(), cache.at_work()), (2, 1));
+    device.advance(us(100));
+    let Poll::Ready(Err(AllocError::TimedOut { .. })) = poll(&mut late) else {
+        panic!("its time is over");
+    };
+    assert_eq!(cache.at_work(), 0);
+    assert_eq!(waiting(&pool), 0);
+}
+
+/// A request that is given up takes the hook's work with it; the next one asks anew, and is told that it may.
+#[test]
+fn a_request_that_is_given_up_passes_the_hook_on() {
+    let device = manual();
+    let (pool, stream, cache) = site(&device, |cache, _| async move {
+        if cache.asked() == 1 {
+            std::future::pending::<()>().await;
+        }
+        cache.evict(1);
+        Ok(())
+    });
+    let mut first = pool.allocate(&stream, MIB);
+    assert!(poll(&mut first).is_pending());
+    let (woken, waker) = Count::new();
+    let mut second = pool.allocate(&stream, MIB);
+    assert!(poll_with(&mut second, &waker).is_pending());
+    // Due before the first, whose hook is at work: not both at once.
+    let mut urgent = pool.allocate(&stream, MIB).priority(1);
+    assert!(poll_with(&mut urgent, &waker).is_pending());
+    assert_eq!((cache.asked(), cache.at_work()), (1, 1));
+    let before = woken.get();
+    drop(first);
+    assert_eq!(cache.at_work(), 0);
+    assert!(woken.get() > before);
+    assert!(poll_with(&mut urgent, &waker).is_ready());
+    assert_eq!(cache.asked(), 2);
+    assert!(poll_with(&mut second, &waker).is_ready());
+    assert_eq!(waiting(&pool), 0);
+}
+
+/// A slow one works beside the waiting, by the request's own polls.
+#[test]
+fn a_slow_hook_is_driven_by_the_request() {
+    let device = SimDevice::new();
+    let clock = device.clone();
+    let (pool, stream, cache) = site(&device, move |cache, _| {
+        let clock = clock.clone();
+        async move {
+            for _ in 0..4 {
+                clock.sleep(us(1000)).await;
+                cache.evict(1);
+            }
+            Ok(())
+        }
+    });
+    let block = device.block_on(pool.allocate(&stream, 3 * MIB)).unwrap();
+    // Not after the fourth: it was interrupted.
+    assert_eq!((device.now(), cache.at_work()), (us(3000), 0));
+    drop(block);
+    assert_eq!(cache.blocks.lock().unwrap().len(), 5);
+}
+
+/// Within the hook allocations of its own pool come before the queue, and neither wait nor ask: there is no way
+/// for it to wait for itself.
+#[test]
+fn a_hook_may_allocate_from_its_own_pool() {
+    let device = manual();
+    let own = Arc::new(Mutex::new(None::<(Pool, Stream)>));
+    let of_hook = own.clone();
+    let (pool, stream, cache) = site(&device, move |cache, _| {
+        let own = of_hook.lock().unwrap().clone();
+        async move {
+            let (pool, stream) = own.expect("it is there by now");
+            let refused = pool.allocate(&stream, MIB).await;
+            assert!(matches!(refused, Err(AllocError::Exhausted(_))));
+            let refused = pool.allocate(&stream, MIB).blocking();
+            assert!(matches!(refused, Err(AllocError::Exhausted(_))));
+            cache.evict(1);
+            let staging = pool.allocate(&stream, MIB).await?;
+            let refused = pool.reserve(MIB).await;
+            assert!(matches!(refused, Err(AllocError::Exhausted(_))));
+            drop(staging);
+            drop(pool.try_allocate(&stream, MIB)?);
+            cache.evict(3);
+            Ok(())
+        }
+    });
+    *own.lock().unwrap() = Some((pool.clone(), stream.clone()));
+    drop(now(pool.allocate(&stream, 4 * MIB)).unwrap());
+    assert_eq!((cache.asked(), waiting(&pool)), (1, 0));
+    assert_eq!(cache.blocks.lock().unwrap().len(), 4, "it came to its end");
+}
+
+/// A request for a tag at its limit is short of nothing that a hook could free.
+#[test]
+fn who_is_held_at_the_door_does_not_ask() {
+    let device = manual();
+    let (pool, stream, cache) = site(&device, |_, _| async { Ok(()) });
+    cache.evict(4);
+    let tag = Tag::new("hook: a tenant");
+    let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
+    pool.set_tag_limit(tag, Some(MIB));
+    let mut at_the_door = pool.allocate(&stream, MIB).tag(tag);
+    assert!(poll(&mut at_the_door).is_pending());
+    assert_eq!(cache.asked(), 0);
+    drop(held);
+    assert!(poll(&mut at_the_door).is_ready());
+}
+
+/// A hook with blocks of its pool would keep that for ever: closing lets it go.
+#[test]
+fn closing_lets_the_hook_go() {
+    let device = manual();
+    let (pool, stream, cache) = site(&device, |_, _| std::future::pending());
+    let blocks = Arc::downgrade(&cache.blocks);
+    let mut waiter = pool.allocate(&stream, MIB);
+    assert!(poll(&mut waiter).is_pending());
+    drop(cache);
+    assert!(blocks.upgrade().is_some());
+    pool.close();
+    assert!(matches!(
+        poll(&mut waiter),
+        Poll::Ready(Err(AllocError::Closed))
+    ));
+    assert!(blocks.upgrade().is_none());
+    assert_eq!(now(pool.drain()), Ok(()));
+}
+
+/// Many threads that are short at once: one asks at a time, and all are served.
+#[test]
+fn one_asks_at_a_time() {
+    let device = manual();
+    let (pool, _, cache) = site(&device, |cache, _| async move {
+        cache.evict(1);
+        Ok(())
+    });
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let (pool, (_, stream)) = (pool.clone(), stream(&device, &pool));
+            std::thread::spawn(move || pool.allocate(&stream, MIB).blocking().unwrap())
+        })
+        .collect();
+    let blocks: Vec<_> = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap())
+        .collect();
+    assert_eq!((blocks.len(), cache.asked(), cache.at_work()), (8, 8, 0));
+    assert!(cache.blocks.lock().unwrap().is_empty());
+}

@@ -1,0 +1,219 @@
+//! The layer that reserves memory for each request.
+
+mod common;
+
+use common::*;
+use futures::FutureExt;
+use static_assertions::assert_impl_all;
+use std::future::{Future, Ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use tower::limit::ConcurrencyLimitLayer;
+use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+use weirpool::*;
+
+const ALL: u64 = 8 * MIB;
+
+fn bytes_of(request: &u64) -> u64 {
+    *request
+}
+
+/// A pool, and a service that takes as many bytes as it is told, in two steps, and waits for its turn
+/// between them.
+struct Site {
+    pool: Pool,
+    stream: Stream,
+    calls: Arc<AtomicUsize>,
+}
+
+impl Site {
+    fn new(set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
+        let device = manual();
+        let pool = set(builder(&device, ALL)).build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        Self {
+            pool,
+            stream,
+            calls: Arc::default(),
+        }
+    }
+
+    fn service(
+        &self,
+        gate: Arc<tokio::sync::Semaphore>,
+    ) -> impl Service<
+        u64,
+        Response = u64,
+        Error = ReserveError<AllocError>,
+        Future = impl Future<Output = Result<u64, ReserveError<AllocError>>> + Send,
+    > + Clone {
+        let (pool, stream, calls) = (self.pool.clone(), self.stream.clone(), self.calls.clone());
+        let inner = service_fn(move |bytes: u64| {
+            calls.fetch_add(1, Ordering::SeqCst);
+            let (pool, stream, gate) = (pool.clone(), stream.clone(), gate.clone());
+            async move {
+                let first = pool.allocate(&stream, bytes / 2).await?;
+                gate.acquire().await.unwrap().forget();
+                let second = pool.allocate(&stream, bytes / 2).await?;
+                Ok::<_, AllocError>(first.size() + second.size())
+            }
+        });
+        ServiceBuilder::new()
+            .layer(ReserveLayer::new(&self.pool, bytes_of))
+            .service(inner)
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::SeqCst)
+    }
+}
+
+/// Two requests that each need all of the memory, and take it in two steps: without reservations each would
+/// wait for what the other has.
+#[test]
+fn a_request_that_has_begun_is_not_short_of_memory() {
+    let site = Site::new(|builder| builder);
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let mut service = site.service(gate.clone());
+    let mut first = Box::pin(now(service.ready()).unwrap().call(ALL));
+    let mut second = Box::pin(now(service.ready()).unwrap().call(ALL));
+    assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+    assert_eq!(site.calls(), 1, "the second has no memory yet");
+    gate.add_permits(2);
+    assert_eq!(poll(&mut first), Poll::Ready(Ok(ALL)));
+    // What the first had is free before its response is dropped.
+    assert_eq!(poll(&mut second), Poll::Ready(Ok(ALL)));
+    assert_eq!(site.calls(), 2);
+    site.pool.check_conserved().unwrap();
+}
+
+/// The inner service never sees a request for which there is no memory.
+#[test]
+fn who_gets_no_memory_is_not_served() {
+    let site = Site::new(|builder| builder.queue_limit(1));
+    let mut service = site.service(Arc::new(tokio::sync::Semaphore::new(9)));
+    let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
+    let mut waiting = Box::pin(service.call(MIB));
+    assert!(poll(&mut waiting).is_pending());
+    let refused = now(service.call(MIB));
+    let full = |error: &AllocError| matches!(error, AllocError::QueueFull { waiting: 1, .. });
+    assert!(
+        matches!(&refused, Err(ReserveError::Memory(error)) if full(error)),
+        "{refused:?}"
+    );
+    let large = now(service.call(ALL + 1));
+    assert!(
+        matches!(
+            large,
+            Err(ReserveError::Memory(AllocError::TooLarge { .. }))
+        ),
+        "{large:?}"
+    );
+    site.pool.close();
+    assert_eq!(
+        poll(&mut waiting),
+        Poll::Ready(Err(ReserveError::Memory(AllocError::Closed)))
+    );
+    assert_eq!(site.calls(), 0);
+    drop(held);
+    site.pool.check_conserved().unwrap();
+}
+
+/// The future is dropped at each point at which it waits; nothing is missing, and the inner one is gone.
+#[test]
+fn a_response_that_nobody_wants_gives_everything_back() {
+    let site = Site::new(|builder| builder);
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let mut service = site.service(gate);
+    drop(service.call(ALL));
+    let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
+    let mut waiting = Box::pin(service.call(ALL));
+    assert!(poll(&mut waiting).is_pending());
+    drop(waiting);
+    assert_eq!(site.pool.statistics().waits.waiting, 0);
+    drop(held);
+    let mut working = Box::pin(service.call(ALL));
+    assert!(poll(&mut working).is_pending());
+    assert_eq!(site.calls(), 1);
+    drop(working);
+    drop(site.pool.try_allocate(&site.stream, ALL).unwrap());
+    site.pool.check_conserved().unwrap();
+}
+
+/// A request with its terms: due earlier, counted for its tag, and not for long.
+#[test]
+fn terms_are_those_of_the_request() {
+    let site = Site::new(|builder| builder);
+    let tag = Tag::new("tower: paid");
+    let need = move |bytes: &u64| Need::new(*bytes).tag(tag).priority(1).timeout(us(100));
+    let mut service = ReserveLayer::new(&site.pool, need).layer_over(site.pool.clone(), tag);
+    let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
+    let mut plain = Box::pin(site.pool.reserve(ALL));
+    assert!(poll(&mut plain).is_pending());
+    let mut paid = Box::pin(service.call(ALL));
+    assert!(poll(&mut paid).is_pending());
+    drop(held);
+    assert_eq!(poll(&mut paid), Poll::Ready(Ok(ALL)), "it came second");
+    assert_eq!(site.pool.statistics_of_tag(tag).used.current, 0);
+    assert!(poll(&mut plain).is_ready());
+}
+
+trait LayerOver<N> {
+    /// Over a service that says how much its tag has.
+    fn layer_over(self, pool: Pool, tag: Tag) -> ReserveService<Used, N>;
+}
+
+impl<N: Clone> LayerOver<N> for ReserveLayer<N> {
+    fn layer_over(self, pool: Pool, tag: Tag) -> ReserveService<Used, N> {
+        tower::Layer::layer(&self, Used { pool, tag })
+    }
+}
+
+#[derive(Clone)]
+struct Used {
+    pool: Pool,
+    tag: Tag,
+}
+
+impl Service<u64> for Used {
+    type Response = u64;
+    type Error = AllocError;
+    type Future = Ready<Result<u64, AllocError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), AllocError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: u64) -> Self::Future {
+        // In the call itself, not in its future.
+        std::future::ready(Ok(self.pool.statistics_of_tag(self.tag).used.current))
+    }
+}
+
+/// It is ready when the inner one is; and that readiness is the request's while it waits for memory.
+#[test]
+fn readiness_is_the_inner_services() {
+    let site = Site::new(|builder| builder);
+    let inner = service_fn(|bytes: u64| std::future::ready(Ok::<_, AllocError>(bytes)));
+    let limited = ServiceBuilder::new()
+        .layer(ReserveLayer::new(&site.pool, bytes_of))
+        .layer(ConcurrencyLimitLayer::new(1))
+        .service(inner);
+    let (mut one, mut other) = (limited.clone(), limited);
+    let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
+    let mut waiting = Box::pin(now(one.ready()).unwrap().call(ALL));
+    assert!(poll(&mut waiting).is_pending());
+    assert!(other.ready().now_or_never().is_none());
+    drop(held);
+    assert_eq!(poll(&mut waiting), Poll::Ready(Ok(ALL)));
+    drop(waiting);
+    assert_eq!(
+        now(other.ready()).unwrap().call(MIB).now_or_never(),
+        Some(Ok(MIB))
+    );
+}
+
+type Plain = tower::util::BoxCloneService<u64, u64, AllocError>;
+assert_impl_all!(ReserveLayer<fn(&u64) -> u64>: Clone, Send, Sync);
+assert_impl_all!(ReserveFuture<Plain, u64>: Send);
