@@ -521,7 +521,11 @@ fn a_scope_may_end_with_its_thread() {
 #[test]
 fn what_was_tried_for_several_is_no_later_for_others() {
     let device = manual();
-    let pool = builder(&device, 8 * MIB).lane_bytes(0).build().unwrap();
+    let pool = builder(&device, 8 * MIB)
+        .lane_bytes(0)
+        .wait_limit(WaitLimit::Unlimited)
+        .build()
+        .unwrap();
     let (short, a) = stream(&device, &pool);
     let (long, b) = stream(&device, &pool);
     let (_, c) = stream(&device, &pool);
@@ -530,7 +534,7 @@ fn what_was_tried_for_several_is_no_later_for_others() {
     use_block(&short, &block, us(100));
     run(&long, us(100_000));
     drop(block);
-    // The second stream may be made to wait for the first: its own work takes longer.
+    // The second stream may be made to wait for the first; its own work takes longer.
     let mut both = pool.allocate_many(&b, [3 * MIB, 3 * MIB]);
     assert!(poll(&mut both).is_pending());
     drop(both);
