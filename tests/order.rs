@@ -367,3 +367,28 @@ fn a_full_device_does_not_hide_a_knot() {
     drop(now(head).unwrap());
     pool.check_conserved().unwrap();
 }
+
+/// Only who is served passes anybody: one that fails, or went away, is no passing.
+#[test]
+fn who_fails_has_passed_nobody() {
+    let device = manual();
+    let tag = Tag::new("fails, and passes nobody");
+    let bound = Overtaking {
+        times: 1,
+        bytes: u64::MAX,
+    };
+    let pool = base(&device).overtaking(bound).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let _held: Vec<_> = (0..6)
+        .map(|_| pool.try_allocate(&stream, MIB).unwrap())
+        .collect();
+    let mut head = pool.allocate(&stream, ALL);
+    assert!(poll(&mut head).is_pending());
+    let mut never = pool.allocate(&stream, 3 * MIB).tag(tag);
+    assert!(poll(&mut never).is_pending());
+    pool.set_tag_limit(tag, Some(MIB));
+    let failed = now(never);
+    assert!(matches!(failed, Err(AllocError::OverLimit { .. })));
+    drop(now(pool.allocate(&stream, MIB)).expect("nobody has passed the head yet"));
+    assert!(poll(&mut head).is_pending());
+}
