@@ -119,3 +119,24 @@ fn close_against_a_request_over_the_limit() {
         drop(block);
     });
 }
+
+/// A reservation ends while more is asked of it than it has: its tag has nothing in the end.
+#[test]
+fn the_end_of_a_reservation_against_a_draw_that_fails() {
+    let tag = Tag::new("loom: reserved");
+    model("the end of a reservation against a draw", move || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let reservation = pool.reserve(MIB).tag(tag).try_now().unwrap();
+        let drawing = reservation.scope({
+            let pool = pool.clone();
+            async move { drop(pool.try_allocate(&a, 2 * MIB)) }
+        });
+        let drawing = thread::spawn(move || block_on(drawing));
+        drop(reservation);
+        drawing.join().unwrap();
+        assert_eq!(used(&pool, tag), 0);
+        pool.check_conserved().unwrap();
+    });
+}

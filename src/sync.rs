@@ -309,12 +309,12 @@ mod tally {
 
     pub(super) fn locked(guards: Guards) {
         HELD.with(|held| held.set(held.get() + 1));
-        CENSUS.with_borrow_mut(|census| {
-            match census.locks.iter_mut().find(|(name, _)| *name == guards) {
+        count(
+            |census| match census.locks.iter_mut().find(|(name, _)| *name == guards) {
                 Some((_, count)) => *count += 1,
                 None => census.locks.push((guards, 1)),
-            }
-        });
+            },
+        );
     }
 
     pub(super) fn unlocked() {
@@ -322,7 +322,12 @@ mod tally {
     }
 
     pub(super) fn wrote() {
-        CENSUS.with_borrow_mut(|census| census.shared_writes += 1);
+        count(|census| census.shared_writes += 1);
+    }
+
+    /// A thread that is ending may drop blocks, and counts no more.
+    fn count(what: impl FnOnce(&mut Census)) {
+        let _ = CENSUS.try_with(|census| what(&mut census.borrow_mut()));
     }
 
     #[track_caller]

@@ -321,3 +321,74 @@ fn a_knot_fails_its_head_if_that_is_asked_for() {
     drop(other);
     pool.check_conserved().unwrap();
 }
+
+/// Who asks for a rare place is no measure for those who take any: they are served in a knot.
+#[test]
+fn who_needs_a_rare_place_hides_nobody_from_a_knot() {
+    let device = manual();
+    let pool = base(&device).knot_grace(MS).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let blocks = (0..8).map(|_| pool.try_allocate(&stream, MIB).unwrap());
+    // The upper halves of two handles are free.
+    let mut numbered: Vec<_> = blocks.enumerate().collect();
+    numbered.retain(|(number, _)| ![1, 3].contains(number));
+    let mut head = pool.allocate(&stream, ALL);
+    assert!(poll(&mut head).is_pending());
+    let mut rare = pool.allocate(&stream, 512).alignment(HANDLE);
+    assert!(poll(&mut rare).is_pending());
+    let mut little = pool.allocate(&stream, MIB);
+    assert!(poll(&mut little).is_pending());
+    device.advance(MS);
+    drop(now(little).expect("there are 2 MiB free, and nothing moves"));
+    assert!(poll(&mut head).is_pending() && poll(&mut rare).is_pending());
+}
+
+/// A device that is full refuses: those who can be served are, all the same, when nothing moves.
+#[test]
+fn a_full_device_does_not_hide_a_knot() {
+    let device = SimDevice::builder()
+        .memory(8 * MIB)
+        .clock(weirpool::device::sim::Clock::Manual)
+        .build();
+    let _others = device.occupy(2 * MIB);
+    // As by default: it may have all that the device has, which others have a part of.
+    let pool = base(&device).knot_grace(MS).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let mut head = pool.allocate(&stream, 4 * MIB);
+    assert!(poll(&mut head).is_pending());
+    // Who holds what the head waits for needs a little more before it frees.
+    let mut little = pool.allocate(&stream, MIB);
+    assert!(poll(&mut little).is_pending());
+    device.advance(MS);
+    assert!(poll(&mut head).is_pending());
+    let little = now(little).expect("there are 2 MiB free, and nothing moves");
+    drop((held, little));
+    drop(now(head).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// Only who is served passes anybody: one that fails, or went away, is no passing.
+#[test]
+fn who_fails_has_passed_nobody() {
+    let device = manual();
+    let tag = Tag::new("fails, and passes nobody");
+    let bound = Overtaking {
+        times: 1,
+        bytes: u64::MAX,
+    };
+    let pool = base(&device).overtaking(bound).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let _held: Vec<_> = (0..6)
+        .map(|_| pool.try_allocate(&stream, MIB).unwrap())
+        .collect();
+    let mut head = pool.allocate(&stream, ALL);
+    assert!(poll(&mut head).is_pending());
+    let mut never = pool.allocate(&stream, 3 * MIB).tag(tag);
+    assert!(poll(&mut never).is_pending());
+    pool.set_tag_limit(tag, Some(MIB));
+    let failed = now(never);
+    assert!(matches!(failed, Err(AllocError::OverLimit { .. })));
+    drop(now(pool.allocate(&stream, MIB)).expect("nobody has passed the head yet"));
+    assert!(poll(&mut head).is_pending());
+}

@@ -442,3 +442,136 @@ fn it_is_seen_for_what_it_is() {
     assert_eq!(pool.snapshot().bytes_in(BlockState::Reserved), 8 * MIB);
     assert_eq!(pool.trim_to(0).unwrap(), 0, "it is not free");
 }
+
+/// Memory that is complete is there for a stream that takes no wait, whoever asked how far the others are.
+#[test]
+fn what_is_complete_is_there_for_who_takes_no_wait() {
+    let device = SimDevice::builder()
+        .memory(1 << 30)
+        .clock(weirpool::device::sim::Clock::Manual)
+        .device_side_waits(false)
+        .build();
+    let pool = small(&device);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let reservation = pool.reserve(MIB).try_now().unwrap();
+    // Less than what is sealed at once: no event covers the free yet.
+    let block = reservation.allocate(&a, MIB).unwrap();
+    use_block(&work, &block, us(100));
+    drop(block);
+    let error = reservation.allocate(&b, MIB).unwrap_err();
+    assert!(matches!(error, AllocError::NotReserved { left: MIB, .. }));
+    device.advance(us(100));
+    drop(reservation.allocate(&b, MIB).unwrap());
+    drop(reservation);
+    pool.check_conserved().unwrap();
+}
+
+/// What is set aside for a tag is an allocation of it, and ends as one.
+#[test]
+fn a_tag_counts_its_reservations() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("counts its reservations");
+    let mut reservation = pool.reserve(4 * MIB).tag(tag).try_now().unwrap();
+    let figures = pool.statistics_of_tag(tag);
+    assert_eq!((figures.allocations, figures.frees), (1, 0));
+    let part = reservation.split(MIB).unwrap();
+    let block = reservation.allocate(&stream, MIB).unwrap();
+    drop(reservation);
+    drop((block, part));
+    let figures = pool.statistics_of_tag(tag);
+    assert_eq!(figures.used.current, 0);
+    assert_eq!(figures.used.high, 4 * MIB, "as long as it was set aside");
+    assert_eq!(figures.allocations, figures.frees);
+}
+
+/// A future in a scope may end with its thread, whatever of the thread is gone by then.
+#[test]
+fn a_scope_may_end_with_its_thread() {
+    type Held = std::pin::Pin<Box<dyn std::future::Future<Output = ()>>>;
+    thread_local! {
+        static HELD: std::cell::RefCell<Option<Held>> = const { std::cell::RefCell::new(None) };
+    }
+    let device = manual();
+    let pool = small(&device);
+    let reservation = pool.reserve(4 * MIB).try_now().unwrap();
+    let scope = |pool: Pool, device: SimDevice| {
+        let (_, stream) = stream(&device, &pool);
+        reservation.scope(async move {
+            let _block = pool.allocate(&stream, MIB).await.unwrap();
+            std::future::pending::<()>().await;
+        })
+    };
+    let scoped = scope(pool.clone(), device.clone());
+    let ended = std::thread::spawn(move || {
+        // Before the thread is in a scope: what was made first is dropped last.
+        HELD.set(None);
+        let mut scoped: Held = Box::pin(scoped);
+        assert!(poll(&mut scoped).is_pending());
+        HELD.set(Some(scoped));
+    });
+    ended.join().unwrap();
+    assert_eq!(reservation.left(), 4 * MIB, "its block was freed");
+}
+
+/// Several that do not fit together leave what they were tried with as it was: for others it is there as
+/// soon as it would have been.
+#[test]
+fn what_was_tried_for_several_is_no_later_for_others() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB)
+        .lane_bytes(0)
+        .wait_limit(WaitLimit::Unlimited)
+        .build()
+        .unwrap();
+    let (short, a) = stream(&device, &pool);
+    let (long, b) = stream(&device, &pool);
+    let (_, c) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 4 * MIB).unwrap();
+    let held = pool.try_allocate(&a, 4 * MIB).unwrap();
+    use_block(&short, &block, us(100));
+    run(&long, us(100_000));
+    drop(block);
+    // The second stream may be made to wait for the first; its own work takes longer.
+    let mut both = pool.allocate_many(&b, [3 * MIB, 3 * MIB]);
+    assert!(poll(&mut both).is_pending());
+    drop(both);
+    device.advance(us(100));
+    let block = pool.try_allocate(&c, 4 * MIB).expect("its work is over");
+    assert_eq!(block.rung(), Rung::Free);
+    drop((block, held));
+    device.advance(us(100_000));
+    pool.harvest().unwrap();
+    pool.check_conserved().unwrap();
+}
+
+/// Where nothing is pooled, several that do not fit together take nothing, and do not wake themselves.
+#[test]
+fn without_pooling_who_waits_for_several_sleeps() {
+    let device = manual();
+    let pool = Pool::builder(device.clone())
+        .capacity(8 * MIB)
+        .unpooled()
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let (woken, waker) = Count::new();
+    let mut both = pool.allocate_many(&stream, [2 * MIB, 4 * MIB]);
+    let mut polls = 0;
+    loop {
+        let before = woken.get();
+        assert!(poll_with(&mut both, &waker).is_pending());
+        polls += 1;
+        assert!(polls < 20, "it wakes itself");
+        if woken.get() == before {
+            break;
+        }
+    }
+    assert_eq!(pool.statistics().reserved.current, 4 * MIB);
+    drop(held);
+    let blocks = now(both).unwrap();
+    assert_eq!(blocks.len(), 2);
+}

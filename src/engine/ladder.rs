@@ -6,7 +6,7 @@ use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, Use};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
-use crate::ledger::{BlockId, Clock, Fence, Grant, Growth, HoardId, Request, View};
+use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, HoardId, Request, View};
 use crate::sync::Arc;
 use crate::trace;
 use std::cell::Cell;
@@ -181,6 +181,8 @@ pub(super) struct Climb<'a> {
     after: Clock,
     /// The device has refused memory.
     was_refused: Cell<bool>,
+    /// What the earlier life of what was lent had left.
+    fences: Cell<Fences>,
 }
 
 /// No stream.
@@ -211,12 +213,13 @@ impl Engine {
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<Lent, Refusal> {
-        let lent = self.climb_uncounted(lane, request, effort, patience)?;
+        let (lent, _) = self.climb_uncounted(lane, request, effort, patience)?;
         self.tally.count(lent.rung);
         Ok(lent)
     }
 
-    /// The same, as a part of more: it counts once all is there.
+    /// The same, as a part of more: it counts once all is there. With what the memory's earlier life had left,
+    /// for who puts it back.
     ///
     /// # Errors
     /// As [`climb`](Self::climb).
@@ -226,12 +229,13 @@ impl Engine {
         request: Request,
         effort: Effort,
         patience: Patience<'_>,
-    ) -> Result<Lent, Refusal> {
+    ) -> Result<(Lent, Fences), Refusal> {
         if let Some(error) = self.fault() {
             return Err(error.into());
         }
         if !self.settings.is_pooled {
-            return self.allocate_unpooled(lane, request, effort);
+            let lent = self.allocate_unpooled(lane, request, effort)?;
+            return Ok((lent, Fences::default()));
         }
         Climb {
             engine: self,
@@ -242,6 +246,7 @@ impl Engine {
             is_for_everybody: false,
             after: self.what_counts(lane),
             was_refused: Cell::new(false),
+            fences: Cell::default(),
         }
         .climb()
     }
@@ -269,6 +274,7 @@ impl Engine {
             // What belongs to one holder is not a matter of policy.
             after: lane.timeline.clock(),
             was_refused: Cell::new(false),
+            fences: Cell::default(),
         }
         .in_hoard(hoard)
     }
@@ -283,7 +289,7 @@ impl Engine {
         request: Request,
         effort: Effort,
         patience: Patience<'_>,
-    ) -> Result<Lent, Refusal> {
+    ) -> Result<(Lent, Fences), Refusal> {
         if let Some(error) = self.fault() {
             return Err(error.into());
         }
@@ -296,6 +302,7 @@ impl Engine {
             is_for_everybody: true,
             after: Clock::default(),
             was_refused: Cell::new(false),
+            fences: Cell::default(),
         }
         .climb()
     }
@@ -310,10 +317,10 @@ impl Engine {
 }
 
 impl Climb<'_> {
-    fn climb(&self) -> Result<Lent, Refusal> {
+    fn climb(&self) -> Result<(Lent, Fences), Refusal> {
         for attempt in Attempt::ladder(self.engine.settings.order, self.effort) {
             if let Some(lent) = self.attempt(attempt)? {
-                return Ok(lent);
+                return Ok((lent, self.fences.take()));
             }
         }
         Err(Refusal::Short(Expected::default()))
@@ -333,8 +340,18 @@ impl Climb<'_> {
         }
     }
 
-    /// The best of a hoard, behind a wait on the device if need be.
+    /// The best of a hoard; of what is complete by now, if nothing else does.
     fn in_hoard(&self, hoard: HoardId) -> Result<Option<Lent>, Refusal> {
+        if let Some(lent) = self.known_in_hoard(hoard)? {
+            return Ok(Some(lent));
+        }
+        self.engine.seal_lanes()?;
+        self.engine.harvest()?;
+        self.known_in_hoard(hoard)
+    }
+
+    /// The same, behind a wait on the device if need be.
+    fn known_in_hoard(&self, hoard: HoardId) -> Result<Option<Lent>, Refusal> {
         let may_wait = self.engine.capabilities.device_side_waits && self.lane.takes_waits;
         let limit = may_wait.then_some(WaitLimit::Unlimited);
         let taken = self.with_waits(limit, |view| {
@@ -541,6 +558,7 @@ impl Climb<'_> {
             Some(fence) if is_own(fence) => (fence.ticket, rung.or(Rung::SameStream)),
             _ => (self.lane.open_ticket(), rung.or(Rung::Ordered)),
         };
+        self.fences.set(grant.fences);
         Lent {
             id: grant.id,
             address: grant.address,

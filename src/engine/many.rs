@@ -42,7 +42,7 @@ impl Engine {
     ) -> Result<Loans, Refusal> {
         let mut order: SmallVec<[usize; 8]> = (0..parts.all.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(parts.all[*at].request.bytes));
-        let mut lent = SmallVec::<[(usize, Lent); 8]>::new();
+        let mut lent = SmallVec::<[(usize, Lent, Fences); 8]>::new();
         for at in order {
             let request = parts.all[at].request;
             let climbed = if parts.is_for_everybody {
@@ -51,25 +51,44 @@ impl Engine {
                 self.climb_uncounted(lane, request, effort, patience)
             };
             match climbed {
-                Ok(loan) => lent.push((at, loan)),
+                Ok((loan, fences)) => lent.push((at, loan, fences)),
                 Err(refusal) => {
-                    let loans = lent.into_iter().map(|(_, loan)| loan);
-                    self.restore(lane, loans);
+                    self.restore(lent.into_iter().map(|(_, loan, fences)| (loan, fences)));
                     return Err(refusal);
                 }
             }
         }
-        lent.sort_by_key(|(at, _)| *at);
+        lent.sort_by_key(|(at, ..)| *at);
         lent.iter()
-            .for_each(|(_, loan)| self.tally.count(loan.rung));
-        Ok(lent.into_iter().map(|(_, loan)| loan).collect())
+            .for_each(|(_, loan, _)| self.tally.count(loan.rung));
+        Ok(lent.into_iter().map(|(_, loan, _)| loan).collect())
     }
 
-    /// Puts loans back that were not made, without ringing: who asked for them knows, and would wake itself.
-    fn restore(&self, lane: &Lane, loans: impl Iterator<Item = Lent>) {
-        for lent in loans {
-            let fences = self.fences_of(lane, &lent);
-            self.ledger.lock().give_back(lent.id, fences);
+    /// Puts loans back that were not made, with what is left of their memory's earlier lives: nothing was done
+    /// with it since. Without ringing: who asked for them knows, and would wake itself.
+    fn restore(&self, loans: impl Iterator<Item = (Lent, Fences)>) {
+        let mut bytes = 0;
+        {
+            let mut ledger = self.ledger.lock();
+            for (lent, fences) in loans {
+                bytes += lent.bytes;
+                ledger.give_back(lent.id, fences);
+            }
+        }
+        if !self.settings.is_pooled && bytes > 0 {
+            self.return_at_once(bytes);
+        }
+    }
+
+    /// Where nothing is pooled, gives back to the device what was taken for nothing. Who waits is rung only if
+    /// that was not all: other memory may be had now.
+    fn return_at_once(&self, bytes: u64) {
+        let trimmed = self.trim_quietly_to(0);
+        if let Some(error) = &trimmed.error {
+            self.note(error);
+        }
+        if trimmed.bytes > bytes {
+            self.ring_if_awaited();
         }
     }
 
@@ -89,12 +108,11 @@ impl Engine {
         }
     }
 
-    /// How much was given back so far, if nothing is on its way: nothing pending, kept by a lane, being moved, or
-    /// to be had from others.
+    /// How much was given back so far, if nothing is on its way: nothing pending, kept by a lane, or being moved.
     pub(crate) fn returns_if_quiet(&self) -> Option<u64> {
         let totals = self.totals();
         let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
         let is_kept = || self.lanes().iter().any(|lane| lane.is_keeping());
-        (is_quiet && !self.pressure.is_felt() && !is_kept()).then_some(totals.returns)
+        (is_quiet && !is_kept()).then_some(totals.returns)
     }
 }

@@ -115,6 +115,17 @@ impl Memory {
     }
 }
 
+/// What came of releasing.
+#[derive(Debug)]
+pub(super) struct Trimmed {
+    /// Released.
+    pub(super) bytes: u64,
+    /// Something was held for it meanwhile.
+    was_claimed: bool,
+    /// Why no more.
+    pub(super) error: Option<DeviceError>,
+}
+
 impl Engine {
     /// Reserves a range of addresses for so much memory, where memory is virtual and no range is large
     /// enough yet.
@@ -264,6 +275,24 @@ impl Engine {
     /// # Errors
     /// When the device cannot; what it released before counts.
     pub(crate) fn trim_to(&self, keep: u64) -> Result<u64, DeviceError> {
+        let Trimmed {
+            bytes,
+            was_claimed,
+            error,
+        } = self.trim_quietly_to(keep);
+        // Only if something was held meanwhile: who waits for memory asks for this at every look, and would
+        // wake itself. Where nothing is pooled, who is rung tries again what failed.
+        if bytes > 0 || was_claimed && self.settings.is_pooled {
+            self.ring_if_awaited();
+        }
+        match error {
+            None => Ok(bytes),
+            Some(error) => self.noted(Err(error)),
+        }
+    }
+
+    /// The same without ringing.
+    pub(super) fn trim_quietly_to(&self, keep: u64) -> Trimmed {
         let release = self.ledger.lock().plan_trim(keep);
         let was_claimed = !release.spans.is_empty();
         let (done, error) = self.release_spans(&release);
@@ -281,14 +310,10 @@ impl Engine {
         if bytes > 0 {
             trace::trimmed(bytes);
         }
-        // Only if something was held meanwhile: who waits for memory asks for this at every look, and would
-        // wake itself. Where nothing is pooled, who is rung tries again what failed.
-        if bytes > 0 || was_claimed && self.settings.is_pooled {
-            self.ring_if_awaited();
-        }
-        match error {
-            None => Ok(bytes),
-            Some(error) => self.noted(Err(error)),
+        Trimmed {
+            bytes,
+            was_claimed,
+            error,
         }
     }
 

@@ -133,6 +133,11 @@ impl Account {
         self.allocations.add(1);
     }
 
+    /// What was granted has become more, for which its bytes were claimed.
+    pub(crate) fn note_more(&self) {
+        self.high.raise(self.used_now());
+    }
+
     /// It was freed.
     pub(crate) fn note_freed(&self) {
         self.frees.add(1);

@@ -170,7 +170,7 @@ impl Reservation {
     /// Runs a future in which allocations from the pool draw from this reservation, however deep in the call:
     /// those that are awaited and those that are tried, of that task alone, on any executor. What does not fit
     /// into what is left comes from the pool as ever, and may wait; so does what is for another
-    /// [tag](crate::Allocate::tag).
+    /// [tag](crate::Allocate::tag), and what is [allocated together](Pool::allocate_many).
     ///
     /// # Cancel safety
     /// Dropped early, the future is dropped in the scope.

@@ -15,6 +15,19 @@ pub(crate) enum Wants {
     Parts(Parts),
 }
 
+impl Wants {
+    /// The bytes that must lie next to each other.
+    pub(super) fn largest_piece(&self, demand: &Demand) -> u64 {
+        match self {
+            Self::Block => demand.request.bytes,
+            Self::Parts(parts) => {
+                let pieces = parts.all.iter().map(|part| part.request.bytes);
+                pieces.max().unwrap_or(0)
+            }
+        }
+    }
+}
+
 /// See the [module](self).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {

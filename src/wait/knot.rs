@@ -7,10 +7,9 @@
 //! *knotted*: that is told, and after a time, if the pool has one, the head fails, so that what its task holds
 //! comes free. To reserve all that a request needs up front avoids it.
 
-use super::Place;
-use super::Service;
 use super::queue::Waiter;
 use super::serving::Served;
+use super::{Place, Service, Wants};
 use crate::device::Alarm;
 use crate::engine::Effort;
 use crate::error::AllocError;
@@ -101,26 +100,39 @@ impl Service {
             return Served::Short;
         }
         match self.serve_anybody(effort) {
+            Served::Short if self.is_for_others() => Served::Short,
             Served::Short => self.tell_of_knot(head, now, since),
             served => served,
         }
     }
 
-    /// Serves the first who can be. What is free is complete, so that nobody is served who asks for more than
-    /// one who was not.
+    /// Serves the first who can be. What is free is complete, so that nobody is served who asks for a larger
+    /// piece than one who was not, and whom any place would have done for.
     fn serve_anybody(&self, effort: Effort) -> Served {
         let mut too_much = u64::MAX;
         for waiter in self.queue.first(usize::MAX).iter().skip(1) {
-            let bytes = waiter.demand.request.bytes;
-            if bytes >= too_much {
+            if waiter.wants.largest_piece(&waiter.demand) >= too_much {
                 continue;
             }
             match self.serve_one(waiter, effort) {
-                Served::Short => too_much = bytes,
+                Served::Short if self.takes_any_place(waiter) => {
+                    too_much = waiter.demand.request.bytes;
+                }
+                Served::Short => {}
                 served => return served,
             }
         }
         Served::Short
+    }
+
+    /// Nobody holds anything here: others have what the device refuses, and may let go.
+    fn is_for_others(&self) -> bool {
+        self.engine.pressure.is_felt() && self.engine.totals().lent.current == 0
+    }
+
+    fn takes_any_place(&self, waiter: &Waiter) -> bool {
+        let usual = self.engine.settings.alignment;
+        matches!(waiter.wants, Wants::Block) && waiter.demand.request.alignment <= usual
     }
 
     /// Nobody can be served.

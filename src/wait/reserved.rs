@@ -21,10 +21,22 @@ pub(crate) struct Reserved {
 struct Book {
     /// Set aside in all, in bytes.
     size: u64,
-    /// Lent of that.
+    /// Lent of that, or on its way to be: that may come to more, and to nothing.
     lent: u64,
     /// The handle is gone.
     is_over: bool,
+}
+
+impl Book {
+    /// Once the handle is gone, what is not lent is set aside no longer. Returns so many bytes.
+    fn release_unused(&mut self) -> u64 {
+        if !self.is_over {
+            return 0;
+        }
+        let unused = self.size.saturating_sub(self.lent);
+        self.size -= unused;
+        unused
+    }
 }
 
 impl Reserved {
@@ -41,6 +53,9 @@ impl Reserved {
             lent: 0,
             is_over: false,
         };
+        if let Some(tag) = tag {
+            presence.service.queue.accounts.of(tag).note_granted();
+        }
         Self {
             presence,
             hoard,
@@ -93,7 +108,7 @@ impl Reserved {
                 Ok(Some(lent))
             }
             other => {
-                self.book.lock().lent -= bytes;
+                self.note_freed(bytes);
                 match other {
                     Err(Refusal::Device(error)) => Err(error.into()),
                     _ => Ok(None),
@@ -102,14 +117,18 @@ impl Reserved {
         }
     }
 
-    /// What was lent is freed. The books of the ledger see to the memory; this is what the tag has.
+    /// What was lent is freed, or was not lent after all. The books of the ledger see to the memory; this is what the tag has.
     pub(crate) fn note_freed(&self, bytes: u64) {
-        let is_over = {
+        let unused = {
             let mut book = self.book.lock();
             book.lent -= bytes;
-            book.is_over
+            book.release_unused()
         };
-        if let Some(tag) = self.tag.filter(|_| is_over) {
+        self.disclaim(unused);
+    }
+
+    fn disclaim(&self, bytes: u64) {
+        if let Some(tag) = self.tag.filter(|_| bytes > 0) {
             self.service().disclaim(tag, bytes);
         }
     }
@@ -119,6 +138,9 @@ impl Reserved {
         let bytes: u64 = loans.iter().map(|lent| lent.bytes).sum();
         self.service().engine.add_to_hoard(self.hoard, loans);
         self.book.lock().size += bytes;
+        if let Some(tag) = self.tag {
+            self.service().queue.accounts.of(tag).note_more();
+        }
     }
 
     /// So many bytes as another reservation, if as many are left.
@@ -134,12 +156,11 @@ impl Reserved {
         let unused = {
             let mut book = self.book.lock();
             book.is_over = true;
-            book.size - book.lent
+            book.release_unused()
         };
         if let Some(tag) = self.tag {
-            let accounts = &self.service().queue.accounts;
-            accounts.of(tag).note_freed();
-            self.service().disclaim(tag, unused);
+            self.service().queue.accounts.of(tag).note_freed();
         }
+        self.disclaim(unused);
     }
 }

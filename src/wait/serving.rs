@@ -16,7 +16,9 @@ const LOOKED_AT: usize = 64;
 /// What came of serving one who waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Served {
-    /// It is out of the queue: it has its memory, or failed, or was gone.
+    /// It is out of the queue: it has its memory.
+    Granted,
+    /// It is out of the queue: it failed, or was gone.
     Gone,
     /// There is not enough for it now.
     Short,
@@ -35,7 +37,7 @@ impl Service {
                 served => served,
             };
             match served {
-                Served::Gone => {}
+                Served::Granted | Served::Gone => {}
                 Served::Short => return this.ask_for(&head),
                 Served::NeedsThread => return this.grower.start(this),
             }
@@ -67,12 +69,12 @@ impl Service {
                 continue;
             }
             match self.serve_one(waiter, effort) {
-                Served::Gone => {
+                Served::Granted => {
                     passed.iter().for_each(|passed| passed.note_passed(bytes));
-                    return Served::Gone;
+                    return Served::Granted;
                 }
                 Served::Short => {}
-                Served::NeedsThread => return Served::NeedsThread,
+                served => return served,
             }
         }
         Served::Short
@@ -92,7 +94,7 @@ impl Service {
             return Served::Gone;
         }
         match self.climb_for(waiter, effort) {
-            Ok(loans) => self.grant(waiter, loans),
+            Ok(loans) => return self.grant(waiter, loans),
             Err(Refusal::Device(error)) => self.fail(waiter, error.into()),
             Err(Refusal::Short(_)) => return Served::Short,
             Err(Refusal::NeedsThread) => return Served::NeedsThread,
@@ -113,7 +115,7 @@ impl Service {
         }
     }
 
-    fn grant(&self, waiter: &Waiter, loans: Loans) {
+    fn grant(&self, waiter: &Waiter, loans: Loans) -> Served {
         let waited = self.engine.device.now().saturating_sub(waiter.since);
         self.knot.untie();
         match waiter.grant(loans) {
@@ -121,10 +123,12 @@ impl Service {
                 drop(self.queue.leave(waiter, Some(waited), &self.engine.gate));
                 assert_unlocked("wake");
                 waker.wake();
+                Served::Granted
             }
             Err(loans) => {
                 drop(self.queue.leave(waiter, None, &self.engine.gate));
                 self.engine.give_all_back(&waiter.lane, loans);
+                Served::Gone
             }
         }
     }
