@@ -117,6 +117,8 @@ impl Run {
     ) -> anyhow::Result<Self> {
         let pool = Pool::builder_shared(machine.device())
             .capacity(kind.capacity(options))
+            // All of it at once: a wait is for other requests then, and not for the driver.
+            .initial_size(kind.capacity(options))
             .handle_bytes(model::HANDLE)
             // A request keeps its memory for many steps, and is no knot for it.
             .knot_grace(PATIENCE)
