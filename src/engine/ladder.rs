@@ -515,7 +515,9 @@ impl Climb<'_> {
     pub(super) fn taker(&self) -> Taker {
         let now = self.engine.device.now();
         let timeline = &self.lane.timeline;
-        let tail = timeline.newest().map_or(now, |_| now + timeline.latency());
+        let tail = timeline
+            .newest()
+            .map_or(now, |_| now.saturating_add(timeline.latency()));
         Taker { now, tail }
     }
 

@@ -1,7 +1,7 @@
 //! Pressure: the device refuses memory that the pool may have, since others have it.
 //!
 //! Other pools of this process that keep free memory of the same device give way: they release as much as
-//! is needed, unless somebody waits for it there. Other processes cannot be asked, nor can they tell
+//! is needed, unless somebody waits for it there, or all of them together have not enough. Other processes cannot be asked, nor can they tell
 //! when they let go: while a request waits and the device refuses, it is asked again now and then.
 
 use super::Engine;
@@ -38,22 +38,44 @@ impl Pressure {
 }
 
 impl Engine {
-    /// The device refused memory: has other pools release so many bytes. Says whether any did.
+    /// The device refused memory for a request: has other pools release what it lacks, if they have that
+    /// much. Says whether any did.
     pub(super) fn make_way_for(&self, bytes: u64) -> bool {
-        let bytes = bytes.next_multiple_of(self.settings.geometry.handle_bytes);
-        (self.pressure.make_way)(self, bytes) > 0
+        let geometry = self.settings.geometry;
+        let step = geometry.handle_bytes;
+        // What is free here is mapped elsewhere, if it can be.
+        let own = if geometry.virtual_memory {
+            self.totals().whole_free_handles * step
+        } else {
+            0
+        };
+        let lacking = bytes.saturating_sub(own).max(1).next_multiple_of(step);
+        (self.pressure.make_way)(self, lacking) > 0
     }
 
-    /// Another pool is refused memory: releases up to so many bytes of what is free, or kept by lanes.
-    /// Nothing while somebody waits for it here. Returns the bytes released.
-    pub(crate) fn give_way(&self, bytes: u64) -> u64 {
+    /// What the device itself could give, in bytes.
+    pub(crate) fn left_on_device(&self) -> u64 {
+        let info = self.device.memory_info(self.settings.kind);
+        info.map_or(0, |info| info.free)
+    }
+
+    /// What could be released at once for another pool, in bytes; nothing while somebody waits for it here.
+    /// If need be, after taking back what lanes keep, and asking what has completed.
+    pub(crate) fn could_give(&self, asks: bool) -> u64 {
         if !self.is_open() || !self.settings.is_pooled {
             return 0;
         }
-        self.drain_lanes();
-        // What fails is noted; the rest may do.
-        let _ = self.seal_lanes();
-        let _ = self.harvest();
+        if asks {
+            self.drain_lanes();
+            // What fails is noted; the rest may do.
+            let _ = self.seal_lanes();
+            let _ = self.harvest();
+        }
+        self.ledger_figures().releasable_bytes
+    }
+
+    /// Releases up to so many bytes of what is free, for another pool. Returns how many.
+    pub(crate) fn give_way(&self, bytes: u64) -> u64 {
         let reserved = self.totals().reserved.current;
         let step = self.settings.geometry.handle_bytes;
         let keep = reserved.saturating_sub(bytes.next_multiple_of(step));

@@ -25,14 +25,15 @@ use std::panic::Location;
 /// The memory is there, complete on every stream, and nobody else can have it:
 ///
 /// - of [`reserve_many`](Pool::reserve_many), each layout can be allocated, on any stream, whenever the block
-///   that took its place before was freed;
+///   that took its place before was freed, as long as nothing was [split](Self::split) off;
 /// - of [`reserve`](Pool::reserve), whatever fits beside what is allocated: any sizes that together, each
-///   rounded up to 512 bytes, are no more than was reserved, as long as nothing was freed in between; and
-///   after that, whatever the gaps are large enough for.
+///   rounded up to the pool's [alignment](crate::PoolBuilder::alignment), are no more than was reserved, as
+///   long as nothing was freed in between; and after that, whatever the gaps are large enough for.
 ///
 /// What is freed is there again. On the stream that freed it, at once; on another it comes behind a wait on the
 /// device, as if the pool had [nothing else](crate::Reuse::internal_dependencies). Where a stream takes no
-/// such wait (the host's, or one that is being captured), it is there once it is complete.
+/// such wait (the host's, or one that is being captured; or freed by one that is), it is there once it is
+/// complete.
 ///
 /// An allocation still fails when the pool was closed, or the device has failed, or cannot
 /// [fill](crate::PoolBuilder::fill_on_allocate) the block.
@@ -136,7 +137,8 @@ impl Reservation {
         Ok(())
     }
 
-    /// Makes so many of the bytes that are not allocated a reservation of their own; rounded up to 512.
+    /// Makes so many of the bytes that are not allocated a reservation of their own; rounded up to the
+    /// pool's [alignment](crate::PoolBuilder::alignment).
     ///
     /// # Errors
     /// [`AllocError::NotReserved`] when fewer are left; nothing is split then.

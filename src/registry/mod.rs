@@ -78,8 +78,8 @@ pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     all.into_iter().filter_map(|pool| pool.upgrade())
 }
 
-/// Has other pools over the same memory as the engine's release so many bytes of what they keep. Returns
-/// how many they released.
+/// Has other pools over the same memory as the engine's release so many bytes of what they keep; nothing, if
+/// that would not do. Returns how many they released.
 pub(crate) fn make_way(engine: &Engine, bytes: u64) -> u64 {
     let device = engine.device.id();
     let others: Vec<_> = {
@@ -87,12 +87,32 @@ pub(crate) fn make_way(engine: &Engine, bytes: u64) -> u64 {
         let others = pools.iter().filter(|entry| entry.device == device);
         others.map(|entry| entry.pool.clone()).collect()
     };
-    let mut released = 0;
-    for pool in others.into_iter().filter_map(|pool| pool.upgrade()) {
-        let other = &pool.service.engine;
-        if released < bytes && !std::ptr::eq(other, engine) && other.shares_memory_with(engine) {
-            released += other.give_way(bytes - released);
+    let others: Vec<_> = others.iter().filter_map(Weak::upgrade).collect();
+    let others = others.iter().map(|pool| &pool.service.engine);
+    let others = others
+        .filter(|other| !std::ptr::eq(*other, engine) && other.shares_memory_with(engine))
+        .collect::<Vec<_>>();
+    let left = engine.left_on_device();
+    // First what is there to see; what takes asking and taking back, only if it is needed.
+    for asks in [false, true] {
+        let offers: Vec<_> = others.iter().map(|other| other.could_give(asks)).collect();
+        if left + offers.iter().sum::<u64>() >= bytes {
+            return take_offers(&others, &offers, bytes.saturating_sub(left));
         }
+    }
+    0
+}
+
+fn take_offers(others: &[&Engine], offers: &[u64], mut bytes: u64) -> u64 {
+    let mut released = 0;
+    for (other, offer) in others.iter().zip(offers) {
+        let given = if bytes > 0 {
+            other.give_way(bytes.min(*offer))
+        } else {
+            0
+        };
+        bytes = bytes.saturating_sub(given);
+        released += given;
     }
     released
 }

@@ -1,6 +1,6 @@
 //! Waiting: the queue, the futures, the reclaimer.
 //!
-//! Who cannot be served joins the [queue](queue), first come, first served. Raising the gate comes
+//! Who cannot be served joins the [queue](queue), in the order in which they are due. Raising the gate comes
 //! first, then the look at memory: a free that reads an open gate has put its block where the look
 //! finds it; one that reads a raised gate rings the bell. *Serving* the queue is done by one thread
 //! at a time; who finds it busy leaves a note and goes, so nobody waits for a lock while the device

@@ -3,6 +3,9 @@
 use super::QueueLimit;
 use std::time::Duration;
 
+/// No clock gets there: whoever waits that long waits for ever, and no alarm is set for it.
+const NEVER: Duration = Duration::from_secs(1 << 40);
+
 /// What a request says of its waiting.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
@@ -17,10 +20,8 @@ pub(crate) struct Terms {
 impl Terms {
     /// How long it waits at most.
     pub(super) fn limit(&self) -> Option<Duration> {
-        match (self.timeout, self.deadline) {
-            (Some(timeout), Some(deadline)) => Some(timeout.min(deadline)),
-            (one, other) => one.or(other),
-        }
+        let limits = [self.timeout, self.deadline].into_iter().flatten();
+        limits.min().filter(|limit| *limit < NEVER)
     }
 
     /// When it is due, in nanoseconds of the device's clock: in no way before the clock began, if its
@@ -134,6 +135,11 @@ mod tests {
             priority: 0,
         };
         assert_eq!(terms.limit(), Some(SECOND));
+        let for_ever = Terms {
+            timeout: Some(Duration::MAX),
+            ..Terms::default()
+        };
+        assert_eq!(for_ever.limit(), None);
     }
 
     #[test]
