@@ -44,6 +44,23 @@ fn other_pools_give_way() {
     }
 }
 
+/// Where memory is plain, segments are whole: one that is larger than what is needed is given, if it must be.
+#[test]
+fn a_segment_is_given_whole() {
+    let device = small(false);
+    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+    let (_, a) = stream(&device, &one);
+    let (_, b) = stream(&device, &other);
+    let sizes = [4 * MIB, 40 * MIB, 8 * MIB];
+    let blocks = sizes.map(|bytes| one.try_allocate(&a, bytes).unwrap());
+    drop(blocks);
+    drop(other.try_allocate(&b, 16 * MIB).unwrap());
+    assert_eq!(reserved(&one), 48 * MIB, "the smallest that does");
+    drop(other.try_allocate(&b, 40 * MIB).unwrap());
+    assert_eq!(reserved(&one), 8 * MIB);
+    one.check_conserved().unwrap();
+}
+
 /// What lanes keep is given, too; what running work may touch is not.
 #[test]
 fn what_is_pending_stays() {

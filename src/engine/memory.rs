@@ -280,20 +280,46 @@ impl Engine {
             was_claimed,
             error,
         } = self.trim_quietly_to(keep);
-        // Only if something was held meanwhile: who waits for memory asks for this at every look, and would
-        // wake itself. Where nothing is pooled, who is rung tries again what failed.
-        if bytes > 0 || was_claimed && self.settings.is_pooled {
-            self.ring_if_awaited();
-        }
+        self.tell_trimmed(bytes, was_claimed);
         match error {
             None => Ok(bytes),
             Some(error) => self.noted(Err(error)),
         }
     }
 
+    /// Releases so many bytes of free memory, or where memory is plain as few more as can be. Returns how many.
+    ///
+    /// # Errors
+    /// When the device cannot; what it released before counts.
+    pub(super) fn release_free(&self, bytes: u64) -> Result<u64, DeviceError> {
+        let release = self.ledger.lock().plan_release(bytes);
+        let Trimmed {
+            bytes,
+            was_claimed,
+            error,
+        } = self.carry_out_release(release);
+        self.tell_trimmed(bytes, was_claimed);
+        match error {
+            None => Ok(bytes),
+            Some(error) => self.noted(Err(error)),
+        }
+    }
+
+    fn tell_trimmed(&self, bytes: u64, was_claimed: bool) {
+        // Only if something was held meanwhile: who waits for memory asks for this at every look, and would
+        // wake itself. Where nothing is pooled, who is rung tries again what failed.
+        if bytes > 0 || was_claimed && self.settings.is_pooled {
+            self.ring_if_awaited();
+        }
+    }
+
     /// The same without ringing.
     pub(super) fn trim_quietly_to(&self, keep: u64) -> Trimmed {
         let release = self.ledger.lock().plan_trim(keep);
+        self.carry_out_release(release)
+    }
+
+    fn carry_out_release(&self, release: Release) -> Trimmed {
         let was_claimed = !release.spans.is_empty();
         let (done, error) = self.release_spans(&release);
         let gone = release.spans[..done].to_vec();

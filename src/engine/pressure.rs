@@ -76,10 +76,9 @@ impl Engine {
 
     /// Releases up to so many bytes of what is free, for another pool. Returns how many.
     pub(crate) fn give_way(&self, bytes: u64) -> u64 {
-        let reserved = self.totals().reserved.current;
         let step = self.settings.geometry.handle_bytes;
-        let keep = reserved.saturating_sub(bytes.next_multiple_of(step));
-        self.trim_to(keep).unwrap_or(0)
+        // What fails is noted; the rest may do.
+        self.release_free(bytes.next_multiple_of(step)).unwrap_or(0)
     }
 
     /// Whether the memory of both comes from the same place.

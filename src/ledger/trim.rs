@@ -33,15 +33,43 @@ impl Ledger {
                 self.claim_handles(id, &mut excess, &mut release);
             } else if self.blocks[id].bytes <= excess {
                 excess -= self.blocks[id].bytes;
-                release
-                    .spans
-                    .push((self.blocks[id].address, self.blocks[id].bytes));
-                self.claim_block(id);
-                release.claimed.push(id);
+                self.claim_segment(id, &mut release);
             }
         }
         self.releasing += release.bytes();
         release
+    }
+
+    /// Claims free memory for release: so many bytes of it, or where memory is plain and segments are whole, as
+    /// few more as can be. All there is, if that is less.
+    pub(crate) fn plan_release(&mut self, bytes: u64) -> Release {
+        if self.geometry.virtual_memory {
+            let staying = self.totals.reserved.current - self.releasing;
+            return self.plan_trim(staying.saturating_sub(bytes));
+        }
+        let mut release = Release {
+            spans: Vec::new(),
+            claimed: Vec::new(),
+        };
+        let mut segments = self.releasable();
+        segments.sort_by_key(|id| self.blocks[*id].bytes);
+        let mut left = bytes;
+        while left > 0 && !segments.is_empty() {
+            // The smallest that does, or the largest.
+            let does = segments.partition_point(|id| self.blocks[*id].bytes < left);
+            let id = segments.remove(does.min(segments.len() - 1));
+            left = left.saturating_sub(self.blocks[id].bytes);
+            self.claim_segment(id, &mut release);
+        }
+        self.releasing += release.bytes();
+        release
+    }
+
+    fn claim_segment(&mut self, id: BlockId, release: &mut Release) {
+        let block = &self.blocks[id];
+        release.spans.push((block.address, block.bytes));
+        self.claim_block(id);
+        release.claimed.push(id);
     }
 
     /// What is held above `keep`, but for what is being released.

@@ -7,6 +7,7 @@
 //! | file | about |
 //! |---|---|
 //! | `harness` | how the tests are run, and what becomes of one that hangs |
+//! | `pressure` | a device that is full |
 //! | `cuda` | a GPU on the bench of the behaviour suite (`tests/conformance`) |
 //! | `facts` | what the device says of itself |
 //! | `ordering` | a long kernel, its memory, and the next owner; and that the tests would see a mistake |
@@ -79,6 +80,7 @@ mod facts;
 mod hand_shakes;
 mod harness;
 mod ordering;
+mod pressure;
 mod soak;
 mod streams;
 
@@ -180,6 +182,9 @@ fn entries() -> Vec<Entry> {
             a_hand_shake_is_not_waited_for_while_other_memory_can_do,
             what_was_freed_before_a_hand_shake_serves_the_other_side,
             what_is_freed_while_somebody_waits_is_sealed_at_once;
+        pressure:
+            another_pool_gives_way,
+            who_was_refused_asks_again;
         soak:
             tasks_over_streams_keep_every_word;
     });

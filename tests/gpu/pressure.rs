@@ -1,0 +1,59 @@
+//! A device that is full: other pools have its memory, or somebody else has.
+
+use crate::bench::Bench;
+use crate::common::{MIB, poll};
+use crate::cuda::{Cuda, Setting};
+use futures::executor::block_on;
+use weirpool::device::MemoryKind;
+use weirpool::{AllocError, Pool, Rung, Stream};
+
+const STEP: u64 = 512 * MIB;
+
+/// A pool that may have all of the device, in few large handles.
+fn pool<S: Setting>(bench: &Cuda<S>) -> (Pool, Stream) {
+    let builder = Pool::builder_shared(bench.device()).handle_bytes(STEP);
+    let pool = builder.build().expect("a pool over the whole device");
+    let stream = pool.register(&bench.stream()).expect("a stream of it");
+    (pool, stream)
+}
+
+/// Three fifths of what the device has left.
+fn most<S: Setting>(bench: &Cuda<S>) -> u64 {
+    let free = bench.device().memory_info(MemoryKind::Device);
+    let free = free.expect("the device tells").free;
+    free / 5 * 3 / STEP * STEP
+}
+
+/// What another pool of the process keeps, and nobody uses, is had.
+pub(crate) fn another_pool_gives_way<S: Setting>() {
+    let bench = Cuda::<S>::new();
+    let ((one, a), (other, b)) = (pool(&bench), pool(&bench));
+    let bytes = most(&bench);
+    let kept = one.try_allocate(&a, STEP).unwrap();
+    drop(one.try_allocate(&a, bytes - STEP).unwrap());
+    assert_eq!(one.statistics().reserved.current, bytes);
+    let block = other.try_allocate(&b, bytes).unwrap();
+    assert_eq!(block.rung(), Rung::Grown);
+    let left = one.statistics().reserved.current;
+    assert!((STEP..bytes).contains(&left), "{left} of {bytes}");
+    let refused = one.try_allocate(&a, bytes).unwrap_err();
+    assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
+    drop((kept, block));
+    one.check_conserved().unwrap();
+    other.check_conserved().unwrap();
+}
+
+/// Who waits while somebody else has the device's memory gets it once that lets go, though nobody says so.
+pub(crate) fn who_was_refused_asks_again<S: Setting>() {
+    let bench = Cuda::<S>::new();
+    let ((one, a), (other, b)) = (pool(&bench), pool(&bench));
+    let bytes = most(&bench);
+    let block = one.try_allocate(&a, bytes).unwrap();
+    let mut waiting = other.allocate(&b, bytes);
+    assert!(poll(&mut waiting).is_pending());
+    drop(block);
+    let block = block_on(waiting).unwrap();
+    drop(block);
+    one.check_conserved().unwrap();
+    other.check_conserved().unwrap();
+}
