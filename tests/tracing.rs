@@ -234,6 +234,33 @@ fn running_out_is_told_with_every_figure() {
     });
 }
 
+/// Who waits for what others hold for good is told of once, with who they are.
+#[test]
+fn a_knot_is_told_once_with_who_holds_what() {
+    listening(|listener| {
+        let device = manual();
+        let tag = Tag::new("tracing: holder");
+        let pool = builder(&device, 8 * MIB).history(16).build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let held = pool.allocate(&stream, 6 * MIB).tag(tag).try_now().unwrap();
+        let mut waiting = pool.allocate(&stream, 4 * MIB);
+        for _ in 0..3 {
+            assert!(poll(&mut waiting).is_pending());
+            device.advance(us(20_000));
+        }
+        let told = listener.take("WARN knotted");
+        let [line] = told.as_slice() else {
+            panic!("{told:?}");
+        };
+        for holder in ["tracing: holder: 6291456 bytes", "tests/tracing.rs:"] {
+            assert!(line.contains(holder), "{line}");
+        }
+        assert!(line.contains("requested=4194304"), "{line}");
+        drop(held);
+        drop(now(waiting).unwrap());
+    });
+}
+
 #[test]
 fn errors_of_the_device_are_told_and_a_broken_one_once() {
     listening(|listener| {

@@ -104,7 +104,11 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
 }
 
 /// Nobody who waits can be served, and nothing is on its way back.
-pub(crate) fn knotted(shortfall: &Shortfall) {
+pub(crate) fn knotted(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
+    if !tracing::enabled!(target: TARGET, tracing::Level::WARN) {
+        return;
+    }
+    let holders = holders();
     let Shortfall {
         requested,
         free,
@@ -129,6 +133,7 @@ pub(crate) fn knotted(shortfall: &Shortfall) {
         waiting,
         tag,
         fragmentation = shortfall.fragmentation(),
+        holders,
         "knotted"
     );
 }

@@ -18,6 +18,9 @@ use crate::trace;
 use std::task::Waker;
 use std::time::Duration;
 
+/// How many holders are named in a warning.
+const NAMED: usize = 16;
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Knot(Mutex<Option<Tied>>);
@@ -140,7 +143,7 @@ impl Service {
         let limit = self.rules.knot_limit;
         let until = limit.map(|limit| since.saturating_add(limit.max(self.rules.knot_grace)));
         if self.knot.tell() {
-            trace::knotted(&self.shortfall(&head.demand));
+            trace::knotted(&self.shortfall(&head.demand), || self.holders());
             if let Some(until) = until.filter(|until| now < *until) {
                 self.knot.set_alarm(self.ring_at(until));
             }
@@ -151,6 +154,19 @@ impl Service {
         self.knot.untie();
         self.fail(head, AllocError::Knotted(self.shortfall(&head.demand)));
         Served::Gone
+    }
+
+    /// Who holds what, the most first: by tag, and where a history is kept, by place.
+    fn holders(&self) -> String {
+        let accounts = self.queue.accounts.iter();
+        let by_tag = accounts.map(|(tag, account)| (tag.to_string(), account.used().current));
+        let by_place = self.engine.held_by_place();
+        let mut holders: Vec<_> = by_tag.chain(by_place).collect();
+        holders.retain(|(_, bytes)| *bytes > 0);
+        holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        let most = holders.iter().take(NAMED);
+        let lines = most.map(|(holder, bytes)| format!("{holder}: {bytes} bytes"));
+        lines.collect::<Vec<_>>().join("; ")
     }
 
     pub(super) fn ring_at(&self, at: Duration) -> Alarm {

@@ -8,6 +8,7 @@
 //! that is held was let go; what hangs still, and a context that is broken, end the run.
 
 use crate::gpu::{self, Gpu, text_of};
+use crate::soak;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::panic::catch_unwind;
 use std::process::ExitCode;
@@ -98,6 +99,11 @@ fn guarded(name: &str, test: fn()) -> Result<(), Failed> {
     Err(failures.join("\n").into())
 }
 
+/// A soak may be asked to take longer than any test has a right to.
+fn patience() -> Duration {
+    PATIENCE.max(soak::duration() * 2)
+}
+
 /// Runs the test to its end, or to the end of patience.
 fn watched(name: &str, test: fn()) -> Result<(), String> {
     let (send, ended) = sync_channel(1);
@@ -108,7 +114,7 @@ fn watched(name: &str, test: fn()) -> Result<(), String> {
         let _ = send.send(result);
     });
     started.expect("a thread for the test");
-    match ended.recv_timeout(PATIENCE) {
+    match ended.recv_timeout(patience()) {
         Ok(result) => result,
         Err(RecvTimeoutError::Disconnected) => Err("the test's thread ended without a word".into()),
         Err(RecvTimeoutError::Timeout) => Err(let_go(name, &ended)),
@@ -117,7 +123,8 @@ fn watched(name: &str, test: fn()) -> Result<(), String> {
 
 fn let_go(name: &str, ended: &Receiver<Result<(), String>>) -> String {
     let held = gpu::open_all();
-    let hangs = format!("it hung for {PATIENCE:?}; {held} held streams were let go");
+    let patience = patience();
+    let hangs = format!("it hung for {patience:?}; {held} held streams were let go");
     match ended.recv_timeout(GRACE) {
         Ok(Ok(())) => format!("{hangs}; then it came to its end"),
         Ok(Err(text)) => format!("{hangs}; then it failed: {text}"),

@@ -19,7 +19,8 @@ const LARGEST_BITS: u32 = 26;
 /// Seconds, of each kind of memory; other than the default if so.
 const SECONDS: &str = "WEIRPOOL_SOAK_SECONDS";
 
-fn duration() -> Duration {
+/// How long the soak runs on each kind of memory.
+pub(crate) fn duration() -> Duration {
     let seconds = std::env::var(SECONDS).map_or(6, |text| text.parse().expect("seconds"));
     Duration::from_secs(seconds)
 }

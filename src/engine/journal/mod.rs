@@ -261,6 +261,18 @@ impl Engine {
         self.write_down(|| HistoryEvent::OutOfMemory { stream, shortfall });
     }
 
+    /// Bytes of live blocks by the place that allocated them, where a history is kept.
+    pub(crate) fn held_by_place(&self) -> Vec<(String, u64)> {
+        let live = self.journal.as_ref().map(Journal::live).unwrap_or_default();
+        let mut held = BTreeMap::<Site, u64>::new();
+        for block in live.into_values() {
+            *held.entry(block.origin.site).or_default() += block.size;
+        }
+        let held = held.into_iter();
+        held.map(|(site, bytes)| (site.to_string(), bytes))
+            .collect()
+    }
+
     /// Whether a history is kept.
     pub(crate) fn has_journal(&self) -> bool {
         self.journal.is_some()
