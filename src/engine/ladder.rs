@@ -1,7 +1,7 @@
 //! The reuse ladder: where memory for an allocation comes from, cheapest first.
 
 use super::patience::{Expected, Patience};
-use super::{Engine, HistoryEvent, tally};
+use super::{Engine, HistoryEvent, Rung, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, Use};
@@ -10,55 +10,6 @@ use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, HoardId, Reque
 use crate::sync::Arc;
 use crate::trace;
 use std::cell::Cell;
-
-/// Where a grant came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize, serde::Deserialize),
-    serde(rename_all = "snake_case")
-)]
-#[non_exhaustive]
-pub enum Rung {
-    /// The stream's own lane: no device call, no shared cache line written.
-    Lane,
-    /// Memory that any stream could have had.
-    Free,
-    /// Memory that the same stream freed, from the ledger.
-    SameStream,
-    /// Memory of other streams that this one comes after, by events that it waited for.
-    Ordered,
-    /// Pieces of the ledger joined, or memory mapped elsewhere, or taken from the device.
-    Grown,
-    /// Memory pending on another stream, behind a wait on the device.
-    DeviceWait,
-}
-
-impl Rung {
-    pub(crate) const COUNT: usize = 6;
-
-    /// All rungs, from the cheapest up.
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::Lane,
-        Self::Free,
-        Self::SameStream,
-        Self::Ordered,
-        Self::Grown,
-        Self::DeviceWait,
-    ];
-
-    /// Its name in figures.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Lane => "lane",
-            Self::Free => "free",
-            Self::SameStream => "same_stream",
-            Self::Ordered => "ordered",
-            Self::Grown => "grown",
-            Self::DeviceWait => "device_wait",
-        }
-    }
-}
 
 /// How far an allocation may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,25 +181,12 @@ impl Engine {
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<(Lent, Fences), Refusal> {
-        if let Some(error) = self.fault() {
-            return Err(error.into());
-        }
+        let climb = Climb::new(self, lane, request, effort, self.what_counts(lane))?;
         if !self.settings.is_pooled {
             let lent = self.allocate_unpooled(lane, request, effort)?;
             return Ok((lent, Fences::default()));
         }
-        Climb {
-            engine: self,
-            lane,
-            request,
-            effort,
-            patience,
-            is_for_everybody: false,
-            after: self.what_counts(lane),
-            was_refused: Cell::new(false),
-            fences: Cell::default(),
-        }
-        .climb()
+        Climb { patience, ..climb }.climb()
     }
 
     /// What a hoard has for the lane's stream, if anything.
@@ -261,22 +199,9 @@ impl Engine {
         hoard: HoardId,
         request: Request,
     ) -> Result<Option<Lent>, Refusal> {
-        if let Some(error) = self.fault() {
-            return Err(error.into());
-        }
-        Climb {
-            engine: self,
-            lane,
-            request,
-            effort: Effort::Immediate,
-            patience: Patience::None,
-            is_for_everybody: false,
-            // What belongs to one holder is not a matter of policy.
-            after: lane.timeline.clock(),
-            was_refused: Cell::new(false),
-            fences: Cell::default(),
-        }
-        .in_hoard(hoard)
+        // What belongs to one holder is not a matter of policy.
+        let after = lane.timeline.clock();
+        Climb::new(self, lane, request, Effort::Immediate, after)?.in_hoard(hoard)
     }
 
     /// The same, for memory that is complete on every stream.
@@ -290,19 +215,12 @@ impl Engine {
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<(Lent, Fences), Refusal> {
-        if let Some(error) = self.fault() {
-            return Err(error.into());
-        }
+        let climb = Climb::new(self, lane, request, effort, Clock::default())?;
+        let is_for_everybody = true;
         Climb {
-            engine: self,
-            lane,
-            request,
-            effort,
             patience,
-            is_for_everybody: true,
-            after: Clock::default(),
-            was_refused: Cell::new(false),
-            fences: Cell::default(),
+            is_for_everybody,
+            ..climb
         }
         .climb()
     }
@@ -313,6 +231,35 @@ impl Engine {
         } else {
             Clock::default()
         }
+    }
+}
+
+impl<'a> Climb<'a> {
+    /// One without patience, for a stream that comes after those points.
+    ///
+    /// # Errors
+    /// The sticky error that ended the pool, if one did.
+    fn new(
+        engine: &'a Engine,
+        lane: &'a Arc<Lane>,
+        request: Request,
+        effort: Effort,
+        after: Clock,
+    ) -> Result<Self, Refusal> {
+        if let Some(error) = engine.fault() {
+            return Err(error.into());
+        }
+        Ok(Self {
+            engine,
+            lane,
+            request,
+            effort,
+            patience: Patience::None,
+            is_for_everybody: false,
+            after,
+            was_refused: Cell::new(false),
+            fences: Cell::default(),
+        })
     }
 }
 

@@ -7,6 +7,7 @@
 //! | file | about |
 //! |---|---|
 //! | `ladder` | where memory comes from, rung by rung |
+//! | `rung` | the rungs by their names |
 //! | `many` | several grants, all or none |
 //! | `hoard` | memory set aside for one holder |
 //! | `unpooled` | the same where nothing is pooled |
@@ -42,6 +43,7 @@ mod patience;
 mod pressure;
 mod release;
 mod resize;
+mod rung;
 mod survey;
 mod tally;
 mod unpooled;
@@ -54,12 +56,12 @@ pub(crate) use fill::Fills;
 pub(crate) use harvest::Watches;
 pub use journal::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, Site};
 pub(crate) use journal::{Extent, Pages};
-pub use ladder::Rung;
 pub(crate) use ladder::{Effort, Lent, Refusal};
 pub use lookup::{BlockInfo, BlockState};
 pub(crate) use many::{Loans, Part, Parts};
 pub(crate) use patience::{Expected, Patience};
 pub(crate) use pressure::MakeWay;
+pub use rung::Rung;
 pub use survey::SegmentInfo;
 pub(crate) use survey::Survey;
 pub(crate) use tally::Tally;

@@ -1,8 +1,9 @@
 //! Pressure: the device refuses memory that the pool may have, since others have it.
 //!
 //! Other pools of this process that keep free memory of the same device give way: they release as much as
-//! is needed, unless somebody waits for it there, or all of them together have not enough. Other processes cannot be asked, nor can they tell
-//! when they let go: while a request waits and the device refuses, it is asked again now and then.
+//! is needed, unless somebody waits for it there, or all of them together have not enough. Other processes
+//! cannot be asked, nor can they tell when they let go: while a request waits and the device refuses, it is
+//! asked again now and then.
 
 use super::Engine;
 use crate::sync::{Ordering, SharedFlag};

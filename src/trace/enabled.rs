@@ -74,68 +74,34 @@ pub(crate) fn freed(stream: StreamId, bytes: u64, address: u64) {
     tell!(TRACE, stream = %stream, bytes, address, "freed");
 }
 
+/// An event with all figures of a shortfall.
+macro_rules! tell_shortfall {
+    ($level:ident, $shortfall:expr, $($content:tt)+) => {{
+        let shortfall: &Shortfall = $shortfall;
+        tell!(
+            $level,
+            requested = shortfall.requested,
+            free = shortfall.free,
+            largest_free = shortfall.largest_free,
+            pending = shortfall.pending,
+            used = shortfall.used,
+            reserved = shortfall.reserved,
+            capacity = shortfall.capacity,
+            waiting = shortfall.waiting,
+            tag = shortfall.tag.map(|tag| tag.tag.name()),
+            fragmentation = shortfall.fragmentation(),
+            $($content)+
+        )
+    }};
+}
+
 pub(crate) fn exhausted(shortfall: &Shortfall) {
-    let Shortfall {
-        requested,
-        free,
-        largest_free,
-        pending,
-        used,
-        reserved,
-        capacity,
-        waiting,
-        tag,
-    } = *shortfall;
-    let tag = tag.map(|tag| tag.tag.name());
-    tell!(
-        INFO,
-        requested,
-        free,
-        largest_free,
-        pending,
-        used,
-        reserved,
-        capacity,
-        waiting,
-        tag,
-        fragmentation = shortfall.fragmentation(),
-        "exhausted"
-    );
+    tell_shortfall!(INFO, shortfall, "exhausted");
 }
 
 /// Nobody who waits can be served, and nothing is on its way back.
 pub(crate) fn knotted(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
-    if !tracing::enabled!(target: TARGET, tracing::Level::WARN) {
-        return;
-    }
-    let holders = holders();
-    let Shortfall {
-        requested,
-        free,
-        largest_free,
-        pending,
-        used,
-        reserved,
-        capacity,
-        waiting,
-        tag,
-    } = *shortfall;
-    let tag = tag.map(|tag| tag.tag.name());
-    tell!(
-        WARN,
-        requested,
-        free,
-        largest_free,
-        pending,
-        used,
-        reserved,
-        capacity,
-        waiting,
-        tag,
-        fragmentation = shortfall.fragmentation(),
-        holders,
-        "knotted"
-    );
+    tell_shortfall!(WARN, shortfall, holders = holders(), "knotted");
 }
 
 /// The pressure hook could not do what it was asked to.

@@ -117,7 +117,8 @@ impl Reserved {
         }
     }
 
-    /// What was lent is freed, or was not lent after all. The books of the ledger see to the memory; this is what the tag has.
+    /// What was lent is freed, or was not lent after all. The books of the ledger see to the memory; this is
+    /// what the tag has.
     pub(crate) fn note_freed(&self, bytes: u64) {
         let unused = {
             let mut book = self.book.lock();
