@@ -1,12 +1,13 @@
 //! The reuse ladder: where memory for an allocation comes from, cheapest first.
 
+use super::memory::For;
 use super::patience::{Expected, Patience};
 use super::{Engine, HistoryEvent, Rung, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, Use};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
-use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, HoardId, Request, View};
+use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, Plan, Request, View};
 use crate::sync::Arc;
 use crate::trace;
 use std::cell::Cell;
@@ -189,21 +190,6 @@ impl Engine {
         Climb { patience, ..climb }.climb()
     }
 
-    /// What a hoard has for the lane's stream, if anything.
-    ///
-    /// # Errors
-    /// What the device says; the memory is in the hoard again.
-    pub(super) fn climb_in_hoard(
-        &self,
-        lane: &Arc<Lane>,
-        hoard: HoardId,
-        request: Request,
-    ) -> Result<Option<Lent>, Refusal> {
-        // What belongs to one holder is not a matter of policy.
-        let after = lane.timeline.clock();
-        Climb::new(self, lane, request, Effort::Immediate, after)?.in_hoard(hoard)
-    }
-
     /// The same, for memory that is complete on every stream.
     ///
     /// # Errors
@@ -239,7 +225,7 @@ impl<'a> Climb<'a> {
     ///
     /// # Errors
     /// The sticky error that ended the pool, if one did.
-    fn new(
+    pub(super) fn new(
         engine: &'a Engine,
         lane: &'a Arc<Lane>,
         request: Request,
@@ -287,31 +273,7 @@ impl Climb<'_> {
         }
     }
 
-    /// The best of a hoard; of what is complete by now, if nothing else does.
-    fn in_hoard(&self, hoard: HoardId) -> Result<Option<Lent>, Refusal> {
-        if let Some(lent) = self.known_in_hoard(hoard)? {
-            return Ok(Some(lent));
-        }
-        self.engine.seal_lanes()?;
-        self.engine.harvest()?;
-        self.known_in_hoard(hoard)
-    }
-
-    /// The same, behind a wait on the device if need be.
-    fn known_in_hoard(&self, hoard: HoardId) -> Result<Option<Lent>, Refusal> {
-        let may_wait = self.engine.capabilities.device_side_waits && self.lane.takes_waits;
-        let limit = may_wait.then_some(WaitLimit::Unlimited);
-        let taken = self.with_waits(limit, |view| {
-            let mut ledger = self.engine.ledger.lock();
-            ledger.take_from_hoard(hoard, self.request, view)
-        });
-        match taken {
-            Some(grant) => Ok(self.lend_in_order(grant, Rung::Free)?),
-            None => Ok(None),
-        }
-    }
-
-    fn view(&self) -> View<'_> {
+    pub(super) fn view(&self) -> View<'_> {
         View {
             stream: if self.is_for_everybody {
                 NOBODY
@@ -381,7 +343,7 @@ impl Climb<'_> {
     }
 
     /// Whether memory calls may be made here.
-    fn may_call(&self) -> bool {
+    pub(super) fn may_call(&self) -> bool {
         self.engine.may_call(self.effort)
     }
 
@@ -416,7 +378,7 @@ impl Climb<'_> {
         }
     }
 
-    fn may_wait(&self) -> bool {
+    pub(super) fn may_wait(&self) -> bool {
         !self.is_for_everybody
             && self.engine.capabilities.device_side_waits
             && self.lane.takes_waits
@@ -431,7 +393,12 @@ impl Climb<'_> {
         let Some(plan) = plan else {
             return Ok(None);
         };
-        match self.engine.carry_out(plan, self.lane.id) {
+        self.carry_out(plan, For::Stream(self.lane.id))
+    }
+
+    /// Carries a plan out for the stream, or for a hoard. None, if the device has no memory for it.
+    pub(super) fn carry_out(&self, plan: Plan, whom: For) -> Result<Option<Lent>, DeviceError> {
+        match self.engine.carry_out(plan, whom) {
             Ok(Some(grant)) => self.lend_in_order(grant, Rung::Grown),
             Ok(None) => Ok(None),
             Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
@@ -444,7 +411,11 @@ impl Climb<'_> {
     }
 
     /// Looks with a view in which the stream may be made to wait within the limit.
-    fn with_waits<R>(&self, limit: Option<WaitLimit>, look: impl FnOnce(&View<'_>) -> R) -> R {
+    pub(super) fn with_waits<R>(
+        &self,
+        limit: Option<WaitLimit>,
+        look: impl FnOnce(&View<'_>) -> R,
+    ) -> R {
         let Some(limit) = limit else {
             return look(&self.view());
         };
@@ -470,7 +441,11 @@ impl Climb<'_> {
 
     /// Lends a grant once the stream comes after all of its fences, by a wait where it does not yet. There
     /// is none where a stream takes no event or no wait now, being captured: the memory is not to be had.
-    fn lend_in_order(&self, grant: Grant, rung: Rung) -> Result<Option<Lent>, DeviceError> {
+    pub(super) fn lend_in_order(
+        &self,
+        grant: Grant,
+        rung: Rung,
+    ) -> Result<Option<Lent>, DeviceError> {
         match self.order_after(&grant) {
             Ok(true) => Ok(Some(self.lend(grant, Rung::DeviceWait))),
             Ok(false) => Ok(Some(self.lend(grant, rung))),
@@ -500,7 +475,7 @@ impl Climb<'_> {
     }
 
     /// A grant becomes a loan, which remembers behind which point of the stream it is safe.
-    fn lend(&self, grant: Grant, rung: Rung) -> Lent {
+    pub(super) fn lend(&self, grant: Grant, rung: Rung) -> Lent {
         let is_own = |fence: Fence| fence.stream == self.lane.id;
         let (after, rung) = match grant.fences.single() {
             _ if grant.fences.is_empty() => (Ticket::ZERO, rung),

@@ -28,6 +28,18 @@ pub(crate) struct Parts {
     pub(crate) is_for_everybody: bool,
 }
 
+impl Parts {
+    /// Those that are as large begin with a handle: what they are cut into can be mapped elsewhere, then.
+    pub(crate) fn align_to_handles(&mut self, handle_bytes: u64) {
+        let all = plain::Arc::get_mut(&mut self.all).expect("parts that nobody has yet");
+        for part in all {
+            if part.request.bytes >= handle_bytes {
+                part.request.alignment = handle_bytes;
+            }
+        }
+    }
+}
+
 impl Engine {
     /// The ladder for each of the parts, the largest first.
     ///

@@ -40,6 +40,7 @@
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `growth` | how much is taken from the device at a time |
 //! | `hoard` | memory set aside for one holder |
+//! | `exchange` | one piece for many of a hoard |
 //! | `trim` | giving memory back |
 //! | `heuristic`, `coalesce` | when to make one piece of what is free, and how large |
 //! | `lookup` | which block an address is in, and all blocks |
@@ -51,6 +52,7 @@
 mod block;
 pub(crate) mod check;
 mod coalesce;
+mod exchange;
 mod fence;
 mod figures;
 mod growth;
@@ -67,6 +69,7 @@ mod trim;
 mod window;
 
 pub(crate) use block::{BlockId, State};
+pub(crate) use exchange::{Exchange, Exchanged};
 pub(crate) use fence::{Clock, Fence, Fences};
 pub(crate) use figures::{Figures, High};
 pub use growth::GrowBy;

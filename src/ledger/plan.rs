@@ -152,7 +152,7 @@ impl Ledger {
     }
 
     /// Cuts off what the window does not need of a piece; a hole only at handles.
-    fn trim_piece(&mut self, mut id: BlockId, mut start: u64, mut end: u64) -> BlockId {
+    pub(super) fn trim_piece(&mut self, mut id: BlockId, mut start: u64, mut end: u64) -> BlockId {
         if self.blocks[id].state == State::Hole {
             let handle = self.geometry.handle_bytes;
             start = start / handle * handle;
