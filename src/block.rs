@@ -1,7 +1,7 @@
 //! A block of device memory, owned.
 
 use crate::copy::{Download, Upload};
-use crate::device::{Argument, DeviceError};
+use crate::device::{Argument, DeviceAddress, DeviceError};
 use crate::engine::{Lent, Rung, Use};
 use crate::error::{AllocError, CopyError, StreamError};
 use crate::id::Ticket;
@@ -117,8 +117,8 @@ impl Block {
     /// given it is not known to the pool: call [`used_on`](Self::used_on) first, or give it
     /// [`on`](Self::on) instead, which does.
     #[inline]
-    pub fn address(&self) -> u64 {
-        self.lent().address
+    pub fn address(&self) -> DeviceAddress {
+        DeviceAddress::from_bits(self.lent().address)
     }
 
     /// The bytes that may be used: what was requested, rounded up.
@@ -216,7 +216,7 @@ impl Block {
     ) -> Result<Argument<'_>, StreamError> {
         self.used_on(stream)?;
         let bytes = part.end - part.start;
-        Ok(Argument::new(self.address() + part.start, bytes))
+        Ok(Argument::new(self.lent().address + part.start, bytes))
     }
 
     /// Copies `bytes` into the block, `offset` bytes from its beginning, in the order of `stream`. The
@@ -283,7 +283,7 @@ impl Block {
                 size: self.size(),
             });
         }
-        Ok(self.address() + start)
+        Ok(self.lent().address + start)
     }
 
     /// Frees the block in the order of the streams that it was used on, as dropping it does, and gives
@@ -463,7 +463,7 @@ impl Drop for Block {
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block")
-            .field("address", &format_args!("{:#x}", self.address()))
+            .field("address", &self.address())
             .field("size", &self.size())
             .field("stream", &self.registration.lane.id)
             .field("rung", &self.rung())

@@ -2,7 +2,7 @@
 
 use crate::block::{Block, DeallocateError, Deallocation};
 use crate::copy::{Elements, Upload};
-use crate::device::Argument;
+use crate::device::{Argument, DeviceAddress};
 use crate::error::{AllocError, CopyError, StreamError};
 use crate::pool::Pool;
 use crate::stream::Stream;
@@ -100,7 +100,7 @@ impl<T> Buffer<T> {
     }
 
     /// The device address of the first element.
-    pub fn address(&self) -> u64 {
+    pub fn address(&self) -> DeviceAddress {
         self.block.address()
     }
 

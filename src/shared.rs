@@ -3,7 +3,7 @@
 use crate::block::Block;
 use crate::buffer::Buffer;
 use crate::copy::{Download, Upload};
-use crate::device::Argument;
+use crate::device::{Argument, DeviceAddress};
 use crate::error::{CopyError, StreamError};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -48,7 +48,7 @@ impl SharedBlock {
     }
 
     /// The device address of the first byte.
-    pub fn address(&self) -> u64 {
+    pub fn address(&self) -> DeviceAddress {
         self.block.address() + self.start
     }
 
@@ -173,7 +173,7 @@ impl<T> SharedBuffer<T> {
     }
 
     /// The device address of the first element.
-    pub fn address(&self) -> u64 {
+    pub fn address(&self) -> DeviceAddress {
         self.block.address()
     }
 

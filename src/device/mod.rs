@@ -9,6 +9,7 @@
 //! | simulated | [`sim`] | streams as executors over host memory, on a virtual clock |
 //! | CUDA | `cuda` (with the feature of that name) | NVIDIA GPUs, through cudarc |
 
+mod address;
 mod argument;
 mod as_device;
 mod capability;
@@ -31,6 +32,7 @@ use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
 
+pub use address::DeviceAddress;
 pub use argument::Argument;
 pub use as_device::AsDevice;
 pub use capability::{Capabilities, MemoryInfo};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weirpool::Block;
-use weirpool::device::{Device, DeviceStream};
+use weirpool::device::{Device, DeviceAddress, DeviceStream};
 
 /// A device under test, with the work that the suite needs done on it.
 ///
@@ -61,7 +61,7 @@ pub(crate) trait Bench: Clone + Send + Sync + 'static {
 /// A range of device addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
-    pub(crate) address: u64,
+    pub(crate) address: DeviceAddress,
     pub(crate) bytes: u64,
 }
 
