@@ -139,7 +139,7 @@ mod tower;
 mod trace;
 mod wait;
 
-pub use block::{Block, DeallocateError, Deallocation};
+pub use block::{Block, DeallocateError, Deallocation, HostGuard};
 pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};

@@ -100,8 +100,20 @@ impl SharedBlock {
     /// # Errors
     /// As [`Block::on`].
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block
-            .part_on(stream, self.start..self.start + self.bytes)
+        self.block.part_on(stream, self.part())
+    }
+
+    /// As [`Block::read_on`], of this part; what may have been written elsewhere in the block counts, too.
+    ///
+    /// # Errors
+    /// As [`Block::read_on`].
+    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.block.part_read_on(stream, self.part())
+    }
+
+    /// Of the block, in bytes.
+    fn part(&self) -> Range<u64> {
+        self.start..self.start + self.bytes
     }
 
     /// As [`Block::upload`]; `offset` is counted from the beginning of this part.
@@ -209,6 +221,14 @@ impl<T> SharedBuffer<T> {
     /// As [`Block::on`].
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.on(stream)
+    }
+
+    /// As [`SharedBlock::read_on`].
+    ///
+    /// # Errors
+    /// As [`Block::read_on`].
+    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.block.read_on(stream)
     }
 
     /// The handle without its type.

@@ -18,6 +18,7 @@ mod capability;
 pub mod cuda;
 mod error;
 mod host;
+mod host_view;
 mod kind;
 mod pooling;
 mod referee;
@@ -29,6 +30,7 @@ use crate::sync::plain::Arc;
 use std::any::Any;
 use std::fmt;
 use std::panic::Location;
+use std::ptr::NonNull;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -38,6 +40,7 @@ pub use as_device::AsDevice;
 pub use capability::{Capabilities, MemoryInfo};
 pub use error::{DeviceError, DeviceErrorKind};
 pub(crate) use host::Host;
+pub(crate) use host_view::HostView;
 pub use kind::{MemoryKind, MemoryKinds};
 pub use pooling::Pooling;
 pub use referee::Referee;
@@ -139,7 +142,9 @@ pub trait DeviceStream {
 /// - a stream runs what it is given in order, and [`query`](Self::query) answers `true` only when
 ///   all work submitted to the stream before the event's last [`record`](Self::record) is complete;
 /// - work submitted to `stream` after [`wait`](Self::wait) returned starts only after the work that
-///   the awaited record covers.
+///   the awaited record covers;
+/// - what [`host_pointer`](Self::host_pointer) answers is valid, for so many bytes, for as long as the memory
+///   at that address is.
 pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Which device this is.
     fn id(&self) -> DeviceId;
@@ -231,6 +236,18 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When `address` is not one that [`allocate`](Self::allocate) gave for the kind.
     fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError>;
+
+    /// Where in the host's own memory such bytes lie, in memory of a kind that the host
+    /// [sees](MemoryKind::is_seen_by_host). `None`, the default, where they do not lie there, as a simulated
+    /// device's: the host then has them by [`download`](Self::download) and [`upload`](Self::upload) on
+    /// [`RawStream::HOST`].
+    ///
+    /// What is there is the host's to read and write while no work of the device uses it, from the moment at
+    /// which it is seen complete.
+    fn host_pointer(&self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
+        let _ = (address, bytes);
+        None
+    }
 
     // ---- streams and events ----------------------------------------------------------------------
 
