@@ -7,7 +7,7 @@ use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, Use};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
-use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, Plan, Request, View};
+use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, Place, Plan, Request, View};
 use crate::sync::Arc;
 use crate::trace;
 use std::cell::Cell;
@@ -61,6 +61,8 @@ pub(crate) enum Refusal {
     Short(Expected),
     /// Growing would help, and may not be done here.
     NeedsThread,
+    /// Where it is to lie others are; there are so many bytes of addresses, no more.
+    NoRoom(u64),
     /// The device failed.
     Device(DeviceError),
 }
@@ -127,6 +129,8 @@ pub(super) struct Climb<'a> {
     pub(super) request: Request,
     effort: Effort,
     pub(super) patience: Patience<'a>,
+    /// Where it is to lie.
+    place: Place,
     /// The memory must be complete on every stream, not only safe for the lane's.
     is_for_everybody: bool,
     /// What the lane's stream comes after, as far as the policy lets it count.
@@ -165,7 +169,7 @@ impl Engine {
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<Lent, Refusal> {
-        let (lent, _) = self.climb_uncounted(lane, request, effort, patience)?;
+        let (lent, _) = self.climb_uncounted(lane, request, Place::Anywhere, effort, patience)?;
         self.tally.count(lent.rung);
         Ok(lent)
     }
@@ -179,6 +183,7 @@ impl Engine {
         &self,
         lane: &Arc<Lane>,
         request: Request,
+        place: Place,
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<(Lent, Fences), Refusal> {
@@ -187,7 +192,12 @@ impl Engine {
             let lent = self.allocate_unpooled(lane, request, effort)?;
             return Ok((lent, Fences::default()));
         }
-        Climb { patience, ..climb }.climb()
+        Climb {
+            patience,
+            place,
+            ..climb
+        }
+        .climb()
     }
 
     /// The same, for memory that is complete on every stream.
@@ -241,6 +251,7 @@ impl<'a> Climb<'a> {
             request,
             effort,
             patience: Patience::None,
+            place: Place::Anywhere,
             is_for_everybody: false,
             after,
             was_refused: Cell::new(false),
@@ -251,12 +262,26 @@ impl<'a> Climb<'a> {
 
 impl Climb<'_> {
     fn climb(&self) -> Result<(Lent, Fences), Refusal> {
+        self.look_for_room()?;
         for attempt in Attempt::ladder(self.engine.settings.order, self.effort) {
             if let Some(lent) = self.attempt(attempt)? {
                 return Ok((lent, self.fences.take()));
             }
         }
         Err(Refusal::Short(Expected::default()))
+    }
+
+    /// # Errors
+    /// When waiting would not help, since others are there.
+    fn look_for_room(&self) -> Result<(), Refusal> {
+        if self.place == Place::Anywhere {
+            return Ok(());
+        }
+        let ledger = self.engine.ledger.lock();
+        if ledger.is_room(self.request, self.place) {
+            return Ok(());
+        }
+        Err(Refusal::NoRoom(ledger.room(self.place)))
     }
 
     fn attempt(&self, attempt: Attempt) -> Result<Option<Lent>, Refusal> {
@@ -282,6 +307,7 @@ impl Climb<'_> {
             },
             after: &self.after,
             waits: None,
+            place: self.place,
         }
     }
 
