@@ -125,6 +125,8 @@ mod engine;
 mod error;
 pub mod guide;
 mod id;
+#[cfg(feature = "cuda")]
+mod interop;
 mod lane;
 mod ledger;
 mod measure;

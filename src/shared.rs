@@ -2,12 +2,13 @@
 
 use crate::block::Block;
 use crate::buffer::Buffer;
-use crate::copy::{Download, Upload};
+use crate::copy::{Download, Elements, Upload};
 use crate::device::{Argument, DeviceAddress};
 use crate::error::{CopyError, StreamError};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::fmt;
+use std::future::Future;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -55,6 +56,12 @@ impl SharedBlock {
     /// The bytes of this handle's part.
     pub fn size(&self) -> u64 {
         self.bytes
+    }
+
+    /// Its place in the block, in bytes.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn start(&self) -> u64 {
+        self.start
     }
 
     /// The block that this is a part of.
@@ -229,6 +236,32 @@ impl<T> SharedBuffer<T> {
     /// As [`Block::read_on`].
     pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.read_on(stream)
+    }
+
+    /// Copies the elements to the host, as [`Buffer::read`].
+    ///
+    /// # Errors
+    /// As [`Block::download`].
+    ///
+    /// # Cancel safety
+    /// As [`Buffer::read`].
+    #[track_caller]
+    #[must_use = "the elements are had by awaiting it"]
+    pub fn read(
+        &self,
+        stream: &Stream,
+    ) -> impl Future<Output = Result<Vec<T>, CopyError>> + Send + use<T>
+    where
+        T: bytemuck::AnyBitPattern,
+    {
+        let SharedBlock { block, .. } = &self.block;
+        let download = block.read(stream, self.block.part());
+        async move { Ok(Elements::new(download?).await?) }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn shared_block(&self) -> &SharedBlock {
+        &self.block
     }
 
     /// The handle without its type.

@@ -73,11 +73,7 @@ impl Block {
             return Err(StreamError::UnseenByHost);
         }
         let points = self.points_before(Access::Write, None)?;
-        let passage = |point: Point| {
-            let lane = point.registration.lane.clone();
-            Passage::new(service.clone(), lane, point.marker.ticket)
-        };
-        Ok(points.into_iter().map(passage).collect())
+        Ok(points.iter().map(Point::passage).collect())
     }
 }
 

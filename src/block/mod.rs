@@ -14,6 +14,8 @@ mod order;
 
 pub(crate) use further::Access;
 pub use host::HostGuard;
+#[cfg(feature = "cuda")]
+pub(crate) use order::Point;
 
 use crate::device::{DeviceAddress, DeviceError};
 use crate::engine::{Lent, Loans, Rung, Use};

@@ -7,7 +7,7 @@ use crate::error::StreamError;
 use crate::lane::Marker;
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::wait::Registration;
+use crate::wait::{Passage, Registration};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -19,6 +19,13 @@ pub(crate) struct Point {
 }
 
 pub(crate) type Points = SmallVec<[Point; 2]>;
+
+impl Point {
+    pub(crate) fn passage(&self) -> Passage {
+        let Registration { service, lane, .. } = &*self.registration;
+        Passage::new(service.clone(), lane.clone(), self.marker.ticket)
+    }
+}
 
 impl Block {
     /// Says that work of a further stream will use the block: call it before that work is submitted.
@@ -189,6 +196,15 @@ impl Block {
         {
             engine.bring_behind(&further.lane, &registration.lane, &marker)?;
         }
+        self.conclude(further, access)
+    }
+
+    /// Takes note of a use on a stream that comes after the points before it.
+    pub(crate) fn conclude(
+        &self,
+        further: &Arc<Registration>,
+        access: Access,
+    ) -> Result<(), DeviceError> {
         if access == Access::Write {
             let mut extra = self.further.lock();
             extra.iter_mut().for_each(|extra| extra.streams.settle());

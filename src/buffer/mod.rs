@@ -156,6 +156,11 @@ impl<T> Buffer<T> {
         self.block.deallocate_on(stream)
     }
 
+    #[cfg(feature = "cuda")]
+    pub(crate) fn block(&self) -> &Block {
+        &self.block
+    }
+
     /// The block without its type.
     pub fn into_block(self) -> Block {
         self.block

@@ -105,6 +105,12 @@ pub trait DeviceStream {
     /// An owner that keeps the stream usable while it is held.
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync>;
 
+    /// The backend's own object of the stream, for who knows its type: on CUDA, cudarc's. Held for as long as the
+    /// stream is registered. `None`, the default, where there is none.
+    fn native(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
+    }
+
     /// Whether a wait may be inserted into the stream. Where it may not (CUDA's legacy default stream
     /// would hold up all others), the pool never makes it wait for memory on the device.
     fn takes_waits(&self) -> bool {
@@ -263,6 +269,13 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When the stream is unknown or the device broken.
     fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError>;
+
+    /// The backend's own object of a stream that the device made, or of one that can stand for the
+    /// [host](RawStream::HOST): see [`DeviceStream::native`].
+    fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
+        let _ = stream;
+        None
+    }
 
     /// Makes an event (without timing). An event that was never recorded counts as complete.
     ///

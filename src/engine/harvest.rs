@@ -167,23 +167,6 @@ impl Engine {
         Ok(())
     }
 
-    /// The same, unless the stream comes after the point anyway.
-    ///
-    /// # Errors
-    /// As [`order_behind`](Self::order_behind).
-    pub(crate) fn bring_behind(
-        &self,
-        lane: &Lane,
-        donor: &Lane,
-        marker: &Marker,
-    ) -> Result<(), DeviceError> {
-        let is_complete = donor.timeline.completed() >= marker.ticket;
-        if is_complete || lane.timeline.clock().covers(donor.fence(marker.ticket)) {
-            return Ok(());
-        }
-        self.order_behind(lane, marker)
-    }
-
     /// For a point of the host there is nothing to wait for: what is submitted from now on comes after it.
     /// The host itself is not made to wait: it comes after what is complete, and awaits the rest.
     fn submit_wait(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
@@ -199,6 +182,23 @@ impl Engine {
         let reason = "the host is not made to wait for the device: await the event first";
         let kind = DeviceErrorKind::Unsupported;
         Err(DeviceError::new("wait", kind, reason))
+    }
+
+    /// Makes a stream come after a point, unless it does so anyway.
+    ///
+    /// # Errors
+    /// As [`order_behind`](Self::order_behind).
+    pub(crate) fn bring_behind(
+        &self,
+        lane: &Lane,
+        donor: &Lane,
+        marker: &Marker,
+    ) -> Result<(), DeviceError> {
+        let is_complete = donor.timeline.completed() >= marker.ticket;
+        if is_complete || lane.timeline.clock().covers(donor.fence(marker.ticket)) {
+            return Ok(());
+        }
+        self.order_behind(lane, marker)
     }
 
     /// Makes all that was freed count: what lanes keep is taken back, sealed, and asked after.

@@ -70,6 +70,8 @@ mod statistics;
 mod tasks;
 #[path = "../conformance/threads.rs"]
 mod threads;
+#[path = "../conformance/uses.rs"]
+mod uses;
 #[path = "../conformance/waiting.rs"]
 mod waiting;
 
