@@ -79,6 +79,7 @@
 //! |---|---|---|
 //! | `tower` | memory for each request of a service | |
 //! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
+//! | `interop` | blocks as cudarc's slices | what they are given to |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | what is asked of them |

@@ -2,14 +2,15 @@
 
 use super::Buffer;
 use crate::block::HostGuard;
-use crate::copy::{Elements, Upload};
+use crate::copy::{Download, Elements, Upload};
 use crate::error::{CopyError, StreamError};
 use crate::stream::Stream;
 use bytemuck::{AnyBitPattern, NoUninit};
 use std::ops::Range;
 
 impl<T: NoUninit> Buffer<T> {
-    /// Copies elements into the buffer, from the one numbered `at` on; otherwise as [`Block::upload`].
+    /// Copies elements into the buffer, from the one numbered `at` on; otherwise as
+    /// [`Block::upload`](crate::Block::upload).
     ///
     /// ```
     /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
@@ -26,7 +27,7 @@ impl<T: NoUninit> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// As [`Block::upload`]; the range is said in bytes.
+    /// As [`Block::upload`](crate::Block::upload); the range is said in bytes.
     #[track_caller]
     pub fn upload(&self, stream: &Stream, at: usize, elements: &[T]) -> Result<Upload, CopyError> {
         let range = self.bytes_of(at..at.saturating_add(elements.len()))?;
@@ -35,8 +36,8 @@ impl<T: NoUninit> Buffer<T> {
     }
 
     /// Copies elements into the buffer, from its first one on, after all its earlier uses on every stream; later
-    /// uses come after it as after [`Block::write_on`]. The elements are taken, and the copy is on its way, when
-    /// this returns; the future is ready once it is complete.
+    /// uses come after it as after [`Block::write_on`](crate::Block::write_on). The elements are taken, and the
+    /// copy is on its way, when this returns; the future is ready once it is complete.
     ///
     /// ```
     /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
@@ -54,7 +55,7 @@ impl<T: NoUninit> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// As [`Block::upload`]; the range is said in bytes.
+    /// As [`Block::upload`](crate::Block::upload); the range is said in bytes.
     ///
     /// # Cancel safety
     /// Dropping the future stops the waiting and nothing else: the copy takes place all the same.
@@ -65,19 +66,24 @@ impl<T: NoUninit> Buffer<T> {
         stream: &Stream,
         elements: &[T],
     ) -> impl Future<Output = Result<(), CopyError>> + Send + use<T> {
-        let upload = self.bytes_of(0..elements.len());
-        let bytes = bytemuck::cast_slice(elements);
-        let upload = upload.and_then(|range| self.block.write(stream, range.start, bytes));
+        let upload = self.start_write(stream, elements);
         async move { Ok(upload?.await?) }
+    }
+
+    #[track_caller]
+    fn start_write(&mut self, stream: &Stream, elements: &[T]) -> Result<Upload, CopyError> {
+        let range = self.bytes_of(0..elements.len())?;
+        let bytes = bytemuck::cast_slice(elements);
+        self.block.write(stream, range.start, bytes)
     }
 }
 
 impl<T: AnyBitPattern> Buffer<T> {
-    /// Copies the elements of a range to the host; otherwise as [`Block::download`]. See
+    /// Copies the elements of a range to the host; otherwise as [`Block::download`](crate::Block::download). See
     /// [`upload`](Self::upload) for an example.
     ///
     /// # Errors
-    /// As [`Block::download`]; the range is said in bytes.
+    /// As [`Block::download`](crate::Block::download); the range is said in bytes.
     #[track_caller]
     pub fn download(&self, stream: &Stream, range: Range<usize>) -> Result<Elements<T>, CopyError> {
         let range = self.bytes_of(range)?;
@@ -85,11 +91,11 @@ impl<T: AnyBitPattern> Buffer<T> {
     }
 
     /// Copies all elements to the host, after all that may have written them on any stream: see
-    /// [`Block::read_on`], and [`write`](Self::write) for an example. The copy is on its way when this returns;
-    /// the future is ready with the elements.
+    /// [`Block::read_on`](crate::Block::read_on), and [`write`](Self::write) for an example. The copy is on its way
+    /// when this returns; the future is ready with the elements.
     ///
     /// # Errors
-    /// As [`Block::download`].
+    /// As [`Block::download`](crate::Block::download).
     ///
     /// # Cancel safety
     /// Dropping the future stops the waiting; what the copy needs on the host stays until it is complete.
@@ -99,8 +105,7 @@ impl<T: AnyBitPattern> Buffer<T> {
         &self,
         stream: &Stream,
     ) -> impl Future<Output = Result<Vec<T>, CopyError>> + Send + use<T> {
-        let range = self.bytes_of(0..self.len());
-        let download = range.and_then(|range| self.block.read(stream, range));
+        let download = self.start_read(stream, self.len);
         async move { Ok(Elements::new(download?).await?) }
     }
 }
@@ -125,7 +130,7 @@ impl<T: AnyBitPattern + NoUninit> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// As [`Block::download`]; the range is said in bytes.
+    /// As [`Block::download`](crate::Block::download); the range is said in bytes.
     ///
     /// # Cancel safety
     /// The slice is written by a poll of the future, and never by the device: dropped or forgotten, the future
@@ -136,13 +141,12 @@ impl<T: AnyBitPattern + NoUninit> Buffer<T> {
         stream: &Stream,
         into: &'a mut [T],
     ) -> impl Future<Output = Result<(), CopyError>> + Send + use<'a, T> {
-        let range = self.bytes_of(0..into.len());
-        let download = range.and_then(|range| self.block.read(stream, range));
+        let download = self.start_read(stream, into.len());
         let into: &'a mut [u8] = bytemuck::cast_slice_mut(into);
         async move { Ok(download?.copy_to(into).await?) }
     }
 
-    /// The elements, for the host to read and write where they lie: as [`Block::host`].
+    /// The elements, for the host to read and write where they lie: as [`Block::host`](crate::Block::host).
     ///
     /// ```
     /// # use weirpool::{Buffer, Pool, Upstream, device::sim::SimDevice};
@@ -161,10 +165,10 @@ impl<T: AnyBitPattern + NoUninit> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// As [`Block::host`].
+    /// As [`Block::host`](crate::Block::host).
     ///
     /// # Cancel safety
-    /// As [`Block::host`].
+    /// As [`Block::host`](crate::Block::host).
     #[track_caller]
     #[must_use = "the elements are had by awaiting it"]
     pub fn host(&mut self) -> impl Future<Output = Result<HostGuard<'_, T>, StreamError>> + Send {
@@ -174,6 +178,12 @@ impl<T: AnyBitPattern + NoUninit> Buffer<T> {
 }
 
 impl<T> Buffer<T> {
+    #[track_caller]
+    fn start_read(&self, stream: &Stream, count: usize) -> Result<Download, CopyError> {
+        let range = self.bytes_of(0..count)?;
+        self.block.read(stream, range)
+    }
+
     /// A range of elements, in bytes. (The block may be larger than the elements.)
     pub(crate) fn bytes_of(&self, range: Range<usize>) -> Result<Range<u64>, CopyError> {
         let bytes = |count: usize| (count as u64).saturating_mul(size_of::<T>() as u64);

@@ -14,7 +14,7 @@ impl Native {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Roll;
+pub(crate) struct Roll(());
 
 impl Roll {
     pub(super) fn enter(&self, _: &Arc<Registration>) {}
