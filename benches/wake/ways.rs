@@ -136,6 +136,7 @@ impl Way for BlockingSync {
     fn begin<'a>(&'a self, stream: &'a Stream) -> Waiting<'a> {
         let marker = Marker::record(stream, CUevent_flags::CU_EVENT_BLOCKING_SYNC);
         Box::new(move || {
+            let marker = marker;
             // SAFETY: the event lives as long as the marker.
             unsafe { checked(sys::cuEventSynchronize(marker.0)) };
             now()
