@@ -7,9 +7,9 @@ use std::ops::Add;
 ///
 /// It is no number, so that it is not given to a kernel by accident: work that uses a block is told of with
 /// [`Block::on`](crate::Block::on), which makes an argument of it.
-#[cfg_attr(feature = "cuda", doc = "")]
+///
 #[cfg_attr(feature = "cuda", doc = "```compile_fail,E0277")]
-#[cfg_attr(not(feature = "cuda"), doc = "\n```ignore")]
+#[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
 /// # use cudarc::driver::{CudaFunction, CudaStream, PushKernelArg};
 /// # fn launch(block: weirpool::Block, work: &CudaStream, kernel: &CudaFunction) {
 /// let address = block.address();
