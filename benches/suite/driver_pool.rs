@@ -8,7 +8,10 @@ use cudarc::driver::{CudaStream, DriverError};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use weirpool::Pool;
+
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A pool of the driver's that keeps what it has: its release threshold is the largest.
 ///
@@ -116,13 +119,20 @@ impl Contender for DriverPool<'_> {
 
 impl Awaited for DriverPool<'_> {
     /// Asks until there is memory: there is nothing to await.
+    ///
+    /// # Panics
+    /// When there is none for longer than any work takes.
     async fn granted(&self, line: &Line<Arc<CudaStream>>, bytes: u64) -> (CUdeviceptr, u64) {
-        let mut refused = 0;
+        let (mut refused, start) = (0, Instant::now());
         loop {
             match self.allocate(line, bytes) {
                 Some(address) => return (address, refused),
                 None => refused += 1,
             }
+            assert!(
+                start.elapsed() < PATIENCE,
+                "the driver's pool has no memory"
+            );
             std::thread::yield_now();
         }
     }

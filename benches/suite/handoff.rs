@@ -14,7 +14,7 @@ pub(crate) const STREAMS: usize = 8;
 
 pub(crate) const BYTES: u64 = 8 << 20;
 
-pub(crate) const ITERATIONS: usize = 2000;
+const ITERATIONS: usize = 2000;
 
 pub(crate) const KERNELS: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(200)];
 
@@ -59,30 +59,21 @@ fn plenty<G: Ground>(ground: &G, effort: Effort, kernel: Duration) -> Vec<Row> {
         reserved(Who::Weirpool, pooled.reserved()),
         reserved(Who::Driver, driver.as_ref().and_then(Contender::reserved)),
     ];
-    let micros = kernel.as_micros();
-    let label = format!("handoff of 8 MiB, 8 streams, {micros} us kernels");
-    let ideal = kernel.as_nanos() as usize / STREAMS;
-    let rows = vec![
-        Row::new(
-            format!("{label}: host, a pair"),
-            TIME,
-            results.figures(|turn| turn.host),
-        )
-        .beside(format!("handoff {micros} host")),
-        Row::new(
-            format!("{label}: wall, an iteration (ideal {ideal})"),
-            TIME,
-            results.figures(|turn| turn.wall),
-        )
-        .beside(format!("handoff {micros} wall")),
-        Row::new(
-            format!("{label}: reserved"),
-            MEMORY,
-            memory.into_iter().flatten().collect(),
-        )
-        .beside(format!("handoff {micros} reserved")),
-    ];
-    rows
+    let memory = memory.into_iter().flatten().collect();
+    let (micros, ideal) = (kernel.as_micros(), kernel.as_nanos() as usize / STREAMS);
+    let (host, wall) = (
+        results.figures(|turn| turn.host),
+        results.figures(|turn| turn.wall),
+    );
+    let named = |figure: &str| format!("handoff, 8 streams, {micros} us kernels: {figure}");
+    let row = |label: String, unit, figures, figure: &str| {
+        Row::new(named(&label), unit, figures).beside(format!("handoff {micros} {figure}"))
+    };
+    vec![
+        row("host".to_owned(), TIME, host, "host"),
+        row(format!("wall ({ideal} ideal)"), TIME, wall, "wall"),
+        row("reserved".to_owned(), MEMORY, memory, "reserved"),
+    ]
 }
 
 /// Nanoseconds.

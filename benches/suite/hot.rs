@@ -26,7 +26,7 @@ pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
             race.enter(Who::Driver, turns(driver, size, span));
         }
         let figures = race.run(effort.rounds).figures(|took| *took);
-        let label = format!("hot pair, {}, `try_allocate` + drop", bytes(size));
+        let label = format!("hot pair, {}: `try_allocate`", bytes(size));
         rows.push(Row::new(label, PAIR, figures).beside(format!("hot {size}")));
     }
     for size in SIZES {
@@ -35,7 +35,7 @@ pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
         race.enter(Who::Weirpool, turns(&polled, size, span));
         race.enter(Who::Floor, turns(&Lanes, size, span));
         let figures = race.run(effort.rounds).figures(|took| *took);
-        let label = format!("hot pair, {}, `allocate().await` + drop", bytes(size));
+        let label = format!("hot pair, {}: `allocate().await`", bytes(size));
         rows.push(Row::new(label, PAIR, figures));
     }
     let mut race = Race::new();

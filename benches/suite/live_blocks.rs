@@ -37,8 +37,8 @@ impl Case {
 
     fn label(self) -> &'static str {
         match self {
-            Self::Ledger => "one stream, all through the ledger",
-            Self::Lanes => "64 streams, with lanes",
+            Self::Ledger => "ledger only",
+            Self::Lanes => "64 streams",
         }
     }
 
@@ -66,7 +66,7 @@ pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
         rows.extend([slower, books]);
     }
     let handle = Spread::exactly(size_of::<Block>() as f64);
-    let label = "for scale: a `Block`, which its owner keeps";
+    let label = "for scale: a `Block`, in its owner's hands";
     rows.push(Row::new(label, BYTES, vec![(Who::Weirpool, handle)]));
     rows
 }
@@ -86,10 +86,10 @@ fn turned<G: Ground>(ground: &G, case: Case, count: usize, effort: Effort) -> (R
         race.enter(Who::Driver, || others.turn(span));
     }
     let figures = race.run(effort.rounds).figures(|took| *took);
-    let label = format!("{count} live, {}", case.label());
+    let label = format!("{count} live blocks, {}", case.label());
     let took = Row::new(&label, PAIR, figures);
     let books = vec![(Who::Weirpool, Spread::exactly(books))];
-    let label = format!("{label}: heap of the pool for each");
+    let label = format!("{label}: books for each");
     (took, Row::new(label, BYTES, books))
 }
 

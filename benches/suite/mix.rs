@@ -22,12 +22,12 @@ const OPERATIONS: usize = 20_000;
 
 /// What lives at most.
 #[derive(Clone, Copy, Debug)]
-struct Bounds {
-    bytes: u64,
-    blocks: usize,
+pub(crate) struct Bounds {
+    pub(crate) bytes: u64,
+    pub(crate) blocks: usize,
 }
 
-const WHOLE: Bounds = Bounds {
+pub(crate) const WHOLE: Bounds = Bounds {
     bytes: 2 << 30,
     blocks: 256,
 };
@@ -76,16 +76,16 @@ fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
     if let Some(player) = &players.1 {
         note(Who::Driver, player.told());
     }
-    let mix = "mix of 512 B to 64 MiB, at most 256 live";
+    let mix = "mix, 512 B to 64 MiB, 256 live";
     vec![
         Row::new(mix, OPERATION, took).beside("mix time"),
-        Row::new(format!("{mix}: reserved over live, peaks"), MEMORY, memory).beside("mix memory"),
+        Row::new(format!("{mix}: reserved over live"), MEMORY, memory).beside("mix memory"),
         Row::new(format!("{mix}: failures"), FAILURES, failed),
     ]
 }
 
 /// Plays with one contender on one stream, and keeps the score.
-struct Player<'a, C: Contender> {
+pub(crate) struct Player<'a, C: Contender> {
     contender: &'a C,
     stream: C::Stream,
     turns: u64,
@@ -94,7 +94,7 @@ struct Player<'a, C: Contender> {
 }
 
 impl<'a, C: Contender> Player<'a, C> {
-    fn new(contender: &'a C) -> Self {
+    pub(crate) fn new(contender: &'a C) -> Self {
         contender.enter();
         Self {
             contender,
@@ -106,7 +106,7 @@ impl<'a, C: Contender> Player<'a, C> {
     }
 
     /// The same steps as those of every other player in its turn of that number: nanoseconds each.
-    fn turn(&mut self, operations: usize) -> f64 {
+    pub(crate) fn turn(&mut self, operations: usize) -> f64 {
         self.turns += 1;
         let steps = steps(operations, self.turns);
         let start = Instant::now();
@@ -136,7 +136,7 @@ fn rate<G: Ground>(ground: &G, effort: Effort, threads: usize) -> Row {
         race.enter(Who::Driver, turns(driver, threads, operations));
     }
     let figures = race.run(effort.rounds).figures(|rate| *rate);
-    let label = format!("mix, {}, each with 1/16 of the bounds", counted(threads));
+    let label = format!("mix, {}", counted(threads));
     Row::new(label, RATE, figures)
 }
 
@@ -173,7 +173,7 @@ fn memory_of_many<G: Ground>(ground: &G, effort: Effort) -> Row {
     let operations = effort.of(OPERATIONS);
     let mut figures = vec![(Who::Weirpool, held(&pooled, operations))];
     figures.extend(driver.map(|driver| (Who::Driver, held(&driver, operations))));
-    let label = "mix, 16 threads: reserved over live, peaks";
+    let label = "mix, 16 threads: reserved over live";
     let figures = figures.into_iter();
     let figures = figures.map(|(who, ratio)| (who, Spread::exactly(ratio)));
     Row::new(label, MEMORY, figures.collect())

@@ -35,7 +35,7 @@ pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
     let mut rows: Vec<_> = THREADS
         .iter()
         .map(|&threads| {
-            let label = format!("{}, a stream each, 1 KiB to 2 MiB", counted(threads));
+            let label = format!("{}, a stream each", counted(threads));
             let row = Row::new(label, PAIRS, race_of(threads, threads));
             row.beside(format!("scale {threads}"))
         })

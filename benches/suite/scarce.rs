@@ -3,21 +3,25 @@
 //!
 //! What 4 blocks allow follows from the kernels: each block is taken for one of them, or two, at a time. The
 //! floor is the same order made by hand, without a pool: each kernel is submitted behind an event of the one
-//! that had its block before.
+//! that had its block before. The pool is measured with its defaults, and where it may make streams wait on the
+//! device for as long as it takes, as the driver's pool does.
 
 use super::contender::{Awaited, Contender};
 use super::effort::Effort;
 use super::ground::{Ground, Line};
-use super::handoff::{BYTES, ITERATIONS, KERNELS, STREAMS, TIME};
+use super::handoff::{BYTES, KERNELS, STREAMS, TIME};
 use super::pooled::Pooled;
 use super::race::Race;
 use super::row::{Row, Unit, Who};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::Duration;
-use weirpool::Event;
+use weirpool::{Event, WaitLimit};
 
 const BLOCKS: usize = 4;
+
+/// As often for each block, a hundredth of it too.
+const ITERATIONS: usize = 1200;
 
 const FAILURES: Unit = Unit::cost("iterations");
 
@@ -51,107 +55,128 @@ impl Route {
 
     fn label(self) -> &'static str {
         match self {
-            Self::Alone => "memory for 4 blocks",
-            Self::HandedOn => "memory for 4 blocks, from producer to consumer",
+            Self::Alone => "4 blocks",
+            Self::HandedOn => "4 blocks, produced and consumed",
         }
     }
 }
 
 pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
-    let cases = [Route::Alone, Route::HandedOn]
-        .into_iter()
-        .flat_map(|route| KERNELS.map(|kernel| (route, kernel)));
-    cases
-        .flat_map(|(route, kernel)| compared(ground, effort, route, kernel))
-        .collect()
+    let mut rows = Vec::new();
+    for route in [Route::Alone, Route::HandedOn] {
+        for kernel in KERNELS {
+            for limit in [WaitLimit::Tail, WaitLimit::Unlimited] {
+                let case = Case {
+                    route,
+                    kernel,
+                    limit,
+                };
+                rows.extend(case.compared(ground, effort));
+            }
+        }
+    }
+    rows
 }
 
-fn compared<G: Ground>(ground: &G, effort: Effort, route: Route, kernel: Duration) -> [Row; 2] {
-    let memory = BLOCKS as u64 * BYTES;
-    let pooled = Pooled::with(ground, |builder| builder.capacity(memory));
-    let driver = ground.driver(Some(memory));
-    let by_hand = ByHand::new(ground);
-    let iterations = effort.of(ITERATIONS);
-    let mut race = Race::new();
-    race.enter(
-        Who::Weirpool,
-        turns(ground, &pooled, route, kernel, iterations),
-    );
-    race.enter(
-        Who::Floor,
-        turns(ground, &by_hand, route, kernel, iterations),
-    );
-    if let Some(driver) = &driver {
-        race.enter(
-            Who::Driver,
-            turns(ground, driver, route, kernel, iterations),
-        );
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    route: Route,
+    kernel: Duration,
+    limit: WaitLimit,
+}
+
+impl Case {
+    fn compared<G: Ground>(self, ground: &G, effort: Effort) -> [Row; 2] {
+        let memory = BLOCKS as u64 * BYTES;
+        let pooled = Pooled::with(ground, |builder| {
+            builder.capacity(memory).wait_limit(self.limit)
+        });
+        let (by_hand, driver) = (ByHand::new(ground), ground.driver(Some(memory)));
+        let iterations = effort.of(ITERATIONS);
+        let mut race = Race::new();
+        race.enter(Who::Weirpool, self.turns(ground, &pooled, iterations));
+        race.enter(Who::Floor, self.turns(ground, &by_hand, iterations));
+        if let Some(driver) = &driver {
+            race.enter(Who::Driver, self.turns(ground, driver, iterations));
+        }
+        let results = race.run(effort.rounds);
+        let mut failures = results.figures(|turn| turn.failures as f64);
+        failures.retain(|(who, _)| *who != Who::Floor);
+        let allowed = (self.kernel * self.route.kernels()).as_nanos() as usize / BLOCKS;
+        let label = self.label(ground.is_virtual());
+        let wall = format!("{label}: wall ({allowed} allowed)");
+        let refused = format!("{label}: refused of {iterations}");
+        [
+            Row::new(wall, TIME, results.figures(|turn| turn.wall)),
+            Row::new(refused, FAILURES, failures),
+        ]
     }
-    let results = race.run(effort.rounds);
-    let clock = if ground.is_virtual() {
-        "in virtual time, "
-    } else {
-        ""
-    };
-    let label = format!("handoff, {clock}{}, {kernel:?} kernels", route.label());
-    let allowed = (kernel * route.kernels()).as_nanos() as usize / BLOCKS;
-    let wall = format!("{label}: wall, an iteration (allowed {allowed})");
-    let mut failures = results.figures(|turn| turn.failures as f64);
-    failures.retain(|(who, _)| *who != Who::Floor);
-    [
-        Row::new(wall, TIME, results.figures(|turn| turn.wall)),
-        Row::new(
-            format!("{label}: refused, of {iterations}"),
-            FAILURES,
-            failures,
-        ),
-    ]
+
+    fn label(self, is_virtual: bool) -> String {
+        let limit = match self.limit {
+            WaitLimit::Tail => "",
+            WaitLimit::Unlimited => ", unlimited waits on the device",
+        };
+        let clock = if is_virtual { ", virtual time" } else { "" };
+        let kernel = self.kernel.as_micros();
+        let route = self.route.label();
+        format!("{route}, {kernel} us kernels{limit}{clock}")
+    }
+
+    fn turns<'a, G: Ground, C: Awaited<Stream = Line<G::Work>>>(
+        self,
+        ground: &'a G,
+        contender: &'a C,
+        iterations: usize,
+    ) -> impl FnMut() -> Turn + 'a {
+        contender.enter();
+        let lines: Vec<_> = (0..STREAMS).map(|_| contender.stream()).collect();
+        let device = ground.device();
+        move || {
+            let start = device.now();
+            let all = self.iterations(ground, contender, &lines, iterations);
+            let failures = ground.run(all);
+            ground.finish(&lines);
+            let took = device.now() - start;
+            Turn {
+                wall: took.as_nanos() as f64 / iterations as f64,
+                failures,
+            }
+        }
+    }
+
+    /// How many of the iterations were refused memory, however often.
+    async fn iterations<G: Ground, C: Awaited<Stream = Line<G::Work>>>(
+        self,
+        ground: &G,
+        contender: &C,
+        lines: &[Line<G::Work>],
+        iterations: usize,
+    ) -> u64 {
+        let mut failures = 0;
+        for iteration in 0..iterations {
+            let (producer, consumer) = self.route.streams(iteration);
+            let (own, last) = (&lines[producer], &lines[consumer]);
+            let (block, refused) = contender.granted(own, BYTES).await;
+            failures += u64::from(refused > 0);
+            ground.spend(&own.work, self.kernel);
+            if self.route == Route::HandedOn {
+                let written = own.stream.event().expect("an event");
+                last.stream.wait(&written).expect("an order");
+                contender.used_on(&block, last);
+                ground.spend(&last.work, self.kernel);
+            }
+            contender.free(block, last);
+        }
+        failures
+    }
 }
 
 struct Turn {
     /// Nanoseconds for an iteration, on the device's clock.
     wall: f64,
-    /// Iterations that were refused memory, however often.
     failures: u64,
-}
-
-fn turns<'a, G: Ground, C: Awaited<Stream = Line<G::Work>>>(
-    ground: &'a G,
-    contender: &'a C,
-    route: Route,
-    kernel: Duration,
-    iterations: usize,
-) -> impl FnMut() -> Turn + 'a {
-    contender.enter();
-    let lines: Vec<_> = (0..STREAMS).map(|_| contender.stream()).collect();
-    let device = ground.device();
-    move || {
-        let start = device.now();
-        let failures = ground.run(async {
-            let mut failures = 0;
-            for iteration in 0..iterations {
-                let (producer, consumer) = route.streams(iteration);
-                let (own, last) = (&lines[producer], &lines[consumer]);
-                let (block, refused) = contender.granted(own, BYTES).await;
-                failures += u64::from(refused > 0);
-                ground.spend(&own.work, kernel);
-                if route == Route::HandedOn {
-                    let written = own.stream.event().expect("an event");
-                    last.stream.wait(&written).expect("an order");
-                    contender.used_on(&block, last);
-                    ground.spend(&last.work, kernel);
-                }
-                contender.free(block, last);
-            }
-            failures
-        });
-        ground.finish(&lines);
-        let took = device.now() - start;
-        Turn {
-            wall: took.as_nanos() as f64 / iterations as f64,
-            failures,
-        }
-    }
 }
 
 /// No memory, and the order in which there would be some.

@@ -49,6 +49,9 @@ fn peers_have_columns_where_they_have_figures() {
 
 #[test]
 fn what_there_is_none_of_is_a_dash() {
-    let table = table(&[row(Unit::cost("ns"), &[(Who::Floor, 4.25)])], Shown::default());
+    let table = table(
+        &[row(Unit::cost("ns"), &[(Who::Floor, 4.25)])],
+        Shown::default(),
+    );
     assert_eq!(cells(&table)[1], ["hot (ns)", "–", "4.25", "–"]);
 }
