@@ -1,7 +1,8 @@
 //! The blocks: a slab of nodes, linked in address order within their segment.
 
-use super::fence::Fences;
+use super::fence::{Fence, Fences};
 use super::hoard::HoardId;
+use super::index::Filed;
 use crate::id::StreamId;
 
 /// A block of the ledger. Reused once the block is merged away, so only who holds the block may
@@ -73,6 +74,16 @@ impl Block {
     pub(crate) fn end(&self) -> u64 {
         self.address + self.bytes
     }
+
+    /// As it is filed, being pending for these.
+    pub(super) fn filed(&self, id: BlockId, fences: &Fences) -> Filed {
+        Filed {
+            id,
+            bytes: self.bytes,
+            address: self.address,
+            is_alone: fences.single().is_some(),
+        }
+    }
 }
 
 /// All blocks of a ledger.
@@ -99,6 +110,14 @@ impl Blocks {
 
     pub(crate) fn get(&self, id: BlockId) -> Option<&Block> {
         self.nodes.get(id.0 as usize)?.as_ref()
+    }
+
+    /// Whether a block is there, and waits for that very point.
+    pub(super) fn is_waiting(&self, id: BlockId, fence: Fence) -> bool {
+        self.get(id).is_some_and(|block| match &block.state {
+            State::Pending(fences) => fences.of(fence.stream) == fence.ticket,
+            _ => false,
+        })
     }
 
     pub(crate) fn remove(&mut self, id: BlockId) -> Block {

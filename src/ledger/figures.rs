@@ -89,10 +89,9 @@ impl Ledger {
             .count()
     }
 
-    /// Bytes that wait for a stream, alone or with others; in time that grows with their blocks.
+    /// Bytes that wait for a stream, alone or with others.
     pub(crate) fn pending_on(&self, stream: StreamId) -> u64 {
-        let waiting = self.pending.waiting_for(stream);
-        waiting.map(|id| self.blocks[id].bytes).sum()
+        self.pending.bytes_waiting_for(stream)
     }
 
     /// Sets a high-water mark to the present figure.

@@ -264,7 +264,7 @@ impl Ledger {
 
     fn best_fit(&self, request: Request, view: &View<'_>) -> Option<BlockId> {
         let fits = |id: &BlockId| self.placement(*id, request).is_some();
-        let mut best = self.free.at_least(request.bytes).find(|(_, id)| fits(id));
+        let mut best = self.free.best(request.bytes, usize::MAX, |id| fits(&id));
         let mut consider = |candidate: Option<(u64, BlockId)>| {
             if let Some(candidate) = candidate {
                 if best.is_none_or(|best| candidate.0 < best.0) {
@@ -274,8 +274,8 @@ impl Ledger {
         };
         for (donor, donated) in self.pending.donors() {
             if view.considers(donor) {
-                let mut candidates = donated.by_size.at_least(request.bytes).take(PROBES);
-                consider(candidates.find(|(_, id)| fits(id) && self.may_have(*id, view)));
+                let does = |id| fits(&id) && self.may_have(id, view);
+                consider(donated.by_size.best(request.bytes, PROBES, does));
             }
         }
         for id in self.pending.several() {
@@ -363,7 +363,14 @@ impl Ledger {
             return false;
         }
         self.completed.insert(stream, ticket);
-        while let Some(id) = self.pending.first_due(stream, ticket) {
+        while let Some((due, id)) = self.pending.next_due(stream, ticket) {
+            let fence = Fence {
+                stream,
+                ticket: due,
+            };
+            if !self.blocks.is_waiting(id, fence) {
+                continue;
+            }
             self.unfile(id);
             let state = std::mem::replace(&mut self.blocks[id].state, State::Free);
             let State::Pending(mut fences) = state else {
@@ -383,6 +390,7 @@ impl Ledger {
     /// Forgets a stream whose work is complete: its id is never used again (I7).
     pub(crate) fn forget(&mut self, stream: StreamId) {
         self.complete(stream, Ticket::LAST);
+        self.pending.forget(stream);
         self.completed.remove(&stream);
     }
 
@@ -431,9 +439,10 @@ impl Ledger {
                 self.totals.whole_free_handles += self.whole_handles(block).count();
             }
             State::Pending(fences) => {
-                let alone = fences.single().map(|_| (block.bytes, block.address));
+                let filed = block.filed(id, fences);
+                let is_waiting = |id, fence| self.blocks.is_waiting(id, fence);
                 for fence in fences.iter() {
-                    self.pending.insert(id, fence, alone);
+                    self.pending.insert(filed, fence, is_waiting);
                 }
             }
             State::Lent => self.lent_peaks.raise(self.totals.lent.current),
@@ -455,9 +464,9 @@ impl Ledger {
                 self.totals.whole_free_handles -= self.whole_handles(block).count();
             }
             State::Pending(fences) => {
-                let alone = fences.single().map(|_| (block.bytes, block.address));
+                let filed = block.filed(id, fences);
                 for fence in fences.iter() {
-                    self.pending.remove(id, fence, alone);
+                    self.pending.remove(filed, fence);
                 }
             }
             State::Hoarded(hoard, _) => {

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use weirpool::{Block, Rung};
 
 const CAPACITY: u64 = 256 * MIB;
-const STREAMS: usize = 6;
+const STREAMS: usize = 8;
+const THREADS: usize = 8;
 const TASKS: usize = 32;
 /// Sizes up to 64 MiB: together the tasks ask for several times what there is.
 const LARGEST_BITS: u32 = 26;
@@ -126,7 +127,7 @@ pub(crate) fn tasks_over_streams_keep_every_word<S: Setting>() {
     let workers = site.workers::<STREAMS>();
     let words = Arc::new(AtomicU32::new(1));
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(4)
+        .worker_threads(THREADS)
         .enable_time()
         .build()
         .unwrap();

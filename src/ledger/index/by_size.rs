@@ -1,0 +1,349 @@
+//! Blocks by size, for exact best fit in constant time.
+//!
+//! Few blocks are kept in one sorted list. Many are kept in *bins*, sixteen to each power of two, with a bitmap of
+//! those that hold any, as TLSF has them (Masmano et al., 2004); each bin is sorted, so that unlike there the
+//! best fit is the best. A bin of very many, which a workload of one size makes, is a tree.
+
+use super::BlockId;
+use std::collections::BTreeSet;
+
+/// A block's size, its address, and its name: what it is sorted by.
+type Entry = (u64, u64, BlockId);
+
+/// As many as are kept in one list.
+const FEW: usize = 24;
+/// As many as a bin keeps in a list.
+const MANY: usize = 64;
+
+/// Blocks by size, and by address among those of one size.
+#[derive(Debug)]
+pub(crate) enum BySize {
+    Few(Vec<Entry>),
+    Many(Box<Bins>),
+}
+
+impl Default for BySize {
+    fn default() -> Self {
+        Self::Few(Vec::new())
+    }
+}
+
+impl BySize {
+    pub(crate) fn insert(&mut self, bytes: u64, address: u64, id: BlockId) {
+        let entry = (bytes, address, id);
+        match self {
+            Self::Few(list) if list.len() < FEW => insert_sorted(list, entry),
+            Self::Few(list) => {
+                let mut bins = Box::<Bins>::default();
+                list.drain(..).for_each(|entry| bins.insert(entry));
+                bins.insert(entry);
+                *self = Self::Many(bins);
+            }
+            Self::Many(bins) => bins.insert(entry),
+        }
+    }
+
+    pub(crate) fn remove(&mut self, bytes: u64, address: u64, id: BlockId) {
+        let entry = (bytes, address, id);
+        let was_there = match self {
+            Self::Few(list) => remove_sorted(list, entry),
+            Self::Many(bins) => bins.remove(entry),
+        };
+        debug_assert!(was_there, "an indexed block is found");
+        if matches!(self, Self::Many(bins) if bins.len == 0) {
+            *self = Self::default();
+        }
+    }
+
+    /// The smallest of at least `bytes` that does, of the first `most`.
+    pub(crate) fn best(
+        &self,
+        bytes: u64,
+        most: usize,
+        does: impl Fn(BlockId) -> bool,
+    ) -> Option<(u64, BlockId)> {
+        // The first does, nearly always.
+        let (size, id) = self.first(bytes)?;
+        if does(id) {
+            return Some((size, id));
+        }
+        let mut others = self.at_least(bytes).take(most).skip(1);
+        others.find(|(_, id)| does(*id))
+    }
+
+    fn first(&self, bytes: u64) -> Option<(u64, BlockId)> {
+        let (size, _, id) = match self {
+            Self::Few(list) => *list.get(list.partition_point(|entry| entry.0 < bytes))?,
+            Self::Many(bins) => bins.first(bytes)?,
+        };
+        Some((size, id))
+    }
+
+    /// Those of at least `bytes`, smallest first.
+    pub(crate) fn at_least(&self, bytes: u64) -> impl Iterator<Item = (u64, BlockId)> + '_ {
+        let (list, bins) = match self {
+            Self::Few(list) => (&list[list.partition_point(|entry| entry.0 < bytes)..], None),
+            Self::Many(bins) => (&[][..], Some(bins.at_least(bytes))),
+        };
+        let entries = list.iter().copied().chain(bins.into_iter().flatten());
+        entries.map(|(bytes, _, id)| (bytes, id))
+    }
+
+    /// The largest.
+    pub(crate) fn last(&self) -> Option<(u64, BlockId)> {
+        let last = match self {
+            Self::Few(list) => list.last().copied(),
+            Self::Many(bins) => bins.last(),
+        };
+        last.map(|(bytes, _, id)| (bytes, id))
+    }
+
+    pub(crate) fn largest(&self) -> u64 {
+        self.last().map_or(0, |(bytes, _)| bytes)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Few(list) => list.len(),
+            Self::Many(bins) => bins.len,
+        }
+    }
+}
+
+fn insert_sorted(list: &mut Vec<Entry>, entry: Entry) {
+    let at = list.partition_point(|other| *other < entry);
+    list.insert(at, entry);
+}
+
+fn remove_sorted(list: &mut Vec<Entry>, entry: Entry) -> bool {
+    let at = list.partition_point(|other| *other < entry);
+    let is_there = list.get(at) == Some(&entry);
+    if is_there {
+        list.remove(at);
+    }
+    is_there
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Bins {
+    bins: Vec<Bin>,
+    /// A bit for each bin: whether it holds any.
+    holds: [u64; Self::WORDS],
+    len: usize,
+}
+
+impl Default for Bins {
+    fn default() -> Self {
+        Self {
+            bins: Vec::new(),
+            holds: [0; Self::WORDS],
+            len: 0,
+        }
+    }
+}
+
+impl Bins {
+    /// Bins of all sizes there are.
+    const COUNT: usize = 16 * 61;
+    const WORDS: usize = Self::COUNT.div_ceil(64);
+
+    /// The bin of a size: its leading bit, and the four after that.
+    fn number(bytes: u64) -> usize {
+        if bytes < 16 {
+            return bytes as usize;
+        }
+        let power = bytes.ilog2() as usize;
+        let next = (bytes >> (power - 4)) as usize & 15;
+        (power - 3) * 16 + next
+    }
+
+    fn insert(&mut self, entry: Entry) {
+        let number = Self::number(entry.0);
+        if self.bins.len() <= number {
+            self.bins.resize_with(number + 1, Bin::default);
+        }
+        self.bins[number].insert(entry);
+        self.holds[number / 64] |= 1 << (number % 64);
+        self.len += 1;
+    }
+
+    fn remove(&mut self, entry: Entry) -> bool {
+        let number = Self::number(entry.0);
+        let Some(bin) = self.bins.get_mut(number) else {
+            return false;
+        };
+        let was_there = bin.remove(entry);
+        if bin.is_empty() {
+            self.holds[number / 64] &= !(1 << (number % 64));
+        }
+        self.len -= usize::from(was_there);
+        was_there
+    }
+
+    /// The first bin from this one on that holds any.
+    fn next(&self, from: usize) -> Option<usize> {
+        let mut word = from / 64;
+        let mut bits = self.holds.get(word)? & (u64::MAX << (from % 64));
+        while bits == 0 {
+            word += 1;
+            bits = *self.holds.get(word)?;
+        }
+        Some(word * 64 + bits.trailing_zeros() as usize)
+    }
+
+    fn first(&self, bytes: u64) -> Option<Entry> {
+        let own = Self::number(bytes);
+        let in_own = self.bins.get(own).and_then(|bin| bin.first(bytes));
+        in_own.or_else(|| self.bins[self.next(own + 1)?].first(0))
+    }
+
+    fn at_least(&self, bytes: u64) -> impl Iterator<Item = Entry> + '_ {
+        let first = Self::number(bytes);
+        let mut next = self.next(first);
+        let bins = std::iter::from_fn(move || {
+            let number = next?;
+            next = self.next(number + 1);
+            Some(number)
+        });
+        bins.flat_map(move |number| {
+            let least = if number == first { bytes } else { 0 };
+            self.bins[number].at_least(least)
+        })
+    }
+
+    fn last(&self) -> Option<Entry> {
+        let held = self.holds.iter().enumerate().rev();
+        let (word, bits) = held.into_iter().find(|(_, bits)| **bits != 0)?;
+        let number = word * 64 + bits.ilog2() as usize;
+        self.bins[number].last()
+    }
+}
+
+/// Blocks of nearly one size.
+#[derive(Debug)]
+enum Bin {
+    List(Vec<Entry>),
+    Tree(BTreeSet<Entry>),
+}
+
+impl Default for Bin {
+    fn default() -> Self {
+        Self::List(Vec::new())
+    }
+}
+
+impl Bin {
+    fn insert(&mut self, entry: Entry) {
+        match self {
+            Self::List(list) if list.len() < MANY => insert_sorted(list, entry),
+            Self::List(list) => {
+                let mut tree: BTreeSet<_> = list.drain(..).collect();
+                tree.insert(entry);
+                *self = Self::Tree(tree);
+            }
+            Self::Tree(tree) => {
+                tree.insert(entry);
+            }
+        }
+    }
+
+    fn remove(&mut self, entry: Entry) -> bool {
+        let was_there = match self {
+            Self::List(list) => remove_sorted(list, entry),
+            Self::Tree(tree) => tree.remove(&entry),
+        };
+        if matches!(self, Self::Tree(tree) if tree.is_empty()) {
+            *self = Self::default();
+        }
+        was_there
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::List(list) => list.is_empty(),
+            Self::Tree(tree) => tree.is_empty(),
+        }
+    }
+
+    fn first(&self, bytes: u64) -> Option<Entry> {
+        match self {
+            Self::List(list) => list.iter().find(|entry| entry.0 >= bytes).copied(),
+            Self::Tree(tree) => tree.range((bytes, 0, BlockId(0))..).next().copied(),
+        }
+    }
+
+    fn at_least(&self, bytes: u64) -> impl Iterator<Item = Entry> + '_ {
+        let (list, tree) = match self {
+            Self::List(list) => (&list[list.partition_point(|entry| entry.0 < bytes)..], None),
+            Self::Tree(tree) => (&[][..], Some(tree.range((bytes, 0, BlockId(0))..))),
+        };
+        list.iter().chain(tree.into_iter().flatten()).copied()
+    }
+
+    fn last(&self) -> Option<Entry> {
+        match self {
+            Self::List(list) => list.last().copied(),
+            Self::Tree(tree) => tree.last().copied(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bins_are_in_order_and_hold_all_sizes() {
+        let mut sizes: Vec<u64> = (0..64)
+            .flat_map(|bit| [1 << bit, (1 << bit) + (1 << bit) / 3])
+            .collect();
+        sizes.extend([0, 3, u64::MAX]);
+        sizes.sort_unstable();
+        let numbers: Vec<_> = sizes.iter().map(|bytes| Bins::number(*bytes)).collect();
+        assert!(numbers.is_sorted());
+        assert!(numbers.iter().all(|number| *number < Bins::COUNT));
+        assert_eq!(Bins::number(u64::MAX), Bins::COUNT - 1);
+    }
+
+    #[test]
+    fn it_is_the_sorted_set_that_it_stands_for() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for spread in [1, 4, 40] {
+            let (mut index, mut set) = (BySize::default(), BTreeSet::new());
+            for step in 0..4000u32 {
+                let is_growing = step < 2500;
+                if set.is_empty() || random.u8(..10) < if is_growing { 6 } else { 2 } {
+                    let entry = (
+                        1 << random.u64(..spread) | random.u64(..3),
+                        random.u64(..),
+                        BlockId(step),
+                    );
+                    index.insert(entry.0, entry.1, entry.2);
+                    set.insert(entry);
+                } else {
+                    let at = random.usize(..set.len());
+                    let entry = *set.iter().nth(at).expect("one of them");
+                    index.remove(entry.0, entry.1, entry.2);
+                    set.remove(&entry);
+                }
+                let least = 1 << random.u64(..spread);
+                let does = |id: BlockId| id.0 % 3 != 0;
+                let mut range = set.range((least, 0, BlockId(0))..).take(9);
+                let best = range.find(|entry| does(entry.2)).map(|entry| entry.2);
+                assert_eq!(index.best(least, 9, does).map(|(_, id)| id), best);
+                let found: Vec<_> = index.at_least(least).map(|(_, id)| id).take(5).collect();
+                let range = set.range((least, 0, BlockId(0))..);
+                assert_eq!(
+                    found,
+                    range.map(|(_, _, id)| *id).take(5).collect::<Vec<_>>()
+                );
+                assert_eq!(
+                    index.last().map(|(_, id)| id),
+                    set.last().map(|entry| entry.2)
+                );
+                assert_eq!(index.len(), set.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Where a block is found: free ones by size, pending ones by who freed them, by size and by ticket.
+
+mod by_size;
+
+pub(crate) use by_size::BySize;
+
+use super::block::BlockId;
+use super::fence::Fence;
+use crate::id::{StreamId, Ticket};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Pending blocks, by the streams that they wait for.
+#[derive(Debug, Default)]
+pub(crate) struct ByDonor {
+    /// A stream stays until it is forgotten, whether anything waits for it or not.
+    donors: BTreeMap<StreamId, Donated>,
+    /// Blocks that wait for several streams: few, and looked through one by one.
+    several: BTreeSet<BlockId>,
+}
+
+/// What waits for one stream.
+#[derive(Debug, Default)]
+pub(crate) struct Donated {
+    /// Blocks that wait for this stream alone.
+    pub(crate) by_size: BySize,
+    by_ticket: ByTicket,
+    /// All that waits for this stream, in bytes.
+    bytes: u64,
+}
+
+/// A pending block, as it is filed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Filed {
+    pub(crate) id: BlockId,
+    pub(crate) bytes: u64,
+    pub(crate) address: u64,
+    /// It waits for one stream.
+    pub(crate) is_alone: bool,
+}
+
+impl ByDonor {
+    /// Files a block under one of its fences. `is_waiting` says whether a block waits for a point still.
+    pub(crate) fn insert(
+        &mut self,
+        block: Filed,
+        fence: Fence,
+        is_waiting: impl Fn(BlockId, Fence) -> bool,
+    ) {
+        let donated = self.donors.entry(fence.stream).or_default();
+        donated.bytes += block.bytes;
+        let stream = fence.stream;
+        let is_waiting = |ticket, id| is_waiting(id, Fence { stream, ticket });
+        donated.by_ticket.insert(fence.ticket, block.id, is_waiting);
+        if block.is_alone {
+            donated.by_size.insert(block.bytes, block.address, block.id);
+        } else {
+            self.several.insert(block.id);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, block: Filed, fence: Fence) {
+        let donated = self.donors.get_mut(&fence.stream).expect("a donor");
+        donated.bytes -= block.bytes;
+        donated.by_ticket.note_gone();
+        if block.is_alone {
+            donated.by_size.remove(block.bytes, block.address, block.id);
+        } else {
+            self.several.remove(&block.id);
+        }
+    }
+
+    /// A block that waited for a ticket of `stream` up to `ticket` when it was filed, with that ticket: each is told
+    /// of once, those that are gone meanwhile as well.
+    pub(crate) fn next_due(
+        &mut self,
+        stream: StreamId,
+        ticket: Ticket,
+    ) -> Option<(Ticket, BlockId)> {
+        self.donors.get_mut(&stream)?.by_ticket.next_due(ticket)
+    }
+
+    /// Nothing waits for the stream any more, and nothing will.
+    pub(crate) fn forget(&mut self, stream: StreamId) {
+        self.donors.remove(&stream);
+    }
+
+    /// What waits for `stream`, alone or with others, in bytes.
+    pub(crate) fn bytes_waiting_for(&self, stream: StreamId) -> u64 {
+        let donated = self.donors.get(&stream);
+        donated.map_or(0, |donated| donated.bytes)
+    }
+
+    pub(crate) fn donors(&self) -> impl Iterator<Item = (StreamId, &Donated)> {
+        self.donors
+            .iter()
+            .map(|(stream, donated)| (*stream, donated))
+    }
+
+    pub(crate) fn several(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.several.iter().copied()
+    }
+}
+
+/// Blocks in the order of the tickets that they wait for, which is nearly the order in which they come. What is gone
+/// stays until its turn, or until most of them are gone.
+#[derive(Debug, Default)]
+struct ByTicket {
+    entries: VecDeque<(Ticket, BlockId)>,
+    /// Those that are not gone.
+    live: usize,
+}
+
+impl ByTicket {
+    fn insert(
+        &mut self,
+        ticket: Ticket,
+        id: BlockId,
+        is_waiting: impl Fn(Ticket, BlockId) -> bool,
+    ) {
+        if self.entries.len() > 4 * self.live + 64 {
+            self.sweep(is_waiting);
+        }
+        self.live += 1;
+        match self.entries.back() {
+            Some((last, _)) if *last > ticket => {
+                let at = self.entries.partition_point(|(other, _)| *other <= ticket);
+                self.entries.insert(at, (ticket, id));
+            }
+            _ => self.entries.push_back((ticket, id)),
+        }
+    }
+
+    fn note_gone(&mut self) {
+        self.live -= 1;
+        if self.live == 0 {
+            self.entries.clear();
+        }
+    }
+
+    fn sweep(&mut self, is_waiting: impl Fn(Ticket, BlockId) -> bool) {
+        self.entries.retain(|(ticket, id)| is_waiting(*ticket, *id));
+        let mut last = None;
+        self.entries
+            .retain(|entry| last.replace(*entry) != Some(*entry));
+    }
+
+    fn next_due(&mut self, ticket: Ticket) -> Option<(Ticket, BlockId)> {
+        let (due, _) = self.entries.front()?;
+        (*due <= ticket).then(|| self.entries.pop_front())?
+    }
+}
