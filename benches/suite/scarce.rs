@@ -1,5 +1,5 @@
 //! The handoff with memory for 4 blocks, which is awaited; and handed on from a producer's stream to a
-//! consumer's.
+//! consumer's, with as much and with plenty.
 //!
 //! What 4 blocks allow follows from the kernels: each block is taken for one of them, or two, at a time. The
 //! floor is the same order made by hand, without a pool: each kernel is submitted behind an event of the one
@@ -52,27 +52,47 @@ impl Route {
             Self::HandedOn => 2,
         }
     }
+}
 
-    fn label(self) -> &'static str {
-        match self {
-            Self::Alone => "4 blocks",
-            Self::HandedOn => "4 blocks, produced and consumed",
-        }
+/// How much there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    /// For 4 blocks; and how far a wait on the device may set a stream back.
+    Scarce(WaitLimit),
+    Plenty,
+}
+
+impl Memory {
+    fn bytes(self) -> Option<u64> {
+        matches!(self, Self::Scarce(_)).then_some(BLOCKS as u64 * BYTES)
+    }
+
+    fn pooled<G: Ground>(self, ground: &G) -> Pooled<'_, G> {
+        Pooled::with(ground, |builder| match self {
+            Self::Scarce(limit) => builder.capacity(BLOCKS as u64 * BYTES).wait_limit(limit),
+            Self::Plenty => builder,
+        })
     }
 }
 
 pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
+    let scarce = [WaitLimit::Tail, WaitLimit::Unlimited].map(Memory::Scarce);
+    let [tail, unlimited] = scarce;
     let mut rows = Vec::new();
-    for route in [Route::Alone, Route::HandedOn] {
+    for (route, memory) in [
+        (Route::Alone, tail),
+        (Route::Alone, unlimited),
+        (Route::HandedOn, tail),
+        (Route::HandedOn, unlimited),
+        (Route::HandedOn, Memory::Plenty),
+    ] {
         for kernel in KERNELS {
-            for limit in [WaitLimit::Tail, WaitLimit::Unlimited] {
-                let case = Case {
-                    route,
-                    kernel,
-                    limit,
-                };
-                rows.extend(case.compared(ground, effort));
-            }
+            let case = Case {
+                route,
+                memory,
+                kernel,
+            };
+            rows.extend(case.compared(ground, effort));
         }
     }
     rows
@@ -82,17 +102,14 @@ pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
 #[derive(Clone, Copy, Debug)]
 struct Case {
     route: Route,
+    memory: Memory,
     kernel: Duration,
-    limit: WaitLimit,
 }
 
 impl Case {
     fn compared<G: Ground>(self, ground: &G, effort: Effort) -> [Row; 2] {
-        let memory = BLOCKS as u64 * BYTES;
-        let pooled = Pooled::with(ground, |builder| {
-            builder.capacity(memory).wait_limit(self.limit)
-        });
-        let (by_hand, driver) = (ByHand::new(ground), ground.driver(Some(memory)));
+        let (pooled, by_hand) = (self.memory.pooled(ground), ByHand::new(ground, self.memory));
+        let driver = ground.driver(self.memory.bytes());
         let iterations = effort.of(ITERATIONS);
         let mut race = Race::new();
         race.enter(Who::Weirpool, self.turns(ground, &pooled, iterations));
@@ -103,8 +120,7 @@ impl Case {
         let results = race.run(effort.rounds);
         let mut failures = results.figures(|turn| turn.failures as f64);
         failures.retain(|(who, _)| *who != Who::Floor);
-        let allowed = (self.kernel * self.route.kernels()).as_nanos() as usize / BLOCKS;
-        let label = self.label(ground.is_virtual());
+        let (label, allowed) = (self.label(ground.is_virtual()), self.allowed().as_nanos());
         let wall = format!("{label}: wall ({allowed} allowed)");
         let refused = format!("{label}: refused of {iterations}");
         [
@@ -113,15 +129,31 @@ impl Case {
         ]
     }
 
+    /// What an iteration takes where all blocks are in use, or all streams.
+    fn allowed(self) -> Duration {
+        let at_once = match self.memory {
+            Memory::Scarce(_) => BLOCKS,
+            Memory::Plenty => STREAMS,
+        };
+        self.kernel * self.route.kernels() / at_once as u32
+    }
+
     fn label(self, is_virtual: bool) -> String {
-        let limit = match self.limit {
-            WaitLimit::Tail => "",
-            WaitLimit::Unlimited => ", unlimited waits on the device",
+        let memory = match self.memory {
+            Memory::Scarce(_) => "4 blocks",
+            Memory::Plenty => "any number of blocks",
+        };
+        let route = match self.route {
+            Route::Alone => "",
+            Route::HandedOn => ", produced and consumed",
+        };
+        let limit = match self.memory {
+            Memory::Scarce(WaitLimit::Unlimited) => ", unlimited waits on the device",
+            Memory::Scarce(WaitLimit::Tail) | Memory::Plenty => "",
         };
         let clock = if is_virtual { ", virtual time" } else { "" };
         let kernel = self.kernel.as_micros();
-        let route = self.route.label();
-        format!("{route}, {kernel} us kernels{limit}{clock}")
+        format!("{memory}{route}, {kernel} us kernels{limit}{clock}")
     }
 
     fn turns<'a, G: Ground, C: Awaited<Stream = Line<G::Work>>>(
@@ -182,15 +214,17 @@ struct Turn {
 /// No memory, and the order in which there would be some.
 struct ByHand<'a, G> {
     pooled: Pooled<'a, G>,
+    memory: Memory,
     /// The ends of the last uses of each block, the oldest first.
-    ends: Mutex<VecDeque<Option<Event>>>,
+    ends: Mutex<VecDeque<Event>>,
 }
 
 impl<'a, G: Ground> ByHand<'a, G> {
-    fn new(ground: &'a G) -> Self {
+    fn new(ground: &'a G, memory: Memory) -> Self {
         Self {
             pooled: Pooled::new(ground),
-            ends: Mutex::new([const { None }; BLOCKS].into()),
+            memory,
+            ends: Mutex::default(),
         }
     }
 }
@@ -208,16 +242,19 @@ impl<G: Ground> Contender for ByHand<'_, G> {
     }
 
     fn allocate(&self, line: &Line<G::Work>, _bytes: u64) -> Option<()> {
-        let end = self.ends.lock().expect("not poisoned").pop_front()?;
-        if let Some(end) = end {
-            line.stream.wait(&end).expect("an order");
+        let mut ends = self.ends.lock().expect("not poisoned");
+        if self.memory != Memory::Plenty && ends.len() == BLOCKS {
+            let oldest = ends.pop_front().expect("some");
+            line.stream.wait(&oldest).expect("an order");
         }
         Some(())
     }
 
     fn free(&self, (): (), line: &Line<G::Work>) {
-        let end = line.stream.event().expect("an event");
-        self.ends.lock().expect("not poisoned").push_back(Some(end));
+        if self.memory != Memory::Plenty {
+            let end = line.stream.event().expect("an event");
+            self.ends.lock().expect("not poisoned").push_back(end);
+        }
     }
 }
 
