@@ -1,11 +1,11 @@
 //! A kernel on memory that was awaited: `cargo run --release --features cuda --example cuda`.
 //!
-//! Two streams share memory for one request at a time; each doubles its numbers on the GPU and has them
-//! back.
+//! Two streams share memory for one request at a time. cudarc copies the numbers there, a kernel doubles them, and
+//! they come back on a third stream: what comes after what is seen to on the way.
 
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use weirpool::device::cuda::CudaDevice;
-use weirpool::{Pool, Stream};
+use weirpool::{Buffer, Pool, Stream};
 
 const COUNT: u32 = 8 << 20;
 const BYTES: u64 = COUNT as u64 * 4;
@@ -19,24 +19,24 @@ extern "C" __global__ void twice(float* numbers, unsigned count) {
 
 async fn request(
     pool: &Pool,
-    stream: &Stream,
+    [stream, back]: [&Stream; 2],
     device: &CudaDevice,
     twice: &CudaFunction,
     value: f32,
 ) -> anyhow::Result<f32> {
-    let block = pool.allocate(stream, BYTES).await?; // waits for the other request to end
-    let numbers = value.to_ne_bytes().repeat(COUNT as usize);
-    let _upload = block.upload(stream, 0, &numbers)?;
-
+    // Waits for the other request to end.
+    let mut numbers = Buffer::<f32>::allocate(pool, stream, COUNT as usize).await?;
     let work = device.stream(stream.raw()).expect("a stream of the pool's");
-    let argument = block.on(stream)?; // notes the use: it cannot be forgotten
+    work.memcpy_htod(&vec![value; COUNT as usize], &mut numbers)?; // as one of cudarc's slices
+
+    let argument = numbers.write_on(stream)?; // notes the use: it cannot be forgotten
     let mut launch = work.launch_builder(twice);
     launch.arg(&argument).arg(&COUNT);
-    // SAFETY: the kernel writes `COUNT` floats from the address on, which is what the block has.
+    // SAFETY: the kernel writes `COUNT` floats from the address on, which is what the buffer has.
     unsafe { launch.launch(LaunchConfig::for_num_elems(COUNT)) }?;
 
-    let last = block.download(stream, BYTES - 4..BYTES)?.await?;
-    Ok(f32::from_ne_bytes(last[..].try_into()?))
+    let doubled = numbers.read(back).await?; // after the kernel, though on another stream
+    Ok(doubled[doubled.len() - 1])
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -56,7 +56,11 @@ async fn main() -> anyhow::Result<()> {
 
     let pool = Pool::builder(device.clone()).capacity(BYTES).build()?;
     let streams = [pool.create_stream()?, pool.create_stream()?];
-    let requests = (0..16).map(|n| request(&pool, &streams[n % 2], &device, &twice, n as f32));
+    let back = pool.create_stream()?;
+    let requests = (0..16).map(|n| {
+        let streams = [&streams[n % 2], &back];
+        request(&pool, streams, &device, &twice, n as f32)
+    });
     for (n, answer) in futures::future::join_all(requests)
         .await
         .into_iter()

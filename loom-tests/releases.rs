@@ -257,3 +257,41 @@ fn trim_against_allocate() {
         pool.check_conserved().unwrap();
     });
 }
+
+/// A shared block is read on two further streams at once, whose order behind what wrote it is made meanwhile; its
+/// last handle goes on either thread. Nobody has the memory before both are through.
+#[test]
+fn readers_of_a_shared_block() {
+    model("readers of a shared block", || {
+        let device = device();
+        let pool = pool(&device);
+        let (work_a, a) = stream(&device, &pool);
+        let (work_b, b) = stream(&device, &pool);
+        let (work_c, c) = stream(&device, &pool);
+        let mut block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let _argument = block.write_on(&a).unwrap();
+        run(&work_a, 10);
+        let shared = block.share();
+        let reading = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let _argument = shared.read_on(&b).unwrap();
+                run(&work_b, 5);
+                drop(shared);
+                (work_b, b)
+            })
+        };
+        let _argument = shared.read_on(&c).unwrap();
+        run(&work_c, 7);
+        drop(shared);
+        let (work_b, b) = reading.join().unwrap();
+        device.advance(Duration::from_micros(9));
+        assert!(work_b.backlog() > 0 && work_c.backlog() > 0);
+        device.advance(Duration::from_micros(7));
+        assert!(work_c.backlog() > 0);
+        assert!(pool.try_allocate(&b, 2 * MIB).is_err());
+        device.advance(Duration::from_micros(1));
+        drop(pool.try_allocate(&b, 2 * MIB).unwrap());
+        pool.check_conserved().unwrap();
+    });
+}

@@ -4,7 +4,7 @@ use crate::device::{DeviceError, Transfer, Watch};
 use crate::sync::Arc;
 use crate::wait::Registration;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -18,11 +18,15 @@ struct Copy {
 }
 
 impl Copy {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<u8>, DeviceError>> {
+    fn poll<R>(
+        &mut self,
+        context: &mut Context<'_>,
+        take: impl FnOnce(&mut dyn Transfer) -> Result<Option<R>, DeviceError>,
+    ) -> Poll<Result<R, DeviceError>> {
         let engine = &self.registration.service.engine;
         self.watch = None;
-        if let Some(bytes) = engine.noted(self.transfer.bytes())? {
-            return Poll::Ready(Ok(bytes));
+        if let Some(taken) = engine.noted(take(&mut *self.transfer))? {
+            return Poll::Ready(Ok(taken));
         }
         // If it completes before this line, the watch calls at once.
         let watch = Watch::new(&engine.device, self.transfer.event(), context.waker());
@@ -69,6 +73,13 @@ impl Download {
             transfer,
         })
     }
+
+    /// Awaits the bytes in memory of the caller's. The device does not know of it: it is written when this is
+    /// polled, and at no other time.
+    pub(crate) async fn copy_to(mut self, into: &mut [u8]) -> Result<(), DeviceError> {
+        let mut copy = |transfer: &mut dyn Transfer| Ok(transfer.copy_to(into)?.then_some(()));
+        poll_fn(|context| self.0.poll(context, &mut copy)).await
+    }
 }
 
 /// A copy of elements to the host: ready with them. Made by [`Buffer::download`](crate::Buffer::download);
@@ -110,7 +121,8 @@ impl Future for Upload {
     type Output = Result<(), DeviceError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(context).map_ok(|_| ())
+        let copy = |transfer: &mut dyn Transfer| transfer.bytes();
+        self.0.poll(context, copy).map_ok(drop)
     }
 }
 
@@ -118,7 +130,7 @@ impl Future for Download {
     type Output = Result<Vec<u8>, DeviceError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(context)
+        self.0.poll(context, |transfer| transfer.bytes())
     }
 }
 

@@ -79,6 +79,7 @@
 //! |---|---|---|
 //! | `tower` | memory for each request of a service | |
 //! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
+//! | `interop` | blocks as cudarc's slices | what they are given to |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | what is asked of them |
@@ -125,6 +126,8 @@ mod engine;
 mod error;
 pub mod guide;
 mod id;
+#[cfg(feature = "cuda")]
+mod interop;
 mod lane;
 mod ledger;
 mod measure;
@@ -139,7 +142,7 @@ mod tower;
 mod trace;
 mod wait;
 
-pub use block::{Block, DeallocateError, Deallocation};
+pub use block::{Block, DeallocateError, Deallocation, HostGuard};
 pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};

@@ -2,12 +2,13 @@
 
 use crate::block::Block;
 use crate::buffer::Buffer;
-use crate::copy::{Download, Upload};
-use crate::device::Argument;
+use crate::copy::{Download, Elements, Upload};
+use crate::device::{Argument, DeviceAddress};
 use crate::error::{CopyError, StreamError};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::fmt;
+use std::future::Future;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -48,13 +49,19 @@ impl SharedBlock {
     }
 
     /// The device address of the first byte.
-    pub fn address(&self) -> u64 {
+    pub fn address(&self) -> DeviceAddress {
         self.block.address() + self.start
     }
 
     /// The bytes of this handle's part.
     pub fn size(&self) -> u64 {
         self.bytes
+    }
+
+    /// Its place in the block, in bytes.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn start(&self) -> u64 {
+        self.start
     }
 
     /// The block that this is a part of.
@@ -100,8 +107,20 @@ impl SharedBlock {
     /// # Errors
     /// As [`Block::on`].
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block
-            .part_on(stream, self.start..self.start + self.bytes)
+        self.block.part_on(stream, self.part())
+    }
+
+    /// As [`Block::read_on`], of this part; what may have been written elsewhere in the block counts, too.
+    ///
+    /// # Errors
+    /// As [`Block::read_on`].
+    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.block.part_read_on(stream, self.part())
+    }
+
+    /// Of the block, in bytes.
+    fn part(&self) -> Range<u64> {
+        self.start..self.start + self.bytes
     }
 
     /// As [`Block::upload`]; `offset` is counted from the beginning of this part.
@@ -173,7 +192,7 @@ impl<T> SharedBuffer<T> {
     }
 
     /// The device address of the first element.
-    pub fn address(&self) -> u64 {
+    pub fn address(&self) -> DeviceAddress {
         self.block.address()
     }
 
@@ -209,6 +228,40 @@ impl<T> SharedBuffer<T> {
     /// As [`Block::on`].
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.on(stream)
+    }
+
+    /// As [`SharedBlock::read_on`].
+    ///
+    /// # Errors
+    /// As [`Block::read_on`].
+    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.block.read_on(stream)
+    }
+
+    /// Copies the elements to the host, as [`Buffer::read`].
+    ///
+    /// # Errors
+    /// As [`Block::download`].
+    ///
+    /// # Cancel safety
+    /// As [`Buffer::read`].
+    #[track_caller]
+    #[must_use = "the elements are had by awaiting it"]
+    pub fn read(
+        &self,
+        stream: &Stream,
+    ) -> impl Future<Output = Result<Vec<T>, CopyError>> + Send + use<T>
+    where
+        T: bytemuck::AnyBitPattern,
+    {
+        let SharedBlock { block, .. } = &self.block;
+        let download = block.read(stream, self.block.part());
+        async move { Ok(Elements::new(download?).await?) }
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn shared_block(&self) -> &SharedBlock {
+        &self.block
     }
 
     /// The handle without its type.

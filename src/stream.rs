@@ -22,12 +22,6 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(registration: Registration) -> Self {
-        Self {
-            registration: Arc::new(registration),
-        }
-    }
-
     pub(crate) fn from_registration(registration: Arc<Registration>) -> Self {
         Self { registration }
     }

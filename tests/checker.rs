@@ -8,7 +8,7 @@ use std::task::Waker;
 use weirpool::device::sim::{
     Checker, Clock, Operation, SimBuilder, SimDevice, SimStream, Violation, ViolationKind,
 };
-use weirpool::device::{Device, DeviceStream, MemoryKind};
+use weirpool::device::{Device, DeviceAddress, DeviceStream, MemoryKind};
 use weirpool::*;
 
 fn device() -> SimBuilder {
@@ -139,7 +139,7 @@ fn a_use_after_the_free_names_all_places() {
 fn a_use_beside_a_block_was_never_allocated() {
     let world = World::new();
     let block = world.allocate(0, MIB);
-    let beyond = Operation::new(us(1)).writes(block.address() + block.size() - 8, 16);
+    let beyond = Operation::new(us(1)).writes(block.address() + (block.size() - 8), 16);
     world.work[0].submit(beyond);
     let violation = world.only();
     assert_eq!(violation.kind, ViolationKind::NotAllocated);
@@ -232,7 +232,10 @@ fn a_pool_that_grants_too_early_is_found() {
     let found = device.violations();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].kind, ViolationKind::GrantedWhileUsed);
-    assert_eq!((found[0].address, found[0].bytes), (address + 512, 512));
+    assert_eq!(
+        (found[0].address.to_bits(), found[0].bytes),
+        (address + 512, 512)
+    );
     referee.granted(address, 1024, a.raw(), here);
     let found = device.violations();
     assert_eq!(found.len(), 1);
@@ -683,7 +686,7 @@ fn every_public_call_names_the_users_place() {
     let world = World::new();
     let (pool, stream) = (&world.pool, &world.stream[0]);
     let (other, further) = (&world.work[1], &world.stream[1]);
-    let spoil = |address: u64| other.submit(Operation::new(us(1)).writes(address, 8));
+    let spoil = |address: DeviceAddress| other.submit(Operation::new(us(1)).writes(address, 8));
     let places = |world: &World| {
         let violation = world.only();
         let memory = violation.memory.unwrap();

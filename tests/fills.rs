@@ -8,6 +8,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
+use weirpool::device::DeviceAddress;
 use weirpool::device::DeviceErrorKind::{Other, Sticky, Unsupported};
 use weirpool::device::sim::{Call, Checker, Clock, Fault, Operation, SimDevice, SimStream};
 use weirpool::*;
@@ -57,7 +58,7 @@ impl Place {
     }
 
     /// What is there once all work is done, as a debugger sees it.
-    fn bytes_at(&self, address: u64, bytes: u64) -> Vec<u8> {
+    fn bytes_at(&self, address: DeviceAddress, bytes: u64) -> Vec<u8> {
         self.device.advance_to_end();
         let mut seen = vec![0x77; bytes as usize];
         self.device.read(address, &mut seen).unwrap();
@@ -65,7 +66,7 @@ impl Place {
     }
 
     /// The memory is full of one value, which is returned.
-    fn byte_at(&self, address: u64, bytes: u64) -> u8 {
+    fn byte_at(&self, address: DeviceAddress, bytes: u64) -> u8 {
         let seen = self.bytes_at(address, bytes);
         assert!(seen.iter().all(|byte| *byte == seen[0]), "not of one value");
         seen[0]

@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
+use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Checker, Clock, SimDevice};
 use weirpool::*;
 
@@ -20,7 +21,7 @@ fn here() -> Site {
 
 /// Blocks tile what is mapped of each segment, in order.
 fn assert_tiled(snapshot: &Snapshot) {
-    let mut end = 0;
+    let mut end = DeviceAddress::from_bits(0);
     for segment in &snapshot.segments {
         assert!(segment.address >= end, "segments overlap: {snapshot}");
         let blocks = segment.blocks.iter();
@@ -179,14 +180,14 @@ fn a_snapshot_is_consistent_while_others_go_on() {
 
 /// The last that the history tells of any memory is whether it is there.
 fn assert_mapped(snapshot: &Snapshot) {
-    let is_mapped = |address: u64| {
+    let is_mapped = |address: DeviceAddress| {
         let mut blocks = snapshot.blocks();
         blocks.any(|block| (block.address..block.address + block.size).contains(&address))
     };
     let mut told = std::collections::BTreeMap::new();
-    let mut tell = |address: u64, bytes: u64, is_there: bool| {
-        for handle in (address..address + bytes).step_by(HANDLE as usize) {
-            told.insert(handle, is_there);
+    let mut tell = |address: DeviceAddress, bytes: u64, is_there: bool| {
+        for offset in (0..bytes).step_by(HANDLE as usize) {
+            told.insert(address + offset, is_there);
         }
     };
     for entry in &snapshot.history.entries {
@@ -227,9 +228,9 @@ fn a_history_tells_what_happened_in_order() {
     let [grown, allocated, freed] = &history.entries[..] else {
         panic!("{history}");
     };
-    let (expected, grown_by) = (address / HANDLE * HANDLE, HANDLE);
+    let (expected, grown_by) = (address.to_bits() / HANDLE * HANDLE, HANDLE);
     assert!(
-        matches!(grown.event, HistoryEvent::Grown { address, bytes } if (address, bytes) == (expected, grown_by))
+        matches!(grown.event, HistoryEvent::Grown { address, bytes } if (address.to_bits(), bytes) == (expected, grown_by))
     );
     let HistoryEvent::Allocated { origin, stream, .. } = &allocated.event else {
         panic!("{allocated}");

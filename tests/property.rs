@@ -18,6 +18,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
 use weirpool::*;
 
@@ -151,20 +152,20 @@ impl World {
         let write = Operation::new(us(1)).named("write").writes(address, size);
         work.submit(write.run(move |memory| {
             memory.fill(address, 512, tag);
-            memory.fill(address + size - 512, 512, tag);
+            memory.fill(address + (size - 512), 512, tag);
         }));
         self.check_ends(last, address, size, tag, micros);
     }
 
     /// Counts what is not there at both ends of the block, after some time.
-    fn check_ends(&self, stream: usize, address: u64, size: u64, tag: u8, micros: u64) {
+    fn check_ends(&self, stream: usize, address: DeviceAddress, size: u64, tag: u8, micros: u64) {
         let work = &self.streams[stream].0;
         let corruptions = self.corruptions.clone();
         let check = Operation::new(us(micros))
             .named("check")
             .reads(address, size);
         work.submit(check.run(move |memory| {
-            for end in [address, address + size - 1] {
+            for end in [address, address + (size - 1)] {
                 let mut byte = [0];
                 memory.read(end, &mut byte);
                 if byte[0] != tag {
@@ -190,8 +191,8 @@ impl World {
         }
     }
 
-    fn use_as_host(&self, address: u64, size: u64, tag: u8) {
-        for end in [address, address + size - 1] {
+    fn use_as_host(&self, address: DeviceAddress, size: u64, tag: u8) {
+        for end in [address, address + (size - 1)] {
             let mut byte = [0];
             self.device.host_fill(end, 1, tag).unwrap();
             self.device.host_read(end, &mut byte).unwrap();
@@ -277,13 +278,13 @@ impl World {
     /// I1 and I3 as a user sees them, and the pool's own invariants.
     fn check(&self) {
         self.pool.check().unwrap();
-        let spans: BTreeMap<u64, u64> = self
+        let spans: BTreeMap<DeviceAddress, u64> = self
             .live
             .iter()
             .map(|live| (live.block.address(), live.block.size()))
             .collect();
         assert_eq!(spans.len(), self.live.len());
-        let ends = spans.iter().map(|(address, size)| address + size);
+        let ends = spans.iter().map(|(address, size)| *address + *size);
         for (end, next) in ends.zip(spans.keys().skip(1)) {
             assert!(end <= *next, "I1");
         }

@@ -2,7 +2,7 @@
 
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use weirpool::device::sim::{SimDevice, SimStream};
-use weirpool::device::{Device, DeviceError};
+use weirpool::device::{Argument, Device, DeviceAddress, DeviceError};
 use weirpool::*;
 
 assert_impl_all!(Pool: Send, Sync, Clone);
@@ -12,6 +12,9 @@ assert_impl_all!(Block: Send, Sync);
 assert_impl_all!(Buffer<f32>: Send, Sync);
 // The elements live on the device: no thread has a reference to one.
 assert_impl_all!(Buffer<*const u8>: Send, Sync);
+assert_impl_all!(HostGuard<'static, f32>: Send, Sync, std::ops::DerefMut<Target = [f32]>);
+assert_impl_all!(Argument<'static>: Send, Sync, Copy);
+assert_impl_all!(DeviceAddress: Send, Sync, Copy, Ord, std::hash::Hash, From<u64>);
 assert_impl_all!(Allocate<'static>: Send, Sync, Unpin);
 assert_impl_all!(Deallocation: Send, Sync, Unpin);
 assert_impl_all!(Completion: Send, Sync, Unpin);
@@ -43,6 +46,31 @@ assert_impl_all!(SimDevice: Send, Sync, Clone, Device);
 assert_impl_all!(SimStream: Send, Sync, Clone);
 // A block is owned by one: what is shared is shared by whoever owns it.
 assert_not_impl_any!(Block: Clone, Copy);
+
+// An address is no number by accident, and nothing but an argument is one of a kernel.
+assert_not_impl_any!(DeviceAddress: Into<u64>, std::ops::Deref);
+#[cfg(feature = "cuda")]
+mod kernels {
+    use super::*;
+    use cudarc::driver::{DevicePtr, DevicePtrMut, DeviceRepr, LaunchArgs, PushKernelArg};
+
+    assert_not_impl_any!(DeviceAddress: DeviceRepr);
+    assert_not_impl_any!(Block: DeviceRepr);
+    assert_not_impl_any!(Buffer<f32>: DeviceRepr);
+    assert_not_impl_any!(Argument<'static>: DeviceRepr);
+    assert_not_impl_any!(
+        LaunchArgs<'static>: PushKernelArg<&'static Block>, PushKernelArg<&'static mut Block>,
+        PushKernelArg<&'static Buffer<f32>>, PushKernelArg<&'static mut Buffer<f32>>,
+        PushKernelArg<&'static DeviceAddress>
+    );
+    assert_impl_all!(LaunchArgs<'static>: PushKernelArg<&'static Argument<'static>>);
+    // Its copies and libraries name their stream.
+    assert_impl_all!(Block: DevicePtr<u8>, DevicePtrMut<u8>);
+    assert_impl_all!(Buffer<f32>: DevicePtr<f32>, DevicePtrMut<f32>);
+    assert_impl_all!(SharedBlock: DevicePtr<u8>);
+    assert_impl_all!(SharedBuffer<f32>: DevicePtr<f32>);
+    assert_not_impl_any!(SharedBuffer<f32>: DevicePtrMut<f32>);
+}
 
 // What was entered on one thread is not left on another.
 assert_not_impl_any!(Entered: Send, Sync);

@@ -6,6 +6,7 @@ use common::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
+use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::*;
 
@@ -390,7 +391,9 @@ fn the_same_seed_gives_the_same_run() {
     };
     let [first, second] = [run_once(), run_once()].map(|runs| {
         let base = runs[0][0].1;
-        let relative = |(time, address): (u64, u64)| (time, address.wrapping_sub(base));
+        let relative = |(time, address): (u64, DeviceAddress)| {
+            (time, address.to_bits().wrapping_sub(base.to_bits()))
+        };
         runs.into_iter()
             .map(|run| run.into_iter().map(relative).collect::<Vec<_>>())
             .collect::<Vec<_>>()

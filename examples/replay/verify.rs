@@ -5,6 +5,7 @@ use clap::ValueEnum;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use weirpool::Block;
+use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Memory, Operation};
 
 /// What is written and checked of a block.
@@ -30,7 +31,7 @@ pub(crate) struct Verifier {
 pub(crate) struct Contents {
     /// Which allocation: no two have the same pattern.
     pub(crate) id: usize,
-    pub(crate) address: u64,
+    pub(crate) address: DeviceAddress,
     pub(crate) bytes: u64,
 }
 
@@ -83,7 +84,7 @@ impl Contents {
     }
 
     /// What is at which address.
-    fn pieces(self, extent: Extent) -> impl Iterator<Item = (u64, Vec<u8>)> {
+    fn pieces(self, extent: Extent) -> impl Iterator<Item = (DeviceAddress, Vec<u8>)> {
         let pages = (0..self.bytes).step_by(PAGE as usize).map(move |offset| {
             let length = match extent {
                 Extent::Pages => 8,
@@ -115,11 +116,11 @@ mod tests {
     use weirpool::device::sim::{SimDevice, SimStream};
     use weirpool::device::{Device, MemoryKind};
 
-    fn mapped(bytes: u64) -> (SimDevice, SimStream, u64) {
+    fn mapped(bytes: u64) -> (SimDevice, SimStream, DeviceAddress) {
         let device = SimDevice::new();
         let address = device.allocate(MemoryKind::Device, bytes).unwrap();
         let stream = device.create_stream();
-        (device, stream, address)
+        (device, stream, address.into())
     }
 
     fn corruptions(extent: Extent, damaged: Option<u64>) -> u64 {

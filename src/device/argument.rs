@@ -1,5 +1,6 @@
 //! A block's address, made for one use on one stream.
 
+use super::DeviceAddress;
 use std::marker::PhantomData;
 
 /// The memory of a block, as an argument of work on the stream that it was made for; made by
@@ -25,8 +26,8 @@ impl Argument<'_> {
     }
 
     /// The device address of the first byte.
-    pub fn address(&self) -> u64 {
-        self.address
+    pub fn address(&self) -> DeviceAddress {
+        DeviceAddress::from_bits(self.address)
     }
 
     /// The bytes that may be used.

@@ -9,6 +9,7 @@
 //! | simulated | [`sim`] | streams as executors over host memory, on a virtual clock |
 //! | CUDA | `cuda` (with the feature of that name) | NVIDIA GPUs, through cudarc |
 
+mod address;
 mod argument;
 mod as_device;
 mod capability;
@@ -17,6 +18,7 @@ mod capability;
 pub mod cuda;
 mod error;
 mod host;
+mod host_view;
 mod kind;
 mod pooling;
 mod referee;
@@ -28,14 +30,17 @@ use crate::sync::plain::Arc;
 use std::any::Any;
 use std::fmt;
 use std::panic::Location;
+use std::ptr::NonNull;
 use std::task::Waker;
 use std::time::Duration;
 
+pub use address::DeviceAddress;
 pub use argument::Argument;
 pub use as_device::AsDevice;
 pub use capability::{Capabilities, MemoryInfo};
 pub use error::{DeviceError, DeviceErrorKind};
 pub(crate) use host::Host;
+pub(crate) use host_view::HostView;
 pub use kind::{MemoryKind, MemoryKinds};
 pub use pooling::Pooling;
 pub use referee::Referee;
@@ -100,6 +105,12 @@ pub trait DeviceStream {
     /// An owner that keeps the stream usable while it is held.
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync>;
 
+    /// The backend's own object of the stream, for who knows its type: on CUDA, cudarc's. Held for as long as the
+    /// stream is registered. `None`, the default, where there is none.
+    fn native(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
+    }
+
     /// Whether a wait may be inserted into the stream. Where it may not (CUDA's legacy default stream
     /// would hold up all others), the pool never makes it wait for memory on the device.
     fn takes_waits(&self) -> bool {
@@ -137,7 +148,9 @@ pub trait DeviceStream {
 /// - a stream runs what it is given in order, and [`query`](Self::query) answers `true` only when
 ///   all work submitted to the stream before the event's last [`record`](Self::record) is complete;
 /// - work submitted to `stream` after [`wait`](Self::wait) returned starts only after the work that
-///   the awaited record covers.
+///   the awaited record covers;
+/// - what [`host_pointer`](Self::host_pointer) answers is valid, for so many bytes, for as long as the memory
+///   at that address is.
 pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Which device this is.
     fn id(&self) -> DeviceId;
@@ -230,6 +243,18 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// When `address` is not one that [`allocate`](Self::allocate) gave for the kind.
     fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError>;
 
+    /// Where in the host's own memory such bytes lie, in memory of a kind that the host
+    /// [sees](MemoryKind::is_seen_by_host). `None`, the default, where they do not lie there, as a simulated
+    /// device's: the host then has them by [`download`](Self::download) and [`upload`](Self::upload) on
+    /// [`RawStream::HOST`].
+    ///
+    /// What is there is the host's to read and write while no work of the device uses it, from the moment at
+    /// which it is seen complete.
+    fn host_pointer(&self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
+        let _ = (address, bytes);
+        None
+    }
+
     // ---- streams and events ----------------------------------------------------------------------
 
     /// Makes a stream, destroyed by [`destroy_stream`](Self::destroy_stream). Can wait.
@@ -244,6 +269,13 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// When the stream is unknown or the device broken.
     fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError>;
+
+    /// The backend's own object of a stream that the device made, or of one that can stand for the
+    /// [host](RawStream::HOST): see [`DeviceStream::native`].
+    fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
+        let _ = stream;
+        None
+    }
 
     /// Makes an event (without timing). An event that was never recorded counts as complete.
     ///

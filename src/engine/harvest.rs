@@ -184,6 +184,23 @@ impl Engine {
         Err(DeviceError::new("wait", kind, reason))
     }
 
+    /// Makes a stream come after a point, unless it does so anyway.
+    ///
+    /// # Errors
+    /// As [`order_behind`](Self::order_behind).
+    pub(crate) fn bring_behind(
+        &self,
+        lane: &Lane,
+        donor: &Lane,
+        marker: &Marker,
+    ) -> Result<(), DeviceError> {
+        let is_complete = donor.timeline.completed() >= marker.ticket;
+        if is_complete || lane.timeline.clock().covers(donor.fence(marker.ticket)) {
+            return Ok(());
+        }
+        self.order_behind(lane, marker)
+    }
+
     /// Makes all that was freed count: what lanes keep is taken back, sealed, and asked after.
     ///
     /// # Errors

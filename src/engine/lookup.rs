@@ -2,6 +2,7 @@
 
 use super::ladder::find;
 use super::{BlockOrigin, Engine};
+use crate::device::DeviceAddress;
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fence, Fences, Holding};
 use std::fmt;
@@ -43,7 +44,7 @@ impl fmt::Display for BlockState {
 #[non_exhaustive]
 pub struct BlockInfo {
     /// Its first address.
-    pub address: u64,
+    pub address: DeviceAddress,
     /// Its bytes.
     pub size: u64,
     /// What it is.
@@ -74,7 +75,7 @@ impl Engine {
             }
         };
         Some(BlockInfo {
-            address: found.address,
+            address: found.address.into(),
             size: found.bytes,
             state,
             stream,

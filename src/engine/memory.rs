@@ -204,7 +204,13 @@ impl Engine {
                     let given = address.as_ref().ok().copied();
                     let grant = ledger.commit_memory(bytes, request, given);
                     if let (Some(entry), Some(address)) = (entry, given) {
-                        entry.write(ledger.totals(), HistoryEvent::Grown { address, bytes });
+                        entry.write(
+                            ledger.totals(),
+                            HistoryEvent::Grown {
+                                address: address.into(),
+                                bytes,
+                            },
+                        );
                     }
                     grant
                 });

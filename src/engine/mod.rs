@@ -232,7 +232,7 @@ impl Engine {
 
     /// # Errors
     /// When who runs the stream does not see the pool's memory.
-    fn expect_seen_by(&self, stream: RawStream) -> Result<(), StreamError> {
+    pub(crate) fn expect_seen_by(&self, stream: RawStream) -> Result<(), StreamError> {
         let kind = self.settings.kind;
         match stream {
             RawStream::HOST if !kind.is_seen_by_host() => Err(StreamError::UnseenByHost),

@@ -3,6 +3,7 @@
 use super::Engine;
 use super::journal::{Journal, Live, Pages};
 use super::lookup::{BlockInfo, BlockState};
+use crate::device::DeviceAddress;
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fences, Found, Holding, Ledger};
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +15,7 @@ use std::ops::Range;
 #[non_exhaustive]
 pub struct SegmentInfo {
     /// Its first address.
-    pub address: u64,
+    pub address: DeviceAddress,
     /// Its addresses, in bytes. With virtual memory they are several times the pool's capacity, and memory
     /// is mapped to some of them.
     pub size: u64,
@@ -26,7 +27,7 @@ pub struct SegmentInfo {
 
 impl SegmentInfo {
     /// The addresses to which no memory is mapped, in order.
-    pub fn unmapped(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+    pub fn unmapped(&self) -> impl Iterator<Item = Range<DeviceAddress>> + '_ {
         let starts = self.blocks.iter().map(|block| block.address);
         let ends = self.blocks.iter().map(|block| block.address + block.size);
         let gaps = std::iter::once(self.address)
@@ -75,7 +76,7 @@ impl Engine {
                 .map(|found| info(found, &kept, &live))
                 .collect();
             SegmentInfo {
-                address,
+                address: address.into(),
                 size,
                 mapped: blocks.iter().map(|block| block.size).sum(),
                 blocks,
@@ -113,7 +114,7 @@ fn info(found: Found, kept: &Kept, live: &BTreeMap<u64, Live>) -> BlockInfo {
     let of_used = |_: &&Live| state == BlockState::Used;
     let live = live.get(&found.address).filter(of_used);
     BlockInfo {
-        address: found.address,
+        address: found.address.into(),
         size: found.bytes,
         state,
         stream,

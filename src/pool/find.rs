@@ -1,6 +1,7 @@
 //! Pools by name, and by what is theirs.
 
 use super::Pool;
+use crate::device::DeviceAddress;
 use crate::engine::BlockInfo;
 use crate::registry;
 
@@ -50,7 +51,8 @@ pub fn pools() -> Vec<Pool> {
 /// assert_eq!((found.state, found.stream), (BlockState::Used, Some(stream.id())));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn pool_of(address: u64) -> Option<(Pool, BlockInfo)> {
+pub fn pool_of(address: impl Into<DeviceAddress>) -> Option<(Pool, BlockInfo)> {
+    let address = address.into();
     let mut pools = registry::all().map(Pool::of_presence);
     pools.find_map(|pool| {
         let block = pool.block_at(address)?;
@@ -60,8 +62,8 @@ pub fn pool_of(address: u64) -> Option<(Pool, BlockInfo)> {
 
 impl Pool {
     /// The block of this pool that a device address is in, used or not; see [`pool_of`].
-    pub fn block_at(&self, address: u64) -> Option<BlockInfo> {
-        self.service().engine.block_at(address)
+    pub fn block_at(&self, address: impl Into<DeviceAddress>) -> Option<BlockInfo> {
+        self.service().engine.block_at(address.into().to_bits())
     }
 
     /// The pool's name, if it was given one.

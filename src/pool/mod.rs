@@ -48,7 +48,7 @@ use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
 use crate::wait::{
-    Caller, Demand, Denial, Drain, Hook, Presence, Reclaimer, Registration, Rules, Service,
+    Caller, Demand, Denial, Drain, Hook, Presence, Reclaimer, Registration, Roll, Rules, Service,
     take_own, try_now,
 };
 use std::fmt;
@@ -94,7 +94,11 @@ impl Pool {
     ) -> Result<Self, BuildError> {
         let service = Arc::new(Service::new(engine, rules, hook));
         let name = name.map(Into::into);
-        let presence = plain::Arc::new(Presence { service, name });
+        let presence = plain::Arc::new(Presence {
+            service,
+            name,
+            roll: Roll::default(),
+        });
         registry::enter(&presence)?;
         Service::start(&presence.service);
         Service::start_upkeep(&presence.service);
@@ -118,14 +122,8 @@ impl Pool {
     /// [`StreamError::ForeignDevice`] when the stream is of another device; the device's error when it
     /// cannot keep the stream's order.
     pub fn register(&self, stream: &impl DeviceStream) -> Result<Stream, StreamError> {
-        let service = self.service().clone();
-        let lane = service.engine.register(stream)?;
-        Ok(Stream::new(Registration {
-            onlookers: service.onlookers.clone(),
-            service,
-            lane,
-            presence: self.presence.clone(),
-        }))
+        let registration = Registration::enter(&self.presence, stream)?;
+        Ok(Stream::from_registration(registration))
     }
 
     /// Makes a stream of the device and registers it. It is destroyed when the pool does not need it any

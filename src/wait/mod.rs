@@ -26,6 +26,7 @@
 //! | `passage` | the future of a stream's point: events, synchronization, deallocation |
 //! | `reserved` | what a reservation and its blocks hold in common |
 //! | `registration` | what a stream's handle and its blocks hold in common |
+//! | `natives` | streams by the backend's names and objects |
 //! | `onlookers` | who is told of every block's life |
 //! | `fills` | blocks that are filled at their beginning and their end |
 //! | `spawn` | where a runtime may drive |
@@ -47,6 +48,8 @@ mod grower;
 mod hook;
 mod knot;
 mod line;
+#[cfg_attr(not(feature = "cuda"), path = "no_natives.rs")]
+mod natives;
 mod onlookers;
 mod passage;
 mod queue;
@@ -69,6 +72,7 @@ pub use drain::Drain;
 pub(crate) use hook::Hook;
 pub use hook::PressureHook;
 use line::Place;
+pub(crate) use natives::Roll;
 pub(crate) use onlookers::{Caller, Ending, Granted, Onlookers};
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;

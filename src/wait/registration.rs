@@ -1,6 +1,9 @@
 //! A stream's registration: what its handle and its blocks hold in common.
 
+use super::natives::{Native, Roll};
 use super::{Onlookers, Service};
+use crate::device::DeviceStream;
+use crate::error::StreamError;
 use crate::lane::Lane;
 use crate::measure::Tag;
 use crate::sync::{Arc, plain};
@@ -12,6 +15,7 @@ pub(crate) struct Presence {
     pub(crate) service: Arc<Service>,
     /// The pool's name, if it has one.
     pub(crate) name: Option<plain::Arc<str>>,
+    pub(crate) roll: Roll,
 }
 
 impl Drop for Presence {
@@ -28,9 +32,32 @@ pub(crate) struct Registration {
     pub(crate) presence: plain::Arc<Presence>,
     /// Who is told of blocks' lives, if anybody is.
     pub(crate) onlookers: Option<plain::Arc<Onlookers>>,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no backend has any"))]
+    pub(crate) native: Native,
 }
 
 impl Registration {
+    /// Makes a stream known to a pool.
+    ///
+    /// # Errors
+    /// As [`Engine::register`](crate::engine::Engine::register).
+    pub(crate) fn enter(
+        presence: &plain::Arc<Presence>,
+        stream: &dyn DeviceStream,
+    ) -> Result<Arc<Self>, StreamError> {
+        let service = presence.service.clone();
+        let lane = service.engine.register(stream)?;
+        let registration = Arc::new(Self {
+            onlookers: service.onlookers.clone(),
+            native: Native::of(stream, &*service.engine.device),
+            service,
+            lane,
+            presence: presence.clone(),
+        });
+        presence.roll.enter(&registration);
+        Ok(registration)
+    }
+
     /// A block was granted to a tag, with so much more than was claimed. Out of the way of those that have
     /// none.
     #[inline(never)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weirpool::Block;
-use weirpool::device::{Device, DeviceStream};
+use weirpool::device::{Argument, Device, DeviceAddress, DeviceStream};
 
 /// A device under test, with the work that the suite needs done on it.
 ///
@@ -61,8 +61,18 @@ pub(crate) trait Bench: Clone + Send + Sync + 'static {
 /// A range of device addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
-    pub(crate) address: u64,
+    pub(crate) address: DeviceAddress,
     pub(crate) bytes: u64,
+}
+
+/// What an argument of work stands for.
+impl From<Argument<'_>> for Span {
+    fn from(argument: Argument<'_>) -> Self {
+        Self {
+            address: argument.address(),
+            bytes: argument.size(),
+        }
+    }
 }
 
 impl From<&Block> for Span {

@@ -42,6 +42,7 @@ mod sharing;
 mod statistics;
 mod tasks;
 mod threads;
+mod uses;
 mod waiting;
 
 /// A module with every test for one bench.

@@ -1,9 +1,11 @@
 //! A device in front of another: it counts the calls, keeps account of what was taken, makes calls fail,
 //! and lies. So that tests which need it run on every backend.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::Location;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
@@ -245,6 +247,14 @@ unsafe impl Device for Probe {
         let answer = device.free(kind, address, bytes);
         self.amid("free");
         answer
+    }
+
+    fn host_pointer(&self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
+        self.inner().host_pointer(address, bytes)
+    }
+
+    fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.inner().native_stream(stream)
     }
 
     fn create_stream(&self) -> Result<RawStream, DeviceError> {

@@ -5,6 +5,7 @@ use crate::site::eventually;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
+use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Clock, Operation, SimBuilder, SimDevice, SimStream};
 use weirpool::device::{Device, MemoryKind};
 
@@ -160,7 +161,7 @@ impl<S: Setting> Bench for Sim<S> {
 }
 
 /// Compares chunk by chunk, which is fast without optimization too.
-fn is_full_of(span: Span, value: u8, mut read: impl FnMut(u64, &mut [u8])) -> bool {
+fn is_full_of(span: Span, value: u8, mut read: impl FnMut(DeviceAddress, &mut [u8])) -> bool {
     const CHUNK: usize = 1 << 16;
     let expected = vec![value; CHUNK];
     let mut chunk = vec![0; CHUNK];

@@ -46,6 +46,19 @@ macro_rules! suite {
                     streams_of_another_pool_are_refused,
                     an_event_of_another_device_is_refused,
                     a_refused_free_leaves_the_block_allocated;
+                uses:
+                    who_reads_comes_after_who_wrote,
+                    who_reads_comes_after_what_may_have_written,
+                    who_writes_comes_after_all_who_read,
+                    a_use_in_order_is_waited_for_before_reuse,
+                    a_use_in_order_comes_after_the_earlier_life,
+                    a_use_in_order_on_a_foreign_stream_is_refused,
+                    what_is_written_is_read_on_any_stream,
+                    what_does_not_fit_is_not_copied,
+                    a_read_that_is_given_up_writes_nothing,
+                    the_host_comes_after_all_uses_and_before_all_later_ones,
+                    a_wait_for_the_host_may_be_given_up,
+                    the_host_is_refused_what_it_does_not_see;
                 capacity:
                     settings_out_of_range_are_refused,
                     capacity_is_a_bound_and_its_end_is_clean,

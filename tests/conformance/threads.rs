@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Barrier, Mutex};
 use std::thread;
 use weirpool::Block;
+use weirpool::device::DeviceAddress;
 
 /// [4] RMM multi-threaded `RandomAllocations`: a stream for each thread, and a pool that is too small.
 pub(crate) fn many_threads_keep_their_patterns<B: Bench>() {
@@ -183,7 +184,7 @@ fn own_and_give_back<B: Bench>(worker: &Worker<B>, seed: u64, owned: &Owned) {
 
 /// Address ranges, with their ends, that somebody owns.
 #[derive(Default)]
-struct Owned(Mutex<BTreeMap<u64, u64>>);
+struct Owned(Mutex<BTreeMap<DeviceAddress, DeviceAddress>>);
 
 impl Owned {
     fn insert(&self, Span { address, bytes }: Span) {

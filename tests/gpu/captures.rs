@@ -15,7 +15,7 @@ use futures::executor::block_on;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
-use weirpool::device::{DeviceError, DeviceErrorKind};
+use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind};
 use weirpool::{Fill, Rung};
 
 type Here = Cuda<Mapped>;
@@ -245,7 +245,7 @@ pub(crate) fn a_graph_has_no_fills() {
     drop(block);
     let graph = end(&captured).expect("a capture that is whole");
     captured.settle();
-    let is_full_of = |address, word: u32| {
+    let is_full_of = |address: DeviceAddress, word: u32| {
         let bytes = gpu.read_now(address, MIB);
         bytes.chunks(4).all(|chunk| chunk == word.to_ne_bytes())
     };

@@ -14,6 +14,7 @@
 //! | `hand_shakes` | streams that wait for each other on the device |
 //! | `captures` | streams that are captured into a graph |
 //! | `copies` | between host and device |
+//! | `interop` | buffers in the hands of cudarc and cuBLAS |
 //! | `streams` | default streams, streams of the pool's, streams that go away |
 //! | `contexts` | threads with another context, or none |
 //! | `ends` | kernels that fault, processes that end |
@@ -70,6 +71,8 @@ mod statistics;
 mod tasks;
 #[path = "../conformance/threads.rs"]
 mod threads;
+#[path = "../conformance/uses.rs"]
+mod uses;
 #[path = "../conformance/waiting.rs"]
 mod waiting;
 
@@ -81,6 +84,7 @@ mod ends;
 mod facts;
 mod hand_shakes;
 mod harness;
+mod interop;
 mod ordering;
 mod pressure;
 mod soak;
@@ -160,6 +164,15 @@ fn entries() -> Vec<Entry> {
             copies_come_after_what_their_stream_waited_for,
             a_download_dropped_on_its_way_harms_nobody,
             many_copies_are_under_way_at_once;
+        interop:
+            cudarcs_copies_take_buffers,
+            a_copy_sees_what_a_kernel_elsewhere_wrote,
+            memory_is_not_reused_before_a_copy_has_ended,
+            a_fill_comes_after_all_copies,
+            an_unregistered_stream_is_waited_for_by_the_host,
+            the_legacy_default_stream_is_adopted,
+            streams_that_cannot_be_ordered_are_refused,
+            cublas_multiplies_buffers;
         captures:
             a_query_in_the_default_mode_breaks_a_capture,
             a_capture_is_not_broken_by_what_the_pool_does,

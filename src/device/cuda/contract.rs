@@ -4,10 +4,12 @@ use super::CudaDevice;
 use super::driver::check;
 use super::stream::{device_id, handle, is_legacy_default, raw};
 use crate::device::{
-    AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, MemoryInfo, MemoryKind,
-    PhysicalHandle, RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream,
+    MemoryInfo, MemoryKind, PhysicalHandle, RawEvent, RawStream, Transfer, WatchId,
 };
+use crate::sync::plain::Arc;
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstreamCaptureStatus};
+use std::any::Any;
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
@@ -154,6 +156,14 @@ unsafe impl Device for CudaDevice {
         let _visit = self.visit("destroy_stream")?;
         drop(owner);
         Ok(())
+    }
+
+    fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
+        let native = match stream {
+            RawStream::HOST => Some(self.inner.context.default_stream()),
+            _ => self.stream(stream),
+        };
+        native.as_ref().map(DeviceStream::keep_alive)
     }
 
     fn create_event(&self) -> Result<RawEvent, DeviceError> {

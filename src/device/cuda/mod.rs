@@ -50,6 +50,7 @@ use staging::Stages;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Deref;
+pub(crate) use stream::{default_of, names_of, of_native};
 use watcher::Watcher;
 
 /// An NVIDIA GPU.

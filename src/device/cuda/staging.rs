@@ -175,6 +175,17 @@ impl StagedTransfer {
     fn held(&self) -> &(Stage, RawEvent) {
         self.held.as_ref().expect("held until it is dropped")
     }
+
+    /// What came from the device, where it lies.
+    fn arrived(&self) -> Result<Option<&[u8]>, DeviceError> {
+        let (stage, event) = self.held();
+        if !self.device.query(*event)? {
+            return Ok(None);
+        }
+        // SAFETY: the copy has written so many bytes, and is over; nobody else writes the stage while it is held.
+        let bytes = unsafe { std::slice::from_raw_parts(stage.start(), self.returns as usize) };
+        Ok(Some(bytes))
+    }
 }
 
 impl Transfer for StagedTransfer {
@@ -183,13 +194,15 @@ impl Transfer for StagedTransfer {
     }
 
     fn bytes(&mut self) -> Result<Option<Vec<u8>>, DeviceError> {
-        let (stage, event) = self.held();
-        if !self.device.query(*event)? {
-            return Ok(None);
+        Ok(self.arrived()?.map(<[u8]>::to_vec))
+    }
+
+    fn copy_to(&mut self, into: &mut [u8]) -> Result<bool, DeviceError> {
+        let bytes = self.arrived()?;
+        if let Some(bytes) = bytes {
+            into.copy_from_slice(bytes);
         }
-        // SAFETY: the copy has written so many bytes, and is over.
-        let bytes = unsafe { std::slice::from_raw_parts(stage.start(), self.returns as usize) };
-        Ok(Some(bytes.to_vec()))
+        Ok(bytes.is_some())
     }
 }
 

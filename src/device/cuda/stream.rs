@@ -29,9 +29,28 @@ pub(super) fn is_legacy_default(raw: RawStream) -> bool {
     raw.0 == 0 || raw.0 == LEGACY
 }
 
+/// What a stream of cudarc's is to the pools.
+pub(crate) fn names_of(stream: &CudaStream) -> (DeviceId, RawStream) {
+    (device_id(stream.context()), raw(stream.cu_stream()))
+}
+
+/// The default streams live as long as their context, and so can be had again by who only borrows one.
+pub(crate) fn default_of(stream: &CudaStream) -> Option<Arc<CudaStream>> {
+    match raw(stream.cu_stream()).0 {
+        0 | LEGACY => Some(stream.context().default_stream()),
+        PER_THREAD => Some(stream.context().per_thread_stream()),
+        _ => None,
+    }
+}
+
+/// What a [native](DeviceStream::native) stream is, if it is one of cudarc's.
+pub(crate) fn of_native(native: &(dyn Any + Send + Sync)) -> Option<&Arc<CudaStream>> {
+    native.downcast_ref::<Kept>()?.0.as_ref()
+}
+
 /// A hold on a stream. cudarc makes its context current when it destroys the stream, wherever that is; here
 /// the thread's own is current again afterwards.
-struct Kept(Option<Arc<CudaStream>>);
+pub(super) struct Kept(pub(super) Option<Arc<CudaStream>>);
 
 impl Drop for Kept {
     fn drop(&mut self) {
@@ -51,6 +70,10 @@ impl DeviceStream for Arc<CudaStream> {
 
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
         Arc::new(Kept(Some(self.clone())))
+    }
+
+    fn native(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(self.keep_alive())
     }
 
     fn takes_waits(&self) -> bool {

@@ -7,7 +7,7 @@
 use super::SimDevice;
 use super::memory::{Illegal, Space, Viewer};
 use super::operation::Operation;
-use crate::device::{DeviceError, DeviceErrorKind};
+use crate::device::{DeviceAddress, DeviceError, DeviceErrorKind};
 use std::panic::Location;
 use std::time::Duration;
 
@@ -45,8 +45,12 @@ impl SimDevice {
     /// # Panics
     /// With what the [ordering checker](crate::guide::testing) found.
     #[track_caller]
-    pub fn host_read(&self, address: u64, into: &mut [u8]) -> Result<(), DeviceError> {
-        self.host_read_at(address, into, Location::caller())
+    pub fn host_read(
+        &self,
+        address: impl Into<DeviceAddress>,
+        into: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        self.host_read_at(address.into().to_bits(), into, Location::caller())
     }
 
     /// Writes `from` to `address` and on.
@@ -57,8 +61,12 @@ impl SimDevice {
     /// # Panics
     /// With what the [ordering checker](crate::guide::testing) found.
     #[track_caller]
-    pub fn host_write(&self, address: u64, from: &[u8]) -> Result<(), DeviceError> {
-        self.host_write_at(address, from, Location::caller())
+    pub fn host_write(
+        &self,
+        address: impl Into<DeviceAddress>,
+        from: &[u8],
+    ) -> Result<(), DeviceError> {
+        self.host_write_at(address.into().to_bits(), from, Location::caller())
     }
 
     /// Writes `value` to `bytes` bytes from `address` on.
@@ -69,7 +77,13 @@ impl SimDevice {
     /// # Panics
     /// With what the [ordering checker](crate::guide::testing) found.
     #[track_caller]
-    pub fn host_fill(&self, address: u64, bytes: u64, value: u8) -> Result<(), DeviceError> {
+    pub fn host_fill(
+        &self,
+        address: impl Into<DeviceAddress>,
+        bytes: u64,
+        value: u8,
+    ) -> Result<(), DeviceError> {
+        let address = address.into().to_bits();
         let filled = self.host_fill_at(address, bytes, value, Location::caller());
         self.engine.raise();
         filled

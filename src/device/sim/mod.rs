@@ -76,7 +76,7 @@ mod stream;
 mod ticker;
 mod time;
 
-use super::{Device, DeviceError, DeviceErrorKind, Pooling};
+use super::{Device, DeviceAddress, DeviceError, DeviceErrorKind, Pooling};
 use crate::sync::plain::Arc;
 use builder::Settings;
 use engine::Engine;
@@ -158,7 +158,12 @@ impl SimDevice {
     ///
     /// # Errors
     /// When not all of it is mapped: an illegal address, which breaks the device.
-    pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), DeviceError> {
+    pub fn read(
+        &self,
+        address: impl Into<DeviceAddress>,
+        into: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        let address = address.into().to_bits();
         self.engine
             .access("read", |space| space.read(Viewer::Debugger, address, into))
     }
@@ -167,7 +172,8 @@ impl SimDevice {
     ///
     /// # Errors
     /// When not all of it is mapped: an illegal address, which breaks the device.
-    pub fn write(&self, address: u64, from: &[u8]) -> Result<(), DeviceError> {
+    pub fn write(&self, address: impl Into<DeviceAddress>, from: &[u8]) -> Result<(), DeviceError> {
+        let address = address.into().to_bits();
         self.engine.access("write", |space| {
             space.write(Viewer::Debugger, address, from)
         })
@@ -177,14 +183,21 @@ impl SimDevice {
     ///
     /// # Errors
     /// When not all of it is mapped: an illegal address, which breaks the device.
-    pub fn fill(&self, address: u64, bytes: u64, value: u8) -> Result<(), DeviceError> {
+    pub fn fill(
+        &self,
+        address: impl Into<DeviceAddress>,
+        bytes: u64,
+        value: u8,
+    ) -> Result<(), DeviceError> {
+        let address = address.into().to_bits();
         self.engine.access("fill", |space| {
             space.fill(Viewer::Debugger, address, bytes, value)
         })
     }
 
     /// Whether all of the range is mapped, so that it can be accessed.
-    pub fn is_mapped(&self, address: u64, bytes: u64) -> bool {
+    pub fn is_mapped(&self, address: impl Into<DeviceAddress>, bytes: u64) -> bool {
+        let address = address.into().to_bits();
         self.engine
             .peek(|state| state.space.is_mapped(address, bytes))
     }

@@ -3,6 +3,7 @@
 //! Knows nothing of streams or time; the schedule decides when it runs.
 
 use super::memory::Memory;
+use crate::device::DeviceAddress;
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
@@ -26,7 +27,7 @@ pub struct Access {
     /// Whether it reads or writes.
     pub kind: AccessKind,
     /// The first address.
-    pub address: u64,
+    pub address: DeviceAddress,
     /// How many bytes.
     pub bytes: u64,
 }
@@ -83,16 +84,16 @@ impl Operation {
     }
 
     /// Says that the operation reads `bytes` bytes from `address` on.
-    pub fn reads(self, address: u64, bytes: u64) -> Self {
-        self.touches(AccessKind::Read, address, bytes)
+    pub fn reads(self, address: impl Into<DeviceAddress>, bytes: u64) -> Self {
+        self.touches(AccessKind::Read, address.into(), bytes)
     }
 
     /// Says that the operation writes `bytes` bytes from `address` on.
-    pub fn writes(self, address: u64, bytes: u64) -> Self {
-        self.touches(AccessKind::Write, address, bytes)
+    pub fn writes(self, address: impl Into<DeviceAddress>, bytes: u64) -> Self {
+        self.touches(AccessKind::Write, address.into(), bytes)
     }
 
-    fn touches(mut self, kind: AccessKind, address: u64, bytes: u64) -> Self {
+    fn touches(mut self, kind: AccessKind, address: DeviceAddress, bytes: u64) -> Self {
         self.accesses.push(Access {
             kind,
             address,

@@ -1,5 +1,6 @@
 //! What is kept of what happened.
 
+use crate::device::DeviceAddress;
 use crate::engine::Rung;
 use crate::error::Shortfall;
 use crate::id::StreamId;
@@ -103,7 +104,7 @@ pub enum HistoryEvent {
     /// A block was granted.
     Allocated {
         /// Its first address.
-        address: u64,
+        address: DeviceAddress,
         /// Its bytes.
         size: u64,
         /// For use in the order of which stream.
@@ -116,7 +117,7 @@ pub enum HistoryEvent {
         /// Which allocation's it was: the [`number`](BlockOrigin::number) of its origin.
         number: u64,
         /// Its first address.
-        address: u64,
+        address: DeviceAddress,
         /// Its bytes.
         size: u64,
         /// The stream that it was allocated on.
@@ -129,23 +130,23 @@ pub enum HistoryEvent {
     /// Memory was taken from the device: a segment, or handles that were mapped next to each other.
     Grown {
         /// Where.
-        address: u64,
+        address: DeviceAddress,
         /// How much.
         bytes: u64,
     },
     /// Free memory was mapped elsewhere.
     Remapped {
         /// From where.
-        from: u64,
+        from: DeviceAddress,
         /// To where.
-        to: u64,
+        to: DeviceAddress,
         /// How much.
         bytes: u64,
     },
     /// Free memory was given back to the device: by a trim, or since it could not be mapped elsewhere.
     Released {
         /// From where.
-        address: u64,
+        address: DeviceAddress,
         /// How much.
         bytes: u64,
     },

@@ -151,15 +151,25 @@ impl Entry<'_> {
             let bytes = run.len() as u64 * handle_bytes;
             let Step { from, to } = run[0];
             let event = match from {
-                Some(from) => HistoryEvent::Remapped { from, to, bytes },
-                None => HistoryEvent::Grown { address: to, bytes },
+                Some(from) => HistoryEvent::Remapped {
+                    from: from.into(),
+                    to: to.into(),
+                    bytes,
+                },
+                None => HistoryEvent::Grown {
+                    address: to.into(),
+                    bytes,
+                },
             };
             book.push(self.time, totals, event);
         }
         let lost = rest.first().filter(|_| outcome.lost);
-        if let Some(address) = lost.and_then(|step| step.from) {
-            let bytes = handle_bytes;
-            book.push(self.time, totals, HistoryEvent::Released { address, bytes });
+        if let Some(from) = lost.and_then(|step| step.from) {
+            let event = HistoryEvent::Released {
+                address: from.into(),
+                bytes: handle_bytes,
+            };
+            book.push(self.time, totals, event);
         }
     }
 
@@ -168,7 +178,7 @@ impl Entry<'_> {
         let mut book = self.journal.book.lock();
         for run in spans.chunk_by(|(at, bytes), (next, _)| at + bytes == *next) {
             let bytes = run.iter().map(|(_, bytes)| bytes).sum();
-            let address = run[0].0;
+            let address = run[0].0.into();
             book.push(self.time, totals, HistoryEvent::Released { address, bytes });
         }
     }
@@ -223,7 +233,7 @@ impl Engine {
         };
         book.live.insert(address, live);
         let event = HistoryEvent::Allocated {
-            address,
+            address: address.into(),
             size,
             stream,
             origin,
@@ -252,14 +262,14 @@ impl Engine {
         let (size, origin) = (live.size, live.origin.clone());
         let freed = HistoryEvent::Freed {
             number: before,
-            address,
+            address: address.into(),
             size: old,
             stream,
             further: Vec::new(),
             site: Some(site.clone()),
         };
         let allocated = HistoryEvent::Allocated {
-            address,
+            address: address.into(),
             size,
             stream,
             origin: BlockOrigin {
@@ -290,7 +300,7 @@ impl Engine {
         book.used -= size;
         let event = HistoryEvent::Freed {
             number: origin.number,
-            address,
+            address: address.into(),
             size,
             stream,
             further,

@@ -4,6 +4,7 @@
 //! by process. So the pool is a process, the first, and each stream is another.
 
 use super::super::History;
+use crate::device::DeviceAddress;
 use crate::engine::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy};
 use crate::id::StreamId;
 use serde::Serialize;
@@ -151,7 +152,7 @@ impl Chart {
         &mut self,
         time: Duration,
         stream: StreamId,
-        (address, size): (u64, u64),
+        (address, size): (DeviceAddress, u64),
         origin: &BlockOrigin,
     ) {
         let tag = origin.tag.map(|tag| tag.name());
@@ -161,7 +162,7 @@ impl Chart {
             tag.map(|tag| format!(" for {tag}")).unwrap_or_default()
         );
         let args = json!({
-            "address": format!("{address:#x}"),
+            "address": address.to_string(),
             "size": size,
             "requested": origin.requested,
             "site": origin.site.to_string(),

@@ -7,6 +7,7 @@
 
 use super::super::Snapshot;
 use super::pieces::{LastFrees, Piece};
+use crate::device::DeviceAddress;
 use crate::engine::SegmentInfo;
 use crate::engine::{BlockInfo, BlockOrigin, BlockState, HistoryEntry, HistoryEvent, Site};
 use crate::id::StreamId;
@@ -170,15 +171,15 @@ impl<'a> Drawer<'a> {
         segments
     }
 
-    fn segment(&self, span: Range<u64>, blocks: Vec<Block<'a>>) -> Segment<'a> {
+    fn segment(&self, span: Range<DeviceAddress>, blocks: Vec<Block<'a>>) -> Segment<'a> {
         let sum = |is_in: fn(&Block<'_>) -> bool, bytes: fn(&Block<'_>) -> i64| {
             let blocks = blocks.iter().filter(|block| is_in(block));
             blocks.map(bytes).sum()
         };
         Segment {
             device: DEVICE,
-            address: number(span.start),
-            total_size: number(span.end - span.start),
+            address: place(span.start),
+            total_size: number(span.end.offset_from(span.start).unwrap_or(0)),
             allocated_size: sum(|block| block.state == ALLOCATED, |block| block.size),
             active_size: sum(|block| block.state != INACTIVE, |block| block.size),
             requested_size: sum(
@@ -206,7 +207,7 @@ impl<'a> Drawer<'a> {
                 self.pending.extend(freed);
                 let origin = block.origin.as_ref();
                 Block {
-                    address: number(address),
+                    address: place(address),
                     size: number(size),
                     requested_size: number(origin.map_or(size, |origin| origin.requested)),
                     state: match block.state {
@@ -229,7 +230,7 @@ impl<'a> Drawer<'a> {
     fn trace(&self, entry: &'a HistoryEntry) -> Vec<Trace<'a>> {
         let trace = |action, addr, size, stream: Option<StreamId>, frames| Trace {
             action,
-            addr: Some(number(addr)),
+            addr: Some(place(addr)),
             device_free: None,
             size: number(size),
             stream: stream.map_or(NO_STREAM, |stream| stream.0.into()),
@@ -284,7 +285,13 @@ impl<'a> Drawer<'a> {
                 vec![Trace {
                     addr: None,
                     device_free: Some(number(left)),
-                    ..trace("oom", 0, shortfall.requested, Some(*stream), Vec::new())
+                    ..trace(
+                        "oom",
+                        NOWHERE,
+                        shortfall.requested,
+                        Some(*stream),
+                        Vec::new(),
+                    )
                 }]
             }
             _ => Vec::new(),
@@ -297,8 +304,8 @@ const PENDING: &str = "active_pending_free";
 const INACTIVE: &str = "inactive";
 
 /// The stretches of a segment that have memory.
-fn mapped(segment: &SegmentInfo) -> Vec<Range<u64>> {
-    let mut stretches = Vec::<Range<u64>>::new();
+fn mapped(segment: &SegmentInfo) -> Vec<Range<DeviceAddress>> {
+    let mut stretches = Vec::<Range<DeviceAddress>>::new();
     for block in &segment.blocks {
         let end = block.address + block.size;
         match stretches.last_mut() {
@@ -307,6 +314,12 @@ fn mapped(segment: &SegmentInfo) -> Vec<Range<u64>> {
         }
     }
     stretches
+}
+
+const NOWHERE: DeviceAddress = DeviceAddress::from_bits(0);
+
+fn place(address: DeviceAddress) -> i64 {
+    number(address.to_bits())
 }
 
 /// As the viewer takes it for a number.

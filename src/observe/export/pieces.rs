@@ -3,13 +3,14 @@
 //! Pending neighbours with the same fences are one block of the ledger. A viewer that goes back in time wants
 //! to see what was freed turn into what was used, so such a block is cut along the frees that made it.
 
+use crate::device::DeviceAddress;
 use crate::engine::{BlockInfo, BlockState, HistoryEntry, HistoryEvent};
 use std::collections::BTreeMap;
 
 /// A part of a block of the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    pub(super) address: u64,
+    pub(super) address: DeviceAddress,
     pub(super) size: u64,
     /// Of a part that is pending, which allocation it was, if that is known.
     pub(super) number: Option<u64>,
@@ -17,7 +18,7 @@ pub(super) struct Piece {
 
 /// The last life of each address that was freed and not used again: by address, its bytes and number.
 #[derive(Debug)]
-pub(super) struct LastFrees(BTreeMap<u64, (u64, u64)>);
+pub(super) struct LastFrees(BTreeMap<DeviceAddress, (u64, u64)>);
 
 impl LastFrees {
     pub(super) fn of(entries: &[HistoryEntry]) -> Self {
@@ -42,10 +43,10 @@ impl LastFrees {
         frees
     }
 
-    fn forget(&mut self, address: u64, size: u64) {
+    fn forget(&mut self, address: DeviceAddress, size: u64) {
         let before = self.0.range(..address + size).rev();
         // They never overlap: the first that ends before the span ends the search.
-        let overlapping = before.take_while(|(start, (bytes, _))| **start + bytes > address);
+        let overlapping = before.take_while(|(start, (bytes, _))| **start + *bytes > address);
         let overlapping: Vec<_> = overlapping.map(|(start, _)| *start).collect();
         for start in overlapping {
             self.0.remove(&start);
@@ -59,10 +60,11 @@ impl LastFrees {
         let mut at = block.address;
         if block.state == BlockState::Pending {
             for (start, (bytes, number)) in self.0.range(block.address..end) {
-                if start + bytes <= end {
+                let stop = *start + *bytes;
+                if stop <= end {
                     pieces.extend(piece(at, *start, None));
-                    pieces.extend(piece(*start, start + bytes, Some(*number)));
-                    at = start + bytes;
+                    pieces.extend(piece(*start, stop, Some(*number)));
+                    at = stop;
                 }
             }
         }
@@ -71,10 +73,11 @@ impl LastFrees {
     }
 }
 
-fn piece(start: u64, end: u64, number: Option<u64>) -> Option<Piece> {
-    (start < end).then_some(Piece {
+fn piece(start: DeviceAddress, end: DeviceAddress, number: Option<u64>) -> Option<Piece> {
+    let size = end.offset_from(start).filter(|size| *size > 0)?;
+    Some(Piece {
         address: start,
-        size: end - start,
+        size,
         number,
     })
 }

@@ -30,6 +30,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+use weirpool::device::DeviceAddress;
 use weirpool::device::cuda::CudaDevice;
 
 const KERNELS: [&str; 7] = [
@@ -123,14 +124,28 @@ impl Gpu {
     }
 
     /// Fills memory with a word.
-    pub(crate) fn fill(&self, stream: &CudaStream, address: u64, bytes: u64, word: u32) {
+    pub(crate) fn fill(
+        &self,
+        stream: &CudaStream,
+        address: impl Into<DeviceAddress>,
+        bytes: u64,
+        word: u32,
+    ) {
+        let address = address.into().to_bits();
         let words = in_words(bytes);
         let parameters = [address, words, u64::from(word)];
         self.launch(stream, "fill", spread(words), &parameters);
     }
 
     /// Adds to each word of memory.
-    pub(crate) fn add(&self, stream: &CudaStream, address: u64, bytes: u64, amount: u32) {
+    pub(crate) fn add(
+        &self,
+        stream: &CudaStream,
+        address: impl Into<DeviceAddress>,
+        bytes: u64,
+        amount: u32,
+    ) {
+        let address = address.into().to_bits();
         let words = in_words(bytes);
         let parameters = [address, words, u64::from(amount)];
         self.launch(stream, "add", spread(words), &parameters);
@@ -142,11 +157,12 @@ impl Gpu {
     pub(crate) fn compare(
         &self,
         stream: &CudaStream,
-        address: u64,
+        address: impl Into<DeviceAddress>,
         bytes: u64,
         word: u32,
         answer: impl FnOnce(bool) + Send + 'static,
     ) {
+        let address = address.into().to_bits();
         let words = in_words(bytes);
         let found = Number::new();
         let parameters = [address, words, u64::from(word), found.address()];
@@ -186,10 +202,11 @@ impl Gpu {
     pub(crate) fn hold_until(
         &self,
         stream: &CudaStream,
-        address: u64,
+        address: impl Into<DeviceAddress>,
         target: u64,
         keep: impl Send + 'static,
     ) {
+        let address = address.into().to_bits();
         let gave_up = Number::new();
         let limit = LONGEST_HOLD.as_nanos() as u64;
         let parameters = [address, target, limit, gave_up.address()];
@@ -206,7 +223,8 @@ impl Gpu {
     }
 
     /// Sets a number in memory, for who waits for it.
-    pub(crate) fn raise(&self, stream: &CudaStream, address: u64, value: u64) {
+    pub(crate) fn raise(&self, stream: &CudaStream, address: impl Into<DeviceAddress>, value: u64) {
+        let address = address.into().to_bits();
         self.launch(stream, "raise", ONE_THREAD, &[address, value]);
     }
 
@@ -217,13 +235,14 @@ impl Gpu {
     }
 
     /// Fills memory that nobody uses now, and returns when that is done.
-    pub(crate) fn write_now(&self, address: u64, bytes: u64, word: u32) {
+    pub(crate) fn write_now(&self, address: impl Into<DeviceAddress>, bytes: u64, word: u32) {
         self.fill(&self.aside, address, bytes, word);
         settle(&self.aside);
     }
 
     /// The bytes of memory that nobody writes now.
-    pub(crate) fn read_now(&self, address: u64, bytes: u64) -> Vec<u8> {
+    pub(crate) fn read_now(&self, address: impl Into<DeviceAddress>, bytes: u64) -> Vec<u8> {
+        let address = address.into().to_bits();
         let mut read = vec![0; bytes as usize];
         self.context.bind_to_thread().expect("a context that works");
         // SAFETY: the bytes stay until the copy is complete, which is awaited here.

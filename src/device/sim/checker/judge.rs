@@ -100,7 +100,8 @@ impl Judge {
     }
 
     fn touch(&mut self, now: &Stamp, work: &Arc<Work>, access: &Access) {
-        let (start, end) = (access.address, access.address.saturating_add(access.bytes));
+        let start = access.address.to_bits();
+        let end = start.saturating_add(access.bytes);
         if let Some(outside) = self.outside(start, end, Usage::new(work, access.kind)) {
             return self.findings.report(outside);
         }

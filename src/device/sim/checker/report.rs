@@ -10,7 +10,7 @@ use crate::sync::plain::Arc;
 fn after(kind: ViolationKind, start: u64, end: u64, earlier: &Touch) -> Violation {
     Violation {
         kind,
-        address: start,
+        address: start.into(),
         bytes: end - start,
         earlier: Some(Usage::new(&earlier.work, earlier.kind)),
         later: None,
@@ -50,7 +50,7 @@ pub(super) fn unmapped_while_used(start: u64, end: u64, earlier: &Touch) -> Viol
 pub(super) fn granted_twice(start: u64, cell: &Cell, next: &Arc<Life>) -> Violation {
     Violation {
         kind: ViolationKind::GrantedTwice,
-        address: start,
+        address: start.into(),
         bytes: cell.end - start,
         earlier: last_use(cell),
         later: None,
@@ -67,7 +67,7 @@ pub(super) fn outside(start: u64, cell: &Cell, owner: &Arc<Life>, usage: Usage) 
     };
     Violation {
         kind,
-        address: start,
+        address: start.into(),
         bytes: cell.end - start,
         earlier: last_use(cell),
         later: Some(usage),

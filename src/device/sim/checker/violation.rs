@@ -1,8 +1,8 @@
 //! What was found: a use of memory without the order that it needs, and what to do about it.
 
 use super::ground::{Life, Work};
-use crate::device::RawStream;
 use crate::device::sim::operation::AccessKind;
+use crate::device::{DeviceAddress, RawStream};
 use crate::sync::plain::Arc;
 use std::borrow::Cow;
 use std::fmt;
@@ -51,7 +51,7 @@ pub struct Usage {
 #[non_exhaustive]
 pub struct Allocation {
     /// The first address.
-    pub address: u64,
+    pub address: DeviceAddress,
     /// How many bytes.
     pub bytes: u64,
     /// The stream that it was allocated on.
@@ -74,7 +74,7 @@ pub struct Violation {
     /// What is wrong.
     pub kind: ViolationKind,
     /// The first of the bytes in question.
-    pub address: u64,
+    pub address: DeviceAddress,
     /// How many bytes are in question.
     pub bytes: u64,
     /// The use that came first: of a pair, the one that the other is not ordered after; of memory that
@@ -104,7 +104,7 @@ impl Allocation {
     pub(super) fn new(life: &Arc<Life>) -> Self {
         let freed = life.freed.get();
         Self {
-            address: life.address,
+            address: life.address.into(),
             bytes: life.bytes,
             stream: life.stream,
             allocated: life.allocated,

@@ -7,6 +7,7 @@ mod plain;
 mod space;
 
 use super::engine::Engine;
+use crate::device::DeviceAddress;
 use crate::sync::plain::Arc;
 pub(super) use access::{Illegal, Viewer};
 pub(super) use space::{Refusal, Space};
@@ -26,24 +27,32 @@ impl Memory {
     }
 
     /// Fills `into` with the bytes from `address` on.
-    pub fn read(&mut self, address: u64, into: &mut [u8]) {
+    pub fn read(&mut self, address: impl Into<DeviceAddress>, into: &mut [u8]) {
+        let address = address.into().to_bits();
         self.access("read", |space| space.read(Viewer::Device, address, into));
     }
 
     /// Writes `from` to `address` and on.
-    pub fn write(&mut self, address: u64, from: &[u8]) {
+    pub fn write(&mut self, address: impl Into<DeviceAddress>, from: &[u8]) {
+        let address = address.into().to_bits();
         self.access("write", |space| space.write(Viewer::Device, address, from));
     }
 
     /// Writes `value` to `bytes` bytes from `address` on.
-    pub fn fill(&mut self, address: u64, bytes: u64, value: u8) {
+    pub fn fill(&mut self, address: impl Into<DeviceAddress>, bytes: u64, value: u8) {
+        let address = address.into().to_bits();
         self.access("fill", |space| {
             space.fill(Viewer::Device, address, bytes, value)
         });
     }
 
     /// Copies `bytes` bytes; the ranges may overlap.
-    pub fn copy(&mut self, from: u64, to: u64, bytes: u64) {
+    pub fn copy(
+        &mut self,
+        from: impl Into<DeviceAddress>,
+        to: impl Into<DeviceAddress>,
+        bytes: u64,
+    ) {
         let mut buffer = vec![0; usize::try_from(bytes).expect("a copy that the host can hold")];
         self.read(from, &mut buffer);
         self.write(to, &buffer);

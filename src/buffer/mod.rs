@@ -1,19 +1,19 @@
 //! A block of so many elements of a type.
 
+mod copies;
+
 use crate::block::{Block, DeallocateError, Deallocation};
-use crate::copy::{Elements, Upload};
-use crate::device::Argument;
-use crate::error::{AllocError, CopyError, StreamError};
+use crate::device::{Argument, DeviceAddress};
+use crate::error::{AllocError, StreamError};
 use crate::pool::Pool;
 use crate::stream::Stream;
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::Range;
 
 /// Device memory for `len` elements of `T`, owned; otherwise as [`Block`].
 ///
-/// The elements live on the device: the host never has a reference to one, so the memory is whatever
-/// it was before until work of the stream writes it.
+/// The elements live on the device, and are whatever the memory was before until something writes them. The
+/// host has references to them in a [guard](Self::host) only, in memory that it sees.
 ///
 /// ```
 /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
@@ -100,7 +100,7 @@ impl<T> Buffer<T> {
     }
 
     /// The device address of the first element.
-    pub fn address(&self) -> u64 {
+    pub fn address(&self) -> DeviceAddress {
         self.block.address()
     }
 
@@ -125,6 +125,22 @@ impl<T> Buffer<T> {
         self.block.on(stream)
     }
 
+    /// As [`Block::read_on`].
+    ///
+    /// # Errors
+    /// As [`Block::read_on`].
+    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.block.read_on(stream)
+    }
+
+    /// As [`Block::write_on`].
+    ///
+    /// # Errors
+    /// As [`Block::write_on`].
+    pub fn write_on(&mut self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.block.write_on(stream)
+    }
+
     /// As [`Block::deallocate`].
     #[track_caller]
     pub fn deallocate(self) -> Deallocation {
@@ -140,62 +156,14 @@ impl<T> Buffer<T> {
         self.block.deallocate_on(stream)
     }
 
+    #[cfg(feature = "cuda")]
+    pub(crate) fn block(&self) -> &Block {
+        &self.block
+    }
+
     /// The block without its type.
     pub fn into_block(self) -> Block {
         self.block
-    }
-}
-
-impl<T: bytemuck::NoUninit> Buffer<T> {
-    /// Copies elements into the buffer, from the one numbered `at` on; otherwise as [`Block::upload`].
-    ///
-    /// ```
-    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
-    /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).build()?;
-    /// # let stream = pool.register(&device.create_stream())?;
-    /// # device.block_on(async {
-    /// let buffer = Buffer::<f32>::allocate(&pool, &stream, 100).await?;
-    /// let _uploaded = buffer.upload(&stream, 10, &[0.5, 1.5])?;
-    /// assert_eq!(buffer.download(&stream, 10..12)?.await?, [0.5, 1.5]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Block::upload`]; the range is said in bytes.
-    #[track_caller]
-    pub fn upload(&self, stream: &Stream, at: usize, elements: &[T]) -> Result<Upload, CopyError> {
-        let range = self.bytes_of(at..at.saturating_add(elements.len()))?;
-        self.block
-            .upload(stream, range.start, bytemuck::cast_slice(elements))
-    }
-}
-
-impl<T: bytemuck::AnyBitPattern> Buffer<T> {
-    /// Copies the elements of a range to the host; otherwise as [`Block::download`]. See
-    /// [`upload`](Self::upload) for an example.
-    ///
-    /// # Errors
-    /// As [`Block::download`]; the range is said in bytes.
-    #[track_caller]
-    pub fn download(&self, stream: &Stream, range: Range<usize>) -> Result<Elements<T>, CopyError> {
-        let range = self.bytes_of(range)?;
-        Ok(Elements::new(self.block.download(stream, range)?))
-    }
-}
-
-impl<T> Buffer<T> {
-    /// A range of elements, in bytes. (The block may be larger than the elements.)
-    pub(crate) fn bytes_of(&self, range: Range<usize>) -> Result<Range<u64>, CopyError> {
-        let bytes = |count: usize| (count as u64).saturating_mul(size_of::<T>() as u64);
-        let (start, end) = (bytes(range.start), bytes(range.end));
-        if range.start > range.end || range.end > self.len {
-            let size = bytes(self.len);
-            return Err(CopyError::OutOfBounds { start, end, size });
-        }
-        Ok(start..end)
     }
 }
 

@@ -1,9 +1,25 @@
 //! A block of device memory, owned.
+//!
+//! | file | about |
+//! |---|---|
+//! | `order` | its use as an argument of work, and what that comes after |
+//! | `further` | on which further streams it was used, and for what |
+//! | `copies` | copies between host and device |
+//! | `host` | the host's own use of memory that it sees |
 
-use crate::copy::{Download, Upload};
-use crate::device::{Argument, DeviceError};
+mod copies;
+mod further;
+mod host;
+mod order;
+
+pub(crate) use further::Access;
+pub use host::HostGuard;
+#[cfg(feature = "cuda")]
+pub(crate) use order::Point;
+
+use crate::device::{DeviceAddress, DeviceError};
 use crate::engine::{Lent, Loans, Rung, Use};
-use crate::error::{AllocError, CopyError, StreamError};
+use crate::error::{AllocError, StreamError};
 use crate::id::Ticket;
 use crate::lane::Lane;
 use crate::ledger::Place;
@@ -12,10 +28,10 @@ use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
 use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Passages, Registration, Reserved};
+use further::FurtherStreams;
 use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
-use std::ops::Range;
 use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -46,7 +62,7 @@ type Further = Option<Box<Extra>>;
 /// What few blocks have.
 #[derive(Default)]
 struct Extra {
-    streams: SmallVec<[Arc<Registration>; 3]>,
+    streams: FurtherStreams,
     /// Whose it is again when it is freed.
     reserved: Option<Arc<Reserved>>,
     /// Addresses above it are kept for it.
@@ -180,15 +196,10 @@ impl Block {
                 self.registration
                     .fill_granted(onlookers, after, block, caller.place)?;
         }
-        let further = self
-            .further
-            .lock()
-            .as_ref()
-            .map(|extra| extra.streams.clone());
-        let mut further = further.iter().flatten();
+        let mut further = self.lanes().into_iter().skip(1);
         further.try_for_each(|further| {
             let engine = &service.engine;
-            engine.order_after_grant(lane, extension.after, &further.lane)
+            engine.order_after_grant(lane, extension.after, &further)
         })
     }
 
@@ -203,8 +214,8 @@ impl Block {
     /// given it is not known to the pool: call [`used_on`](Self::used_on) first, or give it
     /// [`on`](Self::on) instead, which does.
     #[inline]
-    pub fn address(&self) -> u64 {
-        self.lent().address
+    pub fn address(&self) -> DeviceAddress {
+        DeviceAddress::from_bits(self.lent().address)
     }
 
     /// The bytes that may be used: what was requested, rounded up.
@@ -236,140 +247,6 @@ impl Block {
     /// The stream that it was allocated on.
     pub fn stream(&self) -> Stream {
         Stream::from_registration(self.registration.clone())
-    }
-
-    /// Says that work of a further stream will use the block: call it before that work is submitted.
-    ///
-    /// The stream is ordered after the grant (by a wait on the device, if need be), and the memory is
-    /// not reused before its work has passed the free. It does not order the stream after what the
-    /// block's own stream writes: for that, [wait](Stream::wait) for an event of it.
-    ///
-    /// # Errors
-    /// [`StreamError::ForeignPool`] when the stream is of another pool, or the device's error; the
-    /// stream must not use the block then.
-    pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
-        if !stream.is_of_pool(&self.registration) {
-            return Err(StreamError::ForeignPool);
-        }
-        let further = stream.registration();
-        if Arc::ptr_eq(&self.registration, further) || self.is_known_on(further) {
-            return Ok(());
-        }
-        let engine = &self.registration.service.engine;
-        engine.order_after_grant(&self.registration.lane, self.lent().after, &further.lane)?;
-        // Only now: who finds it there relies on the order.
-        let mut further_ones = self.further.lock();
-        let all = further_ones.get_or_insert_default();
-        if !all.streams.iter().any(|known| Arc::ptr_eq(known, further)) {
-            all.streams.push(further.clone());
-        }
-        Ok(())
-    }
-
-    fn is_known_on(&self, further: &Arc<Registration>) -> bool {
-        let all = self.further.lock();
-        let mut all = all.iter().flat_map(|all| all.streams.iter());
-        all.any(|known| Arc::ptr_eq(known, further))
-    }
-
-    /// The block as an argument of work on `stream`, which is noted as [`used_on`](Self::used_on) does:
-    /// on CUDA, of a kernel. The argument borrows the block until the work is submitted.
-    ///
-    #[cfg_attr(feature = "cuda", doc = "```no_run")]
-    #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
-    /// # use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
-    /// # fn scale(block: weirpool::Block, stream: weirpool::Stream, work: &CudaStream, kernel: &CudaFunction)
-    /// # -> Result<(), Box<dyn std::error::Error>> {
-    /// let (argument, count) = (block.on(&stream)?, block.size() / 4);
-    /// let mut launch = work.launch_builder(kernel);
-    /// launch.arg(&argument).arg(&count);
-    /// // SAFETY: the kernel touches `count` floats from the address on, and nothing else.
-    /// unsafe { launch.launch(LaunchConfig::for_num_elems(count as u32)) }?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`used_on`](Self::used_on).
-    pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.part_on(stream, 0..self.size())
-    }
-
-    /// A part of the block as an argument; the part lies within it.
-    pub(crate) fn part_on(
-        &self,
-        stream: &Stream,
-        part: Range<u64>,
-    ) -> Result<Argument<'_>, StreamError> {
-        self.used_on(stream)?;
-        let bytes = part.end - part.start;
-        Ok(Argument::new(self.address() + part.start, bytes))
-    }
-
-    /// Copies `bytes` into the block, `offset` bytes from its beginning, in the order of `stream`. The
-    /// bytes are taken before this returns; the future says when the copy is complete.
-    ///
-    /// ```
-    /// # use weirpool::{Pool, device::sim::SimDevice};
-    /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).build()?;
-    /// # let stream = pool.register(&device.create_stream())?;
-    /// # device.block_on(async {
-    /// let block = pool.allocate(&stream, 1024).await?;
-    /// let _uploaded = block.upload(&stream, 0, b"weir")?; // what is submitted now comes after it
-    /// assert_eq!(block.download(&stream, 1..4)?.await?, b"eir");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// When the bytes do not fit there, as [`used_on`](Self::used_on), or when the device cannot copy.
-    /// Nothing is copied then, save where the device could not record the event behind the copy.
-    #[track_caller]
-    pub fn upload(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<Upload, CopyError> {
-        let count = bytes.len() as u64;
-        let address = self.place_of(offset, offset.saturating_add(count))?;
-        self.used_on(stream)?;
-        let Registration { service, lane, .. } = &**stream.registration();
-        let place = Location::caller();
-        let transfer = service
-            .engine
-            .device
-            .upload(lane.raw, address, bytes, place);
-        let transfer = service.engine.noted(transfer)?;
-        Ok(Upload::new(stream.registration().clone(), transfer))
-    }
-
-    /// Copies the bytes of `range`, counted from the block's beginning, to the host, in the order of
-    /// `stream`. The future is ready with them. See [`upload`](Self::upload) for an example.
-    ///
-    /// # Errors
-    /// When the range is not within the block, as [`used_on`](Self::used_on), or when the device cannot
-    /// copy.
-    #[track_caller]
-    pub fn download(&self, stream: &Stream, range: Range<u64>) -> Result<Download, CopyError> {
-        let address = self.place_of(range.start, range.end)?;
-        self.used_on(stream)?;
-        let Registration { service, lane, .. } = &**stream.registration();
-        let (count, place) = (range.end - range.start, Location::caller());
-        let transfer = service
-            .engine
-            .device
-            .download(lane.raw, address, count, place);
-        let transfer = service.engine.noted(transfer)?;
-        Ok(Download::new(stream.registration().clone(), transfer))
-    }
-
-    /// The address of a range within the block.
-    fn place_of(&self, start: u64, end: u64) -> Result<u64, CopyError> {
-        if start > end || end > self.size() {
-            return Err(CopyError::OutOfBounds {
-                start,
-                end,
-                size: self.size(),
-            });
-        }
-        Ok(self.address() + start)
     }
 
     /// Frees the block in the order of the streams that it was used on, as dropping it does, and gives
@@ -450,7 +327,7 @@ impl Block {
     /// The streams that it was used on: its own, and the further ones.
     fn lanes(&self) -> SmallVec<[Arc<Lane>; 2]> {
         let further = self.further.lock();
-        let further = further.iter().flat_map(|all| all.streams.iter());
+        let further = further.iter().flat_map(|all| all.streams.registrations());
         let further = further.map(|further| further.lane.clone());
         std::iter::once(self.registration.lane.clone())
             .chain(further)
@@ -551,7 +428,7 @@ impl Drop for Block {
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block")
-            .field("address", &format_args!("{:#x}", self.address()))
+            .field("address", &self.address())
             .field("size", &self.size())
             .field("stream", &self.registration.lane.id)
             .field("rung", &self.rung())

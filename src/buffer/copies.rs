@@ -1,0 +1,197 @@
+//! Elements between a buffer and the host.
+
+use super::Buffer;
+use crate::block::HostGuard;
+use crate::copy::{Download, Elements, Upload};
+use crate::error::{CopyError, StreamError};
+use crate::stream::Stream;
+use bytemuck::{AnyBitPattern, NoUninit};
+use std::ops::Range;
+
+impl<T: NoUninit> Buffer<T> {
+    /// Copies elements into the buffer, from the one numbered `at` on; otherwise as
+    /// [`Block::upload`](crate::Block::upload).
+    ///
+    /// ```
+    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// # device.block_on(async {
+    /// let buffer = Buffer::<f32>::allocate(&pool, &stream, 100).await?;
+    /// let _uploaded = buffer.upload(&stream, 10, &[0.5, 1.5])?;
+    /// assert_eq!(buffer.download(&stream, 10..12)?.await?, [0.5, 1.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Block::upload`](crate::Block::upload); the range is said in bytes.
+    #[track_caller]
+    pub fn upload(&self, stream: &Stream, at: usize, elements: &[T]) -> Result<Upload, CopyError> {
+        let range = self.bytes_of(at..at.saturating_add(elements.len()))?;
+        self.block
+            .upload(stream, range.start, bytemuck::cast_slice(elements))
+    }
+
+    /// Copies elements into the buffer, from its first one on, after all its earlier uses on every stream; later
+    /// uses come after it as after [`Block::write_on`](crate::Block::write_on). The elements are taken, and the
+    /// copy is on its way, when this returns; the future is ready once it is complete.
+    ///
+    /// ```
+    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// # let other = pool.register(&device.create_stream())?;
+    /// # device.block_on(async {
+    /// let mut buffer = Buffer::<f32>::allocate(&pool, &stream, 3).await?;
+    /// buffer.write(&stream, &[0.5, 1.5, 2.5]).await?;
+    /// assert_eq!(buffer.read(&other).await?, [0.5, 1.5, 2.5]); // after the write
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Block::upload`](crate::Block::upload); the range is said in bytes.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops the waiting and nothing else: the copy takes place all the same.
+    #[track_caller]
+    #[must_use = "errors are had by awaiting it"]
+    pub fn write(
+        &mut self,
+        stream: &Stream,
+        elements: &[T],
+    ) -> impl Future<Output = Result<(), CopyError>> + Send + use<T> {
+        let upload = self.start_write(stream, elements);
+        async move { Ok(upload?.await?) }
+    }
+
+    #[track_caller]
+    fn start_write(&mut self, stream: &Stream, elements: &[T]) -> Result<Upload, CopyError> {
+        let range = self.bytes_of(0..elements.len())?;
+        let bytes = bytemuck::cast_slice(elements);
+        self.block.write(stream, range.start, bytes)
+    }
+}
+
+impl<T: AnyBitPattern> Buffer<T> {
+    /// Copies the elements of a range to the host; otherwise as [`Block::download`](crate::Block::download). See
+    /// [`upload`](Self::upload) for an example.
+    ///
+    /// # Errors
+    /// As [`Block::download`](crate::Block::download); the range is said in bytes.
+    #[track_caller]
+    pub fn download(&self, stream: &Stream, range: Range<usize>) -> Result<Elements<T>, CopyError> {
+        let range = self.bytes_of(range)?;
+        Ok(Elements::new(self.block.download(stream, range)?))
+    }
+
+    /// Copies all elements to the host, after all that may have written them on any stream: see
+    /// [`Block::read_on`](crate::Block::read_on), and [`write`](Self::write) for an example. The copy is on its way
+    /// when this returns; the future is ready with the elements.
+    ///
+    /// # Errors
+    /// As [`Block::download`](crate::Block::download).
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops the waiting; what the copy needs on the host stays until it is complete.
+    #[track_caller]
+    #[must_use = "the elements are had by awaiting it"]
+    pub fn read(
+        &self,
+        stream: &Stream,
+    ) -> impl Future<Output = Result<Vec<T>, CopyError>> + Send + use<T> {
+        let download = self.start_read(stream, self.len);
+        async move { Ok(Elements::new(download?).await?) }
+    }
+}
+
+impl<T: AnyBitPattern + NoUninit> Buffer<T> {
+    /// The same into a slice of the caller's, for as many elements as it has, from the first one on.
+    ///
+    /// ```
+    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// # device.block_on(async {
+    /// # let mut buffer = Buffer::<u16>::allocate(&pool, &stream, 3).await?;
+    /// # buffer.write(&stream, &[7, 8, 9]).await?;
+    /// let mut first = [0; 2];
+    /// buffer.read_into(&stream, &mut first).await?;
+    /// assert_eq!(first, [7, 8]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Block::download`](crate::Block::download); the range is said in bytes.
+    ///
+    /// # Cancel safety
+    /// The slice is written by a poll of the future, and never by the device: dropped or forgotten, the future
+    /// leaves nothing behind that writes it.
+    #[track_caller]
+    pub fn read_into<'a>(
+        &self,
+        stream: &Stream,
+        into: &'a mut [T],
+    ) -> impl Future<Output = Result<(), CopyError>> + Send + use<'a, T> {
+        let download = self.start_read(stream, into.len());
+        let into: &'a mut [u8] = bytemuck::cast_slice_mut(into);
+        async move { Ok(download?.copy_to(into).await?) }
+    }
+
+    /// The elements, for the host to read and write where they lie: as [`Block::host`](crate::Block::host).
+    ///
+    /// ```
+    /// # use weirpool::{Buffer, Pool, Upstream, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone()).upstream(Upstream::Managed).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// # device.block_on(async {
+    /// let mut buffer = Buffer::<u32>::allocate(&pool, &stream, 100).await?;
+    /// for (n, element) in buffer.host().await?.iter_mut().enumerate() {
+    ///     *element = n as u32;
+    /// }
+    /// assert_eq!(buffer.read(&stream).await?[99], 99);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Block::host`](crate::Block::host).
+    ///
+    /// # Cancel safety
+    /// As [`Block::host`](crate::Block::host).
+    #[track_caller]
+    #[must_use = "the elements are had by awaiting it"]
+    pub fn host(&mut self) -> impl Future<Output = Result<HostGuard<'_, T>, StreamError>> + Send {
+        let len = self.len;
+        self.block.host_elements(len)
+    }
+}
+
+impl<T> Buffer<T> {
+    #[track_caller]
+    fn start_read(&self, stream: &Stream, count: usize) -> Result<Download, CopyError> {
+        let range = self.bytes_of(0..count)?;
+        self.block.read(stream, range)
+    }
+
+    /// A range of elements, in bytes. (The block may be larger than the elements.)
+    pub(crate) fn bytes_of(&self, range: Range<usize>) -> Result<Range<u64>, CopyError> {
+        let bytes = |count: usize| (count as u64).saturating_mul(size_of::<T>() as u64);
+        let (start, end) = (bytes(range.start), bytes(range.end));
+        if range.start > range.end || range.end > self.len {
+            let size = bytes(self.len);
+            return Err(CopyError::OutOfBounds { start, end, size });
+        }
+        Ok(start..end)
+    }
+}

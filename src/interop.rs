@@ -1,0 +1,246 @@
+//! Blocks as cudarc's slices: for its copies, for cuBLAS and its other libraries, and for whatever else takes one.
+//!
+//! Such a call names the stream that it uses the memory on. The use is noted there, ordered as
+//! [`Block::read_on`] and [`Block::write_on`] order, and counted among the block's fences. A stream that the pool
+//! does not know cannot be kept alive by who only borrows it: the host waits for its work before the call
+//! returns, so that nothing of it is left to be kept.
+
+use crate::block::{Access, Block, Point};
+use crate::buffer::Buffer;
+use crate::device::cuda::{default_of, names_of, of_native};
+use crate::device::{DeviceError, DeviceErrorKind, RawStream};
+use crate::error::StreamError;
+use crate::shared::{SharedBlock, SharedBuffer};
+use crate::sync::{Arc, plain};
+use crate::wait::{Registration, block_on};
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+use std::future::poll_fn;
+
+/// What a stream of cudarc's is to a pool.
+enum Guest {
+    Registered(Arc<Registration>),
+    Stranger(RawStream),
+}
+
+impl Guest {
+    /// # Errors
+    /// When the pool's memory cannot be used on the stream.
+    fn of(stream: &CudaStream, home: &Arc<Registration>) -> Result<Self, StreamError> {
+        let default = default_of(stream);
+        let (device, raw) = names_of(default.as_deref().unwrap_or(stream));
+        let engine = &home.service.engine;
+        if device != engine.device.id() {
+            return Err(StreamError::ForeignDevice);
+        }
+        engine.expect_seen_by(raw)?;
+        if home.lane.raw == raw {
+            return Ok(Self::Registered(home.clone()));
+        }
+        if let Some(registration) = home.presence.roll.find(raw) {
+            return Ok(Self::Registered(registration));
+        }
+        match default {
+            Some(default) => {
+                let registration = Registration::enter(&home.presence, &default)?;
+                Ok(Self::Registered(registration))
+            }
+            None => Ok(Self::Stranger(raw)),
+        }
+    }
+
+    /// Orders a use of the block on the stream, and takes note of it where that can be done.
+    fn use_in_order(&self, block: &Block, access: Access) -> Result<(), DeviceError> {
+        match self {
+            Self::Registered(registration) => {
+                for point in block.points_before(access, Some(registration))? {
+                    come_after(registration, &point)?;
+                }
+                block.conclude(registration, access)
+            }
+            Self::Stranger(raw) => {
+                let points = block.points_before(access, None)?;
+                points
+                    .iter()
+                    .try_for_each(|point| point.is_awaited_by(*raw))
+            }
+        }
+    }
+}
+
+/// Where the stream takes no wait (the legacy default one, or one that is being captured), the host waits.
+fn come_after(registration: &Registration, point: &Point) -> Result<(), DeviceError> {
+    let Registration { service, lane, .. } = registration;
+    let ordered = (service.engine).bring_behind(lane, &point.registration.lane, &point.marker);
+    match ordered {
+        Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
+            let mut passage = point.passage();
+            block_on(service, poll_fn(|context| passage.poll(context)))
+        }
+        ordered => ordered,
+    }
+}
+
+impl Point {
+    fn is_awaited_by(&self, stranger: RawStream) -> Result<(), DeviceError> {
+        if !self.marker.has_event() {
+            return Ok(());
+        }
+        let engine = &self.registration.service.engine;
+        engine.noted(engine.device.wait(stranger, self.marker.event()))
+    }
+}
+
+/// The pointer of a use on `stream`, and what is done once it is submitted.
+///
+/// # Panics
+/// Where the block cannot be used on the stream; cudarc's call has not been made then.
+fn pointer<'a>(
+    block: &Block,
+    start: u64,
+    access: Access,
+    stream: &'a CudaStream,
+) -> (CUdeviceptr, SyncOnDrop<'a>) {
+    let guest = Guest::of(stream, block.registration());
+    let ordered = guest.and_then(|guest| {
+        guest.use_in_order(block, access)?;
+        Ok(guest)
+    });
+    let done = match ordered {
+        // The fence is the stream's: see `Block::used_on`.
+        Ok(Guest::Registered(_)) => SyncOnDrop::Record(None),
+        Ok(Guest::Stranger(_)) => SyncOnDrop::sync_stream(stream),
+        // Nothing runs any more, and nothing is reused: cudarc's call fails by itself, and says so.
+        Err(StreamError::Device(error)) if error.is_sticky() => SyncOnDrop::Record(None),
+        Err(error) => panic!("a block cannot be used on a stream: {error}"),
+    };
+    ((block.address() + start).to_bits(), done)
+}
+
+/// # Panics
+/// When the block is of another device.
+fn stream_of(block: &Block) -> &plain::Arc<CudaStream> {
+    let native = block.registration().native.get();
+    let stream = native.and_then(of_native);
+    stream.expect("the block is of a pool over another device than `CudaDevice`")
+}
+
+/// As [`Buffer`], of bytes: those that were requested.
+impl DeviceSlice<u8> for Block {
+    fn len(&self) -> usize {
+        self.requested() as usize
+    }
+
+    fn stream(&self) -> &plain::Arc<CudaStream> {
+        stream_of(self)
+    }
+}
+
+/// As [`Buffer`], of bytes.
+impl DevicePtr<u8> for Block {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        pointer(self, 0, Access::Read, stream)
+    }
+}
+
+/// As [`Buffer`], of bytes.
+impl DevicePtrMut<u8> for Block {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        pointer(self, 0, Access::Write, stream)
+    }
+}
+
+/// A buffer is given to cudarc's copies and libraries as cudarc's own slices are:
+///
+/// ```no_run
+/// # use cudarc::cublas::{CudaBlas, Gemm, GemmConfig, sys::cublasOperation_t::CUBLAS_OP_N};
+/// # use std::sync::Arc;
+/// # use cudarc::driver::CudaStream;
+/// # use weirpool::{Buffer, Pool};
+/// # async fn multiply(pool: Pool, work: Arc<CudaStream>, n: usize) -> Result<(), Box<dyn std::error::Error>> {
+/// let stream = pool.register(&work)?;
+/// let allocate = || Buffer::<f32>::allocate(&pool, &stream, n * n);
+/// let (mut a, mut b, mut c) = (allocate().await?, allocate().await?, allocate().await?);
+/// work.memcpy_htod(&vec![1.0; n * n], &mut a)?;
+/// work.memcpy_htod(&vec![2.0; n * n], &mut b)?;
+/// let blas = CudaBlas::new(work.clone())?;
+/// let (m, n, k) = (n as i32, n as i32, n as i32);
+/// # let config = GemmConfig {
+/// #     transa: CUBLAS_OP_N, transb: CUBLAS_OP_N, m, n, k, alpha: 1.0, lda: m, ldb: k, beta: 0.0, ldc: m,
+/// # };
+/// // SAFETY: the matrices are as large as the configuration says.
+/// unsafe { blas.gemm(config, &a, &b, &mut c) }?;
+/// let product = c.read(&stream).await?;
+/// # Ok(()) }
+/// ```
+///
+/// What such a use comes after, and counts as, is on the page on [GPUs](crate::guide::gpu).
+impl<T> DeviceSlice<T> for Buffer<T> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    /// # Panics
+    /// When the buffer is of another device.
+    fn stream(&self) -> &plain::Arc<CudaStream> {
+        stream_of(self.block())
+    }
+}
+
+impl<T> DevicePtr<T> for Buffer<T> {
+    /// The stream comes after all that may have written the buffer, as with [`Block::read_on`].
+    ///
+    /// # Panics
+    /// When the stream is of another context, or one of the two is being captured and no event can be had.
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        pointer(self.block(), 0, Access::Read, stream)
+    }
+}
+
+impl<T> DevicePtrMut<T> for Buffer<T> {
+    /// The stream comes after all earlier uses of the buffer, as with [`Block::write_on`].
+    ///
+    /// # Panics
+    /// As [`device_ptr`](Self::device_ptr).
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        pointer(self.block(), 0, Access::Write, stream)
+    }
+}
+
+/// As [`Buffer`], of the part's bytes, as far as they were requested.
+impl DeviceSlice<u8> for SharedBlock {
+    fn len(&self) -> usize {
+        let requested = self.block().requested().saturating_sub(self.start());
+        self.size().min(requested) as usize
+    }
+
+    fn stream(&self) -> &plain::Arc<CudaStream> {
+        stream_of(self.block())
+    }
+}
+
+/// As [`Buffer`], of the part's bytes.
+impl DevicePtr<u8> for SharedBlock {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        pointer(self.block(), self.start(), Access::Read, stream)
+    }
+}
+
+/// As [`Buffer`].
+impl<T> DeviceSlice<T> for SharedBuffer<T> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn stream(&self) -> &plain::Arc<CudaStream> {
+        stream_of(self.shared_block().block())
+    }
+}
+
+/// As [`Buffer`].
+impl<T> DevicePtr<T> for SharedBuffer<T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        let part = self.shared_block();
+        pointer(part.block(), part.start(), Access::Read, stream)
+    }
+}

@@ -1,0 +1,306 @@
+//! Uses of one block on several streams: what comes after what, and what does not.
+
+use crate::bench::Bench;
+use crate::common::{MIB, poll};
+use crate::site::{Site, Worker, builder, settle_all};
+use futures::executor::block_on;
+use weirpool::{Block, Buffer, CopyError, Rung, StreamError, Upstream};
+
+/// The next of `workers` writes the block, and is held after it began.
+fn write_held<B: Bench>(writer: &Worker<B>, block: &mut Block, value: u8) -> crate::bench::Gate {
+    let block = block.write_on(&writer.stream).unwrap();
+    let gate = writer.bench.hold(&writer.work);
+    writer.fill(block, value);
+    gate
+}
+
+fn expect_read<B: Bench>(reader: &Worker<B>, block: &Block, value: u8) {
+    let block = block.read_on(&reader.stream).unwrap();
+    reader.expect(block, value);
+}
+
+/// Wherever it was written, and whether it was told or was done on the block's own stream.
+pub(crate) fn who_reads_comes_after_who_wrote<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let [home, second, third] = site.workers();
+    for (writer, reader) in [(&home, &second), (&second, &third), (&second, &home)] {
+        let mut block = home.take(MIB);
+        let gate = write_held(writer, &mut block, 1);
+        expect_read(reader, &block, 1);
+        site.bench.let_run();
+        gate.open();
+        settle_all(&[writer, reader]);
+    }
+    let block = home.take(MIB);
+    let gate = site.bench.hold(&home.work);
+    home.fill(&block, 2);
+    expect_read(&second, &block, 2);
+    site.bench.let_run();
+    gate.open();
+    settle_all(&[&home, &second]);
+    drop(block);
+    site.assert_sound();
+}
+
+/// Of an argument nobody tells whether it is written through: who reads comes after it.
+pub(crate) fn who_reads_comes_after_what_may_have_written<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let [home, second, third] = site.workers();
+    for is_told_by_name in [false, true] {
+        let block = home.take(MIB);
+        let gate = site.bench.hold(&second.work);
+        if is_told_by_name {
+            block.used_on(&second.stream).unwrap();
+            second.fill(&block, 1);
+        } else {
+            second.fill(block.on(&second.stream).unwrap(), 1);
+        }
+        expect_read(&third, &block, 1);
+        site.bench.let_run();
+        gate.open();
+        settle_all(&[&second, &third]);
+    }
+    site.assert_sound();
+}
+
+/// Those who read at once are not ordered with each other; who writes comes after all of them.
+pub(crate) fn who_writes_comes_after_all_who_read<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let [home, first, second, writer] = site.workers();
+    let mut block = home.take(MIB);
+    home.fill(block.write_on(&home.stream).unwrap(), 1);
+    let gate = site.bench.hold(&first.work);
+    expect_read(&first, &block, 1);
+    expect_read(&second, &block, 1);
+    second.settle();
+    let late = site.bench.hold(&second.work);
+    expect_read(&second, &block, 1);
+    writer.fill(block.write_on(&writer.stream).unwrap(), 2);
+    site.bench.let_run();
+    late.open();
+    site.bench.let_run();
+    gate.open();
+    settle_all(&[&first, &second, &writer]);
+    // And who comes later after the writer, whatever its stream was before.
+    let gate = write_held(&writer, &mut block, 3);
+    for reader in [&home, &first, &second] {
+        expect_read(reader, &block, 3);
+    }
+    site.bench.let_run();
+    gate.open();
+    settle_all(&[&writer, &home, &first, &second]);
+    drop(block);
+    site.assert_sound();
+}
+
+/// However a use was ordered, the memory is not reused before it is over.
+pub(crate) fn a_use_in_order_is_waited_for_before_reuse<B: Bench>() {
+    let site = Site::<B>::without_device_waits(8 * MIB);
+    let [home, further, taker] = site.workers();
+    for writes in [false, true] {
+        let mut block = home.take(8 * MIB);
+        home.fill(&block, 1);
+        if writes {
+            further.fill(block.write_on(&further.stream).unwrap(), 1);
+        }
+        let argument = block.read_on(&further.stream).unwrap();
+        let gate = site.bench.hold(&further.work);
+        further.expect(argument, 1);
+        drop(block);
+        home.settle();
+        taker.take_nothing(8 * MIB);
+        gate.open();
+        further.settle();
+        let block = taker.take_from(Rung::Free, 8 * MIB);
+        taker.use_up(&block, 2);
+        taker.free_and_settle(block);
+    }
+    site.assert_sound();
+}
+
+/// A further stream that is ordered behind others comes after the block's earlier life as well.
+pub(crate) fn a_use_in_order_comes_after_the_earlier_life<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let [home, further] = site.workers();
+    for writes in [false, true] {
+        let earlier = home.take(MIB);
+        let address = earlier.address();
+        let gate = home.use_until_opened(&earlier, 1);
+        drop(earlier);
+        let mut block = home.take(MIB);
+        assert_eq!(block.address(), address);
+        let argument = if writes {
+            block.write_on(&further.stream).unwrap()
+        } else {
+            block.read_on(&further.stream).unwrap()
+        };
+        further.fill(argument, 2);
+        site.bench.let_run();
+        gate.open();
+        settle_all(&[&home, &further]);
+    }
+    site.assert_sound();
+}
+
+/// Streams of another pool are refused, and nothing is noted of them.
+pub(crate) fn a_use_in_order_on_a_foreign_stream_is_refused<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let (home, stranger) = (site.worker(), site.elsewhere(8 * MIB).worker());
+    let mut block = home.take(MIB);
+    let read = block.read_on(&stranger.stream).map(drop);
+    let written = block.write_on(&stranger.stream).map(drop);
+    for refused in [read, written] {
+        assert_eq!(refused.unwrap_err(), StreamError::ForeignPool);
+    }
+    home.free_and_settle(block);
+    site.assert_conserved();
+}
+
+/// Elements go there and come back, in an order that nobody has to see to.
+pub(crate) fn what_is_written_is_read_on_any_stream<B: Bench>() {
+    let site = Site::<B>::new(64 * MIB);
+    let workers = site.workers::<3>();
+    let allocate = |len| Buffer::<u32>::try_allocate(&site.pool, &workers[0].stream, len).unwrap();
+    let elements: Vec<u32> = (0..1_000_000).map(|n| n * 7).collect();
+    let mut buffer = allocate(elements.len());
+    for round in 0..6 {
+        let [writer, reader] = [round % 3, (round + 1) % 3].map(|n| &workers[n].stream);
+        let from: Vec<u32> = elements.iter().map(|n| n + round as u32).collect();
+        drop(buffer.write(writer, &from)); // takes place all the same
+        assert!(block_on(buffer.read(reader)).unwrap() == from);
+        let mut into = vec![0; 1000];
+        block_on(buffer.read_into(writer, &mut into)).unwrap();
+        assert!(into == from[..1000]);
+    }
+    let shared = buffer.share();
+    let last: Vec<u32> = elements.iter().map(|n| n + 5).collect();
+    assert!(block_on(shared.read(&workers[1].stream)).unwrap() == last);
+    let part = shared.view(10..20).unwrap();
+    assert_eq!(
+        block_on(part.read(&workers[2].stream)).unwrap(),
+        last[10..20]
+    );
+    drop((shared, part));
+    settle_all(&workers.each_ref());
+    site.assert_conserved();
+}
+
+/// What does not fit is an error that says so, and nothing is copied.
+pub(crate) fn what_does_not_fit_is_not_copied<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let worker = site.worker();
+    let mut buffer = Buffer::<u32>::try_allocate(&site.pool, &worker.stream, 10).unwrap();
+    block_on(buffer.write(&worker.stream, &[1; 10])).unwrap();
+    let too_long = block_on(buffer.write(&worker.stream, &[2; 11]));
+    let too_large = block_on(buffer.read_into(&worker.stream, &mut [0; 11]));
+    for refused in [too_long, too_large] {
+        let (start, end, size) = (0, 44, 40);
+        assert_eq!(
+            refused.unwrap_err(),
+            CopyError::OutOfBounds { start, end, size }
+        );
+    }
+    let mut none = [0; 0];
+    block_on(buffer.read_into(&worker.stream, &mut none)).unwrap();
+    assert_eq!(block_on(buffer.read(&worker.stream)).unwrap(), [1; 10]);
+    drop(buffer);
+    site.assert_conserved();
+}
+
+/// A read that is given up leaves nothing behind that writes the caller's memory.
+pub(crate) fn a_read_that_is_given_up_writes_nothing<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let [home, other] = site.workers();
+    let mut buffer = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 4096).unwrap();
+    block_on(buffer.write(&home.stream, &[7; 4096])).unwrap();
+    let gate = site.bench.hold(&other.work);
+    let mut into = [0; 4096];
+    {
+        let mut read = Box::pin(buffer.read_into(&other.stream, &mut into));
+        assert!(poll(&mut read).is_pending());
+    }
+    gate.open();
+    other.settle();
+    assert_eq!(into, [0; 4096]);
+    drop(buffer);
+    site.assert_conserved();
+}
+
+/// Pools over memory that host and device see, of every kind that the device has.
+fn seen_by_both<B: Bench>() -> impl Iterator<Item = Site<B>> {
+    let upstreams = [Upstream::Managed, Upstream::Pinned].into_iter();
+    upstreams.filter_map(|upstream| {
+        let bench = B::new();
+        let kinds = bench.device().capabilities().memory_kinds;
+        kinds.contains(upstream.kind()).then(|| {
+            let builder = builder(bench.device(), 8 * MIB).upstream(upstream);
+            Site {
+                pool: builder.build().expect("memory"),
+                witness: Default::default(),
+                bench,
+            }
+        })
+    })
+}
+
+/// The host has a block once every stream is through with it, and the streams have it again after the host.
+pub(crate) fn the_host_comes_after_all_uses_and_before_all_later_ones<B: Bench>() {
+    for site in seen_by_both::<B>() {
+        let [home, writer, reader] = site.workers();
+        let mut buffer = Buffer::<u32>::try_allocate(&site.pool, &home.stream, 1000).unwrap();
+        let write = vec![3; 1000];
+        drop(buffer.write(&writer.stream, &write));
+        let gate = site.bench.hold(&reader.work);
+        let mut read = Box::pin(buffer.read(&reader.stream));
+        {
+            let mut waiting = Box::pin(buffer.host());
+            assert!(poll(&mut waiting).is_pending(), "somebody reads it");
+            gate.open();
+            let mut elements = block_on(waiting).unwrap();
+            assert_eq!(&elements[..], &write[..]);
+            elements[7] = 8;
+            elements.reverse();
+        }
+        assert_eq!(block_on(&mut read).unwrap(), write);
+        let mut expected = write.clone();
+        expected[992] = 8;
+        for worker in [&writer, &reader, &home] {
+            assert!(block_on(buffer.read(&worker.stream)).unwrap() == expected);
+        }
+        assert_eq!(block_on(buffer.host()).unwrap()[992], 8);
+        drop(buffer);
+        site.assert_conserved();
+    }
+}
+
+/// A wait for the host that is given up changes nothing.
+pub(crate) fn a_wait_for_the_host_may_be_given_up<B: Bench>() {
+    for site in seen_by_both::<B>() {
+        let worker = site.worker();
+        let mut block = worker.take(MIB);
+        let gate = worker.use_until_opened(&block, 1);
+        assert!(poll(&mut Box::pin(block.host())).is_pending());
+        gate.open();
+        assert!(
+            block_on(block.host())
+                .unwrap()
+                .iter()
+                .all(|byte| *byte == 1)
+        );
+        worker.use_up(&block, 2);
+        worker.free_and_settle(block);
+        site.assert_sound();
+    }
+}
+
+/// Memory that the host does not see is copied, and not seen.
+pub(crate) fn the_host_is_refused_what_it_does_not_see<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let worker = site.worker();
+    let mut block = worker.take(MIB);
+    let refused = block_on(block.host()).map(drop);
+    assert_eq!(refused.unwrap_err(), StreamError::UnseenByHost);
+    worker.use_up(&block, 1);
+    worker.free_and_settle(block);
+    site.assert_sound();
+}

@@ -1,0 +1,245 @@
+//! Uses of one block on several streams, in detail: what they cost, and what is told when they cannot be ordered. On
+//! the simulated device; the behaviours that every device must show are in `conformance`.
+
+mod common;
+
+use common::*;
+use weirpool::device::DeviceAddress;
+use weirpool::device::DeviceErrorKind::Other;
+use weirpool::device::sim::{Call, Checker, Clock, Counters, Fault, Operation, SimDevice};
+use weirpool::*;
+
+/// Events recorded and waits made by a call.
+fn cost_of(device: &SimDevice, call: impl FnOnce()) -> (u64, u64) {
+    let before = device.counters();
+    call();
+    let after = device.counters();
+    let made = |call| after.calls(call) - before.calls(call);
+    assert_eq!(made(Call::Query), 0);
+    (made(Call::Record), made(Call::Wait))
+}
+
+/// As long as no other stream has used the block, and for kernels that order themselves.
+#[test]
+fn uses_on_the_blocks_own_stream_call_no_device() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (work, home) = stream(&device, &pool);
+    let mut block = pool.try_allocate(&home, MIB).unwrap();
+    let before: Counters = device.counters();
+    for _ in 0..3 {
+        let _argument = block.write_on(&home).unwrap();
+        let _argument = block.read_on(&home).unwrap();
+        let _argument = block.on(&home).unwrap();
+        run(&work, us(1));
+    }
+    assert_eq!(device.counters().device_calls, before.device_calls);
+    drop(block);
+    assert_eq!(pool.try_allocate(&home, MIB).unwrap().rung(), Rung::Lane);
+}
+
+/// One event behind a write serves all who read; the own stream's, which need not tell, is recorded each time.
+#[test]
+fn a_write_is_waited_for_by_one_event() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, home) = stream(&device, &pool);
+    let [(work, b), (_, c), (_, d)] = [0, 1, 2].map(|_| stream(&device, &pool));
+    let mut block = pool.try_allocate(&home, MIB).unwrap();
+    let cost = cost_of(&device, || block.write_on(&b).map(drop).unwrap());
+    assert_eq!(cost, (1, 1), "the own stream's");
+    run(&work, us(50));
+    let read_on = |stream| cost_of(&device, || block.read_on(stream).map(drop).unwrap());
+    assert_eq!(read_on(&c), (2, 2), "and the writer's");
+    assert_eq!(read_on(&d), (1, 2), "which is there already");
+    assert_eq!(read_on(&d), (1, 1), "and behind which it is by now");
+    assert_eq!(read_on(&b), (1, 1), "and nobody waits for itself");
+    assert_eq!(
+        read_on(&home),
+        (0, 1),
+        "nor is the own stream told of itself"
+    );
+    // After all of them: the home stream's, and one of each reader.
+    let cost = cost_of(&device, || block.write_on(&c).map(drop).unwrap());
+    assert_eq!(cost, (3, 3), "those of home, b and d");
+    assert_eq!(
+        cost_of(&device, || block.read_on(&d).map(drop).unwrap()),
+        (2, 2),
+        "what came before that write is settled"
+    );
+}
+
+/// What was given as an argument may be written at any time while it is borrowed, and is over for who has the block
+/// alone; what a stream was told by name is never over.
+#[test]
+fn an_argument_is_over_when_the_block_is_had_alone() {
+    for (by_name, expected) in [(false, (1, 1)), (true, (2, 2))] {
+        let device = manual();
+        let pool = pool(&device, 8 * MIB);
+        let (_, home) = stream(&device, &pool);
+        let [(_, b), (_, c)] = [0, 1].map(|_| stream(&device, &pool));
+        let mut block = pool.try_allocate(&home, MIB).unwrap();
+        if by_name {
+            block.used_on(&b).unwrap();
+        } else {
+            let _argument = block.on(&b).unwrap();
+        }
+        for _ in 0..2 {
+            let cost = cost_of(&device, || block.read_on(&c).map(drop).unwrap());
+            assert_eq!(cost, (2, 2), "the argument's stream, each time");
+        }
+        block.write_on(&home).map(drop).unwrap();
+        let cost = cost_of(&device, || block.read_on(&c).map(drop).unwrap());
+        assert_eq!(cost, expected);
+    }
+}
+
+/// A use that cannot be ordered is refused, whichever call fails; nothing is noted of it, and the next try may be
+/// better.
+#[test]
+fn a_use_that_cannot_be_ordered_is_refused() {
+    for (call, nth) in [
+        (Call::Record, 1),
+        (Call::Record, 2),
+        (Call::Wait, 1),
+        (Call::Wait, 2),
+    ] {
+        let device = manual();
+        let pool = pool(&device, 8 * MIB);
+        let (_, home) = stream(&device, &pool);
+        let [(work, b), (late, c)] = [0, 1].map(|_| stream(&device, &pool));
+        let mut block = pool.try_allocate(&home, MIB).unwrap();
+        let argument = block.write_on(&b).unwrap();
+        let write = Operation::new(us(10)).writes(argument.address(), argument.size());
+        work.submit(write);
+        device.script(call, nth, Fault::Fails(Other));
+        let refused = block.read_on(&c).map(drop);
+        assert!(
+            matches!(refused, Err(StreamError::Device(_))),
+            "{call:?} {nth}"
+        );
+        device.script(call, nth, Fault::Fails(Other));
+        let refused = block.write_on(&c).map(drop);
+        assert!(
+            matches!(refused, Err(StreamError::Device(_))),
+            "{call:?} {nth}"
+        );
+        // The write on the other stream is waited for still.
+        let read = Operation::new(us(5)).reads(block.read_on(&c).unwrap().address(), MIB);
+        late.submit(read);
+        device.advance(us(12));
+        assert_eq!(late.backlog(), 1);
+        drop(block);
+        device.advance(us(20));
+        pool.check_conserved().unwrap();
+        device.assert_ordered();
+    }
+}
+
+/// What the ordering checker finds names the caller's line, and not one of this crate's.
+#[test]
+fn copies_of_elements_are_named_by_their_caller() {
+    let device = SimDevice::builder()
+        .clock(Clock::Manual)
+        .checker(Checker::Collect)
+        .build();
+    let pool = pool(&device, 8 * MIB);
+    let (work, home) = stream(&device, &pool);
+    let stray = device.create_stream();
+    let mut buffer = Buffer::<u32>::try_allocate(&pool, &home, 100).unwrap();
+    run(&work, us(1));
+    // Nobody told the pool of it.
+    stray.submit(
+        Operation::new(us(5))
+            .named("stray")
+            .writes(buffer.address(), 400),
+    );
+    let mut into = [0; 100];
+    let (write, line) = (buffer.write(&home, &[1; 100]), line!());
+    drop(write);
+    let (read, next) = (buffer.read(&home), line!());
+    drop(read);
+    let (read_into, last) = (buffer.read_into(&home, &mut into), line!());
+    drop(read_into);
+    let found = device.violations();
+    let places: Vec<_> = found
+        .iter()
+        .filter_map(|violation| violation.later.as_ref())
+        .map(|usage| (usage.place.file(), usage.place.line()))
+        .collect();
+    assert_eq!(places.first(), Some(&(file!(), line)), "{found:?}");
+    let here = [line, next, last].map(|line| (file!(), line));
+    assert!(places.iter().all(|place| here.contains(place)), "{found:?}");
+}
+
+/// The host's loads are one look, and its stores are there when the guard is gone; if there were none, nothing is
+/// written.
+#[test]
+fn the_host_writes_back_what_it_changed() {
+    for kind in [Upstream::Pinned, Upstream::Managed, Upstream::Host] {
+        let device = manual();
+        let pool = builder(&device, 8 * MIB).upstream(kind).build().unwrap();
+        let host = pool.host_stream().unwrap();
+        let mut buffer = Buffer::<u16>::try_allocate(&pool, &host, 100).unwrap();
+        {
+            // Whoever has it on its own stream has nothing to wait for.
+            let mut elements = now(buffer.host()).unwrap();
+            elements.fill(7);
+        }
+        let mut seen = [0; 200];
+        device.read(buffer.address(), &mut seen).unwrap();
+        assert!(seen.chunks(2).all(|element| element == 7u16.to_ne_bytes()));
+        device.write(buffer.address(), &[9; 2]).unwrap();
+        {
+            let elements = now(buffer.host()).unwrap();
+            assert_eq!((elements.len(), elements[0], elements[1]), (100, 0x0909, 7));
+            device.write(buffer.address(), &[1; 2]).unwrap();
+        }
+        device.read(buffer.address(), &mut seen).unwrap();
+        assert_eq!(seen[0], 1, "it was only looked at");
+        assert_eq!(pool.statistics().events_created, 0);
+        drop(buffer);
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// A stream that fails while the host waits for it: the host is told, and has nothing.
+#[test]
+fn the_host_is_told_of_a_device_that_broke() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB).upstream(Upstream::Pinned).build();
+    let pool = pool.unwrap();
+    let (work, home) = stream(&device, &pool);
+    let mut block = pool.try_allocate(&home, MIB).unwrap();
+    run(&work, us(10));
+    {
+        let mut waiting = Box::pin(block.host());
+        assert!(poll(&mut waiting).is_pending());
+        device.break_device("an illegal address");
+        let told = now(waiting).map(drop);
+        assert!(matches!(told, Err(StreamError::Device(error)) if error.is_sticky()));
+    }
+    assert!(now(block.host()).is_err());
+}
+
+#[test]
+fn addresses_are_compared_and_counted_with() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let block = pool.try_allocate_aligned(&stream, 4096, 1 << 16).unwrap();
+    let address = block.address();
+    assert!(address.is_aligned_to(1 << 16) && !(address + 4096).is_aligned_to(1 << 16));
+    assert_eq!((address + 4096).offset_from(address), Some(4096));
+    assert_eq!(address.offset_from(address + 1), None);
+    assert_eq!(address.checked_add(u64::MAX), None);
+    assert_eq!(DeviceAddress::from_bits(address.to_bits()), address);
+    assert_eq!(format!("{address:?}"), format!("{:#x}", address.to_bits()));
+    let end = address + block.size();
+    assert!((address..end).contains(&(address + 4095)) && address < end);
+    assert_eq!(pool.block_at(address + 100).unwrap().address, address);
+    // A number is one only where it is said to be.
+    assert_eq!(pool.block_at(address.to_bits()).unwrap().address, address);
+    let shared = block.share();
+    assert_eq!(shared.view(512..1024).unwrap().address(), address + 512);
+}
