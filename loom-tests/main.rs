@@ -10,6 +10,7 @@ mod grants;
 mod limits;
 mod releases;
 mod services;
+mod sides;
 mod waits;
 
 use std::pin::Pin;

@@ -111,8 +111,8 @@
 //! The [guide] has the argument for why reuse is safe, [several pools](guide::pools) and their names
 //! elsewhere, how to [test stream code](guide::testing) of your own without a GPU, how to run what there
 //! is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), how to [find out what went
-//! wrong](guide::debugging), how to [wait in a service](guide::services), and the figures with their
-//! commands.
+//! wrong](guide::debugging), how to [wait in a service](guide::services), [what was tried](guide::choices) and why the
+//! design is what it is, and the figures with their commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

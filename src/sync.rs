@@ -53,6 +53,19 @@ impl<T> Mutex<T> {
         }
     }
 
+    /// None while somebody else has it.
+    #[inline]
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        let inner = match self.inner.try_lock() {
+            Ok(inner) => inner,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(std::sync::TryLockError::WouldBlock) => return None,
+        };
+        #[cfg(debug_assertions)]
+        tally::locked(self.guards);
+        Some(Guard { inner })
+    }
+
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         let inner = self
@@ -242,6 +255,26 @@ impl Count {
             self.0.fetch_max(value, Ordering::Relaxed);
         }
     }
+}
+
+/// Which thread this is: counted from the first that asks.
+#[cfg(not(weirpool_loom))]
+#[inline]
+pub(crate) fn thread_number() -> usize {
+    use std::sync::atomic::AtomicUsize;
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    // A thread that is ending may share another's number.
+    OWN.try_with(|own| *own).unwrap_or_default()
+}
+
+#[cfg(weirpool_loom)]
+pub(crate) fn thread_number() -> usize {
+    let name = format!("{:?}", loom::thread::current().id());
+    let digits: String = name.chars().filter(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_default()
 }
 
 /// Std's primitives whatever is being modelled: for the device layer, whose calls the models take

@@ -54,7 +54,7 @@ impl Gone {
     pub(super) fn bury(&mut self, lane: &Lane) {
         self.counts.add(&lane.figures().counts);
         for (mark, sum) in &mut self.highs {
-            *sum += lane.counts_since(*mark).1;
+            *sum = sum.saturating_add(lane.counts_since(*mark).1);
         }
     }
 
@@ -94,7 +94,7 @@ impl Engine {
         for lane in lanes.iter() {
             let figures = lane.figures();
             sum.counts.add(&figures.counts);
-            sum.high += figures.used.high;
+            sum.high = sum.high.saturating_add(figures.bound());
             sum.kept += figures.kept;
             sum.kept_complete += figures.kept_complete;
         }
@@ -161,7 +161,7 @@ impl Engine {
         for lane in lanes.iter() {
             let (lane_counts, lane_high) = lane.counts_since(mark);
             counts.add(&lane_counts);
-            high += lane_high;
+            high = high.saturating_add(lane_high);
         }
         let lent = self.ledger.lock().lent_peaks.since(mark);
         (counts, lent.map_or(high, |lent| lent.min(high)))

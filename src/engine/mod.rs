@@ -187,6 +187,7 @@ impl Engine {
                     bytes: 0,
                     largest: 0,
                     unsealed: 0,
+                    is_crowded: false,
                 },
             )),
             lanes: Mutex::new(Guards::Registry, registry),

@@ -24,5 +24,8 @@ pub mod debugging {}
 #[doc = include_str!("figures.md")]
 pub mod figures {}
 
+#[doc = include_str!("choices.md")]
+pub mod choices {}
+
 #[doc = include_str!("behaviours.md")]
 pub mod behaviours {}

@@ -4,7 +4,7 @@ use super::Lane;
 use crate::measure::{Level, Mark, Peaks};
 
 /// Sums over a lane's life. Bytes wrap around (a stream that takes and frees 2 MiB as fast as it can
-/// comes there in days), and differences stay right.
+/// comes there in days; a thread may free what others took), and differences stay right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Blocks that the lane granted.
@@ -42,7 +42,31 @@ impl Counts {
         self.frees += other.frees;
         self.granted = self.granted.wrapping_add(other.granted);
         self.freed = self.freed.wrapping_add(other.freed);
-        self.rounding += other.rounding;
+        self.rounding = self.rounding.wrapping_add(other.rounding);
+    }
+
+    #[inline]
+    pub(super) fn note_hit(&mut self, bytes: u64, rounding: u32) {
+        self.hits += 1;
+        self.note_bytes(bytes, rounding);
+    }
+
+    pub(super) fn note_from_above(&mut self, bytes: u64, rounding: u32) {
+        self.from_above += 1;
+        self.note_bytes(bytes, rounding);
+    }
+
+    #[inline]
+    pub(super) fn note_bytes(&mut self, bytes: u64, rounding: u32) {
+        self.granted = self.granted.wrapping_add(bytes);
+        self.rounding = self.rounding.wrapping_add(u64::from(rounding));
+    }
+
+    #[inline]
+    pub(super) fn note_free(&mut self, bytes: u64, rounding: u32) {
+        self.frees += 1;
+        self.freed = self.freed.wrapping_add(bytes);
+        self.rounding = self.rounding.wrapping_sub(u64::from(rounding));
     }
 }
 
@@ -56,27 +80,24 @@ pub(super) struct Book {
 impl Book {
     #[inline]
     pub(super) fn note_hit(&mut self, bytes: u64, rounding: u32) {
-        self.counts.hits += 1;
-        self.note_bytes(bytes, rounding);
+        self.counts.note_hit(bytes, rounding);
+        self.peaks.raise(self.counts.used());
     }
 
     pub(super) fn note_from_above(&mut self, bytes: u64, rounding: u32) {
-        self.counts.from_above += 1;
-        self.note_bytes(bytes, rounding);
+        self.counts.note_from_above(bytes, rounding);
+        self.peaks.raise(self.counts.used());
     }
 
     #[inline]
     pub(super) fn note_bytes(&mut self, bytes: u64, rounding: u32) {
-        self.counts.granted = self.counts.granted.wrapping_add(bytes);
-        self.counts.rounding += u64::from(rounding);
+        self.counts.note_bytes(bytes, rounding);
         self.peaks.raise(self.counts.used());
     }
 
     #[inline]
     pub(super) fn note_free(&mut self, bytes: u64, rounding: u32) {
-        self.counts.frees += 1;
-        self.counts.freed = self.counts.freed.wrapping_add(bytes);
-        self.counts.rounding -= u64::from(rounding);
+        self.counts.note_free(bytes, rounding);
     }
 
     pub(super) fn hits(&self) -> u64 {
@@ -107,54 +128,113 @@ pub(crate) struct LaneFigures {
     pub(crate) kept: u64,
     /// Bytes kept that are complete on every stream.
     pub(crate) kept_complete: u64,
+    /// Threads count by themselves: the highest is what was seen of it.
+    is_crowded: bool,
+}
+
+/// More bytes than there are, of which as many as there are streams can be added up.
+const UNKNOWN: u64 = 1 << 62;
+
+impl LaneFigures {
+    /// What the used bytes were never above.
+    pub(crate) fn bound(&self) -> u64 {
+        if self.is_crowded {
+            UNKNOWN
+        } else {
+            self.used.high
+        }
+    }
 }
 
 impl Lane {
     /// Counts a block of the stream that came from above the lane.
     pub(crate) fn count_from_above(&self, bytes: u64, rounding: u32) {
-        self.front.lock().book.note_from_above(bytes, rounding);
+        match self.crowd.own() {
+            Some(side) => side.lock().counts.note_from_above(bytes, rounding),
+            None => self.front.lock().book.note_from_above(bytes, rounding),
+        }
     }
 
     /// Counts what a block of the stream grew by.
     pub(crate) fn count_growth(&self, bytes: u64, rounding: u32) {
-        self.front.lock().book.note_bytes(bytes, rounding);
+        match self.crowd.own() {
+            Some(side) => side.lock().counts.note_bytes(bytes, rounding),
+            None => self.front.lock().book.note_bytes(bytes, rounding),
+        }
     }
 
     /// Counts the free of a block of the stream that was used on others as well.
     pub(crate) fn count_free(&self, bytes: u64, rounding: u32) {
-        self.front.lock().book.note_free(bytes, rounding);
+        match self.crowd.own() {
+            Some(side) => side.lock().counts.note_free(bytes, rounding),
+            None => self.front.lock().book.note_free(bytes, rounding),
+        }
     }
 
     pub(crate) fn figures(&self) -> LaneFigures {
         let completed = self.timeline.completed();
-        let front = self.front.lock();
-        LaneFigures {
-            counts: front.book.counts,
-            used: front.book.used(),
-            kept: front.cache.bytes(),
-            kept_complete: front.cache.bytes_up_to(completed),
+        let mut figures = {
+            let front = self.front.lock();
+            LaneFigures {
+                counts: front.book.counts,
+                used: front.book.used(),
+                kept: front.cache.bytes(),
+                kept_complete: front.cache.bytes_up_to(completed),
+                is_crowded: self.crowd.are_made(),
+            }
+        };
+        for side in self.crowd.all() {
+            let side = side.lock();
+            figures.counts.add(&side.counts);
+            figures.kept += side.cache().bytes();
+            figures.kept_complete += side.cache().bytes_up_to(completed);
         }
+        if figures.is_crowded {
+            figures.used.current = figures.counts.used();
+            figures.used.high = figures.used.high.max(figures.used.current);
+        }
+        figures
+    }
+
+    /// What the sides counted so far.
+    fn counts_aside(&self) -> Counts {
+        let mut counts = Counts::default();
+        for side in self.crowd.all() {
+            counts.add(&side.lock().counts);
+        }
+        counts
     }
 
     /// Keeps the highest that the used bytes are since now. Returns what is counted so far.
     pub(crate) fn begin(&self, mark: Mark) -> Counts {
+        let mut counts = self.counts_aside();
         let book = &mut self.front.lock().book;
-        book.peaks.begin(mark, book.counts.used());
-        book.counts
+        counts.add(&book.counts);
+        book.peaks.begin(mark, counts.used());
+        counts
     }
 
     pub(crate) fn end(&self, mark: Mark) {
         self.front.lock().book.peaks.end(mark);
     }
 
-    /// What is counted so far, and the highest that the used bytes have been since a mark.
+    /// What is counted so far, and the highest that the used bytes have been since a mark: in a crowd, no more than
+    /// a number that they were not above.
     pub(crate) fn counts_since(&self, mark: Mark) -> (Counts, u64) {
+        let mut counts = self.counts_aside();
         let book = &self.front.lock().book;
-        (book.counts, book.high_since(mark))
+        counts.add(&book.counts);
+        let high = match self.crowd.are_made() {
+            true => UNKNOWN,
+            false => book.high_since(mark),
+        };
+        (counts, high)
     }
 
     pub(crate) fn reset_high(&self) {
+        let mut counts = self.counts_aside();
         let book = &mut self.front.lock().book;
-        book.peaks.reset(book.counts.used());
+        counts.add(&book.counts);
+        book.peaks.reset(counts.used());
     }
 }

@@ -16,6 +16,7 @@
 
 mod cache;
 mod count;
+mod crowd;
 mod marker;
 mod timeline;
 
@@ -28,10 +29,11 @@ use crate::device::{Device, DeviceError, DeviceStream, RawStream};
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fence};
 use crate::measure::Waits;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
+use crate::sync::{Arc, Guard, Guards, Mutex, Ordering, SharedState, plain};
 use cache::Cache;
 use count::Book;
 use crossbeam_utils::CachePadded;
+use crowd::{Crowd, Side};
 use std::any::Any;
 
 /// Bounds of a lane.
@@ -43,6 +45,15 @@ pub(crate) struct Bounds {
     pub(crate) largest: u64,
     /// Unsealed bytes above which a free seals.
     pub(crate) unsealed: u64,
+    /// Threads have caches of their own from the start, and not only once they have met.
+    pub(crate) is_crowded: bool,
+}
+
+impl Bounds {
+    /// Whether there may be caches beside the front's. What the host freed is complete as it is.
+    fn has_sides(self, is_host: bool) -> bool {
+        self.bytes > 0 && !is_host
+    }
 }
 
 /// A registered stream; see the [module](self).
@@ -54,6 +65,7 @@ pub(crate) struct Lane {
     pub(crate) takes_waits: bool,
     bounds: Bounds,
     front: CachePadded<Mutex<Front>>,
+    crowd: Crowd,
     pub(crate) timeline: Timeline,
     /// How requests for the stream waited.
     pub(crate) waits: Waits,
@@ -118,6 +130,19 @@ impl Drop for Visit<'_> {
 }
 
 impl Front {
+    /// What is kept of that size, unless somebody waits for memory.
+    #[inline]
+    fn pop(&mut self, bytes: u64, gate: &SharedState) -> Option<Kept> {
+        if gate.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let kept = self.cache.pop(bytes)?;
+        if kept.ticket == self.open {
+            self.unsealed -= kept.bytes;
+        }
+        Some(kept)
+    }
+
     /// The freeing stream's part, before anything is decided.
     fn note_use(&mut self, bytes: u64) -> Ticket {
         self.unsealed = self.unsealed.saturating_add(bytes);
@@ -125,19 +150,20 @@ impl Front {
         self.open
     }
 
-    fn close(&mut self) -> Closed {
-        let closed = Closed {
-            ticket: self.open,
-            covers_frees: self.is_dirty,
-        };
-        self.open = self.open.next();
+    fn close(&mut self, crowd: &Crowd) -> Closed {
+        let (ticket, was_dirty) = (self.open, self.is_dirty);
+        self.open = ticket.next();
         self.unsealed = 0;
         self.is_dirty = false;
-        closed
+        let covers_frees = crowd.note_closed(self.open) || was_dirty;
+        Closed {
+            ticket,
+            covers_frees,
+        }
     }
 
-    fn close_if(&mut self, condition: bool) -> Option<Closed> {
-        (condition && !self.is_host).then(|| self.close())
+    fn close_if(&mut self, condition: bool, crowd: &Crowd) -> Option<Closed> {
+        (condition && !self.is_host).then(|| self.close(crowd))
     }
 }
 
@@ -156,12 +182,17 @@ impl Lane {
             book: Book::default(),
             last_look: (0, Ticket::ZERO),
         };
+        let crowd = Crowd::new();
+        if bounds.is_crowded && bounds.has_sides(is_host) {
+            crowd.make_sides(bounds, front.open);
+        }
         Self {
             id,
             raw,
             takes_waits: stream.takes_waits(),
             bounds,
             front: CachePadded::new(Mutex::new(Guards::Lane, front)),
+            crowd,
             timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
             waits: Waits::default(),
             keep_alive: stream.keep_alive(),
@@ -193,15 +224,57 @@ impl Lane {
             // Never kept: there is nothing to lock for.
             return None;
         }
-        let mut front = self.front.lock();
-        if gate.load(Ordering::Relaxed) != 0 {
-            return None;
+        if let Some(side) = self.crowd.own() {
+            return self.take_aside(side, bytes, rounding, gate);
         }
-        let kept = front.cache.pop(bytes)?;
-        if kept.ticket == front.open {
-            front.unsealed -= kept.bytes;
-        }
+        let mut front = self.enter();
+        let kept = front.pop(bytes, gate)?;
         front.book.note_hit(bytes, rounding);
+        Some(kept)
+    }
+
+    /// The front, of who may meet another there.
+    #[inline]
+    fn enter(&self) -> Guard<'_, Front> {
+        if cfg!(weirpool_loom) {
+            // Models have sides from the start, or none.
+            return self.front.lock();
+        }
+        match self.front.try_lock() {
+            Some(front) => front,
+            None => self.enter_after_another(),
+        }
+    }
+
+    #[cold]
+    fn enter_after_another(&self) -> Guard<'_, Front> {
+        let front = self.front.lock();
+        if self.crowd.note_meeting() && self.bounds.has_sides(front.is_host) {
+            self.crowd.make_sides(self.bounds, front.open);
+        }
+        front
+    }
+
+    #[inline(never)]
+    fn take_aside(
+        &self,
+        side: &Mutex<Side>,
+        bytes: u64,
+        rounding: u32,
+        gate: &SharedState,
+    ) -> Option<Kept> {
+        {
+            let mut side = side.lock();
+            if gate.load(Ordering::Relaxed) != 0 {
+                return None;
+            }
+            let kept = side.take(bytes, rounding);
+            if kept.is_some() {
+                return kept;
+            }
+        }
+        let kept = self.front.lock().pop(bytes, gate)?;
+        side.lock().counts.note_hit(bytes, rounding);
         Some(kept)
     }
 
@@ -211,11 +284,33 @@ impl Lane {
     /// block is either drained or not kept.
     #[inline]
     pub(crate) fn free(&self, block: &Use, gate: &SharedState) -> Freed {
+        if let Some(side) = self.crowd.own() {
+            return self.free_aside(side, block, gate);
+        }
+        let mut front = self.enter();
+        front.book.note_free(block.bytes, block.rounding);
+        self.keep(front, block, gate)
+    }
+
+    #[inline(never)]
+    fn free_aside(&self, side: &Mutex<Side>, block: &Use, gate: &SharedState) -> Freed {
+        let Some(kept) = self.crowd.keep(side, block, self.bounds, gate) else {
+            return self.keep(self.front.lock(), block, gate);
+        };
+        let seals = kept.unsealed > self.bounds.unsealed;
+        let close = || self.front.lock().close_if(true, &self.crowd);
+        Freed {
+            ticket: kept.ticket,
+            is_kept: true,
+            closed: seals.then(close).flatten(),
+        }
+    }
+
+    #[inline]
+    fn keep(&self, mut front: Guard<'_, Front>, block: &Use, gate: &SharedState) -> Freed {
         let Use {
             id, address, bytes, ..
         } = *block;
-        let mut front = self.front.lock();
-        front.book.note_free(bytes, block.rounding);
         let ticket = front.note_use(bytes);
         let is_bypassed = gate.load(Ordering::Relaxed) != 0;
         let is_kept = !is_bypassed
@@ -233,7 +328,7 @@ impl Lane {
         Freed {
             ticket,
             is_kept,
-            closed: front.close_if(seals),
+            closed: front.close_if(seals, &self.crowd),
         }
     }
 
@@ -245,7 +340,7 @@ impl Lane {
         Freed {
             ticket,
             is_kept: false,
-            closed: front.close_if(seals),
+            closed: front.close_if(seals, &self.crowd),
         }
     }
 
@@ -263,46 +358,68 @@ impl Lane {
 
     /// Whether anything is in the cache.
     pub(crate) fn is_keeping(&self) -> bool {
-        self.front.lock().cache.bytes() > 0
+        let is_in_front = || self.front.lock().cache.bytes() > 0;
+        let mut sides = self.crowd.all();
+        is_in_front() || sides.any(|side| side.lock().cache().bytes() > 0)
     }
 
-    /// Takes everything out of the cache.
+    /// Takes everything out of the caches.
     pub(crate) fn drain(&self) -> Vec<Kept> {
-        self.front.lock().cache.drain()
+        let kept = self.front.lock().cache.drain();
+        self.with_sides(kept)
+    }
+
+    /// With everything that the sides keep.
+    fn with_sides(&self, mut kept: Vec<Kept>) -> Vec<Kept> {
+        for side in self.crowd.all() {
+            kept.append(&mut side.lock().drain());
+        }
+        kept
     }
 
     /// Takes everything out of the cache of a stream that neither took from it nor closed a ticket since
     /// the last time that this was asked.
     pub(crate) fn drain_if_idle(&self) -> Vec<Kept> {
+        let mut sides = self.crowd.all();
+        let hits_aside = sides
+            .by_ref()
+            .map(|side| side.lock().counts.hits)
+            .sum::<u64>();
         let mut front = self.front.lock();
-        let look = (front.book.hits(), front.open);
+        let look = (front.book.hits() + hits_aside, front.open);
         let is_idle = std::mem::replace(&mut front.last_look, look) == look;
-        if is_idle {
-            front.cache.drain()
-        } else {
-            Vec::new()
+        if !is_idle {
+            return Vec::new();
         }
+        let kept = front.cache.drain();
+        drop(front);
+        self.with_sides(kept)
     }
 
     /// The ticket under which a block is kept; none, if it is not.
     pub(crate) fn ticket_of(&self, id: BlockId) -> Option<Ticket> {
-        let front = self.front.lock();
-        let mut all = front.cache.all();
-        all.find(|kept| kept.id == id).map(|kept| kept.ticket)
+        let mut all = self.kept().into_iter();
+        all.find(|(kept, _)| *kept == id).map(|(_, ticket)| ticket)
     }
 
     /// All blocks that are kept, with their tickets.
     pub(crate) fn kept(&self) -> Vec<(BlockId, Ticket)> {
-        let front = self.front.lock();
-        let all = front.cache.all();
-        all.map(|kept| (kept.id, kept.ticket)).collect()
+        let named = |kept: Kept| (kept.id, kept.ticket);
+        let mut all: Vec<_> = self.front.lock().cache.all().map(named).collect();
+        for side in self.crowd.all() {
+            all.extend(side.lock().cache().all().map(named));
+        }
+        all
     }
 
     /// Keeps nothing any more.
     pub(crate) fn retire(&self) -> Vec<Kept> {
-        let mut front = self.front.lock();
-        front.is_retired = true;
-        front.cache.drain()
+        let kept = {
+            let mut front = self.front.lock();
+            front.is_retired = true;
+            front.cache.drain()
+        };
+        self.with_sides(kept)
     }
 
     /// Whether the stream is gone, with all that was freed on it: nothing unsealed, and every ticket that
@@ -311,7 +428,8 @@ impl Lane {
     pub(crate) fn is_done(&self) -> bool {
         let completed = self.timeline.completed();
         let front = self.front.lock();
-        let is_quiet = !front.is_dirty && front.visitors == 0;
+        let is_dirty = front.is_dirty || self.crowd.is_dirty();
+        let is_quiet = !is_dirty && front.visitors == 0;
         front.is_retired && is_quiet && completed >= front.open.previous()
     }
 
@@ -328,7 +446,7 @@ impl Lane {
 
     /// Whether something was freed that no event covers.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.front.lock().is_dirty
+        self.front.lock().is_dirty || self.crowd.is_dirty()
     }
 
     /// Records an event for what was freed so far, if no event covers it yet.
@@ -342,8 +460,8 @@ impl Lane {
     ) -> Result<Option<Arc<Marker>>, DeviceError> {
         let closed = {
             let mut front = self.front.lock();
-            let is_dirty = front.is_dirty;
-            front.close_if(is_dirty)
+            let is_dirty = front.is_dirty || self.crowd.is_dirty();
+            front.close_if(is_dirty, &self.crowd)
         };
         closed
             .map(|closed| self.record(closed, device, events))
@@ -362,7 +480,7 @@ impl Lane {
         if self.is_host() {
             return Ok(self.host_marker(device));
         }
-        let closed = self.front.lock().close();
+        let closed = self.front.lock().close(&self.crowd);
         self.record(closed, device, events)
     }
 

@@ -33,10 +33,10 @@ impl Default for Peaks {
 }
 
 impl Peaks {
-    /// The figure is now `current`.
+    /// The figure is now `current`; a part of a sum may be below zero.
     #[inline]
     pub(crate) fn raise(&mut self, current: u64) {
-        if current > self.latest {
+        if current as i64 > self.latest as i64 {
             self.latest = current;
         }
     }

@@ -37,6 +37,7 @@ pub struct PoolBuilder {
     pub(super) handle: Option<u64>,
     pub(super) alignment: u64,
     lane: u64,
+    is_crowded: bool,
     order: Order,
     reuse: Reuse,
     sealing: Sealing,
@@ -65,6 +66,7 @@ impl PoolBuilder {
             handle: None,
             alignment: GRANULE,
             lane: LANE,
+            is_crowded: false,
             order: Order::default(),
             reuse: Reuse::default(),
             sealing: Sealing::default(),
@@ -149,6 +151,18 @@ impl PoolBuilder {
     /// goes to the ledger: less fragmentation, slower.
     pub fn lane_bytes(mut self, bytes: u64) -> Self {
         self.lane = bytes;
+        self
+    }
+
+    /// Gives each thread that uses a stream a cache of its own from the start, within the stream's
+    /// [lane](Self::lane_bytes): for streams that many threads submit to. By default they get them once threads have
+    /// met at a stream's lane several times.
+    ///
+    /// Each of up to 16 keeps up to a quarter of what the lane does. What one thread frees, another finds once the
+    /// first keeps that much, or somebody looks for memory beyond the lanes. The highest that a stream's used bytes
+    /// were is then what was seen of it, by whoever asked.
+    pub fn per_thread_caches(mut self) -> Self {
+        self.is_crowded = true;
         self
     }
 
@@ -364,12 +378,14 @@ impl PoolBuilder {
                 bytes: 0,
                 largest: 0,
                 unsealed: 0,
+                is_crowded: false,
             };
         }
         Bounds {
             bytes: self.lane,
             largest: LARGEST_IN_LANE.min(self.lane) / GRANULE * GRANULE,
             unsealed: self.sealing.bound(),
+            is_crowded: self.is_crowded,
         }
     }
 }

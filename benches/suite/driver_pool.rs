@@ -1,0 +1,149 @@
+//! The driver's own pool: what `cuMemAllocAsync` and `cuMemFreeAsync` do.
+
+use super::contender::{Awaited, Contender};
+use super::cuda::Cuda;
+use super::ground::{Ground, Line};
+use cudarc::driver::sys::{self, CUdeviceptr, CUmemPool_attribute, CUmemoryPool, CUresult};
+use cudarc::driver::{CudaStream, DriverError};
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use weirpool::Pool;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A pool of the driver's that keeps what it has: its release threshold is the largest.
+///
+/// Not the device's default one, so that its figures are one workload's; the default one is made by the driver
+/// in the same way.
+pub(crate) struct DriverPool<'a> {
+    ground: &'a Cuda,
+    pool: Handle,
+    /// Gives no memory: through it the streams are awaited.
+    waiting: Pool,
+}
+
+struct Handle(CUmemoryPool);
+
+// SAFETY: the driver takes its handles from any thread, several at a time.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl<'a> DriverPool<'a> {
+    /// # Errors
+    /// When the driver makes none.
+    pub(crate) fn new(ground: &'a Cuda, most: Option<u64>) -> Result<Self, DriverError> {
+        ground.enter();
+        let properties = properties(ground.device.context().cu_device(), most.unwrap_or(0));
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the properties are whole; the pool is written to the place given.
+        unsafe { sys::cuMemPoolCreate(&mut pool, properties.as_ptr()) }.result()?;
+        let waiting = Pool::builder_shared(ground.device()).capacity(16 << 20);
+        let made = Self {
+            ground,
+            pool: Handle(pool),
+            waiting: waiting.build().expect("a small pool"),
+        };
+        let mut threshold = u64::MAX;
+        let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        let value = (&raw mut threshold).cast::<c_void>();
+        // SAFETY: the pool lives, and the attribute is a `u64`.
+        unsafe { sys::cuMemPoolSetAttribute(made.pool.0, attribute, value) }.result()?;
+        Ok(made)
+    }
+}
+
+/// Memory of the device, in no form that another process could open; `most` bytes of it, or with 0 any.
+fn properties(device: c_int, most: u64) -> MaybeUninit<sys::CUmemPoolProps> {
+    let mut properties = MaybeUninit::<sys::CUmemPoolProps>::zeroed();
+    let fields = properties.as_mut_ptr();
+    let pinned = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    const DEVICE: c_int = 1;
+    // SAFETY: the fields are the structure's own; the others may be zero. A location is a kind and a number,
+    // whose names differ between versions.
+    unsafe {
+        (&raw mut (*fields).allocType).write(pinned);
+        let location = (&raw mut (*fields).location).cast::<[c_int; 2]>();
+        location.write([DEVICE, device]);
+        (&raw mut (*fields).maxSize).write(most as usize);
+    }
+    properties
+}
+
+const _: () = assert!(size_of::<sys::CUmemLocation>() == 2 * size_of::<c_int>());
+
+impl Contender for DriverPool<'_> {
+    type Stream = Line<Arc<CudaStream>>;
+    type Block = CUdeviceptr;
+
+    fn stream(&self) -> Line<Arc<CudaStream>> {
+        self.ground.line(&self.waiting)
+    }
+
+    fn enter(&self) {
+        self.ground.enter();
+    }
+
+    #[inline]
+    fn allocate(&self, line: &Line<Arc<CudaStream>>, bytes: u64) -> Option<CUdeviceptr> {
+        let (pool, stream) = (self.pool.0, line.work.cu_stream());
+        let mut address = 0;
+        // SAFETY: pool and stream live; the address is written to the place given.
+        let result =
+            unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes as usize, pool, stream) };
+        match result {
+            CUresult::CUDA_SUCCESS => Some(address),
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => None,
+            error => panic!("cuMemAllocFromPoolAsync: {error:?}"),
+        }
+    }
+
+    #[inline]
+    fn free(&self, address: CUdeviceptr, line: &Line<Arc<CudaStream>>) {
+        // SAFETY: the stream lives, and the memory is the pool's; what uses it was submitted before.
+        let result = unsafe { sys::cuMemFreeAsync(address, line.work.cu_stream()) };
+        assert_eq!(result, CUresult::CUDA_SUCCESS, "cuMemFreeAsync");
+    }
+
+    fn reserved(&self) -> Option<u64> {
+        let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
+        let mut high = 0_u64;
+        let value = (&raw mut high).cast::<c_void>();
+        // SAFETY: the pool lives, and the attribute is a `u64`.
+        let result = unsafe { sys::cuMemPoolGetAttribute(self.pool.0, attribute, value) };
+        (result == CUresult::CUDA_SUCCESS).then_some(high)
+    }
+}
+
+impl Awaited for DriverPool<'_> {
+    /// Asks until there is memory: there is nothing to await.
+    ///
+    /// # Panics
+    /// When there is none for longer than any work takes.
+    async fn granted(&self, line: &Line<Arc<CudaStream>>, bytes: u64) -> (CUdeviceptr, u64) {
+        let (mut refused, start) = (0, Instant::now());
+        loop {
+            match self.allocate(line, bytes) {
+                Some(address) => return (address, refused),
+                None => refused += 1,
+            }
+            assert!(
+                start.elapsed() < PATIENCE,
+                "the driver's pool has no memory"
+            );
+            std::thread::yield_now();
+        }
+    }
+
+    fn used_on(&self, _block: &CUdeviceptr, _line: &Line<Arc<CudaStream>>) {}
+}
+
+impl Drop for DriverPool<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the pool lives until here; the driver waits for what is on its way.
+        let destroyed = unsafe { sys::cuMemPoolDestroy(self.pool.0) };
+        assert_eq!(destroyed, CUresult::CUDA_SUCCESS, "cuMemPoolDestroy");
+    }
+}

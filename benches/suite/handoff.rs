@@ -1,0 +1,124 @@
+//! Memory that goes from stream to stream: allocate, run a kernel, free, and on to the next of 8 streams.
+
+use super::contender::Contender;
+use super::effort::Effort;
+use super::floor::Lanes;
+use super::ground::{Ground, Line};
+use super::pooled::Pooled;
+use super::race::Race;
+use super::row::{Row, Spread, Unit, Who};
+use super::scarce;
+use std::time::{Duration, Instant};
+
+pub(crate) const STREAMS: usize = 8;
+
+pub(crate) const BYTES: u64 = 8 << 20;
+
+const ITERATIONS: usize = 2000;
+
+pub(crate) const KERNELS: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(200)];
+
+pub(crate) const TIME: Unit = Unit::cost("ns");
+const MEMORY: Unit = Unit::cost("MiB");
+
+/// With as much memory as anybody asks for; then with memory for 4 blocks.
+pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
+    let plenty = KERNELS
+        .iter()
+        .flat_map(|kernel| plenty(ground, effort, *kernel));
+    plenty.chain(scarce::rows(ground, effort)).collect()
+}
+
+fn plenty<G: Ground>(ground: &G, effort: Effort, kernel: Duration) -> Vec<Row> {
+    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+    let iterations = effort.of(ITERATIONS);
+    let own = Lines::of(ground, &pooled);
+    let others = driver.as_ref().map(|driver| Lines::of(ground, driver));
+    // The kernels of the floor are real, and its memory is none.
+    let bare = Pooled::new(ground);
+    let (bare, lanes) = (
+        Lines::of(ground, &bare),
+        [(); STREAMS].map(|()| Lanes.stream()),
+    );
+    let mut race = Race::new();
+    race.enter(Who::Weirpool, || {
+        own.turn(&pooled, &own.lines, kernel, iterations)
+    });
+    race.enter(Who::Floor, || bare.turn(&Lanes, &lanes, kernel, iterations));
+    if let (Some(driver), Some(others)) = (&driver, &others) {
+        race.enter(Who::Driver, || {
+            others.turn(driver, &others.lines, kernel, iterations)
+        });
+    }
+    let results = race.run(effort.rounds);
+    let reserved = |who, contender: Option<u64>| {
+        let mib = contender.map(|bytes| (bytes >> 20) as f64);
+        mib.map(|mib| (who, Spread::exactly(mib)))
+    };
+    let memory = [
+        reserved(Who::Weirpool, pooled.reserved()),
+        reserved(Who::Driver, driver.as_ref().and_then(Contender::reserved)),
+    ];
+    let memory = memory.into_iter().flatten().collect();
+    let (micros, ideal) = (kernel.as_micros(), kernel.as_nanos() as usize / STREAMS);
+    let (host, wall) = (
+        results.figures(|turn| turn.host),
+        results.figures(|turn| turn.wall),
+    );
+    let named = |figure: &str| format!("handoff, 8 streams, {micros} us kernels: {figure}");
+    let row = |label: String, unit, figures, figure: &str| {
+        Row::new(named(&label), unit, figures).beside(format!("handoff {micros} {figure}"))
+    };
+    vec![
+        row("host".to_owned(), TIME, host, "host"),
+        row(format!("wall ({ideal} ideal)"), TIME, wall, "wall"),
+        row("reserved".to_owned(), MEMORY, memory, "reserved"),
+    ]
+}
+
+/// Nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    host: f64,
+    wall: f64,
+}
+
+/// Streams that kernels are submitted to.
+struct Lines<'a, G: Ground> {
+    ground: &'a G,
+    lines: Vec<Line<G::Work>>,
+}
+
+impl<'a, G: Ground> Lines<'a, G> {
+    fn of(ground: &'a G, contender: &impl Contender<Stream = Line<G::Work>>) -> Self {
+        contender.enter();
+        let lines = (0..STREAMS).map(|_| contender.stream()).collect();
+        Self { ground, lines }
+    }
+
+    /// Memory of the contender's streams, for kernels on these.
+    fn turn<C: Contender>(
+        &self,
+        contender: &C,
+        streams: &[C::Stream],
+        kernel: Duration,
+        iterations: usize,
+    ) -> Turn {
+        let (start, mut host) = (Instant::now(), Duration::ZERO);
+        for (line, stream) in self.lines.iter().zip(streams).cycle().take(iterations) {
+            let before = Instant::now();
+            let block = contender.allocate(stream, BYTES).expect("memory");
+            host += before.elapsed();
+            self.ground.spend(&line.work, kernel);
+            let before = Instant::now();
+            contender.free(block, stream);
+            host += before.elapsed();
+        }
+        self.ground.finish(&self.lines);
+        let each = |time: Duration| time.as_nanos() as f64 / iterations as f64;
+        Turn {
+            host: each(host),
+            wall: each(start.elapsed()),
+        }
+    }
+}

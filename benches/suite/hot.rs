@@ -1,0 +1,68 @@
+//! The hot pair: allocate and free the same size on one stream.
+
+use super::contender::Contender;
+use super::effort::Effort;
+use super::floor::{Atomics, Lanes};
+use super::ground::Ground;
+use super::pooled::{Polled, Pooled};
+use super::race::Race;
+use super::row::{Row, Unit, Who, bytes};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+pub(crate) const SIZES: [u64; 4] = [256, 1 << 16, 1 << 20, 64 << 20];
+
+const PAIR: Unit = Unit::cost("ns");
+
+pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
+    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+    let span = effort.span();
+    let mut rows = Vec::new();
+    for size in SIZES {
+        let mut race = Race::new();
+        race.enter(Who::Weirpool, turns(&pooled, size, span));
+        race.enter(Who::Floor, turns(&Lanes, size, span));
+        if let Some(driver) = &driver {
+            race.enter(Who::Driver, turns(driver, size, span));
+        }
+        let figures = race.run(effort.rounds).figures(|took| *took);
+        let label = format!("hot pair, {}: `try_allocate`", bytes(size));
+        rows.push(Row::new(label, PAIR, figures).beside(format!("hot {size}")));
+    }
+    for size in SIZES {
+        let polled = Polled(&pooled);
+        let mut race = Race::new();
+        race.enter(Who::Weirpool, turns(&polled, size, span));
+        race.enter(Who::Floor, turns(&Lanes, size, span));
+        let figures = race.run(effort.rounds).figures(|took| *took);
+        let label = format!("hot pair, {}: `allocate().await`", bytes(size));
+        rows.push(Row::new(label, PAIR, figures));
+    }
+    let mut race = Race::new();
+    race.enter(Who::Floor, turns(&Atomics, 1, span));
+    let figures = race.run(effort.rounds).figures(|took| *took);
+    rows.push(Row::new(
+        "for scale: an atomic of one's own, twice",
+        PAIR,
+        figures,
+    ));
+    rows
+}
+
+/// Turns on a stream of their own: nanoseconds for a pair.
+fn turns<C: Contender>(contender: &C, size: u64, span: Duration) -> impl FnMut() -> f64 + '_ {
+    const TOGETHER: u32 = 256;
+    contender.enter();
+    let stream = contender.stream();
+    move || {
+        let (mut pairs, start) = (0, Instant::now());
+        while start.elapsed() < span {
+            for _ in 0..TOGETHER {
+                let block = contender.allocate(&stream, size).expect("memory");
+                contender.free(black_box(block), &stream);
+            }
+            pairs += TOGETHER;
+        }
+        start.elapsed().as_nanos() as f64 / f64::from(pairs)
+    }
+}

@@ -1,0 +1,158 @@
+//! What an operation costs where there are many live blocks already, and what the pool's own books take.
+//!
+//! One of them, whichever, is freed, and another of a random size is allocated. Once on one stream in a pool
+//! whose lanes keep nothing, so that each free goes to the ledger, and each allocation is searched for there;
+//! once on 64 streams in a pool with its defaults, so that blocks move between lanes and ledger.
+
+use super::contender::Contender;
+use super::effort::{Amount, Effort};
+use super::floor::Lanes;
+use super::ground::Ground;
+use super::heap;
+use super::pooled::Pooled;
+use super::race::Race;
+use super::row::{Row, Spread, Unit, Who, quotient};
+use fastrand::Rng;
+use std::mem::size_of;
+use std::time::{Duration, Instant};
+use weirpool::Block;
+
+const PAIR: Unit = Unit::cost("ns/pair");
+const BYTES: Unit = Unit::cost("bytes");
+
+/// How the pool is set, and on how many streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    Ledger,
+    Lanes,
+}
+
+impl Case {
+    fn streams(self) -> usize {
+        match self {
+            Self::Ledger => 1,
+            Self::Lanes => 64,
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Ledger => "ledger only",
+            Self::Lanes => "64 streams",
+        }
+    }
+
+    fn pooled<G: Ground>(self, ground: &G) -> Pooled<'_, G> {
+        match self {
+            Self::Ledger => Pooled::with(ground, |builder| builder.lane_bytes(0)),
+            Self::Lanes => Pooled::new(ground),
+        }
+    }
+}
+
+pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
+    let counts = match effort.amount {
+        Amount::Smoke => [10, 20, 40],
+        Amount::Modest | Amount::Full => [1_000, 10_000, 100_000],
+    };
+    let mut rows = Vec::new();
+    for case in [Case::Ledger, Case::Lanes] {
+        let by_count = counts.map(|count| turned(ground, case, count, effort));
+        let (least, most) = (counts[0], counts[2]);
+        let label = format!("the same, {most} over {least}");
+        let slower = quotient(label, Unit::cost("times"), &by_count[2].0, &by_count[0].0);
+        let books = by_count[2].1.clone();
+        rows.extend(by_count.map(|(took, _)| took));
+        rows.extend([slower, books]);
+    }
+    let handle = Spread::exactly(size_of::<Block>() as f64);
+    let label = "for scale: a `Block`, in its owner's hands";
+    rows.push(Row::new(label, BYTES, vec![(Who::Weirpool, handle)]));
+    rows
+}
+
+/// Time, and the heap that the pool took for its blocks.
+fn turned<G: Ground>(ground: &G, case: Case, count: usize, effort: Effort) -> (Row, Row) {
+    let (pooled, driver) = (case.pooled(ground), ground.driver(None));
+    let mut herd = Herd::new(&pooled, case.streams(), count);
+    let mut floor = Herd::new(&Lanes, case.streams(), count);
+    let others = driver.as_ref();
+    let mut others = others.map(|driver| Herd::new(driver, case.streams(), count));
+    let (span, books) = (effort.span(), herd.books as f64 / count as f64);
+    let mut race = Race::new();
+    race.enter(Who::Weirpool, || herd.turn(span));
+    race.enter(Who::Floor, || floor.turn(span));
+    if let Some(others) = &mut others {
+        race.enter(Who::Driver, || others.turn(span));
+    }
+    let figures = race.run(effort.rounds).figures(|took| *took);
+    let label = format!("{count} live blocks, {}", case.label());
+    let took = Row::new(&label, PAIR, figures);
+    let books = vec![(Who::Weirpool, Spread::exactly(books))];
+    let label = format!("{label}: books for each");
+    (took, Row::new(label, BYTES, books))
+}
+
+/// Blocks that live, on several streams.
+struct Herd<'a, C: Contender> {
+    contender: &'a C,
+    streams: Vec<C::Stream>,
+    live: Vec<(C::Block, u16)>,
+    random: Rng,
+    /// By how much the host's heap grew for them, without what their owner keeps.
+    books: i64,
+}
+
+impl<'a, C: Contender> Herd<'a, C> {
+    fn new(contender: &'a C, streams: usize, count: usize) -> Self {
+        contender.enter();
+        let mut herd = Self {
+            contender,
+            streams: (0..streams).map(|_| contender.stream()).collect(),
+            live: Vec::with_capacity(count),
+            random: Rng::with_seed(5),
+            books: 0,
+        };
+        herd.books = heap::growth(|| (0..count).for_each(|_| herd.add()));
+        herd
+    }
+
+    /// One of 512 B to 256 KiB.
+    fn add(&mut self) {
+        let bytes = (9.0 + 9.0 * self.random.f64()).exp2() as u64;
+        let index = self.random.usize(..self.streams.len());
+        let stream = &self.streams[index];
+        let block = self.contender.allocate(stream, bytes).expect("memory");
+        self.live.push((block, index as u16));
+    }
+
+    fn remove(&mut self) {
+        let index = self.random.usize(..self.live.len());
+        let (block, stream) = self.live.swap_remove(index);
+        let stream = &self.streams[usize::from(stream)];
+        self.contender.free(block, stream);
+    }
+
+    /// Nanoseconds for one that goes and one that comes.
+    fn turn(&mut self, span: Duration) -> f64 {
+        const TOGETHER: u32 = 64;
+        let (mut pairs, start) = (0, Instant::now());
+        while start.elapsed() < span {
+            for _ in 0..TOGETHER {
+                self.remove();
+                self.add();
+            }
+            pairs += TOGETHER;
+        }
+        start.elapsed().as_nanos() as f64 / f64::from(pairs)
+    }
+}
+
+impl<C: Contender> Drop for Herd<'_, C> {
+    fn drop(&mut self) {
+        for (block, stream) in self.live.drain(..) {
+            self.contender
+                .free(block, &self.streams[usize::from(stream)]);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Blocks of all sizes, that live for a while: what a stream of requests looks like to an allocator.
+//!
+//! Sizes are log-uniform from 512 B to 64 MiB. Whenever one more would be over the bounds (256 blocks, 2 GiB)
+//! one of those that live goes, whichever. With several threads each has a stream, a sixteenth of the bounds,
+//! and as much to do: so 16 of them together have as much alive as the one thread of the first rows, and each
+//! does the same however many there are.
+
+use super::contender::Contender;
+use super::effort::Effort;
+use super::floor::Lanes;
+use super::ground::Ground;
+use super::pooled::Pooled;
+use super::race::Race;
+use super::row::{Row, Spread, Unit, Who, quotient};
+use super::scale::{THREADS, counted};
+use super::threads::together;
+use fastrand::Rng;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Instant;
+
+const OPERATIONS: usize = 20_000;
+
+/// What lives at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) bytes: u64,
+    pub(crate) blocks: usize,
+}
+
+pub(crate) const WHOLE: Bounds = Bounds {
+    bytes: 2 << 30,
+    blocks: 256,
+};
+
+/// What each of several threads has.
+const SHARE: Bounds = Bounds {
+    bytes: WHOLE.bytes / 16,
+    blocks: WHOLE.blocks / 16,
+};
+
+const OPERATION: Unit = Unit::cost("ns/operation");
+const RATE: Unit = Unit::rate("M operations/s");
+const MEMORY: Unit = Unit::cost("times");
+const FAILURES: Unit = Unit::cost("allocations");
+
+pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
+    let mut rows = alone(ground, effort);
+    let together: Vec<_> = THREADS.map(|threads| rate(ground, effort, threads)).into();
+    let label = "the same, 16 threads over one";
+    let gain = Unit::rate("times");
+    let gain = quotient(label, gain, &together[THREADS.len() - 1], &together[0]);
+    rows.extend(together);
+    rows.extend([gain, memory_of_many(ground, effort)]);
+    rows
+}
+
+/// One thread, one stream: time, memory, failures.
+fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
+    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+    let mut players = (Player::new(&pooled), driver.as_ref().map(Player::new));
+    let mut floor = Player::new(&Lanes);
+    let operations = effort.of(OPERATIONS);
+    let mut race = Race::new();
+    race.enter(Who::Weirpool, || players.0.turn(operations));
+    race.enter(Who::Floor, || floor.turn(operations));
+    if let Some(player) = &mut players.1 {
+        race.enter(Who::Driver, || player.turn(operations));
+    }
+    let took = race.run(effort.rounds).figures(|took| *took);
+    let (mut memory, mut failed) = (Vec::new(), Vec::new());
+    let mut note = |who, told: (Option<f64>, u64)| {
+        memory.extend(told.0.map(|ratio| (who, Spread::exactly(ratio))));
+        failed.push((who, Spread::exactly(told.1 as f64)));
+    };
+    note(Who::Weirpool, players.0.told());
+    if let Some(player) = &players.1 {
+        note(Who::Driver, player.told());
+    }
+    let mix = "mix, 512 B to 64 MiB, 256 live";
+    vec![
+        Row::new(mix, OPERATION, took).beside("mix time"),
+        Row::new(format!("{mix}: reserved over live"), MEMORY, memory).beside("mix memory"),
+        Row::new(format!("{mix}: failures"), FAILURES, failed),
+    ]
+}
+
+/// Plays with one contender on one stream, and keeps the score.
+pub(crate) struct Player<'a, C: Contender> {
+    contender: &'a C,
+    stream: C::Stream,
+    turns: u64,
+    peak: u64,
+    failures: u64,
+}
+
+impl<'a, C: Contender> Player<'a, C> {
+    pub(crate) fn new(contender: &'a C) -> Self {
+        contender.enter();
+        Self {
+            contender,
+            stream: contender.stream(),
+            turns: 0,
+            peak: 0,
+            failures: 0,
+        }
+    }
+
+    /// The same steps as those of every other player in its turn of that number: nanoseconds each.
+    pub(crate) fn turn(&mut self, operations: usize) -> f64 {
+        self.turns += 1;
+        let steps = steps(operations, self.turns);
+        let start = Instant::now();
+        let played = play(self.contender, &self.stream, &steps, WHOLE, |_| ());
+        let took = start.elapsed();
+        self.peak = self.peak.max(played.peak);
+        self.failures += played.failures;
+        took.as_nanos() as f64 / played.operations as f64
+    }
+
+    /// Memory held over what lived, at their peaks; and failures.
+    fn told(&self) -> (Option<f64>, u64) {
+        let reserved = self.contender.reserved();
+        let ratio = reserved.map(|reserved| reserved as f64 / self.peak as f64);
+        (ratio, self.failures)
+    }
+}
+
+/// So many threads, a stream each.
+fn rate<G: Ground>(ground: &G, effort: Effort, threads: usize) -> Row {
+    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+    let operations = effort.of(OPERATIONS);
+    let mut race = Race::new();
+    race.enter(Who::Weirpool, turns(&pooled, threads, operations));
+    race.enter(Who::Floor, turns(&Lanes, threads, operations));
+    if let Some(driver) = &driver {
+        race.enter(Who::Driver, turns(driver, threads, operations));
+    }
+    let figures = race.run(effort.rounds).figures(|rate| *rate);
+    let label = format!("mix, {}", counted(threads));
+    Row::new(label, RATE, figures)
+}
+
+fn turns<C: Contender>(
+    contender: &C,
+    threads: usize,
+    operations: usize,
+) -> impl FnMut() -> f64 + '_ {
+    contender.enter();
+    let streams: Vec<_> = (0..threads).map(|_| contender.stream()).collect();
+    let mut turn = 0;
+    move || {
+        turn += 1;
+        let plans = plans(threads, operations, turn);
+        let enter = || contender.enter();
+        let (took, done) = together(
+            threads,
+            enter,
+            || (),
+            |thread| play(contender, &streams[thread], &plans[thread], SHARE, |_| ()).operations,
+        );
+        done.iter().sum::<u64>() as f64 / took.as_secs_f64() / 1e6
+    }
+}
+
+fn plans(threads: usize, operations: usize, turn: u64) -> Vec<Vec<Step>> {
+    let seeds = (0..threads as u64).map(|thread| 1000 * (thread + 1) + turn);
+    seeds.map(|seed| steps(operations, seed)).collect()
+}
+
+/// What 16 threads hold, in a run of its own: to know what lives at once, they all write one number.
+fn memory_of_many<G: Ground>(ground: &G, effort: Effort) -> Row {
+    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+    let operations = effort.of(OPERATIONS);
+    let mut figures = vec![(Who::Weirpool, held(&pooled, operations))];
+    figures.extend(driver.map(|driver| (Who::Driver, held(&driver, operations))));
+    let label = "mix, 16 threads: reserved over live";
+    let figures = figures.into_iter();
+    let figures = figures.map(|(who, ratio)| (who, Spread::exactly(ratio)));
+    Row::new(label, MEMORY, figures.collect())
+}
+
+fn held<C: Contender>(contender: &C, operations: usize) -> f64 {
+    const THREADS: usize = 16;
+    contender.enter();
+    let streams: Vec<_> = (0..THREADS).map(|_| contender.stream()).collect();
+    let plans = plans(THREADS, operations, 0);
+    let (live, peak) = (AtomicI64::new(0), AtomicI64::new(0));
+    let note = |change| {
+        let now = live.fetch_add(change, Ordering::Relaxed) + change;
+        peak.fetch_max(now, Ordering::Relaxed);
+    };
+    let enter = || contender.enter();
+    together(
+        THREADS,
+        enter,
+        || (),
+        |thread| {
+            play(contender, &streams[thread], &plans[thread], SHARE, note);
+        },
+    );
+    let reserved = contender.reserved().unwrap_or(0);
+    reserved as f64 / peak.into_inner() as f64
+}
+
+/// A size, and which of those that live goes if one must.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    bytes: u64,
+    pick: usize,
+}
+
+fn steps(count: usize, seed: u64) -> Vec<Step> {
+    let mut random = Rng::with_seed(seed);
+    let step = |_| Step {
+        bytes: (9.0 + 17.0 * random.f64()).exp2() as u64,
+        pick: random.usize(..),
+    };
+    (0..count).map(step).collect()
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Played {
+    /// Allocations and frees.
+    operations: u64,
+    failures: u64,
+    /// The most bytes that lived.
+    peak: u64,
+}
+
+/// Does all steps; `changed` hears of what lives.
+#[inline]
+fn play<C: Contender>(
+    contender: &C,
+    stream: &C::Stream,
+    steps: &[Step],
+    bounds: Bounds,
+    changed: impl Fn(i64),
+) -> Played {
+    let mut played = Played::default();
+    let mut blocks = Vec::with_capacity(bounds.blocks);
+    let mut live = 0;
+    for &Step { bytes, pick } in steps {
+        while blocks.len() >= bounds.blocks || (live + bytes > bounds.bytes && !blocks.is_empty()) {
+            let (block, bytes) = blocks.swap_remove(pick % blocks.len());
+            contender.free(block, stream);
+            changed(-(bytes as i64));
+            live -= bytes;
+            played.operations += 1;
+        }
+        let Some(block) = contender.allocate(stream, bytes) else {
+            played.failures += 1;
+            continue;
+        };
+        changed(bytes as i64);
+        blocks.push((block, bytes));
+        live += bytes;
+        played.peak = played.peak.max(live);
+        played.operations += 1;
+    }
+    for (block, bytes) in blocks {
+        contender.free(block, stream);
+        changed(-(bytes as i64));
+        played.operations += 1;
+    }
+    played
+}

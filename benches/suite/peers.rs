@@ -1,0 +1,96 @@
+//! Figures of other programs, by the lines that they print.
+//!
+//! One line a figure: the allocator's name, the workload, numbers. All lines that are of another form are
+//! passed over, so whole logs can be given.
+
+/// A figure of another allocator.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Figure {
+    /// What a [`Row`](super::row::Row) names as its own.
+    pub(crate) key: String,
+    /// The allocator's name.
+    pub(crate) peer: String,
+    pub(crate) figure: f64,
+}
+
+/// All figures of a text, in its order.
+pub(crate) fn parse(text: &str) -> Vec<Figure> {
+    text.lines().filter_map(figures).flatten().collect()
+}
+
+/// The words with which a workload begins.
+const WORKLOADS: [&str; 4] = [" hot pair ", " mix ", " handoff ", " scale "];
+
+fn figures(line: &str) -> Option<Vec<Figure>> {
+    let places = WORKLOADS.iter().filter_map(|workload| {
+        let at = line.find(workload)?;
+        Some((at, workload.trim(), &line[at + workload.len()..]))
+    });
+    let (at, workload, rest) = places.min()?;
+    let peer = line[..at].trim().to_owned();
+    let told = match workload {
+        "hot pair" => hot(rest),
+        "mix" => mix(rest),
+        "handoff" => handoff(rest),
+        _ => scale(rest),
+    }?;
+    let told = told.into_iter().map(|(key, figure)| Figure {
+        key,
+        peer: peer.clone(),
+        figure,
+    });
+    Some(told.collect())
+}
+
+type Told = Vec<(String, f64)>;
+
+/// `256 B  688.0 ns/pair`
+fn hot(rest: &str) -> Option<Told> {
+    let bytes: u64 = number(rest.split(" B ").next()?)?;
+    Some(vec![(format!("hot {bytes}"), before(rest, "ns/pair")?)])
+}
+
+/// `512B..64MiB, <=256 live  933.0 ns/op   reserved/peak-live 1.820`, with 0 where that is not known
+fn mix(rest: &str) -> Option<Told> {
+    let mut told = vec![("mix time".to_owned(), before(rest, "ns/op")?)];
+    let memory = rest.split("reserved/peak-live").nth(1);
+    let memory = memory.and_then(number::<f64>).filter(|ratio| *ratio > 0.0);
+    told.extend(memory.map(|ratio| ("mix memory".to_owned(), ratio)));
+    Some(told)
+}
+
+/// `8 streams,   20 us kernel  650.0 ns/pair host, wall  4200.0 ns/iter, reserved 64 -> 72 MiB`, with 0 MiB
+/// where that is not known
+fn handoff(rest: &str) -> Option<Told> {
+    let micros = before::<u64>(rest, "us kernel")?;
+    let wall = rest.split("wall").nth(1)?;
+    let mut told = vec![
+        (
+            format!("handoff {micros} host"),
+            before(rest, "ns/pair host")?,
+        ),
+        (format!("handoff {micros} wall"), before(wall, "ns/iter")?),
+    ];
+    let reserved = before(rest, "MiB").filter(|mib| *mib > 0.0);
+    told.extend(reserved.map(|mib| (format!("handoff {micros} reserved"), mib)));
+    Some(told)
+}
+
+/// `16 threads, own stream  0.180 M pairs/s`
+fn scale(rest: &str) -> Option<Told> {
+    let threads: u64 = before(rest, "threads")?;
+    Some(vec![(
+        format!("scale {threads}"),
+        before(rest, "M pairs/s")?,
+    )])
+}
+
+/// The number that stands before some words.
+fn before<N: std::str::FromStr>(text: &str, words: &str) -> Option<N> {
+    let (front, _) = text.split_once(words)?;
+    front.split_whitespace().next_back()?.parse().ok()
+}
+
+fn number<N: std::str::FromStr>(text: &str) -> Option<N> {
+    text.split_whitespace().next()?.parse().ok()
+}

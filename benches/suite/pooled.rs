@@ -1,0 +1,105 @@
+//! The pool, as a contender.
+
+use super::contender::{Awaited, Contender};
+use super::ground::{Ground, Line};
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use weirpool::{AllocError, Block, Pool, PoolBuilder};
+
+/// A pool over a ground; allocates now or not at all.
+pub(crate) struct Pooled<'a, G> {
+    ground: &'a G,
+    pub(crate) pool: Pool,
+}
+
+impl<'a, G: Ground> Pooled<'a, G> {
+    pub(crate) fn new(ground: &'a G) -> Self {
+        Self::with(ground, |builder| builder)
+    }
+
+    pub(crate) fn with(ground: &'a G, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
+        let builder = set(Pool::builder_shared(ground.device()));
+        let pool = builder.build().expect("settings that are in range");
+        Self { ground, pool }
+    }
+}
+
+/// # Panics
+/// When it is another error than that there is no memory.
+#[inline]
+fn unless_exhausted(allocated: Result<Block, AllocError>) -> Option<Block> {
+    match allocated {
+        Ok(block) => Some(block),
+        Err(AllocError::Exhausted(_)) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+impl<G: Ground> Contender for Pooled<'_, G> {
+    type Stream = Line<G::Work>;
+    type Block = Block;
+
+    fn stream(&self) -> Line<G::Work> {
+        self.ground.line(&self.pool)
+    }
+
+    fn enter(&self) {
+        self.ground.enter();
+    }
+
+    #[inline]
+    fn allocate(&self, line: &Line<G::Work>, bytes: u64) -> Option<Block> {
+        unless_exhausted(self.pool.try_allocate(&line.stream, bytes))
+    }
+
+    #[inline]
+    fn free(&self, block: Block, _line: &Line<G::Work>) {
+        drop(block);
+    }
+
+    fn reserved(&self) -> Option<u64> {
+        Some(self.pool.statistics().reserved.high)
+    }
+}
+
+impl<G: Ground> Awaited for Pooled<'_, G> {
+    async fn granted(&self, line: &Line<G::Work>, bytes: u64) -> (Block, u64) {
+        let block = self.pool.allocate(&line.stream, bytes).await;
+        (block.expect("memory for one"), 0)
+    }
+
+    fn used_on(&self, block: &Block, line: &Line<G::Work>) {
+        block.used_on(&line.stream).expect("a stream of the pool");
+    }
+}
+
+/// The same through the first poll of an awaited allocation.
+pub(crate) struct Polled<'a, G>(pub(crate) &'a Pooled<'a, G>);
+
+impl<G: Ground> Contender for Polled<'_, G> {
+    type Stream = Line<G::Work>;
+    type Block = Block;
+
+    fn stream(&self) -> Line<G::Work> {
+        self.0.stream()
+    }
+
+    fn enter(&self) {
+        self.0.enter();
+    }
+
+    #[inline]
+    fn allocate(&self, line: &Line<G::Work>, bytes: u64) -> Option<Block> {
+        let mut context = Context::from_waker(Waker::noop());
+        match pin!(self.0.pool.allocate(&line.stream, bytes)).poll(&mut context) {
+            Poll::Ready(allocated) => unless_exhausted(allocated),
+            Poll::Pending => None,
+        }
+    }
+
+    #[inline]
+    fn free(&self, block: Block, _line: &Line<G::Work>) {
+        drop(block);
+    }
+}

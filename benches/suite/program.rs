@@ -1,0 +1,138 @@
+//! A benchmark, whole.
+
+use super::effort::{Amount, Effort};
+use super::ground::Ground;
+use super::options::{DeviceName, Options, Workload};
+use super::peers::{self, Figure};
+use super::report::{Shown, table};
+use super::row::Row;
+use super::simulated::Simulated;
+use super::{cuda, handoff, hot, live_blocks, mix, pressure, scale, scarce};
+use anyhow::Context;
+use clap::Parser;
+use std::process::ExitCode;
+use std::time::Instant;
+use weirpool::device::sim::Clock;
+
+/// Measures the workloads, if the command line names no others. One by itself, as well as can be, on the
+/// simulated device and on a GPU where there is one; several in a minute or two, on the GPU or else on the
+/// simulated device.
+pub(crate) fn main(own: &[Workload]) -> ExitCode {
+    match run(own) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(own: &[Workload]) -> anyhow::Result<()> {
+    let options = Options::parse();
+    let usual = match own {
+        [_] => Amount::Full,
+        _ => Amount::Modest,
+    };
+    let effort = options.effort(usual);
+    if effort.amount == Amount::Smoke {
+        println!("a trial, whose figures mean nothing: `--bench` measures\n");
+    }
+    let peers = read_peers(&options)?;
+    let shown = Shown {
+        peers: &peers,
+        spread: options.spread,
+    };
+    let workloads = match &options.only[..] {
+        [] => own,
+        only => only,
+    };
+    let gpu = open(options.device)?;
+    let is_simulated = match options.device {
+        Some(device) => device == DeviceName::Sim,
+        None => gpu.is_none() || effort.amount != Amount::Modest,
+    };
+    if is_simulated {
+        let name = Simulated::new(Clock::Manual).name();
+        print(&name, workloads, shown, |workload| {
+            simulated(workload, effort)
+        });
+    }
+    if let Some(gpu) = gpu {
+        print(&gpu.name(), workloads, shown, |workload| {
+            on(&gpu, workload, effort)
+        });
+    }
+    Ok(())
+}
+
+/// The GPU, if it is asked for, or there is one and nothing is asked for. To be called while there is no other
+/// thread.
+fn open(device: Option<DeviceName>) -> anyhow::Result<Option<impl Ground>> {
+    match device {
+        Some(DeviceName::Sim) => Ok(None),
+        Some(DeviceName::Cuda) => cuda::open().map(Some),
+        None => {
+            let gpu = cuda::open();
+            let gpu = gpu.inspect_err(|error| println!("skipped on CUDA: {error:#}\n"));
+            Ok(gpu.ok())
+        }
+    }
+}
+
+fn read_peers(options: &Options) -> anyhow::Result<Vec<Figure>> {
+    let Some(path) = &options.peers else {
+        return Ok(Vec::new());
+    };
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("{} cannot be read", path.display()))?;
+    let figures = peers::parse(&text);
+    anyhow::ensure!(
+        !figures.is_empty(),
+        "{} has no line of a peer's program",
+        path.display()
+    );
+    Ok(figures)
+}
+
+fn print(
+    name: &str,
+    workloads: &[Workload],
+    shown: Shown<'_>,
+    measure: impl Fn(Workload) -> Vec<Row>,
+) {
+    println!("{name}\n");
+    let mut rows = Vec::new();
+    for workload in workloads {
+        let start = Instant::now();
+        rows.extend(measure(*workload));
+        eprintln!("{workload:?}: {:.1?}", start.elapsed());
+    }
+    println!("{}", table(&rows, shown));
+}
+
+/// All of a workload, on one ground.
+fn on(ground: &impl Ground, workload: Workload, effort: Effort) -> Vec<Row> {
+    match workload {
+        Workload::Hot => hot::rows(ground, effort),
+        Workload::Mix => mix::rows(ground, effort),
+        Workload::Handoff => handoff::rows(ground, effort),
+        Workload::Scale => scale::rows(ground, effort),
+        Workload::LiveBlocks => live_blocks::rows(ground, effort),
+        Workload::Pressure => pressure::rows(ground, effort),
+    }
+}
+
+/// What takes time on the device takes real time, and where memory is waited for, virtual time beside it: in
+/// that, the host takes none, and what is left is the order in which memory is given.
+fn simulated(workload: Workload, effort: Effort) -> Vec<Row> {
+    let on_clock = |clock| on(&Simulated::new(clock), workload, effort);
+    match workload {
+        Workload::Handoff => {
+            let mut rows = on_clock(Clock::Wall);
+            rows.extend(scarce::rows(&Simulated::new(Clock::Virtual), effort));
+            rows
+        }
+        Workload::Pressure => on_clock(Clock::Virtual),
+        _ => on_clock(Clock::Manual),
+    }
+}

@@ -1,0 +1,268 @@
+//! The handoff with memory for 4 blocks, which is awaited; and handed on from a producer's stream to a
+//! consumer's, with as much and with plenty.
+//!
+//! What 4 blocks allow follows from the kernels: each block is taken for one of them, or two, at a time. The
+//! floor is the same order made by hand, without a pool: each kernel is submitted behind an event of the one
+//! that had its block before. The pool is measured with its defaults, and where it may make streams wait on the
+//! device for as long as it takes, as the driver's pool does.
+
+use super::contender::{Awaited, Contender};
+use super::effort::Effort;
+use super::ground::{Ground, Line};
+use super::handoff::{BYTES, KERNELS, STREAMS, TIME};
+use super::pooled::Pooled;
+use super::race::Race;
+use super::row::{Row, Unit, Who};
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::time::Duration;
+use weirpool::{Event, WaitLimit};
+
+const BLOCKS: usize = 4;
+
+/// As often for each block, a hundredth of it too.
+const ITERATIONS: usize = 1200;
+
+const FAILURES: Unit = Unit::cost("iterations");
+
+/// Where a block is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    /// On its own stream.
+    Alone,
+    /// Written there, and read on the next one.
+    HandedOn,
+}
+
+impl Route {
+    /// The streams of an iteration, producer and consumer.
+    fn streams(self, iteration: usize) -> (usize, usize) {
+        match self {
+            Self::Alone => (iteration % STREAMS, iteration % STREAMS),
+            Self::HandedOn => {
+                let producer = iteration * 2 % STREAMS;
+                (producer, producer + 1)
+            }
+        }
+    }
+
+    fn kernels(self) -> u32 {
+        match self {
+            Self::Alone => 1,
+            Self::HandedOn => 2,
+        }
+    }
+}
+
+/// How much there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    /// For 4 blocks; and how far a wait on the device may set a stream back.
+    Scarce(WaitLimit),
+    Plenty,
+}
+
+impl Memory {
+    fn bytes(self) -> Option<u64> {
+        matches!(self, Self::Scarce(_)).then_some(BLOCKS as u64 * BYTES)
+    }
+
+    fn pooled<G: Ground>(self, ground: &G) -> Pooled<'_, G> {
+        Pooled::with(ground, |builder| match self {
+            Self::Scarce(limit) => builder.capacity(BLOCKS as u64 * BYTES).wait_limit(limit),
+            Self::Plenty => builder,
+        })
+    }
+}
+
+pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
+    let scarce = [WaitLimit::Tail, WaitLimit::Unlimited].map(Memory::Scarce);
+    let [tail, unlimited] = scarce;
+    let mut rows = Vec::new();
+    for (route, memory) in [
+        (Route::Alone, tail),
+        (Route::Alone, unlimited),
+        (Route::HandedOn, tail),
+        (Route::HandedOn, unlimited),
+        (Route::HandedOn, Memory::Plenty),
+    ] {
+        for kernel in KERNELS {
+            let case = Case {
+                route,
+                memory,
+                kernel,
+            };
+            rows.extend(case.compared(ground, effort));
+        }
+    }
+    rows
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    route: Route,
+    memory: Memory,
+    kernel: Duration,
+}
+
+impl Case {
+    fn compared<G: Ground>(self, ground: &G, effort: Effort) -> [Row; 2] {
+        let (pooled, by_hand) = (self.memory.pooled(ground), ByHand::new(ground, self.memory));
+        let driver = ground.driver(self.memory.bytes());
+        let iterations = effort.of(ITERATIONS);
+        let mut race = Race::new();
+        race.enter(Who::Weirpool, self.turns(ground, &pooled, iterations));
+        race.enter(Who::Floor, self.turns(ground, &by_hand, iterations));
+        if let Some(driver) = &driver {
+            race.enter(Who::Driver, self.turns(ground, driver, iterations));
+        }
+        let results = race.run(effort.rounds);
+        let mut failures = results.figures(|turn| turn.failures as f64);
+        failures.retain(|(who, _)| *who != Who::Floor);
+        let (label, allowed) = (self.label(ground.is_virtual()), self.allowed().as_nanos());
+        let wall = format!("{label}: wall ({allowed} allowed)");
+        let refused = format!("{label}: refused of {iterations}");
+        [
+            Row::new(wall, TIME, results.figures(|turn| turn.wall)),
+            Row::new(refused, FAILURES, failures),
+        ]
+    }
+
+    /// What an iteration takes where all blocks are in use, or all streams.
+    fn allowed(self) -> Duration {
+        let at_once = match self.memory {
+            Memory::Scarce(_) => BLOCKS,
+            Memory::Plenty => STREAMS,
+        };
+        self.kernel * self.route.kernels() / at_once as u32
+    }
+
+    fn label(self, is_virtual: bool) -> String {
+        let memory = match self.memory {
+            Memory::Scarce(_) => "4 blocks",
+            Memory::Plenty => "any number of blocks",
+        };
+        let route = match self.route {
+            Route::Alone => "",
+            Route::HandedOn => ", produced and consumed",
+        };
+        let limit = match self.memory {
+            Memory::Scarce(WaitLimit::Unlimited) => ", unlimited waits on the device",
+            Memory::Scarce(WaitLimit::Tail) | Memory::Plenty => "",
+        };
+        let clock = if is_virtual { ", virtual time" } else { "" };
+        let kernel = self.kernel.as_micros();
+        format!("{memory}{route}, {kernel} us kernels{limit}{clock}")
+    }
+
+    fn turns<'a, G: Ground, C: Awaited<Stream = Line<G::Work>>>(
+        self,
+        ground: &'a G,
+        contender: &'a C,
+        iterations: usize,
+    ) -> impl FnMut() -> Turn + 'a {
+        contender.enter();
+        let lines: Vec<_> = (0..STREAMS).map(|_| contender.stream()).collect();
+        let device = ground.device();
+        move || {
+            let start = device.now();
+            let all = self.iterations(ground, contender, &lines, iterations);
+            let failures = ground.run(all);
+            ground.finish(&lines);
+            let took = device.now() - start;
+            Turn {
+                wall: took.as_nanos() as f64 / iterations as f64,
+                failures,
+            }
+        }
+    }
+
+    /// How many of the iterations were refused memory, however often.
+    async fn iterations<G: Ground, C: Awaited<Stream = Line<G::Work>>>(
+        self,
+        ground: &G,
+        contender: &C,
+        lines: &[Line<G::Work>],
+        iterations: usize,
+    ) -> u64 {
+        let mut failures = 0;
+        for iteration in 0..iterations {
+            let (producer, consumer) = self.route.streams(iteration);
+            let (own, last) = (&lines[producer], &lines[consumer]);
+            let (block, refused) = contender.granted(own, BYTES).await;
+            failures += u64::from(refused > 0);
+            ground.spend(&own.work, self.kernel);
+            if self.route == Route::HandedOn {
+                let written = own.stream.event().expect("an event");
+                last.stream.wait(&written).expect("an order");
+                contender.used_on(&block, last);
+                ground.spend(&last.work, self.kernel);
+            }
+            contender.free(block, last);
+        }
+        failures
+    }
+}
+
+struct Turn {
+    /// Nanoseconds for an iteration, on the device's clock.
+    wall: f64,
+    failures: u64,
+}
+
+/// No memory, and the order in which there would be some.
+struct ByHand<'a, G> {
+    pooled: Pooled<'a, G>,
+    memory: Memory,
+    /// The ends of the last uses of each block, the oldest first.
+    ends: Mutex<VecDeque<Event>>,
+}
+
+impl<'a, G: Ground> ByHand<'a, G> {
+    fn new(ground: &'a G, memory: Memory) -> Self {
+        Self {
+            pooled: Pooled::new(ground),
+            memory,
+            ends: Mutex::default(),
+        }
+    }
+}
+
+impl<G: Ground> Contender for ByHand<'_, G> {
+    type Stream = Line<G::Work>;
+    type Block = ();
+
+    fn stream(&self) -> Line<G::Work> {
+        self.pooled.stream()
+    }
+
+    fn enter(&self) {
+        self.pooled.enter();
+    }
+
+    fn allocate(&self, line: &Line<G::Work>, _bytes: u64) -> Option<()> {
+        let mut ends = self.ends.lock().expect("not poisoned");
+        if self.memory != Memory::Plenty && ends.len() == BLOCKS {
+            let oldest = ends.pop_front().expect("some");
+            line.stream.wait(&oldest).expect("an order");
+        }
+        Some(())
+    }
+
+    fn free(&self, (): (), line: &Line<G::Work>) {
+        if self.memory != Memory::Plenty {
+            let end = line.stream.event().expect("an event");
+            self.ends.lock().expect("not poisoned").push_back(end);
+        }
+    }
+}
+
+impl<G: Ground> Awaited for ByHand<'_, G> {
+    async fn granted(&self, line: &Line<G::Work>, bytes: u64) -> ((), u64) {
+        self.allocate(line, bytes).expect("as many as there are");
+        ((), 0)
+    }
+
+    fn used_on(&self, (): &(), _line: &Line<G::Work>) {}
+}

@@ -1,0 +1,102 @@
+//! Threads that have caches of their own of one stream.
+
+use super::*;
+use loom::future::block_on;
+use loom::thread;
+use weirpool::Rung;
+
+const SMALL: u64 = 4096;
+
+/// As [`pool`](super::pool), with a cache for each thread.
+fn crowded(device: &SimDevice) -> Pool {
+    let reuse = Reuse {
+        internal_dependencies: false,
+        ..Reuse::ALL
+    };
+    Pool::builder(device.clone())
+        .capacity(2 * MIB)
+        .handle_bytes(2 * MIB)
+        .lane_bytes(4 * SMALL)
+        .per_thread_caches()
+        .reuse(reuse)
+        .build()
+        .unwrap()
+}
+
+/// A free to a side while an event closes the ticket: who gets the memory is behind the work that was submitted
+/// before the free.
+#[test]
+fn sealing_against_a_free_to_a_side() {
+    model("sealing against a free to a side", || {
+        let device = device();
+        let pool = crowded(&device);
+        let (work_a, a) = stream(&device, &pool);
+        let (work_b, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, SMALL).unwrap();
+        let freeing = thread::spawn(move || {
+            run(&work_a, 10);
+            drop(block);
+        });
+        let event = a.event().unwrap();
+        b.wait(&event).unwrap();
+        if let Ok(block) = pool.try_allocate(&b, 2 * MIB) {
+            assert_ne!(block.rung(), Rung::Free, "a is still at it");
+            run(&work_b, 1);
+            device.advance(Duration::from_micros(9));
+            assert!(work_b.backlog() > 0, "b came before a's last use");
+            drop(block);
+        }
+        freeing.join().unwrap();
+        device.advance(Duration::from_micros(20));
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Two threads free to their sides while a third waits for all there is: it gets it.
+#[test]
+fn frees_to_sides_against_a_wait() {
+    model("frees to sides against a wait", || {
+        let device = device();
+        let pool = crowded(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let blocks = [0; 2].map(|_| pool.try_allocate(&a, SMALL).unwrap());
+        let freeing = blocks.map(|block| thread::spawn(move || drop(block)));
+        let all = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
+        freeing
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+        drop(all);
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Two threads take and free on one stream, each from its side or the front: no block is had by both, and no count is
+/// lost.
+#[test]
+fn two_sides_of_one_stream() {
+    model("two sides of one stream", || {
+        let device = device();
+        let pool = crowded(&device);
+        let (_, a) = stream(&device, &pool);
+        drop(pool.try_allocate(&a, SMALL).unwrap());
+        let other = {
+            let (pool, a) = (pool.clone(), a.clone());
+            thread::spawn(move || {
+                let block = pool.try_allocate(&a, SMALL).unwrap();
+                block.address()
+            })
+        };
+        let block = pool.try_allocate(&a, SMALL).unwrap();
+        pool.check().unwrap();
+        other.join().unwrap();
+        drop(block);
+        let statistics = pool.statistics();
+        assert_eq!((statistics.allocations, statistics.frees), (3, 3));
+        assert_eq!(statistics.used.current, 0);
+        drop(a);
+        device.advance(Duration::from_micros(1));
+        pool.harvest().unwrap();
+        pool.check_conserved().unwrap();
+    });
+}

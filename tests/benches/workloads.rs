@@ -1,0 +1,126 @@
+//! Each workload runs, on the simulated device; and what is said of it is so.
+
+use crate::suite::contender::Contender;
+use crate::suite::effort::{Amount, Effort};
+use crate::suite::mix::{Player, WHOLE};
+use crate::suite::row::{Row, Who};
+use crate::suite::simulated::Simulated;
+use crate::suite::{handoff, hot, live_blocks, mix, pressure, scale, scarce};
+use std::collections::HashMap;
+use std::sync::Mutex;
+use weirpool::device::sim::Clock;
+
+fn effort() -> Effort {
+    Effort::new(Amount::Smoke, None)
+}
+
+/// Every row has a figure, and none is negative, or none at all.
+fn check(rows: &[Row]) {
+    assert!(!rows.is_empty());
+    for row in rows {
+        let figures = row.figures.iter().map(|(_, spread)| spread.median);
+        let is_sound = |figure: f64| figure.is_finite() && figure >= 0.0;
+        assert!(!row.figures.is_empty(), "{row:?}");
+        assert!(figures.into_iter().all(is_sound), "{row:?}");
+    }
+}
+
+fn own(row: &Row) -> f64 {
+    row.of(Who::Weirpool).expect("a figure").median
+}
+
+#[test]
+fn what_takes_no_time_on_the_device_runs() {
+    let ground = Simulated::new(Clock::Manual);
+    check(&hot::rows(&ground, effort()));
+    check(&scale::rows(&ground, effort()));
+    check(&mix::rows(&ground, effort()));
+    check(&live_blocks::rows(&ground, effort()));
+}
+
+#[test]
+fn the_handoff_runs_in_real_time() {
+    check(&handoff::rows(&Simulated::new(Clock::Wall), effort()));
+}
+
+#[test]
+fn what_is_awaited_is_never_refused() {
+    let rows = scarce::rows(&Simulated::new(Clock::Virtual), effort());
+    check(&rows);
+    let refused = rows.iter().filter(|row| row.label.contains("refused"));
+    assert!(refused.clone().count() > 0);
+    assert!(refused.clone().all(|row| own(row) == 0.0), "{rows:?}");
+}
+
+/// In virtual time the host takes none: the floor is what the memory allows, and nobody is faster.
+#[test]
+fn the_order_made_by_hand_is_what_memory_allows() {
+    let rows = scarce::rows(&Simulated::new(Clock::Virtual), effort());
+    let is_scarce = |row: &&Row| row.label.starts_with("4 blocks") && row.label.contains("wall");
+    let walls: Vec<_> = rows.iter().filter(is_scarce).collect();
+    assert_eq!(walls.len(), 8);
+    for row in walls {
+        let (_, allowed) = row.label.split_once("wall (").expect("what is allowed");
+        let (allowed, _) = allowed.split_once(" allowed").expect("what is allowed");
+        let allowed: f64 = allowed.parse().expect("a number");
+        let floor = row.of(Who::Floor).expect("a figure").median;
+        assert!((floor / allowed - 1.0).abs() < 0.01, "{row:?}");
+        assert!(own(row) >= floor, "{row:?}");
+    }
+}
+
+#[test]
+fn waiting_costs_no_throughput_and_nobody_fails() {
+    let rows = pressure::rows(&Simulated::new(Clock::Virtual), effort());
+    let [throughput, failures] = &rows[..] else {
+        panic!("{rows:?}");
+    };
+    let unlimited = throughput.of(Who::Floor).expect("a figure").median;
+    assert!(own(throughput) > 0.9 * unlimited, "{throughput:?}");
+    assert_eq!(own(failures), 0.0);
+}
+
+/// Looks at what it is asked to do.
+#[derive(Default)]
+struct Strict(Mutex<Books>);
+
+#[derive(Default)]
+struct Books {
+    live: HashMap<u64, u64>,
+    granted: u64,
+    most: usize,
+}
+
+impl Contender for Strict {
+    type Stream = ();
+    type Block = u64;
+
+    fn stream(&self) {}
+
+    fn allocate(&self, (): &(), bytes: u64) -> Option<u64> {
+        let mut books = self.0.lock().unwrap();
+        assert!((512..=64 << 20).contains(&bytes), "{bytes}");
+        books.granted += 1;
+        let block = books.granted;
+        books.live.insert(block, bytes);
+        books.most = books.most.max(books.live.len());
+        assert!(books.live.len() <= WHOLE.blocks);
+        assert!(books.live.values().sum::<u64>() <= WHOLE.bytes);
+        Some(block)
+    }
+
+    fn free(&self, block: u64, (): &()) {
+        let freed = self.0.lock().unwrap().live.remove(&block);
+        assert!(freed.is_some(), "freed twice");
+    }
+}
+
+#[test]
+fn the_mix_keeps_within_its_bounds_and_gives_all_back() {
+    let strict = Strict::default();
+    Player::new(&strict).turn(2000);
+    let books = strict.0.into_inner().unwrap();
+    assert_eq!((books.live.len(), books.granted), (0, 2000));
+    // So often there are so many that it matters.
+    assert!(books.most > WHOLE.blocks / 2, "{}", books.most);
+}
