@@ -210,9 +210,8 @@ impl Block {
 
     /// The device address of the first byte.
     ///
-    /// A number, for other libraries and for people. Work on another stream than the block's own that is
-    /// given it is not known to the pool: call [`used_on`](Self::used_on) first, or give it
-    /// [`on`](Self::on) instead, which does.
+    /// For other libraries, and for people. Work on another stream than the block's own that is given it is not
+    /// known to the pool: call [`used_on`](Self::used_on) first, or give it [`on`](Self::on) instead, which does.
     #[inline]
     pub fn address(&self) -> DeviceAddress {
         DeviceAddress::from_bits(self.lent().address)
