@@ -19,7 +19,7 @@
 use super::admission::{Admission, QueueLimit};
 use super::claim::Claim;
 use super::hook::Turned;
-use super::line::{Flow, Line, Place, Turn};
+use super::line::{Flow, Line, Place, Price, Turn};
 use super::{Demand, Rules, Wants};
 use crate::engine::{Expected, Loans, gate};
 use crate::error::AllocError;
@@ -321,8 +321,7 @@ impl Queue {
         let bytes = waiter.demand.request.bytes;
         let mut standing = self.standing.lock();
         let account = waiter.demand.tag.map(|tag| (tag, self.accounts.of(tag)));
-        let weight = account.and_then(|(_, account)| account.weight());
-        let served = waited.map(|_| (bytes, weight.map_or(1, NonZeroU32::get)));
+        let served = waited.map(|_| self.price_of(waiter));
         let mut admitted = Admitted::default();
         if standing
             .line
@@ -416,10 +415,20 @@ impl Queue {
         self.standing.lock().line.head().cloned()
     }
 
-    /// The first so many, about in the order in which they would be served.
+    /// The first so many, in the order in which they are served if nobody comes.
     pub(super) fn first(&self, most: usize) -> Vec<Arc<Waiter>> {
         let standing = self.standing.lock();
-        standing.line.first(most).into_iter().cloned().collect()
+        let first = standing.line.first(most, |waiter| self.price_of(waiter));
+        first.into_iter().cloned().collect()
+    }
+
+    /// What it costs a waiter's flow to have it served.
+    fn price_of(&self, waiter: &Waiter) -> Price {
+        let weight = waiter.flow.and_then(|tag| self.accounts.of(tag).weight());
+        Price {
+            bytes: waiter.demand.request.bytes,
+            weight: weight.map_or(1, NonZeroU32::get),
+        }
     }
 
     /// Whether nobody waits in the line.
