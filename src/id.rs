@@ -7,6 +7,11 @@ use std::fmt;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct StreamId(pub(crate) u32);
 
+impl StreamId {
+    /// No stream's: of memory that is set aside.
+    pub(crate) const SET_ASIDE: Self = Self(u32::MAX);
+}
+
 impl fmt::Debug for StreamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "S{}", self.0)

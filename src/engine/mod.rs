@@ -85,9 +85,6 @@ use journal::Journal;
 use memory::Memory;
 use pressure::Pressure;
 
-/// No stream's id: whom memory is lent to that is set aside.
-const SET_ASIDE: StreamId = StreamId(u32::MAX);
-
 /// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
 /// the first waiter comes, the last goes, or the pool ends: a line that stays shared among readers.
 pub(crate) mod gate {
@@ -181,7 +178,7 @@ impl Engine {
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
             nobody: Arc::new(Lane::new(
-                SET_ASIDE,
+                StreamId::SET_ASIDE,
                 &Host(device.id()),
                 Bounds {
                     bytes: 0,

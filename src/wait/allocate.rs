@@ -233,6 +233,9 @@ impl<'a> Allocation<'a> {
             if let Some(refusal) = service.refusal_of(&waiter.demand) {
                 return Poll::Ready(Err(refusal));
             }
+            if let Some(tag) = waiter.demand.tag {
+                service.look_at_door(tag);
+            }
         } else {
             let member = Member::Waiter(waiter.turn.place);
             service.engine.bell.enlist(member, waker);

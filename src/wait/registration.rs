@@ -39,13 +39,13 @@ impl Registration {
         if surplus > 0 {
             account.claim_more(surplus);
         }
-        account.note_granted();
+        account.note_granted(self.lane.id);
     }
 
     /// It was freed.
     #[inline(never)]
     pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
-        self.service.queue.accounts.of(tag).note_freed();
+        self.service.queue.accounts.of(tag).note_freed(self.lane.id);
         self.service.disclaim(tag, bytes);
     }
 }

@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::error::Shortfall;
 use crate::id::StreamId;
 use crate::ledger::{Outcome, Step, Totals};
+use crate::measure::Tag;
 use crate::sync::{Guards, Mutex, plain};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -261,11 +262,12 @@ impl Engine {
         self.write_down(|| HistoryEvent::OutOfMemory { stream, shortfall });
     }
 
-    /// Bytes of live blocks by the place that allocated them, where a history is kept.
-    pub(crate) fn held_by_place(&self) -> Vec<(String, u64)> {
+    /// Bytes of live blocks by the place that allocated them, where a history is kept; of one tag, if one is meant.
+    pub(crate) fn held_by_place(&self, of: Option<Tag>) -> Vec<(String, u64)> {
         let live = self.journal.as_ref().map(Journal::live).unwrap_or_default();
+        let is_meant = |block: &Live| of.is_none() || block.origin.tag == of;
         let mut held = BTreeMap::<Site, u64>::new();
-        for block in live.into_values() {
+        for block in live.into_values().filter(is_meant) {
             *held.entry(block.origin.site).or_default() += block.size;
         }
         let held = held.into_iter();
