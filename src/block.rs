@@ -2,10 +2,11 @@
 
 use crate::copy::{Download, Upload};
 use crate::device::{Argument, DeviceError};
-use crate::engine::{Lent, Rung, Use};
+use crate::engine::{Lent, Loans, Rung, Use};
 use crate::error::{AllocError, CopyError, StreamError};
 use crate::id::Ticket;
 use crate::lane::Lane;
+use crate::ledger::Place;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
@@ -48,6 +49,8 @@ struct Extra {
     streams: SmallVec<[Arc<Registration>; 3]>,
     /// Whose it is again when it is freed.
     reserved: Option<Arc<Reserved>>,
+    /// Addresses above it are kept for it.
+    has_room: bool,
 }
 
 impl Extra {
@@ -104,6 +107,89 @@ impl Block {
         let block = block.inspect_err(|_| reserved.note_freed(bytes))?;
         block.further.lock().get_or_insert_default().reserved = Some(reserved.clone());
         Ok(block)
+    }
+
+    pub(crate) fn registration(&self) -> &Arc<Registration> {
+        &self.registration
+    }
+
+    /// Addresses above it are kept for it. It bypasses the lane when it is freed, so that they do not stay kept.
+    pub(crate) fn give_room(&mut self) {
+        self.further.get_mut().get_or_insert_default().has_room = true;
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        let extra = self.further.lock();
+        extra.as_ref().is_some_and(|extra| extra.has_room)
+    }
+
+    pub(crate) fn is_reserved(&self) -> bool {
+        let extra = self.further.lock();
+        extra.as_ref().is_some_and(|extra| extra.reserved.is_some())
+    }
+
+    pub(crate) fn place_above(&self) -> Place {
+        let lent = self.lent();
+        Place::Above(lent.id, lent.address + lent.bytes)
+    }
+
+    /// It has grown by what was lent right above it.
+    ///
+    /// # Errors
+    /// When a further stream cannot be ordered after that, or it cannot be filled; the block is as it was, then.
+    pub(crate) fn extend(
+        &mut self,
+        loans: Loans,
+        demand: &Demand,
+        caller: Caller,
+    ) -> Result<(), AllocError> {
+        let mut extension = loans.into_iter().next().expect("one was asked for");
+        let registration = self.registration.clone();
+        let engine = &registration.service.engine;
+        if let Err(error) = self.order_after(&mut extension, caller) {
+            engine.free_many(
+                std::slice::from_ref(&registration.lane),
+                &extension.as_used(0),
+            );
+            if let Some(tag) = demand.tag {
+                registration.service.disclaim(tag, extension.bytes);
+            }
+            return Err(error.into());
+        }
+        if let Some(onlookers) = registration.onlookers.as_deref() {
+            let (lent, lane) = (self.lent(), &*registration.lane);
+            onlookers.grown(engine, lent, extension.bytes, lane, caller);
+        }
+        engine.join_lent(self.lent(), &extension);
+        let lent = self.lent.as_mut().expect("taken only when the block ends");
+        lent.bytes += extension.bytes;
+        lent.after = lent.after.max(extension.after);
+        self.rounding = self.rounding.saturating_add(demand.rounding);
+        if let Some(tag) = demand.tag {
+            registration.note_more(tag);
+        }
+        Ok(())
+    }
+
+    /// Fills what it is to grow by, and orders the further streams after that.
+    fn order_after(&self, extension: &mut Lent, caller: Caller) -> Result<(), DeviceError> {
+        let Registration { service, lane, .. } = &*self.registration;
+        if let Some(onlookers) = self.registration.onlookers.as_deref() {
+            let (after, block) = (extension.after, extension.as_used(0));
+            extension.after =
+                self.registration
+                    .fill_granted(onlookers, after, block, caller.place)?;
+        }
+        let further = self
+            .further
+            .lock()
+            .as_ref()
+            .map(|extra| extra.streams.clone());
+        let mut further = further.iter().flatten();
+        further.try_for_each(|further| {
+            let engine = &service.engine;
+            engine.order_after_grant(lane, extension.after, &further.lane)
+        })
     }
 
     #[inline]
@@ -345,7 +431,9 @@ impl Block {
                 waits_for = &lanes[..1];
                 let further = self.further.get_mut();
                 match further {
-                    Some(extra) if extra.reserved.is_some() => extra.streams.clear(),
+                    Some(extra) if extra.reserved.is_some() || extra.has_room => {
+                        extra.streams.clear();
+                    }
                     _ => drop(further.take()),
                 }
             }

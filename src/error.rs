@@ -206,6 +206,14 @@ pub enum AllocError {
     /// [`unpooled`](crate::PoolBuilder::unpooled).
     #[error("a pool that keeps nothing cannot set memory aside")]
     NotReservable,
+    /// The block cannot [grow](crate::Block::grow) where it is: others have the memory, or the addresses, above
+    /// it. Allocate another one and copy, or allocate it with [room](crate::Allocate::room) to grow into from the
+    /// start; if that is what was refused, with less.
+    #[error("no room to grow: {room} bytes of addresses are there")]
+    NoRoom {
+        /// What there is, in bytes.
+        room: u64,
+    },
     /// The pool was closed. Live blocks stay valid; no more are granted.
     #[error("the pool is closed")]
     Closed,

@@ -161,8 +161,8 @@ pub use observe::{
     StatisticsScope, StreamStatistics, TagStatistics,
 };
 pub use pool::{
-    Allocate, AllocateMany, Drawing, Layout, Pool, PoolBuilder, Reservation, Reserve, find_pool,
-    pool_of, pools,
+    Allocate, AllocateMany, AllocateWithRoom, Drawing, Layout, Pool, PoolBuilder, Reservation,
+    Reserve, find_pool, pool_of, pools,
 };
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};

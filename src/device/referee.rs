@@ -23,6 +23,11 @@ pub trait Referee: fmt::Debug + Send + Sync {
         place: &'static Location<'static>,
     );
 
+    /// The block that was granted at `address` has `bytes` bytes more, which follow those it has: for use in the
+    /// order of `stream` like them, by who had it grow at `place`. Called before the user may use them. Never
+    /// panics.
+    fn grown(&self, address: u64, bytes: u64, stream: RawStream, place: &'static Location<'static>);
+
     /// The block that was granted at `address` ends, in the order of `streams`: all that it was said
     /// to be used on. `place` is where the user freed it, if that was by a call and not by a drop.
     ///

@@ -1,12 +1,13 @@
 //! The reuse ladder: where memory for an allocation comes from, cheapest first.
 
+use super::memory::For;
 use super::patience::{Expected, Patience};
 use super::{Engine, HistoryEvent, Rung, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, Use};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
-use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, HoardId, Request, View};
+use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, Place, Plan, Request, View};
 use crate::sync::Arc;
 use crate::trace;
 use std::cell::Cell;
@@ -60,6 +61,8 @@ pub(crate) enum Refusal {
     Short(Expected),
     /// Growing would help, and may not be done here.
     NeedsThread,
+    /// Where it is to lie others are; there are so many bytes of addresses, no more.
+    NoRoom(u64),
     /// The device failed.
     Device(DeviceError),
 }
@@ -126,6 +129,8 @@ pub(super) struct Climb<'a> {
     pub(super) request: Request,
     effort: Effort,
     pub(super) patience: Patience<'a>,
+    /// Where it is to lie.
+    place: Place,
     /// The memory must be complete on every stream, not only safe for the lane's.
     is_for_everybody: bool,
     /// What the lane's stream comes after, as far as the policy lets it count.
@@ -164,7 +169,7 @@ impl Engine {
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<Lent, Refusal> {
-        let (lent, _) = self.climb_uncounted(lane, request, effort, patience)?;
+        let (lent, _) = self.climb_uncounted(lane, request, Place::Anywhere, effort, patience)?;
         self.tally.count(lent.rung);
         Ok(lent)
     }
@@ -178,6 +183,7 @@ impl Engine {
         &self,
         lane: &Arc<Lane>,
         request: Request,
+        place: Place,
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<(Lent, Fences), Refusal> {
@@ -186,22 +192,12 @@ impl Engine {
             let lent = self.allocate_unpooled(lane, request, effort)?;
             return Ok((lent, Fences::default()));
         }
-        Climb { patience, ..climb }.climb()
-    }
-
-    /// What a hoard has for the lane's stream, if anything.
-    ///
-    /// # Errors
-    /// What the device says; the memory is in the hoard again.
-    pub(super) fn climb_in_hoard(
-        &self,
-        lane: &Arc<Lane>,
-        hoard: HoardId,
-        request: Request,
-    ) -> Result<Option<Lent>, Refusal> {
-        // What belongs to one holder is not a matter of policy.
-        let after = lane.timeline.clock();
-        Climb::new(self, lane, request, Effort::Immediate, after)?.in_hoard(hoard)
+        Climb {
+            patience,
+            place,
+            ..climb
+        }
+        .climb()
     }
 
     /// The same, for memory that is complete on every stream.
@@ -239,7 +235,7 @@ impl<'a> Climb<'a> {
     ///
     /// # Errors
     /// The sticky error that ended the pool, if one did.
-    fn new(
+    pub(super) fn new(
         engine: &'a Engine,
         lane: &'a Arc<Lane>,
         request: Request,
@@ -255,6 +251,7 @@ impl<'a> Climb<'a> {
             request,
             effort,
             patience: Patience::None,
+            place: Place::Anywhere,
             is_for_everybody: false,
             after,
             was_refused: Cell::new(false),
@@ -265,12 +262,26 @@ impl<'a> Climb<'a> {
 
 impl Climb<'_> {
     fn climb(&self) -> Result<(Lent, Fences), Refusal> {
+        self.look_for_room()?;
         for attempt in Attempt::ladder(self.engine.settings.order, self.effort) {
             if let Some(lent) = self.attempt(attempt)? {
                 return Ok((lent, self.fences.take()));
             }
         }
         Err(Refusal::Short(Expected::default()))
+    }
+
+    /// # Errors
+    /// When waiting would not help, since others are there.
+    fn look_for_room(&self) -> Result<(), Refusal> {
+        if self.place == Place::Anywhere {
+            return Ok(());
+        }
+        let ledger = self.engine.ledger.lock();
+        if ledger.is_room(self.request, self.place) {
+            return Ok(());
+        }
+        Err(Refusal::NoRoom(ledger.room(self.place)))
     }
 
     fn attempt(&self, attempt: Attempt) -> Result<Option<Lent>, Refusal> {
@@ -287,31 +298,7 @@ impl Climb<'_> {
         }
     }
 
-    /// The best of a hoard; of what is complete by now, if nothing else does.
-    fn in_hoard(&self, hoard: HoardId) -> Result<Option<Lent>, Refusal> {
-        if let Some(lent) = self.known_in_hoard(hoard)? {
-            return Ok(Some(lent));
-        }
-        self.engine.seal_lanes()?;
-        self.engine.harvest()?;
-        self.known_in_hoard(hoard)
-    }
-
-    /// The same, behind a wait on the device if need be.
-    fn known_in_hoard(&self, hoard: HoardId) -> Result<Option<Lent>, Refusal> {
-        let may_wait = self.engine.capabilities.device_side_waits && self.lane.takes_waits;
-        let limit = may_wait.then_some(WaitLimit::Unlimited);
-        let taken = self.with_waits(limit, |view| {
-            let mut ledger = self.engine.ledger.lock();
-            ledger.take_from_hoard(hoard, self.request, view)
-        });
-        match taken {
-            Some(grant) => Ok(self.lend_in_order(grant, Rung::Free)?),
-            None => Ok(None),
-        }
-    }
-
-    fn view(&self) -> View<'_> {
+    pub(super) fn view(&self) -> View<'_> {
         View {
             stream: if self.is_for_everybody {
                 NOBODY
@@ -320,6 +307,7 @@ impl Climb<'_> {
             },
             after: &self.after,
             waits: None,
+            place: self.place,
         }
     }
 
@@ -381,7 +369,7 @@ impl Climb<'_> {
     }
 
     /// Whether memory calls may be made here.
-    fn may_call(&self) -> bool {
+    pub(super) fn may_call(&self) -> bool {
         self.engine.may_call(self.effort)
     }
 
@@ -416,7 +404,7 @@ impl Climb<'_> {
         }
     }
 
-    fn may_wait(&self) -> bool {
+    pub(super) fn may_wait(&self) -> bool {
         !self.is_for_everybody
             && self.engine.capabilities.device_side_waits
             && self.lane.takes_waits
@@ -431,7 +419,12 @@ impl Climb<'_> {
         let Some(plan) = plan else {
             return Ok(None);
         };
-        match self.engine.carry_out(plan, self.lane.id) {
+        self.carry_out(plan, For::Stream(self.lane.id))
+    }
+
+    /// Carries a plan out for the stream, or for a hoard. None, if the device has no memory for it.
+    pub(super) fn carry_out(&self, plan: Plan, whom: For) -> Result<Option<Lent>, DeviceError> {
+        match self.engine.carry_out(plan, whom) {
             Ok(Some(grant)) => self.lend_in_order(grant, Rung::Grown),
             Ok(None) => Ok(None),
             Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
@@ -444,7 +437,11 @@ impl Climb<'_> {
     }
 
     /// Looks with a view in which the stream may be made to wait within the limit.
-    fn with_waits<R>(&self, limit: Option<WaitLimit>, look: impl FnOnce(&View<'_>) -> R) -> R {
+    pub(super) fn with_waits<R>(
+        &self,
+        limit: Option<WaitLimit>,
+        look: impl FnOnce(&View<'_>) -> R,
+    ) -> R {
         let Some(limit) = limit else {
             return look(&self.view());
         };
@@ -470,7 +467,11 @@ impl Climb<'_> {
 
     /// Lends a grant once the stream comes after all of its fences, by a wait where it does not yet. There
     /// is none where a stream takes no event or no wait now, being captured: the memory is not to be had.
-    fn lend_in_order(&self, grant: Grant, rung: Rung) -> Result<Option<Lent>, DeviceError> {
+    pub(super) fn lend_in_order(
+        &self,
+        grant: Grant,
+        rung: Rung,
+    ) -> Result<Option<Lent>, DeviceError> {
         match self.order_after(&grant) {
             Ok(true) => Ok(Some(self.lend(grant, Rung::DeviceWait))),
             Ok(false) => Ok(Some(self.lend(grant, rung))),
@@ -500,7 +501,7 @@ impl Climb<'_> {
     }
 
     /// A grant becomes a loan, which remembers behind which point of the stream it is safe.
-    fn lend(&self, grant: Grant, rung: Rung) -> Lent {
+    pub(super) fn lend(&self, grant: Grant, rung: Rung) -> Lent {
         let is_own = |fence: Fence| fence.stream == self.lane.id;
         let (after, rung) = match grant.fences.single() {
             _ if grant.fences.is_empty() => (Ticket::ZERO, rung),

@@ -5,7 +5,7 @@ use super::ladder::{Effort, Lent, Refusal};
 use super::patience::Patience;
 use crate::id::Ticket;
 use crate::lane::Lane;
-use crate::ledger::{Fences, Request};
+use crate::ledger::{Fences, Place, Request};
 use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
 
@@ -26,6 +26,29 @@ pub(crate) struct Parts {
     pub(crate) all: plain::Arc<[Part]>,
     /// What is granted is complete on every stream, and not only for the one that asks.
     pub(crate) is_for_everybody: bool,
+    /// Where the only one is to lie.
+    pub(crate) place: Place,
+}
+
+impl Parts {
+    /// One, there.
+    pub(crate) fn one(part: Part, place: Place) -> Self {
+        Self {
+            all: plain::Arc::new([part]),
+            is_for_everybody: false,
+            place,
+        }
+    }
+
+    /// Those that are as large begin with a handle: what they are cut into can be mapped elsewhere, then.
+    pub(crate) fn align_to_handles(&mut self, handle_bytes: u64) {
+        let all = plain::Arc::get_mut(&mut self.all).expect("parts that nobody has yet");
+        for part in all {
+            if part.request.bytes >= handle_bytes {
+                part.request.alignment = handle_bytes;
+            }
+        }
+    }
 }
 
 impl Engine {
@@ -48,7 +71,7 @@ impl Engine {
             let climbed = if parts.is_for_everybody {
                 self.climb_for_everybody(lane, request, effort, patience)
             } else {
-                self.climb_uncounted(lane, request, effort, patience)
+                self.climb_uncounted(lane, request, parts.place, effort, patience)
             };
             match climbed {
                 Ok((loan, fences)) => lent.push((at, loan, fences)),
@@ -90,6 +113,11 @@ impl Engine {
         if trimmed.bytes > bytes {
             self.ring_if_awaited();
         }
+    }
+
+    /// What was lent right above a block is a part of it from here on.
+    pub(crate) fn join_lent(&self, lower: &Lent, upper: &Lent) {
+        self.ledger.lock().join_lent(lower.id, upper.id);
     }
 
     /// What is left to come before the memory of a loan that was never used is anybody's.

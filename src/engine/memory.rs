@@ -3,7 +3,7 @@
 use super::{Engine, HistoryEvent, Settings, tally};
 use crate::device::{Device, DeviceError, MemoryKind, PhysicalHandle};
 use crate::id::StreamId;
-use crate::ledger::{Grant, Ledger, Mapping, Outcome, Plan, Release, Step};
+use crate::ledger::{Exchange, Grant, Ledger, Mapping, Outcome, Plan, Release, Step};
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use crate::trace;
 use std::collections::BTreeMap;
@@ -12,8 +12,15 @@ use std::collections::BTreeMap;
 /// memory to fresh addresses, before the old ones must be filled again.
 const ADDRESSES_PER_CAPACITY: u64 = 8;
 
-/// Whom memory is taken for that is to be free.
-const NOBODY: StreamId = StreamId(0);
+/// Whom a plan is carried out for.
+#[derive(Debug)]
+pub(super) enum For {
+    /// What comes of it is free.
+    Nobody,
+    Stream(StreamId),
+    /// A stream, with memory that is set aside.
+    Hoard(StreamId, Exchange),
+}
 
 /// What the device gave.
 #[derive(Debug)]
@@ -170,25 +177,21 @@ impl Engine {
     /// When the device stopped half way; what it gave is free.
     pub(super) fn carry_out_free(&self, plan: Option<Plan>) -> Result<(), DeviceError> {
         match plan {
-            Some(Plan::Map(mapping)) => self.carry_out_mapping(mapping, NOBODY).map(drop),
-            Some(plan) => self.carry_out(plan, NOBODY).map(drop),
+            Some(Plan::Map(mapping)) => self.carry_out_mapping(mapping, For::Nobody).map(drop),
+            Some(plan) => self.carry_out(plan, For::Nobody).map(drop),
             None => Ok(()),
         }
     }
 
-    /// Carries a plan out for a stream, and commits what became of it.
+    /// Carries a plan out, and commits what became of it.
     ///
     /// # Errors
     /// When the device stopped half way; the ledger knows how far it came.
-    pub(super) fn carry_out(
-        &self,
-        plan: Plan,
-        stream: StreamId,
-    ) -> Result<Option<Grant>, DeviceError> {
+    pub(super) fn carry_out(&self, plan: Plan, whom: For) -> Result<Option<Grant>, DeviceError> {
         match plan {
             Plan::Map(mapping) => {
                 let grown = mapping.new_bytes();
-                let grant = self.carry_out_mapping(mapping, stream)?;
+                let grant = self.carry_out_mapping(mapping, whom)?;
                 if grown > 0 {
                     self.grow_ahead(grown);
                 }
@@ -197,7 +200,7 @@ impl Engine {
             Plan::Memory(bytes, request) => {
                 let address = self.memory.allocate(bytes);
                 let entry = self.entry();
-                let grant = self.commit(stream, |ledger| {
+                let grant = self.commit(whom, |ledger| {
                     let given = address.as_ref().ok().copied();
                     let grant = ledger.commit_memory(bytes, request, given);
                     if let (Some(entry), Some(address)) = (entry, given) {
@@ -217,24 +220,23 @@ impl Engine {
     /// Commits under the ledger's lock; what is for nobody is free at once.
     fn commit(
         &self,
-        stream: StreamId,
+        whom: For,
         commit: impl FnOnce(&mut Ledger) -> Option<Grant>,
     ) -> Option<Grant> {
         let mut ledger = self.ledger.lock();
-        if stream == NOBODY {
-            ledger.commit_for_nobody(commit);
-            return None;
-        }
-        let grant = commit(&mut ledger)?;
+        let (stream, grant) = match whom {
+            For::Nobody => {
+                ledger.commit_for_nobody(commit);
+                return None;
+            }
+            For::Stream(stream) => (stream, commit(&mut ledger)?),
+            For::Hoard(stream, exchange) => (stream, ledger.commit_exchange(&exchange, commit)?),
+        };
         ledger.note_borrower(grant.id, stream);
         Some(grant)
     }
 
-    fn carry_out_mapping(
-        &self,
-        mapping: Mapping,
-        stream: StreamId,
-    ) -> Result<Option<Grant>, DeviceError> {
+    fn carry_out_mapping(&self, mapping: Mapping, whom: For) -> Result<Option<Grant>, DeviceError> {
         let (outcome, error) = self.memory.carry_out(&mapping);
         let done = &mapping.steps[..outcome.done];
         let moved = done.iter().filter(|step| step.from.is_some()).count() as u64;
@@ -246,7 +248,7 @@ impl Engine {
         let created = done.len() as u64 - moved;
         let bytes = |handles| handles * self.settings.geometry.handle_bytes;
         let entry = self.entry();
-        let grant = self.commit(stream, |ledger| {
+        let grant = self.commit(whom, |ledger| {
             let steps = entry.map(|_| mapping.steps.clone());
             let grant = ledger.commit(mapping, outcome);
             if let (Some(entry), Some(steps)) = (entry, steps) {

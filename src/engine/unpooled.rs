@@ -3,6 +3,7 @@
 //! There is no ladder: nothing that was freed is granted again. What remains of a pool is the order of the
 //! streams, and waiting.
 
+use super::memory::For;
 use super::{Effort, Engine, Expected, Lent, Refusal, Rung};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::Ticket;
@@ -36,7 +37,7 @@ impl Engine {
         let Some(plan) = self.ledger.lock().plan_new(request.bytes) else {
             return Ok(None);
         };
-        match self.carry_out(plan, lane.id) {
+        match self.carry_out(plan, For::Stream(lane.id)) {
             Ok(grant) => Ok(grant.map(|grant| Lent {
                 id: grant.id,
                 address: grant.address,

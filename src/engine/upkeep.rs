@@ -9,7 +9,7 @@
 use super::{Engine, gate};
 use crate::device::{Alarm, DeviceError};
 use crate::id::StreamId;
-use crate::ledger::{Clock, CoalesceHeuristic, Growth, PoolFigures, Request, View};
+use crate::ledger::{Clock, CoalesceHeuristic, Growth, Place, PoolFigures, Request, View};
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use std::task::Waker;
 use std::time::Duration;
@@ -247,6 +247,7 @@ impl Engine {
             stream: StreamId(0),
             after: &Clock::default(),
             waits: None,
+            place: Place::Anywhere,
         };
         let request = Request { bytes, alignment };
         let plan = self.ledger.lock().plan(request, &view, growth);

@@ -66,7 +66,7 @@ impl Book {
     }
 
     #[inline]
-    fn note_bytes(&mut self, bytes: u64, rounding: u32) {
+    pub(super) fn note_bytes(&mut self, bytes: u64, rounding: u32) {
         self.counts.granted = self.counts.granted.wrapping_add(bytes);
         self.counts.rounding += u64::from(rounding);
         self.peaks.raise(self.counts.used());
@@ -113,6 +113,11 @@ impl Lane {
     /// Counts a block of the stream that came from above the lane.
     pub(crate) fn count_from_above(&self, bytes: u64, rounding: u32) {
         self.front.lock().book.note_from_above(bytes, rounding);
+    }
+
+    /// Counts what a block of the stream grew by.
+    pub(crate) fn count_growth(&self, bytes: u64, rounding: u32) {
+        self.front.lock().book.note_bytes(bytes, rounding);
     }
 
     /// Counts the free of a block of the stream that was used on others as well.

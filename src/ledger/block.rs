@@ -24,6 +24,8 @@ pub(crate) enum State {
     Claimed(Was),
     /// Addresses without memory: never mapped, or remapped elsewhere.
     Hole,
+    /// The same, kept for the lent block below to grow into.
+    Room,
 }
 
 /// What a claimed block was, and goes back to if the plan fails.
@@ -32,17 +34,24 @@ pub(crate) enum Was {
     Free,
     Pending(Fences),
     Hole,
+    Room,
 }
 
 impl State {
     /// Whether there is memory behind the addresses.
     pub(crate) fn is_backed(&self) -> bool {
-        !matches!(self, State::Hole | State::Claimed(Was::Hole))
+        !matches!(
+            self,
+            State::Hole | State::Room | State::Claimed(Was::Hole | Was::Room)
+        )
     }
 
     /// Whether two neighbours in these states are one block.
     pub(crate) fn merges_with(&self, other: &State) -> bool {
-        matches!(self, State::Free | State::Hole | State::Pending(_)) && self == other
+        matches!(
+            self,
+            State::Free | State::Hole | State::Room | State::Pending(_)
+        ) && self == other
     }
 }
 
@@ -86,6 +95,10 @@ impl Blocks {
                 BlockId(slot)
             }
         }
+    }
+
+    pub(crate) fn get(&self, id: BlockId) -> Option<&Block> {
+        self.nodes.get(id.0 as usize)?.as_ref()
     }
 
     pub(crate) fn remove(&mut self, id: BlockId) -> Block {

@@ -31,6 +31,10 @@ impl Ledger {
                 if previous.is_some_and(|(_, below)| below.state.merges_with(&block.state)) {
                     return Err(format!("I1: {id:?} {block:?} was not merged"));
                 }
+                let holds = |below: &Block| matches!(below.state, State::Lent | State::Claimed(_));
+                if block.state == State::Room && !previous.is_some_and(|(_, below)| holds(below)) {
+                    return Err(format!("{id:?} {block:?} is room for nobody"));
+                }
                 at = block.end();
                 previous = Some((id, block));
             }
@@ -100,7 +104,9 @@ impl Ledger {
                 State::Hoarded(hoard, _) if !self.hoards.contains_key(hoard) => {
                     return Err(format!("{id:?} is set aside for {hoard:?}, which is over"));
                 }
-                State::Hole | State::Claimed(Was::Hole) => self.check_hole(block)?,
+                State::Hole | State::Room | State::Claimed(Was::Hole | Was::Room) => {
+                    self.check_hole(block)?;
+                }
                 _ => {}
             }
         }

@@ -69,7 +69,7 @@ impl Ledger {
     }
 
     /// What is left of a hoarded block's last life.
-    fn hoarded_fences(&self, id: BlockId) -> Fences {
+    pub(super) fn hoarded_fences(&self, id: BlockId) -> Fences {
         let State::Hoarded(_, fences) = &self.blocks[id].state else {
             unreachable!("only hoarded blocks are filed in a hoard");
         };
@@ -138,7 +138,7 @@ impl Ledger {
         first
     }
 
-    fn hoarded(&self, hoard: HoardId) -> Vec<BlockId> {
+    pub(super) fn hoarded(&self, hoard: HoardId) -> Vec<BlockId> {
         let blocks = self.hoards.get(&hoard);
         let blocks = blocks.into_iter().flat_map(|by_size| by_size.at_least(0));
         blocks.map(|(_, id)| id).collect()
@@ -197,7 +197,7 @@ impl Ledger {
         }
     }
 
-    fn set_state(&mut self, id: BlockId, state: State) {
+    pub(super) fn set_state(&mut self, id: BlockId, state: State) {
         self.unfile(id);
         self.blocks[id].state = state;
         self.file(id);

@@ -34,7 +34,7 @@ fn found(id: BlockId, block: &Block) -> Option<Found> {
         }
         State::Lent => Holding::Lent(block.borrower),
         State::Hoarded(_, fences) => Holding::Hoarded(fences.clone()),
-        State::Hole | State::Claimed(Was::Hole) => return None,
+        State::Hole | State::Room | State::Claimed(Was::Hole | Was::Room) => return None,
     };
     Some(Found {
         id,

@@ -39,7 +39,9 @@
 //! | `window` | where a contiguous span costs least to put together |
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `growth` | how much is taken from the device at a time |
+//! | `place` | right above a block, or with room to grow into |
 //! | `hoard` | memory set aside for one holder |
+//! | `exchange` | one piece for many of a hoard |
 //! | `trim` | giving memory back |
 //! | `heuristic`, `coalesce` | when to make one piece of what is free, and how large |
 //! | `lookup` | which block an address is in, and all blocks |
@@ -51,6 +53,7 @@
 mod block;
 pub(crate) mod check;
 mod coalesce;
+mod exchange;
 mod fence;
 mod figures;
 mod growth;
@@ -58,6 +61,7 @@ mod heuristic;
 mod hoard;
 mod index;
 mod lookup;
+mod place;
 mod plan;
 pub(crate) mod policy;
 #[cfg(test)]
@@ -67,12 +71,14 @@ mod trim;
 mod window;
 
 pub(crate) use block::{BlockId, State};
+pub(crate) use exchange::{Exchange, Exchanged};
 pub(crate) use fence::{Clock, Fence, Fences};
 pub(crate) use figures::{Figures, High};
 pub use growth::GrowBy;
 pub use heuristic::{CoalesceHeuristic, PoolFigures};
 pub(crate) use hoard::HoardId;
 pub(crate) use lookup::{Found, Holding};
+pub(crate) use place::Place;
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub(crate) use totals::Totals;
 pub(crate) use trim::Release;
@@ -119,6 +125,8 @@ pub(crate) struct View<'a> {
     pub(crate) after: &'a Clock,
     /// Which further fences the stream may be made to wait for on the device.
     pub(crate) waits: Option<&'a dyn Fn(Fence) -> bool>,
+    /// Where it is to lie.
+    pub(crate) place: Place,
 }
 
 impl View<'_> {
@@ -242,8 +250,14 @@ impl Ledger {
 
     /// Best fit among what is free and what the asker may have.
     pub(crate) fn take(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
-        let id = self.best_fit(request, view)?;
-        let grant = self.carve(id, request);
+        let grant = match view.place {
+            Place::Anywhere => {
+                let id = self.best_fit(request, view)?;
+                self.carve(id, request)
+            }
+            Place::Above(id, end) => self.take_above((id, end), request, view)?,
+            Place::WithRoom(_) => return None,
+        };
         self.note_borrower(grant.id, view.stream);
         Some(grant)
     }
@@ -283,7 +297,9 @@ impl Ledger {
         match &self.blocks[id].state {
             State::Free => true,
             State::Pending(fences) => fences.iter().all(|fence| view.allows(fence)),
-            State::Lent | State::Hoarded(..) | State::Claimed(_) | State::Hole => false,
+            State::Lent | State::Hoarded(..) | State::Claimed(_) | State::Hole | State::Room => {
+                false
+            }
         }
     }
 
@@ -383,6 +399,9 @@ impl Ledger {
 
     /// Gives an unfiled block its state, merges it with its neighbours, and files it.
     fn settle(&mut self, mut id: BlockId, state: State) -> BlockId {
+        if state != State::Room {
+            self.end_room_above(id);
+        }
         self.blocks[id].state = state;
         if let Some(next) = self.blocks[id].next.filter(|next| self.merge(id, *next)) {
             self.unfile(next);
@@ -423,7 +442,7 @@ impl Ledger {
                 let by_size = self.hoards.entry(*hoard).or_default();
                 by_size.insert(block.bytes, block.address, id);
             }
-            State::Claimed(_) | State::Hole => {}
+            State::Claimed(_) | State::Hole | State::Room => {}
         }
     }
 
@@ -445,7 +464,7 @@ impl Ledger {
                 let by_size = self.hoards.get_mut(hoard).expect("a hoard that lasts");
                 by_size.remove(block.bytes, block.address, id);
             }
-            State::Lent | State::Claimed(_) | State::Hole => {}
+            State::Lent | State::Claimed(_) | State::Hole | State::Room => {}
         }
     }
 

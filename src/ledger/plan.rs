@@ -6,7 +6,7 @@
 
 use super::block::{BlockId, State, Was};
 use super::window::{Growth, Window};
-use super::{Fences, GRANULE, Grant, Ledger, Request, View, free_or_pending};
+use super::{Fences, GRANULE, Grant, Ledger, Place, Request, View, free_or_pending};
 
 /// Something to ask of the device before the request can be granted.
 #[derive(Debug)]
@@ -81,6 +81,9 @@ impl Ledger {
                 .cheapest_window(request, view, Growth::Allowed)
                 .is_some();
         }
+        if view.place != Place::Anywhere {
+            return false;
+        }
         let taken = self.totals.reserved.current + self.totals.planned - self.totals.free.current;
         request.bytes <= self.geometry.capacity.saturating_sub(taken)
     }
@@ -93,9 +96,14 @@ impl Ledger {
         growth: Growth,
     ) -> Option<Plan> {
         if let Some(window) = self.cheapest_window(request, view, growth) {
-            return Some(Plan::Map(self.claim(window, request)));
+            let mapping = self.claim(window, request);
+            if let (Place::WithRoom(room), Some(last)) = (view.place, mapping.pieces.last()) {
+                self.keep_room(*last, room);
+            }
+            return Some(Plan::Map(mapping));
         }
-        if growth != Growth::Allowed || self.geometry.virtual_memory {
+        let is_anywhere = view.place == Place::Anywhere;
+        if !is_anywhere || growth != Growth::Allowed || self.geometry.virtual_memory {
             return None;
         }
         self.plan_memory(request)
@@ -139,7 +147,7 @@ impl Ledger {
             match self.claim_block(id) {
                 Was::Free => {}
                 Was::Pending(fences) => mapping.fences.join_all(&fences),
-                Was::Hole => {
+                Was::Hole | Was::Room => {
                     let block = &self.blocks[id];
                     let handles = self.handles_touched(block.address, block.end());
                     let bytes = self.geometry.handle_bytes;
@@ -152,8 +160,8 @@ impl Ledger {
     }
 
     /// Cuts off what the window does not need of a piece; a hole only at handles.
-    fn trim_piece(&mut self, mut id: BlockId, mut start: u64, mut end: u64) -> BlockId {
-        if self.blocks[id].state == State::Hole {
+    pub(super) fn trim_piece(&mut self, mut id: BlockId, mut start: u64, mut end: u64) -> BlockId {
+        if matches!(self.blocks[id].state, State::Hole | State::Room) {
             let handle = self.geometry.handle_bytes;
             start = start / handle * handle;
             end = end.next_multiple_of(handle);
@@ -200,6 +208,7 @@ impl Ledger {
             State::Free => Was::Free,
             State::Pending(fences) => Was::Pending(fences),
             State::Hole => Was::Hole,
+            State::Room => Was::Room,
             State::Lent | State::Hoarded(..) | State::Claimed(_) => {
                 unreachable!("what is held is not claimed")
             }
@@ -297,6 +306,7 @@ impl Ledger {
 
     /// The device stopped half way: each handle is where it came to be.
     fn undo(&mut self, mapping: &Mapping, outcome: Outcome) {
+        let handle = self.geometry.handle_bytes;
         let done = &mapping.steps[..outcome.done];
         let lost = mapping.steps.get(outcome.done).filter(|_| outcome.lost);
         let is_backed = |address| done.iter().any(|step| step.to == address);
@@ -305,8 +315,11 @@ impl Ledger {
             moved.any(|from| from == address)
         };
         for piece in &mapping.pieces {
+            let block = &self.blocks[*piece];
+            let mut backed = (block.address..block.end()).step_by(handle as usize);
             match self.was(*piece) {
-                Was::Hole => self.resolve_each_handle(*piece, |address| {
+                Was::Room if !backed.any(is_backed) => self.resolve(*piece, State::Room),
+                Was::Hole | Was::Room => self.resolve_each_handle(*piece, |address| {
                     if is_backed(address) {
                         State::Free
                     } else {

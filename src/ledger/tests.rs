@@ -42,6 +42,7 @@ fn view<'a>(stream: StreamId, after: &'a Clock) -> View<'a> {
         stream,
         after,
         waits: None,
+        place: Place::Anywhere,
     }
 }
 

@@ -47,7 +47,7 @@ impl Totals {
                 self.hoarded.add(bytes);
             }
             State::Claimed(_) if state.is_backed() => self.claimed += bytes,
-            State::Claimed(_) | State::Hole => {}
+            State::Claimed(_) | State::Hole | State::Room => {}
         }
     }
 
@@ -68,7 +68,7 @@ impl Totals {
                 self.hoarded.subtract(bytes);
             }
             State::Claimed(_) if state.is_backed() => self.claimed -= bytes,
-            State::Claimed(_) | State::Hole => {}
+            State::Claimed(_) | State::Hole | State::Room => {}
         }
     }
 

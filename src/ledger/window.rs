@@ -6,7 +6,7 @@
 //! that must be mapped, then whether it binds the request to pending work.
 
 use super::block::{BlockId, State};
-use super::{Handles, Ledger, Request, View};
+use super::{Handles, Ledger, Place, Request, View};
 
 /// A place for a request, and its price; the order of the fields is the order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,7 +23,7 @@ pub(super) struct Window {
 
 /// A block as part of a run.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+pub(super) struct Piece {
     id: BlockId,
     start: u64,
     end: u64,
@@ -31,7 +31,7 @@ struct Piece {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     Free,
     Pending,
     Hole,
@@ -56,22 +56,11 @@ impl Ledger {
         view: &View<'_>,
         growth: Growth,
     ) -> Option<Window> {
-        let mut best = None;
-        let mut run = Vec::new();
-        for segment in self.segments.iter().flatten() {
-            for (id, block) in self.blocks.from(segment.first) {
-                match self.piece(id, view, growth) {
-                    Some(kind) => run.push(Piece {
-                        id,
-                        start: block.address,
-                        end: block.end(),
-                        kind,
-                    }),
-                    None => self.search_run(&mut run, request, &mut best),
-                }
-            }
-            self.search_run(&mut run, request, &mut best);
-        }
+        let best = match view.place {
+            Place::Anywhere => self.cheapest_anywhere(request, view, growth),
+            Place::Above(id, end) => self.window_above((id, end), request, view, growth),
+            Place::WithRoom(room) => self.window_with_room(request, room, growth),
+        };
         let most = match growth {
             Growth::None | Growth::Remap => 0,
             Growth::Allowed => self.handles_left(),
@@ -79,12 +68,42 @@ impl Ledger {
         best.filter(|window| window.new <= most)
     }
 
+    fn cheapest_anywhere(
+        &self,
+        request: Request,
+        view: &View<'_>,
+        growth: Growth,
+    ) -> Option<Window> {
+        let mut best = None;
+        let mut run = Vec::new();
+        for segment in self.segments.iter().flatten() {
+            for (id, _) in self.blocks.from(segment.first) {
+                match self.kind(id, view, growth) {
+                    Some(kind) => run.push(self.as_piece(id, kind)),
+                    None => self.search_run(&mut run, request, &mut best),
+                }
+            }
+            self.search_run(&mut run, request, &mut best);
+        }
+        best
+    }
+
     /// Handles that the device may still be asked for.
     pub(super) fn handles_left(&self) -> u64 {
         self.bytes_left() / self.geometry.handle_bytes
     }
 
-    fn piece(&self, id: BlockId, view: &View<'_>, growth: Growth) -> Option<Kind> {
+    pub(super) fn as_piece(&self, id: BlockId, kind: Kind) -> Piece {
+        let block = &self.blocks[id];
+        Piece {
+            id,
+            start: block.address,
+            end: block.end(),
+            kind,
+        }
+    }
+
+    pub(super) fn kind(&self, id: BlockId, view: &View<'_>, growth: Growth) -> Option<Kind> {
         match &self.blocks[id].state {
             State::Free => Some(Kind::Free),
             State::Pending(_) if self.may_have(id, view) => Some(Kind::Pending),
@@ -118,7 +137,7 @@ impl Ledger {
         run.clear();
     }
 
-    fn price(&self, run: &[Piece], start: u64, bytes: u64) -> Window {
+    pub(super) fn price(&self, run: &[Piece], start: u64, bytes: u64) -> Window {
         let end = start + bytes;
         let first = run.partition_point(|piece| piece.end <= start);
         let (mut maps, mut inside, mut is_pending) = (0, 0, false);

@@ -1,6 +1,6 @@
 //! An allocation, awaited.
 
-use super::Pool;
+use super::{AllocateWithRoom, Pool};
 use crate::block::Block;
 use crate::error::AllocError;
 use crate::measure::Tag;
@@ -131,6 +131,24 @@ impl<'a> Allocate<'a> {
     pub fn priority(mut self, steps: i32) -> Self {
         self.terms.priority = steps;
         self
+    }
+
+    /// Keeps addresses for `bytes` more above the block, into which it can [grow](Block::grow): no memory, which
+    /// comes as it grows. Where memory is virtual. The block is made of whole
+    /// [handles](super::PoolBuilder::handle_bytes), so choose them small for blocks that begin small.
+    ///
+    /// A pool has several times as many addresses as its capacity, and what room is kept of them is nobody else's
+    /// until the block is freed.
+    ///
+    /// It comes from the pool, also in a reservation's [scope](super::Reservation::scope).
+    pub fn room(self, bytes: u64) -> AllocateWithRoom<'a> {
+        let whose = (self.pool, self.registration);
+        AllocateWithRoom::new(
+            whose,
+            (self.bytes, bytes),
+            (self.tag, self.terms),
+            self.place,
+        )
     }
 }
 

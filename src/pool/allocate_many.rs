@@ -5,7 +5,7 @@ use super::{Layout, Pool, exhausted};
 use crate::block::Block;
 use crate::engine::{Effort, Loans, Part, Parts};
 use crate::error::AllocError;
-use crate::ledger::Request;
+use crate::ledger::{Place, Request};
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -103,6 +103,7 @@ impl Pool {
         let parts = Parts {
             all: all.collect::<plain::Arc<[_]>>(),
             is_for_everybody,
+            place: Place::Anywhere,
         };
         let alignment = 1;
         let demand = Demand {

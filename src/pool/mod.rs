@@ -11,6 +11,7 @@ mod figures;
 mod fills;
 mod find;
 mod geometry;
+mod grow;
 mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
@@ -26,6 +27,7 @@ pub use allocate_many::AllocateMany;
 pub use builder::PoolBuilder;
 pub use drawing::Drawing;
 pub use find::{find_pool, pool_of, pools};
+pub use grow::AllocateWithRoom;
 pub use layout::Layout;
 pub use reservation::Reservation;
 pub use reserve::Reserve;

@@ -26,9 +26,18 @@ use std::panic::Location;
 ///
 /// - of [`reserve_many`](Pool::reserve_many), each layout can be allocated, on any stream, whenever the block
 ///   that took its place before was freed, as long as nothing was [split](Self::split) off;
-/// - of [`reserve`](Pool::reserve), whatever fits beside what is allocated: any sizes that together, each
-///   rounded up to the pool's [alignment](crate::PoolBuilder::alignment), are no more than was reserved, as
-///   long as nothing was freed in between; and after that, whatever the gaps are large enough for.
+/// - of [`reserve`](Pool::reserve), any sizes that together, each rounded up to the pool's
+///   [alignment](crate::PoolBuilder::alignment), are no more than was reserved, as long as nothing was freed in
+///   between;
+/// - after frees, whatever a gap, or gaps beside each other, are large enough for; and where memory is
+///   [virtual](crate::device::Capabilities::virtual_memory), whatever is a multiple of the pool's
+///   [handles](crate::PoolBuilder::handle_bytes), as long as everything else allocated of it is: whole handles of
+///   the reservation are mapped where they make one piece, once the work on them is complete;
+/// - for anything else that would fit if what is left were one piece, the pieces are exchanged for as many bytes
+///   in one of what the pool has free, or may take from the device. No more can be promised without moving
+///   blocks that are in use: whatever the allocator, many small ones that stay can be in the way of a large one
+///   (Robson, *Bounds for some functions concerning dynamic storage allocation*, 1974). Then it is
+///   [`NotReserved`](AllocError::NotReserved). List the layouts where that must not be.
 ///
 /// What is freed is there again. On the stream that freed it, at once; on another it comes behind a wait on the
 /// device, as if the pool had [nothing else](crate::Reuse::internal_dependencies). Where a stream takes no

@@ -28,13 +28,16 @@ pub struct Reserve<'a> {
     pool: &'a Pool,
     allocation: Allocation<'a>,
     layouts: Box<[Layout]>,
+    /// Its memory is in whole handles, as far as its size is.
+    is_whole: bool,
     tag: Option<Tag>,
     terms: Terms,
 }
 
 impl Pool {
     /// Sets `bytes` aside, in one piece that is complete on every stream, waiting for them if they are not
-    /// free. See [`Reservation`] for what can be relied on.
+    /// free. Where memory is virtual and they are as many, it begins with one of the pool's
+    /// [handles](crate::PoolBuilder::handle_bytes). See [`Reservation`] for what can be relied on.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -53,7 +56,10 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn reserve(&self, bytes: u64) -> Reserve<'_> {
-        self.reserve_many([bytes])
+        Reserve {
+            is_whole: true,
+            ..self.reserve_many([bytes])
+        }
     }
 
     /// The same with a piece for each layout, so that each of them can be allocated at any time, whatever else
@@ -78,6 +84,7 @@ impl Pool {
             pool: self,
             allocation: Allocation::new(self.asker()),
             layouts: layouts.into_iter().map(Into::into).collect(),
+            is_whole: false,
             tag: None,
             terms: Terms::default(),
         }
@@ -130,10 +137,15 @@ impl Reserve<'_> {
     }
 
     fn parts(&self) -> Result<(Demand, Parts), AllocError> {
-        if !self.pool.service().engine.settings.is_pooled {
+        let settings = &self.pool.service().engine.settings;
+        if !settings.is_pooled {
             return Err(AllocError::NotReservable);
         }
-        self.pool.parts_of(&self.layouts, self.tag, true)
+        let (demand, mut parts) = self.pool.parts_of(&self.layouts, self.tag, true)?;
+        if self.is_whole && settings.geometry.virtual_memory {
+            parts.align_to_handles(settings.geometry.handle_bytes);
+        }
+        Ok((demand, parts))
     }
 
     fn reservation(&self, loans: Loans) -> Reservation {

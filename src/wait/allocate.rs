@@ -8,6 +8,7 @@ use crate::engine::bell::Member;
 use crate::engine::{Effort, Expected, HistoryEvent, Lent, Loans, Parts, Patience, Refusal};
 use crate::error::AllocError;
 use crate::lane::Lane;
+use crate::ledger::Place;
 use crate::measure::{LimitReached, Tag};
 use crate::sync::Arc;
 use crate::trace;
@@ -447,6 +448,7 @@ fn climb_or_deny<'a, T>(
         Err(Refusal::Short(patience)) => Err(Denial::Short(patience, claim)),
         Err(Refusal::NeedsThread) => Err(Denial::Short(Expected::default(), claim)),
         Err(Refusal::Device(error)) => Err(Denial::Failed(error.into())),
+        Err(Refusal::NoRoom(room)) => Err(Denial::Failed(AllocError::NoRoom { room })),
     }
 }
 
@@ -456,6 +458,10 @@ fn count(lane: &Lane, lent: &Lent, demand: &Demand) {
 }
 
 fn count_parts(lane: &Lane, loans: &Loans, parts: &Parts) {
+    if let Place::Above(..) = parts.place {
+        let extensions = loans.iter().zip(&*parts.all);
+        return extensions.for_each(|(lent, part)| lane.count_growth(lent.bytes, part.rounding));
+    }
     for (lent, part) in loans.iter().zip(&*parts.all) {
         count(lane, lent, &Demand::of_part(*part, None));
     }

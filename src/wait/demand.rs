@@ -49,6 +49,26 @@ impl Demand {
         }
     }
 
+    /// For so many bytes at a multiple of the step, of which `surplus` were not asked for.
+    pub(crate) fn in_steps(bytes: u64, step: u64, surplus: u64, tag: Option<Tag>) -> Self {
+        Self {
+            request: Request {
+                bytes,
+                alignment: step,
+            },
+            rounding: u32::try_from(surplus).unwrap_or(u32::MAX),
+            tag,
+        }
+    }
+
+    /// As the only part.
+    pub(crate) fn as_part(&self) -> Part {
+        Part {
+            request: self.request,
+            rounding: self.rounding,
+        }
+    }
+
     /// The bytes that were asked for.
     pub(crate) fn requested(&self) -> u64 {
         self.request.bytes - u64::from(self.rounding)

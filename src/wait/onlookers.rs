@@ -73,6 +73,23 @@ impl Onlookers {
         }
     }
 
+    /// A block is about to be larger by so many bytes.
+    pub(crate) fn grown(
+        &self,
+        engine: &Engine,
+        lent: &Lent,
+        bytes: u64,
+        lane: &Lane,
+        caller: Caller,
+    ) {
+        if let Some(referee) = &self.referee {
+            referee.grown(lent.address, bytes, lane.raw, caller.place);
+        }
+        if self.keeps_history {
+            engine.write_grown(extent(lent, lane), bytes, caller.place.into());
+        }
+    }
+
     pub(crate) fn ending(&self, engine: &Engine, block: Ending<'_>) {
         let Ending {
             lent,

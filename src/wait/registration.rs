@@ -42,6 +42,11 @@ impl Registration {
         account.note_granted(self.lane.id);
     }
 
+    /// What was granted has become more, by what was claimed.
+    pub(crate) fn note_more(&self, tag: Tag) {
+        self.service.queue.accounts.of(tag).note_more();
+    }
+
     /// It was freed.
     #[inline(never)]
     pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {

@@ -99,6 +99,7 @@ impl Service {
             Err(Refusal::Device(error)) => self.fail(waiter, error.into()),
             Err(Refusal::Short(_)) => return Served::Short,
             Err(Refusal::NeedsThread) => return Served::NeedsThread,
+            Err(Refusal::NoRoom(room)) => self.fail(waiter, AllocError::NoRoom { room }),
         }
         Served::Gone
     }

@@ -31,6 +31,7 @@ mod capacity;
 mod debugging;
 mod failures;
 mod fills;
+mod growing;
 mod host;
 mod lifetime;
 mod parts;

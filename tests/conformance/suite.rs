@@ -63,6 +63,9 @@ macro_rules! suite {
                     host_and_device_take_turns_in_shared_memory,
                     a_block_is_seen_by_host_and_device,
                     the_host_awaits_instead_of_waiting;
+                growing:
+                    blocks_that_grow_keep_what_is_in_them,
+                    what_a_block_grows_by_comes_after_its_earlier_life;
                 pools:
                     default_pools_are_their_devices,
                     named_and_default_pools_are_isolated,

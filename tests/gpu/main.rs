@@ -48,6 +48,8 @@ mod debugging;
 mod failures;
 #[path = "../conformance/fills.rs"]
 mod fills;
+#[path = "../conformance/growing.rs"]
+mod growing;
 #[path = "../conformance/host.rs"]
 mod host;
 #[path = "../conformance/lifetime.rs"]

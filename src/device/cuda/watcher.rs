@@ -1,11 +1,15 @@
 //! The thread that watches: events until they are complete, alarms until they are due.
 //!
 //! It is started by the first watch or alarm, asleep whenever there is none, and ends with the device.
-//! While an event is watched it asks the driver, often at first and less and less often the longer the
-//! wait has lasted: it is seen late by a percent of that at most, and the driver, which all threads share,
-//! is asked no more than that takes. (Asking without pause slows other threads' launches by 5 to 25 %; a
-//! callback by the driver costs the stream 35 us, a write to memory 2 us. `cargo bench --bench wake`
-//! measures what this costs.)
+//!
+//! While an event is watched it asks the driver every few microseconds, and is awake in between: a thread that
+//! sleeps is run again by the operating system some tens of microseconds late, now and then some hundreds. The
+//! driver is shared by all threads, so it is asked for a tenth of the time at most; and once the youngest wait has
+//! lasted for long, the thread sleeps in between after all, and is late by a small share of the wait. Where waits
+//! follow each other closely it stays awake for the next.
+//!
+//! `cargo bench --bench wake` measures this beside other ways: asking without pause, or with sleep, the driver's
+//! blocking wait, a function that it calls, a word that the device writes.
 
 use super::driver::Visit;
 use crate::device::{AlarmId, RawEvent, WatchId};
@@ -17,14 +21,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// Between two looks, at least: a look costs the driver about 0.2 us an event, and a launch 3 us.
-const SHORTEST_PAUSE: Duration = Duration::from_micros(4);
-/// And at most: who waits for long is not told much later than so.
+/// Between two looks, at least.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(8);
+/// A pause is so many times as long as the look before it, at least: what many events take.
+const REST: u32 = 9;
+/// Once the youngest wait has lasted for so long, pauses are spent asleep.
+const LONG_WAIT: Duration = Duration::from_millis(25);
+/// A look is taken again after this share of such a wait,
+const SHARE: u32 = 1024;
+/// or after this, if it is sooner.
 const LONGEST_PAUSE: Duration = Duration::from_micros(100);
-/// A look is taken again after this share of the time that the wait has lasted.
-const SHARE: u32 = 128;
-/// Shorter pauses are spent awake: to put a thread to sleep and wake it takes the kernel as long.
+/// An alarm that is due in less is awaited awake.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(25);
+/// Who waits again within this time after the last wait is worth staying awake for.
+const CLOSE: Duration = Duration::from_micros(300);
+/// For so long: not much longer than it takes to be put to sleep and run again, at worst.
+const LINGER: Duration = Duration::from_micros(600);
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -38,7 +50,7 @@ struct Shared {
     news: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Books {
     next: u64,
     watches: HashMap<WatchId, Watched>,
@@ -46,6 +58,12 @@ struct Books {
     has_thread: bool,
     is_asleep: bool,
     is_closed: bool,
+    /// When the last watch ended.
+    idle_since: Instant,
+    /// How soon after that the next one comes, lately.
+    gap: Duration,
+    /// What the last look took.
+    look: Duration,
 }
 
 #[derive(Debug)]
@@ -60,7 +78,7 @@ impl Watcher {
         Self(Arc::new(Shared {
             context,
             origin: Instant::now(),
-            books: Mutex::default(),
+            books: Mutex::new(Books::new()),
             news: Condvar::new(),
         }))
     }
@@ -77,6 +95,7 @@ impl Watcher {
         };
         let mut books = self.0.books.lock();
         let id = WatchId(books.number());
+        books.note_coming(watched.since);
         books.watches.insert(id, watched);
         self.announce(books);
         id
@@ -84,7 +103,14 @@ impl Watcher {
 
     /// Once this returns, the event is not asked after any more, and may be destroyed.
     pub(super) fn unwatch(&self, watch: WatchId) {
-        let watched = self.0.books.lock().watches.remove(&watch);
+        let watched = {
+            let mut books = self.0.books.lock();
+            let watched = books.watches.remove(&watch);
+            if watched.is_some() {
+                books.note_going();
+            }
+            watched
+        };
         // The waker is dropped outside the lock: its task may own what calls the device.
         drop(watched);
     }
@@ -134,6 +160,41 @@ impl Drop for Watcher {
 }
 
 impl Books {
+    fn new() -> Self {
+        Self {
+            next: 0,
+            watches: HashMap::new(),
+            alarms: BTreeMap::new(),
+            has_thread: false,
+            is_asleep: false,
+            is_closed: false,
+            idle_since: Instant::now(),
+            gap: CLOSE * 2,
+            look: Duration::ZERO,
+        }
+    }
+
+    /// A watch is about to begin.
+    fn note_coming(&mut self, now: Instant) {
+        if self.watches.is_empty() {
+            let gap = now.saturating_duration_since(self.idle_since);
+            // One long gap is forgotten after a few short ones.
+            self.gap = (self.gap + gap.min(CLOSE * 4)) / 2;
+        }
+    }
+
+    /// A watch has ended.
+    fn note_going(&mut self) {
+        if self.watches.is_empty() {
+            self.idle_since = Instant::now();
+        }
+    }
+
+    /// Whether the next watch will probably come before a thread could be put to sleep and woken.
+    fn is_lingering(&self) -> bool {
+        self.watches.is_empty() && self.gap < CLOSE && self.idle_since.elapsed() < LINGER
+    }
+
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -178,6 +239,11 @@ impl Shared {
                 spend(pause);
                 self.books.lock()
             }
+            None if books.is_lingering() => {
+                drop(books);
+                spend(Duration::from_micros(1));
+                self.books.lock()
+            }
             pause => {
                 books.is_asleep = true;
                 let mut books = self.sleep(books, pause);
@@ -191,7 +257,7 @@ impl Shared {
     fn until_next_look(&self, books: &Books) -> Option<Duration> {
         let watched = books.watches.values();
         let youngest = watched.map(|watched| watched.since.elapsed()).min();
-        let look = youngest.map(|age| (age / SHARE).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
+        let look = youngest.map(|age| pause_after(books.look, age));
         let alarm = books.alarms.keys().next();
         let ring = alarm.map(|(at, _)| at.saturating_sub(self.now()));
         look.into_iter().chain(ring).min()
@@ -218,11 +284,29 @@ impl Shared {
 ///
 /// The events are asked under the lock, so that none is destroyed meanwhile; a query does not wait.
 fn take_complete(books: &mut Books, may_ask: bool) -> Vec<Waker> {
+    if books.watches.is_empty() {
+        return Vec::new();
+    }
+    let start = Instant::now();
     let is_over = |watched: &Watched| !may_ask || !is_under_way(watched.event);
     let ids = books.watches.iter().filter(|(_, watched)| is_over(watched));
     let over: Vec<_> = ids.map(|(id, _)| *id).collect();
     let watched = over.iter().filter_map(|id| books.watches.remove(id));
-    watched.map(|watched| watched.waker).collect()
+    let wakers: Vec<_> = watched.map(|watched| watched.waker).collect();
+    books.look = start.elapsed();
+    if !wakers.is_empty() {
+        books.note_going();
+    }
+    wakers
+}
+
+/// How long until the next look, when the last one took so long, and the youngest wait has.
+fn pause_after(look: Duration, age: Duration) -> Duration {
+    let least = SHORTEST_PAUSE.max(look * REST);
+    if age < LONG_WAIT {
+        return least;
+    }
+    (age / SHARE).min(LONGEST_PAUSE).max(least)
 }
 
 fn is_under_way(event: RawEvent) -> bool {

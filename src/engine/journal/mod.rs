@@ -232,6 +232,49 @@ impl Engine {
         book.push(time, totals, event);
     }
 
+    /// A block is about to be larger: told of as one that is freed and allocated at the same address, which is what
+    /// whoever reads it knows.
+    pub(crate) fn write_grown(&self, block: Extent, bytes: u64, site: Site) {
+        let Some(Entry { journal, time }) = self.entry() else {
+            return;
+        };
+        let totals = self.totals();
+        let (address, stream) = (block.address, block.stream);
+        let mut book = journal.book.lock();
+        book.allocations += 1;
+        let number = book.allocations;
+        let Some(live) = book.live.get_mut(&address) else {
+            return;
+        };
+        let (old, before) = (live.size, live.origin.number);
+        live.size += bytes;
+        live.origin.number = number;
+        live.origin.requested += bytes;
+        let (size, origin) = (live.size, live.origin.clone());
+        let freed = HistoryEvent::Freed {
+            number: before,
+            address,
+            size: old,
+            stream,
+            further: Vec::new(),
+            site: Some(site.clone()),
+        };
+        let allocated = HistoryEvent::Allocated {
+            address,
+            size,
+            stream,
+            origin: BlockOrigin {
+                site,
+                time,
+                ..origin
+            },
+        };
+        book.used -= old;
+        book.push(time, totals, freed);
+        book.used += size;
+        book.push(time, totals, allocated);
+    }
+
     /// A block is about to be freed: nobody else can have been given its memory.
     pub(crate) fn write_ending(&self, block: Extent, further: Vec<StreamId>, site: Option<Site>) {
         let Some(Entry { journal, time }) = self.entry() else {

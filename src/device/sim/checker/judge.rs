@@ -140,24 +140,53 @@ impl Judge {
         stream: RawStream,
         place: &'static Location<'static>,
     ) {
-        let now = self.order.now(stream);
         let life = Arc::new(Life::new(address, bytes, stream, place));
-        for (start, cell) in self.ground.all(address, address + bytes) {
+        self.begin(&life, address, address + bytes, stream);
+        self.lives.insert(address, life);
+    }
+
+    /// A block has so many bytes more: its life is another from here on, as long as it is.
+    pub(super) fn grown(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        stream: RawStream,
+        place: &'static Location<'static>,
+    ) {
+        let Some(old) = self.lives.remove(&address) else {
+            return;
+        };
+        let end = address + old.bytes;
+        let life = Arc::new(Life::new(address, old.bytes + bytes, old.stream, place));
+        for (_, cell) in self.ground.known(address, end) {
+            let touches = cell.touches.iter_mut().chain(&mut cell.last);
+            for touch in touches.filter(|touch| touch.is_of(&old)) {
+                touch.life = Some(life.clone());
+            }
+            cell.owner = Some(life.clone());
+        }
+        self.begin(&life, end, end + bytes, stream);
+        self.lives.insert(address, life);
+    }
+
+    /// A life begins to have bytes.
+    fn begin(&mut self, life: &Arc<Life>, start: u64, end: u64, stream: RawStream) {
+        let now = self.order.now(stream);
+        for (start, cell) in self.ground.all(start, end) {
             if cell.is_live() {
                 self.findings
-                    .report(report::granted_twice(start, cell, &life));
+                    .report(report::granted_twice(start, cell, life));
             }
             cell.owner = Some(life.clone());
             cell.last = None;
             let (end, order, findings) = (cell.end, &self.order, &mut self.findings);
             cell.touches.retain(|touch| {
-                let report = || report::granted_while_used(start, end, touch, &life);
+                let report = || report::granted_while_used(start, end, touch, life);
                 let now = std::slice::from_ref(&now);
                 !order.is_known(touch.moment) && findings.may_be_before(now, touch.moment, report)
             });
         }
-        self.ground.mend(address, address + bytes);
-        self.lives.insert(address, life);
+        self.ground.mend(start, end);
     }
 
     pub(super) fn freed(

@@ -64,6 +64,18 @@ impl Referee for SimDevice {
         }
     }
 
+    fn grown(
+        &self,
+        address: u64,
+        bytes: u64,
+        stream: RawStream,
+        place: &'static Location<'static>,
+    ) {
+        if let Some(judge) = self.engine.locked().judge() {
+            judge.grown(address, bytes, stream, place);
+        }
+    }
+
     fn freed(
         &self,
         address: u64,

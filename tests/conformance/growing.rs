@@ -1,0 +1,61 @@
+//! Blocks that grow where they are.
+
+use crate::bench::Bench;
+use crate::common::MIB;
+use crate::site::{Site, settle_all};
+use futures::executor::block_on;
+use weirpool::AllocError;
+
+/// Caches that grow by turns keep what is in them, while others take and free memory around them.
+pub(crate) fn blocks_that_grow_keep_what_is_in_them<B: Bench>() {
+    let site = Site::<B>::new(64 * MIB);
+    let [worker, other] = site.workers();
+    let room = |bytes| site.pool.allocate(&worker.stream, bytes).room(16 * MIB);
+    if !site.bench.device().capabilities().virtual_memory {
+        let refused = room(MIB).try_now().unwrap_err();
+        assert_eq!(refused, AllocError::NoRoom { room: 0 });
+        return;
+    }
+    let mut caches = [1, 2, 3].map(|value| (value, room(MIB).try_now().unwrap()));
+    caches
+        .iter()
+        .for_each(|(value, cache)| worker.fill(cache, *value));
+    for step in 0..4u8 {
+        let around = other.take(3 * MIB);
+        other.use_up(&around, 0x40 + step);
+        for (value, cache) in &mut caches {
+            let (address, size) = (cache.address(), cache.size());
+            block_on(cache.grow(2 * MIB)).unwrap();
+            assert_eq!((cache.address(), cache.size()), (address, size + 2 * MIB));
+            let upper = crate::bench::Span {
+                address: address + size,
+                bytes: 2 * MIB,
+            };
+            worker.fill(upper, *value);
+            worker.expect(&*cache, *value);
+        }
+    }
+    settle_all(&[&worker, &other]);
+    drop(caches);
+    site.assert_sound();
+}
+
+/// What a block grows by comes after the work on it, of every stream that has the block.
+pub(crate) fn what_a_block_grows_by_comes_after_its_earlier_life<B: Bench>() {
+    let site = Site::<B>::with(8 * MIB, |builder| {
+        builder.lane_bytes(0).initial_size(8 * MIB)
+    });
+    let [worker, other] = site.workers();
+    let mut below = worker.take(2 * MIB);
+    let above = worker.take(6 * MIB);
+    below.used_on(&other.stream).unwrap();
+    let gate = worker.use_until_opened(&above, 7);
+    drop(above);
+    below.try_grow(6 * MIB).unwrap();
+    other.fill(&below, 8);
+    site.bench.let_run();
+    gate.open();
+    settle_all(&[&worker, &other]);
+    drop(below);
+    site.assert_sound();
+}

@@ -1,0 +1,322 @@
+//! Blocks that grow where they are.
+
+mod common;
+
+use common::*;
+use std::task::Poll;
+use weirpool::device::DeviceErrorKind;
+use weirpool::device::sim::{Call, Fault, SimDevice};
+use weirpool::*;
+
+fn site() -> (SimDevice, Pool) {
+    let device = manual();
+    let pool = builder(&device, 32 * MIB).lane_bytes(0).build().unwrap();
+    (device, pool)
+}
+
+/// A block with room stays where it is, whatever others take meanwhile, as far as the room goes.
+#[test]
+fn a_block_grows_into_its_room() {
+    let (device, pool) = site();
+    let (work, stream) = stream(&device, &pool);
+    let mut cache = now(pool.allocate(&stream, MIB).room(16 * MIB)).unwrap();
+    assert_eq!((cache.size(), cache.requested()), (2 * MIB, MIB));
+    let address = cache.address();
+    let mut others = Vec::new();
+    for step in 1..=8 {
+        others.push(pool.try_allocate(&stream, MIB).unwrap());
+        use_block(&work, &cache, us(10));
+        now(cache.grow(2 * MIB)).unwrap();
+        use_block(&work, &cache, us(10)); // the checker finds memory that is not the block's
+        assert_eq!(
+            (cache.address(), cache.size()),
+            (address, (1 + step) * 2 * MIB)
+        );
+        assert_eq!(cache.requested(), MIB + step * 2 * MIB);
+        pool.check().unwrap();
+    }
+    let used = cache.size() + 8 * MIB;
+    assert_eq!(pool.statistics().used.current, used);
+    // Above the room is whatever is there.
+    assert_eq!(cache.try_grow(1), Err(AllocError::NoRoom { room: 0 }));
+    assert_eq!(cache.size(), 18 * MIB);
+    drop((cache, others));
+    stream.seal().unwrap();
+    device.advance(us(1000));
+    pool.harvest().unwrap();
+    assert_eq!(pool.statistics().allocations, pool.statistics().frees);
+    drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// Growing waits like an allocation, is dropped like one, and takes what is remapped.
+#[test]
+fn growing_waits_for_memory() {
+    let (device, pool) = site();
+    let (work, stream) = stream(&device, &pool);
+    let mut cache = pool
+        .allocate(&stream, 8 * MIB)
+        .room(24 * MIB)
+        .try_now()
+        .unwrap();
+    let others = pool.try_allocate(&stream, 24 * MIB).unwrap();
+    use_block(&work, &others, us(100));
+    assert!(poll(&mut Box::pin(cache.grow(4 * MIB))).is_pending());
+    assert_eq!(cache.size(), 8 * MIB, "dropped early, it is as it was");
+    let mut growing = Box::pin(cache.grow(4 * MIB));
+    assert!(poll(&mut growing).is_pending());
+    drop(others);
+    stream.seal().unwrap();
+    assert!(
+        poll(&mut growing).is_pending(),
+        "what is at work cannot be remapped"
+    );
+    device.advance(us(100));
+    assert!(matches!(poll(&mut growing), Poll::Ready(Ok(()))));
+    drop(growing);
+    assert_eq!(cache.size(), 12 * MIB);
+    assert_eq!(pool.statistics().remaps, 2);
+    drop(cache);
+    pool.check_conserved().unwrap();
+}
+
+/// A block without room grows while nobody is above it; then it says so at once, and also to who waits already.
+#[test]
+fn without_room_a_block_grows_as_far_as_nobody_is() {
+    for virtual_memory in [true, false] {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .virtual_memory(virtual_memory)
+            .clock(device::sim::Clock::Manual)
+            .build();
+        let pool = builder(&device, 32 * MIB)
+            .initial_size(32 * MIB)
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let mut block = pool.try_allocate(&stream, 1000).unwrap();
+        block.try_grow(4000).unwrap();
+        assert_eq!((block.size(), block.requested()), (1024 + 4096, 5000));
+        let above = pool.try_allocate(&stream, 512).unwrap();
+        assert_eq!(above.address(), block.address() + block.size());
+        let refused = block.try_grow(1).unwrap_err();
+        assert_eq!(refused, AllocError::NoRoom { room: 0 });
+        assert_eq!(now(block.grow(1)), Err(AllocError::NoRoom { room: 0 }));
+        drop(above);
+        block.try_grow(1).unwrap();
+        drop(block);
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// Somebody comes to be above a block that waits to grow: it fails, and holds nobody up.
+#[test]
+fn who_waits_for_room_that_is_taken_fails() {
+    let (device, pool) = site();
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let mut below = pool.try_allocate(&a, 16 * MIB).unwrap();
+    let above = pool.try_allocate(&a, 16 * MIB).unwrap();
+    assert_eq!(above.address(), below.address() + below.size());
+    use_block(&work, &above, us(100));
+    drop(above);
+    a.seal().unwrap();
+    let mut waiting = Box::pin(below.grow(24 * MIB));
+    assert!(poll(&mut waiting).is_pending());
+    let mut behind = pool.allocate(&b, 16 * MIB);
+    assert!(poll(&mut behind).is_pending());
+    drop(waiting);
+    device.advance(us(100));
+    let taken = now(behind).unwrap();
+    assert_eq!(taken.address(), below.address() + below.size());
+    assert!(matches!(
+        now(below.grow(512)),
+        Err(AllocError::NoRoom { .. })
+    ));
+    drop((below, taken));
+    pool.check_conserved().unwrap();
+}
+
+/// The further streams of a block come after what is left of the earlier life of what it grows by; and it waits for
+/// them when it is freed.
+#[test]
+fn further_streams_come_after_what_it_grows_by() {
+    let (device, pool) = site();
+    let (work_a, a) = stream(&device, &pool);
+    let (work_b, b) = stream(&device, &pool);
+    let mut below = pool.try_allocate(&a, 2 * MIB).unwrap();
+    let above = pool.try_allocate(&a, 2 * MIB).unwrap();
+    below.used_on(&b).unwrap();
+    use_block(&work_a, &above, us(100));
+    drop(above);
+    below.try_grow(2 * MIB).unwrap(); // in the order of `a`, behind the work
+    use_block(&work_b, &below, us(100)); // the checker would find it among the work
+    drop(below);
+    b.seal().unwrap();
+    device.advance(us(150));
+    let (_, c) = stream(&device, &pool);
+    pool.harvest().unwrap();
+    assert_eq!(pool.statistics().pending.current, 4 * MIB);
+    device.advance(us(50));
+    pool.harvest().unwrap();
+    drop(pool.try_allocate(&c, 32 * MIB).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// What the device refuses half way leaves the block, and its room, as they were where nothing was mapped.
+#[test]
+fn growing_that_fails_loses_nothing() {
+    for (nth, keeps_room) in [(1, true), (2, false)] {
+        let (device, pool) = site();
+        let (_, stream) = stream(&device, &pool);
+        let mut cache = pool
+            .allocate(&stream, 2 * MIB)
+            .room(16 * MIB)
+            .try_now()
+            .unwrap();
+        device.script(Call::Create, nth, Fault::Fails(DeviceErrorKind::Other));
+        assert!(matches!(
+            cache.try_grow(8 * MIB),
+            Err(AllocError::Device(_))
+        ));
+        pool.check().unwrap();
+        assert_eq!(cache.size(), 2 * MIB);
+        let other = pool.try_allocate(&stream, 2 * MIB).unwrap();
+        if keeps_room {
+            assert_ne!(other.address(), cache.address() + cache.size());
+            cache.try_grow(8 * MIB).unwrap();
+        }
+        drop((cache, other));
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// A tag has what its blocks grow by, within its limit.
+#[test]
+fn a_tag_pays_for_what_its_blocks_grow_by() {
+    let (device, pool) = site();
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("grow: caches");
+    pool.set_tag_limit(tag, Some(8 * MIB));
+    let cache = pool.allocate(&stream, 4 * MIB).tag(tag).room(16 * MIB);
+    let mut cache = cache.try_now().unwrap();
+    cache.try_grow(4 * MIB).unwrap();
+    assert_eq!(pool.statistics_of_tag(tag).used.current, 8 * MIB);
+    assert!(matches!(
+        cache.try_grow(2 * MIB),
+        Err(AllocError::OverLimit { .. } | AllocError::LimitReached { .. })
+    ));
+    drop(cache);
+    let statistics = pool.statistics_of_tag(tag);
+    assert_eq!(
+        (statistics.used.current, statistics.used.high),
+        (0, 8 * MIB)
+    );
+    assert_eq!((statistics.allocations, statistics.frees), (1, 1));
+    pool.check_conserved().unwrap();
+}
+
+/// Where addresses, memory that can be mapped, or a pool that keeps anything are lacking, it is said at once.
+#[test]
+fn room_that_cannot_be_had_is_refused_at_once() {
+    let (device, pool) = site();
+    let (_, own) = stream(&device, &pool);
+    let room = |bytes| pool.allocate(&own, MIB).room(bytes);
+    assert!(
+        matches!(room(1 << 40).try_now(), Err(AllocError::NoRoom { room }) if room >= 32 * MIB)
+    );
+    assert!(matches!(
+        now(room(u64::MAX)),
+        Err(AllocError::NoRoom { .. })
+    ));
+    assert!(matches!(room(0).try_now(), Ok(block) if block.size() == 2 * MIB));
+    let reservation = pool.reserve(4 * MIB).try_now().unwrap();
+    let mut drawn = reservation.allocate(&own, 512).unwrap();
+    assert_eq!(drawn.try_grow(512), Err(AllocError::NoRoom { room: 0 }));
+    let plain = SimDevice::builder().virtual_memory(false).build();
+    let pool = builder(&plain, 32 * MIB).build().unwrap();
+    let (_, own) = stream(&plain, &pool);
+    let refused = pool.allocate(&own, MIB).room(MIB).try_now();
+    assert!(matches!(refused, Err(AllocError::NoRoom { room: 0 })));
+    let pool = Pool::builder(device.clone()).unpooled().build().unwrap();
+    let (_, own) = stream(&device, &pool);
+    let mut block = pool.try_allocate(&own, MIB).unwrap();
+    assert_eq!(block.try_grow(MIB), Err(AllocError::NoRoom { room: 0 }));
+}
+
+/// A history tells of a block that grew as of one that was freed and allocated at its address; nothing leaks.
+#[test]
+fn a_history_knows_what_grew() {
+    let device = manual();
+    let pool = builder(&device, 32 * MIB).history(64).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let mut cache = pool
+        .allocate(&stream, 2 * MIB)
+        .room(8 * MIB)
+        .try_now()
+        .unwrap();
+    cache.try_grow(2 * MIB).unwrap();
+    let leaks = pool.leaks();
+    assert_eq!(leaks.blocks.len(), 1);
+    assert_eq!(leaks.blocks[0].size, 4 * MIB);
+    let address = cache.address();
+    drop(cache);
+    let told = pool.history();
+    let blocks: Vec<_> = told
+        .entries
+        .iter()
+        .filter_map(|entry| match entry.event {
+            HistoryEvent::Allocated { address, size, .. } => Some((true, address, size)),
+            HistoryEvent::Freed { address, size, .. } => Some((false, address, size)),
+            _ => None,
+        })
+        .collect();
+    let expected = [(true, 2), (false, 2), (true, 4), (false, 4)];
+    let expected = expected.map(|(is_begun, mib)| (is_begun, address, mib * MIB));
+    assert_eq!(blocks, expected);
+    assert!(pool.leaks().blocks.is_empty());
+}
+
+/// Many caches grow by turns among other blocks, in random order: none is ever where another is.
+#[test]
+fn caches_grow_among_others() {
+    for seed in 0..10 {
+        let (device, pool) = site();
+        let (work, stream) = stream(&device, &pool);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut caches: Vec<Block> = Vec::new();
+        let mut others: Vec<Block> = Vec::new();
+        for _ in 0..400 {
+            match random.u8(..10) {
+                0..2 => {
+                    let room = random.u64(0..8) * 2 * MIB;
+                    caches.extend(pool.allocate(&stream, MIB).room(room).try_now().ok());
+                }
+                2..5 => {
+                    let at = random.usize(..caches.len().max(1));
+                    if let Some(cache) = caches.get_mut(at) {
+                        let size = cache.size();
+                        let bytes = random.u64(1..4 * MIB);
+                        let grown = cache.try_grow(bytes).map_or(0, |()| bytes);
+                        assert!(cache.size() >= size + grown);
+                        use_block(&work, cache, us(1));
+                    }
+                }
+                5..7 => {
+                    others.extend(pool.try_allocate(&stream, random.u64(1..3 * MIB)).ok());
+                }
+                7 if !caches.is_empty() => drop(caches.swap_remove(random.usize(..caches.len()))),
+                8 if !others.is_empty() => drop(others.swap_remove(random.usize(..others.len()))),
+                _ => device.advance(us(3)),
+            }
+            pool.check().unwrap();
+        }
+        drop((caches, others));
+        stream.seal().unwrap();
+        device.advance(us(1000));
+        pool.harvest().unwrap();
+        drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
+        pool.check_conserved().unwrap();
+    }
+}
