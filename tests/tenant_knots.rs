@@ -351,6 +351,34 @@ fn reservations_wait_for_each_other_too() {
     pool.check_conserved().unwrap();
 }
 
+/// Blocks that wait to grow hold what they are: they wait for each other too; and one that has grown is at work.
+#[test]
+fn blocks_wait_to_grow_for_each_other_too() {
+    let device = manual();
+    let tag = Tag::new("tenant knots: grow");
+    let pool = strict(&device, tag);
+    let (_, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let cache = |stream| {
+        let allocate = pool.allocate(stream, 2 * MIB).tag(tag).room(16 * MIB);
+        allocate.try_now().unwrap()
+    };
+    let (mut one, mut other) = (cache(&a), cache(&b));
+    let mut much = Box::pin(one.grow(6 * MIB));
+    assert!(poll(&mut much).is_pending());
+    let mut as_much = Box::pin(other.grow(6 * MIB));
+    assert!(poll(&mut as_much).is_pending());
+    device.advance(GRACE);
+    assert!(is_knotted(poll(&mut much)));
+    assert!(poll(&mut as_much).is_pending());
+    drop(much);
+    drop(one);
+    now(as_much).expect("there is room");
+    assert_eq!(used(&pool, tag), LIMIT);
+    drop(other);
+    pool.check_conserved().unwrap();
+}
+
 /// A knot is seen though the first at the door is never polled again.
 #[test]
 fn a_forgotten_future_hides_no_knot() {

@@ -133,10 +133,10 @@ impl Account {
         self.holdings.note_granted(stream);
     }
 
-    /// What was granted has become more, for which its bytes were claimed.
-    pub(crate) fn note_more(&self) {
+    /// What was granted for a stream, or for none, has become more, for which its bytes were claimed.
+    pub(crate) fn note_more(&self, stream: StreamId) {
         self.high.raise(self.used_now());
-        self.holdings.note_drawn(StreamId::SET_ASIDE);
+        self.holdings.note_more(stream);
     }
 
     /// It was freed.

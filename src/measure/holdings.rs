@@ -95,7 +95,7 @@ pub(super) struct Holdings {
     freed: ByStream,
     /// Reservations of which anything lives, by the stream that they are taken to be of.
     reserved: ByStream,
-    /// Blocks drawn from them so far.
+    /// How often blocks were drawn from them, or anything became more.
     drawn: ByStream,
     /// The same given back to them so far.
     returned: Count,
@@ -121,6 +121,11 @@ impl Holdings {
     }
 
     pub(super) fn note_drawn(&self, stream: StreamId) {
+        self.drawn.add(stream);
+    }
+
+    /// What was granted became more.
+    pub(super) fn note_more(&self, stream: StreamId) {
         self.drawn.add(stream);
     }
 
@@ -151,7 +156,7 @@ impl Holdings {
         at(&self.reserved).wrapping_add(blocks) != 0
     }
 
-    /// How often anything was granted for a stream, or drawn.
+    /// How often anything was granted for a stream, drawn, or made more.
     pub(super) fn begun_on(&self, stream: StreamId) -> u64 {
         let granted = self.granted.get(stream);
         granted.wrapping_add(self.drawn.get(stream))

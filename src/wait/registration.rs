@@ -44,7 +44,7 @@ impl Registration {
 
     /// What was granted has become more, by what was claimed.
     pub(crate) fn note_more(&self, tag: Tag) {
-        self.service.queue.accounts.of(tag).note_more();
+        self.service.queue.accounts.of(tag).note_more(self.lane.id);
     }
 
     /// It was freed.

@@ -171,7 +171,7 @@ impl Reserved {
         self.service().engine.add_to_hoard(self.hoard, loans);
         self.book.lock().size += bytes;
         if let Some(account) = self.account() {
-            account.note_more();
+            account.note_more(StreamId::SET_ASIDE);
         }
     }
 
