@@ -50,7 +50,7 @@ pub(crate) fn stream_registered(_: StreamId) {}
 #[inline(always)]
 pub(crate) fn stream_gone(_: StreamId) {}
 #[inline(always)]
-pub(crate) fn leaked(_: usize, _: u64, _: &dyn std::fmt::Display) {}
+pub(crate) fn leaked(_: (usize, usize), _: u64, _: &dyn std::fmt::Display) {}
 #[inline(always)]
 pub(crate) fn closed() {}
 #[inline(always)]

@@ -147,9 +147,13 @@ pub(crate) fn stream_gone(stream: StreamId) {
     tell!(DEBUG, stream = %stream, "stream gone");
 }
 
-/// Blocks that somebody owns still, where nobody should.
-pub(crate) fn leaked(blocks: usize, bytes: u64, report: &dyn std::fmt::Display) {
-    tell!(WARN, blocks, bytes, %report, "leaked");
+/// Blocks that somebody owns still, and reservations, where nobody should.
+pub(crate) fn leaked(
+    (blocks, reservations): (usize, usize),
+    bytes: u64,
+    report: &dyn std::fmt::Display,
+) {
+    tell!(WARN, blocks, bytes, %report, reservations, "leaked");
 }
 
 pub(crate) fn closed() {

@@ -294,7 +294,7 @@ impl<'a> Allocation<'a> {
             service.disclaim(tag, waiter.demand.request.bytes);
         }
         service.engine.write_down(|| HistoryEvent::Waited {
-            stream: waiter.lane.id,
+            stream: waiter.lane.id.of_a_stream(),
             requested: waiter.demand.requested(),
             tag: waiter.demand.tag,
             waited: so_long,

@@ -8,6 +8,7 @@ use crate::lane::Lane;
 use crate::ledger::HoardId;
 use crate::measure::{Account, Tag};
 use crate::sync::{Arc, Guards, Mutex, plain};
+use std::panic::Location;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -49,13 +50,26 @@ impl Book {
 
 impl Reserved {
     /// Sets loans aside that are complete, and were claimed by the tag.
-    pub(crate) fn new(presence: plain::Arc<Presence>, loans: Loans, tag: Option<Tag>) -> Self {
+    pub(crate) fn new(
+        presence: plain::Arc<Presence>,
+        loans: Loans,
+        tag: Option<Tag>,
+        place: &'static Location<'static>,
+    ) -> Self {
         let size = loans.iter().map(|lent| lent.bytes).sum();
         let hoard = presence.service.engine.hoard(loans);
-        Self::over(presence, hoard, size, tag)
+        Self::over(presence, hoard, size, tag, place)
     }
 
-    fn over(presence: plain::Arc<Presence>, hoard: HoardId, size: u64, tag: Option<Tag>) -> Self {
+    fn over(
+        presence: plain::Arc<Presence>,
+        hoard: HoardId,
+        size: u64,
+        tag: Option<Tag>,
+        place: &'static Location<'static>,
+    ) -> Self {
+        let engine = &presence.service.engine;
+        engine.write_reserved(hoard, place.into(), tag);
         let book = Book {
             size,
             lent: 0,
@@ -176,15 +190,18 @@ impl Reserved {
     }
 
     /// So many bytes as another reservation, if as many are left.
-    pub(crate) fn split(&self, bytes: u64) -> Option<Self> {
+    pub(crate) fn split(&self, bytes: u64, place: &'static Location<'static>) -> Option<Self> {
         let other = self.service().engine.split_hoard(self.hoard, bytes)?;
         self.book.lock().size -= bytes;
-        Some(Self::over(self.presence.clone(), other, bytes, self.tag))
+        let presence = self.presence.clone();
+        Some(Self::over(presence, other, bytes, self.tag, place))
     }
 
     /// The handle is gone: what is left is anybody's, and so will be what is lent.
     pub(crate) fn end(&self) {
-        self.service().engine.disband(self.hoard);
+        let engine = &self.service().engine;
+        engine.write_disbanded(self.hoard);
+        engine.disband(self.hoard);
         let (unused, left) = {
             let mut book = self.book.lock();
             book.is_over = true;
