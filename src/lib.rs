@@ -147,8 +147,8 @@ pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};
 pub use engine::{
-    BlockInfo, BlockOrigin, BlockState, Fill, HistoryEntry, HistoryEvent, Occupancy, Rung,
-    SegmentInfo, Site, Upstream,
+    BlockInfo, BlockOrigin, BlockState, Fill, HistoryEntry, HistoryEvent, Occupancy,
+    ReservationInfo, ReservationOrigin, Rung, SegmentInfo, Site, Upstream,
 };
 pub use error::{
     AllocError, BuildError, CopyError, DrainError, Shortfall, StreamError, TagShortfall,

@@ -85,9 +85,19 @@ fn what_is_told_of_blocks_is_data() {
     assert_eq!(events[1]["occupancy"]["used"], 1024);
     let last = &events.last().unwrap()["event"];
     assert_eq!(last["out_of_memory"]["shortfall"]["requested"], 8 * MIB);
+    let reservation = pool.reserve(MIB).tag(tag).try_now().unwrap();
+    assert!(pool.reserve(8 * MIB).try_now().is_err());
     let leaks = round_trip(&pool.leaks());
     assert_eq!(leaks["blocks"][0], *used);
-    drop(block);
+    let reserved = &leaks["reservations"][0];
+    assert_eq!(
+        (&reserved["left"], &reserved["origin"]["tag"]),
+        (&json!(MIB), &json!("snapshot as data"))
+    );
+    let history = round_trip(&pool.history());
+    let last = history["entries"].as_array().unwrap().last().unwrap();
+    assert_eq!(last["event"]["out_of_memory"]["stream"], json!(null));
+    drop((block, reservation));
 }
 
 #[test]

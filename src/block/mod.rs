@@ -94,7 +94,8 @@ impl Block {
         }
         if let Some(onlookers) = registration.onlookers.as_deref() {
             // Of a copy, so that where nobody looks on it stays in registers.
-            lent.after = begin(registration, onlookers, &lent.seen(), demand, caller)?;
+            lent.after = begin(registration, onlookers, &lent.seen(), demand, caller)
+                .inspect_err(|_| uncharge(registration, demand.tag, lent.bytes))?;
         }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
         let rounding = demand.rounding_of(lent.bytes);
@@ -113,16 +114,33 @@ impl Block {
     /// As [`new`](Self::new).
     pub(crate) fn reserved(
         registration: &Arc<Registration>,
-        lent: Lent,
+        mut lent: Lent,
         demand: &Demand,
         caller: Caller,
         reserved: &Arc<Reserved>,
     ) -> Result<Self, AllocError> {
-        let bytes = lent.bytes;
-        let block = Self::new(registration, lent, demand, caller);
-        let block = block.inspect_err(|_| reserved.note_freed(bytes))?;
-        block.further.lock().get_or_insert_default().reserved = Some(reserved.clone());
-        Ok(block)
+        // Who looks on is told the tag; what it has is the reservation's business.
+        let demand = Demand {
+            tag: reserved.tag(),
+            ..*demand
+        };
+        if let Some(onlookers) = registration.onlookers.as_deref() {
+            lent.after = begin(registration, onlookers, &lent, &demand, caller)
+                .inspect_err(|_| reserved.note_freed(lent.bytes))?;
+        }
+        trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
+        let extra = Extra {
+            reserved: Some(reserved.clone()),
+            ..Extra::default()
+        };
+        let rounding = demand.rounding_of(lent.bytes);
+        Ok(Self {
+            registration: registration.clone(),
+            lent: Some(lent),
+            rounding,
+            tag: None,
+            further: Mutex::new(Guards::Block, Some(Box::new(extra))),
+        })
     }
 
     pub(crate) fn registration(&self) -> &Arc<Registration> {
@@ -401,11 +419,17 @@ fn begin(
         onlookers.ending(engine, ending);
         // Past the lane: it may be a reservation's.
         engine.free_many(lanes, &block);
-        if let Some(tag) = demand.tag {
-            registration.note_freed(tag, block.bytes);
-        }
     }
     filled
+}
+
+/// A block was freed before anybody had it.
+#[cold]
+#[inline(never)]
+fn uncharge(registration: &Registration, tag: Option<Tag>, bytes: u64) {
+    if let Some(tag) = tag {
+        registration.note_freed(tag, bytes);
+    }
 }
 
 impl Drop for Block {

@@ -54,6 +54,25 @@ impl Engine {
         self.noted(lane.timeline.harvest_up_to(ticket, &*self.device))
     }
 
+    /// Whether a stream has passed a point, as far as the device says now. Who waits is served with what came of it.
+    ///
+    /// # Errors
+    /// What the device says instead of an answer.
+    pub(crate) fn has_passed(&self, lane: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
+        let is_known = || lane.timeline.completed() >= ticket;
+        if !is_known() {
+            if let Some(fault) = self.fault() {
+                return Err(fault);
+            }
+            self.harvest_up_to(lane, ticket)?;
+        }
+        // Whoever harvested it: who is told that memory is free finds it free.
+        if self.catch_up(lane) {
+            self.ring_if_awaited();
+        }
+        Ok(is_known())
+    }
+
     /// Brings the ledger up to what is known of a stream. Between a timeline's news and this, memory is
     /// complete and pending: whoever wants it catches up first.
     pub(crate) fn catch_up(&self, lane: &Lane) -> bool {

@@ -382,8 +382,8 @@ impl Pool {
     }
 
     /// Ends the granting: who waits fails with [`AllocError::Closed`], and so does every later
-    /// allocation. Live blocks stay valid, and are freed as ever: the report names those that live at this
-    /// moment (see [`leaks`](Self::leaks)). The first time, a subscriber of `tracing` is warned of them, if
+    /// allocation. Live blocks stay valid, and are freed as ever: the report names those, and the reservations, that
+    /// live at this moment (see [`leaks`](Self::leaks)). The first time, a subscriber of `tracing` is warned of them, if
     /// there are any.
     pub fn close(&self) -> LeakReport {
         let is_first = Service::close(self.service());

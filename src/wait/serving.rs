@@ -10,7 +10,8 @@ use crate::engine::{Effort, Loans, Patience, Refusal};
 use crate::error::AllocError;
 use crate::sync::{Arc, assert_unlocked};
 
-/// How far behind the head somebody is looked for who may overtake.
+/// How far behind the head somebody is looked for who may overtake: flows take turns in that, as when they are
+/// served.
 const LOOKED_AT: usize = 64;
 
 /// What came of serving one who waits.
