@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use weirpool::Block;
 use weirpool::device::{Device, DeviceStream};
+use weirpool::{Block, Upstream};
 
 /// A device under test, with the work that the suite needs done on it.
 ///
@@ -12,6 +12,9 @@ use weirpool::device::{Device, DeviceStream};
 pub(crate) trait Bench: Clone + Send + Sync + 'static {
     /// A stream of the device, as its user has it.
     type Work: DeviceStream + Clone + Send + Sync + 'static;
+
+    /// Where the memory of the pools under test comes from.
+    const UPSTREAM: Upstream = Upstream::Virtual;
 
     /// Whether the driver gives a stream's handle to the next one, once it is free; `None` where it may do
     /// either.

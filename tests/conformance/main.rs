@@ -95,4 +95,6 @@ backend!(
     sim_plain_slow_calls,
     crate::sim::Sim<crate::sim::PlainSlowCalls>
 );
+backend!(sim_pinned, crate::sim::Sim<crate::sim::Pinned>);
+backend!(sim_managed, crate::sim::Sim<crate::sim::Managed>);
 backend!(sim_real_time, crate::sim::Sim<crate::sim::RealTime>);

@@ -5,12 +5,14 @@ use crate::site::eventually;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
+use weirpool::Upstream;
 use weirpool::device::sim::{Clock, Operation, SimBuilder, SimDevice, SimStream};
 use weirpool::device::{Device, MemoryKind};
 
 /// One way to set the device up.
 pub(crate) trait Setting: Send + Sync + 'static {
     const CLOCK: Clock = Clock::Virtual;
+    const UPSTREAM: Upstream = Upstream::Virtual;
 
     fn set(builder: SimBuilder) -> SimBuilder {
         builder
@@ -40,6 +42,24 @@ impl Setting for PlainSlowCalls {
     fn set(builder: SimBuilder) -> SimBuilder {
         builder.virtual_memory(false).blocking_memory_calls(true)
     }
+}
+
+/// Page-locked memory of the host, with memory calls that are not to be made inside a poll.
+pub(crate) struct Pinned;
+
+impl Setting for Pinned {
+    const UPSTREAM: Upstream = Upstream::Pinned;
+
+    fn set(builder: SimBuilder) -> SimBuilder {
+        builder.blocking_memory_calls(true)
+    }
+}
+
+/// Memory that moves to who uses it.
+pub(crate) struct Managed;
+
+impl Setting for Managed {
+    const UPSTREAM: Upstream = Upstream::Managed;
 }
 
 /// Memory calls that are not to be made inside a poll.
@@ -79,6 +99,7 @@ impl<S: Setting> Bench for Sim<S> {
     type Work = SimStream;
 
     const RECYCLES_HANDLES: Option<bool> = Some(true);
+    const UPSTREAM: Upstream = S::UPSTREAM;
 
     fn new() -> Self {
         let builder = SimDevice::builder().memory(16 << 30).clock(S::CLOCK);

@@ -6,7 +6,7 @@ use crate::probe::Probe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::Device;
-use weirpool::{AllocError, Block, Pool, PoolBuilder, Reuse, Rung, Stream};
+use weirpool::{AllocError, Block, Pool, PoolBuilder, Reuse, Rung, Stream, Upstream};
 
 /// A pool under test.
 pub(crate) struct Site<B: Bench> {
@@ -54,7 +54,7 @@ impl<B: Bench> Site<B> {
         capacity: u64,
         set: impl FnOnce(PoolBuilder) -> PoolBuilder,
     ) -> Self {
-        let builder = builder(device, capacity);
+        let builder = builder::<B>(device, capacity);
         Self {
             bench,
             pool: set(builder).build().expect("valid settings"),
@@ -82,6 +82,12 @@ impl<B: Bench> Site<B> {
         std::array::from_fn(|_| self.worker())
     }
 
+    /// Whether free memory is mapped elsewhere, and given back without waiting.
+    pub(crate) fn is_virtual(&self) -> bool {
+        let has_it = self.bench.device().capabilities().virtual_memory;
+        B::UPSTREAM == Upstream::Virtual && has_it
+    }
+
     /// The end of a test: the bytes were right, the invariants hold, and everything came back.
     pub(crate) fn assert_sound(&self) {
         self.witness.assert_content();
@@ -102,8 +108,9 @@ pub(crate) const ONLY_COMPLETE: Reuse = Reuse {
     internal_dependencies: false,
 };
 
-pub(crate) fn builder(device: Arc<dyn Device>, capacity: u64) -> PoolBuilder {
+pub(crate) fn builder<B: Bench>(device: Arc<dyn Device>, capacity: u64) -> PoolBuilder {
     Pool::builder_shared(device)
+        .upstream(B::UPSTREAM)
         .capacity(capacity)
         .handle_bytes(HANDLE)
 }

@@ -14,7 +14,9 @@
 //! Memory is *virtual* where the device supports that: a large range of addresses is reserved, physical
 //! handles are mapped into it, and free ones are mapped elsewhere rather than more taken. Unmapping waits
 //! for nothing. Elsewhere it is plain device memory, whose `cuMemFree` waits for the whole device; the
-//! pool calls it on a thread of its own.
+//! pool calls it on a thread of its own. So it is with [page-locked](super::MemoryKind::Pinned) memory of the
+//! host, where host and device have one space of addresses, and with
+//! [managed](super::MemoryKind::Managed) memory, where the host may touch it while the device runs.
 //!
 //! The driver is loaded at run time, and nothing of CUDA is needed to build. Every call of the pool's own
 //! is made with the device's context current, which is undone where another was, and in the relaxed
@@ -24,7 +26,9 @@
 //! |---|---|
 //! | `driver` | finding it, calling it, its errors |
 //! | `facts` | what the device is and supports |
-//! | `memory` | address ranges, physical memory, plain memory |
+//! | `memory` | address ranges, physical memory |
+//! | `plain` | plain memory: of the device, page-locked, managed |
+//! | `host`, `host_memory` | what the host does itself in memory that it sees; how much it has |
 //! | `stream`, `argument` | cudarc's streams and kernel arguments |
 //! | `staging`, `stage` | copies between host and device, and the host's memory for them |
 //! | `watcher` | the thread that watches events and rings alarms |
@@ -34,7 +38,10 @@ mod argument;
 mod contract;
 mod driver;
 mod facts;
+mod host;
+mod host_memory;
 mod memory;
+mod plain;
 mod stage;
 mod staging;
 mod stream;
@@ -45,7 +52,7 @@ use crate::sync::plain::{Arc, Mutex};
 use cudarc::driver::{CudaContext, CudaStream};
 use driver::{Visit, failure, let_go};
 use facts::Facts;
-use memory::Misaligned;
+use plain::Segments;
 use staging::Stages;
 use std::collections::HashMap;
 use std::fmt;
@@ -87,7 +94,7 @@ struct Inner {
     /// Streams that the contract made, by their handles.
     streams: Mutex<HashMap<u64, Arc<CudaStream>>>,
     stages: Stages,
-    misaligned: Mutex<Misaligned>,
+    segments: Mutex<Segments>,
 }
 
 /// How a [`CudaDevice`] is opened.
@@ -139,7 +146,7 @@ impl CudaBuilder {
                 watcher: Watcher::new(context.clone()),
                 streams: Mutex::default(),
                 stages: Stages::default(),
-                misaligned: Mutex::default(),
+                segments: Mutex::default(),
                 context,
             }))),
         })
