@@ -1,17 +1,18 @@
 //! A block of device memory, owned.
 
+mod further;
+
 use crate::copy::{Download, Upload};
 use crate::device::{Argument, DeviceError};
 use crate::engine::{Lent, Rung, Use};
 use crate::error::{AllocError, CopyError, StreamError};
 use crate::id::Ticket;
-use crate::lane::Lane;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
 use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Passages, Registration, Reserved};
-use smallvec::SmallVec;
+use further::Further;
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
@@ -37,26 +38,6 @@ pub struct Block {
     tag: Option<Tag>,
     /// Further streams that it was used on.
     further: Mutex<Further>,
-}
-
-/// Most blocks have none, and are small for it.
-type Further = Option<Box<Extra>>;
-
-/// What few blocks have.
-#[derive(Default)]
-struct Extra {
-    streams: SmallVec<[Arc<Registration>; 3]>,
-    /// Whose it is again when it is freed.
-    reserved: Option<Arc<Reserved>>,
-}
-
-impl Extra {
-    #[cold]
-    fn note_freed(&self, bytes: u64) {
-        if let Some(reserved) = &self.reserved {
-            reserved.note_freed(bytes);
-        }
-    }
 }
 
 impl Block {
@@ -150,40 +131,6 @@ impl Block {
     /// The stream that it was allocated on.
     pub fn stream(&self) -> Stream {
         Stream::from_registration(self.registration.clone())
-    }
-
-    /// Says that work of a further stream will use the block: call it before that work is submitted.
-    ///
-    /// The stream is ordered after the grant (by a wait on the device, if need be), and the memory is
-    /// not reused before its work has passed the free. It does not order the stream after what the
-    /// block's own stream writes: for that, [wait](Stream::wait) for an event of it.
-    ///
-    /// # Errors
-    /// [`StreamError::ForeignPool`] when the stream is of another pool, or the device's error; the
-    /// stream must not use the block then.
-    pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
-        if !stream.is_of_pool(&self.registration) {
-            return Err(StreamError::ForeignPool);
-        }
-        let further = stream.registration();
-        if Arc::ptr_eq(&self.registration, further) || self.is_known_on(further) {
-            return Ok(());
-        }
-        let engine = &self.registration.service.engine;
-        engine.order_after_grant(&self.registration.lane, self.lent().after, &further.lane)?;
-        // Only now: who finds it there relies on the order.
-        let mut further_ones = self.further.lock();
-        let all = further_ones.get_or_insert_default();
-        if !all.streams.iter().any(|known| Arc::ptr_eq(known, further)) {
-            all.streams.push(further.clone());
-        }
-        Ok(())
-    }
-
-    fn is_known_on(&self, further: &Arc<Registration>) -> bool {
-        let all = self.further.lock();
-        let mut all = all.iter().flat_map(|all| all.streams.iter());
-        all.any(|known| Arc::ptr_eq(known, further))
     }
 
     /// The block as an argument of work on `stream`, which is noted as [`used_on`](Self::used_on) does:
@@ -340,7 +287,10 @@ impl Block {
             let mut waits_for = &lanes[..];
             let block = lent.as_used(self.rounding);
             let registration = &self.registration;
-            if registration.fill_ending(onlookers, &lanes, block, place) {
+            let left_at = self.left_at();
+            let is_first_after_all =
+                registration.fill_ending(onlookers, &lanes, left_at, block, place);
+            if is_first_after_all && left_at.is_none() {
                 // Its own stream comes after the others by now: it is freed in the order of that alone.
                 waits_for = &lanes[..1];
                 let further = self.further.get_mut();
@@ -359,16 +309,6 @@ impl Block {
         }
     }
 
-    /// The streams that it was used on: its own, and the further ones.
-    fn lanes(&self) -> SmallVec<[Arc<Lane>; 2]> {
-        let further = self.further.lock();
-        let further = further.iter().flat_map(|all| all.streams.iter());
-        let further = further.map(|further| further.lane.clone());
-        std::iter::once(self.registration.lane.clone())
-            .chain(further)
-            .collect()
-    }
-
     /// Takes the block off its tag's account, once it is freed.
     #[inline]
     fn note_freed(&mut self, bytes: u64, address: u64) {
@@ -385,7 +325,7 @@ impl Block {
         let block = self
             .end(Some(place))
             .expect("taken only when the block ends");
-        let lanes = self.lanes();
+        let (lanes, earlier) = (self.lanes(), self.earlier());
         let service = &self.registration.service;
         let is_its_streams_alone = self.further.get_mut().is_none();
         let fences = if is_its_streams_alone {
@@ -393,7 +333,9 @@ impl Block {
             let ticket: Ticket = service.engine.free(lane, &block);
             std::iter::once(lane.fence(ticket)).collect()
         } else {
-            service.engine.free_many(&lanes, &block)
+            service
+                .engine
+                .free_many(&self.registration.lane, &lanes, earlier, &block)
         };
         let passages = Passages::new(service, &lanes, &fences);
         self.note_freed(block.bytes, block.address);
@@ -435,7 +377,7 @@ fn begin(
         };
         onlookers.ending(engine, ending);
         // Past the lane: it may be a reservation's.
-        engine.free_many(lanes, &block);
+        engine.free_many(lane, lanes, None, &block);
         if let Some(tag) = demand.tag {
             registration.note_freed(tag, block.bytes);
         }
@@ -454,7 +396,7 @@ impl Drop for Block {
         if is_its_streams_alone {
             engine.free(&self.registration.lane, &block);
         } else {
-            engine.free_many(&self.lanes(), &block);
+            self.free_further(&block);
         }
         self.note_freed(block.bytes, block.address);
     }

@@ -79,6 +79,7 @@
 //! |---|---|---|
 //! | `tower` | memory for each request of a service | |
 //! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
+//! | `raw` | addresses and handles instead of blocks and streams | |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | what is asked of them |
@@ -130,6 +131,7 @@ mod ledger;
 mod measure;
 mod observe;
 mod pool;
+mod raw;
 mod registry;
 mod shared;
 mod stream;
@@ -164,6 +166,7 @@ pub use pool::{
     Allocate, AllocateMany, Drawing, Layout, Pool, PoolBuilder, Reservation, Reserve, find_pool,
     pool_of, pools,
 };
+pub use raw::{RawError, RawPool};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 #[cfg(feature = "tower")]

@@ -14,6 +14,7 @@ mod geometry;
 mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
+mod known_streams;
 mod layout;
 mod own_stream;
 mod reservation;
@@ -26,6 +27,7 @@ pub use allocate_many::AllocateMany;
 pub use builder::PoolBuilder;
 pub use drawing::Drawing;
 pub use find::{find_pool, pool_of, pools};
+pub(crate) use known_streams::KnownStreams;
 pub use layout::Layout;
 pub use reservation::Reservation;
 pub use reserve::Reserve;

@@ -69,8 +69,13 @@ impl<B: Bench> Site<B> {
     /// One on a stream that is there.
     pub(crate) fn worker_on(&self, work: B::Work) -> Worker<B> {
         let stream = self.pool.register(&work);
+        self.worker_as(work, stream.expect("a stream of the device"))
+    }
+
+    /// One on a stream that is registered.
+    pub(crate) fn worker_as(&self, work: B::Work, stream: Stream) -> Worker<B> {
         Worker {
-            stream: stream.expect("a stream of the device"),
+            stream,
             work,
             bench: self.bench.clone(),
             pool: self.pool.clone(),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use weirpool::Upstream;
 use weirpool::device::Device;
-use weirpool::device::cuda::CudaDevice;
+use weirpool::device::cuda::{CudaDevice, ExternalStream};
 
 /// One way to open the device, and to build pools over it.
 pub(crate) trait Setting: Send + Sync + 'static {
@@ -147,6 +147,7 @@ impl<S: Setting> Cuda<S> {
 
 impl<S: Setting> Bench for Cuda<S> {
     type Work = Arc<CudaStream>;
+    type External = ExternalStream;
 
     // A stream's handle is an address in the driver, and may or may not come again.
     const RECYCLES_HANDLES: Option<bool> = None;
@@ -176,6 +177,12 @@ impl<S: Setting> Bench for Cuda<S> {
 
     fn stream(&self) -> Arc<CudaStream> {
         self.device.create_stream().expect("a stream")
+    }
+
+    fn external(&self, work: &Arc<CudaStream>) -> ExternalStream {
+        // SAFETY: each test has the stream for as long as it uses it, or what it allocated there: that this is
+        // enough is what it tests.
+        unsafe { self.device.external_stream(work.cu_stream()) }.expect("a stream of the driver's")
     }
 
     /// By a kernel of one thread that looks at a number of the host's. A wait of the stream's own for that

@@ -16,6 +16,7 @@
 //! | `captures` | streams that are captured into a graph |
 //! | `copies` | between host and device |
 //! | `streams` | default streams, streams of the pool's, streams that go away |
+//! | `handles` | streams of which nothing but the handle is known |
 //! | `contexts` | threads with another context, or none |
 //! | `ends` | kernels that fault, processes that end |
 //! | `soak` | many tasks for a few seconds |
@@ -45,6 +46,8 @@ mod allocation;
 mod capacity;
 #[path = "../conformance/debugging.rs"]
 mod debugging;
+#[path = "../conformance/external.rs"]
+mod external;
 #[path = "../conformance/failures.rs"]
 mod failures;
 #[path = "../conformance/fills.rs"]
@@ -57,6 +60,8 @@ mod lifetime;
 mod parts;
 #[path = "../conformance/pools.rs"]
 mod pools;
+#[path = "../conformance/raw.rs"]
+mod raw;
 #[path = "../conformance/reuse.rs"]
 mod reuse;
 #[path = "../conformance/services.rs"]
@@ -79,6 +84,7 @@ mod cuda;
 mod ends;
 mod facts;
 mod hand_shakes;
+mod handles;
 mod harness;
 mod ordering;
 mod pressure;
@@ -179,6 +185,11 @@ fn entries() -> Vec<Entry> {
             the_per_thread_default_stream_is_refused,
             streams_of_the_pools_own_take_work,
             a_stream_is_kept_for_as_long_as_its_memory_is_pending;
+        handles:
+            a_stream_of_the_drivers_is_served_and_forgotten,
+            the_legacy_default_stream_waits_on_the_host,
+            the_per_thread_default_stream_is_refused_by_its_handle,
+            a_stream_of_another_context_is_refused;
         upstreams:
             memory_is_of_the_kind_that_was_asked_for,
             what_is_not_there_is_refused_by_name,

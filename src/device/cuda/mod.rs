@@ -30,6 +30,7 @@
 //! | `plain` | plain memory: of the device, page-locked, managed |
 //! | `host`, `host_memory` | what the host does itself in memory that it sees; how much it has |
 //! | `stream`, `argument` | cudarc's streams and kernel arguments |
+//! | `external` | streams of other libraries |
 //! | `staging`, `stage` | copies between host and device, and the host's memory for them |
 //! | `watcher` | the thread that watches events and rings alarms |
 //! | `contract` | the device contract, carried out with the above |
@@ -37,6 +38,7 @@
 mod argument;
 mod contract;
 mod driver;
+mod external;
 mod facts;
 mod host;
 mod host_memory;
@@ -51,6 +53,7 @@ use super::{DeviceError, Pooling, RawStream};
 use crate::sync::plain::{Arc, Mutex};
 use cudarc::driver::{CudaContext, CudaStream};
 use driver::{Visit, failure, let_go};
+pub use external::ExternalStream;
 use facts::Facts;
 use plain::Segments;
 use staging::Stages;
