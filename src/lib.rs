@@ -109,7 +109,7 @@
 //! # More
 //!
 //! The [guide] has the argument for why reuse is safe, [several pools](guide::pools) and their names
-//! elsewhere, how to [test stream code](guide::testing) of your own without a GPU, how to run what there
+//! elsewhere, [streams and hooks of other libraries](guide::external), how to [test stream code](guide::testing) of your own without a GPU, how to run what there
 //! is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), how to [find out what went
 //! wrong](guide::debugging), how to [wait in a service](guide::services), and the figures with their
 //! commands.

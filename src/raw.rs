@@ -1,7 +1,7 @@
 //! Addresses and handles instead of blocks and streams: a pool for callers in other languages.
 
 use crate::block::Block;
-use crate::device::DeviceStream;
+use crate::device::{DeviceError, DeviceStream};
 use crate::engine::{BlockInfo, BlockState};
 use crate::error::{AllocError, StreamError};
 use crate::pool::{KnownStreams, Pool};
@@ -203,6 +203,13 @@ pub enum RawError {
     /// The stream cannot be used with the pool.
     #[error(transparent)]
     Stream(#[from] StreamError),
+}
+
+/// Of a stream that could not be had at all.
+impl From<DeviceError> for RawError {
+    fn from(error: DeviceError) -> Self {
+        Self::Stream(error.into())
+    }
 }
 
 /// What is at the address.

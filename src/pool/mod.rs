@@ -112,7 +112,9 @@ impl Pool {
     /// Makes one of the device's streams known to the pool, so that memory can be allocated and freed
     /// in its order. The pool keeps the stream usable for as long as it may record an event on it.
     ///
-    /// A stream registered twice has two lanes and two orders, each of them safe.
+    /// A stream registered twice has two lanes and two orders, each of them safe. One that nobody can keep (it
+    /// has an [`external_id`](DeviceStream::external_id)) is used only inside calls that are made with it, and
+    /// every free on it records its event at once: see the [guide](crate::guide::external).
     ///
     /// # Errors
     /// [`StreamError::ForeignDevice`] when the stream is of another device; the device's error when it

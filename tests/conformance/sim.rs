@@ -1,15 +1,14 @@
 //! The simulated device on the bench, in the settings that matter to a pool.
 
 use crate::bench::{Bench, Gate, Span};
+use crate::common::External;
 use crate::site::eventually;
-use std::any::Any;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 use weirpool::Upstream;
 use weirpool::device::sim::{Clock, Operation, SimBuilder, SimDevice, SimStream};
-use weirpool::device::{Device, DeviceId, DeviceStream, MemoryKind, RawStream};
+use weirpool::device::{Device, MemoryKind};
 
 /// One way to set the device up.
 pub(crate) trait Setting: Send + Sync + 'static {
@@ -94,60 +93,12 @@ impl<S> Clone for Sim<S> {
     }
 }
 
-/// A stream that is destroyed while the pool has it. Numbered, since its name is given to the next.
-#[derive(Clone, Copy)]
-pub(crate) struct Lent {
-    device: DeviceId,
-    raw: RawStream,
-    id: u64,
-}
-
-impl Lent {
-    fn of(work: &SimStream) -> Self {
-        static LIVING: Mutex<Vec<(Weak<dyn Any + Send + Sync>, u64)>> = Mutex::new(Vec::new());
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let owner = work.keep_alive();
-        let mut living = LIVING.lock().unwrap();
-        living.retain(|(owner, _)| owner.strong_count() > 0);
-        let is_it = |known: &Weak<_>| known.upgrade().is_some_and(|it| Arc::ptr_eq(&it, &owner));
-        let known = living.iter().find(|(known, _)| is_it(known));
-        let id = known.map(|(_, id)| *id).unwrap_or_else(|| {
-            let id = NEXT.fetch_add(1, Ordering::Relaxed);
-            living.push((Arc::downgrade(&owner), id));
-            id
-        });
-        Self {
-            device: work.device_id(),
-            raw: work.raw(),
-            id,
-        }
-    }
-}
-
-impl DeviceStream for Lent {
-    fn device_id(&self) -> DeviceId {
-        self.device
-    }
-
-    fn raw(&self) -> RawStream {
-        self.raw
-    }
-
-    fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
-        Arc::new(())
-    }
-
-    fn external_id(&self) -> Option<u64> {
-        Some(self.id)
-    }
-}
-
 const AT_ONCE: Duration = Duration::ZERO;
 const A_WHILE: Duration = Duration::from_micros(20);
 
 impl<S: Setting> Bench for Sim<S> {
     type Work = SimStream;
-    type External = Lent;
+    type External = External;
 
     const RECYCLES_HANDLES: Option<bool> = Some(true);
     const UPSTREAM: Upstream = S::UPSTREAM;
@@ -172,8 +123,8 @@ impl<S: Setting> Bench for Sim<S> {
         self.device.create_stream()
     }
 
-    fn external(&self, work: &SimStream) -> Lent {
-        Lent::of(work)
+    fn external(&self, work: &SimStream) -> External {
+        External::of(work)
     }
 
     fn hold(&self, work: &SimStream) -> Gate {
