@@ -5,6 +5,7 @@
 //! --no-default-features --test loom`
 #![cfg(weirpool_loom)]
 
+mod external;
 mod figures;
 mod grants;
 mod limits;

@@ -310,8 +310,9 @@ pub enum BuildError {
         /// Another.
         other: &'static str,
     },
-    /// The device lacks what the pool was to be built on, and nothing can stand for it.
-    #[error("{feature} is not supported by {device}")]
+    /// The device lacks what the pool was to be built on, and nothing can stand for it. Build it over
+    /// another [upstream](crate::PoolBuilder::upstream).
+    #[error("{feature} is not supported by {device}: build the pool over another upstream")]
     Unsupported {
         /// What is lacking.
         feature: &'static str,

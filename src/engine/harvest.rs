@@ -129,18 +129,28 @@ impl Engine {
         }
     }
 
-    /// Records an event on every stream that freed something no event covers.
+    /// Records an event on every stream that freed something no event covers. External ones were sealed when
+    /// they freed.
     ///
     /// # Errors
     /// When the device cannot; what was freed stays pending.
     pub(crate) fn seal_lanes(&self) -> Result<(), DeviceError> {
         for lane in self.lanes().iter() {
-            match self.seal(lane) {
+            match self.seal_for_others(lane) {
                 Err(error) if error.is_sticky() => return Err(error),
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    /// # Errors
+    /// As [`seal`](Self::seal).
+    pub(super) fn seal_for_others(&self, lane: &Lane) -> Result<(), DeviceError> {
+        if lane.is_external {
+            return Ok(());
+        }
+        self.seal(lane)
     }
 
     /// # Errors
@@ -160,6 +170,17 @@ impl Engine {
     pub(crate) fn mark(&self, lane: &Lane) -> Result<Arc<Marker>, DeviceError> {
         self.thin_out(lane);
         self.noted(lane.mark(&*self.device, &self.events))
+    }
+
+    /// The stream's present point, behind all that it was given so far. An external stream's is sealed at once:
+    /// whoever asks after it later may not do it.
+    pub(super) fn present_point(&self, lane: &Lane) -> Ticket {
+        let point = lane.open_ticket();
+        if lane.is_external {
+            // A failure is noted; nobody comes after the point then.
+            let _ = self.mark(lane);
+        }
+        point
     }
 
     /// A marker that proves a ticket, sealed now if it was not; `None` if the ticket is complete.
@@ -228,7 +249,7 @@ impl Engine {
         self.drain_lanes();
         let mut settled = Ok(());
         for lane in self.lanes().iter() {
-            let sealed = self.seal(lane);
+            let sealed = self.seal_for_others(lane);
             let harvested = self.noted(lane.timeline.harvest(&*self.device));
             self.catch_up(lane);
             settled = settled.and(sealed).and(harvested.map(drop));

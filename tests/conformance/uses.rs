@@ -233,7 +233,7 @@ fn seen_by_both<B: Bench>() -> impl Iterator<Item = Site<B>> {
         let bench = B::new();
         let kinds = bench.device().capabilities().memory_kinds;
         kinds.contains(upstream.kind()).then(|| {
-            let builder = builder(bench.device(), 8 * MIB).upstream(upstream);
+            let builder = builder::<B>(bench.device(), 8 * MIB).upstream(upstream);
             Site {
                 pool: builder.build().expect("memory"),
                 witness: Default::default(),
