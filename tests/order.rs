@@ -362,6 +362,8 @@ fn a_knot_fails_its_head_if_that_is_asked_for() {
         panic!("nothing moves");
     };
     assert_eq!((shortfall.used, shortfall.waiting), (ALL, 2));
+    let waits = pool.statistics().waits;
+    assert_eq!((waits.knotted, waits.abandoned), (1, 1));
     assert!(poll_with(&mut second, &waker).is_pending());
     drop(one);
     drop(now(second).unwrap());

@@ -37,6 +37,9 @@ fn figures_are_data() {
     assert_eq!(figures["reserved"]["high"], 8 * MIB);
     assert_eq!(figures["hits"]["grown"], 1);
     assert_eq!(figures["waits"]["longest"]["nanos"], 20_000);
+    for turned_away in ["refused", "shed", "knotted"] {
+        assert_eq!(figures["waits"][turned_away], 0);
+    }
     let of_tag = round_trip(&pool.statistics_of_tag(tag));
     assert_eq!(
         (&of_tag["tag"], &of_tag["frees"]),

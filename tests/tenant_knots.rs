@@ -78,6 +78,8 @@ fn two_who_wait_for_each_other_at_the_limit() {
     assert_eq!(error, expected);
     assert!(error.to_string().contains("tenant knots: two"), "{error}");
     assert!(poll_with(&mut second, &waker).is_pending());
+    let waits = pool.statistics_of_tag(tag).waits;
+    assert_eq!((waits.knotted, waits.abandoned, waits.waiting), (1, 1, 1));
     drop(one);
     drop(now(second).expect("there is room"));
     drop(two);

@@ -92,11 +92,12 @@ impl Waiter {
         }
     }
 
-    /// Fails the waiter, if it still waits. Returns whom to wake.
-    pub(super) fn fail(&self, error: AllocError) -> Option<Waker> {
+    /// Fails the waiter, if it still waits, and notes that before anybody hears of it. Returns whom to wake.
+    pub(super) fn fail(&self, error: AllocError, note: impl FnOnce()) -> Option<Waker> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Waiting(waker) => {
+                note();
                 *state = State::Failed(error);
                 Some(waker)
             }
@@ -241,6 +242,7 @@ impl Queue {
     ) -> Result<Arc<Waiter>, AllocError> {
         let mut standing = self.standing.lock();
         if let Err(refusal) = standing.check(&newcomer, rules) {
+            self.note_refusal(&newcomer, &refusal);
             drop(standing);
             // With the lock let go: what was claimed may let in others.
             drop(newcomer);
@@ -350,10 +352,27 @@ impl Queue {
         self.standing.lock().expected_wait(bytes, due, now)
     }
 
+    fn note_refusal(&self, newcomer: &Newcomer<'_>, refusal: &AllocError) {
+        let all = self.waits_of(newcomer.lane, &newcomer.demand);
+        match refusal {
+            AllocError::Shed { .. } => all.for_each(Waits::note_shed),
+            _ => all.for_each(Waits::note_refused),
+        }
+    }
+
+    /// A waiter is about to fail by a knot.
+    pub(super) fn note_knotted(&self, waiter: &Waiter) {
+        self.counted_for(waiter).for_each(Waits::note_knotted);
+    }
+
     /// Whose waits a waiter's is.
     fn counted_for<'a>(&'a self, waiter: &'a Waiter) -> impl Iterator<Item = &'a Waits> {
-        let of_tag = waiter.demand.tag.map(|tag| &self.accounts.of(tag).waits);
-        [&self.waits, &waiter.lane.waits].into_iter().chain(of_tag)
+        self.waits_of(&waiter.lane, &waiter.demand)
+    }
+
+    fn waits_of<'a>(&'a self, lane: &'a Lane, demand: &Demand) -> impl Iterator<Item = &'a Waits> {
+        let of_tag = demand.tag.map(|tag| &self.accounts.of(tag).waits);
+        [&self.waits, &lane.waits].into_iter().chain(of_tag)
     }
 
     /// Who is served next.

@@ -136,7 +136,15 @@ impl Service {
     }
 
     pub(super) fn fail(&self, waiter: &Waiter, error: AllocError) {
-        let waker = waiter.fail(error);
+        let is_knot = matches!(
+            error,
+            AllocError::Knotted(_) | AllocError::KnottedAtLimit { .. }
+        );
+        let waker = waiter.fail(error, || {
+            if is_knot {
+                self.queue.note_knotted(waiter);
+            }
+        });
         drop(self.queue.leave(waiter, None, &self.engine.gate));
         if let Some(waker) = waker {
             assert_unlocked("wake");
