@@ -295,6 +295,9 @@ pub(crate) fn a_wait_for_the_host_may_be_given_up<B: Bench>() {
 
 /// Memory that the host does not see is copied, and not seen.
 pub(crate) fn the_host_is_refused_what_it_does_not_see<B: Bench>() {
+    if !matches!(B::UPSTREAM, Upstream::Virtual | Upstream::Device) {
+        return;
+    }
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
     let mut block = worker.take(MIB);
