@@ -5,6 +5,7 @@
 //! --no-default-features --test loom`
 #![cfg(weirpool_loom)]
 
+mod external;
 mod figures;
 mod grants;
 mod limits;
@@ -14,8 +15,9 @@ mod sides;
 mod waits;
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Clock, Operation, SimDevice, SimStream};
 use weirpool::{Allocate, Block, Pool, Reuse, Stream};
@@ -70,6 +72,35 @@ fn run(work: &SimStream, us: u64) {
 
 fn poll(allocate: &mut Allocate<'_>) -> Poll<Result<Block, weirpool::AllocError>> {
     Pin::new(allocate).poll_once()
+}
+
+fn poll_with(
+    allocate: &mut Allocate<'_>,
+    waker: &Waker,
+) -> Poll<Result<Block, weirpool::AllocError>> {
+    Pin::new(allocate).poll(&mut Context::from_waker(waker))
+}
+
+/// A waker that counts.
+#[derive(Default)]
+struct Count(AtomicU64);
+
+impl Count {
+    fn new() -> (Arc<Self>, Waker) {
+        let count = Arc::new(Self::default());
+        (count.clone(), Waker::from(count))
+    }
+
+    /// How often it was woken since the last time.
+    fn take(&self) -> u64 {
+        self.0.swap(0, Ordering::SeqCst)
+    }
+}
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 trait PollOnce {

@@ -171,6 +171,24 @@ pub enum AllocError {
     /// [limit](crate::PoolBuilder::fail_knots_after) for that.
     #[error("nobody who waits can be served, and nothing is on its way back: {0}")]
     Knotted(Shortfall),
+    /// The same among those who wait for the limit of a tag: it has as much as it may, and its requests hold that
+    /// themselves while they wait for more. Free what is held and try again, [reserve](crate::Pool::reserve) all that
+    /// a request needs up front, or raise the limit with [`Pool::set_tag_limit`](crate::Pool::set_tag_limit). Only
+    /// where the pool has a [limit](crate::PoolBuilder::fail_knots_after) for knots.
+    #[error(
+        "{requested} bytes requested for {tag}, which has {used} of the {limit} bytes that it may have, and \
+         nothing of that is on its way back: its requests wait for each other"
+    )]
+    KnottedAtLimit {
+        /// For whom.
+        tag: Tag,
+        /// What was asked for, rounded to the pool's step, in bytes.
+        requested: u64,
+        /// What it has, in bytes.
+        used: u64,
+        /// What it may have, in bytes.
+        limit: u64,
+    },
     /// A reservation has not as much left, or not in one piece. Ask for less, free something of it, or
     /// [grow](crate::Reservation::grow) it.
     #[error(
@@ -292,8 +310,9 @@ pub enum BuildError {
         /// Another.
         other: &'static str,
     },
-    /// The device lacks what the pool was to be built on, and nothing can stand for it.
-    #[error("{feature} is not supported by {device}")]
+    /// The device lacks what the pool was to be built on, and nothing can stand for it. Build it over
+    /// another [upstream](crate::PoolBuilder::upstream).
+    #[error("{feature} is not supported by {device}: build the pool over another upstream")]
     Unsupported {
         /// What is lacking.
         feature: &'static str,

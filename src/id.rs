@@ -7,9 +7,22 @@ use std::fmt;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct StreamId(pub(crate) u32);
 
+impl StreamId {
+    /// No stream's: of memory that is set aside.
+    pub(crate) const SET_ASIDE: Self = Self(u32::MAX);
+
+    /// The stream, if it is one.
+    pub(crate) fn of_a_stream(self) -> Option<Self> {
+        (self != Self::SET_ASIDE).then_some(self)
+    }
+}
+
 impl fmt::Debug for StreamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "S{}", self.0)
+        match self.of_a_stream() {
+            Some(Self(number)) => write!(f, "S{number}"),
+            None => f.write_str("no stream"),
+        }
     }
 }
 

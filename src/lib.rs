@@ -80,6 +80,7 @@
 //! | `tower` | memory for each request of a service | |
 //! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
 //! | `interop` | blocks as cudarc's slices | what they are given to |
+//! | `raw` | addresses and handles instead of blocks and streams | |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | what is asked of them |
@@ -109,7 +110,7 @@
 //! # More
 //!
 //! The [guide] has the argument for why reuse is safe, [several pools](guide::pools) and their names
-//! elsewhere, how to [test stream code](guide::testing) of your own without a GPU, how to run what there
+//! elsewhere, [streams and hooks of other libraries](guide::external), how to [test stream code](guide::testing) of your own without a GPU, how to run what there
 //! is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), how to [find out what went
 //! wrong](guide::debugging), how to [wait in a service](guide::services), [what was tried](guide::choices) and why the
 //! design is what it is, and the figures with their commands.
@@ -133,6 +134,7 @@ mod ledger;
 mod measure;
 mod observe;
 mod pool;
+mod raw;
 mod registry;
 mod shared;
 mod stream;
@@ -147,8 +149,8 @@ pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};
 pub use engine::{
-    BlockInfo, BlockOrigin, BlockState, Fill, HistoryEntry, HistoryEvent, Occupancy, Rung,
-    SegmentInfo, Site, Upstream,
+    BlockInfo, BlockOrigin, BlockState, Fill, HistoryEntry, HistoryEvent, Occupancy,
+    ReservationInfo, ReservationOrigin, Rung, SegmentInfo, Site, Upstream,
 };
 pub use error::{
     AllocError, BuildError, CopyError, DrainError, Shortfall, StreamError, TagShortfall,
@@ -167,6 +169,7 @@ pub use pool::{
     Allocate, AllocateMany, AllocateWithRoom, Drawing, Layout, Pool, PoolBuilder, Reservation,
     Reserve, find_pool, pool_of, pools,
 };
+pub use raw::{RawError, RawPool};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 #[cfg(feature = "tower")]

@@ -50,6 +50,11 @@ impl Stream {
         self.registration.lane.is_abandoned()
     }
 
+    /// Whether nothing of it is in use: no block or request, nor another handle.
+    pub(crate) fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.registration) == 1
+    }
+
     pub(crate) fn is_of_pool(&self, other: &Registration) -> bool {
         plain::Arc::ptr_eq(&self.registration.presence, &other.presence)
     }

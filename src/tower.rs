@@ -7,6 +7,7 @@ use crate::wait::Terms;
 use pin_project_lite::pin_project;
 use std::fmt;
 use std::future::Future;
+use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -116,14 +117,18 @@ pub enum ReserveError<E> {
 pub struct ReserveLayer<N> {
     pool: Pool,
     need: N,
+    place: &'static Location<'static>,
 }
 
 impl<N> ReserveLayer<N> {
-    /// `need` says what a request needs: a number of bytes, or a [`Need`].
+    /// `need` says what a request needs: a number of bytes, or a [`Need`]. What is told of its reservations names
+    /// the place of this call.
+    #[track_caller]
     pub fn new(pool: &Pool, need: N) -> Self {
         Self {
             pool: pool.clone(),
             need,
+            place: Location::caller(),
         }
     }
 }
@@ -144,6 +149,7 @@ impl<S, N: Clone> Layer<S> for ReserveLayer<N> {
             inner,
             pool: self.pool.clone(),
             need: self.need.clone(),
+            place: self.place,
         }
     }
 }
@@ -154,6 +160,7 @@ pub struct ReserveService<S, N> {
     inner: S,
     pool: Pool,
     need: N,
+    place: &'static Location<'static>,
 }
 
 impl<S: fmt::Debug, N> fmt::Debug for ReserveService<S, N> {
@@ -188,15 +195,20 @@ where
         let ready = std::mem::replace(&mut self.inner, next);
         ReserveFuture {
             stage: Stage::Reserving {
-                reserve: Box::pin(reserve(self.pool.clone(), need)),
+                reserve: Box::pin(reserve(self.pool.clone(), need, self.place)),
                 call: Some((ready, request)),
             },
         }
     }
 }
 
-async fn reserve(pool: Pool, need: Need) -> Result<Reservation, AllocError> {
-    pool.reserve(need.bytes).with(need.tag, need.terms).await
+async fn reserve(
+    pool: Pool,
+    need: Need,
+    place: &'static Location<'static>,
+) -> Result<Reservation, AllocError> {
+    let reserve = pool.reserve(need.bytes);
+    reserve.with(need.tag, need.terms, place).await
 }
 
 type Reserving = Pin<Box<dyn Future<Output = Result<Reservation, AllocError>> + Send>>;

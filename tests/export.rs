@@ -255,6 +255,56 @@ fn perfetto_reads_a_history() {
     assert_eq!(last["args"]["reserved"], pool.statistics().reserved.current);
 }
 
+/// A reservation is for no stream: that it waited, or failed, is on the pool's track; what is drawn from it is on
+/// its stream's.
+#[test]
+fn a_reservation_waits_on_the_pools_track() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB).history(1000).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let all = pool.try_allocate(&stream, 16 * MIB).unwrap();
+    assert!(pool.reserve(MIB).try_now().is_err());
+    let mut reserving = pool.reserve(8 * MIB).tag(Tag::new("export: reserved"));
+    assert!(poll(&mut reserving).is_pending());
+    device.advance(us(5));
+    drop(all);
+    let reservation = now(reserving).unwrap();
+    let drawn = reservation.allocate(&stream, MIB).unwrap();
+    let file = written(|file| pool.history().write_chrome_trace(file));
+    let text = String::from_utf8_lossy(&file);
+    assert!(!text.contains("4294967295"), "{text}");
+    let file: Value = serde_json::from_slice(&file).unwrap();
+    let events = file["traceEvents"].as_array().unwrap();
+    events.iter().for_each(check_phase);
+    let process_of = |name: &str| {
+        let mut events = events.iter();
+        let named = |event: &&Value| event["name"].as_str().unwrap().starts_with(name);
+        let found = events.find(named);
+        found.unwrap_or_else(|| panic!("no {name}: {text}"))["pid"].clone()
+    };
+    for of_pool in [
+        "out of memory to reserve",
+        "waiting for 8388608 bytes to reserve",
+    ] {
+        assert_eq!(process_of(of_pool), 0);
+    }
+    assert_eq!(process_of("1048576 bytes for export: reserved"), 1);
+    let found = python("a_reservation_waits_on_the_pools_track", &pool.snapshot());
+    if let Some(found) = found {
+        assert_eq!(found["actions"]["oom"], 1);
+        // The block that was drawn, and what is left of the reservation.
+        assert_eq!(found["states"]["active_allocated"], 2);
+        let nothing = serde_json::json!({ "segments": 0, "blocks": 0 });
+        assert_eq!(found["left"], nothing);
+        let places = found["places"].to_string();
+        assert!(
+            !places.contains(":reserve\"") && places.contains(":export: reserved"),
+            "{places}"
+        );
+    }
+    drop((drawn, reservation));
+}
+
 #[test]
 fn a_trace_has_the_allocations_and_frees_that_are_known() {
     let device = manual();

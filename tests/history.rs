@@ -303,7 +303,7 @@ fn a_history_tells_why_it_took_so_long() {
         let found = told.iter().position(is_it);
         found.unwrap_or_else(|| panic!("not told: {told:#?}"))
     };
-    let of_second = |stream: StreamId| stream == second.id();
+    let of_second = |stream: Option<StreamId>| stream == Some(second.id());
     let order = [
         position(&|event| {
             matches!(event, HistoryEvent::OutOfMemory { stream, shortfall }
@@ -319,7 +319,7 @@ fn a_history_tells_why_it_took_so_long() {
         }),
         position(&|event| {
             matches!(event, HistoryEvent::DeviceWait { stream, donor }
-            if of_second(*stream) && *donor == first.id())
+            if of_second(Some(*stream)) && *donor == first.id())
         }),
         position(&|event| {
             matches!(event, HistoryEvent::Waited { requested, waited, served: true, .. }
@@ -335,6 +335,64 @@ fn a_history_tells_why_it_took_so_long() {
         ),
     ];
     assert!(order.is_sorted(), "{order:?} of {told:#?}");
+}
+
+/// A reservation is for no stream, and what is allocated of it is its tag's.
+#[test]
+fn a_history_knows_reservations() {
+    let device = manual();
+    let pool = recorded(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("history: reserved");
+    let full = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    assert!(pool.reserve(MIB).try_now().is_err());
+    let mut reserving = pool.reserve(4 * MIB).tag(tag);
+    assert!(poll(&mut reserving).is_pending());
+    device.advance(us(7));
+    drop(full);
+    let reservation = now(reserving).unwrap();
+    let direct = reservation.allocate(&stream, MIB).unwrap();
+    let in_scope = now(Box::pin(reservation.scope(pool.allocate(&stream, MIB)))).unwrap();
+
+    let history = pool.history();
+    let told = |is_it: fn(&HistoryEvent) -> bool| {
+        let mut entries = history.entries.iter();
+        let found = entries.find(|entry| is_it(&entry.event));
+        found.unwrap_or_else(|| panic!("{history}")).to_string()
+    };
+    let out = told(|event| matches!(event, HistoryEvent::OutOfMemory { stream: None, .. }));
+    assert!(out.contains("out of memory to reserve: 1048576 "), "{out}");
+    let waited = told(|event| matches!(event, HistoryEvent::Waited { stream: None, .. }));
+    let expected = "waited 7µs for 4194304 bytes to reserve, served";
+    assert!(waited.ends_with(expected), "{waited}");
+    let drawn = history
+        .entries
+        .iter()
+        .filter_map(|entry| match &entry.event {
+            HistoryEvent::Allocated { origin, size, .. } if *size == MIB => Some(origin.tag),
+            _ => None,
+        });
+    assert_eq!(drawn.collect::<Vec<_>>(), [Some(tag); 2]);
+    let text = history.to_string();
+    assert!(
+        text.contains(" on S1") && !text.contains("S4294967295"),
+        "{text}"
+    );
+    let snapshot = pool.snapshot();
+    let left = snapshot.blocks_in(BlockState::Reserved).next().unwrap();
+    assert_eq!(left.reservation.as_ref().unwrap().tag, Some(tag));
+    assert_eq!(pool.block_at(left.address).as_ref(), Some(left));
+    let text = snapshot.to_string();
+    assert!(
+        text.contains("2.0 MiB reserved 0.000 ms history: reserved tests/history.rs:"),
+        "{text}"
+    );
+    let of_block = pool.block_at(direct.address()).unwrap().origin;
+    assert_eq!(of_block.unwrap().tag, Some(tag));
+    // The tag has what was reserved for it, once.
+    assert_eq!(pool.statistics_of_tag(tag).used.current, 4 * MIB);
+    drop((direct, in_scope, reservation));
+    assert_eq!(pool.statistics_of_tag(tag).used.current, 0);
 }
 
 #[test]
@@ -437,6 +495,70 @@ fn leaks_are_grouped_by_place_the_largest_first() {
     }
     assert_eq!(lines.len(), 3);
     drop((large, small));
+}
+
+/// Reservations live as blocks do: with what is left of them, where they were made, and for whom.
+#[test]
+fn leaks_know_reservations() {
+    let device = manual();
+    let pool = recorded(&device, 32 * MIB);
+    let (_, first) = stream(&device, &pool);
+    let tag = Tag::new("leaked: reserved");
+    let (reserve, at) = (pool.reserve(16 * MIB).tag(tag), here());
+    let mut reservation = reserve.try_now().unwrap();
+    device.advance(us(1000));
+    let (part, part_at) = (reservation.split(4 * MIB), here());
+    let part = part.unwrap();
+    let block = reservation.allocate(&first, MIB).unwrap();
+    let leaks = pool.leaks();
+    assert_eq!((leaks.blocks.len(), leaks.reservations.len()), (1, 2));
+    assert_eq!(leaks.bytes(), 16 * MIB);
+    let left = leaks
+        .reservations
+        .iter()
+        .map(|reservation| reservation.left);
+    assert_eq!(left.collect::<Vec<_>>(), [11 * MIB, 4 * MIB]);
+    let origin = leaks.reservations[1].origin.as_ref().unwrap();
+    assert_eq!((origin.tag, origin.time), (Some(tag), us(1000)));
+    assert_eq!(
+        (&origin.site.file, origin.site.line),
+        (&part_at.file, part_at.line)
+    );
+    let text = leaks.to_string();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(
+        lines[0],
+        "1 block of 1.0 MiB in use, 2 reservations with 15.0 MiB left"
+    );
+    let begin = format!(
+        "  1 reservation with 11.0 MiB left, the oldest for 1.000 ms, for leaked: reserved, from {}:{}:",
+        at.file, at.line
+    );
+    assert!(
+        lines[2].starts_with(&begin),
+        "{} instead of {begin}",
+        lines[2]
+    );
+    assert_eq!(lines.len(), 4);
+    drop((part, block));
+    // Forgotten, and with nothing left.
+    let rest = reservation.allocate(&first, 12 * MIB).unwrap();
+    std::mem::forget(reservation);
+    let leaks = pool.leaks();
+    assert_eq!((leaks.reservations.len(), leaks.bytes()), (1, 12 * MIB));
+    drop(rest);
+    assert_eq!(pool.close().reservations[0].left, 12 * MIB);
+    // Without a history their places are not known.
+    let silent = common::pool(&device, 8 * MIB);
+    let reservation = silent.reserve(MIB).try_now().unwrap();
+    let leaks = silent.leaks();
+    assert_eq!(
+        leaks.to_string(),
+        "1 reservation with 1.0 MiB left; PoolBuilder::history has their places known"
+    );
+    assert!(leaks.reservations[0].origin.is_none() && !leaks.is_empty());
+    drop(reservation);
+    assert!(silent.leaks().is_empty());
 }
 
 #[test]

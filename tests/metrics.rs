@@ -145,6 +145,9 @@ fn figures_are_published_when_asked_for() {
         ("events_created", figures.events_created),
         ("waits_served", 0),
         ("waits_abandoned", 0),
+        ("waits_knotted", 0),
+        ("waits_refused", 0),
+        ("waits_shed", 0),
     ];
     for (name, value) in gauges {
         assert_eq!(book.of(name, "pool=serving"), [value as f64], "{name}");
@@ -161,6 +164,40 @@ fn figures_are_published_when_asked_for() {
     let units = book.units.lock().unwrap();
     assert_eq!(units["weirpool_used_bytes"], Some(Unit::Bytes));
     assert_eq!(units["weirpool_wait_seconds"], Some(Unit::Seconds));
+}
+
+/// Who was turned away, and who a knot failed, of all and by tag.
+#[test]
+fn who_was_not_served_is_published() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB)
+        .queue_limit(1)
+        .fail_knots_after(us(1))
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("published: turned away");
+    let _held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let mut waiting = pool.allocate(&stream, MIB).tag(tag);
+    assert!(poll(&mut waiting).is_pending());
+    for _ in 0..2 {
+        assert!(now(pool.allocate(&stream, MIB).tag(tag)).is_err());
+    }
+    assert!(now(pool.allocate(&stream, MIB)).is_err());
+    device.advance(us(10_000));
+    assert!(poll(&mut waiting).is_ready());
+    let book = Book::default();
+    with_local_recorder(&book, || pool.metrics("serving").publish());
+    for (name, value, of_tag) in [
+        ("waits_refused", 3.0, 2.0),
+        ("waits_knotted", 1.0, 1.0),
+        ("waits_abandoned", 1.0, 1.0),
+        ("waits_shed", 0.0, 0.0),
+    ] {
+        assert_eq!(book.of(name, "pool=serving"), [value], "{name}");
+        let labels = "pool=serving,tag=published: turned away";
+        assert_eq!(book.of(&format!("tag_{name}"), labels), [of_tag], "{name}");
+    }
 }
 
 /// Each publication records what came since the last; nothing is recorded twice.

@@ -190,6 +190,53 @@ fn overtaking_is_bounded() {
     }
 }
 
+/// However many of one tag wait, who may pass is found among those of another: tags take turns in that, too. Each
+/// that is passed counts, whosever it is.
+#[test]
+fn who_may_pass_is_found_behind_a_flood_of_another_tag() {
+    const FLOOD: usize = 200;
+    let device = manual();
+    let [flood, other] = ["order: a flood", "order: another"].map(Tag::new);
+    let bound = Overtaking {
+        times: 3,
+        bytes: u64::MAX,
+    };
+    let pool = base(&device)
+        .overtaking(bound)
+        .lane_bytes(0)
+        .knot_grace(MS * 1000)
+        .tag_weight(flood, 1)
+        .tag_weight(other, 1)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let flood_of = || pool.allocate(&stream, ALL).tag(flood);
+    let mut waiting: Vec<_> = (0..FLOOD).map(|_| flood_of()).collect();
+    assert!(waiting.iter_mut().all(|waiter| poll(waiter).is_pending()));
+    let mut little: Vec<_> = (0..5)
+        .map(|_| pool.allocate(&stream, MIB / 2).tag(other))
+        .collect();
+    let mut passed = Vec::new();
+    little.retain_mut(|waiter| match poll(waiter) {
+        Poll::Ready(block) => {
+            passed.push(block.unwrap());
+            false
+        }
+        Poll::Pending => true,
+    });
+    assert_eq!((passed.len(), little.len()), (3, 2));
+    // The head may be passed no more: it comes next, and then who was behind it in turn.
+    drop((passed, held));
+    let mut waiting = waiting.into_iter();
+    drop(now(waiting.next().unwrap()).expect("the head"));
+    for waiter in little {
+        drop(now(waiter).expect("its tag's turn: the other's has had more"));
+    }
+    assert!(waiting.all(|waiter| now(waiter).is_ok()));
+    pool.check_conserved().unwrap();
+}
+
 /// I12: a holder that asks for a little while the head asks for much is granted, not knotted, once nothing
 /// moves any more.
 #[test]
@@ -315,6 +362,8 @@ fn a_knot_fails_its_head_if_that_is_asked_for() {
         panic!("nothing moves");
     };
     assert_eq!((shortfall.used, shortfall.waiting), (ALL, 2));
+    let waits = pool.statistics().waits;
+    assert_eq!((waits.knotted, waits.abandoned), (1, 1));
     assert!(poll_with(&mut second, &waker).is_pending());
     drop(one);
     drop(now(second).unwrap());

@@ -24,6 +24,8 @@ assert_impl_all!(Current: Send, Sync, Clone);
 assert_impl_all!(Scope: Send, Sync, Clone);
 assert_impl_all!(Scoped<std::future::Ready<()>>: Send, Sync, Unpin);
 assert_impl_all!(BlockInfo: Send, Sync, Clone);
+assert_impl_all!(RawPool: Send, Sync);
+assert_impl_all!(RawError: Send, Sync, std::error::Error);
 assert_impl_all!(AllocError: Send, Sync, std::error::Error);
 assert_impl_all!(BuildError: Send, Sync, std::error::Error);
 assert_impl_all!(StreamError: Send, Sync, std::error::Error);

@@ -37,6 +37,9 @@ fn figures_are_data() {
     assert_eq!(figures["reserved"]["high"], 8 * MIB);
     assert_eq!(figures["hits"]["grown"], 1);
     assert_eq!(figures["waits"]["longest"]["nanos"], 20_000);
+    for turned_away in ["refused", "shed", "knotted"] {
+        assert_eq!(figures["waits"][turned_away], 0);
+    }
     let of_tag = round_trip(&pool.statistics_of_tag(tag));
     assert_eq!(
         (&of_tag["tag"], &of_tag["frees"]),
@@ -85,9 +88,19 @@ fn what_is_told_of_blocks_is_data() {
     assert_eq!(events[1]["occupancy"]["used"], 1024);
     let last = &events.last().unwrap()["event"];
     assert_eq!(last["out_of_memory"]["shortfall"]["requested"], 8 * MIB);
+    let reservation = pool.reserve(MIB).tag(tag).try_now().unwrap();
+    assert!(pool.reserve(8 * MIB).try_now().is_err());
     let leaks = round_trip(&pool.leaks());
     assert_eq!(leaks["blocks"][0], *used);
-    drop(block);
+    let reserved = &leaks["reservations"][0];
+    assert_eq!(
+        (&reserved["left"], &reserved["origin"]["tag"]),
+        (&json!(MIB), &json!("snapshot as data"))
+    );
+    let history = round_trip(&pool.history());
+    let last = history["entries"].as_array().unwrap().last().unwrap();
+    assert_eq!(last["event"]["out_of_memory"]["stream"], json!(null));
+    drop((block, reservation));
 }
 
 #[test]

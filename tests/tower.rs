@@ -88,6 +88,19 @@ fn a_request_that_has_begun_is_not_short_of_memory() {
     site.pool.check_conserved().unwrap();
 }
 
+/// What is told of its reservations names where the layer was made.
+#[test]
+fn reservations_are_known_by_the_layers_place() {
+    let site = Site::new(|builder| builder.history(1));
+    let mut service = site.service(Arc::new(tokio::sync::Semaphore::new(0)));
+    let mut working = Box::pin(service.call(ALL));
+    assert!(poll(&mut working).is_pending());
+    let leaks = site.pool.leaks();
+    assert_eq!((leaks.blocks.len(), leaks.reservations.len()), (1, 1));
+    let origin = leaks.reservations[0].origin.as_ref().unwrap();
+    assert_eq!(origin.site.file, "tests/tower.rs");
+}
+
 /// The inner service never sees a request for which there is no memory.
 #[test]
 fn who_gets_no_memory_is_not_served() {

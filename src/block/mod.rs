@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `order` | its use as an argument of work, and what that comes after |
 //! | `further` | on which further streams it was used, and for what |
+//! | `leave` | its end in the order of another stream |
 //! | `copies` | copies between host and device |
 //! | `host` | the host's own use of memory that it sees |
 
 mod copies;
 mod further;
 mod host;
+mod leave;
 mod order;
 
 pub(crate) use further::Access;
@@ -21,7 +23,6 @@ use crate::device::{DeviceAddress, DeviceError};
 use crate::engine::{Lent, Loans, Rung, Use};
 use crate::error::{AllocError, StreamError};
 use crate::id::Ticket;
-use crate::lane::Lane;
 use crate::ledger::Place;
 use crate::measure::Tag;
 use crate::stream::Stream;
@@ -29,7 +30,6 @@ use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
 use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Passages, Registration, Reserved};
 use further::FurtherStreams;
-use smallvec::SmallVec;
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
@@ -67,6 +67,9 @@ struct Extra {
     reserved: Option<Arc<Reserved>>,
     /// Addresses above it are kept for it.
     has_room: bool,
+    /// It is freed in the order of those streams alone, and not of its own, which may be gone: with the point of
+    /// its own behind which the memory's earlier life lies.
+    left_at: Option<Ticket>,
 }
 
 impl Extra {
@@ -94,7 +97,8 @@ impl Block {
         }
         if let Some(onlookers) = registration.onlookers.as_deref() {
             // Of a copy, so that where nobody looks on it stays in registers.
-            lent.after = begin(registration, onlookers, &lent.seen(), demand, caller)?;
+            lent.after = begin(registration, onlookers, &lent.seen(), demand, caller)
+                .inspect_err(|_| uncharge(registration, demand.tag, lent.bytes))?;
         }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
         let rounding = demand.rounding_of(lent.bytes);
@@ -113,16 +117,33 @@ impl Block {
     /// As [`new`](Self::new).
     pub(crate) fn reserved(
         registration: &Arc<Registration>,
-        lent: Lent,
+        mut lent: Lent,
         demand: &Demand,
         caller: Caller,
         reserved: &Arc<Reserved>,
     ) -> Result<Self, AllocError> {
-        let bytes = lent.bytes;
-        let block = Self::new(registration, lent, demand, caller);
-        let block = block.inspect_err(|_| reserved.note_freed(bytes))?;
-        block.further.lock().get_or_insert_default().reserved = Some(reserved.clone());
-        Ok(block)
+        // Who looks on is told the tag; what it has is the reservation's business.
+        let demand = Demand {
+            tag: reserved.tag(),
+            ..*demand
+        };
+        if let Some(onlookers) = registration.onlookers.as_deref() {
+            lent.after = begin(registration, onlookers, &lent, &demand, caller)
+                .inspect_err(|_| reserved.note_freed(lent.bytes))?;
+        }
+        trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
+        let extra = Extra {
+            reserved: Some(reserved.clone()),
+            ..Extra::default()
+        };
+        let rounding = demand.rounding_of(lent.bytes);
+        Ok(Self {
+            registration: registration.clone(),
+            lent: Some(lent),
+            rounding,
+            tag: None,
+            further: Mutex::new(Guards::Block, Some(Box::new(extra))),
+        })
     }
 
     pub(crate) fn registration(&self) -> &Arc<Registration> {
@@ -163,10 +184,8 @@ impl Block {
         let registration = self.registration.clone();
         let engine = &registration.service.engine;
         if let Err(error) = self.order_after(&mut extension, caller) {
-            engine.free_many(
-                std::slice::from_ref(&registration.lane),
-                &extension.as_used(0),
-            );
+            let lanes = std::slice::from_ref(&registration.lane);
+            engine.free_many(&lanes[0], lanes, None, &extension.as_used(0));
             if let Some(tag) = demand.tag {
                 registration.service.disclaim(tag, extension.bytes);
             }
@@ -302,7 +321,10 @@ impl Block {
             let mut waits_for = &lanes[..];
             let block = lent.as_used(self.rounding);
             let registration = &self.registration;
-            if registration.fill_ending(onlookers, &lanes, block, place) {
+            let left_at = self.left_at();
+            let is_first_after_all =
+                registration.fill_ending(onlookers, &lanes, left_at, block, place);
+            if is_first_after_all && left_at.is_none() {
                 // Its own stream comes after the others by now: it is freed in the order of that alone.
                 waits_for = &lanes[..1];
                 let further = self.further.get_mut();
@@ -323,16 +345,6 @@ impl Block {
         }
     }
 
-    /// The streams that it was used on: its own, and the further ones.
-    fn lanes(&self) -> SmallVec<[Arc<Lane>; 2]> {
-        let further = self.further.lock();
-        let further = further.iter().flat_map(|all| all.streams.registrations());
-        let further = further.map(|further| further.lane.clone());
-        std::iter::once(self.registration.lane.clone())
-            .chain(further)
-            .collect()
-    }
-
     /// Takes the block off its tag's account, once it is freed.
     #[inline]
     fn note_freed(&mut self, bytes: u64, address: u64) {
@@ -349,7 +361,7 @@ impl Block {
         let block = self
             .end(Some(place))
             .expect("taken only when the block ends");
-        let lanes = self.lanes();
+        let (lanes, earlier) = (self.lanes(), self.earlier());
         let service = &self.registration.service;
         let is_its_streams_alone = self.further.get_mut().is_none();
         let fences = if is_its_streams_alone {
@@ -357,7 +369,8 @@ impl Block {
             let ticket: Ticket = service.engine.free(lane, &block);
             std::iter::once(lane.fence(ticket)).collect()
         } else {
-            service.engine.free_many(&lanes, &block)
+            let home = &self.registration.lane;
+            service.engine.free_many(home, &lanes, earlier, &block)
         };
         let passages = Passages::new(service, &lanes, &fences);
         self.note_freed(block.bytes, block.address);
@@ -399,12 +412,18 @@ fn begin(
         };
         onlookers.ending(engine, ending);
         // Past the lane: it may be a reservation's.
-        engine.free_many(lanes, &block);
-        if let Some(tag) = demand.tag {
-            registration.note_freed(tag, block.bytes);
-        }
+        engine.free_many(lane, lanes, None, &block);
     }
     filled
+}
+
+/// A block was freed before anybody had it.
+#[cold]
+#[inline(never)]
+fn uncharge(registration: &Registration, tag: Option<Tag>, bytes: u64) {
+    if let Some(tag) = tag {
+        registration.note_freed(tag, bytes);
+    }
 }
 
 impl Drop for Block {
@@ -414,11 +433,11 @@ impl Drop for Block {
             return;
         };
         let is_its_streams_alone = self.further.get_mut().is_none();
-        let engine = &self.registration.service.engine;
         if is_its_streams_alone {
+            let engine = &self.registration.service.engine;
             engine.free(&self.registration.lane, &block);
         } else {
-            engine.free_many(&self.lanes(), &block);
+            self.free_further(&block);
         }
         self.note_freed(block.bytes, block.address);
     }

@@ -117,6 +117,16 @@ pub trait DeviceStream {
         true
     }
 
+    /// Of a stream that is lent only, a number that no other stream of the device ever has: its owner destroys
+    /// it when it likes, and then the backend may give its [name](Self::raw) to another. Default: none, and
+    /// `keep_alive` keeps the stream.
+    ///
+    /// The pool uses the name of such a stream only inside calls that are made with it, and records the event of
+    /// each free before the free returns. From then on it needs the stream no more.
+    fn external_id(&self) -> Option<u64> {
+        None
+    }
+
     /// Whether a pool can keep the stream's order at all; asked when it is registered.
     ///
     /// # Errors

@@ -70,7 +70,7 @@ impl Engine {
         };
         if blocks > 0 {
             trace::leaked(
-                blocks,
+                (blocks, 0),
                 bytes,
                 &"granted, and forgotten before they were taken",
             );

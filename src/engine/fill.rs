@@ -80,27 +80,31 @@ impl Engine {
     ) -> Result<Ticket, DeviceError> {
         match self.fill(lane, block, fill, place) {
             // Whatever closes it from now on closes it behind the fill.
-            Ok(()) => Ok(lane.open_ticket()),
+            Ok(()) => Ok(self.present_point(lane)),
             Err(error) if error.kind() == DeviceErrorKind::Unsupported => Ok(after),
             Err(error) => Err(error),
         }
     }
 
     /// Fills a block that is about to be freed, behind all that the streams that it was used on have been
-    /// given; the first is its own. Says whether that one comes after all the others now, so that the block is
-    /// free of them.
+    /// given, and behind an earlier point of its own stream, if that is not among them. Says whether the first of
+    /// the streams comes after all of that now, so that the block is free of the others.
     ///
     /// A free has nobody to tell of an error: it is noted, and the memory goes back as it is.
     pub(crate) fn fill_freed(
         &self,
         lanes: &[Arc<Lane>],
+        earlier: Option<(&Lane, Ticket)>,
         block: Use,
         fill: Fill,
         place: &'static Location<'static>,
     ) -> bool {
         let filler = filler(lanes);
-        let filled = self
-            .gather_behind(lanes, filler)
+        let after_earlier = earlier.map_or(Ok(()), |(home, after)| {
+            self.order_after_grant(home, after, &lanes[filler])
+        });
+        let filled = after_earlier
+            .and_then(|()| self.gather_behind(lanes, filler))
             .and_then(|()| self.fill(&lanes[filler], block, fill, place));
         filled.is_ok() && filler == 0
     }

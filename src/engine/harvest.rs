@@ -54,6 +54,25 @@ impl Engine {
         self.noted(lane.timeline.harvest_up_to(ticket, &*self.device))
     }
 
+    /// Whether a stream has passed a point, as far as the device says now. Who waits is served with what came of it.
+    ///
+    /// # Errors
+    /// What the device says instead of an answer.
+    pub(crate) fn has_passed(&self, lane: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
+        let is_known = || lane.timeline.completed() >= ticket;
+        if !is_known() {
+            if let Some(fault) = self.fault() {
+                return Err(fault);
+            }
+            self.harvest_up_to(lane, ticket)?;
+        }
+        // Whoever harvested it: who is told that memory is free finds it free.
+        if self.catch_up(lane) {
+            self.ring_if_awaited();
+        }
+        Ok(is_known())
+    }
+
     /// Brings the ledger up to what is known of a stream. Between a timeline's news and this, memory is
     /// complete and pending: whoever wants it catches up first.
     pub(crate) fn catch_up(&self, lane: &Lane) -> bool {
@@ -110,18 +129,28 @@ impl Engine {
         }
     }
 
-    /// Records an event on every stream that freed something no event covers.
+    /// Records an event on every stream that freed something no event covers. External ones were sealed when
+    /// they freed.
     ///
     /// # Errors
     /// When the device cannot; what was freed stays pending.
     pub(crate) fn seal_lanes(&self) -> Result<(), DeviceError> {
         for lane in self.lanes().iter() {
-            match self.seal(lane) {
+            match self.seal_for_others(lane) {
                 Err(error) if error.is_sticky() => return Err(error),
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    /// # Errors
+    /// As [`seal`](Self::seal).
+    pub(super) fn seal_for_others(&self, lane: &Lane) -> Result<(), DeviceError> {
+        if lane.is_external {
+            return Ok(());
+        }
+        self.seal(lane)
     }
 
     /// # Errors
@@ -141,6 +170,17 @@ impl Engine {
     pub(crate) fn mark(&self, lane: &Lane) -> Result<Arc<Marker>, DeviceError> {
         self.thin_out(lane);
         self.noted(lane.mark(&*self.device, &self.events))
+    }
+
+    /// The stream's present point, behind all that it was given so far. An external stream's is sealed at once:
+    /// whoever asks after it later may not do it.
+    pub(super) fn present_point(&self, lane: &Lane) -> Ticket {
+        let point = lane.open_ticket();
+        if lane.is_external {
+            // A failure is noted; nobody comes after the point then.
+            let _ = self.mark(lane);
+        }
+        point
     }
 
     /// A marker that proves a ticket, sealed now if it was not; `None` if the ticket is complete.
@@ -209,7 +249,7 @@ impl Engine {
         self.drain_lanes();
         let mut settled = Ok(());
         for lane in self.lanes().iter() {
-            let sealed = self.seal(lane);
+            let sealed = self.seal_for_others(lane);
             let harvested = self.noted(lane.timeline.harvest(&*self.device));
             self.catch_up(lane);
             settled = settled.and(sealed).and(harvested.map(drop));

@@ -131,6 +131,8 @@ pub(super) struct Climb<'a> {
     pub(super) patience: Patience<'a>,
     /// Where it is to lie.
     place: Place,
+    /// The stream may be given something here: this is a call of its user's, or it is not external.
+    may_submit: bool,
     /// The memory must be complete on every stream, not only safe for the lane's.
     is_for_everybody: bool,
     /// What the lane's stream comes after, as far as the policy lets it count.
@@ -187,7 +189,15 @@ impl Engine {
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<(Lent, Fences), Refusal> {
-        let climb = Climb::new(self, lane, request, effort, self.what_counts(lane))?;
+        // Whoever serves the queue may come when the owner of an external stream has let go of it. So its
+        // requests get what nothing need be submitted for: what is complete, or the stream's own.
+        let may_submit = !lane.is_external || !matches!(patience, Patience::For(_));
+        let after = if may_submit {
+            self.what_counts(lane)
+        } else {
+            Clock::default()
+        };
+        let climb = Climb::new(self, lane, request, effort, after)?;
         if !self.settings.is_pooled {
             let lent = self.allocate_unpooled(lane, request, effort)?;
             return Ok((lent, Fences::default()));
@@ -195,6 +205,7 @@ impl Engine {
         Climb {
             patience,
             place,
+            may_submit,
             ..climb
         }
         .climb()
@@ -252,6 +263,7 @@ impl<'a> Climb<'a> {
             effort,
             patience: Patience::None,
             place: Place::Anywhere,
+            may_submit: true,
             is_for_everybody: false,
             after,
             was_refused: Cell::new(false),
@@ -406,6 +418,7 @@ impl Climb<'_> {
 
     pub(super) fn may_wait(&self) -> bool {
         !self.is_for_everybody
+            && self.may_submit
             && self.engine.capabilities.device_side_waits
             && self.lane.takes_waits
             && self.engine.settings.reuse.internal_dependencies
@@ -448,7 +461,9 @@ impl Climb<'_> {
         let lanes = self.engine.lanes();
         let taker = self.taker();
         let may_wait = |fence: Fence| {
-            find(&lanes, fence).is_some_and(|donor| limit.allows(donor_of(donor, fence), taker))
+            find(&lanes, fence).is_some_and(|lane| {
+                lane.can_be_awaited(fence.ticket) && limit.allows(donor_of(lane, fence), taker)
+            })
         };
         look(&View {
             waits: Some(&may_wait),
@@ -506,6 +521,10 @@ impl Climb<'_> {
         let (after, rung) = match grant.fences.single() {
             _ if grant.fences.is_empty() => (Ticket::ZERO, rung),
             Some(fence) if is_own(fence) => (fence.ticket, rung.or(Rung::SameStream)),
+            _ if self.may_submit => {
+                let point = self.engine.present_point(self.lane);
+                (point, rung.or(Rung::Ordered))
+            }
             _ => (self.lane.open_ticket(), rung.or(Rung::Ordered)),
         };
         self.fences.set(grant.fences);

@@ -1,7 +1,7 @@
 //! Which block an address is in, and what it is at.
 
 use super::ladder::find;
-use super::{BlockOrigin, Engine};
+use super::{BlockOrigin, Engine, ReservationOrigin};
 use crate::device::DeviceAddress;
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fence, Fences, Holding};
@@ -49,13 +49,15 @@ pub struct BlockInfo {
     pub size: u64,
     /// What it is.
     pub state: BlockState,
-    /// Of a block in use, the stream that it was allocated on. Of one that a stream's lane keeps for it, that
-    /// stream. None of another.
+    /// Of a block in use, the stream that it was allocated on; none, if it is about to be set aside. Of one that a
+    /// stream's lane keeps for it, that stream. None of another.
     pub stream: Option<StreamId>,
     /// Of a pending block, the streams whose work it waits for.
     pub waits_for: Vec<StreamId>,
     /// Of a block in use, whence it is, where the pool keeps a [history](crate::PoolBuilder::history).
     pub origin: Option<BlockOrigin>,
+    /// Of a reserved one, whence the reservation is, where the pool keeps a history.
+    pub reservation: Option<ReservationOrigin>,
 }
 
 impl Engine {
@@ -65,13 +67,18 @@ impl Engine {
         let ledger = self.ledger.lock();
         let found = ledger.block_at(address)?;
         // Under the ledger's lock, without which no block comes into a lane, nor leaves it for another.
+        let mut reservation = None;
         let (state, stream, fences) = match found.holding {
             Holding::Free => (BlockState::Free, None, Fences::default()),
             Holding::Pending(fences) => (BlockState::Pending, None, fences),
-            Holding::Hoarded(fences) => (BlockState::Reserved, None, fences),
+            Holding::Hoarded(hoard, fences) => {
+                let journal = self.journal.as_ref();
+                reservation = journal.and_then(|journal| journal.reservation(hoard));
+                (BlockState::Reserved, None, fences)
+            }
             Holding::Lent(stream) => {
                 let (state, fences) = self.in_lane(stream, found.id);
-                (state, Some(stream), fences)
+                (state, stream.of_a_stream(), fences)
             }
         };
         Some(BlockInfo {
@@ -81,6 +88,7 @@ impl Engine {
             stream,
             waits_for: fences.iter().map(|fence| fence.stream).collect(),
             origin: self.origin(state, found.address),
+            reservation,
         })
     }
 

@@ -54,7 +54,7 @@ pub(crate) use figures::InLanes;
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use harvest::Watches;
-pub use journal::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, Site};
+pub use journal::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use journal::{Extent, Pages};
 pub(crate) use ladder::{Effort, Lent, Refusal};
 pub use lookup::{BlockInfo, BlockState};
@@ -62,8 +62,8 @@ pub(crate) use many::{Loans, Part, Parts};
 pub(crate) use patience::{Expected, Patience};
 pub(crate) use pressure::MakeWay;
 pub use rung::Rung;
-pub use survey::SegmentInfo;
 pub(crate) use survey::Survey;
+pub use survey::{ReservationInfo, SegmentInfo};
 pub(crate) use tally::Tally;
 pub(crate) use upkeep::{Upkeep, UpkeepSettings};
 pub(crate) use upstream::Source;
@@ -84,9 +84,6 @@ use figures::Gone;
 use journal::Journal;
 use memory::Memory;
 use pressure::Pressure;
-
-/// No stream's id: whom memory is lent to that is set aside.
-const SET_ASIDE: StreamId = StreamId(u32::MAX);
 
 /// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
 /// the first waiter comes, the last goes, or the pool ends: a line that stays shared among readers.
@@ -181,7 +178,7 @@ impl Engine {
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
             nobody: Arc::new(Lane::new(
-                SET_ASIDE,
+                StreamId::SET_ASIDE,
                 &Host(device.id()),
                 Bounds {
                     bytes: 0,

@@ -4,7 +4,7 @@ use super::{Engine, Lent};
 use crate::device::DeviceError;
 use crate::id::Ticket;
 use crate::lane::{Closed, Freed, Lane, Use};
-use crate::ledger::{BlockId, Fences};
+use crate::ledger::{BlockId, Fence, Fences};
 use crate::sync::Arc;
 
 impl Engine {
@@ -30,10 +30,17 @@ impl Engine {
         self.note_return();
     }
 
-    /// Frees a block that was used on several streams, its own first: it is pending for each of them,
-    /// and the order of each is kept. Returns the tickets that it waits for.
-    pub(crate) fn free_many(&self, lanes: &[Arc<Lane>], block: &Use) -> Fences {
-        lanes[0].count_free(block.bytes, block.rounding);
+    /// Frees a block of `home` that was used on several streams: it is pending for each of them, and for the
+    /// point where its memory's earlier life ends, if none of them comes after that. The order of each is kept.
+    /// Returns the tickets that it waits for.
+    pub(crate) fn free_many(
+        &self,
+        home: &Lane,
+        lanes: &[Arc<Lane>],
+        earlier: Option<Fence>,
+        block: &Use,
+    ) -> Fences {
+        home.count_free(block.bytes, block.rounding);
         let noted: Vec<_> = lanes
             .iter()
             .map(|lane| (lane, lane.note_use(block.bytes, &self.gate)))
@@ -41,6 +48,7 @@ impl Engine {
         let fences: Fences = noted
             .iter()
             .map(|(lane, freed)| lane.fence(freed.ticket))
+            .chain(earlier)
             .collect();
         self.ledger.lock().free(block.id, fences.clone());
         for (lane, freed) in noted {
@@ -61,7 +69,7 @@ impl Engine {
             return;
         };
         self.thin_out(lane);
-        if lane.timeline.is_full() {
+        if lane.timeline.is_full() && !lane.is_external {
             return lane.expect_seal(closed.ticket.next());
         }
         let _ = self.noted(lane.record(closed, &*self.device, &self.events));
@@ -114,7 +122,7 @@ impl Engine {
             }
         }
         // A failure is noted; the memory stays pending then.
-        let _ = self.seal(lane);
+        let _ = self.seal_for_others(lane);
         self.harvest_retired();
         self.ring_if_awaited();
         self.note_return();

@@ -1,12 +1,12 @@
 //! All blocks at one moment, and whence they are.
 
 use super::Engine;
-use super::journal::{Journal, Live, Pages};
+use super::journal::{Journal, Live, Origins, Pages, ReservationOrigin};
 use super::lookup::{BlockInfo, BlockState};
 use crate::device::DeviceAddress;
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fences, Found, Holding, Ledger};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// A segment of a pool, with its blocks.
@@ -38,6 +38,17 @@ impl SegmentInfo {
     }
 }
 
+/// A reservation that somebody has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ReservationInfo {
+    /// What is set aside and not allocated of it, in bytes.
+    pub left: u64,
+    /// Whence it is, where the pool keeps a [history](crate::PoolBuilder::history).
+    pub origin: Option<ReservationOrigin>,
+}
+
 /// All that is at one moment.
 #[derive(Debug)]
 pub(crate) struct Survey {
@@ -49,12 +60,19 @@ pub(crate) struct Survey {
 type Kept = HashMap<BlockId, (StreamId, Ticket, bool)>;
 
 impl Engine {
-    /// All segments. Takes time in proportion to the blocks, under the ledger's lock.
-    pub(crate) fn segments(&self) -> Vec<SegmentInfo> {
-        self.list(&self.ledger.lock())
+    /// All segments, and all reservations. Takes time in proportion to the blocks, under the ledger's lock.
+    pub(crate) fn holdings(&self) -> (Vec<SegmentInfo>, Vec<ReservationInfo>) {
+        let ledger = self.ledger.lock();
+        let known = self.known_origins();
+        let reservations = ledger.hoards().map(|(hoard, left)| ReservationInfo {
+            left,
+            origin: known.reservations.get(&hoard).cloned(),
+        });
+        let reservations = reservations.collect();
+        (self.list(&ledger), reservations)
     }
 
-    /// The same with what led there: under the lock under which memory is mapped and released, so that both
+    /// The segments with what led there: under the lock under which memory is mapped and released, so that both
     /// tell of the same memory.
     pub(crate) fn survey(&self) -> Survey {
         let ledger = self.ledger.lock();
@@ -68,12 +86,11 @@ impl Engine {
     /// frees meanwhile changes whether a block is used, and no more.
     fn list(&self, ledger: &Ledger) -> Vec<SegmentInfo> {
         let kept = self.kept_by_lanes();
-        let journal = self.journal.as_ref();
-        let live = journal.map(Journal::live).unwrap_or_default();
+        let known = self.known_origins();
         let segments = ledger.segments().map(|(address, size, blocks)| {
             let blocks: Vec<_> = blocks
                 .into_iter()
-                .map(|found| info(found, &kept, &live))
+                .map(|found| info(found, &kept, &known))
                 .collect();
             SegmentInfo {
                 address: address.into(),
@@ -83,6 +100,11 @@ impl Engine {
             }
         });
         segments.collect()
+    }
+
+    fn known_origins(&self) -> Origins {
+        let journal = self.journal.as_ref();
+        journal.map(Journal::origins).unwrap_or_default()
     }
 
     fn kept_by_lanes(&self) -> Kept {
@@ -97,13 +119,17 @@ impl Engine {
     }
 }
 
-fn info(found: Found, kept: &Kept, live: &BTreeMap<u64, Live>) -> BlockInfo {
+fn info(found: Found, kept: &Kept, known: &Origins) -> BlockInfo {
+    let mut reservation = None;
     let (state, stream, fences) = match found.holding {
         Holding::Free => (BlockState::Free, None, Fences::default()),
         Holding::Pending(fences) => (BlockState::Pending, None, fences),
-        Holding::Hoarded(fences) => (BlockState::Reserved, None, fences),
+        Holding::Hoarded(hoard, fences) => {
+            reservation = known.reservations.get(&hoard).cloned();
+            (BlockState::Reserved, None, fences)
+        }
         Holding::Lent(borrower) => match kept.get(&found.id) {
-            None => (BlockState::Used, Some(borrower), Fences::default()),
+            None => (BlockState::Used, borrower.of_a_stream(), Fences::default()),
             Some((stream, _, true)) => (BlockState::Free, Some(*stream), Fences::default()),
             Some((stream, ticket, false)) => {
                 let fences = Fences::one(*stream, *ticket);
@@ -112,7 +138,7 @@ fn info(found: Found, kept: &Kept, live: &BTreeMap<u64, Live>) -> BlockInfo {
         },
     };
     let of_used = |_: &&Live| state == BlockState::Used;
-    let live = live.get(&found.address).filter(of_used);
+    let live = known.live.get(&found.address).filter(of_used);
     BlockInfo {
         address: found.address.into(),
         size: found.bytes,
@@ -120,5 +146,6 @@ fn info(found: Found, kept: &Kept, live: &BTreeMap<u64, Live>) -> BlockInfo {
         stream,
         waits_for: fences.iter().map(|fence| fence.stream).collect(),
         origin: live.map(|live| live.origin.clone()),
+        reservation,
     }
 }

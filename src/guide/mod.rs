@@ -6,6 +6,9 @@ pub mod safety {}
 #[doc = include_str!("pools.md")]
 pub mod pools {}
 
+#[doc = include_str!("external.md")]
+pub mod external {}
+
 #[doc = include_str!("services.md")]
 pub mod services {}
 

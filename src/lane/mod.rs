@@ -12,6 +12,9 @@
 //! The host's lane is one of work that is over when it is freed: every ticket of it is complete from the
 //! start, and nothing of it is ever sealed.
 //!
+//! An external stream's owner may destroy it whenever none of its calls is under way. So every free closes
+//! and records, and nobody records on it, or has it wait, on another's behalf.
+//!
 //! The lane knows its stream and the device; nothing of the ledger's search or of who waits.
 
 mod cache;
@@ -25,7 +28,7 @@ pub(crate) use count::Counts;
 pub(crate) use marker::{Events, Marker};
 pub(crate) use timeline::Timeline;
 
-use crate::device::{Device, DeviceError, DeviceStream, RawStream};
+use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStream};
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fence};
 use crate::measure::Waits;
@@ -63,6 +66,9 @@ pub(crate) struct Lane {
     pub(crate) raw: RawStream,
     /// Whether a wait may be inserted into the stream.
     pub(crate) takes_waits: bool,
+    /// The stream is somebody else's, and used only in calls that are made with it: each free seals, and nobody
+    /// seals it for others.
+    pub(crate) is_external: bool,
     bounds: Bounds,
     front: CachePadded<Mutex<Front>>,
     crowd: Crowd,
@@ -168,8 +174,12 @@ impl Front {
 }
 
 impl Lane {
-    pub(crate) fn new(id: StreamId, stream: &dyn DeviceStream, bounds: Bounds) -> Self {
+    pub(crate) fn new(id: StreamId, stream: &dyn DeviceStream, mut bounds: Bounds) -> Self {
         let raw = stream.raw();
+        let is_external = stream.external_id().is_some();
+        if is_external {
+            bounds.unsealed = 0;
+        }
         let is_host = raw == RawStream::HOST;
         let front = Front {
             cache: Cache::new(bounds.largest),
@@ -190,6 +200,7 @@ impl Lane {
             id,
             raw,
             takes_waits: stream.takes_waits(),
+            is_external,
             bounds,
             front: CachePadded::new(Mutex::new(Guards::Lane, front)),
             crowd,
@@ -496,11 +507,18 @@ impl Lane {
         })
     }
 
+    /// Whether another stream can be made to wait for the ticket: of an external stream, once it is sealed.
+    pub(crate) fn can_be_awaited(&self, ticket: Ticket) -> bool {
+        !self.is_external
+            || self.timeline.covering(ticket).is_some()
+            || self.timeline.completed() >= ticket
+    }
+
     /// A marker whose completion proves `ticket`; a new one if none is on its way. `None` when the
     /// ticket is complete.
     ///
     /// # Errors
-    /// When the device cannot record.
+    /// When the device cannot record; of an external stream, when its owner's calls have not.
     pub(crate) fn marker_for(
         &self,
         ticket: Ticket,
@@ -512,6 +530,12 @@ impl Lane {
         }
         if self.timeline.completed() >= ticket {
             return Ok(None);
+        }
+        if self.is_external {
+            // Whoever asks, the stream may be gone.
+            let reason = "no event was recorded yet on a stream of somebody else's: call again when it was used";
+            let kind = DeviceErrorKind::Unsupported;
+            return Err(DeviceError::new("record", kind, reason));
         }
         self.mark(device, events).map(Some)
     }

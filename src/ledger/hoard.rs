@@ -144,6 +144,12 @@ impl Ledger {
         blocks.map(|(_, id)| id).collect()
     }
 
+    /// All hoards, with the bytes of each that are not lent.
+    pub(crate) fn hoards(&self) -> impl Iterator<Item = (HoardId, u64)> + '_ {
+        let hoards = self.hoards.keys();
+        hoards.map(|hoard| (*hoard, self.left_in_hoard(*hoard).0))
+    }
+
     /// Bytes of a hoard that are not lent, and of its largest block.
     pub(crate) fn left_in_hoard(&self, hoard: HoardId) -> (u64, u64) {
         let Some(by_size) = self.hoards.get(&hoard) else {

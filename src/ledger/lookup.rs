@@ -2,7 +2,7 @@
 //! else.
 
 use super::block::{Block, BlockId, State, Was};
-use super::{Fences, Ledger};
+use super::{Fences, HoardId, Ledger};
 use crate::id::StreamId;
 
 /// A block, as it was when it was looked up.
@@ -22,7 +22,7 @@ pub(crate) enum Holding {
     /// Used, or kept by the lane of this stream.
     Lent(StreamId),
     /// Set aside for one holder, who has not lent it.
-    Hoarded(Fences),
+    Hoarded(HoardId, Fences),
 }
 
 /// What there is to say of a block; nothing, where there is no memory.
@@ -33,7 +33,7 @@ fn found(id: BlockId, block: &Block) -> Option<Found> {
             Holding::Pending(fences.clone())
         }
         State::Lent => Holding::Lent(block.borrower),
-        State::Hoarded(_, fences) => Holding::Hoarded(fences.clone()),
+        State::Hoarded(hoard, fences) => Holding::Hoarded(*hoard, fences.clone()),
         State::Hole | State::Room | State::Claimed(Was::Hole | Was::Room) => return None,
     };
     Some(Found {

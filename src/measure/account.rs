@@ -1,6 +1,6 @@
 //! What each tenant has of one pool.
 //!
-//! An account is the one place where the bytes of a tag are known, on a cache line of its own. A tagged
+//! An account is the one place where the bytes of a tag are known, on cache lines of its own. A tagged
 //! request *claims* its bytes before memory is looked for, and what gets nothing disclaims them; so does the
 //! free of what was granted. That is one compare-and-swap each, on a line that only allocations and frees
 //! of the same tag write: it compares with the limit and adds in one step (to read first and add after
@@ -10,8 +10,10 @@
 //! stands in the same word as what is claimed, so that whoever disclaims cannot overlook it, and a newcomer
 //! of the same tag does not pass.
 
+use super::holdings::Holdings;
 use super::tag::Tag;
-use super::{Level, Waits};
+use super::{ByStream, Level, Streams, Waits};
+use crate::id::StreamId;
 use crate::sync::{Count, Ordering, SharedNumber, plain::OnceLock};
 use crossbeam_utils::CachePadded;
 use std::fmt;
@@ -36,8 +38,7 @@ pub(crate) struct Account {
     /// Zero where it has none.
     weight: Count,
     high: Count,
-    allocations: Count,
-    frees: Count,
+    holdings: Holdings,
     pub(crate) waits: Waits,
 }
 
@@ -49,8 +50,7 @@ impl Account {
             limit: SharedNumber::new(u64::MAX),
             weight: Count::default(),
             high: Count::default(),
-            allocations: Count::default(),
-            frees: Count::default(),
+            holdings: Holdings::default(),
             waits: Waits::default(),
         }
     }
@@ -127,20 +127,66 @@ impl Account {
         self.promised.subtract(bytes);
     }
 
-    /// A block was granted, for which its bytes were claimed.
-    pub(crate) fn note_granted(&self) {
+    /// A block was granted for a stream, or a reservation for none, for which its bytes were claimed.
+    pub(crate) fn note_granted(&self, stream: StreamId) {
         self.high.raise(self.used_now());
-        self.allocations.add(1);
+        self.holdings.note_granted(stream);
     }
 
-    /// What was granted has become more, for which its bytes were claimed.
-    pub(crate) fn note_more(&self) {
+    /// What was granted for a stream, or for none, has become more, for which its bytes were claimed.
+    pub(crate) fn note_more(&self, stream: StreamId) {
         self.high.raise(self.used_now());
+        self.holdings.note_more(stream);
     }
 
     /// It was freed.
-    pub(crate) fn note_freed(&self) {
-        self.frees.add(1);
+    pub(crate) fn note_freed(&self, stream: StreamId) {
+        self.holdings.note_freed(stream);
+    }
+
+    /// A block was drawn from a reservation for a stream.
+    pub(crate) fn note_drawn(&self, stream: StreamId) {
+        self.holdings.note_drawn(stream);
+    }
+
+    /// It is the reservation's again.
+    pub(crate) fn note_returned(&self) {
+        self.holdings.note_returned();
+    }
+
+    /// A reservation is taken to be of another stream than before, if it was and will be.
+    pub(crate) fn move_reserved(&self, from: Option<StreamId>, to: Option<StreamId>) {
+        self.holdings.move_reserved(from, to);
+    }
+
+    /// On which streams anything is held.
+    pub(crate) fn held_on(&self) -> Streams {
+        self.holdings.streams()
+    }
+
+    /// How often anything was granted for a stream, or drawn.
+    pub(crate) fn begun_on(&self, stream: StreamId) -> u64 {
+        self.holdings.begun_on(stream)
+    }
+
+    /// On which streams nothing was granted since it was so often.
+    pub(crate) fn unchanged_since(&self, begun: &ByStream) -> Streams {
+        self.holdings.unchanged_since(begun)
+    }
+
+    /// A number that changes with whatever is granted and freed.
+    pub(crate) fn moves(&self) -> u64 {
+        self.holdings.moves()
+    }
+
+    /// Whether somebody of this tag is held at the door.
+    pub(crate) fn is_holding(&self) -> bool {
+        self.claimed.load(Ordering::Relaxed) & HELD != 0
+    }
+
+    /// Whether a request that claimed bytes waits in the queue.
+    pub(crate) fn has_promised(&self) -> bool {
+        self.promised.get() != 0
     }
 
     fn used_now(&self) -> u64 {
@@ -181,11 +227,11 @@ impl Account {
     }
 
     pub(crate) fn allocations(&self) -> u64 {
-        self.allocations.get()
+        self.holdings.allocations()
     }
 
     pub(crate) fn frees(&self) -> u64 {
-        self.frees.get()
+        self.holdings.frees()
     }
 
     fn reset_high(&self) {
@@ -287,9 +333,12 @@ mod tests {
     }
 
     #[cfg(not(weirpool_loom))]
+    const STREAM: StreamId = StreamId(1);
+
+    #[cfg(not(weirpool_loom))]
     fn grant(account: &Account, bytes: u64) {
         account.claim(bytes).unwrap();
-        account.note_granted();
+        account.note_granted(STREAM);
     }
 
     #[cfg(not(weirpool_loom))]
@@ -325,7 +374,7 @@ mod tests {
         grant(accounts.of(few), 1024);
         grant(accounts.of(few), 512);
         assert!(!accounts.of(few).disclaim(1024));
-        accounts.of(few).note_freed();
+        accounts.of(few).note_freed(STREAM);
         let used: Vec<_> = accounts
             .iter()
             .map(|(tag, account)| (tag, account.used()))

@@ -15,6 +15,15 @@ pub struct WaitStatistics {
     pub served: u64,
     /// Requests that waited, and were not served: cancelled, timed out, or failed.
     pub abandoned: u64,
+    /// Those of them that failed by a [knot](crate::PoolBuilder::fail_knots_after), in the queue or at the limit of
+    /// their tag.
+    pub knotted: u64,
+    /// Requests that were turned away before they waited, since as many did as
+    /// [may](crate::PoolBuilder::queue_limit).
+    pub refused: u64,
+    /// Requests that were turned away before they waited, since they would probably have waited
+    /// [too long](crate::PoolBuilder::load_shedding).
+    pub shed: u64,
     /// The longest wait of a served request.
     pub longest: Duration,
     /// All waits of served requests together.
@@ -27,6 +36,9 @@ pub(crate) struct Waits {
     waiting: Count,
     served: Count,
     abandoned: Count,
+    knotted: Count,
+    refused: Count,
+    shed: Count,
     longest: Count,
     total: Count,
 }
@@ -49,11 +61,29 @@ impl Waits {
         self.waiting.subtract(1);
     }
 
+    /// One that has begun is about to fail by a knot.
+    pub(crate) fn note_knotted(&self) {
+        self.knotted.add(1);
+    }
+
+    /// One does not begin: the queue is full.
+    pub(crate) fn note_refused(&self) {
+        self.refused.add(1);
+    }
+
+    /// One does not begin: it would take too long.
+    pub(crate) fn note_shed(&self) {
+        self.shed.add(1);
+    }
+
     pub(crate) fn statistics(&self) -> WaitStatistics {
         WaitStatistics {
             waiting: usize::try_from(self.waiting.get()).unwrap_or(usize::MAX),
             served: self.served.get(),
             abandoned: self.abandoned.get(),
+            knotted: self.knotted.get(),
+            refused: self.refused.get(),
+            shed: self.shed.get(),
             longest: Duration::from_nanos(self.longest.get()),
             total: Duration::from_nanos(self.total.get()),
         }

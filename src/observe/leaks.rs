@@ -1,17 +1,18 @@
-//! Blocks that are in use still.
+//! Blocks that are in use still, and reservations that live.
 
 use super::snapshot::age;
 use super::units::{Bytes, Milliseconds};
-use crate::engine::{BlockInfo, BlockState, Engine, Site};
+use crate::engine::{BlockInfo, BlockState, Engine, ReservationInfo, Site};
+use crate::measure::Tag;
 use crate::trace;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// The blocks of a pool that are in use at one moment, when nobody should have one any more: see
-/// [`Pool::leaks`](crate::Pool::leaks).
+/// The blocks of a pool that are in use at one moment, and the reservations that live, when nobody should have any
+/// more: see [`Pool::leaks`](crate::Pool::leaks).
 ///
-/// As text it names where they were allocated, what is largest first.
+/// As text it names where they were allocated and reserved, what is largest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -21,14 +22,13 @@ pub struct LeakReport {
     /// Whether the pool keeps a [history](crate::PoolBuilder::history). Without one, no
     /// [`origin`](BlockInfo::origin) is known.
     pub keeps_history: bool,
-    /// In the order of their addresses.
+    /// In the order of their addresses; those that were allocated of reservations among them.
     pub blocks: Vec<BlockInfo>,
+    /// In the order in which they were made, with what is not allocated of them.
+    pub reservations: Vec<ReservationInfo>,
 }
 
-/// A site and a tag, as far as they are known.
-type Place<'a> = (Option<&'a Site>, Option<&'static str>);
-
-/// What was allocated at one place and is in use still.
+/// What was allocated, or reserved, at one place for one tag, as far as these are known, and is there still.
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
     count: usize,
@@ -36,27 +36,43 @@ struct Group {
     oldest: Duration,
 }
 
+/// Whence something is: where, for whom, and when.
+type Origin<'a> = (&'a Site, Option<Tag>, Duration);
+
+/// A site and a tag.
+type Place<'a> = (Option<&'a Site>, Option<&'static str>);
+
 impl LeakReport {
     pub(crate) fn of(engine: &Engine) -> Self {
-        let segments = engine.segments().into_iter();
-        let blocks = segments.flat_map(|segment| segment.blocks);
+        let (segments, reservations) = engine.holdings();
+        let blocks = segments.into_iter().flat_map(|segment| segment.blocks);
         let used = blocks.filter(|block| block.state == BlockState::Used);
         Self {
             blocks: used.collect(),
+            reservations,
             keeps_history: engine.has_journal(),
             // Not earlier than what is told.
             time: engine.device.now(),
         }
     }
 
-    /// Whether no block is in use.
+    /// Whether no block is in use, and no reservation lives.
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        self.blocks.is_empty() && self.reservations.is_empty()
     }
 
-    /// Their bytes.
+    /// Bytes of the blocks, and of what is not allocated of the reservations.
     pub fn bytes(&self) -> u64 {
+        self.in_blocks() + self.in_reservations()
+    }
+
+    fn in_blocks(&self) -> u64 {
         self.blocks.iter().map(|block| block.size).sum()
+    }
+
+    fn in_reservations(&self) -> u64 {
+        let left = self.reservations.iter();
+        left.map(|reservation| reservation.left).sum()
     }
 
     /// How long a block has lived, if the pool keeps a history.
@@ -67,22 +83,41 @@ impl LeakReport {
     /// Warns a subscriber, if there is something to say.
     pub(crate) fn tell(&self) {
         if !self.is_empty() {
-            trace::leaked(self.blocks.len(), self.bytes(), self);
+            let (blocks, reservations) = (self.blocks.len(), self.reservations.len());
+            trace::leaked((blocks, reservations), self.bytes(), self);
         }
     }
 
-    /// By place and tag, the largest first.
-    fn groups(&self) -> Vec<(Place<'_>, Group)> {
-        let mut groups = BTreeMap::<_, Group>::new();
-        for block in &self.blocks {
+    fn groups_of_blocks(&self) -> Vec<(Place<'_>, Group)> {
+        self.groups(self.blocks.iter().map(|block| {
             let origin = block.origin.as_ref();
-            let tag = origin.and_then(|origin| origin.tag);
-            let place = (origin.map(|origin| &origin.site), tag.map(|tag| tag.name()));
+            let origin = origin.map(|origin| (&origin.site, origin.tag, origin.time));
+            (origin, block.size)
+        }))
+    }
+
+    fn groups_of_reservations(&self) -> Vec<(Place<'_>, Group)> {
+        self.groups(self.reservations.iter().map(|reservation| {
+            let origin = reservation.origin.as_ref();
+            let origin = origin.map(|origin| (&origin.site, origin.tag, origin.time));
+            (origin, reservation.left)
+        }))
+    }
+
+    /// By place and tag, the largest first.
+    fn groups<'a>(
+        &self,
+        all: impl Iterator<Item = (Option<Origin<'a>>, u64)>,
+    ) -> Vec<(Place<'a>, Group)> {
+        let mut groups = BTreeMap::<_, Group>::new();
+        for (origin, bytes) in all {
+            let tag = origin.and_then(|(_, tag, _)| tag);
+            let place = (origin.map(|(site, ..)| site), tag.map(Tag::name));
             let group = groups.entry(place).or_default();
             group.count += 1;
-            group.bytes += block.size;
-            let age = self.age_of(block).unwrap_or_default();
-            group.oldest = group.oldest.max(age);
+            group.bytes += bytes;
+            let age = origin.map(|(.., time)| self.time.saturating_sub(time));
+            group.oldest = group.oldest.max(age.unwrap_or_default());
         }
         let mut groups: Vec<_> = groups.into_iter().collect();
         groups.sort_by_key(|(_, group)| std::cmp::Reverse(group.bytes));
@@ -95,37 +130,67 @@ impl fmt::Display for LeakReport {
         if self.is_empty() {
             return f.write_str("no block is in use");
         }
-        write!(f, "{} in use", Amount(self.blocks.len(), self.bytes()))?;
+        let (blocks, reservations) = (self.blocks.len(), self.reservations.len());
+        if blocks > 0 {
+            write!(f, "{} in use", Blocks(blocks, self.in_blocks()))?;
+        }
+        if reservations > 0 {
+            f.write_str(if blocks > 0 { ", " } else { "" })?;
+            write!(f, "{}", Reservations(reservations, self.in_reservations()))?;
+        }
         if !self.keeps_history {
             return f.write_str("; PoolBuilder::history has their places known");
         }
-        for ((site, tag), group) in self.groups() {
-            let amount = Amount(group.count, group.bytes);
-            write!(
+        for (place, group) in self.groups_of_blocks() {
+            write_line(f, Blocks(group.count, group.bytes), place, group.oldest)?;
+        }
+        for (place, group) in self.groups_of_reservations() {
+            write_line(
                 f,
-                "\n  {amount}, the oldest for {}",
-                Milliseconds(group.oldest)
+                Reservations(group.count, group.bytes),
+                place,
+                group.oldest,
             )?;
-            if let Some(tag) = tag {
-                write!(f, ", for {tag}")?;
-            }
-            match site {
-                Some(site) => write!(f, ", from {site}")?,
-                // Granted at that very moment.
-                None => f.write_str(", from a place that is not known yet")?,
-            }
         }
         Ok(())
     }
 }
 
-/// `3 blocks of 1.5 MiB`
-struct Amount(usize, u64);
+fn write_line(
+    f: &mut fmt::Formatter<'_>,
+    amount: impl fmt::Display,
+    (site, tag): Place<'_>,
+    oldest: Duration,
+) -> fmt::Result {
+    write!(f, "\n  {amount}, the oldest for {}", Milliseconds(oldest))?;
+    if let Some(tag) = tag {
+        write!(f, ", for {tag}")?;
+    }
+    match site {
+        Some(site) => write!(f, ", from {site}"),
+        // Granted at that very moment.
+        None => f.write_str(", from a place that is not known yet"),
+    }
+}
 
-impl fmt::Display for Amount {
+/// `3 blocks of 1.5 MiB`
+struct Blocks(usize, u64);
+
+impl fmt::Display for Blocks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(count, bytes) = *self;
         let blocks = if count == 1 { "block" } else { "blocks" };
         write!(f, "{count} {blocks} of {}", Bytes(bytes))
+    }
+}
+
+/// `2 reservations with 1.5 MiB left`
+struct Reservations(usize, u64);
+
+impl fmt::Display for Reservations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(count, bytes) = *self;
+        let plural = if count == 1 { "" } else { "s" };
+        write!(f, "{count} reservation{plural} with {} left", Bytes(bytes))
     }
 }

@@ -19,10 +19,10 @@ use std::fmt;
 /// | kind | names, after `weirpool_` |
 /// |---|---|
 /// | gauges | `capacity_bytes`, `reserved_bytes`, `reserved_high_bytes`, `used_bytes`, `used_high_bytes`, `pending_bytes`, `pending_high_bytes`, `free_bytes`, `largest_free_bytes`, `kept_by_lanes_bytes`, `lost_to_rounding_bytes`, `releasable_bytes`, `fragmentation`, `live_blocks`, `waiting` |
-/// | counters | `allocations`, `frees`, `waits_served`, `waits_abandoned`, `growths`, `handles_created`, `remaps`, `device_waits`, `released_bytes`, `events_created` |
+/// | counters | `allocations`, `frees`, `waits_served`, `waits_abandoned`, `waits_knotted`, `waits_refused`, `waits_shed`, `growths`, `handles_created`, `remaps`, `device_waits`, `released_bytes`, `events_created` |
 /// | counters with the label `rung` | `grants` |
 /// | histograms | `wait_seconds`, `pending_age_seconds`: each publication records what came since the last |
-/// | with the label `tag` | gauges `tag_used_bytes`, `tag_used_high_bytes`, `tag_waiting`; counters `tag_allocations`, `tag_frees`, `tag_waits_served` |
+/// | with the label `tag` | gauges `tag_used_bytes`, `tag_used_high_bytes`, `tag_waiting`; counters `tag_allocations`, `tag_frees`, `tag_waits_served`, `tag_waits_abandoned`, `tag_waits_knotted`, `tag_waits_refused`, `tag_waits_shed` |
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -116,6 +116,9 @@ impl Metrics {
             ("weirpool_frees", figures.frees),
             ("weirpool_waits_served", figures.waits.served),
             ("weirpool_waits_abandoned", figures.waits.abandoned),
+            ("weirpool_waits_knotted", figures.waits.knotted),
+            ("weirpool_waits_refused", figures.waits.refused),
+            ("weirpool_waits_shed", figures.waits.shed),
             ("weirpool_growths", figures.growths),
             ("weirpool_handles_created", figures.handles_created),
             ("weirpool_remaps", figures.remaps),
@@ -149,6 +152,10 @@ impl Metrics {
             ("weirpool_tag_allocations", figures.allocations),
             ("weirpool_tag_frees", figures.frees),
             ("weirpool_tag_waits_served", figures.waits.served),
+            ("weirpool_tag_waits_abandoned", figures.waits.abandoned),
+            ("weirpool_tag_waits_knotted", figures.waits.knotted),
+            ("weirpool_tag_waits_refused", figures.waits.refused),
+            ("weirpool_tag_waits_shed", figures.waits.shed),
         ] {
             counter!(name, "pool" => self.pool.clone(), "tag" => tag).absolute(value);
         }
@@ -205,11 +212,27 @@ fn describe() {
         "the share of free memory outside the largest free block"
     );
     describe_gauge!("weirpool_waiting", Unit::Count, "requests that wait now");
-    describe_counter!(
-        "weirpool_grants",
-        Unit::Count,
-        "grants by the rung that gave them"
-    );
+    for (name, meaning) in [
+        ("weirpool_grants", "grants by the rung that gave them"),
+        (
+            "weirpool_waits_abandoned",
+            "requests that waited, and were not served",
+        ),
+        (
+            "weirpool_waits_knotted",
+            "those of them that failed by a knot",
+        ),
+        (
+            "weirpool_waits_refused",
+            "requests that were turned away: the queue was full",
+        ),
+        (
+            "weirpool_waits_shed",
+            "requests that were turned away: they would have waited too long",
+        ),
+    ] {
+        describe_counter!(name, Unit::Count, meaning);
+    }
     describe_histogram!(
         "weirpool_wait_seconds",
         Unit::Seconds,

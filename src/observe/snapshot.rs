@@ -141,6 +141,14 @@ impl Snapshot {
                 }
                 write!(f, " {}", origin.site)?;
             }
+            if let Some(reservation) = &block.reservation {
+                let age = self.time.saturating_sub(reservation.time);
+                write!(f, " {}", Milliseconds(age))?;
+                if let Some(tag) = reservation.tag {
+                    write!(f, " {tag}")?;
+                }
+                write!(f, " {}", reservation.site)?;
+            }
             writeln!(f)?;
         }
         Ok(())

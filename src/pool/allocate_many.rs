@@ -53,7 +53,7 @@ impl Pool {
     /// # device.block_on(async {
     /// let layouts = [Layout::new(64 << 20), Layout::new(4096).alignment(4096)];
     /// let [cache, table] = pool.allocate_many(&stream, layouts).await?.try_into().unwrap();
-    /// assert_eq!((cache.size(), table.address() % 4096), (64 << 20, 0));
+    /// assert_eq!((cache.size(), table.address().is_aligned_to(4096)), (64 << 20, true));
     /// # Ok::<(), weirpool::AllocError>(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())

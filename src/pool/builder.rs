@@ -259,13 +259,17 @@ impl PoolBuilder {
     /// How long nothing may move before a queue that cannot be served counts as knotted: nothing is pending,
     /// and no block is freed. Then whoever can be served is, ahead of the queue's head; and if nobody can,
     /// that is told as a warning to a subscriber of `tracing`. Default: 10 ms, on the device's clock.
+    ///
+    /// The same grace is given to the requests of a tag that wait for its [limit](Pool::set_tag_limit): see
+    /// [`guide::services`](crate::guide::services#knots).
     pub fn knot_grace(mut self, grace: Duration) -> Self {
         self.rules.knot_grace = grace;
         self
     }
 
     /// How long a knot lasts before the head of the queue fails with
-    /// [`Knotted`](crate::AllocError::Knotted), so that what its task holds can come free. Default: for
+    /// [`Knotted`](crate::AllocError::Knotted), so that what its task holds can come free; or the first of those
+    /// who wait for the limit of a tag, with [`KnottedAtLimit`](crate::AllocError::KnottedAtLimit). Default: for
     /// ever, since a block may be held for long with good reason.
     ///
     /// ```

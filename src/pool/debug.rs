@@ -53,10 +53,10 @@ impl Pool {
         History::of(&self.service().engine)
     }
 
-    /// The blocks that are in use now: to be asked when nobody should have one any more. With a
-    /// [history](crate::PoolBuilder::history) it says whence they are.
+    /// The blocks that are in use now, and the reservations that live: to be asked when nobody should have any more.
+    /// With a [history](crate::PoolBuilder::history) it says whence they are.
     ///
-    /// A block that was given to `mem::forget` is in use for ever, and keeps its pool alive.
+    /// What was given to `mem::forget` lives for ever, and keeps its pool alive.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};

@@ -1,6 +1,7 @@
 //! Pools by name, and by what is theirs.
 
 use super::Pool;
+use crate::block::Block;
 use crate::device::DeviceAddress;
 use crate::engine::BlockInfo;
 use crate::registry;
@@ -64,6 +65,11 @@ impl Pool {
     /// The block of this pool that a device address is in, used or not; see [`pool_of`].
     pub fn block_at(&self, address: impl Into<DeviceAddress>) -> Option<BlockInfo> {
         self.service().engine.block_at(address.into().to_bits())
+    }
+
+    /// Whether the block is of this pool.
+    pub(crate) fn has(&self, block: &Block) -> bool {
+        block.stream().is_of(&self.presence)
     }
 
     /// The pool's name, if it was given one.

@@ -59,9 +59,9 @@ fn nor_do_awaited_ones() {
     assert_eq!(writes, 0);
 }
 
-/// Two of an allocation and two of a free, all to the tag's own cache line.
+/// Two of an allocation and two of a free, all to the tag's own cache lines.
 #[test]
-fn tagged_ones_write_their_tags_line() {
+fn tagged_ones_write_their_tags_lines() {
     let tag = Tag::new("hot");
     let writes = shared_writes(|pool, stream| {
         drop(pool.allocate(stream, 4096).tag(tag).try_now().unwrap());

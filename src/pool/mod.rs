@@ -15,6 +15,7 @@ mod grow;
 mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
+mod known_streams;
 mod layout;
 mod own_stream;
 mod reservation;
@@ -28,6 +29,7 @@ pub use builder::PoolBuilder;
 pub use drawing::Drawing;
 pub use find::{find_pool, pool_of, pools};
 pub use grow::AllocateWithRoom;
+pub(crate) use known_streams::KnownStreams;
 pub use layout::Layout;
 pub use reservation::Reservation;
 pub use reserve::Reserve;
@@ -116,7 +118,9 @@ impl Pool {
     /// Makes one of the device's streams known to the pool, so that memory can be allocated and freed
     /// in its order. The pool keeps the stream usable for as long as it may record an event on it.
     ///
-    /// A stream registered twice has two lanes and two orders, each of them safe.
+    /// A stream registered twice has two lanes and two orders, each of them safe. One that nobody can keep (it
+    /// has an [`external_id`](DeviceStream::external_id)) is used only inside calls that are made with it, and
+    /// every free on it records its event at once: see the [guide](crate::guide::external).
     ///
     /// # Errors
     /// [`StreamError::ForeignDevice`] when the stream is of another device; the device's error when it
@@ -382,8 +386,8 @@ impl Pool {
     }
 
     /// Ends the granting: who waits fails with [`AllocError::Closed`], and so does every later
-    /// allocation. Live blocks stay valid, and are freed as ever: the report names those that live at this
-    /// moment (see [`leaks`](Self::leaks)). The first time, a subscriber of `tracing` is warned of them, if
+    /// allocation. Live blocks stay valid, and are freed as ever: the report names those, and the reservations, that
+    /// live at this moment (see [`leaks`](Self::leaks)). The first time, a subscriber of `tracing` is warned of them, if
     /// there are any.
     pub fn close(&self) -> LeakReport {
         let is_first = Service::close(self.service());

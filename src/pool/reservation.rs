@@ -57,8 +57,13 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    pub(super) fn new(pool: &Pool, loans: Loans, tag: Option<Tag>) -> Self {
-        let reserved = Reserved::new(pool.presence.clone(), loans, tag);
+    pub(super) fn new(
+        pool: &Pool,
+        loans: Loans,
+        tag: Option<Tag>,
+        place: &'static Location<'static>,
+    ) -> Self {
+        let reserved = Reserved::new(pool.presence.clone(), loans, tag, place);
         Self {
             reserved: Arc::new(reserved),
         }
@@ -161,10 +166,12 @@ impl Reservation {
     /// assert_eq!((whole.size(), part.size()), (12 << 20, 4 << 20));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[track_caller]
     pub fn split(&mut self, bytes: u64) -> Result<Self, AllocError> {
+        let place = Location::caller();
         let step = self.pool().service().engine.settings.alignment;
         let bytes = bytes.max(1).checked_next_multiple_of(step);
-        let other = bytes.and_then(|bytes| self.reserved.split(bytes));
+        let other = bytes.and_then(|bytes| self.reserved.split(bytes, place));
         let (left, largest) = self.reserved.left();
         match other {
             Some(other) => Ok(Self {

@@ -8,6 +8,7 @@ use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::wait::{Allocation, Asker, Demand, Denial, Terms, block_on, try_all_now};
 use std::future::Future;
+use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -32,6 +33,7 @@ pub struct Reserve<'a> {
     is_whole: bool,
     tag: Option<Tag>,
     terms: Terms,
+    place: &'static Location<'static>,
 }
 
 impl Pool {
@@ -55,6 +57,7 @@ impl Pool {
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[track_caller]
     pub fn reserve(&self, bytes: u64) -> Reserve<'_> {
         Reserve {
             is_whole: true,
@@ -76,6 +79,7 @@ impl Pool {
     /// # drop(table);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[track_caller]
     pub fn reserve_many<L: Into<Layout>>(
         &self,
         layouts: impl IntoIterator<Item = L>,
@@ -87,6 +91,7 @@ impl Pool {
             is_whole: false,
             tag: None,
             terms: Terms::default(),
+            place: Location::caller(),
         }
     }
 
@@ -102,11 +107,20 @@ impl Pool {
 impl Reserve<'_> {
     terms!();
 
-    /// The same for that tag, on those terms.
+    /// The same for that tag, on those terms, asked for there.
     #[cfg(feature = "tower")]
-    pub(crate) fn with(mut self, tag: Option<Tag>, terms: Terms) -> Self {
-        (self.tag, self.terms) = (tag, terms);
-        self
+    pub(crate) fn with(
+        self,
+        tag: Option<Tag>,
+        terms: Terms,
+        place: &'static Location<'static>,
+    ) -> Self {
+        Self {
+            tag,
+            terms,
+            place,
+            ..self
+        }
     }
 
     /// The same now or not at all, as [`Pool::try_allocate`].
@@ -149,7 +163,7 @@ impl Reserve<'_> {
     }
 
     fn reservation(&self, loans: Loans) -> Reservation {
-        Reservation::new(self.pool, loans, self.tag)
+        Reservation::new(self.pool, loans, self.tag, self.place)
     }
 
     pub(super) fn poll_loans(

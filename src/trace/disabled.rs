@@ -29,6 +29,9 @@ pub(crate) fn granted(_: Asked, _: &impl Debug, _: u64) {}
 pub(crate) fn freed(_: StreamId, _: u64, _: u64) {}
 #[inline(always)]
 pub(crate) fn knotted(_: &Shortfall, _: impl FnOnce() -> String) {}
+#[inline(always)]
+pub(crate) fn knotted_at_limit(_: &Shortfall, _: impl FnOnce() -> String) {}
+#[inline(always)]
 pub(crate) fn exhausted(_: &Shortfall) {}
 #[inline(always)]
 pub(crate) fn hook_failed(_: &dyn std::fmt::Display) {}
@@ -47,7 +50,7 @@ pub(crate) fn stream_registered(_: StreamId) {}
 #[inline(always)]
 pub(crate) fn stream_gone(_: StreamId) {}
 #[inline(always)]
-pub(crate) fn leaked(_: usize, _: u64, _: &dyn std::fmt::Display) {}
+pub(crate) fn leaked(_: (usize, usize), _: u64, _: &dyn std::fmt::Display) {}
 #[inline(always)]
 pub(crate) fn closed() {}
 #[inline(always)]

@@ -89,6 +89,8 @@ macro_rules! tell_shortfall {
             capacity = shortfall.capacity,
             waiting = shortfall.waiting,
             tag = shortfall.tag.map(|tag| tag.tag.name()),
+            tag_used = shortfall.tag.map(|tag| tag.used),
+            tag_limit = shortfall.tag.map(|tag| tag.limit),
             fragmentation = shortfall.fragmentation(),
             $($content)+
         )
@@ -102,6 +104,11 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
 /// Nobody who waits can be served, and nothing is on its way back.
 pub(crate) fn knotted(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
     tell_shortfall!(WARN, shortfall, holders = holders(), "knotted");
+}
+
+/// The same of those who wait for the limit of a tag.
+pub(crate) fn knotted_at_limit(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
+    tell_shortfall!(WARN, shortfall, holders = holders(), "knotted at limit");
 }
 
 /// The pressure hook could not do what it was asked to.
@@ -140,9 +147,13 @@ pub(crate) fn stream_gone(stream: StreamId) {
     tell!(DEBUG, stream = %stream, "stream gone");
 }
 
-/// Blocks that somebody owns still, where nobody should.
-pub(crate) fn leaked(blocks: usize, bytes: u64, report: &dyn std::fmt::Display) {
-    tell!(WARN, blocks, bytes, %report, "leaked");
+/// Blocks that somebody owns still, and reservations, where nobody should.
+pub(crate) fn leaked(
+    (blocks, reservations): (usize, usize),
+    bytes: u64,
+    report: &dyn std::fmt::Display,
+) {
+    tell!(WARN, blocks, bytes, %report, reservations, "leaked");
 }
 
 pub(crate) fn closed() {

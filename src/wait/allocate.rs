@@ -234,6 +234,9 @@ impl<'a> Allocation<'a> {
             if let Some(refusal) = service.refusal_of(&waiter.demand) {
                 return Poll::Ready(Err(refusal));
             }
+            if let Some(tag) = waiter.demand.tag {
+                service.look_at_door(tag);
+            }
         } else {
             let member = Member::Waiter(waiter.turn.place);
             service.engine.bell.enlist(member, waker);
@@ -291,7 +294,7 @@ impl<'a> Allocation<'a> {
             service.disclaim(tag, waiter.demand.request.bytes);
         }
         service.engine.write_down(|| HistoryEvent::Waited {
-            stream: waiter.lane.id,
+            stream: waiter.lane.id.of_a_stream(),
             requested: waiter.demand.requested(),
             tag: waiter.demand.tag,
             waited: so_long,

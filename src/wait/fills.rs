@@ -28,12 +28,13 @@ impl Registration {
         engine.fill_granted(&self.lane, after, block, fill, place)
     }
 
-    /// A block of the stream is about to be freed, and was used on these: fills it. Says whether the stream
-    /// comes after all of them now.
+    /// A block of the stream is about to be freed, and was used on these: fills it, behind that point of the
+    /// stream, if there is one. Says whether the first of them comes after all of that now.
     pub(crate) fn fill_ending(
         &self,
         onlookers: &Onlookers,
         lanes: &[Arc<Lane>],
+        earlier: Option<Ticket>,
         block: Use,
         place: Option<&'static Location<'static>>,
     ) -> bool {
@@ -41,7 +42,8 @@ impl Registration {
         let place = place.unwrap_or(Location::caller());
         onlookers.fills.on_free.is_some_and(|fill| {
             let engine = &self.service.engine;
-            engine.fill_freed(lanes, block, fill, place)
+            let earlier = earlier.map(|after| (&*self.lane, after));
+            engine.fill_freed(lanes, earlier, block, fill, place)
         })
     }
 }

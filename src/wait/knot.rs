@@ -13,6 +13,7 @@ use super::{Place, Service, Wants};
 use crate::device::Alarm;
 use crate::engine::Effort;
 use crate::error::AllocError;
+use crate::measure::Tag;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
 use std::task::Waker;
@@ -143,7 +144,7 @@ impl Service {
         let limit = self.rules.knot_limit;
         let until = limit.map(|limit| since.saturating_add(limit.max(self.rules.knot_grace)));
         if self.knot.tell() {
-            trace::knotted(&self.shortfall(&head.demand), || self.holders());
+            trace::knotted(&self.shortfall(&head.demand), || self.holders(None));
             if let Some(until) = until.filter(|until| now < *until) {
                 self.knot.set_alarm(self.ring_at(until));
             }
@@ -156,11 +157,12 @@ impl Service {
         Served::Gone
     }
 
-    /// Who holds what, the most first: by tag, and where a history is kept, by place.
-    fn holders(&self) -> String {
+    /// Who holds what, the most first: by tag, and where a history is kept, by place. Of one tag, if one is meant.
+    pub(super) fn holders(&self, of: Option<Tag>) -> String {
         let accounts = self.queue.accounts.iter();
+        let accounts = accounts.filter(|(tag, _)| of.is_none_or(|of| of == *tag));
         let by_tag = accounts.map(|(tag, account)| (tag.to_string(), account.used().current));
-        let by_place = self.engine.held_by_place();
+        let by_place = self.engine.held_by_place(of);
         let mut holders: Vec<_> = by_tag.chain(by_place).collect();
         holders.retain(|(_, bytes)| *bytes > 0);
         holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));

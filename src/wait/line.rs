@@ -10,9 +10,12 @@
 //! that it got over its weight, and the flow that has paid least is next. A flow that had nothing to ask for
 //! saves nothing up. So while two flows both have requests waiting, what they get over their weights differs
 //! by no more than one largest request of each over its weight; within a flow the order is that of being due.
+//!
+//! The order of those behind the head is what it would be if nobody came: it can be told ahead.
 
 use crate::measure::Tag;
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 /// Which one has come: lower is earlier.
 pub(crate) type Place = u64;
@@ -29,6 +32,20 @@ pub(super) type Flow = Option<Tag>;
 
 /// Virtual time has so many steps to a byte of weight 1.
 const STEPS: u32 = 32;
+
+/// What a turn costs its flow: what is served in it, at the flow's weight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Price {
+    pub(super) bytes: u64,
+    pub(super) weight: u32,
+}
+
+impl Price {
+    /// In virtual time.
+    fn steps(self) -> u128 {
+        (u128::from(self.bytes) << STEPS) / u128::from(self.weight.max(1))
+    }
+}
 
 #[derive(Debug)]
 struct Backlog<T> {
@@ -83,16 +100,31 @@ impl<T> Line<T> {
         Some(head)
     }
 
-    /// The first so many, about in the order in which they would be served: those of each flow in theirs,
-    /// flow after flow, the head's first.
-    pub(super) fn first(&self, most: usize) -> Vec<&T> {
-        let mut flows: Vec<_> = self.flows.values().collect();
-        flows.sort_by_key(|backlog| {
-            let first = backlog.waiters.first_key_value();
-            (first.is_none(), backlog.start, first.map(|(turn, _)| *turn))
-        });
-        let waiters = flows.into_iter().flat_map(|flow| flow.waiters.values());
-        waiters.take(most).collect()
+    /// The first so many, in the order in which they are served if nobody comes, each at its price.
+    pub(super) fn first(&self, most: usize, price: impl Fn(&T) -> Price) -> Vec<&T> {
+        let backlogs = self.flows.values();
+        let (mut flows, starts): (Vec<_>, Vec<_>) = backlogs
+            .map(|backlog| (backlog.waiters.iter().peekable(), backlog.start))
+            .unzip();
+        let firsts = flows.iter_mut().zip(starts).enumerate();
+        let mut next: BinaryHeap<_> = firsts
+            .filter_map(|(at, (flow, start))| Some(Reverse((start, *flow.peek()?.0, at))))
+            .collect();
+        let mut first = Vec::new();
+        while first.len() < most {
+            let Some(Reverse((start, _, at))) = next.pop() else {
+                break;
+            };
+            let flow = &mut flows[at];
+            let Some((_, waiter)) = flow.next() else {
+                continue;
+            };
+            first.push(waiter);
+            if let Some((turn, _)) = flow.peek() {
+                next.push(Reverse((start + price(waiter).steps(), **turn, at)));
+            }
+        }
+        first
     }
 
     /// All that are due before that turn, in no order.
@@ -101,19 +133,13 @@ impl<T> Line<T> {
         flows.flat_map(move |flow| flow.waiters.range(..turn).map(|(_, waiter)| waiter))
     }
 
-    /// Takes somebody out, who was `served` with so many bytes at its flow's weight, or not at all. None,
-    /// if it was not there.
-    pub(super) fn leave(
-        &mut self,
-        flow: Flow,
-        turn: Turn,
-        served: Option<(u64, u32)>,
-    ) -> Option<T> {
+    /// Takes somebody out, who was served at that price, or not at all. None, if it was not there.
+    pub(super) fn leave(&mut self, flow: Flow, turn: Turn, served: Option<Price>) -> Option<T> {
         let backlog = self.flows.get_mut(&flow)?;
         let waiter = backlog.waiters.remove(&turn)?;
-        if let Some((bytes, weight)) = served {
+        if let Some(price) = served {
             self.now = self.now.max(backlog.start);
-            backlog.start += (u128::from(bytes) << STEPS) / u128::from(weight.max(1));
+            backlog.start += price.steps();
         }
         self.waiting -= 1;
         if self.is_empty() {
@@ -136,15 +162,27 @@ mod tests {
         Turn { due: 0, place }
     }
 
-    /// Serves the line until it is empty: who was served, in order.
+    /// Serves the line until it is empty: who was served, in order, as it was told before.
     fn serve(line: &mut Line<(Flow, Place, u64)>, weight: impl Fn(Flow) -> u32) -> Vec<Place> {
+        let price = |&(flow, _, bytes): &(Flow, Place, u64)| Price {
+            bytes,
+            weight: weight(flow),
+        };
+        let told = line.first(usize::MAX, price);
+        let told: Vec<_> = told.into_iter().map(|(_, place, _)| *place).collect();
         let mut order = Vec::new();
-        while let Some(&(flow, place, bytes)) = line.head() {
-            line.leave(flow, turn(place), Some((bytes, weight(flow))))
-                .unwrap();
+        while let Some(&head) = line.head() {
+            assert_eq!(line.first(1, price), [&head]);
+            let (flow, place, _) = head;
+            line.leave(flow, turn(place), Some(price(&head))).unwrap();
             order.push(place);
         }
+        assert_eq!(order, told);
         order
+    }
+
+    fn paid(bytes: u64) -> Option<Price> {
+        Some(Price { bytes, weight: 1 })
     }
 
     fn line(waiters: &[(Flow, u64)]) -> Line<(Flow, Place, u64)> {
@@ -170,7 +208,6 @@ mod tests {
         }
         let mut order = Vec::new();
         while let Some(&(due, place)) = line.head() {
-            assert_eq!(line.first(9)[0], &(due, place));
             line.leave(None, Turn { due, place }, None);
             order.push(place);
         }
@@ -193,7 +230,7 @@ mod tests {
         let [light, heavy] = tags();
         let mut line = line(&[(light, 512), (light, 512), (light, 512)]);
         for place in 0..2 {
-            line.leave(light, turn(place), Some((512, 1)));
+            line.leave(light, turn(place), paid(512));
         }
         line.join(heavy, turn(3), (heavy, 3, 512));
         line.join(heavy, turn(4), (heavy, 4, 512));
@@ -207,6 +244,26 @@ mod tests {
         assert!(line.leave(light, turn(0), None).is_some());
         assert!(line.leave(light, turn(0), None).is_none());
         assert_eq!(serve(&mut line, |_| 1), [1, 2, 3]);
+    }
+
+    /// However the flows flood, weigh and pay.
+    #[test]
+    fn the_order_can_be_told_ahead() {
+        let [light, heavy] = tags();
+        let flows = [None, light, heavy];
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..50 {
+            let weights = [(); 3].map(|()| random.u32(1..9));
+            let weight = |flow| weights[flows.iter().position(|known| *known == flow).unwrap()];
+            let mut come = || (flows[random.usize(..3)], random.u64(1..4096));
+            let waiters: Vec<_> = (0..100).map(|_| come()).collect();
+            let mut line = line(&waiters);
+            // Some have paid by now.
+            for place in (0..100).step_by(7) {
+                line.leave(waiters[place].0, turn(place as Place), paid(1000));
+            }
+            assert_eq!(serve(&mut line, weight).len(), 85);
+        }
     }
 
     #[test]

@@ -14,12 +14,15 @@
 //! | file | about |
 //! |---|---|
 //! | `queue` | who waits, and what each gets |
+//! | `door` | who waits outside of it, for the limit of a tag |
 //! | `line` | in which order |
 //! | `claim` | what a tag may have |
 //! | `terms` | on what terms, and by what rules |
 //! | `service` | the engine with its queue, and when that is served |
 //! | `serving` | granting the queue from the engine |
 //! | `knot` | when nothing moves any more |
+//! | `door_knot` | when nothing of a tag does, at its limit |
+//! | `idle` | whether streams have anything to do |
 //! | `reclaimer` | who drives, as a future |
 //! | `demand` | what is asked for, and for whom |
 //! | `allocate` | the future of an allocation |
@@ -42,10 +45,13 @@ mod allocate;
 mod blocking;
 mod claim;
 mod demand;
+mod door;
+mod door_knot;
 mod drain;
 mod fills;
 mod grower;
 mod hook;
+mod idle;
 mod knot;
 mod line;
 #[cfg_attr(not(feature = "cuda"), path = "no_natives.rs")]

@@ -37,22 +37,7 @@ impl Passage {
     /// # Errors
     /// What the device says instead.
     pub(crate) fn is_passed(&self) -> Result<bool, DeviceError> {
-        let engine = &self.service.engine;
-        if !self.is_known() {
-            if let Some(fault) = engine.fault() {
-                return Err(fault);
-            }
-            engine.harvest_up_to(&self.lane, self.ticket)?;
-        }
-        // Whoever harvested it: who is told that memory is free finds it free.
-        if engine.catch_up(&self.lane) {
-            engine.ring_if_awaited();
-        }
-        Ok(self.is_known())
-    }
-
-    fn is_known(&self) -> bool {
-        self.lane.timeline.completed() >= self.ticket
+        self.service.engine.has_passed(&self.lane, self.ticket)
     }
 
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {

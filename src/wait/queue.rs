@@ -12,23 +12,20 @@
 //! sleep for ever. A grant that finds its waiter gone is handed back to whoever made it; a future
 //! dropped after the grant hands it back itself. So a grant has one owner at every moment.
 //!
-//! Who is over the limit of its tag waits at the door, outside the [line](super::line): it keeps nobody
-//! from being served, and the gate does not close for it. Once the limit allows it, it comes in, to the
-//! place that it had by its coming.
+//! Who is over the limit of its tag waits at the [door](super::door), outside the [line](super::line): it
+//! keeps nobody from being served, and the gate does not close for it.
 
 use super::admission::{Admission, QueueLimit};
 use super::claim::Claim;
+use super::door::{Admitted, Door};
 use super::hook::Turned;
-use super::line::{Flow, Line, Place, Turn};
+use super::line::{Flow, Line, Place, Price, Turn};
 use super::{Demand, Rules, Wants};
 use crate::engine::{Expected, Loans, gate};
 use crate::error::AllocError;
 use crate::lane::Lane;
 use crate::measure::{Account, Accounts, Histogram, Recorder, Tag, WaitStatistics, Waits};
-use crate::sync::{
-    Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, assert_unlocked,
-};
-use smallvec::SmallVec;
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::task::Waker;
@@ -47,7 +44,7 @@ pub(crate) struct Waiter {
     /// What is to be passed before new memory is taken for it.
     pub(crate) patience: Expected,
     /// It is at the door: its tag has reached its limit.
-    is_held: SharedFlag,
+    pub(super) is_held: SharedFlag,
     /// By how many, with how many bytes together, it was passed. Written by who serves, and nobody else.
     passed: (SharedNumber, SharedNumber),
     /// Where it stands with the pressure hook.
@@ -95,11 +92,12 @@ impl Waiter {
         }
     }
 
-    /// Fails the waiter, if it still waits. Returns whom to wake.
-    pub(super) fn fail(&self, error: AllocError) -> Option<Waker> {
+    /// Fails the waiter, if it still waits, and notes that before anybody hears of it. Returns whom to wake.
+    pub(super) fn fail(&self, error: AllocError, note: impl FnOnce()) -> Option<Waker> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Waiting(waker) => {
+                note();
                 *state = State::Failed(error);
                 Some(waker)
             }
@@ -168,10 +166,10 @@ impl Waiter {
 
 /// All who wait, in the line or at the door.
 #[derive(Debug)]
-struct Standing {
+pub(super) struct Standing {
     line: Line<Arc<Waiter>>,
-    /// Those whose tags have reached their limits, in the order in which they are due.
-    held: BTreeMap<Tag, BTreeMap<Turn, Arc<Waiter>>>,
+    /// Those whose tags have reached their limits.
+    pub(super) doors: BTreeMap<Tag, Door>,
     next: Place,
     admission: Admission,
 }
@@ -179,26 +177,12 @@ struct Standing {
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Queue {
-    standing: Mutex<Standing>,
+    pub(super) standing: Mutex<Standing>,
     waits: Waits,
     /// How long those waited who were served.
     times: Recorder,
     /// What each tag has, and how its requests waited.
     pub(crate) accounts: Accounts,
-}
-
-/// Those who were let in from the door: woken when this is dropped, which is done with no lock held.
-#[derive(Debug, Default)]
-#[must_use = "who was let in is to be woken with no lock held"]
-pub(super) struct Admitted(SmallVec<[Waker; 2]>);
-
-impl Drop for Admitted {
-    fn drop(&mut self) {
-        if !self.0.is_empty() {
-            assert_unlocked("wake");
-            self.0.drain(..).for_each(Waker::wake);
-        }
-    }
 }
 
 impl Standing {
@@ -233,7 +217,7 @@ impl Queue {
     pub(super) fn new(limit: QueueLimit) -> Self {
         let standing = Standing {
             line: Line::new(),
-            held: BTreeMap::new(),
+            doors: BTreeMap::new(),
             next: 0,
             admission: Admission::new(limit),
         };
@@ -258,6 +242,7 @@ impl Queue {
     ) -> Result<Arc<Waiter>, AllocError> {
         let mut standing = self.standing.lock();
         if let Err(refusal) = standing.check(&newcomer, rules) {
+            self.note_refusal(&newcomer, &refusal);
             drop(standing);
             // With the lock let go: what was claimed may let in others.
             drop(newcomer);
@@ -292,16 +277,16 @@ impl Queue {
         });
         self.counted_for(&waiter).for_each(Waits::begin);
         match account {
-            Some((tag, _)) if !is_let_in => {
-                let held = standing.held.entry(tag).or_default();
-                held.insert(turn, waiter.clone());
+            Some((tag, account)) if !is_let_in => {
+                let door = standing.doors.entry(tag).or_default();
+                door.join(waiter.clone(), account);
             }
             _ => self.line_up(&mut standing, waiter.clone(), gate),
         }
         Ok(waiter)
     }
 
-    fn line_up(&self, standing: &mut Standing, waiter: Arc<Waiter>, gate: &SharedState) {
+    pub(super) fn line_up(&self, standing: &mut Standing, waiter: Arc<Waiter>, gate: &SharedState) {
         if let Some(tag) = waiter.demand.tag {
             self.accounts.of(tag).promise(waiter.demand.request.bytes);
         }
@@ -321,8 +306,7 @@ impl Queue {
         let bytes = waiter.demand.request.bytes;
         let mut standing = self.standing.lock();
         let account = waiter.demand.tag.map(|tag| (tag, self.accounts.of(tag)));
-        let weight = account.and_then(|(_, account)| account.weight());
-        let served = waited.map(|_| (bytes, weight.map_or(1, NonZeroU32::get)));
+        let served = waited.map(|_| self.price_of(waiter));
         let mut admitted = Admitted::default();
         if standing
             .line
@@ -336,11 +320,11 @@ impl Queue {
                 gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
             }
         } else {
-            let held = account.and_then(|(tag, _)| Some((tag, standing.held.get_mut(&tag)?)));
-            let Some((tag, held)) = held else {
+            let door = account.and_then(|(tag, _)| Some((tag, standing.doors.get_mut(&tag)?)));
+            let Some((tag, door)) = door else {
                 return admitted;
             };
-            if held.remove(&waiter.turn).is_none() {
+            if door.leave(waiter.turn).is_none() {
                 return admitted;
             }
             admitted = self.admit_from(&mut standing, tag, gate);
@@ -353,43 +337,6 @@ impl Queue {
             self.times.record(waited);
         }
         admitted
-    }
-
-    /// Lets those in from the door whom the limit of their tag allows now.
-    pub(super) fn admit(&self, tag: Tag, gate: &SharedState) -> Admitted {
-        self.admit_from(&mut self.standing.lock(), tag, gate)
-    }
-
-    fn admit_from(&self, standing: &mut Standing, tag: Tag, gate: &SharedState) -> Admitted {
-        let mut admitted = Admitted::default();
-        let account = self.accounts.of(tag);
-        while let Some(held) = standing.held.get_mut(&tag) {
-            let Some(first) = held.first_entry() else {
-                standing.held.remove(&tag);
-                account.end_holding();
-                break;
-            };
-            let waiter = first.get();
-            if account.claim_for_held(waiter.demand.request.bytes).is_err() {
-                break;
-            }
-            let waiter = first.remove();
-            // Before its waker is looked for: a poll that finds it held is woken.
-            waiter.is_held.store(false, Ordering::Release);
-            admitted.0.extend(waiter.waker());
-            self.line_up(standing, waiter, gate);
-        }
-        admitted
-    }
-
-    /// Sets the limit of a tag, and lets in whom it allows.
-    pub(crate) fn set_limit(&self, tag: Tag, limit: Option<u64>, gate: &SharedState) {
-        let mut standing = self.standing.lock();
-        // Under the lock: who is held by the old one is let in by the new one.
-        self.accounts.of(tag).set_limit(limit);
-        let admitted = self.admit_from(&mut standing, tag, gate);
-        drop(standing);
-        drop(admitted);
     }
 
     pub(crate) fn set_queue_limit(&self, limit: QueueLimit) {
@@ -405,10 +352,27 @@ impl Queue {
         self.standing.lock().expected_wait(bytes, due, now)
     }
 
+    fn note_refusal(&self, newcomer: &Newcomer<'_>, refusal: &AllocError) {
+        let all = self.waits_of(newcomer.lane, &newcomer.demand);
+        match refusal {
+            AllocError::Shed { .. } => all.for_each(Waits::note_shed),
+            _ => all.for_each(Waits::note_refused),
+        }
+    }
+
+    /// A waiter is about to fail by a knot.
+    pub(super) fn note_knotted(&self, waiter: &Waiter) {
+        self.counted_for(waiter).for_each(Waits::note_knotted);
+    }
+
     /// Whose waits a waiter's is.
     fn counted_for<'a>(&'a self, waiter: &'a Waiter) -> impl Iterator<Item = &'a Waits> {
-        let of_tag = waiter.demand.tag.map(|tag| &self.accounts.of(tag).waits);
-        [&self.waits, &waiter.lane.waits].into_iter().chain(of_tag)
+        self.waits_of(&waiter.lane, &waiter.demand)
+    }
+
+    fn waits_of<'a>(&'a self, lane: &'a Lane, demand: &Demand) -> impl Iterator<Item = &'a Waits> {
+        let of_tag = demand.tag.map(|tag| &self.accounts.of(tag).waits);
+        [&self.waits, &lane.waits].into_iter().chain(of_tag)
     }
 
     /// Who is served next.
@@ -416,10 +380,20 @@ impl Queue {
         self.standing.lock().line.head().cloned()
     }
 
-    /// The first so many, about in the order in which they would be served.
+    /// The first so many, in the order in which they are served if nobody comes.
     pub(super) fn first(&self, most: usize) -> Vec<Arc<Waiter>> {
         let standing = self.standing.lock();
-        standing.line.first(most).into_iter().cloned().collect()
+        let first = standing.line.first(most, |waiter| self.price_of(waiter));
+        first.into_iter().cloned().collect()
+    }
+
+    /// What it costs a waiter's flow to have it served.
+    fn price_of(&self, waiter: &Waiter) -> Price {
+        let weight = waiter.flow.and_then(|tag| self.accounts.of(tag).weight());
+        Price {
+            bytes: waiter.demand.request.bytes,
+            weight: weight.map_or(1, NonZeroU32::get),
+        }
     }
 
     /// Whether nobody waits in the line.

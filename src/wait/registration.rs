@@ -66,18 +66,18 @@ impl Registration {
         if surplus > 0 {
             account.claim_more(surplus);
         }
-        account.note_granted();
+        account.note_granted(self.lane.id);
     }
 
     /// What was granted has become more, by what was claimed.
     pub(crate) fn note_more(&self, tag: Tag) {
-        self.service.queue.accounts.of(tag).note_more();
+        self.service.queue.accounts.of(tag).note_more(self.lane.id);
     }
 
     /// It was freed.
     #[inline(never)]
     pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
-        self.service.queue.accounts.of(tag).note_freed();
+        self.service.queue.accounts.of(tag).note_freed(self.lane.id);
         self.service.disclaim(tag, bytes);
     }
 }

@@ -3,10 +3,12 @@
 use super::{Demand, Presence, Service};
 use crate::engine::{Lent, Loans, Refusal};
 use crate::error::AllocError;
+use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::ledger::HoardId;
-use crate::measure::Tag;
+use crate::measure::{Account, Tag};
 use crate::sync::{Arc, Guards, Mutex, plain};
+use std::panic::Location;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -25,6 +27,8 @@ struct Book {
     lent: u64,
     /// The handle is gone.
     is_over: bool,
+    /// The stream that it is taken to be of: that which drew from it last. None once nothing of it lives.
+    home: Option<StreamId>,
 }
 
 impl Book {
@@ -37,24 +41,45 @@ impl Book {
         self.size -= unused;
         unused
     }
+
+    /// Whose it was, if nothing of it lives any more.
+    fn leave_home(&mut self) -> Option<StreamId> {
+        self.home.take_if(|_| self.is_over && self.lent == 0)
+    }
 }
 
 impl Reserved {
     /// Sets loans aside that are complete, and were claimed by the tag.
-    pub(crate) fn new(presence: plain::Arc<Presence>, loans: Loans, tag: Option<Tag>) -> Self {
+    pub(crate) fn new(
+        presence: plain::Arc<Presence>,
+        loans: Loans,
+        tag: Option<Tag>,
+        place: &'static Location<'static>,
+    ) -> Self {
         let size = loans.iter().map(|lent| lent.bytes).sum();
         let hoard = presence.service.engine.hoard(loans);
-        Self::over(presence, hoard, size, tag)
+        Self::over(presence, hoard, size, tag, place)
     }
 
-    fn over(presence: plain::Arc<Presence>, hoard: HoardId, size: u64, tag: Option<Tag>) -> Self {
+    fn over(
+        presence: plain::Arc<Presence>,
+        hoard: HoardId,
+        size: u64,
+        tag: Option<Tag>,
+        place: &'static Location<'static>,
+    ) -> Self {
+        let engine = &presence.service.engine;
+        engine.write_reserved(hoard, place.into(), tag);
         let book = Book {
             size,
             lent: 0,
             is_over: false,
+            home: Some(StreamId::SET_ASIDE),
         };
         if let Some(tag) = tag {
-            presence.service.queue.accounts.of(tag).note_granted();
+            let account = presence.service.queue.accounts.of(tag);
+            account.note_granted(StreamId::SET_ASIDE);
+            account.move_reserved(None, book.home);
         }
         Self {
             presence,
@@ -104,6 +129,7 @@ impl Reserved {
         let drawn = self.service().engine.draw(lane, self.hoard, demand.request);
         match drawn {
             Ok(Some(lent)) => {
+                self.note_drawn(lane.id);
                 lane.count_from_above(lent.bytes, demand.rounding_of(lent.bytes));
                 Ok(Some(lent))
             }
@@ -120,12 +146,31 @@ impl Reserved {
     /// What was lent is freed, or was not lent after all. The books of the ledger see to the memory; this is
     /// what the tag has.
     pub(crate) fn note_freed(&self, bytes: u64) {
-        let unused = {
+        let (unused, left) = {
             let mut book = self.book.lock();
             book.lent -= bytes;
-            book.release_unused()
+            (book.release_unused(), book.leave_home())
         };
+        if let Some(account) = self.account() {
+            account.note_returned();
+            account.move_reserved(left, None);
+        }
         self.disclaim(unused);
+    }
+
+    /// It is taken to be of the stream that draws from it.
+    fn note_drawn(&self, stream: StreamId) {
+        let Some(account) = self.account() else {
+            return;
+        };
+        let before = self.book.lock().home.replace(stream);
+        account.note_drawn(stream);
+        account.move_reserved(before, Some(stream));
+    }
+
+    fn account(&self) -> Option<&Account> {
+        let tag = self.tag?;
+        Some(self.service().queue.accounts.of(tag))
     }
 
     fn disclaim(&self, bytes: u64) {
@@ -139,28 +184,32 @@ impl Reserved {
         let bytes: u64 = loans.iter().map(|lent| lent.bytes).sum();
         self.service().engine.add_to_hoard(self.hoard, loans);
         self.book.lock().size += bytes;
-        if let Some(tag) = self.tag {
-            self.service().queue.accounts.of(tag).note_more();
+        if let Some(account) = self.account() {
+            account.note_more(StreamId::SET_ASIDE);
         }
     }
 
     /// So many bytes as another reservation, if as many are left.
-    pub(crate) fn split(&self, bytes: u64) -> Option<Self> {
+    pub(crate) fn split(&self, bytes: u64, place: &'static Location<'static>) -> Option<Self> {
         let other = self.service().engine.split_hoard(self.hoard, bytes)?;
         self.book.lock().size -= bytes;
-        Some(Self::over(self.presence.clone(), other, bytes, self.tag))
+        let presence = self.presence.clone();
+        Some(Self::over(presence, other, bytes, self.tag, place))
     }
 
     /// The handle is gone: what is left is anybody's, and so will be what is lent.
     pub(crate) fn end(&self) {
-        self.service().engine.disband(self.hoard);
-        let unused = {
+        let engine = &self.service().engine;
+        engine.write_disbanded(self.hoard);
+        engine.disband(self.hoard);
+        let (unused, left) = {
             let mut book = self.book.lock();
             book.is_over = true;
-            book.release_unused()
+            (book.release_unused(), book.leave_home())
         };
-        if let Some(tag) = self.tag {
-            self.service().queue.accounts.of(tag).note_freed();
+        if let Some(account) = self.account() {
+            account.note_freed(StreamId::SET_ASIDE);
+            account.move_reserved(left, None);
         }
         self.disclaim(unused);
     }

@@ -1,5 +1,6 @@
 //! The engine with its queue, and when the queue is served.
 
+use super::door_knot::DoorKnots;
 use super::drain::Drains;
 use super::grower::Grower;
 use super::hook::Hooked;
@@ -39,6 +40,8 @@ pub(crate) struct Service {
     pub(super) rules: Rules,
     /// What is known of a queue that nothing moves in.
     pub(super) knot: Knot,
+    /// The same of the doors of tags.
+    pub(super) door_knots: DoorKnots,
     /// Who is told of blocks' lives, if anybody is.
     pub(crate) onlookers: Option<plain::Arc<Onlookers>>,
     serving: SharedState,
@@ -66,6 +69,7 @@ impl Service {
         Self {
             rules,
             knot: Knot::new(),
+            door_knots: DoorKnots::new(),
             onlookers: Onlookers::of(&engine),
             engine,
             queue: Queue::new(rules.queue_limit),
@@ -192,6 +196,9 @@ impl Service {
     pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter, was_served: bool) {
         drop(this.engine.bell.resign(Member::Waiter(waiter.turn.place)));
         drop(this.engine.bell.resign(Member::Held(waiter.turn.place)));
+        if let Some(tag) = waiter.demand.tag {
+            this.forget_door(tag);
+        }
         if this.queue.is_empty() {
             Self::serve(this);
         } else if !was_served {

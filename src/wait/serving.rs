@@ -10,7 +10,8 @@ use crate::engine::{Effort, Loans, Patience, Refusal};
 use crate::error::AllocError;
 use crate::sync::{Arc, assert_unlocked};
 
-/// How far behind the head somebody is looked for who may overtake.
+/// How far behind the head somebody is looked for who may overtake: flows take turns in that, as when they are
+/// served.
 const LOOKED_AT: usize = 64;
 
 /// What came of serving one who waits.
@@ -135,7 +136,15 @@ impl Service {
     }
 
     pub(super) fn fail(&self, waiter: &Waiter, error: AllocError) {
-        let waker = waiter.fail(error);
+        let is_knot = matches!(
+            error,
+            AllocError::Knotted(_) | AllocError::KnottedAtLimit { .. }
+        );
+        let waker = waiter.fail(error, || {
+            if is_knot {
+                self.queue.note_knotted(waiter);
+            }
+        });
         drop(self.queue.leave(waiter, None, &self.engine.gate));
         if let Some(waker) = waker {
             assert_unlocked("wake");

@@ -40,7 +40,8 @@ impl Terms {
 /// While the head of the queue cannot be served, what is free is kept for it, and whoever comes after it
 /// waits, too. A bound above zero lets requests pass that can be served meanwhile, as long as each of those
 /// that they pass was passed no more than so often, and by no more than so many bytes: that is what its wait
-/// can be prolonged by.
+/// can be prolonged by. They are looked for among the 64 that come next if nobody else comes, in which
+/// [tags with weights](crate::Pool::set_tag_weight) take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Overtaking {

@@ -1,5 +1,9 @@
 //! What the tests have in common.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
+
+mod external;
+
+pub(crate) use external::External;
 
 use std::future::Future;
 use std::pin::{Pin, pin};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use weirpool::Block;
 use weirpool::device::{Argument, Device, DeviceAddress, DeviceStream};
+use weirpool::{Block, Upstream};
 
 /// A device under test, with the work that the suite needs done on it.
 ///
@@ -12,6 +12,12 @@ use weirpool::device::{Argument, Device, DeviceAddress, DeviceStream};
 pub(crate) trait Bench: Clone + Send + Sync + 'static {
     /// A stream of the device, as its user has it.
     type Work: DeviceStream + Clone + Send + Sync + 'static;
+
+    /// A stream of the device, as another library has it.
+    type External: DeviceStream + Copy + Send + Sync + 'static;
+
+    /// Where the memory of the pools under test comes from.
+    const UPSTREAM: Upstream = Upstream::Virtual;
 
     /// Whether the driver gives a stream's handle to the next one, once it is free; `None` where it may do
     /// either.
@@ -26,6 +32,9 @@ pub(crate) trait Bench: Clone + Send + Sync + 'static {
     fn device(&self) -> Arc<dyn Device>;
 
     fn stream(&self) -> Self::Work;
+
+    /// The stream as a guest of another library's: it goes with its last handle of the bench's, whoever uses it.
+    fn external(&self, work: &Self::Work) -> Self::External;
 
     /// Keeps what is submitted to the stream later from running until the gate is opened.
     fn hold(&self, work: &Self::Work) -> Gate;

@@ -11,7 +11,7 @@ use weirpool::{AllocError, BuildError, GrowBy, Rung, Shortfall};
 pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
     let device = B::new().device();
     let build = |initial| {
-        builder(device.clone(), 8 * MIB)
+        builder::<B>(device.clone(), 8 * MIB)
             .initial_size(initial)
             .build()
     };
@@ -21,21 +21,23 @@ pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
     };
     assert_eq!(build(8 * MIB + 1).unwrap_err(), refused);
     assert!(matches!(
-        builder(device.clone(), 1).build(),
+        builder::<B>(device.clone(), 1).build(),
         Err(BuildError::CapacityTooSmall { .. })
     ));
     assert!(matches!(
-        builder(device.clone(), 8 * MIB).handle_bytes(3).build(),
+        builder::<B>(device.clone(), 8 * MIB)
+            .handle_bytes(3)
+            .build(),
         Err(BuildError::InvalidHandle { .. })
     ));
     for alignment in [0, 3, 1 << 40] {
-        let refused = builder(device.clone(), 8 * MIB)
+        let refused = builder::<B>(device.clone(), 8 * MIB)
             .alignment(alignment)
             .build();
         assert!(matches!(refused, Err(BuildError::InvalidAlignment { .. })));
     }
     for growth in [GrowBy::AtLeast(9 * MIB), GrowBy::Factor(1.0)] {
-        let refused = builder(device.clone(), 8 * MIB).growth(growth).build();
+        let refused = builder::<B>(device.clone(), 8 * MIB).growth(growth).build();
         assert!(matches!(refused, Err(BuildError::InvalidGrowth { .. })));
     }
     assert!(build(8 * MIB).is_ok());
@@ -142,8 +144,11 @@ pub(crate) fn a_full_device_is_made_up_for_by_what_completed<B: Bench>() {
 
 /// The call with which a pool takes memory.
 pub(crate) fn growing_call<B: Bench>(site: &Site<B>) -> &'static str {
-    let is_virtual = site.bench.device().capabilities().virtual_memory;
-    if is_virtual { "create" } else { "allocate" }
+    if site.is_virtual() {
+        "create"
+    } else {
+        "allocate"
+    }
 }
 
 /// rmm#869, step by step: what is being taken counts before the device has given it.
@@ -163,7 +168,7 @@ pub(crate) fn what_is_given_back_may_come_again_at_once<B: Bench>() {
     let [first, second] = site.workers();
     drop(first.take(4 * MIB));
     block_on(first.stream.synchronize()).unwrap();
-    let is_virtual = site.bench.device().capabilities().virtual_memory;
+    let is_virtual = site.is_virtual();
     let (send, given) = std::sync::mpsc::channel();
     probe.amid_next(if is_virtual { "destroy" } else { "free" }, move || {
         let block = second.take(4 * MIB);

@@ -11,7 +11,7 @@ pub(crate) fn blocks_that_grow_keep_what_is_in_them<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let [worker, other] = site.workers();
     let room = |bytes| site.pool.allocate(&worker.stream, bytes).room(16 * MIB);
-    if !site.bench.device().capabilities().virtual_memory {
+    if !site.is_virtual() {
         let refused = room(MIB).try_now().unwrap_err();
         assert_eq!(refused, AllocError::NoRoom { room: 0 });
         return;

@@ -13,7 +13,7 @@ fn site_over<B: Bench>(upstream: Upstream) -> Option<Site<B>> {
     let bench = B::new();
     let kinds = bench.device().capabilities().memory_kinds;
     kinds.contains(upstream.kind()).then(|| {
-        let builder = builder(bench.device(), 8 * MIB)
+        let builder = builder::<B>(bench.device(), 8 * MIB)
             .initial_size(8 * MIB)
             .upstream(upstream);
         Site {
@@ -89,7 +89,7 @@ fn use_by_turns(pool: &Pool, value: u8) {
 
 /// [10] Memory that one side does not see has no stream of that side.
 pub(crate) fn who_does_not_see_memory_gets_none<B: Bench>() {
-    let site = Site::<B>::new(8 * MIB);
+    let site = site_over::<B>(Upstream::Device).expect("every device has memory of its own");
     let refused = site.pool.host_stream();
     assert_eq!(refused.unwrap_err(), StreamError::UnseenByHost);
     if let Some(site) = site_over::<B>(Upstream::Host) {

@@ -29,6 +29,7 @@ mod suite;
 mod allocation;
 mod capacity;
 mod debugging;
+mod external;
 mod failures;
 mod fills;
 mod growing;
@@ -36,6 +37,7 @@ mod host;
 mod lifetime;
 mod parts;
 mod pools;
+mod raw;
 mod reuse;
 mod services;
 mod sharing;
@@ -97,4 +99,6 @@ backend!(
     sim_plain_slow_calls,
     crate::sim::Sim<crate::sim::PlainSlowCalls>
 );
+backend!(sim_pinned, crate::sim::Sim<crate::sim::Pinned>);
+backend!(sim_managed, crate::sim::Sim<crate::sim::Managed>);
 backend!(sim_real_time, crate::sim::Sim<crate::sim::RealTime>);

@@ -107,7 +107,7 @@ pub(crate) fn all_free_blocks_become_one<B: Bench>() {
 pub(crate) fn free_memory_in_pieces_makes_a_whole<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder);
     let worker = site.worker();
-    let is_virtual = site.bench.device().capabilities().virtual_memory;
+    let is_virtual = site.is_virtual();
     let mut blocks: Vec<_> = (0..8).map(|_| worker.take(2 * MIB)).collect();
     blocks.iter().for_each(|block| worker.fill(block, 1));
     // Every second piece stays in use where the others can be mapped together.

@@ -21,8 +21,8 @@ fn name(what: &str) -> String {
     format!("{what} {}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-fn named(device: &Arc<dyn Device>, what: &str) -> Pool {
-    let builder = builder(device.clone(), 8 * MIB);
+fn named<B: Bench>(device: &Arc<dyn Device>, what: &str) -> Pool {
+    let builder = builder::<B>(device.clone(), 8 * MIB);
     builder.name(name(what)).build().unwrap()
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn named_and_default_pools_are_isolated<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let device = site.bench.device();
     let (weights, default) = (
-        named(&device, "weights"),
+        named::<B>(&device, "weights"),
         Pool::default_of(&device).unwrap(),
     );
     assert_eq!(find_pool(weights.name().unwrap()).as_ref(), Some(&weights));
@@ -90,7 +90,7 @@ pub(crate) fn named_and_default_pools_are_isolated<B: Bench>() {
 pub(crate) fn an_override_is_undone_on_every_way_out<B: Bench>() {
     let bench = B::new();
     let device = bench.device();
-    let (outer, inner) = (named(&device, "outer"), named(&device, "inner"));
+    let (outer, inner) = (named::<B>(&device, "outer"), named::<B>(&device, "inner"));
     let default = Pool::default_of(&device).unwrap();
     let whose = || whose(&bench, &device);
     assert_eq!(whose().unwrap(), default);
@@ -127,7 +127,7 @@ pub(crate) fn an_override_stays_with_its_task<B: Bench, E: Executor>() {
     let device = bench.device();
     let default = Pool::default_of(&device).unwrap();
     let plain = (0..2).map(|_| (None, default.clone()));
-    let scoped = (0..4).map(|_| named(&device, "a task's"));
+    let scoped = (0..4).map(|_| named::<B>(&device, "a task's"));
     let scoped = scoped.map(|pool| (Some(Scope::pool(&pool)), pool));
     let tasks = plain.chain(scoped).map(|(scope, mine)| -> Task {
         let (bench, device) = (bench.clone(), device.clone());
@@ -173,7 +173,8 @@ pub(crate) fn what_a_device_lacks_is_made_up_for_or_named<B: Bench>() {
     ];
     for upstream in upstreams {
         let kind = upstream.kind();
-        let built = builder(device.clone(), 8 * MIB).upstream(upstream).build();
+        let builder = builder::<B>(device.clone(), 8 * MIB);
+        let built = builder.upstream(upstream).build();
         match built {
             Ok(pool) => {
                 assert!(capabilities.memory_kinds.contains(kind));
@@ -203,6 +204,7 @@ pub(crate) fn without_pooling_memory_goes_back_once_it_is_complete<B: Bench>() {
     let bench = B::new();
     let probe = crate::probe::Probe::new(bench.device());
     let builder = Pool::builder_shared(probe.device()).capacity(8 * MIB);
+    let builder = builder.upstream(B::UPSTREAM);
     let pool = builder.unpooled().build().unwrap();
     let site = Site {
         bench,

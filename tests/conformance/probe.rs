@@ -29,6 +29,8 @@ impl fmt::Debug for Front {
 #[derive(Default)]
 struct Book {
     calls: BTreeMap<&'static str, u64>,
+    /// Of those, the ones that name a stream.
+    named: BTreeMap<RawStream, u64>,
     /// Calls that are to fail: how many of them may still pass, and how the next one fails.
     faults: BTreeMap<&'static str, (u64, DeviceErrorKind)>,
     /// Calls that fail, whenever they are made, and how.
@@ -71,6 +73,11 @@ impl Probe {
     /// How often a call of [`Device`] was made.
     pub(crate) fn calls(&self, name: &str) -> u64 {
         self.book().calls.get(name).copied().unwrap_or(0)
+    }
+
+    /// How often a call named the stream: for an event, a wait, a copy or a fill.
+    pub(crate) fn calls_on(&self, stream: RawStream) -> u64 {
+        self.book().named.get(&stream).copied().unwrap_or(0)
     }
 
     /// How often any was.
@@ -159,6 +166,12 @@ impl Probe {
             }
             None => Ok(&*self.0.device),
         }
+    }
+
+    /// The same for one that names a stream.
+    fn enter_on(&self, name: &'static str, stream: RawStream) -> Result<&dyn Device, DeviceError> {
+        *self.book().named.entry(stream).or_default() += 1;
+        self.enter(name)
     }
 
     fn inner(&self) -> &dyn Device {
@@ -274,7 +287,7 @@ unsafe impl Device for Probe {
     }
 
     fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
-        self.enter("record")?.record(event, stream)
+        self.enter_on("record", stream)?.record(event, stream)
     }
 
     fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
@@ -288,7 +301,7 @@ unsafe impl Device for Probe {
     }
 
     fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
-        let device = self.enter("wait")?;
+        let device = self.enter_on("wait", stream)?;
         if self.lies("wait") {
             return Ok(());
         }
@@ -310,7 +323,8 @@ unsafe impl Device for Probe {
         bytes: &[u8],
         place: &'static Location<'static>,
     ) -> Result<Box<dyn weirpool::device::Transfer>, DeviceError> {
-        self.enter("upload")?.upload(stream, address, bytes, place)
+        self.enter_on("upload", stream)?
+            .upload(stream, address, bytes, place)
     }
 
     fn download(
@@ -320,7 +334,7 @@ unsafe impl Device for Probe {
         bytes: u64,
         place: &'static Location<'static>,
     ) -> Result<Box<dyn weirpool::device::Transfer>, DeviceError> {
-        self.enter("download")?
+        self.enter_on("download", stream)?
             .download(stream, address, bytes, place)
     }
 
@@ -332,7 +346,7 @@ unsafe impl Device for Probe {
         value: u8,
         place: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
-        self.enter("fill")?
+        self.enter_on("fill", stream)?
             .fill(stream, address, bytes, value, place)
     }
 }

@@ -156,7 +156,7 @@ pub(crate) fn devices_do_not_mix<B: Bench>() {
 /// [26] Two pools on one device neither.
 pub(crate) fn streams_of_another_pool_are_refused<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
-    let elsewhere = builder(site.bench.device(), 8 * MIB).build().unwrap();
+    let elsewhere = builder::<B>(site.bench.device(), 8 * MIB).build().unwrap();
     let stream = elsewhere.register(&site.bench.stream()).unwrap();
     let tried = site.pool.try_allocate(&stream, 1);
     assert_eq!(tried.unwrap_err(), AllocError::ForeignStream);

@@ -1,10 +1,12 @@
 //! The simulated device on the bench, in the settings that matter to a pool.
 
 use crate::bench::{Bench, Gate, Span};
+use crate::common::External;
 use crate::site::eventually;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
+use weirpool::Upstream;
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Clock, Operation, SimBuilder, SimDevice, SimStream};
 use weirpool::device::{Device, MemoryKind};
@@ -12,6 +14,7 @@ use weirpool::device::{Device, MemoryKind};
 /// One way to set the device up.
 pub(crate) trait Setting: Send + Sync + 'static {
     const CLOCK: Clock = Clock::Virtual;
+    const UPSTREAM: Upstream = Upstream::Virtual;
 
     fn set(builder: SimBuilder) -> SimBuilder {
         builder
@@ -41,6 +44,24 @@ impl Setting for PlainSlowCalls {
     fn set(builder: SimBuilder) -> SimBuilder {
         builder.virtual_memory(false).blocking_memory_calls(true)
     }
+}
+
+/// Page-locked memory of the host, with memory calls that are not to be made inside a poll.
+pub(crate) struct Pinned;
+
+impl Setting for Pinned {
+    const UPSTREAM: Upstream = Upstream::Pinned;
+
+    fn set(builder: SimBuilder) -> SimBuilder {
+        builder.blocking_memory_calls(true)
+    }
+}
+
+/// Memory that moves to who uses it.
+pub(crate) struct Managed;
+
+impl Setting for Managed {
+    const UPSTREAM: Upstream = Upstream::Managed;
 }
 
 /// Memory calls that are not to be made inside a poll.
@@ -78,8 +99,10 @@ const A_WHILE: Duration = Duration::from_micros(20);
 
 impl<S: Setting> Bench for Sim<S> {
     type Work = SimStream;
+    type External = External;
 
     const RECYCLES_HANDLES: Option<bool> = Some(true);
+    const UPSTREAM: Upstream = S::UPSTREAM;
 
     fn new() -> Self {
         let builder = SimDevice::builder().memory(16 << 30).clock(S::CLOCK);
@@ -99,6 +122,10 @@ impl<S: Setting> Bench for Sim<S> {
 
     fn stream(&self) -> SimStream {
         self.device.create_stream()
+    }
+
+    fn external(&self, work: &SimStream) -> External {
+        External::of(work)
     }
 
     fn hold(&self, work: &SimStream) -> Gate {

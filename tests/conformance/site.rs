@@ -6,7 +6,7 @@ use crate::probe::Probe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::Device;
-use weirpool::{AllocError, Block, Pool, PoolBuilder, Reuse, Rung, Stream};
+use weirpool::{AllocError, Block, Pool, PoolBuilder, Reuse, Rung, Stream, Upstream};
 
 /// A pool under test.
 pub(crate) struct Site<B: Bench> {
@@ -54,7 +54,7 @@ impl<B: Bench> Site<B> {
         capacity: u64,
         set: impl FnOnce(PoolBuilder) -> PoolBuilder,
     ) -> Self {
-        let builder = builder(device, capacity);
+        let builder = builder::<B>(device, capacity);
         Self {
             bench,
             pool: set(builder).build().expect("valid settings"),
@@ -69,8 +69,13 @@ impl<B: Bench> Site<B> {
     /// One on a stream that is there.
     pub(crate) fn worker_on(&self, work: B::Work) -> Worker<B> {
         let stream = self.pool.register(&work);
+        self.worker_as(work, stream.expect("a stream of the device"))
+    }
+
+    /// One on a stream that is registered.
+    pub(crate) fn worker_as(&self, work: B::Work, stream: Stream) -> Worker<B> {
         Worker {
-            stream: stream.expect("a stream of the device"),
+            stream,
             work,
             bench: self.bench.clone(),
             pool: self.pool.clone(),
@@ -80,6 +85,12 @@ impl<B: Bench> Site<B> {
 
     pub(crate) fn workers<const N: usize>(&self) -> [Worker<B>; N] {
         std::array::from_fn(|_| self.worker())
+    }
+
+    /// Whether free memory is mapped elsewhere, and given back without waiting.
+    pub(crate) fn is_virtual(&self) -> bool {
+        let has_it = self.bench.device().capabilities().virtual_memory;
+        B::UPSTREAM == Upstream::Virtual && has_it
     }
 
     /// The end of a test: the bytes were right, the invariants hold, and everything came back.
@@ -102,8 +113,9 @@ pub(crate) const ONLY_COMPLETE: Reuse = Reuse {
     internal_dependencies: false,
 };
 
-pub(crate) fn builder(device: Arc<dyn Device>, capacity: u64) -> PoolBuilder {
+pub(crate) fn builder<B: Bench>(device: Arc<dyn Device>, capacity: u64) -> PoolBuilder {
     Pool::builder_shared(device)
+        .upstream(B::UPSTREAM)
         .capacity(capacity)
         .handle_bytes(HANDLE)
 }

@@ -70,6 +70,21 @@ macro_rules! suite {
                     what_is_given_back_may_come_again_at_once,
                     running_out_names_every_figure,
                     a_failed_allocation_counts_nothing;
+                external:
+                    an_external_stream_is_found_again,
+                    a_recycled_handle_is_another_stream,
+                    each_free_is_sealed_before_it_returns,
+                    a_destroyed_stream_leaves_its_memory_in_order,
+                    who_waits_is_given_nothing_behind_a_wait,
+                    a_further_stream_needs_nothing_of_an_external_one,
+                    what_could_not_be_sealed_waits_for_the_owner;
+                raw:
+                    an_address_is_freed_once,
+                    an_address_is_freed_on_another_stream,
+                    an_address_is_freed_when_its_stream_is_gone,
+                    who_allocates_an_address_waits_so_long_only,
+                    threads_give_out_and_free_addresses,
+                    what_is_given_out_outlives_its_list;
                 host:
                     host_memory_is_never_pending,
                     who_does_not_see_memory_gets_none,

@@ -1,15 +1,13 @@
-//! Copies between host and device, in the order of streams.
+//! Copies between host and device, in the order of streams, whatever memory they are from and to.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
-use crate::cuda::{Cuda, Mapped};
+use crate::cuda::{Cuda, Setting};
 use crate::site::{Site, Worker, settle_all};
 use cudarc::driver::{LaunchConfig, PushKernelArg};
 use futures::executor::block_on;
 use futures::future::try_join_all;
 use weirpool::Block;
-
-type Here = Cuda<Mapped>;
 
 /// What is around the bytes that are copied.
 const AROUND: u8 = 0xEE;
@@ -21,16 +19,16 @@ fn random_bytes(random: &mut fastrand::Rng, count: usize) -> Vec<u8> {
 }
 
 /// All of a block, after what its stream was given so far.
-fn all_of(worker: &Worker<Here>, block: &Block) -> Vec<u8> {
+fn all_of<S: Setting>(worker: &Worker<Cuda<S>>, block: &Block) -> Vec<u8> {
     let download = block.download(&worker.stream, 0..block.size()).unwrap();
     block_on(download).unwrap()
 }
 
 /// Whatever the size and the place; and nothing else is written.
-pub(crate) fn bytes_come_back_as_they_went() {
+pub(crate) fn bytes_come_back_as_they_went<S: Setting>() {
     const SIZES: [usize; 9] = [0, 1, 3, 511, 512, 4096, 65_537, (4 << 20) + 3, 16 << 20];
     const OFFSETS: [u64; 3] = [0, 1, 1000];
-    let site = Site::<Here>::new(64 * MIB);
+    let site = Site::<Cuda<S>>::new(64 * MIB);
     let worker = site.worker();
     let mut random = fastrand::Rng::with_seed(1);
     for (size, offset) in SIZES.into_iter().flat_map(|s| OFFSETS.map(|o| (s, o))) {
@@ -53,8 +51,8 @@ pub(crate) fn bytes_come_back_as_they_went() {
 }
 
 /// The host's memory may change as soon as the call has returned, however long the copy has to wait.
-pub(crate) fn bytes_are_taken_when_the_copy_is_asked_for() {
-    let site = Site::<Here>::new(8 * MIB);
+pub(crate) fn bytes_are_taken_when_the_copy_is_asked_for<S: Setting>() {
+    let site = Site::<Cuda<S>>::new(8 * MIB);
     let worker = site.worker();
     let block = worker.take(MIB);
     let mut bytes = vec![1; MIB as usize];
@@ -70,8 +68,8 @@ pub(crate) fn bytes_are_taken_when_the_copy_is_asked_for() {
 }
 
 /// A kernel with a block for an argument comes between the copies that it was given between.
-pub(crate) fn copies_keep_the_order_of_their_stream() {
-    let site = Site::<Here>::new(8 * MIB);
+pub(crate) fn copies_keep_the_order_of_their_stream<S: Setting>() {
+    let site = Site::<Cuda<S>>::new(8 * MIB);
     let worker = site.worker();
     let block = worker.take(MIB);
     let gate = worker.bench.hold(&worker.work);
@@ -102,7 +100,7 @@ pub(crate) fn copies_keep_the_order_of_their_stream() {
 }
 
 /// By the block's own way of being a kernel's argument.
-fn add(worker: &Worker<Here>, block: &Block, amount: u64) {
+fn add<S: Setting>(worker: &Worker<Cuda<S>>, block: &Block, amount: u64) {
     let argument = block.on(&worker.stream).unwrap();
     let words = block.requested() / 4;
     let mut launch = worker.work.launch_builder(worker.bench.gpu.kernel("add"));
@@ -112,8 +110,8 @@ fn add(worker: &Worker<Here>, block: &Block, amount: u64) {
 }
 
 /// On another stream a copy comes after what that stream waited for.
-pub(crate) fn copies_come_after_what_their_stream_waited_for() {
-    let site = Site::<Here>::new(8 * MIB);
+pub(crate) fn copies_come_after_what_their_stream_waited_for<S: Setting>() {
+    let site = Site::<Cuda<S>>::new(8 * MIB);
     let [kernels, up, down] = site.workers();
     let block = kernels.take(MIB);
     let gate = site.bench.hold(&up.work);
@@ -137,8 +135,8 @@ pub(crate) fn copies_come_after_what_their_stream_waited_for() {
 }
 
 /// The copy goes on: what it writes to on the host is nobody else's until it is over.
-pub(crate) fn a_download_dropped_on_its_way_harms_nobody() {
-    let site = Site::<Here>::new(8 * MIB);
+pub(crate) fn a_download_dropped_on_its_way_harms_nobody<S: Setting>() {
+    let site = Site::<Cuda<S>>::new(8 * MIB);
     let [dropped, kept] = site.workers();
     let blocks = [dropped.take(MIB), kept.take(MIB)];
     dropped.fill(&blocks[0], 1);
@@ -172,8 +170,8 @@ pub(crate) fn a_download_dropped_on_its_way_harms_nobody() {
 }
 
 /// Many blocks, on several streams, each with bytes of its own.
-pub(crate) fn many_copies_are_under_way_at_once() {
-    let site = Site::<Here>::new(64 * MIB);
+pub(crate) fn many_copies_are_under_way_at_once<S: Setting>() {
+    let site = Site::<Cuda<S>>::new(64 * MIB);
     let workers = site.workers::<4>();
     let mut random = fastrand::Rng::with_seed(2);
     let gates = workers

@@ -1,4 +1,4 @@
-//! A GPU on the bench, with virtual memory and without.
+//! A GPU on the bench, with memory of each kind.
 
 use crate::bench::{Bench, Gate, Span};
 use crate::gpu::{Gpu, another_context, settle};
@@ -7,20 +7,20 @@ use cudarc::driver::{CudaContext, CudaStream};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
+use weirpool::Upstream;
 use weirpool::device::Device;
-use weirpool::device::cuda::CudaDevice;
+use weirpool::device::cuda::{CudaDevice, ExternalStream};
 
-/// One way to open the device.
+/// One way to open the device, and to build pools over it.
 pub(crate) trait Setting: Send + Sync + 'static {
-    const VIRTUAL_MEMORY: bool;
+    const VIRTUAL_MEMORY: bool = true;
+    const UPSTREAM: Upstream = Upstream::Virtual;
 }
 
 /// Virtual memory, where the device has it: the default.
 pub(crate) struct Mapped;
 
-impl Setting for Mapped {
-    const VIRTUAL_MEMORY: bool = true;
-}
+impl Setting for Mapped {}
 
 /// Plain memory. Giving it back waits for all work of the device, so no test gives any back while it holds
 /// a stream: pools do so only when they are trimmed, when they end, or for an allocation that free memory
@@ -29,6 +29,21 @@ pub(crate) struct Plain;
 
 impl Setting for Plain {
     const VIRTUAL_MEMORY: bool = false;
+}
+
+/// Page-locked memory of the host. Kernels reach it where it lies, and giving it back waits as plain memory
+/// does.
+pub(crate) struct Pinned;
+
+impl Setting for Pinned {
+    const UPSTREAM: Upstream = Upstream::Pinned;
+}
+
+/// Memory that moves to who uses it. Giving it back waits as plain memory does.
+pub(crate) struct Managed;
+
+impl Setting for Managed {
+    const UPSTREAM: Upstream = Upstream::Managed;
 }
 
 /// A device of its own over the one context that all tests share: contexts take a good part of a second
@@ -64,18 +79,40 @@ static DEVICES: Mutex<Vec<Footprint>> = Mutex::new(Vec::new());
 /// Waits for devices that nobody uses any more to be gone, with all that is given back for them. Pools that
 /// ended give their memory back on threads of their own. Where memory is plain that waits for the whole
 /// device, and keeps others from calling the driver meanwhile: with a stream that a test holds by then, for
-/// ever.
+/// ever. To unlock a few gigabytes takes seconds.
 pub(crate) fn await_releases() {
-    /// What takes longer was leaked on purpose.
-    const PATIENCE: Duration = Duration::from_secs(1);
+    const PATIENCE: Duration = Duration::from_secs(20);
     let start = Instant::now();
+    let mut at_work = Instant::now();
     let mut devices = DEVICES.lock().unwrap();
     let is_ending =
         |device: &Footprint| device.in_use.strong_count() == 0 && device.context.strong_count() > 0;
     while devices.iter().any(is_ending) && start.elapsed() < PATIENCE {
-        std::thread::sleep(Duration::from_micros(100));
+        if has_threads_at_work() {
+            at_work = Instant::now();
+        }
+        // With nobody at work for so long, what is left was leaked on purpose.
+        if at_work.elapsed() > QUIET {
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(200));
     }
     devices.retain(|device| device.in_use.strong_count() > 0);
+}
+
+/// Where it is not told who is at work, it is waited for.
+const QUIET: Duration = Duration::from_millis(if cfg!(target_os = "linux") { 50 } else { 1000 });
+
+/// Whether a thread of a pool's is at work, which is not one that watches.
+fn has_threads_at_work() -> bool {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten();
+    let names = threads.filter_map(|thread| {
+        let path = thread.ok()?.path().join("comm");
+        std::fs::read_to_string(path).ok()
+    });
+    names
+        .into_iter()
+        .any(|name| name.starts_with("weirpool-") && name.trim_end() != "weirpool-cuda")
 }
 
 const A_WHILE: Duration = Duration::from_micros(20);
@@ -110,9 +147,11 @@ impl<S: Setting> Cuda<S> {
 
 impl<S: Setting> Bench for Cuda<S> {
     type Work = Arc<CudaStream>;
+    type External = ExternalStream;
 
     // A stream's handle is an address in the driver, and may or may not come again.
     const RECYCLES_HANDLES: Option<bool> = None;
+    const UPSTREAM: Upstream = S::UPSTREAM;
 
     fn new() -> Self {
         await_releases();
@@ -138,6 +177,12 @@ impl<S: Setting> Bench for Cuda<S> {
 
     fn stream(&self) -> Arc<CudaStream> {
         self.device.create_stream().expect("a stream")
+    }
+
+    fn external(&self, work: &Arc<CudaStream>) -> ExternalStream {
+        // SAFETY: each test has the stream for as long as it uses it, or what it allocated there: that this is
+        // enough is what it tests.
+        unsafe { self.device.external_stream(work.cu_stream()) }.expect("a stream of the driver's")
     }
 
     /// By a kernel of one thread that looks at a number of the host's. A wait of the stream's own for that
@@ -177,13 +222,29 @@ impl<S: Setting> Bench for Cuda<S> {
     }
 
     fn host_fill(&self, span: Span, value: u8) {
+        if let Some(start) = seen_by_host::<S>(span) {
+            // SAFETY: the memory is a block's of the test, and nobody else uses it now.
+            unsafe { start.write_bytes(value, span.bytes as usize) };
+            return;
+        }
         self.gpu.write_now(span.address, span.bytes, word_of(value));
     }
 
     fn host_compare(&self, span: Span, value: u8) -> bool {
+        if let Some(start) = seen_by_host::<S>(span) {
+            // SAFETY: as above; nobody writes it now.
+            let bytes = unsafe { std::slice::from_raw_parts(start, span.bytes as usize) };
+            return bytes.iter().all(|byte| *byte == value);
+        }
         let bytes = self.gpu.read_now(span.address, span.bytes);
         bytes.iter().all(|byte| *byte == value)
     }
+}
+
+/// Where the host finds the memory, if it does.
+fn seen_by_host<S: Setting>(span: Span) -> Option<*mut u8> {
+    let is_seen = S::UPSTREAM.kind().is_seen_by_host();
+    is_seen.then_some(span.address.to_bits() as *mut u8)
 }
 
 fn word_of(value: u8) -> u32 {

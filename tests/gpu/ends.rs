@@ -2,6 +2,7 @@
 //! a word in its environment.
 
 use crate::common::{MIB, poll};
+use crate::cuda::{Cuda, Mapped};
 use crate::gpu::Gpu;
 use crate::site::builder;
 use cudarc::driver::CudaStream;
@@ -99,7 +100,7 @@ fn place() -> Place {
     let device = CudaDevice::builder().context(context).build().unwrap();
     let works = [(); 2].map(|()| device.create_stream().unwrap());
     let device: Arc<dyn Device> = Arc::new(device);
-    let pool = builder(device, 8 * MIB).build().unwrap();
+    let pool = builder::<Cuda<Mapped>>(device, 8 * MIB).build().unwrap();
     let streams = works.each_ref().map(|work| pool.register(work).unwrap());
     Place {
         gpu,

@@ -18,7 +18,7 @@ struct Flag {
 impl Flag {
     /// In a pool of its own.
     fn new<S: Setting>(bench: &Cuda<S>) -> Self {
-        let pool = builder(bench.device(), 2 * MIB).build().unwrap();
+        let pool = builder::<Cuda<S>>(bench.device(), 2 * MIB).build().unwrap();
         let stream = pool.register(&bench.stream()).unwrap();
         let block = pool.try_allocate(&stream, 512).unwrap();
         bench.gpu.write_now(block.address(), block.size(), 0);

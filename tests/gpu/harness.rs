@@ -7,6 +7,8 @@
 //! Each test has a thread of its own, which has never seen CUDA. A test that hangs fails, after every stream
 //! that is held was let go; what hangs still, and a context that is broken, end the run.
 
+use crate::bench::Bench;
+use crate::cuda::{Cuda, Mapped};
 use crate::gpu::{self, Gpu, text_of};
 use crate::soak;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -16,9 +18,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
+use weirpool::device::{MemoryKind, MemoryKinds};
 
-/// A test and its name.
-pub(crate) type Entry = (String, fn());
+/// A test.
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) test: fn(),
+    /// The memory that it is about.
+    pub(crate) kind: MemoryKind,
+}
 
 /// No test takes so long that is not stuck.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -59,17 +67,27 @@ fn is_there() -> bool {
     OPENED.get().is_some_and(Result::is_ok)
 }
 
+pub(crate) fn has(kind: MemoryKind) -> bool {
+    static KINDS: OnceLock<MemoryKinds> = OnceLock::new();
+    let kinds = KINDS.get_or_init(|| Cuda::<Mapped>::new().device().capabilities().memory_kinds);
+    kinds.contains(kind)
+}
+
 /// Runs the tests that the command line asks for.
 pub(crate) fn run(entries: Vec<Entry>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let is_missing = !arguments.list && !is_there();
-    let trial = |(name, test): Entry| {
-        Trial::ignorable_test(name.clone(), move || {
+    let trial = |entry: Entry| {
+        Trial::ignorable_test(entry.name.clone(), move || {
             if is_missing {
                 return Ok(Completion::ignored());
             }
-            guarded(&name, test).map(|()| Completion::Completed)
+            if !has(entry.kind) {
+                let reason = format!("this device has no {}", entry.kind);
+                return Ok(Completion::ignored_with(reason));
+            }
+            guarded(&entry.name, entry.test).map(|()| Completion::Completed)
         })
     };
     let trials = entries.into_iter().map(trial).collect();

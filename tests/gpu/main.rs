@@ -10,12 +10,14 @@
 //! | `pressure` | a device that is full |
 //! | `cuda` | a GPU on the bench of the behaviour suite (`tests/conformance`) |
 //! | `facts` | what the device says of itself |
+//! | `upstreams` | where memory comes from: of the device, page-locked, managed |
 //! | `ordering` | a long kernel, its memory, and the next owner; and that the tests would see a mistake |
 //! | `hand_shakes` | streams that wait for each other on the device |
 //! | `captures` | streams that are captured into a graph |
 //! | `copies` | between host and device |
 //! | `interop` | buffers in the hands of cudarc and cuBLAS |
 //! | `streams` | default streams, streams of the pool's, streams that go away |
+//! | `handles` | streams of which nothing but the handle is known |
 //! | `contexts` | threads with another context, or none |
 //! | `ends` | kernels that fault, processes that end |
 //! | `soak` | many tasks for a few seconds |
@@ -45,6 +47,8 @@ mod allocation;
 mod capacity;
 #[path = "../conformance/debugging.rs"]
 mod debugging;
+#[path = "../conformance/external.rs"]
+mod external;
 #[path = "../conformance/failures.rs"]
 mod failures;
 #[path = "../conformance/fills.rs"]
@@ -59,6 +63,8 @@ mod lifetime;
 mod parts;
 #[path = "../conformance/pools.rs"]
 mod pools;
+#[path = "../conformance/raw.rs"]
+mod raw;
 #[path = "../conformance/reuse.rs"]
 mod reuse;
 #[path = "../conformance/services.rs"]
@@ -83,15 +89,18 @@ mod cuda;
 mod ends;
 mod facts;
 mod hand_shakes;
+mod handles;
 mod harness;
 mod interop;
 mod ordering;
 mod pressure;
 mod soak;
 mod streams;
+mod upstreams;
 
-use cuda::{Cuda, Mapped, Plain};
+use cuda::{Cuda, Managed, Mapped, Pinned, Plain};
 use harness::Entry;
+use weirpool::Upstream;
 
 /// The behaviour suite, as a list.
 macro_rules! as_list {
@@ -102,7 +111,11 @@ macro_rules! as_list {
         executors { $($(#[$condition:meta])? $place:ident: $executor:ty;)+ }
     ) => {{
         let mut list = vec![$($(
-            entry(&[$backend, stringify!($theme), stringify!($test)], $theme::$test::<$bench>),
+            entry(
+                &[$backend, stringify!($theme), stringify!($test)],
+                $theme::$test::<$bench>,
+                <$bench as bench::Bench>::UPSTREAM,
+            ),
         )+)+];
         $(
             $(#[$condition])?
@@ -117,6 +130,7 @@ macro_rules! awaited_list {
         $list.push(entry(
             &[$backend, stringify!($place), stringify!($test)],
             tasks::$test::<$bench, $executor>,
+            <$bench as bench::Bench>::UPSTREAM,
         ));
     )+};
 }
@@ -124,11 +138,15 @@ macro_rules! awaited_list {
 /// What is tested on a GPU alone, on each kind of memory.
 macro_rules! on_memory {
     ($backend:literal, $setting:ty; $($theme:ident: $($test:ident),+;)+) => {
-        [$($(entry(&[$backend, stringify!($theme), stringify!($test)], $theme::$test::<$setting>)),+),+]
+        [$($(entry(
+            &[$backend, stringify!($theme), stringify!($test)],
+            $theme::$test::<$setting>,
+            <$setting as cuda::Setting>::UPSTREAM,
+        )),+),+]
     };
 }
 
-macro_rules! on_both_kinds {
+macro_rules! on_device_memory {
     ($($list:tt)+) => {
         on_memory!("cuda_mapped", Mapped; $($list)+)
             .into_iter()
@@ -136,15 +154,31 @@ macro_rules! on_both_kinds {
     };
 }
 
-/// What is tested on a GPU alone, once.
-macro_rules! once {
-    ($($theme:ident: $($test:ident),+;)+) => {
-        [$($(entry(&[stringify!($theme), stringify!($test)], $theme::$test)),+),+]
+macro_rules! on_every_kind {
+    ($($list:tt)+) => {
+        on_device_memory!($($list)+)
+            .chain(on_memory!("cuda_pinned", Pinned; $($list)+))
+            .chain(on_memory!("cuda_managed", Managed; $($list)+))
     };
 }
 
-fn entry(path: &[&str], test: fn()) -> Entry {
-    (path.join("::"), test)
+/// What is tested on a GPU alone, once.
+macro_rules! once {
+    ($($theme:ident: $($test:ident),+;)+) => {
+        [$($(entry(
+            &[stringify!($theme), stringify!($test)],
+            $theme::$test,
+            Upstream::default(),
+        )),+),+]
+    };
+}
+
+fn entry(path: &[&str], test: fn(), upstream: Upstream) -> Entry {
+    Entry {
+        name: path.join("::"),
+        test,
+        kind: upstream.kind(),
+    }
 }
 
 fn entries() -> Vec<Entry> {
@@ -157,13 +191,15 @@ fn entries() -> Vec<Entry> {
             the_per_thread_default_stream_is_refused,
             streams_of_the_pools_own_take_work,
             a_stream_is_kept_for_as_long_as_its_memory_is_pending;
-        copies:
-            bytes_come_back_as_they_went,
-            bytes_are_taken_when_the_copy_is_asked_for,
-            copies_keep_the_order_of_their_stream,
-            copies_come_after_what_their_stream_waited_for,
-            a_download_dropped_on_its_way_harms_nobody,
-            many_copies_are_under_way_at_once;
+        handles:
+            a_stream_of_the_drivers_is_served_and_forgotten,
+            the_legacy_default_stream_waits_on_the_host,
+            the_per_thread_default_stream_is_refused_by_its_handle,
+            a_stream_of_another_context_is_refused;
+        upstreams:
+            memory_is_of_the_kind_that_was_asked_for,
+            what_is_not_there_is_refused_by_name,
+            the_hosts_memory_is_the_hosts;
         interop:
             cudarcs_copies_take_buffers,
             a_copy_sees_what_a_kernel_elsewhere_wrote,
@@ -187,7 +223,14 @@ fn entries() -> Vec<Entry> {
             a_process_ends_with_pools_alive;
     }
     .into();
-    list.extend(on_both_kinds! {
+    list.extend(on_every_kind! {
+        copies:
+            bytes_come_back_as_they_went,
+            bytes_are_taken_when_the_copy_is_asked_for,
+            copies_keep_the_order_of_their_stream,
+            copies_come_after_what_their_stream_waited_for,
+            a_download_dropped_on_its_way_harms_nobody,
+            many_copies_are_under_way_at_once;
         ordering:
             who_waits_on_the_host_comes_after_a_long_kernel,
             who_waits_on_the_device_comes_after_a_long_kernel,
@@ -197,14 +240,18 @@ fn entries() -> Vec<Entry> {
             a_hand_shake_is_not_waited_for_while_other_memory_can_do,
             what_was_freed_before_a_hand_shake_serves_the_other_side,
             what_is_freed_while_somebody_waits_is_sealed_at_once;
-        pressure:
-            another_pool_gives_way,
-            who_was_refused_asks_again;
         soak:
             tasks_over_streams_keep_every_word;
     });
+    list.extend(on_device_memory! {
+        pressure:
+            another_pool_gives_way,
+            who_was_refused_asks_again;
+    });
     list.extend(suite!(as_list: "cuda_mapped", Cuda<Mapped>));
     list.extend(suite!(as_list: "cuda_plain", Cuda<Plain>));
+    list.extend(suite!(as_list: "cuda_pinned", Cuda<Pinned>));
+    list.extend(suite!(as_list: "cuda_managed", Cuda<Managed>));
     list
 }
 

@@ -8,6 +8,7 @@ use crate::site::{Site, Worker};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+use weirpool::device::MemoryKind;
 use weirpool::{Block, Rung};
 
 const CAPACITY: u64 = 256 * MIB;
@@ -20,7 +21,7 @@ const LARGEST_BITS: u32 = 26;
 /// Seconds, of each kind of memory; other than the default if so.
 const SECONDS: &str = "WEIRPOOL_SOAK_SECONDS";
 
-/// How long the soak runs on each kind of memory.
+/// How long the soak runs on each kind of the device's memory; on what the host sees, a third of that.
 pub(crate) fn duration() -> Duration {
     let seconds = std::env::var(SECONDS).map_or(6, |text| text.parse().expect("seconds"));
     Duration::from_secs(seconds)
@@ -131,7 +132,8 @@ pub(crate) fn tasks_over_streams_keep_every_word<S: Setting>() {
         .enable_time()
         .build()
         .unwrap();
-    let end = Instant::now() + duration();
+    let is_of_device = S::UPSTREAM.kind() == MemoryKind::Device;
+    let end = Instant::now() + duration() / if is_of_device { 1 } else { 3 };
     let tasks: Vec<_> = (0..TASKS)
         .map(|number| {
             let server = Server {

@@ -29,6 +29,10 @@ fn a_full_queue_takes_nobody() {
         full
     );
     assert_eq!(waiting(&pool), 2);
+    let waits = pool.statistics().waits;
+    assert_eq!((waits.refused, waits.shed, waits.abandoned), (3, 0, 0));
+    // Of no stream is who wanted to reserve.
+    assert_eq!(pool.statistics_of(&stream).unwrap().waits.refused, 2);
     let [first, mut second] = waiters;
     drop(first);
     let mut third = pool.allocate(&stream, MIB);
@@ -99,6 +103,8 @@ fn who_is_held_at_the_door_counts() {
     pool.set_tag_limit(other, Some(4 * MIB));
     let refused = now(pool.allocate(&stream, 4 * MIB).tag(other)).unwrap_err();
     assert!(matches!(refused, AllocError::QueueFull { waiting: 1, .. }));
+    let refused = [tag, other].map(|tag| pool.statistics_of_tag(tag).waits.refused);
+    assert_eq!(refused, [0, 1]);
     drop(rest);
     drop(
         pool.allocate(&stream, 4 * MIB)
@@ -145,6 +151,8 @@ fn late_requests_are_shed() {
         limit: us(250),
     };
     assert_eq!(shed, expected);
+    let waits = pool.statistics().waits;
+    assert_eq!((waits.shed, waits.refused), (1, 0));
     // Due before the others, so that nobody is ahead.
     let mut urgent = pool.allocate(&stream, ALL).timeout(us(150)).priority(1);
     assert!(poll(&mut urgent).is_pending());

@@ -2,6 +2,7 @@
 
 use super::CudaDevice;
 use super::driver::check;
+use super::host_memory;
 use super::stream::{device_id, handle, is_legacy_default, raw};
 use crate::device::{
     AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream,
@@ -20,14 +21,6 @@ fn event_handle(event: RawEvent) -> CUevent {
 
 fn unsupported(call: &'static str, reason: &'static str) -> DeviceError {
     DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
-}
-
-fn check_kind(call: &'static str, kind: MemoryKind) -> Result<(), DeviceError> {
-    if kind == MemoryKind::Device {
-        return Ok(());
-    }
-    let reason = format!("{kind} is not supported on CUDA yet");
-    Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason))
 }
 
 impl CudaDevice {
@@ -72,10 +65,15 @@ unsafe impl Device for CudaDevice {
             .with_virtual_memory(self.uses_virtual_memory())
             .with_blocking_memory_calls(true)
             .with_device_side_waits(true)
+            .with_memory_kinds(self.inner.facts.memory_kinds)
     }
 
     fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
-        check_kind("memory_info", kind)?;
+        self.inner.facts.check_kind("memory_info", kind)?;
+        if kind.is_of_host() {
+            let untold = || unsupported("memory_info", "the system does not say how much it has");
+            return host_memory::figures().ok_or_else(untold);
+        }
         let _visit = self.visit("memory_info")?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: writes to the two places given.
@@ -129,13 +127,11 @@ unsafe impl Device for CudaDevice {
     }
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
-        check_kind("allocate", kind)?;
-        self.allocate_plain(bytes)
+        self.allocate_plain(kind, bytes)
     }
 
     fn free(&self, kind: MemoryKind, address: u64, _bytes: u64) -> Result<(), DeviceError> {
-        check_kind("free", kind)?;
-        self.free_plain(address)
+        self.free_plain(kind, address)
     }
 
     // ---- streams and events ----------------------------------------------------------------------
@@ -237,6 +233,9 @@ unsafe impl Device for CudaDevice {
         bytes: &[u8],
         _place: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
+        if stream == RawStream::HOST {
+            return self.host_upload(address, bytes);
+        }
         self.start_upload(stream, address, bytes)
     }
 
@@ -247,6 +246,9 @@ unsafe impl Device for CudaDevice {
         bytes: u64,
         _place: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
+        if stream == RawStream::HOST {
+            return self.host_download(address, bytes);
+        }
         self.start_download(stream, address, bytes)
     }
 
@@ -258,6 +260,9 @@ unsafe impl Device for CudaDevice {
         value: u8,
         _place: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
+        if stream == RawStream::HOST {
+            return self.host_fill(address, bytes, value);
+        }
         let _visit = self.visit("fill")?;
         // A captured fill would be made at each launch of the graph, whoever has the memory by then.
         Self::refuse_captured("fill", stream)?;

@@ -99,6 +99,41 @@ pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceEr
     result.result().map_err(|error| failure(call, error))
 }
 
+/// The driver's number of a stream, which no other stream of the process ever has.
+///
+/// By its symbol: cudarc has the call for some versions of CUDA, and drivers since CUDA 12 have it.
+///
+/// # Errors
+/// When the driver has no such numbers, or does not know the stream.
+///
+/// # Safety
+/// The stream is not destroyed.
+pub(super) unsafe fn stream_id(
+    call: &'static str,
+    stream: sys::CUstream,
+) -> Result<u64, DeviceError> {
+    type GetId = unsafe extern "C" fn(sys::CUstream, *mut u64) -> CUresult;
+    static GET_ID: OnceLock<Option<GetId>> = OnceLock::new();
+    let found = GET_ID.get_or_init(|| {
+        // SAFETY: as in `try_load`; it is loaded already.
+        let load = |name: &&str| unsafe { libloading::Library::new(*name) }.ok();
+        // For as long as the process, as cudarc has it.
+        let library = Box::leak(Box::new(LIBRARIES.iter().find_map(load)?));
+        // SAFETY: this is the symbol's type.
+        let found = unsafe { library.get::<GetId>(b"cuStreamGetId\0") };
+        found.ok().map(|symbol| *symbol)
+    });
+    let Some(get_id) = found else {
+        let reason = "this driver has no numbers for streams: install one of CUDA 12 or later, or register a \
+                      stream of cudarc's";
+        return Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason));
+    };
+    let mut id = 0;
+    // SAFETY: the stream is not destroyed; writes the number to the place given.
+    check(call, unsafe { get_id(stream, &mut id) })?;
+    Ok(id)
+}
+
 /// A visit to the driver on the pool's own account: the device's context is current, and no capture of
 /// the user's is invalidated by what is called. Undone when dropped.
 ///

@@ -1,4 +1,4 @@
-//! Address ranges, physical memory, and plain memory.
+//! Address ranges and physical memory.
 
 use super::CudaDevice;
 use super::driver::{Visit, check};
@@ -79,11 +79,8 @@ pub(super) fn granularity(context: &CudaContext) -> Result<u64, DeviceError> {
     Ok(step as u64)
 }
 
-/// How plain memory lies that the driver did not align by itself: its own address, by the aligned one.
-pub(super) type Misaligned = std::collections::HashMap<u64, u64>;
-
 impl CudaDevice {
-    fn memory_call(&self, call: &'static str) -> Result<Visit, DeviceError> {
+    pub(super) fn memory_call(&self, call: &'static str) -> Result<Visit, DeviceError> {
         crate::sync::assert_unlocked(call);
         self.visit(call)
     }
@@ -157,43 +154,4 @@ impl CudaDevice {
         // SAFETY: by the contract no work that touches the range is running or submitted.
         check("unmap", unsafe { sys::cuMemUnmap(address, bytes as usize) })
     }
-
-    pub(super) fn allocate_plain(&self, bytes: u64) -> Result<u64, DeviceError> {
-        let _visit = self.memory_call("allocate")?;
-        let step = self.inner.facts.step();
-        let address = allocate(bytes)?;
-        if address % step == 0 {
-            return Ok(address);
-        }
-        // Not promised by the driver, and not seen for whole steps.
-        // SAFETY: nobody was told of it.
-        check("allocate", unsafe { sys::cuMemFree_v2(address) })?;
-        let own = allocate(bytes + step)?;
-        let address = own.next_multiple_of(step);
-        self.inner.misaligned.lock().insert(address, own);
-        Ok(address)
-    }
-
-    /// Waits for all work of the device.
-    pub(super) fn free_plain(&self, address: u64) -> Result<(), DeviceError> {
-        let _visit = self.memory_call("free")?;
-        // Before the driver has it: from then on it may give the address to another.
-        let own = self.inner.misaligned.lock().remove(&address);
-        // SAFETY: the driver refuses what is not the beginning of an allocation.
-        let result = unsafe { sys::cuMemFree_v2(own.unwrap_or(address)) };
-        check("free", result).inspect_err(|_| {
-            if let Some(own) = own {
-                self.inner.misaligned.lock().insert(address, own);
-            }
-        })
-    }
-}
-
-fn allocate(bytes: u64) -> Result<u64, DeviceError> {
-    let mut address = 0;
-    // SAFETY: writes the address to the place given.
-    check("allocate", unsafe {
-        sys::cuMemAlloc_v2(&mut address, bytes as usize)
-    })?;
-    Ok(address)
 }

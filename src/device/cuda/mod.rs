@@ -14,7 +14,9 @@
 //! Memory is *virtual* where the device supports that: a large range of addresses is reserved, physical
 //! handles are mapped into it, and free ones are mapped elsewhere rather than more taken. Unmapping waits
 //! for nothing. Elsewhere it is plain device memory, whose `cuMemFree` waits for the whole device; the
-//! pool calls it on a thread of its own.
+//! pool calls it on a thread of its own. So it is with [page-locked](super::MemoryKind::Pinned) memory of the
+//! host, where host and device have one space of addresses, and with
+//! [managed](super::MemoryKind::Managed) memory, where the host may touch it while the device runs.
 //!
 //! The driver is loaded at run time, and nothing of CUDA is needed to build. Every call of the pool's own
 //! is made with the device's context current, which is undone where another was, and in the relaxed
@@ -24,8 +26,11 @@
 //! |---|---|
 //! | `driver` | finding it, calling it, its errors |
 //! | `facts` | what the device is and supports |
-//! | `memory` | address ranges, physical memory, plain memory |
+//! | `memory` | address ranges, physical memory |
+//! | `plain` | plain memory: of the device, page-locked, managed |
+//! | `host`, `host_memory` | what the host does itself in memory that it sees; how much it has |
 //! | `stream`, `argument` | cudarc's streams and kernel arguments |
+//! | `external` | streams of other libraries |
 //! | `staging`, `stage` | copies between host and device, and the host's memory for them |
 //! | `watcher` | the thread that watches events and rings alarms |
 //! | `contract` | the device contract, carried out with the above |
@@ -33,8 +38,12 @@
 mod argument;
 mod contract;
 mod driver;
+mod external;
 mod facts;
+mod host;
+mod host_memory;
 mod memory;
+mod plain;
 mod stage;
 mod staging;
 mod stream;
@@ -44,8 +53,9 @@ use super::{DeviceError, Pooling, RawStream};
 use crate::sync::plain::{Arc, Mutex};
 use cudarc::driver::{CudaContext, CudaStream};
 use driver::{Visit, failure, let_go};
+pub use external::ExternalStream;
 use facts::Facts;
-use memory::Misaligned;
+use plain::Segments;
 use staging::Stages;
 use std::collections::HashMap;
 use std::fmt;
@@ -88,7 +98,7 @@ struct Inner {
     /// Streams that the contract made, by their handles.
     streams: Mutex<HashMap<u64, Arc<CudaStream>>>,
     stages: Stages,
-    misaligned: Mutex<Misaligned>,
+    segments: Mutex<Segments>,
 }
 
 /// How a [`CudaDevice`] is opened.
@@ -140,7 +150,7 @@ impl CudaBuilder {
                 watcher: Watcher::new(context.clone()),
                 streams: Mutex::default(),
                 stages: Stages::default(),
-                misaligned: Mutex::default(),
+                segments: Mutex::default(),
                 context,
             }))),
         })

@@ -2,10 +2,11 @@
 //!
 //! The driver copies from and to ordinary memory only while it keeps the calling thread. So a copy goes
 //! through a *stage*, which the device keeps, and which nothing but the copy touches until its event is
-//! complete, whoever still waits for it.
+//! complete, whoever still waits for it. What is the host's own memory the host copies, in the stream's order.
 
 use super::CudaDevice;
 use super::driver::{Visit, check};
+use super::host::copy_in_order;
 use super::stage::Stage;
 use crate::device::{Device, DeviceError, RawEvent, RawStream, Transfer};
 use crate::sync::plain::{Arc, Mutex};
@@ -40,7 +41,13 @@ impl CudaDevice {
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), stage.start(), bytes.len());
         }
+        let is_of_host = self.is_of_host(address, bytes.len() as u64);
         self.start(stage, stream, 0, |stage, handle| {
+            if is_of_host {
+                let (target, source) = (address as *mut u8, stage.start());
+                // SAFETY: the stage is kept until the copy is complete; the address is the block's.
+                return unsafe { copy_in_order(target, source, bytes.len(), handle) };
+            }
             let source = stage.start().cast::<c_void>();
             // SAFETY: the stage is kept until the copy is complete; the address is the block's.
             unsafe { sys::cuMemcpyHtoDAsync_v2(address, source, bytes.len(), handle) }
@@ -54,7 +61,13 @@ impl CudaDevice {
         bytes: u64,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         let stage = self.take_stage(bytes)?;
+        let is_of_host = self.is_of_host(address, bytes);
         self.start(stage, stream, bytes, |stage, handle| {
+            if is_of_host {
+                let (target, source) = (stage.start(), address as *const u8);
+                // SAFETY: as above.
+                return unsafe { copy_in_order(target, source, bytes as usize, handle) };
+            }
             let target = stage.start().cast::<c_void>();
             // SAFETY: the stage is at least so large, and kept until the copy is complete.
             unsafe { sys::cuMemcpyDtoHAsync_v2(target, address, bytes as usize, handle) }

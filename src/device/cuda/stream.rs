@@ -3,17 +3,21 @@
 use super::driver::let_go;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
 use crate::sync::plain::Arc;
-use cudarc::driver::sys::CUstream;
+use cudarc::driver::sys::{CUcontext, CUstream};
 use cudarc::driver::{CudaContext, CudaStream};
 use std::any::Any;
 
 /// Handles with a meaning of their own (`CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`).
 const LEGACY: u64 = 1;
-const PER_THREAD: u64 = 2;
+pub(super) const PER_THREAD: u64 = 2;
 
 /// One context is one device; simulated devices count from 1, and have numbers without the last bit.
 pub(super) fn device_id(context: &CudaContext) -> DeviceId {
-    DeviceId(context.cu_ctx() as u64 | 1 << 63)
+    context_id(context.cu_ctx())
+}
+
+pub(super) fn context_id(context: CUcontext) -> DeviceId {
+    DeviceId(context as u64 | 1 << 63)
 }
 
 pub(super) fn raw(stream: CUstream) -> RawStream {

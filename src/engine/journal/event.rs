@@ -62,8 +62,8 @@ pub struct BlockOrigin {
     pub waited: bool,
 }
 
-/// How a pool's memory stood at a moment, in bytes. What is missing to `reserved` is kept by lanes, or on its
-/// way.
+/// How a pool's memory stood at a moment, in bytes. What is missing to `reserved` is kept by lanes, set aside, or
+/// on its way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -76,6 +76,19 @@ pub struct Occupancy {
     pub pending: u64,
     /// Given back to the ledger, and complete.
     pub free: u64,
+}
+
+/// Whence a reservation is: what is known of it where a pool keeps a [history](crate::PoolBuilder::history).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ReservationOrigin {
+    /// Where it was asked for, or [split](crate::Reservation::split) off.
+    pub site: Site,
+    /// When it was granted, or split off, on the device's clock.
+    pub time: Duration,
+    /// For whom.
+    pub tag: Option<Tag>,
 }
 
 /// Something that happened in a pool, and when.
@@ -164,8 +177,8 @@ pub enum HistoryEvent {
     },
     /// A request left the queue.
     Waited {
-        /// For use on which stream.
-        stream: StreamId,
+        /// For use on which stream; none, if it was to reserve.
+        stream: Option<StreamId>,
         /// The bytes that were asked for.
         requested: u64,
         /// For whom.
@@ -177,8 +190,8 @@ pub enum HistoryEvent {
     },
     /// A request failed for want of memory, or its time was over.
     OutOfMemory {
-        /// For use on which stream.
-        stream: StreamId,
+        /// For use on which stream; none, if it was to reserve.
+        stream: Option<StreamId>,
         /// What was asked for, and how memory stood.
         shortfall: Shortfall,
     },
@@ -241,14 +254,27 @@ impl fmt::Display for HistoryEvent {
                 ..
             } => {
                 let outcome = if *served { "served" } else { "not served" };
+                let purpose = Purpose(*stream);
                 write!(
                     f,
-                    "waited {waited:?} for {requested} bytes on {stream}, {outcome}"
+                    "waited {waited:?} for {requested} bytes {purpose}, {outcome}"
                 )
             }
             Self::OutOfMemory { stream, shortfall } => {
-                write!(f, "out of memory on {stream}: {shortfall}")
+                write!(f, "out of memory {}: {shortfall}", Purpose(*stream))
             }
+        }
+    }
+}
+
+/// `on S1`, `to reserve`
+struct Purpose(Option<StreamId>);
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(stream) => write!(f, "on {stream}"),
+            None => f.write_str("to reserve"),
         }
     }
 }

@@ -7,13 +7,14 @@
 
 mod event;
 
-pub use event::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, Site};
+pub use event::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 
 use super::Engine;
 use crate::device::Device;
 use crate::error::Shortfall;
 use crate::id::StreamId;
-use crate::ledger::{Outcome, Step, Totals};
+use crate::ledger::{HoardId, Outcome, Step, Totals};
+use crate::measure::Tag;
 use crate::sync::{Guards, Mutex, plain};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -32,8 +33,7 @@ struct Book {
     most: usize,
     entries: VecDeque<HistoryEntry>,
     forgotten: u64,
-    /// Blocks that somebody owns, by address.
-    live: BTreeMap<u64, Live>,
+    known: Origins,
     used: u64,
     allocations: u64,
 }
@@ -43,6 +43,15 @@ struct Book {
 pub(crate) struct Live {
     pub(crate) size: u64,
     pub(crate) origin: BlockOrigin,
+}
+
+/// Whence what lives is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origins {
+    /// Blocks that somebody owns, by address.
+    pub(super) live: BTreeMap<u64, Live>,
+    /// Reservations that somebody has.
+    pub(super) reservations: BTreeMap<HoardId, ReservationOrigin>,
 }
 
 /// What can be read of a journal.
@@ -74,7 +83,7 @@ impl Journal {
             most,
             entries: VecDeque::new(),
             forgotten: 0,
-            live: BTreeMap::new(),
+            known: Origins::default(),
             used: 0,
             allocations: 0,
         };
@@ -91,15 +100,23 @@ impl Journal {
         }
     }
 
-    /// Whence the live blocks are.
-    pub(super) fn live(&self) -> BTreeMap<u64, Live> {
-        self.book.lock().live.clone()
+    /// Whence all that lives is.
+    pub(super) fn origins(&self) -> Origins {
+        self.book.lock().known.clone()
     }
 
     /// Whence the live block at an address is.
     pub(super) fn origin(&self, address: u64) -> Option<BlockOrigin> {
         let book = self.book.lock();
-        book.live.get(&address).map(|live| live.origin.clone())
+        book.known
+            .live
+            .get(&address)
+            .map(|live| live.origin.clone())
+    }
+
+    /// Whence a reservation is.
+    pub(super) fn reservation(&self, hoard: HoardId) -> Option<ReservationOrigin> {
+        self.book.lock().known.reservations.get(&hoard).cloned()
     }
 
     pub(super) fn pages(&self) -> Pages {
@@ -231,7 +248,7 @@ impl Engine {
             size,
             origin: origin.clone(),
         };
-        book.live.insert(address, live);
+        book.known.live.insert(address, live);
         let event = HistoryEvent::Allocated {
             address: address.into(),
             size,
@@ -252,7 +269,7 @@ impl Engine {
         let mut book = journal.book.lock();
         book.allocations += 1;
         let number = book.allocations;
-        let Some(live) = book.live.get_mut(&address) else {
+        let Some(live) = book.known.live.get_mut(&address) else {
             return;
         };
         let (old, before) = (live.size, live.origin.number);
@@ -294,7 +311,7 @@ impl Engine {
             address, stream, ..
         } = block;
         let mut book = journal.book.lock();
-        let Some(Live { size, origin }) = book.live.remove(&address) else {
+        let Some(Live { size, origin }) = book.known.live.remove(&address) else {
             return;
         };
         book.used -= size;
@@ -309,16 +326,34 @@ impl Engine {
         book.push(time, totals, event);
     }
 
+    /// A reservation was made.
+    pub(crate) fn write_reserved(&self, hoard: HoardId, site: Site, tag: Option<Tag>) {
+        if let Some(Entry { journal, time }) = self.entry() {
+            let origin = ReservationOrigin { site, time, tag };
+            journal.book.lock().known.reservations.insert(hoard, origin);
+        }
+    }
+
+    /// It is about to end.
+    pub(crate) fn write_disbanded(&self, hoard: HoardId) {
+        if let Some(journal) = &self.journal {
+            journal.book.lock().known.reservations.remove(&hoard);
+        }
+    }
+
     /// A request failed for want of memory.
     pub(crate) fn write_exhausted(&self, stream: StreamId, shortfall: Shortfall) {
+        let stream = stream.of_a_stream();
         self.write_down(|| HistoryEvent::OutOfMemory { stream, shortfall });
     }
 
-    /// Bytes of live blocks by the place that allocated them, where a history is kept.
-    pub(crate) fn held_by_place(&self) -> Vec<(String, u64)> {
-        let live = self.journal.as_ref().map(Journal::live).unwrap_or_default();
+    /// Bytes of live blocks by the place that allocated them, where a history is kept; of one tag, if one is meant.
+    pub(crate) fn held_by_place(&self, of: Option<Tag>) -> Vec<(String, u64)> {
+        let known = self.journal.as_ref().map(Journal::origins);
+        let live = known.unwrap_or_default().live;
+        let is_meant = |block: &Live| of.is_none() || block.origin.tag == of;
         let mut held = BTreeMap::<Site, u64>::new();
-        for block in live.into_values() {
+        for block in live.into_values().filter(is_meant) {
             *held.entry(block.origin.site).or_default() += block.size;
         }
         let held = held.into_iter();

@@ -45,8 +45,8 @@ impl History {
     /// Event Format.
     ///
     /// Reserved, used, pending, free and kept memory are counters; each block is a slice of its stream's
-    /// track, from its allocation to its free, as are requests that waited; growth, remapping, releases and
-    /// running out of memory are instants. Blocks that live have no end, and of those whose allocation is
+    /// track, from its allocation to its free, as are requests that waited, those to reserve on the pool's; growth,
+    /// remapping, releases and running out of memory are instants. Blocks that live have no end, and of those whose allocation is
     /// forgotten there is nothing.
     ///
     /// ```
@@ -113,7 +113,8 @@ impl Chart {
                 if let Some(name) = self.begun.remove(number) {
                     let site = site.as_ref().map(ToString::to_string);
                     let args = json!({ "freed at": site });
-                    let event = self.slice(time, *stream, ("e", "block", *number), name, args);
+                    let what = ("e", "block", *number);
+                    let event = self.slice(time, Some(*stream), what, name, args);
                     self.events.push(event);
                 }
             }
@@ -125,7 +126,8 @@ impl Chart {
                 ..
             } => {
                 self.waits += 1;
-                let name = format!("waiting for {requested} bytes");
+                let purpose = if stream.is_none() { " to reserve" } else { "" };
+                let name = format!("waiting for {requested} bytes{purpose}");
                 let args = json!({ "served": served });
                 for (phase, at) in [("b", time.saturating_sub(*waited)), ("e", time)] {
                     let what = (phase, "wait", self.waits);
@@ -137,12 +139,12 @@ impl Chart {
             | HistoryEvent::Remapped { .. }
             | HistoryEvent::Released { .. } => self.instant(time, POOL, "p", event.to_string()),
             HistoryEvent::OutOfMemory { stream, .. } => {
-                self.streams.insert(*stream);
+                self.streams.extend(stream);
                 self.instant(time, process_of(*stream), "g", event.to_string());
             }
             HistoryEvent::DeviceWait { stream, .. } => {
                 self.streams.insert(*stream);
-                self.instant(time, process_of(*stream), "p", event.to_string());
+                self.instant(time, process_of(Some(*stream)), "p", event.to_string());
             }
             HistoryEvent::Harvested { .. } => {}
         }
@@ -171,21 +173,21 @@ impl Chart {
             "waited": origin.waited,
         });
         let what = ("b", "block", origin.number);
-        let event = self.slice(time, stream, what, name.clone(), args);
+        let event = self.slice(time, Some(stream), what, name.clone(), args);
         self.events.push(event);
         self.begun.insert(origin.number, name);
     }
 
-    /// One end of a slice.
+    /// One end of a slice, of a stream or of the pool.
     fn slice(
         &mut self,
         time: Duration,
-        stream: StreamId,
+        stream: Option<StreamId>,
         (phase, category, id): (&'static str, &'static str, u64),
         name: String,
         args: Value,
     ) -> Event {
-        self.streams.insert(stream);
+        self.streams.extend(stream);
         Event {
             cat: Some(category),
             id: Some(format!("{category} {id}")),
@@ -203,7 +205,7 @@ impl Chart {
     /// All events, with the names of the tracks first.
     fn finish(self) -> Vec<Event> {
         let streams = self.streams.iter();
-        let streams = streams.map(|stream| (process_of(*stream), format!("stream {stream}")));
+        let streams = streams.map(|stream| (process_of(Some(*stream)), format!("stream {stream}")));
         let processes = std::iter::once((POOL, "pool".to_owned())).chain(streams);
         let named = processes.map(|(process, name)| {
             let args = json!({ "name": name });
@@ -222,7 +224,7 @@ fn counters(time: Duration, occupancy: Occupancy) -> Event {
     } = occupancy;
     let kept = reserved.saturating_sub(used + pending + free);
     let args = json!({
-        "reserved": reserved, "used": used, "pending": pending, "free": free, "kept by lanes": kept,
+        "reserved": reserved, "used": used, "pending": pending, "free": free, "kept or set aside": kept,
     });
     event("C", time, POOL, "memory in bytes".into(), args)
 }
@@ -241,7 +243,7 @@ fn event(ph: &'static str, time: Duration, pid: u32, name: String, args: Value) 
     }
 }
 
-/// Streams are numbered from 1 upwards.
-fn process_of(stream: StreamId) -> u32 {
-    stream.0
+/// Streams are numbered from 1 upwards. What is for none is the pool's.
+fn process_of(stream: Option<StreamId>) -> u32 {
+    stream.map_or(POOL, |stream| stream.0)
 }

@@ -96,7 +96,8 @@ impl Snapshot {
     /// Of virtual memory each stretch that is mapped is an expandable segment, on stream 0 since it belongs
     /// to none. Of a stack there is one frame, the place of the allocation, with the tag for its name. What
     /// is pending is `active_pending_free`; a free that no block waits for any more is `free_requested` and
-    /// `free_completed` at once, since when a block becomes complete is not recorded. At rest the history
+    /// `free_completed` at once, since when a block becomes complete is not recorded. What is set aside and not
+    /// allocated is allocated at the end, by who reserved it. At rest the history
     /// leads to the snapshot; of what goes on meanwhile, a block may be missing at its end.
     ///
     /// ```
@@ -215,7 +216,10 @@ impl<'a> Drawer<'a> {
                         BlockState::Pending => PENDING,
                         BlockState::Free => INACTIVE,
                     },
-                    frames: origin.map(of_origin).into_iter().collect(),
+                    frames: match origin {
+                        Some(origin) => vec![of_origin(origin)],
+                        None => of_reservation(block),
+                    },
                 }
             },
         );
@@ -224,7 +228,24 @@ impl<'a> Drawer<'a> {
 
     fn traces(&self) -> Vec<Trace<'a>> {
         let entries = self.snapshot.history.entries.iter();
-        entries.flat_map(|entry| self.trace(entry)).collect()
+        let entries = entries.flat_map(|entry| self.trace(entry));
+        entries.chain(self.traces_of_reserved()).collect()
+    }
+
+    /// What is set aside comes to be so last of all: before that it was, in parts, other blocks.
+    fn traces_of_reserved(&self) -> impl Iterator<Item = Trace<'a>> {
+        let snapshot = self.snapshot;
+        let reserved = snapshot.blocks_in(BlockState::Reserved);
+        let reserved = reserved.filter(|_| snapshot.keeps_history);
+        reserved.map(|block| Trace {
+            action: "alloc",
+            addr: Some(place(block.address)),
+            device_free: None,
+            size: number(block.size),
+            stream: NO_STREAM,
+            time_us: snapshot.time.as_micros() as i64,
+            frames: of_reservation(block),
+        })
     }
 
     fn trace(&self, entry: &'a HistoryEntry) -> Vec<Trace<'a>> {
@@ -285,13 +306,7 @@ impl<'a> Drawer<'a> {
                 vec![Trace {
                     addr: None,
                     device_free: Some(number(left)),
-                    ..trace(
-                        "oom",
-                        NOWHERE,
-                        shortfall.requested,
-                        Some(*stream),
-                        Vec::new(),
-                    )
+                    ..trace("oom", NOWHERE, shortfall.requested, *stream, Vec::new())
                 }]
             }
             _ => Vec::new(),
@@ -332,6 +347,13 @@ fn of_origin(origin: &BlockOrigin) -> Frame<'_> {
         &origin.site,
         origin.tag.map_or("allocate", |tag| tag.name()),
     )
+}
+
+fn of_reservation(block: &BlockInfo) -> Vec<Frame<'_>> {
+    let reservation = block.reservation.iter();
+    let frames = reservation
+        .map(|origin| frame(&origin.site, origin.tag.map_or("reserve", |tag| tag.name())));
+    frames.collect()
 }
 
 fn frame<'a>(site: &'a Site, name: &'static str) -> Frame<'a> {

@@ -1,0 +1,240 @@
+//! Streams of other libraries, which nobody keeps for the pool: their owner destroys them when it likes, and their
+//! handle is the next one's.
+
+use crate::bench::{Bench, Gate};
+use crate::common::{MIB, now, poll};
+use crate::probe::Probe;
+use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
+use futures::executor::block_on;
+use weirpool::device::{DeviceErrorKind, DeviceStream, RawStream};
+use weirpool::{Block, PoolBuilder, RawPool, Reuse, Rung, WaitLimit};
+
+/// A pool with its list of streams, and a probe that counts who calls for which.
+struct Guests<B: Bench> {
+    site: Site<B>,
+    raw: RawPool,
+    probe: Probe,
+}
+
+impl<B: Bench> Guests<B> {
+    fn new(capacity: u64, reuse: Reuse) -> Self {
+        let set = |builder: PoolBuilder| builder.reuse(reuse).wait_limit(WaitLimit::Unlimited);
+        let (site, probe) = Site::<B>::probed(capacity, set);
+        let raw = RawPool::new(&site.pool);
+        Self { site, raw, probe }
+    }
+
+    /// A worker on a stream that is somebody else's.
+    fn guest(&self) -> Worker<B> {
+        let work = self.site.bench.stream();
+        let external = self.site.bench.external(&work);
+        let stream = self.raw.stream(&external).expect("a stream of the device");
+        self.site.worker_as(work, stream)
+    }
+
+    fn calls_on(&self, guest: &Worker<B>) -> u64 {
+        self.probe.calls_on(guest.work.raw())
+    }
+}
+
+/// What is found by its handle is the stream, and not another registration of it.
+pub(crate) fn an_external_stream_is_found_again<B: Bench>() {
+    let Guests { site, raw, .. } = Guests::<B>::new(8 * MIB, Reuse::ALL);
+    let works = [site.bench.stream(), site.bench.stream()];
+    let find = |work: &B::Work| raw.stream(&site.bench.external(work)).unwrap();
+    let streams = works.each_ref().map(find);
+    assert_ne!(streams[0].id(), streams[1].id());
+    for (work, stream) in works.iter().zip(&streams) {
+        assert_eq!(find(work).id(), stream.id());
+        assert_eq!(stream.raw(), work.raw());
+    }
+    // While one of its blocks lives, and when nothing of it does.
+    let block = site.pool.try_allocate(&streams[0], MIB).unwrap();
+    let ids = streams.map(|stream| stream.id());
+    assert_eq!(works.each_ref().map(|work| find(work).id()), ids);
+    drop(block);
+    assert_eq!(works.each_ref().map(|work| find(work).id()), ids);
+    site.assert_conserved();
+}
+
+/// [15] The next stream may have the handle of the last: it has nothing else of it.
+pub(crate) fn a_recycled_handle_is_another_stream<B: Bench>() {
+    let guests = Guests::<B>::new(8 * MIB, ONLY_COMPLETE);
+    let (mut ids, mut handles) = (Vec::new(), Vec::<RawStream>::new());
+    let mut is_recycled = false;
+    for _ in 0..16 {
+        let guest = guests.guest();
+        let handle = guest.work.raw();
+        is_recycled |= handles.contains(&handle);
+        assert!(!ids.contains(&guest.stream.id()), "{handle}");
+        let block = guest.take(MIB);
+        // Where the last one's memory is complete, anybody has it; where not, only the last one had.
+        assert!(!matches!(block.rung(), Rung::Lane | Rung::SameStream));
+        guest.use_up(&block, 1);
+        drop(block);
+        guest.settle();
+        ids.push(guest.stream.id());
+        handles.push(handle);
+    }
+    if let Some(recycles) = B::RECYCLES_HANDLES {
+        assert_eq!(is_recycled, recycles, "{handles:?}");
+    }
+    guests.site.assert_sound();
+}
+
+/// Once a free has returned its event is recorded: whoever needs the memory needs nothing more of the stream,
+/// whatever the pool's policy.
+pub(crate) fn each_free_is_sealed_before_it_returns<B: Bench>() {
+    for bytes in [512, MIB, 8 * MIB] {
+        let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
+        let (guest, other) = (guests.guest(), guests.site.worker());
+        // In one piece, wherever it comes from.
+        drop(other.take(8 * MIB));
+        block_on(other.stream.synchronize()).unwrap();
+        let block = guest.take(bytes);
+        let rest = (bytes < 8 * MIB).then(|| other.take(8 * MIB - bytes));
+        let gate = guest.use_until_opened(&block, 1);
+        let before = guests.calls_on(&guest);
+        drop(block);
+        assert_eq!(guests.calls_on(&guest), before + 1, "{bytes}");
+        let block = other.take_from(Rung::DeviceWait, bytes);
+        other.use_up(&block, 2);
+        assert_eq!(guests.calls_on(&guest), before + 1, "{bytes}");
+        guests.site.bench.let_run();
+        gate.open();
+        settle_all(&[&guest, &other]);
+        drop((block, rest));
+        guests.site.assert_sound();
+    }
+}
+
+/// Uses a block up to a gate, frees it, and destroys the stream. Returns its name, and how often it was named.
+fn free_and_destroy<B: Bench>(guests: &Guests<B>, bytes: u64) -> (RawStream, u64, Gate) {
+    let guest = guests.guest();
+    let block = guest.take(bytes);
+    let gate = guest.use_until_opened(&block, 1);
+    drop(block);
+    let name = guest.work.raw();
+    (name, guests.probe.calls_on(name), gate)
+}
+
+/// [14] RMM `DeletedStream`, where the pool cannot keep the stream: the event that is recorded completes as ever,
+/// the memory comes back after it, and nothing touches the handle.
+pub(crate) fn a_destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
+    for bytes in [8 * MIB, MIB] {
+        let guests = Guests::<B>::new(8 * MIB, ONLY_COMPLETE);
+        let heir = guests.site.worker();
+        let (name, calls, gate) = free_and_destroy(&guests, bytes);
+        heir.take_nothing(8 * MIB);
+        let mut waiting = guests.site.pool.allocate(&heir.stream, 8 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        guests.site.pool.harvest().unwrap();
+        gate.open();
+        let block = block_on(waiting).unwrap();
+        heir.use_up(&block, 2);
+        heir.free_and_settle(block);
+        assert_eq!(guests.site.pool.trim_to(0).unwrap(), 8 * MIB);
+        assert_eq!(guests.probe.calls_on(name), calls, "{bytes}");
+        guests.site.assert_sound();
+    }
+    // The same where the heir comes behind a wait on the device, and where the pool ends.
+    let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
+    let heir = guests.site.worker();
+    let (name, calls, gate) = free_and_destroy(&guests, 8 * MIB);
+    let block = heir.take_from(Rung::DeviceWait, 8 * MIB);
+    heir.use_up(&block, 2);
+    drop(block);
+    let Guests { site, raw, probe } = guests;
+    let (bench, work) = (site.bench.clone(), heir.work.clone());
+    let Site { pool, witness, .. } = site;
+    drop((heir, raw, pool));
+    assert!(probe.held() > 0, "its work runs still");
+    gate.open();
+    bench.settle(&work);
+    crate::site::eventually(|| probe.held() == 0);
+    assert_eq!(probe.calls_on(name), calls);
+    witness.assert_content();
+}
+
+/// Whoever serves the queue may come when the waiting stream's owner has let go: so a request on it is given what
+/// is complete, where another's is given memory behind a wait.
+pub(crate) fn who_waits_is_given_nothing_behind_a_wait<B: Bench>() {
+    for is_external in [false, true] {
+        let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
+        let holder = guests.site.worker();
+        let waiter = if is_external {
+            guests.guest()
+        } else {
+            guests.site.worker()
+        };
+        let all = holder.take(8 * MIB);
+        let mut waiting = guests.site.pool.allocate(&waiter.stream, 8 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        let before = guests.calls_on(&waiter);
+        let gate = holder.use_until_opened(&all, 1);
+        drop(all);
+        // Anybody's call may serve.
+        guests.site.pool.harvest().unwrap();
+        let polled = poll(&mut waiting);
+        assert_eq!(polled.is_pending(), is_external);
+        assert_eq!(guests.calls_on(&waiter) == before, is_external);
+        gate.open();
+        let block = match polled {
+            std::task::Poll::Ready(block) => block,
+            std::task::Poll::Pending => block_on(waiting),
+        };
+        let block = block.unwrap();
+        let waits = guests.site.pool.statistics().device_waits;
+        assert_eq!(waits, u64::from(!is_external));
+        waiter.use_up(&block, 2);
+        waiter.free_and_settle(block);
+        guests.site.assert_sound();
+    }
+}
+
+/// A block that came to an external stream behind a wait is used on a further one: that comes after the earlier
+/// life, and the external one need not be asked.
+pub(crate) fn a_further_stream_needs_nothing_of_an_external_one<B: Bench>() {
+    let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
+    let (guest, [earlier, further]) = (guests.guest(), guests.site.workers());
+    let block = earlier.take(8 * MIB);
+    let gate = earlier.use_until_opened(&block, 1);
+    drop(block);
+    let block: Block = guest.take_from(Rung::DeviceWait, 8 * MIB);
+    let before = guests.calls_on(&guest);
+    block.used_on(&further.stream).unwrap();
+    assert_eq!(guests.calls_on(&guest), before);
+    further.use_up(&block, 2);
+    guests.site.bench.let_run();
+    gate.open();
+    settle_all(&[&earlier, &further]);
+    drop(block);
+    settle_all(&[&guest]);
+    guests.site.assert_sound();
+}
+
+/// An event that could not be recorded at the free is recorded with the owner's next, and by nobody else: until
+/// then the memory is pending, however often it is asked for.
+pub(crate) fn what_could_not_be_sealed_waits_for_the_owner<B: Bench>() {
+    let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
+    let (guest, other) = (guests.guest(), guests.site.worker());
+    let [large, small] = [6, 1].map(|size| guest.take(size * MIB));
+    guest.use_up(&large, 1);
+    guests.probe.fail("record", 1, DeviceErrorKind::Other);
+    let mut freed = large.deallocate();
+    assert!(guests.probe.has_failed("record"));
+    guest.settle();
+    let before = guests.calls_on(&guest);
+    other.take_nothing(6 * MIB);
+    guests.site.pool.trim_to(0).unwrap();
+    assert!(guests.site.pool.statistics().pending.current >= 6 * MIB);
+    let told = now(async { poll(&mut freed) });
+    assert!(matches!(told, std::task::Poll::Ready(Err(_))), "{told:?}");
+    assert_eq!(guests.calls_on(&guest), before);
+    drop(small);
+    guest.settle();
+    let block = other.take_from(Rung::Free, 6 * MIB);
+    other.use_up(&block, 2);
+    other.free_and_settle(block);
+    guests.site.assert_sound();
+}

@@ -1,0 +1,230 @@
+//! Addresses instead of blocks: what an allocator hook of C's gives out and is given back.
+
+use crate::bench::{Bench, Span};
+use crate::common::MIB;
+use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+use weirpool::device::DeviceStream;
+use weirpool::{AllocError, BlockState, RawError, RawPool, Rung};
+
+fn span(address: u64, bytes: u64) -> Span {
+    Span {
+        address: address.into(),
+        bytes,
+    }
+}
+
+/// Why an address is refused, in words.
+#[track_caller]
+fn refused<B: Bench>(raw: &RawPool, worker: &Worker<B>, address: u64) -> String {
+    let error = raw.free(address, &worker.work).unwrap_err();
+    let RawError::NotGivenOut { address: of, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(*of, address);
+    error.to_string()
+}
+
+/// [29] cupy double_free, pytorch#150098: a second free, an address within a block, one of somebody else's and one
+/// of nobody's are errors that say so; and nothing is lost.
+pub(crate) fn an_address_is_freed_once<B: Bench>() {
+    let (site, elsewhere) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));
+    let (raw, worker, stranger) = (RawPool::new(&site.pool), site.worker(), elsewhere.worker());
+    let addresses = [(); 3].map(|()| raw.try_allocate(&worker.work, 2 * MIB).unwrap());
+    let [freed, kept, taken] = addresses;
+    worker.fill(span(kept, 2 * MIB), 1);
+    raw.free(freed, &worker.work).unwrap();
+    let owned = raw.take(taken).unwrap();
+    let theirs = stranger.take(MIB);
+    for (address, words) in [
+        (freed, "was it freed already"),
+        (kept + 512, "it lies within"),
+        (taken, "owned elsewhere"),
+        (theirs.address().to_bits(), "allocated elsewhere"),
+        (0, "allocated elsewhere"),
+    ] {
+        let text = refused(&raw, &worker, address);
+        assert!(text.contains(words), "{text}");
+        assert!(text.contains(&format!("{address:#x}")), "{text}");
+    }
+    let Err(RawError::NotGivenOut { found, .. }) = raw.take(kept + 512) else {
+        panic!("an address within a block");
+    };
+    let found = found.expect("the block that it is in");
+    assert_eq!(
+        (found.address, found.state),
+        (kept.into(), BlockState::Used)
+    );
+    // What was refused changed nothing.
+    assert_eq!(raw.given_out(), 1);
+    assert_eq!(site.pool.statistics().used.current, 4 * MIB);
+    worker.expect(span(kept, 2 * MIB), 1);
+    // A block of another pool is not given out, and is had again; one of this pool is.
+    let theirs = raw.keep(theirs).unwrap_err();
+    assert_eq!(raw.keep(owned).unwrap(), taken);
+    for address in [kept, taken] {
+        raw.free(address, &worker.work).unwrap();
+        refused(&raw, &worker, address);
+    }
+    drop(theirs);
+    worker.settle();
+    assert_eq!(raw.given_out(), 0);
+    site.assert_sound();
+}
+
+/// [13] An address that is freed on another stream than it was allocated on: the order of both is kept, and neither
+/// is made to wait.
+pub(crate) fn an_address_is_freed_on_another_stream<B: Bench>() {
+    for opened_first in [0, 1] {
+        let site = Site::<B>::without_device_waits(8 * MIB);
+        let [own, other, heir] = site.workers();
+        let raw = RawPool::new(&site.pool);
+        let address = raw.try_allocate(&own.work, 8 * MIB).unwrap();
+        own.fill(span(address, 8 * MIB), 1);
+        own.settle();
+        let mut gates = [&own, &other].map(|worker| {
+            let gate = site.bench.hold(&worker.work);
+            worker.expect(span(address, 8 * MIB), 1);
+            Some(gate)
+        });
+        raw.free(address, &other.work).unwrap();
+        heir.take_nothing(8 * MIB);
+        gates[opened_first].take().unwrap().open();
+        site.bench.let_run();
+        heir.take_nothing(8 * MIB);
+        drop(gates);
+        settle_all(&[&own, &other]);
+        let block = heir.take_from(Rung::Free, 8 * MIB);
+        heir.use_up(&block, 2);
+        heir.free_and_settle(block);
+        assert_eq!(site.pool.statistics().device_waits, 0);
+        site.assert_sound();
+    }
+}
+
+/// As with `cudaFreeAsync`, the stream that it was allocated on may be gone: the one that it is freed on counts, and
+/// the memory's earlier life.
+pub(crate) fn an_address_is_freed_when_its_stream_is_gone<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
+    let [earlier, other, heir] = site.workers();
+    let raw = RawPool::new(&site.pool);
+    // Its earlier life lasts until the first gate is opened; nobody but the stream that is destroyed waits for it.
+    let block = earlier.take(8 * MIB);
+    let first = earlier.use_until_opened(&block, 1);
+    drop(block);
+    let work = site.bench.stream();
+    let external = site.bench.external(&work);
+    let address = raw.try_allocate(&external, 8 * MIB).unwrap();
+    let name = work.raw();
+    let calls = probe.calls_on(name);
+    drop(work);
+    let second = site.bench.hold(&other.work);
+    raw.free(address, &other.work).unwrap();
+    assert_eq!(probe.calls_on(name), calls);
+    assert_eq!(site.pool.statistics().used.current, 0);
+    // Whoever has it next comes after both.
+    let block = heir.take_from(Rung::DeviceWait, 8 * MIB);
+    heir.use_up(&block, 2);
+    site.bench.let_run();
+    second.open();
+    other.settle();
+    site.bench.let_run();
+    first.open();
+    settle_all(&[&earlier, &heir]);
+    drop(block);
+    assert_eq!(probe.calls_on(name), calls);
+    site.assert_sound();
+}
+
+/// [21] A hook waits for memory, and is told when that took too long.
+pub(crate) fn who_allocates_an_address_waits_so_long_only<B: Bench>() {
+    let site = Site::<B>::with(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let [holder, waiter] = site.workers();
+    let raw = RawPool::new(&site.pool);
+    let held = raw.try_allocate(&holder.work, 8 * MIB).unwrap();
+    let external = site.bench.external(&waiter.work);
+    let limit = Duration::from_millis(2);
+    let late = raw.allocate(&external, 8 * MIB, limit).unwrap_err();
+    let AllocError::TimedOut { waited, shortfall } = late else {
+        panic!("{late}");
+    };
+    assert!(waited >= limit);
+    assert_eq!(shortfall.used, 8 * MIB);
+    let refused = raw.allocate(&external, 9 * MIB, None).unwrap_err();
+    assert!(matches!(refused, AllocError::TooLarge { .. }), "{refused}");
+    assert_eq!(raw.given_out(), 1);
+    let address = thread::scope(|scope| {
+        let waiting = scope.spawn(|| raw.allocate(&external, 8 * MIB, None));
+        crate::site::eventually(|| site.pool.statistics().waits.waiting == 1);
+        holder.fill(span(held, 8 * MIB), 1);
+        raw.free(held, &holder.work).unwrap();
+        waiting.join().unwrap().unwrap()
+    });
+    waiter.use_up(span(address, 8 * MIB), 2);
+    raw.free(address, &external).unwrap();
+    waiter.settle();
+    site.assert_sound();
+}
+
+/// [4, 5] Threads with a stream of somebody else's each, more than there is memory for: what one writes nobody
+/// overwrites, and what one gives out another frees.
+pub(crate) fn threads_give_out_and_free_addresses<B: Bench>() {
+    const ROUNDS: u64 = 60;
+    let site = Site::<B>::new(16 * MIB);
+    let raw = RawPool::new(&site.pool);
+    let workers = site.workers::<4>();
+    let (give, given) = channel::<u64>();
+    thread::scope(|scope| {
+        for (number, worker) in workers.iter().enumerate() {
+            let (give, raw) = (give.clone(), &raw);
+            scope.spawn(move || {
+                let external = worker.bench.external(&worker.work);
+                let mut random = fastrand::Rng::with_seed(number as u64);
+                for round in 0..ROUNDS {
+                    let bytes = crate::allocation::random_size(&mut random) / 4 * 4 + 4;
+                    let address = raw.allocate(&external, bytes, None).unwrap();
+                    let value = (number as u64 * ROUNDS + round) % 250 + 1;
+                    worker.use_up(span(address, bytes), value as u8);
+                    match round % 3 {
+                        0 => {
+                            worker.settle();
+                            give.send(address).unwrap();
+                        }
+                        _ => raw.free(address, &external).unwrap(),
+                    }
+                }
+            });
+        }
+        drop(give);
+        // Of work that is over: on whichever stream.
+        let last = &workers[3];
+        for address in given {
+            raw.free(address, &last.bench.external(&last.work)).unwrap();
+        }
+    });
+    workers.iter().for_each(Worker::settle);
+    assert_eq!(raw.given_out(), 0);
+    site.assert_sound();
+}
+
+/// The list ends before what it gave out: somebody may use the addresses still.
+pub(crate) fn what_is_given_out_outlives_its_list<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let worker = site.worker();
+    let raw = RawPool::new(&site.pool);
+    let address = raw.try_allocate(&worker.work, 4 * MIB).unwrap();
+    worker.fill(span(address, 4 * MIB), 1);
+    drop(raw);
+    assert_eq!(site.pool.statistics().used.current, 4 * MIB);
+    worker.take_nothing(8 * MIB);
+    worker.expect(span(address, 4 * MIB), 1);
+    // Another list knows nothing of it.
+    let again = RawPool::new(&site.pool);
+    let text = refused(&again, &worker, address);
+    assert!(text.contains("owned elsewhere"), "{text}");
+    worker.settle();
+    site.witness.assert_content();
+    site.pool.check().unwrap();
+}

@@ -1,0 +1,185 @@
+//! Addresses and handles instead of blocks and streams, on the simulated device; what every device must do with them is
+//! in `tests/conformance`.
+
+mod common;
+#[path = "conformance/probe.rs"]
+#[allow(dead_code)]
+mod probe;
+
+use common::{External, HANDLE, MIB, builder, manual, run, us};
+use probe::Probe;
+use std::collections::BTreeSet;
+use weirpool::device::sim::{Operation, SimDevice, SimStream};
+use weirpool::{AllocError, Current, Fill, Pool, RawPool, Rung, StreamId, current};
+
+fn raw_pool(device: &SimDevice, capacity: u64) -> RawPool {
+    RawPool::new(&builder(device, capacity).build().unwrap())
+}
+
+/// A stream of somebody else's that uses some memory, and its id with the pool.
+fn visit(raw: &RawPool, work: &SimStream) -> StreamId {
+    let stream = External::of(work);
+    let address = raw.try_allocate(&stream, 4096).unwrap();
+    work.submit(Operation::new(us(1)).writes(address, 4096));
+    raw.free(address, &stream).unwrap();
+    raw.stream(&stream).unwrap().id()
+}
+
+/// Nobody says when a stream of somebody else's is gone. The list of them stays short all the same.
+#[test]
+fn streams_that_are_gone_are_let_go() {
+    let device = SimDevice::new();
+    let raw = raw_pool(&device, 8 * MIB);
+    let mut ids = BTreeSet::new();
+    for _ in 0..1000 {
+        let work = device.create_stream();
+        assert!(ids.insert(visit(&raw, &work)), "a number is given once");
+        while work.backlog() > 0 {
+            device.advance_to_next();
+        }
+    }
+    let known = raw.pool().statistics_by_stream().len();
+    assert!(known < 128, "{known} of 1000");
+    let events = raw.pool().statistics().events_created;
+    assert!(events < 256, "{events} events for 1000 frees");
+    raw.pool().check_conserved().unwrap();
+}
+
+/// One that is used now and then stays the same, however many come and go; so does one of which a block lives.
+#[test]
+fn streams_that_are_used_stay() {
+    let device = SimDevice::new();
+    let raw = raw_pool(&device, 8 * MIB);
+    let [regular, holder] = [(); 2].map(|()| device.create_stream());
+    let held = raw.try_allocate(&External::of(&holder), 4096).unwrap();
+    let ids = [&regular, &holder].map(|work| raw.stream(&External::of(work)).unwrap().id());
+    for turn in 0..1000 {
+        visit(&raw, &device.create_stream());
+        if turn % 10 == 0 {
+            assert_eq!(visit(&raw, &regular), ids[0]);
+        }
+    }
+    raw.free(held, &External::of(&holder)).unwrap();
+    assert_eq!(visit(&raw, &holder), ids[1]);
+    device.advance_to_end();
+    raw.pool().check_conserved().unwrap();
+}
+
+/// The current pool knows them by the same rule: of two that take turns, neither is registered anew.
+#[test]
+fn the_current_pool_finds_them_again() {
+    let device = SimDevice::new();
+    Current::set(&builder(&device, 8 * MIB).build().unwrap());
+    let works = [(); 2].map(|()| device.create_stream());
+    let id = |work| {
+        let current = current(&device).unwrap();
+        current.stream(&External::of(work)).unwrap().id()
+    };
+    let ids = works.each_ref().map(id);
+    assert_ne!(ids[0], ids[1]);
+    for _ in 0..10 {
+        assert_eq!(works.each_ref().map(id), ids);
+    }
+    Current::reset(&device);
+}
+
+/// However many events of a stream are on their way, each free has its own: the stream may be gone before the next.
+#[test]
+fn a_long_backlog_is_sealed_free_by_free() {
+    const FREES: u64 = 1500;
+    let device = manual();
+    let probe = Probe::new(std::sync::Arc::new(device.clone()));
+    let pool = Pool::builder_shared(probe.device()).capacity(8 * MIB);
+    let raw = RawPool::new(&pool.handle_bytes(HANDLE).build().unwrap());
+    let work = device.create_stream();
+    let stream = External::of(&work);
+    let addresses: Vec<_> = (0..FREES)
+        .map(|_| raw.try_allocate(&stream, 4096).unwrap())
+        .collect();
+    run(&work, us(10));
+    for (freed, address) in addresses.into_iter().enumerate() {
+        raw.free(address, &stream).unwrap();
+        assert_eq!(probe.calls("record"), freed as u64 + 1);
+    }
+    drop(work);
+    let heir = device.create_stream();
+    let late = raw.try_allocate(&heir, 6 * MIB).unwrap();
+    run(&heir, us(1));
+    device.advance(us(10));
+    raw.free(late, &heir).unwrap();
+    device.advance(us(1));
+    raw.pool().check_conserved().unwrap();
+}
+
+/// What is freed on another stream, since its own is gone, is filled there: behind the memory's earlier life.
+#[test]
+fn what_is_freed_elsewhere_is_filled_there() {
+    let device = manual();
+    let pool = builder(&device, HANDLE).fill_on_free(Fill::Poison);
+    let raw = RawPool::new(&pool.build().unwrap());
+    let [earlier, gone, other] = [(); 3].map(|()| device.create_stream());
+    let address = raw.try_allocate(&earlier, HANDLE).unwrap();
+    earlier.submit(Operation::new(us(20)).writes(address, HANDLE));
+    raw.free(address, &earlier).unwrap();
+    let again = raw.try_allocate(&External::of(&gone), HANDLE).unwrap();
+    assert_eq!(again, address);
+    drop(gone);
+    // The checker would tell if the fill came before what is there now.
+    raw.free(address, &other).unwrap();
+    device.advance(us(19));
+    assert!(other.backlog() > 0, "the fill waits for the earlier life");
+    device.advance_to_end();
+    let mut bytes = [0; 16];
+    device.read(address, &mut bytes).unwrap();
+    assert_eq!(bytes, [Fill::Poison.byte(); 16]);
+    let stream = raw.stream(&other).unwrap();
+    let block = raw.pool().try_allocate(&stream, HANDLE).unwrap();
+    assert_ne!(block.rung(), Rung::DeviceWait);
+    drop(block);
+    device.advance_to_end();
+    raw.pool().check_conserved().unwrap();
+}
+
+/// The checker holds the caller to what `cudaFreeAsync` asks for: what was done elsewhere comes before the free.
+#[test]
+fn a_free_that_comes_too_early_is_seen() {
+    let device = SimDevice::builder()
+        .clock(weirpool::device::sim::Clock::Manual)
+        .checker(weirpool::device::sim::Checker::Collect)
+        .build();
+    let raw = raw_pool(&device, HANDLE);
+    let [gone, other] = [(); 2].map(|()| device.create_stream());
+    for is_ordered in [true, false] {
+        let address = raw.try_allocate(&External::of(&gone), HANDLE).unwrap();
+        gone.submit(Operation::new(us(5)).writes(address, HANDLE));
+        if is_ordered {
+            device.advance_to_end();
+            assert_eq!(gone.backlog(), 0);
+        }
+        raw.free(address, &other).unwrap();
+        device.advance_to_end();
+        let found = device.violations();
+        assert_eq!(found.is_empty(), is_ordered, "{found:?}");
+    }
+}
+
+/// A stream of another device is refused, by either call, and what it was for stays as it was.
+#[test]
+fn a_stream_of_another_device_is_refused() {
+    let (device, elsewhere) = (manual(), manual());
+    let raw = raw_pool(&device, HANDLE);
+    let (work, stranger) = (device.create_stream(), elsewhere.create_stream());
+    for stranger in [External::of(&stranger), External::of(&stranger)] {
+        let refused = raw.try_allocate(&stranger, 512).unwrap_err();
+        assert!(matches!(refused, AllocError::Stream(_)), "{refused}");
+    }
+    let address = raw.try_allocate(&work, 512).unwrap();
+    let refused = raw.free(address, &stranger).unwrap_err();
+    assert!(
+        matches!(refused, weirpool::RawError::Stream(_)),
+        "{refused}"
+    );
+    assert_eq!(raw.given_out(), 1);
+    raw.free(address, &work).unwrap();
+    raw.pool().check_conserved().unwrap();
+}
