@@ -26,6 +26,12 @@ pub(super) struct Extra {
 }
 
 impl Extra {
+    fn add(&mut self, further: &Arc<Registration>) {
+        if !self.streams.iter().any(|known| Arc::ptr_eq(known, further)) {
+            self.streams.push(further.clone());
+        }
+    }
+
     #[cold]
     pub(super) fn note_freed(&self, bytes: u64) {
         if let Some(reserved) = &self.reserved {
@@ -55,10 +61,21 @@ impl Block {
         let engine = &self.registration.service.engine;
         engine.order_after_grant(&self.registration.lane, self.lent().after, &further.lane)?;
         // Only now: who finds it there relies on the order.
-        let mut further_ones = self.further.lock();
-        let all = further_ones.get_or_insert_default();
-        if !all.streams.iter().any(|known| Arc::ptr_eq(known, further)) {
-            all.streams.push(further.clone());
+        self.further.lock().get_or_insert_default().add(further);
+        Ok(())
+    }
+
+    /// The same for a stream that comes after the grant by its user's doing: it is given nothing.
+    ///
+    /// # Errors
+    /// [`StreamError::ForeignPool`].
+    pub(crate) fn used_after(&self, stream: &Stream) -> Result<(), StreamError> {
+        if !stream.is_of_pool(&self.registration) {
+            return Err(StreamError::ForeignPool);
+        }
+        let further = stream.registration();
+        if !Arc::ptr_eq(&self.registration, further) {
+            self.further.lock().get_or_insert_default().add(further);
         }
         Ok(())
     }
@@ -100,9 +117,7 @@ impl Block {
         let after = self.lent().after;
         let mut all = self.further.lock();
         let all = all.get_or_insert_default();
-        if !all.streams.iter().any(|known| Arc::ptr_eq(known, further)) {
-            all.streams.push(further.clone());
-        }
+        all.add(further);
         if self.registration.lane.is_external {
             all.left_at = Some(after);
         }
