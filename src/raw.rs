@@ -135,6 +135,25 @@ impl RawPool {
         }
     }
 
+    /// Says that work of a further stream uses what was given out at `address`: once that is freed, it is reused only
+    /// after that work. Call it before the free.
+    ///
+    /// Other than [`Block::used_on`] it gives the stream nothing to wait for. Whoever submits that work has it come
+    /// after what the block's own stream was given before, as it must in order to find there what that wrote.
+    /// PyTorch's name for it, and PyTorch's way.
+    ///
+    /// # Errors
+    /// [`RawError::NotGivenOut`], or [`RawError::Stream`] when the stream cannot be registered; then it must not use
+    /// the memory.
+    pub fn record_stream<W: DeviceStream>(&self, address: u64, work: &W) -> Result<(), RawError> {
+        let block = self.take(address)?;
+        let noted = self
+            .stream(work)
+            .and_then(|stream| block.used_after(&stream));
+        self.give_out(block);
+        Ok(noted?)
+    }
+
     /// Gives a block of the pool out: for its address.
     ///
     /// # Errors

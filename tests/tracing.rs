@@ -112,7 +112,7 @@ fn grants_and_frees_are_told_with_their_rung() {
         );
         let tag = Tag::new("traced");
         let first = pool.allocate(&stream, 1000).tag(tag).try_now().unwrap();
-        let address = first.address();
+        let address = first.address().to_bits();
         drop(first);
         drop(pool.try_allocate(&stream, 1024).unwrap());
         let at = "stream=S1 bytes=1024";

@@ -27,6 +27,23 @@ impl Block {
         self.further.lock().as_ref()?.left_at
     }
 
+    /// A further stream uses it, which comes after the grant by its user's doing: it is given nothing.
+    ///
+    /// # Errors
+    /// [`StreamError::ForeignPool`].
+    pub(crate) fn used_after(&self, stream: &Stream) -> Result<(), StreamError> {
+        if !stream.is_of_pool(&self.registration) {
+            return Err(StreamError::ForeignPool);
+        }
+        let further = stream.registration();
+        if !Arc::ptr_eq(&self.registration, further) {
+            let mut all = self.further.lock();
+            let streams = &mut all.get_or_insert_default().streams;
+            streams.note(further, Access::Always);
+        }
+        Ok(())
+    }
+
     /// Has the block freed in the order of `stream` too, which does nothing with it. If its own stream is an
     /// external one, that may be gone: then instead of it. What was done with the block there must come before
     /// what `stream` was given so far, as with CUDA's own `cudaFreeAsync`.

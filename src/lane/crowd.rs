@@ -87,12 +87,12 @@ impl Crowd {
     }
 
     /// This thread's side, if there are any.
-    #[inline]
     pub(super) fn own(&self) -> Option<&Mutex<Side>> {
         let sides = self.sides.get()?;
         Some(&sides[crate::sync::thread_number() % SIDES])
     }
 
+    #[inline]
     pub(super) fn are_made(&self) -> bool {
         self.sides.get().is_some()
     }

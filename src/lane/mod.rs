@@ -36,7 +36,7 @@ use crate::sync::{Arc, Guard, Guards, Mutex, Ordering, SharedState, plain};
 use cache::Cache;
 use count::Book;
 use crossbeam_utils::CachePadded;
-use crowd::{Crowd, Side};
+use crowd::Crowd;
 use std::any::Any;
 
 /// Bounds of a lane.
@@ -235,8 +235,8 @@ impl Lane {
             // Never kept: there is nothing to lock for.
             return None;
         }
-        if let Some(side) = self.crowd.own() {
-            return self.take_aside(side, bytes, rounding, gate);
+        if self.crowd.are_made() {
+            return self.take_aside(bytes, rounding, gate);
         }
         let mut front = self.enter();
         let kept = front.pop(bytes, gate)?;
@@ -266,14 +266,10 @@ impl Lane {
         front
     }
 
+    #[cold]
     #[inline(never)]
-    fn take_aside(
-        &self,
-        side: &Mutex<Side>,
-        bytes: u64,
-        rounding: u32,
-        gate: &SharedState,
-    ) -> Option<Kept> {
+    fn take_aside(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
+        let side = self.crowd.own()?;
         {
             let mut side = side.lock();
             if gate.load(Ordering::Relaxed) != 0 {
@@ -295,17 +291,20 @@ impl Lane {
     /// block is either drained or not kept.
     #[inline]
     pub(crate) fn free(&self, block: &Use, gate: &SharedState) -> Freed {
-        if let Some(side) = self.crowd.own() {
-            return self.free_aside(side, block, gate);
+        if self.crowd.are_made() {
+            return self.free_aside(block, gate);
         }
         let mut front = self.enter();
         front.book.note_free(block.bytes, block.rounding);
         self.keep(front, block, gate)
     }
 
+    #[cold]
     #[inline(never)]
-    fn free_aside(&self, side: &Mutex<Side>, block: &Use, gate: &SharedState) -> Freed {
-        let Some(kept) = self.crowd.keep(side, block, self.bounds, gate) else {
+    fn free_aside(&self, block: &Use, gate: &SharedState) -> Freed {
+        let side = self.crowd.own();
+        let kept = side.and_then(|side| self.crowd.keep(side, block, self.bounds, gate));
+        let Some(kept) = kept else {
             return self.keep(self.front.lock(), block, gate);
         };
         let seals = kept.unsealed > self.bounds.unsealed;

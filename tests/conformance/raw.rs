@@ -138,6 +138,42 @@ pub(crate) fn an_address_is_freed_when_its_stream_is_gone<B: Bench>() {
     site.assert_sound();
 }
 
+/// [13] What a further stream uses is reused only after that, too. The stream comes after the grant by its user's doing,
+/// and is given nothing.
+pub(crate) fn an_address_that_a_further_stream_uses_waits_for_it<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let [own, further, heir] = site.workers();
+    let raw = RawPool::new(&site.pool);
+    let name = further.work.raw();
+    let earlier = raw.try_allocate(&own.work, 8 * MIB).unwrap();
+    own.fill(span(earlier, 8 * MIB), 1);
+    let first = site.bench.hold(&own.work);
+    own.expect(span(earlier, 8 * MIB), 1);
+    raw.free(earlier, &own.work).unwrap();
+    // Behind that, which goes on.
+    let address = raw.try_allocate(&own.work, 8 * MIB).unwrap();
+    own.fill(span(address, 8 * MIB), 2);
+    further.come_after(&own);
+    raw.stream(&further.work).unwrap();
+    let calls = probe.calls_on(name);
+    raw.record_stream(address, &further.work).unwrap();
+    assert_eq!(probe.calls_on(name), calls);
+    let second = site.bench.hold(&further.work);
+    further.expect(span(address, 8 * MIB), 2);
+    raw.free(address, &own.work).unwrap();
+    first.open();
+    own.settle();
+    heir.take_nothing(8 * MIB);
+    second.open();
+    further.settle();
+    let block = heir.take_from(Rung::Free, 8 * MIB);
+    heir.use_up(&block, 3);
+    heir.free_and_settle(block);
+    let refused = raw.record_stream(address, &further.work).unwrap_err();
+    assert!(matches!(refused, RawError::NotGivenOut { .. }), "{refused}");
+    site.assert_sound();
+}
+
 /// [21] A hook waits for memory, and is told when that took too long.
 pub(crate) fn who_allocates_an_address_waits_so_long_only<B: Bench>() {
     let site = Site::<B>::with(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));

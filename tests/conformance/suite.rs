@@ -82,6 +82,7 @@ macro_rules! suite {
                     an_address_is_freed_once,
                     an_address_is_freed_on_another_stream,
                     an_address_is_freed_when_its_stream_is_gone,
+                    an_address_that_a_further_stream_uses_waits_for_it,
                     who_allocates_an_address_waits_so_long_only,
                     threads_give_out_and_free_addresses,
                     what_is_given_out_outlives_its_list;

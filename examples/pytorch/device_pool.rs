@@ -1,0 +1,159 @@
+//! The pools, one of each device, by addresses and handles.
+
+use crate::{fork, settings::Settings};
+use cudarc::driver::sys::CUstream;
+use std::ffi::c_int;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use weirpool::device::DeviceError;
+use weirpool::device::cuda::{CudaDevice, ExternalStream};
+use weirpool::{AllocError, Pool, RawError, RawPool, Statistics, StreamError};
+
+/// PyTorch has at most so many.
+const DEVICES: usize = 128;
+
+static POOLS: [OnceLock<Result<DevicePool, String>>; DEVICES] =
+    [const { OnceLock::new() }; DEVICES];
+
+/// The pool of a device, and how long its memory is waited for.
+pub(crate) struct DevicePool {
+    device: CudaDevice,
+    raw: RawPool,
+    timeout: Duration,
+    failures: AtomicU64,
+}
+
+/// The pool of a device, made if it is asked for first. It is never dropped: the process may end while PyTorch
+/// frees still.
+///
+/// # Errors
+/// Why there is none; the same each time.
+pub(crate) fn open(device: c_int) -> Result<&'static DevicePool, String> {
+    if fork::is_child() {
+        return Err(
+            "this process was forked from the one that uses the device: start it anew (spawn)"
+                .to_owned(),
+        );
+    }
+    let slot = slot(device).ok_or_else(|| format!("there is no device {device}"))?;
+    let opened = slot.get_or_init(|| DevicePool::new(device));
+    opened.as_ref().map_err(Clone::clone)
+}
+
+/// The pool of a device, if it was made.
+pub(crate) fn opened(device: c_int) -> Option<&'static DevicePool> {
+    slot(device)?.get()?.as_ref().ok()
+}
+
+fn slot(device: c_int) -> Option<&'static OnceLock<Result<DevicePool, String>>> {
+    POOLS.get(usize::try_from(device).ok()?)
+}
+
+/// Notes a use on a further stream, whichever device's memory it is.
+///
+/// # Errors
+/// When it is none's, or the stream cannot be known.
+///
+/// # Safety
+/// As [`weirpool_record_stream`](crate::weirpool_record_stream).
+pub(crate) unsafe fn record_stream(address: u64, stream: CUstream) -> Result<(), String> {
+    let opened = POOLS.iter().filter_map(|slot| slot.get()?.as_ref().ok());
+    for pool in opened {
+        // SAFETY: as the caller promises.
+        match unsafe { pool.record_stream(address, stream) } {
+            Err(RawError::NotGivenOut { found: None, .. }) => {}
+            answer => return answer.map_err(|reason| reason.to_string()),
+        }
+    }
+    Err(format!("{address:#x}: nothing was allocated there"))
+}
+
+impl DevicePool {
+    fn new(ordinal: c_int) -> Result<Self, String> {
+        let Settings { capacity, timeout } = Settings::of_environment()?;
+        fork::look_out();
+        let device = CudaDevice::new(ordinal as usize).map_err(|error| error.to_string())?;
+        let builder = Pool::builder(device.clone());
+        let builder = match capacity {
+            Some(bytes) => builder.capacity(bytes),
+            None => builder,
+        };
+        let pool = builder.build().map_err(|error| error.to_string())?;
+        Ok(Self {
+            device,
+            raw: RawPool::new(&pool),
+            timeout,
+            failures: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn statistics(&self) -> Statistics {
+        self.raw.pool().statistics()
+    }
+
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// When there was no memory in time, or the device failed.
+    ///
+    /// # Safety
+    /// As [`weirpool_alloc`](crate::weirpool_alloc).
+    pub(crate) unsafe fn allocate(&self, bytes: u64, stream: CUstream) -> Result<u64, AllocError> {
+        // SAFETY: as the caller promises.
+        let stream = unsafe { self.stream(stream) };
+        let address = stream
+            .map_err(AllocError::from)
+            .and_then(|stream| self.raw.allocate(&stream, bytes, self.timeout));
+        if address.is_err() {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        address
+    }
+
+    /// Where the device is gone, as at the end of the process, or broken, there is nothing to free.
+    ///
+    /// # Errors
+    /// When the address is not allocated here, or the stream cannot be known; nothing is freed then.
+    ///
+    /// # Safety
+    /// As [`weirpool_free`](crate::weirpool_free).
+    pub(crate) unsafe fn free(&self, address: u64, stream: CUstream) -> Result<(), String> {
+        // SAFETY: as the caller promises.
+        let stream = unsafe { self.stream(stream) };
+        let freed = stream
+            .map_err(|error| RawError::from(StreamError::from(error)))
+            .and_then(|stream| self.raw.free(address, &stream));
+        match freed {
+            Err(RawError::Stream(StreamError::Device(error))) if error.is_sticky() => Ok(()),
+            freed => freed.map_err(|reason| reason.to_string()),
+        }
+    }
+
+    /// # Errors
+    /// When the address is not allocated here; or when the stream cannot be known, and then the memory is never
+    /// given to anybody again, rather than too early.
+    ///
+    /// # Safety
+    /// As [`weirpool_record_stream`](crate::weirpool_record_stream).
+    unsafe fn record_stream(&self, address: u64, stream: CUstream) -> Result<(), RawError> {
+        // SAFETY: as the caller promises.
+        let stream = unsafe { self.stream(stream) };
+        let noted = stream
+            .map_err(|error| RawError::from(StreamError::from(error)))
+            .and_then(|stream| self.raw.record_stream(address, &stream));
+        if let Err(RawError::Stream(_)) = noted {
+            self.raw.take(address).map(std::mem::forget)?;
+        }
+        noted
+    }
+
+    /// # Safety
+    /// The stream is not destroyed before the last call that is made with the answer returns.
+    unsafe fn stream(&self, handle: CUstream) -> Result<ExternalStream, DeviceError> {
+        // SAFETY: as the caller promises.
+        unsafe { self.device.external_stream(handle) }
+    }
+}

@@ -1,0 +1,115 @@
+//! What the environment says, read when a device's pool is made.
+//!
+//! | variable | what it sets |
+//! |---|---|
+//! | `WEIRPOOL_CAPACITY` | what a pool may hold of its device at most, as `6GiB`, `1500MB` or `4096`; all if not set |
+//! | `WEIRPOOL_TIMEOUT_MS` | how long an allocation waits for memory before it fails, in milliseconds; 5000 if not set |
+
+use bytesize::ByteSize;
+use std::ffi::OsString;
+use std::time::Duration;
+
+const CAPACITY: &str = "WEIRPOOL_CAPACITY";
+const TIMEOUT: &str = "WEIRPOOL_TIMEOUT_MS";
+
+/// Long against all that a GPU is given at once, short against a person's patience.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// See the [module](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// In bytes.
+    pub(crate) capacity: Option<u64>,
+    pub(crate) timeout: Duration,
+}
+
+impl Settings {
+    /// # Errors
+    /// Which variable is not what it should be.
+    pub(crate) fn of_environment() -> Result<Self, String> {
+        Self::of(|name| std::env::var_os(name))
+    }
+
+    fn of(value: impl Fn(&str) -> Option<OsString>) -> Result<Self, String> {
+        let read = |name| value(name).filter(|text| !text.is_empty());
+        let capacity = read(CAPACITY).map(capacity).transpose()?;
+        let timeout = read(TIMEOUT).map(timeout).transpose()?;
+        Ok(Self {
+            capacity,
+            timeout: timeout.unwrap_or(DEFAULT_TIMEOUT),
+        })
+    }
+}
+
+fn capacity(text: OsString) -> Result<u64, String> {
+    let size = text
+        .to_str()
+        .and_then(|text| text.trim().parse::<ByteSize>().ok());
+    let bytes = size.map(|size| size.as_u64()).filter(|bytes| *bytes > 0);
+    bytes.ok_or_else(|| format!("{CAPACITY} is {text:?}: expected bytes, as 6GiB, 1500MB or 4096"))
+}
+
+fn timeout(text: OsString) -> Result<Duration, String> {
+    let milliseconds = text.to_str().and_then(|text| text.trim().parse().ok());
+    let timeout = milliseconds.map(Duration::from_millis);
+    timeout.ok_or_else(|| format!("{TIMEOUT} is {text:?}: expected milliseconds, as 5000"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Settings, String> {
+        Settings::of(|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, text)| text.into())
+        })
+    }
+
+    #[test]
+    fn what_is_not_set_is_all_memory_and_a_few_seconds() {
+        let usual = Settings {
+            capacity: None,
+            timeout: Duration::from_secs(5),
+        };
+        assert_eq!(read(&[]), Ok(usual));
+        assert_eq!(read(&[(CAPACITY, ""), (TIMEOUT, "")]), Ok(usual));
+    }
+
+    #[test]
+    fn capacities_have_units_or_none() {
+        for (text, bytes) in [
+            ("2GiB", 2 << 30),
+            ("1500MB", 1_500_000_000),
+            (" 512 MiB ", 512 << 20),
+            ("1.5GiB", 3 << 29),
+            ("4194304", 4 << 20),
+        ] {
+            let settings = read(&[(CAPACITY, text)]).unwrap();
+            assert_eq!(settings.capacity, Some(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn timeouts_are_milliseconds() {
+        let of = |text| read(&[(TIMEOUT, text)]).unwrap().timeout;
+        assert_eq!(of("250"), Duration::from_millis(250));
+        assert_eq!(of("0"), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_is_no_setting_is_refused_by_its_name() {
+        for (name, texts) in [
+            (CAPACITY, ["much", "-1", "0", "2 quarts"]),
+            (TIMEOUT, ["soon", "-1", "1.5", "5s"]),
+        ] {
+            for text in texts {
+                let refused = read(&[(name, text)]).unwrap_err();
+                assert!(
+                    refused.starts_with(name) && refused.contains(text),
+                    "{refused}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The functions, as C calls them: with a GPU where there is one, and without.
+
+use super::*;
+use std::ptr::null_mut;
+use weirpool::device::cuda::CudaDevice;
+
+const BYTES: usize = 4 << 20;
+
+fn alloc(size: usize, device: c_int) -> *mut c_void {
+    // SAFETY: null is the legacy default stream, which is there for good.
+    unsafe { weirpool_alloc(size, device, null_mut()) }
+}
+
+fn free(address: *mut c_void, device: c_int) {
+    // SAFETY: as above.
+    unsafe { weirpool_free(address, BYTES, device, null_mut()) }
+}
+
+#[test]
+fn nothing_is_allocated_for_no_bytes() {
+    assert!(alloc(0, 0).is_null());
+    free(null_mut(), 0);
+}
+
+#[test]
+fn what_is_not_allocated_here_is_neither_freed_nor_used() {
+    let mut elsewhere = 0_u64;
+    let address = (&raw mut elsewhere).cast();
+    free(address, 0);
+    free(address, -1);
+    // SAFETY: as above.
+    unsafe { weirpool_record_stream(address, null_mut()) };
+    assert_eq!(elsewhere, 0);
+}
+
+#[test]
+fn of_a_device_that_is_not_there_there_is_nothing() {
+    for device in [-1, 100, c_int::MAX, c_int::MIN] {
+        assert!(alloc(BYTES, device).is_null(), "device {device}");
+        assert_eq!(weirpool_peak_reserved(device), 0);
+        assert_eq!(weirpool_failures(device), 0);
+    }
+}
+
+#[test]
+fn where_there_is_a_device_there_is_memory() {
+    let address = alloc(BYTES, 0);
+    assert_eq!(address.is_null(), CudaDevice::new(0).is_err());
+    free(address, 0);
+    let least = if address.is_null() { 0 } else { BYTES as u64 };
+    assert!(weirpool_peak_used(0) >= least && weirpool_peak_reserved(0) >= weirpool_peak_used(0));
+    assert_eq!((weirpool_waits(0), weirpool_device_waits(0)), (0, 0));
+    assert_eq!(weirpool_waited_us(0), 0);
+}
+
+#[test]
+fn a_panic_is_an_error() {
+    let outcome = guarded::<()>(|| panic!("as a defect would"));
+    assert!(outcome.unwrap_err().contains("panicked"));
+}

@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+"""PyTorch with its memory from weirpool, beside PyTorch with its own allocator.
+
+    cargo build --release --features cuda --example pytorch
+    python3 examples/pytorch/train_and_serve.py
+
+A small transformer is trained, and then serves requests of different sizes on several streams. That is done
+three times, each time in a process of its own, since an allocator is chosen before CUDA is used: with
+PyTorch's allocator; with weirpool; and with weirpool and so little memory that streams must wait for each
+other's. Losses and answers must be the same, bit for bit.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# Before CUDA is used: cuBLAS gives the same bits on several streams only so.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+VOCABULARY, WIDTH, HEADS, LAYERS, LONGEST = 4096, 512, 8, 6, 768
+DEVICE = "cuda"
+
+# What weirpool tells of a device's pool, each by a function of the library.
+FIGURES = ["peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "failures"]
+
+
+def use_weirpool(path):
+    """Has PyTorch allocate from weirpool, from now to the end of the process."""
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "weirpool_alloc_or_throw", "weirpool_free")
+    library = ctypes.CDLL(path)
+    # Without it `Tensor.record_stream` does nothing, and memory is reused while another stream reads it.
+    record_stream = ctypes.cast(library.weirpool_record_stream, ctypes.c_void_p).value
+    allocator.allocator().set_record_stream_fn(record_stream)
+    torch.cuda.memory.change_current_allocator(allocator)
+    for name in FIGURES:
+        function = getattr(library, f"weirpool_{name}")
+        function.argtypes, function.restype = [ctypes.c_int], ctypes.c_uint64
+    return library
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before_attention, self.before_mlp = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.project, self.merge = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def attend(self, x, is_later):
+        batch, length, _ = x.shape
+        parts = self.project(x).view(batch, length, 3, HEADS, WIDTH // HEADS)
+        queries, keys, values = parts.permute(2, 0, 3, 1, 4)
+        scores = queries @ keys.transpose(-2, -1) / (WIDTH // HEADS) ** 0.5
+        weights = scores.masked_fill(is_later, float("-inf")).softmax(-1)
+        return self.merge((weights @ values).transpose(1, 2).flatten(2))
+
+    def forward(self, x, is_later):
+        x = x + self.attend(self.before_attention(x), is_later)
+        return x + self.mlp(self.before_mlp(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LONGEST, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens):
+        length = tokens.shape[1]
+        x = self.tokens(tokens) + self.places(torch.arange(length, device=DEVICE))
+        is_later = torch.ones(length, length, dtype=torch.bool, device=DEVICE).triu(1)
+        for layer in self.layers:
+            x = layer(x, is_later)
+        return self.head(self.norm(x))
+
+
+def train(model, steps):
+    """To count: each sequence begins anywhere, and goes on by the same small number. The losses."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+    losses = []
+    for _ in range(steps):
+        first = torch.randint(VOCABULARY, (8, 1), device=DEVICE)
+        by = torch.randint(1, 8, (8, 1), device=DEVICE)
+        tokens = (first + by * torch.arange(129, device=DEVICE)) % VOCABULARY
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    optimizer.zero_grad()
+    return [loss.item() for loss in losses]
+
+
+@torch.inference_mode()
+def serve(model, requests, arrivals, streams, departures):
+    """Each request on the next stream, while the host runs ahead. A fingerprint of each answer."""
+    fingerprints = []
+    for number, (batch, length) in enumerate(requests):
+        stream = streams[number % len(streams)]
+        with torch.cuda.stream(arrivals):
+            tokens = torch.randint(VOCABULARY, (batch, length), device=DEVICE)
+        stream.wait_stream(arrivals)
+        tokens.record_stream(stream)
+        with torch.cuda.stream(stream):
+            answer = model(tokens)[:, -1]
+        departures.wait_stream(stream)
+        answer.record_stream(departures)
+        with torch.cuda.stream(departures):
+            fingerprints.append(fingerprint(answer))
+    torch.cuda.synchronize()
+    return [fingerprint.item() for fingerprint in fingerprints]
+
+
+def fingerprint(numbers):
+    """Other for other bits. It is a sum of integers, which is the same in whatever order they are added."""
+    bits = numbers.contiguous().view(torch.int32).flatten().long()
+    return (bits * torch.arange(1, 2 * len(bits), 2, device=DEVICE)).sum()
+
+
+def requests(count):
+    sizes = random.Random(1)
+    return [(sizes.choice([1, 2, 4, 8, 16]), sizes.randint(32, LONGEST)) for _ in range(count)]
+
+
+def timed(work, *arguments):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    answer = work(*arguments)
+    torch.cuda.synchronize()
+    return answer, time.perf_counter() - start
+
+
+def run(arguments):
+    """One variant, in this process. One line of JSON."""
+    if arguments.capacity:
+        os.environ["WEIRPOOL_CAPACITY"] = arguments.capacity
+    library = use_weirpool(library_at(arguments)) if arguments.allocator == "weirpool" else None
+    if not torch.cuda.is_available():
+        sys.exit("PyTorch sees no GPU here")
+    torch.use_deterministic_algorithms(True)
+    # Whoever reads what was not written is to be found out.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.manual_seed(1)
+
+    model = Transformer().to(DEVICE)
+    streams = [torch.cuda.Stream() for _ in range(arguments.streams)]
+    work = (model, requests(arguments.requests), torch.cuda.current_stream(), streams, torch.cuda.Stream())
+    # The first time of each, kernels are loaded, and memory is had from the device.
+    losses = train(model, 2)
+    more_losses, training = timed(train, model, arguments.steps)
+    answers, serving_first = timed(serve, *work)
+    more_answers, serving = timed(serve, *work)
+
+    if library:
+        figures = {name: getattr(library, f"weirpool_{name}")(0) for name in FIGURES}
+    else:
+        # PyTorch's own figures are its own allocator's: with another one they raise.
+        own = {"peak_reserved": torch.cuda.max_memory_reserved(), "peak_used": torch.cuda.max_memory_allocated()}
+        figures = dict.fromkeys(FIGURES) | own
+    results = {"losses": losses + more_losses, "answers": answers + more_answers}
+    times = {"training": training, "serving_first": serving_first, "serving": serving}
+    versions = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    print(json.dumps(versions | figures | times | results), flush=True)
+
+
+def in_a_process(arguments, allocator, capacity=None):
+    command = [sys.executable, __file__, "--allocator", allocator, "--library", arguments.library]
+    for name in ["steps", "requests", "streams"]:
+        command += [f"--{name}", str(getattr(arguments, name))]
+    if capacity:
+        command += ["--capacity", str(capacity)]
+    environment = {name: text for name, text in os.environ.items() if name != "WEIRPOOL_CAPACITY"}
+    print("running:", *command[1:], file=sys.stderr)
+    child = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if child.returncode != 0:
+        sys.exit(f"that ended with {child.returncode}; what it says is above")
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+def compare(arguments):
+    """All three, side by side. An error if they differ, or if an allocation failed."""
+    library_at(arguments)
+    own = in_a_process(arguments, "pytorch")
+    pooled = in_a_process(arguments, "weirpool")
+    # A little more than must be there at a time; the rest is what comes with waiting for nobody.
+    used, reserved = pooled["peak_used"], pooled["peak_reserved"]
+    capacity = arguments.capacity or used + max((reserved - used) // 4, 64 << 20)
+    little = in_a_process(arguments, "weirpool", capacity)
+
+    runs = [own, pooled, little]
+    print(f"{own['gpu']}, PyTorch {own['torch']}; little memory: WEIRPOOL_CAPACITY={capacity}\n")
+    print(f"{'':24}{'PyTorch':>14}{'weirpool':>14}{'little memory':>14}")
+    gib, s, count = (lambda n: f"{n / 2**30:.2f} GiB"), (lambda n: f"{n:.3f} s"), str
+    rows = [
+        ("peak reserved", "peak_reserved", gib),
+        ("peak used", "peak_used", gib),
+        ("training", "training", s),
+        ("serving, first", "serving_first", s),
+        ("serving, again", "serving", s),
+        ("waits on the host", "waits", count),
+        ("  together", "waited_us", lambda n: s(n / 1e6)),
+        ("waits on the device", "device_waits", count),
+        ("failures", "failures", count),
+    ]
+    for title, name, words in rows:
+        print(f"{title:24}" + "".join(f"{'-' if r[name] is None else words(r[name]):>14}" for r in runs))
+    same = ["losses", "answers"]
+    for name in same:
+        marks = ["equal" if r[name] == own[name] else "DIFFERENT" for r in runs[1:]]
+        print(f"{name:24}{len(own[name]):>14}" + "".join(f"{mark:>14}" for mark in marks))
+    print(f"\nloss: {own['losses'][0]:.3f} at first, {own['losses'][-1]:.3f} at last")
+    if little["waits"] + little["device_waits"] == 0:
+        print("nobody had to wait in the last run: give it a smaller --capacity, or more --streams")
+    is_well = all(r[name] == own[name] for r in runs for name in same)
+    sys.exit(0 if is_well and not (pooled["failures"] or little["failures"]) else 1)
+
+
+def library_at(arguments):
+    path = Path(arguments.library).resolve()
+    if not path.is_file():
+        sys.exit(f"{path} is not there: cargo build --release --features cuda --example pytorch, or give --library")
+    return str(path)
+
+
+def main():
+    built = os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parents[2] / "target")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--allocator", choices=["pytorch", "weirpool"], help="one variant alone; prints JSON")
+    parser.add_argument("--capacity", help="what weirpool may hold at most, as 2GiB; the last of the three, if all run")
+    parser.add_argument("--library", default=str(Path(built) / "release/examples/libpytorch.so"))
+    parser.add_argument("--steps", type=int, default=60, help="of training")
+    parser.add_argument("--requests", type=int, default=200, help="to serve, twice")
+    parser.add_argument("--streams", type=int, default=4, help="that requests are spread over")
+    arguments = parser.parse_args()
+    (run if arguments.allocator else compare)(arguments)
+
+
+if __name__ == "__main__":
+    main()
