@@ -34,7 +34,7 @@ impl Guest {
             return Err(StreamError::ForeignDevice);
         }
         engine.expect_seen_by(raw)?;
-        if home.lane.raw == raw {
+        if home.lane.raw == raw && !home.lane.is_external {
             return Ok(Self::Registered(home.clone()));
         }
         if let Some(registration) = home.presence.roll.find(raw) {
@@ -118,11 +118,11 @@ fn pointer<'a>(
 }
 
 /// # Panics
-/// When the block is of another device.
+/// When the block is of another device, or of an external stream.
 fn stream_of(block: &Block) -> &plain::Arc<CudaStream> {
     let native = block.registration().native.get();
     let stream = native.and_then(of_native);
-    stream.expect("the block is of a pool over another device than `CudaDevice`")
+    stream.expect("the block is of a stream that is none of cudarc's")
 }
 
 /// As [`Buffer`], of bytes: those that were requested.
@@ -181,7 +181,7 @@ impl<T> DeviceSlice<T> for Buffer<T> {
     }
 
     /// # Panics
-    /// When the buffer is of another device.
+    /// When the buffer is of another device, or was allocated on an external stream.
     fn stream(&self) -> &plain::Arc<CudaStream> {
         stream_of(self.block())
     }
@@ -191,7 +191,8 @@ impl<T> DevicePtr<T> for Buffer<T> {
     /// The stream comes after all that may have written the buffer, as with [`Block::read_on`].
     ///
     /// # Panics
-    /// When the stream is of another context, or one of the two is being captured and no event can be had.
+    /// When the stream is of another context, or no event can be had behind the earlier uses: see
+    /// [`Block::read_on`].
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self.block(), 0, Access::Read, stream)
     }

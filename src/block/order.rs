@@ -2,7 +2,7 @@
 
 use super::Block;
 use super::further::{Access, Earlier};
-use crate::device::{Argument, DeviceError};
+use crate::device::{Argument, DeviceError, DeviceErrorKind};
 use crate::error::StreamError;
 use crate::lane::Marker;
 use crate::stream::Stream;
@@ -107,7 +107,8 @@ impl Block {
     /// ```
     ///
     /// # Errors
-    /// As [`used_on`](Self::used_on), and when the device can record no event behind the earlier uses.
+    /// As [`used_on`](Self::used_on), and when the device can record no event behind the earlier uses: on a stream
+    /// that is being captured, say, or on an external one, which may be gone.
     pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.part_read_on(stream, 0..self.size())
     }
@@ -242,6 +243,12 @@ impl Block {
                 registration,
                 marker,
             });
+        }
+        if registration.lane.is_external {
+            let reason = "no event is recorded for others on a stream of somebody else's, which may be gone: order the \
+                          streams by an event of your own, and use `on` or `used_on`";
+            let kind = DeviceErrorKind::Unsupported;
+            return Err(DeviceError::new("record", kind, reason));
         }
         let marker = registration.service.engine.mark(&registration.lane)?;
         if let Some(extra) = &mut *self.further.lock() {

@@ -23,13 +23,16 @@ impl Native {
     }
 }
 
-/// A pool's registrations by the names of their streams. While one lives its stream does, so that the name is no
-/// other's.
+/// A pool's registrations by the names of their streams, which they keep: the name is no other's while they live. Of
+/// external streams that is not so.
 #[derive(Debug, Default)]
 pub(crate) struct Roll(Mutex<Vec<(RawStream, Weak<Registration>)>>);
 
 impl Roll {
     pub(super) fn enter(&self, registration: &Arc<Registration>) {
+        if registration.lane.is_external {
+            return;
+        }
         let mut all = self.0.lock();
         all.retain(|(_, registration)| registration.strong_count() > 0);
         all.push((registration.lane.raw, Arc::downgrade(registration)));

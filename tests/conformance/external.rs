@@ -7,7 +7,7 @@ use crate::probe::Probe;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use futures::executor::block_on;
 use weirpool::device::{DeviceErrorKind, DeviceStream, RawStream};
-use weirpool::{Block, PoolBuilder, RawPool, Reuse, Rung, WaitLimit};
+use weirpool::{Block, PoolBuilder, RawPool, Reuse, Rung, StreamError, WaitLimit};
 
 /// A pool with its list of streams, and a probe that counts who calls for which.
 struct Guests<B: Bench> {
@@ -236,5 +236,35 @@ pub(crate) fn what_could_not_be_sealed_waits_for_the_owner<B: Bench>() {
     let block = other.take_from(Rung::Free, 6 * MIB);
     other.use_up(&block, 2);
     other.free_and_settle(block);
+    guests.site.assert_sound();
+}
+
+/// Who comes after what was done on it would need an event there, and it may be gone: that is an error, and not a
+/// call. In its owner's own calls it is made to wait like any other.
+pub(crate) fn a_use_in_order_asks_nothing_of_an_external_stream<B: Bench>() {
+    let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
+    let (guest, other) = (guests.guest(), guests.site.worker());
+    let mut block = guest.take(MIB);
+    guest.fill(&block, 1);
+    let before = guests.calls_on(&guest);
+    let read = block.read_on(&other.stream).map(drop);
+    let written = block.write_on(&other.stream).map(drop);
+    for refused in [read, written] {
+        let Err(StreamError::Device(error)) = refused else {
+            panic!("{refused:?}, and the stream may be gone");
+        };
+        assert_eq!(error.kind(), DeviceErrorKind::Unsupported);
+        assert!(error.reason().contains("somebody else's"), "{error}");
+    }
+    assert_eq!(guests.calls_on(&guest), before);
+    other.come_after(&guest);
+    let gate = guests.site.bench.hold(&other.work);
+    other.expect(block.on(&other.stream).unwrap(), 1);
+    guest.fill(block.write_on(&guest.stream).unwrap(), 2);
+    guest.expect(&block, 2);
+    guests.site.bench.let_run();
+    gate.open();
+    settle_all(&[&guest, &other]);
+    drop(block);
     guests.site.assert_sound();
 }

@@ -77,7 +77,8 @@ macro_rules! suite {
                     a_destroyed_stream_leaves_its_memory_in_order,
                     who_waits_is_given_nothing_behind_a_wait,
                     a_further_stream_needs_nothing_of_an_external_one,
-                    what_could_not_be_sealed_waits_for_the_owner;
+                    what_could_not_be_sealed_waits_for_the_owner,
+                    a_use_in_order_asks_nothing_of_an_external_stream;
                 raw:
                     an_address_is_freed_once,
                     an_address_is_freed_on_another_stream,

@@ -12,6 +12,7 @@ use crate::sync::plain::Arc;
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstreamCaptureStatus};
 use std::any::Any;
 use std::panic::Location;
+use std::ptr::NonNull;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -51,6 +52,7 @@ impl CudaDevice {
 // until it is unmapped. CUDA's streams run in order; an event's query answers that it is complete only
 // when all that was captured by its last record is; `cuStreamWaitEvent` holds later work of the stream
 // back until then. Nothing is recorded on, nor waited for by, a stream that is being captured.
+// Plain memory that the host sees has its own address on the host, for as long as it is not given back.
 unsafe impl Device for CudaDevice {
     fn id(&self) -> DeviceId {
         device_id(&self.inner.context)
@@ -134,6 +136,13 @@ unsafe impl Device for CudaDevice {
         self.free_plain(kind, address)
     }
 
+    /// It lies at its own address.
+    fn host_pointer(&self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
+        let kind = self.kind_of(address, bytes)?;
+        let start = NonNull::new(address as *mut u8);
+        start.filter(|_| kind.is_seen_by_host())
+    }
+
     // ---- streams and events ----------------------------------------------------------------------
 
     fn create_stream(&self) -> Result<RawStream, DeviceError> {
@@ -156,7 +165,7 @@ unsafe impl Device for CudaDevice {
 
     fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
         let native = match stream {
-            RawStream::HOST => Some(self.inner.context.default_stream()),
+            RawStream::HOST | RawStream(0) => Some(self.inner.context.default_stream()),
             _ => self.stream(stream),
         };
         native.as_ref().map(DeviceStream::keep_alive)
