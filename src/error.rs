@@ -1,6 +1,6 @@
 //! What can go wrong, by the call that says so.
 
-use crate::device::DeviceError;
+use crate::device::{DeviceError, MemoryInfo};
 use crate::measure::{Tag, fragmentation};
 use std::fmt;
 use std::time::Duration;
@@ -31,6 +31,9 @@ pub struct Shortfall {
     pub waiting: usize,
     /// How the tag of the request stood, if it has a limit.
     pub tag: Option<TagShortfall>,
+    /// What the device says that it has, if it refused memory that the pool may have: others have that, in this
+    /// process or in another.
+    pub device: Option<MemoryInfo>,
 }
 
 /// How a [tag](Tag) with a limit stood when a request for it could not be served; all in bytes.
@@ -69,10 +72,14 @@ impl fmt::Display for Shortfall {
             self.capacity,
             self.waiting,
         )?;
-        match self.tag {
-            Some(TagShortfall { tag, used, limit }) => {
-                write!(f, "; {tag} has {used} of the {limit} that it may have")
-            }
+        if let Some(TagShortfall { tag, used, limit }) = self.tag {
+            write!(f, "; {tag} has {used} of the {limit} that it may have")?;
+        }
+        match self.device {
+            Some(MemoryInfo { free, total }) => write!(
+                f,
+                "; the device refused more, and has {free} of {total} bytes free"
+            ),
             None => Ok(()),
         }
     }

@@ -4,6 +4,7 @@ mod common;
 
 use common::*;
 use std::task::Poll;
+use weirpool::device::MemoryInfo;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::*;
 
@@ -104,6 +105,79 @@ fn who_waits_is_not_robbed() {
     let most = reserved(&one) + reserved(&other);
     assert!(other.try_allocate(&b, most + 2 * MIB).is_err());
     assert_eq!(reserved(&third), 64 * MIB);
+}
+
+/// Who is refused is told whose doing it was: the device's, and what that has left, or the pool's own capacity.
+#[test]
+fn a_refusal_says_what_the_device_has() {
+    for virtual_memory in [true, false] {
+        let device = small(virtual_memory);
+        let pool = pool(&device, 64 * MIB);
+        let (_, stream) = stream(&device, &pool);
+        let others = device.occupy(48 * MIB);
+        let left = MemoryInfo {
+            free: 16 * MIB,
+            total: 64 * MIB,
+        };
+        let refused = pool.try_allocate(&stream, 32 * MIB).unwrap_err();
+        let AllocError::Exhausted(shortfall) = &refused else {
+            panic!("{refused}");
+        };
+        assert_eq!(shortfall.device, Some(left));
+        let text = refused.to_string();
+        for words in ["the device refused more", "16777216 of 67108864 bytes free"] {
+            assert!(text.contains(words), "{text}");
+        }
+        let mut waiting = pool.allocate(&stream, 32 * MIB).timeout(us(100));
+        assert!(poll(&mut waiting).is_pending());
+        device.advance(us(100));
+        let Poll::Ready(Err(AllocError::TimedOut { shortfall, .. })) = poll(&mut waiting) else {
+            panic!("it is late");
+        };
+        assert_eq!(shortfall.device, Some(left));
+        // Once the device gives, it is the pool that may have no more.
+        drop(others);
+        let all = pool.try_allocate(&stream, 64 * MIB).unwrap();
+        let refused = pool.try_allocate(&stream, MIB).unwrap_err();
+        let AllocError::Exhausted(shortfall) = refused else {
+            panic!("{refused}");
+        };
+        assert_eq!(shortfall.device, None);
+        drop(all);
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// Where nothing is pooled it is no different: others give way, and who waits asks again.
+#[test]
+fn without_pooling_others_give_way_and_who_waits_asks_again() {
+    let device = small(true);
+    let keeper = pool(&device, 64 * MIB);
+    let (_, a) = stream(&device, &keeper);
+    let unpooled = Pool::builder(device.clone())
+        .unpooled()
+        .upkeep_interval(us(1000));
+    let unpooled = unpooled.build().unwrap();
+    let (_, b) = stream(&device, &unpooled);
+    drop(keeper.try_allocate(&a, 64 * MIB).unwrap());
+    drop(unpooled.try_allocate(&b, 32 * MIB).unwrap());
+    assert_eq!(reserved(&keeper), 32 * MIB);
+
+    let others = device.occupy(u64::MAX);
+    let refused = unpooled.try_allocate(&b, 40 * MIB).unwrap_err();
+    assert!(refused.to_string().contains("the device refused more"));
+    let mut waiting = unpooled.allocate(&b, 40 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    device.advance(us(1000));
+    assert!(poll(&mut waiting).is_pending());
+    drop(others);
+    device.advance(us(1000));
+    let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
+        panic!("there is memory");
+    };
+    drop(block);
+    device.advance(us(1000));
+    assert_eq!(reserved(&unpooled), 0);
 }
 
 /// Another process cannot tell when it lets go: who waits asks again, until it has what it needs.

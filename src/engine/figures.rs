@@ -5,6 +5,7 @@
 //! from the registry together, so that no lane is missed or counted twice.
 
 use super::{Engine, Rung};
+use crate::device::MemoryInfo;
 use crate::error::Shortfall;
 use crate::lane::{Counts, Lane};
 use crate::ledger::{Figures, High, Request};
@@ -192,7 +193,16 @@ impl Engine {
             capacity: self.capacity(),
             waiting,
             tag: None,
+            device: self.refused_by_device(request.bytes, totals.reserved.current),
         }
+    }
+
+    /// What the device has, if it refused so many bytes when it was asked last, and not the capacity.
+    fn refused_by_device(&self, bytes: u64, reserved: u64) -> Option<MemoryInfo> {
+        let is_allowed = reserved.saturating_add(bytes) <= self.capacity();
+        let is_refused = is_allowed && self.pressure.is_felt();
+        let info = is_refused.then(|| self.device.memory_info(self.settings.kind));
+        info?.ok()
     }
 
     /// Grants so far by the rung that gave them, in the order of [`Rung::ALL`].

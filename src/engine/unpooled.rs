@@ -25,7 +25,9 @@ impl Engine {
         if let Some(lent) = self.take_fresh(lane, request)? {
             return Ok(lent);
         }
-        if self.return_complete(effort)? > 0 {
+        let may_do = self.return_complete(effort)? > 0
+            || self.pressure.is_felt() && self.make_way_for(request.bytes);
+        if may_do {
             if let Some(lent) = self.take_fresh(lane, request)? {
                 return Ok(lent);
             }
@@ -45,7 +47,11 @@ impl Engine {
                 after: Ticket::ZERO,
                 rung: Rung::Grown,
             })),
-            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => Ok(None),
+            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
+                // Others may have it: who waits asks again.
+                self.pressure.note(true);
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }

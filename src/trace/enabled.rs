@@ -91,6 +91,7 @@ macro_rules! tell_shortfall {
             tag = shortfall.tag.map(|tag| tag.tag.name()),
             tag_used = shortfall.tag.map(|tag| tag.used),
             tag_limit = shortfall.tag.map(|tag| tag.limit),
+            device_free = shortfall.device.map(|device| device.free),
             fragmentation = shortfall.fragmentation(),
             $($content)+
         )

@@ -30,8 +30,11 @@ impl Service {
     pub(super) fn busy_point(&self, streams: Streams) -> Result<Option<Point>, DeviceError> {
         let lanes = self.engine.lanes();
         for lane in lanes.iter().filter(|lane| streams.contains(lane.id)) {
+            let Some(marker) = self.present_marker(lane)? else {
+                continue;
+            };
             let point = Point {
-                marker: self.engine.mark(lane)?,
+                marker,
                 lane: lane.clone(),
             };
             let mut has_passed = false;
@@ -43,6 +46,15 @@ impl Service {
             }
         }
         Ok(None)
+    }
+
+    /// A point behind what the stream was given so far; of an external one, which may be gone, behind its latest
+    /// free, if that is not complete.
+    fn present_marker(&self, lane: &Lane) -> Result<Option<Arc<Marker>>, DeviceError> {
+        if lane.is_external {
+            return Ok(lane.timeline.newest());
+        }
+        self.engine.mark(lane).map(Some)
     }
 
     /// # Errors

@@ -62,6 +62,10 @@ pub(super) fn failure(call: &'static str, error: DriverError) -> DeviceError {
     DeviceError::new(call, kind(error.0), reason)
 }
 
+/// `CUDA_ERROR_CONTAINED`, `CUDA_ERROR_TENSOR_MEMORY_LEAK` and `CUDA_ERROR_MPS_CLIENT_TERMINATED`, which cudarc does
+/// not name for every version of CUDA.
+const STICKY_SINCE_LATER: [u32; 3] = [226, 721, 810];
+
 /// The errors after which the context is of no use any more are those of which the driver's manual says
 /// that the process must be relaunched, or that the context must be destroyed.
 fn kind(result: CUresult) -> DeviceErrorKind {
@@ -90,6 +94,7 @@ fn kind(result: CUresult) -> DeviceErrorKind {
         | CUDA_ERROR_NVLINK_UNCORRECTABLE
         | CUDA_ERROR_MPS_RPC_FAILURE
         | CUDA_ERROR_EXTERNAL_DEVICE => DeviceErrorKind::Sticky,
+        other if STICKY_SINCE_LATER.contains(&(other as u32)) => DeviceErrorKind::Sticky,
         _ => DeviceErrorKind::Other,
     }
 }

@@ -302,7 +302,8 @@ impl<'a> Drawer<'a> {
                 vec![memory(unmap, *from, *bytes), memory(map, *to, *bytes)]
             }
             HistoryEvent::OutOfMemory { stream, shortfall } => {
-                let left = shortfall.capacity.saturating_sub(shortfall.reserved);
+                let allowed = shortfall.capacity.saturating_sub(shortfall.reserved);
+                let left = shortfall.device.map_or(allowed, |device| device.free);
                 vec![Trace {
                     addr: None,
                     device_free: Some(number(left)),
