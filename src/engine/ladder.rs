@@ -11,6 +11,7 @@ use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, Place, Plan, R
 use crate::sync::Arc;
 use crate::trace;
 use std::cell::Cell;
+use std::time::Duration;
 
 /// How far an allocation may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +85,8 @@ enum Attempt {
     Gathered,
     /// Rung 4: join, remap, or take more from the device.
     Grown,
+    /// Rung 2 and rung 4 once more, after taking what was left to other lanes.
+    Robbed,
     /// Rung 5: a wait on the device, within the limit.
     DeviceWait,
     /// Rung 6: release free segments, have other pools do so, and grow again.
@@ -93,11 +96,12 @@ enum Attempt {
 }
 
 impl Attempt {
-    const GROW_FIRST: [Self; 6] = [
+    const GROW_FIRST: [Self; 7] = [
         Self::Known,
         Self::Harvested,
         Self::Gathered,
         Self::Grown,
+        Self::Robbed,
         Self::DeviceWait,
         Self::Trimmed,
     ];
@@ -142,6 +146,10 @@ pub(super) struct Climb<'a> {
     /// What the earlier life of what was lent had left.
     fences: Cell<Fences>,
 }
+
+/// Streams that take turns come back within so long for a large block: they are left it while more memory can be
+/// taken from the device. Would the next one be given it, none would have its own at its turn.
+const AT_HAND: Duration = Duration::from_micros(200);
 
 /// No stream.
 const NOBODY: StreamId = StreamId(0);
@@ -275,6 +283,10 @@ impl<'a> Climb<'a> {
 impl Climb<'_> {
     fn climb(&self) -> Result<(Lent, Fences), Refusal> {
         self.look_for_room()?;
+        if self.lane.owes_seal() {
+            // What is on its shelf is not what it takes. A failure is noted; the next one tries again.
+            let _ = self.engine.seal_for_others(self.lane);
+        }
         for attempt in Attempt::ladder(self.engine.settings.order, self.effort) {
             if let Some(lent) = self.attempt(attempt)? {
                 return Ok((lent, self.fences.take()));
@@ -304,6 +316,7 @@ impl Climb<'_> {
             Attempt::Harvested => Ok(None),
             Attempt::Gathered => self.gathered(),
             Attempt::Grown => self.grown(),
+            Attempt::Robbed => self.robbed(),
             Attempt::DeviceWait => self.device_wait(limit),
             Attempt::Trimmed => self.trimmed(),
             Attempt::AnyDeviceWait => self.device_wait(WaitLimit::Unlimited),
@@ -343,12 +356,35 @@ impl Climb<'_> {
     /// What lanes keep counts for nobody else until it is gathered; what they freed without an event
     /// is never seen complete. Without the opportunistic policy only the drained blocks count.
     fn gathered(&self) -> Result<Option<Lent>, Refusal> {
-        self.engine.drain_lanes();
+        match self.engine.settings.order {
+            Order::GrowFirst => {
+                let now = self.engine.device.now();
+                self.engine.drain_lanes_older(now.saturating_sub(AT_HAND));
+            }
+            Order::WaitFirst => {
+                self.engine.drain_lanes();
+            }
+        }
+        self.gathered_known()
+    }
+
+    fn gathered_known(&self) -> Result<Option<Lent>, Refusal> {
         if self.may_ask() {
             self.engine.seal_lanes()?;
             self.engine.harvest()?;
         }
         Ok(self.known())
+    }
+
+    /// What streams were left for their next turn, once there is nothing else.
+    fn robbed(&self) -> Result<Option<Lent>, Refusal> {
+        if !self.engine.drain_lanes() {
+            return Ok(None);
+        }
+        match self.gathered_known()? {
+            Some(lent) => Ok(Some(lent)),
+            None => self.grown(),
+        }
     }
 
     /// Growing. Where waiting comes first, what the stream may wait for is part of the span, and new

@@ -183,6 +183,7 @@ impl Engine {
                 Bounds {
                     bytes: 0,
                     largest: 0,
+                    shelf: 0,
                     unsealed: 0,
                     is_crowded: false,
                 },
