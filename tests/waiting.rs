@@ -185,6 +185,27 @@ fn a_forgotten_grant_leaks_only_itself() {
     pool.check().unwrap();
 }
 
+/// Whose it is was settled when it joined the queue: that tag claimed the memory.
+#[test]
+fn several_are_for_the_tag_they_waited_for() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let [first, later] = ["waiting: first", "waiting: later"].map(Tag::new);
+    let mut many = pool.allocate_many(&a, [MIB, MIB]).tag(first);
+    let mut reserve = pool.reserve(MIB).tag(first);
+    assert!(poll(&mut many).is_pending() && poll(&mut reserve).is_pending());
+    drop(block);
+    let blocks = now(many.tag(later)).unwrap();
+    let reservation = now(reserve.tag(later)).unwrap();
+    assert!(blocks.iter().all(|block| block.tag() == Some(first)));
+    assert_eq!(reservation.tag(), Some(first));
+    drop((blocks, reservation));
+    for tag in [first, later] {
+        assert_eq!(pool.statistics_of_tag(tag).used.current, 0);
+    }
+    pool.check_conserved().unwrap();
+}
+
 #[test]
 fn a_timeout_is_on_the_devices_clock() {
     let device = manual();
