@@ -322,6 +322,32 @@ fn a_reclaimer_sleeps_while_nobody_waits() {
     assert!(poll(&mut reclaimer).is_ready());
 }
 
+/// A reclaimer that nobody polls is made up for by the one waiter who is served next, wherever it stands.
+#[test]
+fn beside_the_reclaimer_the_one_is_woken_who_is_served_next() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let mut reclaimer = pool.reclaimer();
+    let [driver, plain, urgent] = [(); 3].map(|()| Count::new());
+    assert!(poll_with(&mut reclaimer, &driver.1).is_pending());
+    let mut first = pool.allocate(&a, 8 * MIB);
+    let mut second = pool.allocate(&a, 8 * MIB).priority(1);
+    assert!(poll_with(&mut first, &plain.1).is_pending());
+    assert!(poll_with(&mut second, &urgent.1).is_pending());
+    let woken = || [&driver, &plain, &urgent].map(|(count, _)| count.get());
+    assert_eq!(woken(), [0, 0, 0]);
+    drop(block);
+    assert_eq!(woken(), [1, 0, 1]);
+    let Poll::Ready(Ok(block)) = poll_with(&mut second, &urgent.1) else {
+        panic!("it serves itself");
+    };
+    assert_eq!(woken(), [1, 0, 2], "its own grant");
+    drop(block);
+    assert_eq!(woken(), [2, 1, 2], "the first is next now");
+    assert!(poll_with(&mut first, &plain.1).is_ready());
+    pool.check_conserved().unwrap();
+}
+
 /// The driver goes away: the next waiter takes over.
 #[test]
 fn when_the_driver_goes_away_a_waiter_takes_over() {
