@@ -178,32 +178,6 @@ fn cancel_of_the_head_beside_a_reclaimer_that_sleeps() {
     });
 }
 
-/// One of two waiters is granted its memory and has not taken it when more is freed, beside a reclaimer that nobody
-/// polls any more: the other hears of it.
-#[test]
-fn a_free_between_grant_and_take() {
-    model("a free between grant and take", || {
-        let device = device();
-        let pool = pool(&device);
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
-        let blocks = [(); 2].map(|()| pool.try_allocate(&a, MIB).unwrap());
-        let mut reclaimer = pool.reclaimer();
-        assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
-        let mut mine = pool.allocate(&a, MIB);
-        assert!(poll(&mut mine).is_pending());
-        let freeing = thread::spawn(move || drop(blocks));
-        let other = {
-            let pool = pool.clone();
-            thread::spawn(move || block_on(pool.allocate(&b, MIB)).unwrap())
-        };
-        let mine = block_on(mine).unwrap();
-        freeing.join().unwrap();
-        drop((mine, other.join().unwrap()));
-        pool.check_conserved().unwrap();
-    });
-}
-
 /// The device breaks while somebody joins the queue: it fails.
 #[test]
 fn breaking_against_wait() {

@@ -348,6 +348,33 @@ fn beside_the_reclaimer_the_one_is_woken_who_is_served_next() {
     pool.check_conserved().unwrap();
 }
 
+/// One that was granted its memory, and has not taken it yet, is not who is served next.
+#[test]
+fn a_free_between_grant_and_take_wakes_the_next() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    drop(block);
+    let [one, two] = [(); 2].map(|()| pool.try_allocate(&a, 4 * MIB).unwrap());
+    let mut reclaimer = pool.reclaimer();
+    assert!(poll(&mut reclaimer).is_pending());
+    let mut first = pool.allocate(&a, 4 * MIB);
+    assert!(poll(&mut first).is_pending());
+    let (woken, waker) = Count::new();
+    let mut second = pool.allocate(&a, 4 * MIB);
+    assert!(poll_with(&mut second, &waker).is_pending());
+    drop(one);
+    assert_eq!(woken.get(), 0);
+    assert!(
+        poll_with(&mut second, &waker).is_pending(),
+        "this poll granted the first"
+    );
+    drop(two);
+    assert_eq!(woken.get(), 1);
+    assert!(poll_with(&mut second, &waker).is_ready());
+    assert!(poll(&mut first).is_ready());
+    pool.check_conserved().unwrap();
+}
+
 /// The driver goes away: the next waiter takes over.
 #[test]
 fn when_the_driver_goes_away_a_waiter_takes_over() {

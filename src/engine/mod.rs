@@ -9,6 +9,7 @@
 //! | `ladder` | where memory comes from, rung by rung |
 //! | `rung` | the rungs by their names |
 //! | `many` | several grants, all or none |
+//! | `postponed` | waits on the device, once all of them are had |
 //! | `hoard` | memory set aside for one holder |
 //! | `unpooled` | the same where nothing is pooled |
 //! | `patience` | what is awaited before new memory is taken |
@@ -40,6 +41,7 @@ mod lookup;
 mod many;
 mod memory;
 mod patience;
+mod postponed;
 mod pressure;
 mod release;
 mod resize;
