@@ -10,7 +10,7 @@ use crate::wait::{Allocation, Caller, Demand, Registration, Terms, block_on, tak
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// The future of [`Pool::allocate`]: a [`Block`], once there is memory for it.
@@ -218,6 +218,21 @@ impl Allocate<'_> {
     }
 }
 
+impl Allocate<'_> {
+    /// It waits. What the reservation of its scope lacked may be there by now: of what the pressure hook freed, say.
+    #[cold]
+    fn draw_late(&mut self, demand: &Demand) -> Poll<Result<Block, AllocError>> {
+        let drawn = self.pool.draw_late(self.registration, demand, self.place);
+        match drawn {
+            Some(drawn) => {
+                self.allocation.give_up();
+                Poll::Ready(drawn)
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
 impl Future for Allocate<'_> {
     type Output = Result<Block, AllocError>;
 
@@ -237,7 +252,11 @@ impl Future for Allocate<'_> {
                 return Poll::Ready(Block::new(this.registration, lent, &demand, caller));
             }
         }
-        let lent = ready!(this.allocation.poll(&demand, &this.terms, context))?;
+        let polled = this.allocation.poll(&demand, &this.terms, context);
+        let Poll::Ready(lent) = polled else {
+            return this.draw_late(&demand);
+        };
+        let lent = lent?;
         let caller = Caller {
             place: this.place,
             waited: this.allocation.has_waited(),

@@ -308,12 +308,19 @@ impl<'a> Allocation<'a> {
     }
 }
 
-impl Drop for Allocation<'_> {
-    fn drop(&mut self) {
+impl Allocation<'_> {
+    /// It waits no longer. What was granted in the meantime goes to others.
+    pub(crate) fn give_up(&mut self) {
         if let Some(loans) = self.finish(false) {
             let Asker { service, lane } = self.asker;
             service.engine.give_all_back(lane, loans);
         }
+    }
+}
+
+impl Drop for Allocation<'_> {
+    fn drop(&mut self) {
+        self.give_up();
     }
 }
 
