@@ -475,7 +475,9 @@ impl Climb<'_> {
         let lanes = self.engine.lanes();
         let taker = self.taker();
         let may_wait = |fence: Fence| {
-            find(&lanes, fence).is_some_and(|lane| {
+            // A stream without a lane is gone, and complete, though the ledger may not have heard of it yet; or it came
+            // after this look, and is found when its point is to be waited for.
+            find(&lanes, fence).is_none_or(|lane| {
                 lane.can_be_awaited(fence.ticket) && limit.allows(donor_of(lane, fence), taker)
             })
         };

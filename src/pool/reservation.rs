@@ -3,7 +3,7 @@
 use super::drawing::{self, Drawing};
 use super::{Layout, Pool};
 use crate::block::Block;
-use crate::engine::Loans;
+use crate::engine::{Drawn, Loans};
 use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::stream::Stream;
@@ -85,17 +85,18 @@ impl Reservation {
         let pool = self.pool();
         let Layout { bytes, alignment } = layout;
         let demand = pool.demand(registration, bytes, alignment, None)?;
-        if let Some(lent) = self.reserved.draw(&registration.lane, &demand)? {
-            let waited = false;
-            let caller = Caller { place, waited };
-            return Block::reserved(registration, lent, &demand, caller, &self.reserved);
+        match self.reserved.draw(&registration.lane, &demand)? {
+            Drawn::Lent(lent) => {
+                let waited = false;
+                let caller = Caller { place, waited };
+                Block::reserved(registration, lent, &demand, caller, &self.reserved)
+            }
+            Drawn::Short { left, largest } => Err(AllocError::NotReserved {
+                requested: demand.request.bytes,
+                left,
+                largest,
+            }),
         }
-        let (left, largest) = self.reserved.left();
-        Err(AllocError::NotReserved {
-            requested: demand.request.bytes,
-            left,
-            largest,
-        })
     }
 
     /// What is set aside, allocated or not, in bytes.
@@ -289,11 +290,11 @@ impl Pool {
             ..*demand
         };
         match reserved.draw(&registration.lane, &demand) {
-            Ok(Some(lent)) => {
+            Ok(Drawn::Lent(lent)) => {
                 let block = Block::reserved(registration, lent, &demand, caller, reserved);
                 Some(block)
             }
-            Ok(None) => None,
+            Ok(Drawn::Short { .. }) => None,
             Err(error) => Some(Err(error)),
         }
     }
