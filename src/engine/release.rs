@@ -65,10 +65,12 @@ impl Engine {
             .map(|(lane, freed)| lane.fence(freed.ticket))
             .chain(earlier)
             .collect();
-        self.ledger.lock().free(block.id, fences.clone());
+        // First, so that who finds the memory pending can have its stream wait for it: of an external stream nobody else
+        // records anything.
         for (lane, freed) in noted {
             self.record_closed(lane, freed.closed);
         }
+        self.ledger.lock().free(block.id, fences.clone());
         self.ring_if_awaited();
         self.note_return();
         fences
