@@ -109,7 +109,7 @@ pub enum AllocError {
     /// There is not enough memory now, or others are waiting for it already. Await
     /// [`Pool::allocate`](crate::Pool::allocate), free something, or raise the capacity.
     #[error("out of memory: {0}")]
-    Exhausted(Shortfall),
+    Exhausted(Box<Shortfall>),
     /// The tag has as much as it may, or others of it are waiting for that already. Await
     /// [`Pool::allocate`](crate::Pool::allocate), free something of that tag, or raise its limit with
     /// [`Pool::set_tag_limit`](crate::Pool::set_tag_limit).
@@ -143,7 +143,7 @@ pub enum AllocError {
         /// On the device's clock.
         waited: Duration,
         /// How memory stood at the end.
-        shortfall: Shortfall,
+        shortfall: Box<Shortfall>,
     },
     /// As many wait for memory as [may](crate::PoolBuilder::queue_limit). Turn the client away, try again later,
     /// or raise the limit with [`Pool::set_queue_limit`](crate::Pool::set_queue_limit).
@@ -177,7 +177,7 @@ pub enum AllocError {
     /// [reserve](crate::Pool::reserve) all that a request needs up front. Only where the pool has a
     /// [limit](crate::PoolBuilder::fail_knots_after) for that.
     #[error("nobody who waits can be served, and nothing is on its way back: {0}")]
-    Knotted(Shortfall),
+    Knotted(Box<Shortfall>),
     /// The same among those who wait for the limit of a tag: it has as much as it may, and its requests hold that
     /// themselves while they wait for more. Free what is held and try again, [reserve](crate::Pool::reserve) all that
     /// a request needs up front, or raise the limit with [`Pool::set_tag_limit`](crate::Pool::set_tag_limit). Only

@@ -101,6 +101,7 @@ struct Extra {
 impl Extra {
     #[cold]
     #[inline(never)]
+    #[allow(clippy::boxed_local, reason = "it was boxed for being rare")]
     fn end(self: Box<Self>) {}
 
     #[cold]

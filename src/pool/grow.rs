@@ -236,7 +236,7 @@ fn grant_now(asker: Asker<'_>, demand: &Demand, parts: &Parts) -> Result<Loans, 
     let Asker { service, lane } = asker;
     try_all_now(asker, *demand, parts, Effort::Immediate).map_err(|denial| match denial {
         Denial::Failed(error) => error,
-        Denial::Short(..) => AllocError::Exhausted(service.exhausted(lane, demand)),
+        Denial::Short(..) => AllocError::Exhausted(service.exhausted(lane, demand).into()),
         Denial::OverLimit(tag) => service.limit_reached(tag, demand.request.bytes),
     })
 }

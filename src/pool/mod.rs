@@ -515,7 +515,7 @@ impl Pool {
 #[cold]
 fn exhausted(registration: &Registration, demand: &Demand) -> AllocError {
     let Registration { service, lane, .. } = registration;
-    AllocError::Exhausted(service.exhausted(lane, demand))
+    AllocError::Exhausted(service.exhausted(lane, demand).into())
 }
 
 impl fmt::Debug for Pool {

@@ -139,7 +139,7 @@ impl Reserve<'_> {
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(..)) => {
                 let shortfall = service.exhausted(&service.engine.nobody, &demand);
-                Err(AllocError::Exhausted(shortfall))
+                Err(AllocError::Exhausted(shortfall.into()))
             }
             Err(Denial::OverLimit(tag)) => Err(service.limit_reached(tag, demand.request.bytes)),
         }

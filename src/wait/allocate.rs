@@ -287,7 +287,7 @@ impl<'a> Allocation<'a> {
         let shortfall = self.asker.service.exhausted(&waiter.lane, &waiter.demand);
         Err(AllocError::TimedOut {
             waited: now.saturating_sub(waiter.since),
-            shortfall,
+            shortfall: shortfall.into(),
         })
     }
 

@@ -204,7 +204,7 @@ impl Service {
     ) -> AllocError {
         match denial {
             super::Denial::Failed(error) => error,
-            super::Denial::Short(..) => AllocError::Exhausted(self.shortfall(demand)),
+            super::Denial::Short(..) => AllocError::Exhausted(self.shortfall(demand).into()),
             super::Denial::OverLimit(tag) => self.limit_reached(tag, demand.request.bytes),
         }
     }

@@ -153,7 +153,7 @@ impl Service {
             return Served::Short;
         }
         self.knot.untie();
-        self.fail(head, AllocError::Knotted(self.shortfall(&head.demand)));
+        self.fail(head, AllocError::Knotted(self.shortfall(&head.demand).into()));
         Served::Gone
     }
 

@@ -234,7 +234,7 @@ fn assert_shortfall(shortfall: &Shortfall) {
     assert_eq!((free + pending + used, reserved), (reserved, capacity));
     assert_eq!((reserved / MIB, waiting), (16, 0));
     assert!((shortfall.fragmentation() - 1.0 / 3.0).abs() < 1e-9);
-    let text = AllocError::Exhausted(*shortfall).to_string();
+    let text = AllocError::Exhausted(Box::new(*shortfall)).to_string();
     for figure in [requested, free, largest_free, pending, used, reserved] {
         assert!(text.contains(&figure.to_string()), "{text}");
     }

@@ -1,0 +1,185 @@
+//! Streams that take turns with a large block: what is left to them, for how long, and what of it others have.
+
+mod common;
+
+use common::*;
+use std::task::Poll;
+use weirpool::device::sim::{Call, SimDevice, SimStream};
+use weirpool::*;
+
+const LARGE: u64 = 8 * MIB;
+
+/// After so many turns a stream has shown that it comes back.
+const TURNS: usize = 10;
+
+fn pool(device: &SimDevice, capacity: u64) -> Pool {
+    builder(device, capacity).build().unwrap()
+}
+
+/// Takes, uses, frees. Says where it came from.
+fn turn(pool: &Pool, (work, stream): &(SimStream, Stream), bytes: u64) -> Rung {
+    let block = pool.try_allocate(stream, bytes).unwrap();
+    use_block(work, &block, us(10));
+    block.rung()
+}
+
+fn take_turns(pool: &Pool, line: &(SimStream, Stream)) {
+    for _ in 0..TURNS {
+        turn(pool, line, LARGE);
+    }
+    assert_eq!(pool.statistics().kept_by_lanes, LARGE);
+}
+
+#[test]
+fn who_takes_turns_calls_the_device_no_more() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let lines = [(); 4].map(|()| stream(&device, &pool));
+    for line in lines.iter().cycle().take(TURNS * lines.len()) {
+        turn(&pool, line, LARGE);
+    }
+    let calls = || device.counters().device_calls - device.counters().calls(Call::Submit);
+    let before = calls();
+    for line in lines.iter().cycle().take(100) {
+        assert_eq!(turn(&pool, line, LARGE), Rung::Lane);
+    }
+    assert_eq!(calls(), before);
+    assert_eq!(pool.statistics().kept_by_lanes, 4 * LARGE);
+    assert_eq!(reserved(&pool), 4 * LARGE);
+    device.advance(us(10_000));
+    pool.check_conserved().unwrap();
+}
+
+/// Another one takes more from the device instead; once it is not taken again for a while, it is anybody's.
+#[test]
+fn it_is_left_to_its_stream_for_a_while() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    take_turns(&pool, &line);
+    device.advance(us(150));
+    let mut held = Vec::new();
+    while reserved(&pool) == 2 * LARGE {
+        held.push(pool.try_allocate(&other.1, LARGE).unwrap());
+    }
+    assert_eq!(held.len(), 2, "half a handle, and another");
+    assert_eq!(turn(&pool, &line, LARGE), Rung::Lane);
+    device.advance(us(250));
+    held.push(pool.try_allocate(&other.1, LARGE).unwrap());
+    assert_eq!(reserved(&pool), 4 * LARGE);
+    held.push(pool.try_allocate(&other.1, LARGE).unwrap());
+    assert_eq!(reserved(&pool), 4 * LARGE);
+    assert_eq!(pool.statistics().kept_by_lanes, 0);
+    assert_ne!(turn(&pool, &line, LARGE), Rung::Lane);
+}
+
+/// Where there is no more to take, it is not left to anybody, however soon; and it comes when its use is over.
+#[test]
+fn nobody_waits_for_what_is_only_kept() {
+    let device = manual();
+    let reuse = Reuse {
+        internal_dependencies: false,
+        ..Reuse::ALL
+    };
+    let pool = builder(&device, 16 * MIB).reuse(reuse).build().unwrap();
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let rest = pool.try_allocate(&other.1, 16 * MIB - LARGE).unwrap();
+    for _ in 0..TURNS {
+        turn(&pool, &line, LARGE);
+    }
+    device.advance(us(1000));
+    turn(&pool, &line, LARGE);
+    assert_eq!(pool.statistics().kept_by_lanes, LARGE);
+    // Its last use takes until then.
+    assert!(pool.try_allocate(&other.1, LARGE).is_err());
+    let mut waiting = pool.allocate(&other.1, LARGE);
+    assert!(poll(&mut waiting).is_pending());
+    device.advance(us(10));
+    let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
+        panic!("it is complete");
+    };
+    use_block(&other.0, &block, us(10));
+    drop((block, rest));
+    device.advance(us(10));
+    pool.check_conserved().unwrap();
+}
+
+/// What is on the shelf has no event yet. The next free of its stream records one, and so does the next allocation of
+/// another size; taken again, it needs none.
+#[test]
+fn the_event_is_recorded_by_the_next_call_that_does_not_take_it() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let line = stream(&device, &pool);
+    take_turns(&pool, &line);
+    let records = || device.counters().calls(Call::Record);
+    let before = records();
+    turn(&pool, &line, LARGE);
+    assert_eq!(records(), before);
+    let other_size = pool.try_allocate(&line.1, 3 * LARGE).unwrap();
+    assert_eq!(records(), before + 1);
+    turn(&pool, &line, LARGE);
+    drop(other_size);
+    assert!(records() > before + 1);
+}
+
+/// One that also takes other sizes gives each back to everybody.
+#[test]
+fn who_takes_no_turns_keeps_nothing_large() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let line = stream(&device, &pool);
+    for _ in 0..TURNS {
+        turn(&pool, &line, LARGE);
+        turn(&pool, &line, 2 * LARGE);
+    }
+    assert_eq!(pool.statistics().kept_by_lanes, 0);
+    for _ in 0..TURNS {
+        let both = [LARGE, LARGE].map(|bytes| pool.try_allocate(&line.1, bytes).unwrap());
+        drop(both);
+    }
+    assert_eq!(pool.statistics().kept_by_lanes, 0);
+}
+
+/// Where memory is to be had by others, or given back, a large block goes its way at once.
+#[test]
+fn nothing_large_is_kept_where_memory_comes_first() {
+    let device = manual();
+    let builder = || builder(&device, 128 * MIB);
+    let pools = [
+        builder().order(Order::WaitFirst),
+        builder().release_threshold(ReleaseThreshold::Bytes(64 * MIB)),
+        builder().coalesce_heuristic(CoalesceHeuristic::PercentReleasable(50)),
+        builder().sealing(Sealing::EveryFree),
+        builder().lane_large_bytes(LARGE - 1),
+        builder().lane_bytes(0),
+    ];
+    for pool in pools {
+        let pool = pool.build().unwrap();
+        let line = stream(&device, &pool);
+        for _ in 0..TURNS {
+            turn(&pool, &line, LARGE);
+        }
+        assert_eq!(pool.statistics().kept_by_lanes, 0);
+    }
+}
+
+/// A shelf has four places, for as many sizes as there are turns with.
+#[test]
+fn what_is_kept_is_bounded() {
+    let device = manual();
+    let pool = pool(&device, 512 * MIB);
+    let line = stream(&device, &pool);
+    for bytes in [LARGE, 2 * LARGE, 3 * LARGE, 6 * LARGE] {
+        for _ in 0..TURNS {
+            turn(&pool, &line, bytes);
+        }
+    }
+    // The last would be too much.
+    assert_eq!(pool.statistics().kept_by_lanes, 6 * LARGE);
+    drop(pool.try_allocate(&line.1, 512 * MIB).unwrap());
+    assert_eq!(pool.statistics().kept_by_lanes, 0);
+    drop(line);
+    device.advance(us(10_000));
+    pool.check_conserved().unwrap();
+}
