@@ -27,6 +27,7 @@ mod site;
 mod suite;
 
 mod allocation;
+mod broken;
 mod capacity;
 mod debugging;
 mod external;

@@ -112,6 +112,8 @@ macro_rules! suite {
                 failures:
                     growing_that_fails_half_way_loses_nothing,
                     a_failed_call_leaks_no_waker;
+                broken:
+                    a_device_that_breaks_fails_all_who_wait;
                 statistics:
                     figures_add_up_at_rest,
                     high_marks_are_kept_and_reset,

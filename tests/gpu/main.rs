@@ -43,6 +43,8 @@ mod suite;
 
 #[path = "../conformance/allocation.rs"]
 mod allocation;
+#[path = "../conformance/broken.rs"]
+mod broken;
 #[path = "../conformance/capacity.rs"]
 mod capacity;
 #[path = "../conformance/debugging.rs"]
