@@ -97,7 +97,8 @@ pub(crate) fn make_way(engine: &Engine, bytes: u64) -> u64 {
     for asks in [false, true] {
         let offers: Vec<_> = others.iter().map(|other| other.could_give(asks)).collect();
         if left + offers.iter().sum::<u64>() >= bytes {
-            return take_offers(&others, &offers, bytes.saturating_sub(left));
+            // At least something: what the device has, it refused.
+            return take_offers(&others, &offers, bytes.saturating_sub(left).max(1));
         }
     }
     0

@@ -45,6 +45,7 @@ mod sharing;
 mod statistics;
 mod tasks;
 mod threads;
+mod unwinding;
 mod uses;
 mod waiting;
 

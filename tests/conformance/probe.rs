@@ -107,6 +107,11 @@ impl Probe {
         self.book().faults.insert(name, (nth - 1, kind));
     }
 
+    /// No such call is to fail any more.
+    pub(crate) fn fail_no_more(&self, name: &str) {
+        self.book().faults.remove(name);
+    }
+
     /// Makes every such call fail, without effect, until it is [allowed](Self::allow).
     pub(crate) fn refuse(&self, name: &'static str, kind: DeviceErrorKind) {
         self.book().refused.insert(name, kind);

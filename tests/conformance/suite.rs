@@ -111,6 +111,7 @@ macro_rules! suite {
                     without_fills_there_is_no_call_for_them;
                 failures:
                     growing_that_fails_half_way_loses_nothing,
+                    what_failed_half_way_goes_back_to_the_device,
                     a_failed_call_leaks_no_waker;
                 broken:
                     a_device_that_breaks_fails_all_who_wait;
@@ -159,7 +160,11 @@ macro_rules! suite {
                     a_stream_that_goes_away_leaves_its_memory_in_order,
                     the_pool_ends_while_work_runs,
                     blocks_and_waits_outlive_the_handle,
+                    a_runtime_may_end_before_the_pool,
                     a_thread_ends_with_a_pool_of_its_own;
+                unwinding:
+                    a_task_that_panics_gives_everything_back,
+                    a_panic_may_take_the_pool_along;
             }
             awaited [
                 many_tasks_share_a_small_pool,
