@@ -319,7 +319,7 @@ impl Crowd {
     /// Returns once all of them wait.
     fn gather(&self, pool: &Pool) {
         eventually(|| {
-            let waiting = pool.statistics().waits.waiting as usize;
+            let waiting = pool.statistics().waits.waiting;
             let begun = self.begun.load(Ordering::SeqCst);
             (waiting, begun) == (self.in_queue, self.names.len())
         });
