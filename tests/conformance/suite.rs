@@ -86,6 +86,7 @@ macro_rules! suite {
                     an_address_that_a_further_stream_uses_waits_for_it,
                     who_allocates_an_address_waits_so_long_only,
                     threads_give_out_and_free_addresses,
+                    of_threads_that_free_an_address_one_does,
                     what_is_given_out_outlives_its_list;
                 host:
                     host_memory_is_never_pending,
