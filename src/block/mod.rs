@@ -56,8 +56,34 @@ pub struct Block {
     further: Mutex<Further>,
 }
 
-/// Most blocks have none, and are small for it.
-type Further = Option<Box<Extra>>;
+/// Most blocks have none, are small for it, and end without it.
+#[derive(Default)]
+struct Further(Option<Box<Extra>>);
+
+impl std::ops::Deref for Further {
+    type Target = Option<Box<Extra>>;
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Further {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl Drop for Further {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(extra) = self.0.take() {
+            extra.end();
+        }
+    }
+}
 
 /// What few blocks have.
 #[derive(Default)]
@@ -73,6 +99,10 @@ struct Extra {
 }
 
 impl Extra {
+    #[cold]
+    #[inline(never)]
+    fn end(self: Box<Self>) {}
+
     #[cold]
     fn note_freed(&self, bytes: u64) {
         if let Some(reserved) = &self.reserved {
@@ -97,8 +127,7 @@ impl Block {
         }
         if let Some(onlookers) = registration.onlookers.as_deref() {
             // Of a copy, so that where nobody looks on it stays in registers.
-            lent.after = begin(registration, onlookers, &lent.seen(), demand, caller)
-                .inspect_err(|_| uncharge(registration, demand.tag, lent.bytes))?;
+            lent.after = begin_charged(registration, onlookers, &lent.seen(), demand, caller)?;
         }
         trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
         let rounding = demand.rounding_of(lent.bytes);
@@ -107,7 +136,7 @@ impl Block {
             lent: Some(lent),
             rounding,
             tag: demand.tag,
-            further: Mutex::new(Guards::Block, None),
+            further: Mutex::new(Guards::Block, Further::default()),
         })
     }
 
@@ -142,7 +171,7 @@ impl Block {
             lent: Some(lent),
             rounding,
             tag: None,
-            further: Mutex::new(Guards::Block, Some(Box::new(extra))),
+            further: Mutex::new(Guards::Block, Further(Some(Box::new(extra)))),
         })
     }
 
@@ -328,7 +357,7 @@ impl Block {
                 // Its own stream comes after the others by now: it is freed in the order of that alone.
                 waits_for = &lanes[..1];
                 let further = self.further.get_mut();
-                match further {
+                match &mut **further {
                     Some(extra) if extra.reserved.is_some() || extra.has_room => {
                         extra.streams.clear();
                     }
@@ -351,7 +380,7 @@ impl Block {
         if let Some(tag) = self.tag {
             self.registration.note_freed(tag, bytes);
         }
-        if let Some(extra) = self.further.get_mut() {
+        if let Some(extra) = &**self.further.get_mut() {
             extra.note_freed(bytes);
         }
         trace::freed(self.registration.lane.id, bytes, address);
@@ -417,13 +446,22 @@ fn begin(
     filled
 }
 
-/// A block was freed before anybody had it.
+/// The same of one that its tag was charged for. The error is the caller's whole: taken apart there, it would
+/// keep the block out of registers.
 #[cold]
 #[inline(never)]
-fn uncharge(registration: &Registration, tag: Option<Tag>, bytes: u64) {
-    if let Some(tag) = tag {
-        registration.note_freed(tag, bytes);
+fn begin_charged(
+    registration: &Registration,
+    onlookers: &Onlookers,
+    lent: &Lent,
+    demand: &Demand,
+    caller: Caller,
+) -> Result<Ticket, AllocError> {
+    let begun = begin(registration, onlookers, lent, demand, caller);
+    if let (Err(_), Some(tag)) = (&begun, demand.tag) {
+        registration.note_freed(tag, lent.bytes);
     }
+    Ok(begun?)
 }
 
 impl Drop for Block {

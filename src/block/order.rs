@@ -226,7 +226,7 @@ impl Block {
             point: None,
         });
         let mut earlier: SmallVec<[Earlier; 2]> = own.into_iter().collect();
-        if let Some(extra) = &*self.further.lock() {
+        if let Some(extra) = &**self.further.lock() {
             earlier.extend(extra.streams.before(access, on));
         }
         let points = earlier.into_iter().map(|earlier| self.point_of(earlier));
@@ -251,7 +251,7 @@ impl Block {
             return Err(DeviceError::new("record", kind, reason));
         }
         let marker = registration.service.engine.mark(&registration.lane)?;
-        if let Some(extra) = &mut *self.further.lock() {
+        if let Some(extra) = &mut **self.further.lock() {
             extra.streams.keep(&registration, &marker);
         }
         Ok(Point {

@@ -148,7 +148,7 @@ const NOBODY: StreamId = StreamId(0);
 
 impl Engine {
     /// Rung 1: what the stream freed, from its lane.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_own(&self, lane: &Lane, bytes: u64, rounding: u32) -> Option<Lent> {
         let kept = lane.take(bytes, rounding, &self.gate)?;
         Some(Lent {

@@ -8,6 +8,7 @@
     serde(rename_all = "snake_case")
 )]
 #[non_exhaustive]
+#[repr(u32)]
 pub enum Rung {
     /// The stream's own lane: no device call, no shared cache line written.
     Lane,

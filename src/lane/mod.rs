@@ -168,8 +168,19 @@ impl Front {
         }
     }
 
+    #[inline]
     fn close_if(&mut self, condition: bool, crowd: &Crowd) -> Option<Closed> {
-        (condition && !self.is_host).then(|| self.close(crowd))
+        if condition {
+            self.close_unless_host(crowd)
+        } else {
+            None
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn close_unless_host(&mut self, crowd: &Crowd) -> Option<Closed> {
+        (!self.is_host).then(|| self.close(crowd))
     }
 }
 
@@ -229,7 +240,7 @@ impl Lane {
 
     /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
     /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
         if bytes > self.bounds.largest {
             // Never kept: there is nothing to lock for.

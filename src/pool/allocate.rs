@@ -51,6 +51,7 @@ pub struct Allocate<'a> {
 }
 
 impl<'a> Allocate<'a> {
+    #[inline]
     pub(crate) fn new(
         pool: &'a Pool,
         stream: &'a Stream,
@@ -225,19 +226,21 @@ impl Future for Allocate<'_> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let demand = this.demand()?;
+        let mut own = None;
         if this.allocation.is_new() {
             if let Some(drawn) = this.pool.draw(this.registration, &demand, this.place) {
                 this.allocation.end();
                 return Poll::Ready(drawn);
             }
-            if let Some(lent) = take_own((&**this.registration).into(), &demand) {
-                this.allocation.end();
-                let (place, waited) = (this.place, false);
-                let caller = Caller { place, waited };
-                return Poll::Ready(Block::new(this.registration, lent, &demand, caller));
-            }
+            own = take_own((&**this.registration).into(), &demand);
         }
-        let lent = ready!(this.allocation.poll(&demand, &this.terms, context))?;
+        let lent = match own {
+            Some(lent) => {
+                this.allocation.end();
+                lent
+            }
+            None => ready!(this.allocation.poll(&demand, &this.terms, context))?,
+        };
         let caller = Caller {
             place: this.place,
             waited: this.allocation.has_waited(),

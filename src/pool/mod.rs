@@ -40,7 +40,7 @@ use own_stream::OwnStream;
 
 use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
-use crate::engine::{Effort, Engine};
+use crate::engine::{Effort, Engine, Lent};
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::ledger::policy::ReleaseThreshold;
 use crate::ledger::{PoolFigures, Request};
@@ -152,6 +152,7 @@ impl Pool {
     /// nothing it joins the queue: first come, first served, and nothing behind the head is granted
     /// first. Zero bytes are a valid request, for a block with an address of its own. See [`Allocate`]
     /// for alignment, timeout, errors and cancellation.
+    #[inline]
     #[track_caller]
     pub fn allocate<'a>(&'a self, stream: &'a Stream, bytes: u64) -> Allocate<'a> {
         Allocate::new(self, stream, bytes, Location::caller())
@@ -201,14 +202,13 @@ impl Pool {
             return drawn;
         }
         let asker = (&**registration).into();
-        match take_own(asker, &demand) {
-            Some(lent) => {
-                let waited = false;
-                let caller = Caller { place, waited };
-                Block::new(registration, lent, &demand, caller)
-            }
-            None => self.climb_now(registration, demand, place),
-        }
+        let lent = match take_own(asker, &demand) {
+            Some(lent) => lent,
+            None => self.climb_now(registration, demand)?,
+        };
+        let waited = false;
+        let caller = Caller { place, waited };
+        Block::new(registration, lent, &demand, caller)
     }
 
     #[inline(never)]
@@ -216,14 +216,9 @@ impl Pool {
         &self,
         registration: &Arc<Registration>,
         demand: Demand,
-        place: &'static Location<'static>,
-    ) -> Result<Block, AllocError> {
+    ) -> Result<Lent, AllocError> {
         match try_now((&**registration).into(), &demand, Effort::Immediate) {
-            Ok(lent) => {
-                let waited = false;
-                let caller = Caller { place, waited };
-                Block::new(registration, lent, &demand, caller)
-            }
+            Ok(lent) => Ok(lent),
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(..)) => Err(exhausted(registration, &demand)),
             Err(Denial::OverLimit(tag)) => {

@@ -43,19 +43,24 @@ pub(crate) struct Allocation<'a> {
 #[derive(Debug)]
 enum Stage {
     New,
-    Waiting {
-        waiter: Arc<Waiter>,
-        deadline: Option<(Duration, Alarm)>,
-        /// Rings when growth is not held back any longer.
-        _patience: Option<Alarm>,
-        /// The pressure hook, while it is at work for this.
-        asking: Option<Asking>,
-        span: trace::Waiting,
-    },
+    /// Out of the way of who never waits.
+    Waiting(Box<Waiting>),
     Done,
 }
 
+#[derive(Debug)]
+struct Waiting {
+    waiter: Arc<Waiter>,
+    deadline: Option<(Duration, Alarm)>,
+    /// Rings when growth is not held back any longer.
+    _patience: Option<Alarm>,
+    /// The pressure hook, while it is at work for this.
+    asking: Option<Asking>,
+    span: trace::Waiting,
+}
+
 impl<'a> Allocation<'a> {
+    #[inline]
     pub(crate) fn new(asker: Asker<'a>) -> Self {
         Self {
             asker,
@@ -65,6 +70,7 @@ impl<'a> Allocation<'a> {
     }
 
     /// Whether it joined the queue.
+    #[inline]
     pub(crate) fn has_waited(&self) -> bool {
         self.has_waited
     }
@@ -76,11 +82,15 @@ impl<'a> Allocation<'a> {
     }
 
     /// It was never polled, and will not be.
+    #[inline]
     pub(crate) fn end(&mut self) {
-        self.stage = Stage::Done;
+        debug_assert!(self.is_new(), "it may wait");
+        // There is nothing to drop, which the compiler cannot know.
+        std::mem::forget(std::mem::replace(&mut self.stage, Stage::Done));
     }
 
     /// For one block; of who has no tag, after [asking its lane](take_own).
+    #[inline(never)]
     pub(crate) fn poll(
         &mut self,
         demand: &Demand,
@@ -178,19 +188,19 @@ impl<'a> Allocation<'a> {
         // The bell, whose members are kept up to date: the waker of this poll may not be the one that counts.
         let patience = is_patient.then(|| service.ring_at(waiter.patience.until));
         self.has_waited = true;
-        self.stage = Stage::Waiting {
+        self.stage = Stage::Waiting(Box::new(Waiting {
             waiter,
             deadline,
             _patience: patience,
             asking: None,
             span: trace::Waiting::new(asked),
-        };
+        }));
         Ok(())
     }
 
     fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<Loans, AllocError>> {
         let polled = match &self.stage {
-            Stage::Waiting { .. } => self.look(context),
+            Stage::Waiting(_) => self.look(context),
             Stage::New | Stage::Done => panic!("an allocation was polled after it was ready"),
         };
         if let Poll::Ready(answer) = &polled {
@@ -202,7 +212,8 @@ impl<'a> Allocation<'a> {
     /// Looks for a grant, and counts it: it is taken.
     fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Loans, AllocError>> {
         let looked = self.look_and_serve(context);
-        if let (Poll::Ready(Ok(loans)), Stage::Waiting { waiter, .. }) = (&looked, &self.stage) {
+        if let (Poll::Ready(Ok(loans)), Stage::Waiting(waiting)) = (&looked, &self.stage) {
+            let waiter = &waiting.waiter;
             match &waiter.wants {
                 Wants::Block => count(&waiter.lane, &loans[0], &waiter.demand),
                 Wants::Parts(parts) => count_parts(&waiter.lane, loans, parts),
@@ -213,15 +224,15 @@ impl<'a> Allocation<'a> {
 
     /// Looks whether something came; if not, serves, and looks again.
     fn look_and_serve(&mut self, context: &mut Context<'_>) -> Poll<Result<Loans, AllocError>> {
-        let Stage::Waiting {
+        let Stage::Waiting(waiting) = &mut self.stage else {
+            unreachable!("only who waits looks");
+        };
+        let Waiting {
             waiter,
             deadline,
             asking,
             ..
-        } = &mut self.stage
-        else {
-            unreachable!("only who waits looks");
-        };
+        } = &mut **waiting;
         let service = self.asker.service;
         let waker = context.waker();
         if let Some(answer) = waiter.take(waker) {
@@ -266,9 +277,10 @@ impl<'a> Allocation<'a> {
 
     /// A grant that came in the same moment is taken: the memory is there.
     fn time_out(&mut self, now: Duration) -> Result<Loans, AllocError> {
-        let Stage::Waiting { waiter, .. } = &self.stage else {
+        let Stage::Waiting(waiting) = &self.stage else {
             unreachable!("only who waits times out");
         };
+        let waiter = &waiting.waiter;
         if let Some(loans) = waiter.cancel() {
             return Ok(loans);
         }
@@ -282,9 +294,10 @@ impl<'a> Allocation<'a> {
     /// Leaves the queue, whatever the outcome. Returns what was granted and not taken.
     fn finish(&mut self, was_served: bool) -> Option<Loans> {
         let stage = std::mem::replace(&mut self.stage, Stage::Done);
-        let Stage::Waiting { waiter, span, .. } = stage else {
+        let Stage::Waiting(waiting) = stage else {
             return None;
         };
+        let Waiting { waiter, span, .. } = *waiting;
         let service = self.asker.service;
         let left_over = waiter.cancel();
         let so_long = service.engine.device.now().saturating_sub(waiter.since);
@@ -306,11 +319,22 @@ impl<'a> Allocation<'a> {
     }
 }
 
-impl Drop for Allocation<'_> {
-    fn drop(&mut self) {
+impl Allocation<'_> {
+    #[cold]
+    #[inline(never)]
+    fn abandon(&mut self) {
         if let Some(loans) = self.finish(false) {
             let Asker { service, lane } = self.asker;
             service.engine.give_all_back(lane, loans);
+        }
+    }
+}
+
+impl Drop for Allocation<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Stage::Waiting(_) = self.stage {
+            self.abandon();
         }
     }
 }
@@ -329,7 +353,7 @@ pub(crate) enum Denial<'a> {
 
 /// What the stream's lane has, of who has no tag to claim for. By itself, so that what it gives stays in
 /// registers.
-#[inline]
+#[inline(always)]
 pub(crate) fn take_own(asker: Asker<'_>, demand: &Demand) -> Option<Lent> {
     if demand.tag.is_some() {
         return None;
@@ -337,12 +361,14 @@ pub(crate) fn take_own(asker: Asker<'_>, demand: &Demand) -> Option<Lent> {
     own(asker, demand)
 }
 
-#[inline]
+#[inline(always)]
 fn own(asker: Asker<'_>, demand: &Demand) -> Option<Lent> {
     let Asker { service, lane } = asker;
     let (engine, request) = (&service.engine, demand.request);
-    let fits = request.alignment <= engine.settings.alignment;
-    fits.then(|| engine.take_own(lane, request.bytes, demand.rounding))?
+    if request.alignment > engine.settings.alignment {
+        return None;
+    }
+    engine.take_own(lane, request.bytes, demand.rounding)
 }
 
 /// The ladder without the queue: for who does not wait, and for the first poll of who does. Who has no tag has
