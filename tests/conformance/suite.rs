@@ -69,7 +69,8 @@ macro_rules! suite {
                     growth_under_way_counts,
                     what_is_given_back_may_come_again_at_once,
                     running_out_names_every_figure,
-                    a_failed_allocation_counts_nothing;
+                    a_failed_allocation_counts_nothing,
+                    what_is_over_the_threshold_goes_back;
                 external:
                     an_external_stream_is_found_again,
                     a_recycled_handle_is_another_stream,
