@@ -4,8 +4,8 @@ mod common;
 
 use common::*;
 use std::task::Poll;
-use weirpool::device::MemoryInfo;
-use weirpool::device::sim::{Call, Clock, SimDevice};
+use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
+use weirpool::device::{DeviceErrorKind, MemoryInfo};
 use weirpool::*;
 
 fn small(virtual_memory: bool) -> SimDevice {
@@ -183,6 +183,23 @@ fn a_growth_that_is_refused_keeps_nothing() {
     assert_eq!(creates(), before + 16);
     drop((block, kept));
     pool.check_conserved().unwrap();
+}
+
+/// A device may refuse what it says that it has left: another pool gives something all the same.
+#[test]
+fn what_the_device_says_is_not_relied_on() {
+    let device = small(true);
+    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+    let (_, a) = stream(&device, &one);
+    let (_, b) = stream(&device, &other);
+    drop(one.try_allocate(&a, 32 * MIB).unwrap());
+    device.script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
+    let block = other.try_allocate(&b, 16 * MIB).unwrap();
+    assert_eq!(reserved(&one), 32 * MIB - HANDLE);
+    assert_eq!(reserved(&other), 16 * MIB);
+    drop(block);
+    one.check_conserved().unwrap();
+    other.check_conserved().unwrap();
 }
 
 /// Where nothing is pooled it is no different: others give way, and who waits asks again.

@@ -86,7 +86,7 @@ pub(crate) fn what_failed_half_way_goes_back_to_the_device<B: Bench>() {
 
 /// Whether the call was made so often, and failed.
 fn goes_back<B: Bench>(call: &'static str, nth: u64) -> bool {
-    const HANDLE: u64 = 4 * MIB;
+    const HANDLE: u64 = 8 * MIB;
     let (site, probe) = Site::<B>::probed(8 * HANDLE, |builder| {
         builder.handle_bytes(HANDLE).lane_bytes(0)
     });
