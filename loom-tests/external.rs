@@ -38,7 +38,7 @@ fn waiting_pool(device: &SimDevice) -> Pool {
         .unwrap()
 }
 
-fn external(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
+pub(crate) fn external(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
     let work = device.create_stream();
     let lent = External(work.device_id(), work.raw());
     let stream = pool.register(&lent).unwrap();

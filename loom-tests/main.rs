@@ -10,6 +10,7 @@ mod figures;
 mod grants;
 mod limits;
 mod releases;
+mod reservations;
 mod services;
 mod sides;
 mod waits;

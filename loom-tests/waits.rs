@@ -153,6 +153,31 @@ fn cancel_of_the_head_against_a_free() {
     });
 }
 
+/// The same beside a reclaimer that nobody polls any more: who was woken leaves, and serves for the next.
+#[test]
+fn cancel_of_the_head_beside_a_reclaimer_that_sleeps() {
+    model("cancel of the head beside a sleeping reclaimer", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let mut reclaimer = pool.reclaimer();
+        assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
+        let mut head = pool.allocate(&a, 2 * MIB);
+        assert!(poll(&mut head).is_pending());
+        let freeing = thread::spawn(move || drop(block));
+        let next = {
+            let pool = pool.clone();
+            thread::spawn(move || drop(block_on(pool.allocate(&b, 2 * MIB)).unwrap()))
+        };
+        drop(head);
+        freeing.join().unwrap();
+        next.join().unwrap();
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// The device breaks while somebody joins the queue: it fails.
 #[test]
 fn breaking_against_wait() {

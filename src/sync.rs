@@ -257,6 +257,14 @@ impl Count {
     }
 }
 
+/// Lets other threads go on: this one waits for what one of them is about to do.
+pub(crate) fn yield_now() {
+    #[cfg(not(weirpool_loom))]
+    std::thread::yield_now();
+    #[cfg(weirpool_loom)]
+    loom::thread::yield_now();
+}
+
 /// Which thread this is: counted from the first that asks.
 #[cfg(not(weirpool_loom))]
 #[inline]

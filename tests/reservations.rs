@@ -4,7 +4,8 @@ mod common;
 
 use common::*;
 use std::task::Poll;
-use weirpool::device::sim::SimDevice;
+use weirpool::device::DeviceErrorKind;
+use weirpool::device::sim::{Call, SimDevice};
 use weirpool::*;
 
 /// 32 MiB in handles of 2 MiB, of which nothing is kept by lanes.
@@ -543,6 +544,107 @@ fn what_was_tried_for_several_is_no_later_for_others() {
     assert_eq!(block.rung(), Rung::Free);
     drop((block, held));
     device.advance(us(100_000));
+    pool.harvest().unwrap();
+    pool.check_conserved().unwrap();
+}
+
+/// A pool of 8 MiB that waits on the device before anything else, half of it pending on one stream.
+fn half_pending(device: &SimDevice) -> (Pool, Stream, Block) {
+    let pool = builder(device, 8 * MIB)
+        .lane_bytes(0)
+        .wait_limit(WaitLimit::Unlimited)
+        .build()
+        .unwrap();
+    let (work, a) = stream(device, &pool);
+    let block = pool.try_allocate(&a, 4 * MIB).unwrap();
+    let held = pool.try_allocate(&a, 4 * MIB).unwrap();
+    use_block(&work, &block, us(100));
+    drop(block);
+    (pool, a, held)
+}
+
+/// A stream is made to wait only for what it gets: while one of several cannot be had, for nothing.
+#[test]
+fn a_stream_does_not_wait_for_several_that_cannot_be_had() {
+    let device = manual();
+    let (pool, _a, held) = half_pending(&device);
+    let (_, b) = stream(&device, &pool);
+    let both = [4 * MIB, 2 * MIB];
+    assert!(pool.allocate_many(&b, both).try_now().is_err());
+    let mut waiting = pool.allocate_many(&b, both);
+    assert!(poll(&mut waiting).is_pending() && poll(&mut waiting).is_pending());
+    assert_eq!(device.counters().device_waits, 0);
+    assert_eq!(pool.statistics().device_waits, 0);
+    drop(held);
+    let blocks = now(waiting).unwrap();
+    assert_eq!(device.counters().device_waits, 1);
+    assert!(blocks.iter().any(|block| block.rung() == Rung::DeviceWait));
+    drop(blocks);
+    device.advance(us(100));
+    pool.harvest().unwrap();
+    pool.check_conserved().unwrap();
+}
+
+/// All that several come after is waited for once, before any of them is used; on further streams too.
+#[test]
+fn several_wait_once_before_any_is_used() {
+    for follows in [true, false] {
+        let device = manual();
+        let reuse = Reuse {
+            follow_event_dependencies: follows,
+            ..Reuse::ALL
+        };
+        let pool = builder(&device, 8 * MIB).lane_bytes(0).reuse(reuse);
+        let pool = pool.wait_limit(WaitLimit::Unlimited).build().unwrap();
+        let (work_a, a) = stream(&device, &pool);
+        let (work_b, b) = stream(&device, &pool);
+        let (work_c, c) = stream(&device, &pool);
+        let held = [(); 4].map(|()| pool.try_allocate(&a, 2 * MIB).unwrap());
+        for block in held {
+            use_block(&work_a, &block, us(100));
+            drop(block);
+        }
+        let blocks = pool.allocate_many(&b, [2 * MIB; 3]).try_now().unwrap();
+        assert_eq!(device.counters().device_waits, 1);
+        assert_eq!(pool.statistics().device_waits, 1);
+        // The checker watches.
+        use_block(&work_b, &blocks[0], us(10));
+        for block in &blocks[1..] {
+            block.used_on(&c).unwrap();
+            use_block(&work_c, block, us(10));
+        }
+        drop(blocks);
+        drop((a, b, c));
+        device.advance(us(1000));
+        pool.harvest().unwrap();
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// A wait that the device does not take is one more thing that several are looked for without; one that fails lends
+/// nothing, and loses nothing.
+#[test]
+fn several_whose_wait_fails_lose_nothing() {
+    let device = manual();
+    let (pool, _a, held) = half_pending(&device);
+    let (_, b) = stream(&device, &pool);
+    drop(held);
+    let both = [4 * MIB, 2 * MIB];
+    device.fail_next(Call::Wait, DeviceErrorKind::Other);
+    match pool.allocate_many(&b, both).try_now() {
+        Err(AllocError::Device(error)) => assert_eq!(error.kind(), DeviceErrorKind::Other),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(
+        (used(&pool), pool.statistics().pending.current),
+        (0, 8 * MIB)
+    );
+    device.fail_next(Call::Wait, DeviceErrorKind::Unsupported);
+    let blocks = pool.allocate_many(&b, both).try_now().unwrap();
+    assert_eq!(blocks[0].rung(), Rung::DeviceWait, "it takes the next one");
+    assert_eq!(pool.statistics().device_waits, 1);
+    drop(blocks);
+    device.advance(us(100));
     pool.harvest().unwrap();
     pool.check_conserved().unwrap();
 }

@@ -82,6 +82,31 @@ fn less_fails_who_waits_for_more() {
     assert!(now(small).is_ok());
 }
 
+/// The same for who asks for several at once, or reserves: wherever it stands in the queue.
+#[test]
+fn less_fails_who_waits_for_more_together() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 16 * MIB).unwrap();
+    let mut small = pool.allocate_many(&stream, [2 * MIB, 2 * MIB]);
+    let mut many = pool.allocate_many(&stream, [6 * MIB, 6 * MIB]);
+    let mut reserve = pool.reserve(12 * MIB);
+    assert!(poll(&mut small).is_pending());
+    assert!(poll(&mut many).is_pending() && poll(&mut reserve).is_pending());
+    pool.resize(8 * MIB).unwrap();
+    let too_large = AllocError::TooLarge {
+        requested: 12 * MIB,
+        capacity: 8 * MIB,
+    };
+    assert_eq!(now(many).unwrap_err(), too_large);
+    assert_eq!(now(reserve).unwrap_err(), too_large);
+    drop(held);
+    assert_eq!(now(small).unwrap().len(), 2);
+    assert_eq!(pool.statistics().waits.waiting, 0);
+    pool.check_conserved().unwrap();
+}
+
 /// [6] Nonsense is refused, and changes nothing.
 #[test]
 fn nonsense_is_refused() {

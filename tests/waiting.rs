@@ -185,6 +185,27 @@ fn a_forgotten_grant_leaks_only_itself() {
     pool.check().unwrap();
 }
 
+/// Whose it is was settled when it joined the queue: that tag claimed the memory.
+#[test]
+fn several_are_for_the_tag_they_waited_for() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let [first, later] = ["waiting: first", "waiting: later"].map(Tag::new);
+    let mut many = pool.allocate_many(&a, [MIB, MIB]).tag(first);
+    let mut reserve = pool.reserve(MIB).tag(first);
+    assert!(poll(&mut many).is_pending() && poll(&mut reserve).is_pending());
+    drop(block);
+    let blocks = now(many.tag(later)).unwrap();
+    let reservation = now(reserve.tag(later)).unwrap();
+    assert!(blocks.iter().all(|block| block.tag() == Some(first)));
+    assert_eq!(reservation.tag(), Some(first));
+    drop((blocks, reservation));
+    for tag in [first, later] {
+        assert_eq!(pool.statistics_of_tag(tag).used.current, 0);
+    }
+    pool.check_conserved().unwrap();
+}
+
 #[test]
 fn a_timeout_is_on_the_devices_clock() {
     let device = manual();
@@ -299,6 +320,59 @@ fn a_reclaimer_sleeps_while_nobody_waits() {
     drop(pool);
     assert!(woken.get() > quiet, "the last handle went");
     assert!(poll(&mut reclaimer).is_ready());
+}
+
+/// A reclaimer that nobody polls is made up for by the one waiter who is served next, wherever it stands.
+#[test]
+fn beside_the_reclaimer_the_one_is_woken_who_is_served_next() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let mut reclaimer = pool.reclaimer();
+    let [driver, plain, urgent] = [(); 3].map(|()| Count::new());
+    assert!(poll_with(&mut reclaimer, &driver.1).is_pending());
+    let mut first = pool.allocate(&a, 8 * MIB);
+    let mut second = pool.allocate(&a, 8 * MIB).priority(1);
+    assert!(poll_with(&mut first, &plain.1).is_pending());
+    assert!(poll_with(&mut second, &urgent.1).is_pending());
+    let woken = || [&driver, &plain, &urgent].map(|(count, _)| count.get());
+    assert_eq!(woken(), [0, 0, 0]);
+    drop(block);
+    assert_eq!(woken(), [1, 0, 1]);
+    let Poll::Ready(Ok(block)) = poll_with(&mut second, &urgent.1) else {
+        panic!("it serves itself");
+    };
+    assert_eq!(woken(), [1, 0, 2], "its own grant");
+    drop(block);
+    assert_eq!(woken(), [2, 1, 2], "the first is next now");
+    assert!(poll_with(&mut first, &plain.1).is_ready());
+    pool.check_conserved().unwrap();
+}
+
+/// One that was granted its memory, and has not taken it yet, is not who is served next.
+#[test]
+fn a_free_between_grant_and_take_wakes_the_next() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    drop(block);
+    let [one, two] = [(); 2].map(|()| pool.try_allocate(&a, 4 * MIB).unwrap());
+    let mut reclaimer = pool.reclaimer();
+    assert!(poll(&mut reclaimer).is_pending());
+    let mut first = pool.allocate(&a, 4 * MIB);
+    assert!(poll(&mut first).is_pending());
+    let (woken, waker) = Count::new();
+    let mut second = pool.allocate(&a, 4 * MIB);
+    assert!(poll_with(&mut second, &waker).is_pending());
+    drop(one);
+    assert_eq!(woken.get(), 0);
+    assert!(
+        poll_with(&mut second, &waker).is_pending(),
+        "this poll granted the first"
+    );
+    drop(two);
+    assert_eq!(woken.get(), 1);
+    assert!(poll_with(&mut second, &waker).is_ready());
+    assert!(poll(&mut first).is_ready());
+    pool.check_conserved().unwrap();
 }
 
 /// The driver goes away: the next waiter takes over.

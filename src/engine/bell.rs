@@ -5,9 +5,16 @@
 //!
 //! Which member will be polled again nobody can know: a waiter may be held and not polled, or be
 //! forgotten; a reclaimer may belong to a runtime that nobody runs now. So a ring never rests on one of
-//! them: with a reclaimer it wakes that and the head of the queue, without one it wakes every waiter.
+//! them: with a reclaimer it wakes that and the head of the queue, the waiter who is served next; without one it
+//! wakes every waiter. Fewer would not do: a ring may be the last one for long, and if all whom it woke stay
+//! away, nobody is left to notice but those who were not woken. Only a clock could tell, and an alarm for every free
+//! costs more than the reclaimer that spares the others being woken.
+//!
+//! Rings are counted, and *answered* by whoever begins to serve after them. Who leaves the queue while one is not
+//! answered may be the one who was woken for it, and serves for the others. Otherwise its leaving wakes only those
+//! who get something by it.
 
-use crate::sync::{Guards, Mutex, assert_unlocked, plain};
+use crate::sync::{Guards, Mutex, Ordering, SharedNumber, assert_unlocked, plain};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::task::{Wake, Waker};
@@ -35,20 +42,57 @@ struct Members {
 #[derive(Debug)]
 pub(crate) struct Bell {
     members: Mutex<Members>,
+    /// The place of the waiter who is served next; [`NOBODY`], if nobody waits.
+    lead: SharedNumber,
+    /// Rings so far.
+    rings: SharedNumber,
+    /// So many of them had rung when somebody last began to serve.
+    answered: SharedNumber,
 }
+
+/// No place.
+const NOBODY: u64 = u64::MAX;
 
 impl Bell {
     pub(crate) fn new() -> Self {
         Self {
             members: Mutex::new(Guards::Bell, Members::default()),
+            lead: SharedNumber::new(NOBODY),
+            rings: SharedNumber::new(0),
+            answered: SharedNumber::new(0),
         }
     }
 
     /// Something came back, or got further: it may be time to serve.
     pub(crate) fn ring(&self) {
-        let wakers = self.members.lock().to_wake();
+        // Before anybody is chosen: who resigns and was chosen finds it counted.
+        self.rings.fetch_add(1, Ordering::AcqRel);
+        let lead = self.lead.load(Ordering::Acquire);
+        let wakers = self.members.lock().to_wake(lead);
         assert_unlocked("wake");
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Who is served next has another place now. Said under the queue's lock, so that the latest word is right.
+    pub(crate) fn set_lead(&self, place: Option<u64>) {
+        let place = place.unwrap_or(NOBODY);
+        if self.lead.load(Ordering::Relaxed) != place {
+            self.lead.store(place, Ordering::Release);
+        }
+    }
+
+    /// Somebody serves, and sees from here on what rang so far.
+    pub(crate) fn answer(&self) {
+        let rings = self.rings.load(Ordering::Acquire);
+        if self.answered.load(Ordering::Relaxed) != rings {
+            self.answered.store(rings, Ordering::Release);
+        }
+    }
+
+    /// Whether it rang and nobody has served since.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        let answered = self.answered.load(Ordering::Acquire);
+        answered != self.rings.load(Ordering::Acquire)
     }
 
     /// Something left the queue: whoever waits until nobody does looks.
@@ -105,25 +149,22 @@ impl Bell {
 }
 
 impl Members {
-    fn to_wake(&self) -> SmallVec<[Waker; 2]> {
-        let has_reclaimer = matches!(
-            self.wakers.first_key_value(),
-            Some((Member::Reclaimer(_), _))
-        );
-        let mut waiters = if has_reclaimer { 1 } else { usize::MAX };
-        let woken = self.wakers.iter().take_while(|(member, _)| match member {
-            Member::Reclaimer(_) => true,
-            Member::Waiter(_) if waiters > 0 => {
-                waiters -= 1;
-                true
-            }
-            Member::Waiter(_) | Member::Held(_) | Member::Drain(_) => false,
-        });
+    fn to_wake(&self, lead: u64) -> SmallVec<[Waker; 2]> {
+        let (first_waiter, first_held) = (Member::Waiter(0), Member::Held(0));
+        let reclaimers = self.wakers.range(..first_waiter);
+        let mut waiters = self.wakers.range(first_waiter..first_held);
+        let (mut head, mut all) = (None, None);
+        if reclaimers.clone().next().is_some() {
+            // One who leads and is no member has come just now, and serves by itself.
+            let lead = self.wakers.get_key_value(&Member::Waiter(lead));
+            head = lead.or_else(|| waiters.next());
+        } else {
+            all = Some(waiters);
+        }
         let drains = self.wakers.range(Member::Drain(0)..);
-        woken
-            .chain(drains)
-            .map(|(_, waker)| waker.clone())
-            .collect()
+        let woken = reclaimers.chain(head).chain(all.into_iter().flatten());
+        let woken = woken.chain(drains);
+        woken.map(|(_, waker)| waker.clone()).collect()
     }
 }
 
@@ -152,7 +193,10 @@ mod tests {
     }
 
     fn woken(members: &[Member]) -> Vec<Member> {
-        let bell = Bell::new();
+        woken_by(&Bell::new(), members)
+    }
+
+    fn woken_by(bell: &Bell, members: &[Member]) -> Vec<Member> {
         let counts: Vec<_> = members
             .iter()
             .map(|member| {
@@ -193,5 +237,36 @@ mod tests {
         assert_eq!(woken(&[head[0], head[1], Member::Waiter(4)]), head);
         assert_eq!(woken(&[head[0]]), [head[0]]);
         assert_eq!(woken(&[]), []);
+    }
+
+    #[test]
+    fn the_head_is_who_is_served_next() {
+        let reclaimer = Member::Reclaimer(7);
+        let waiters = [3, 4, 9].map(Member::Waiter);
+        let members = [reclaimer, waiters[0], waiters[1], waiters[2]];
+        let bell = Bell::new();
+        bell.set_lead(Some(4));
+        assert_eq!(woken_by(&bell, &members), [reclaimer, waiters[1]]);
+        bell.set_lead(Some(5));
+        assert_eq!(woken_by(&bell, &members), [reclaimer, waiters[0]]);
+        bell.set_lead(None);
+        assert_eq!(woken_by(&bell, &members), [reclaimer, waiters[0]]);
+        bell.resign(reclaimer);
+        bell.set_lead(Some(9));
+        assert_eq!(woken_by(&bell, &waiters), waiters);
+    }
+
+    #[test]
+    fn who_serves_answers_what_rang_before() {
+        let bell = Bell::new();
+        assert!(!bell.is_unanswered());
+        bell.ring();
+        assert!(bell.is_unanswered());
+        bell.answer();
+        assert!(!bell.is_unanswered());
+        bell.ring();
+        bell.ring();
+        bell.answer();
+        assert!(!bell.is_unanswered());
     }
 }

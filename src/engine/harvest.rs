@@ -9,6 +9,7 @@ use crate::sync::{Arc, assert_unlocked};
 use crate::trace;
 use std::collections::BTreeMap;
 use std::task::Waker;
+use std::time::Duration;
 
 /// Watches on points of streams. The marker is held for as long as its event is watched: it must not
 /// be recorded anew.
@@ -107,11 +108,18 @@ impl Engine {
 
     /// Moves what lanes keep to the ledger, where neighbours merge and every stream can have it.
     ///
+    /// Says whether there was anything.
+    ///
     /// Under the ledger's lock throughout, so that nobody finds a block in neither place and reports
     /// an out-of-memory that is none. A lane's lock is taken inside the ledger's here, and the ledger's
     /// never inside a lane's.
-    pub(crate) fn drain_lanes(&self) {
-        self.take_back(Lane::drain);
+    pub(crate) fn drain_lanes(&self) -> bool {
+        self.take_back(Lane::drain)
+    }
+
+    /// The same, but for large blocks that their streams have freed since `then`: they may come back for them.
+    pub(super) fn drain_lanes_older(&self, then: Duration) -> bool {
+        self.take_back(|lane| lane.drain_older(then))
     }
 
     /// The same with the lanes of streams that have been idle since the last time.
@@ -119,14 +127,17 @@ impl Engine {
         self.take_back(Lane::drain_if_idle);
     }
 
-    fn take_back(&self, drain: impl Fn(&Lane) -> Vec<Kept>) {
+    fn take_back(&self, drain: impl Fn(&Lane) -> Vec<Kept>) -> bool {
         let lanes = self.lanes();
         let mut ledger = self.ledger.lock();
+        let mut has_any = false;
         for lane in lanes.iter() {
             for Kept { id, ticket, .. } in drain(lane) {
                 ledger.give_back(id, Fences::one(lane.id, ticket));
+                has_any = true;
             }
         }
+        has_any
     }
 
     /// Records an event on every stream that freed something no event covers. External ones were sealed when

@@ -2,6 +2,7 @@
 
 use super::memory::For;
 use super::patience::{Expected, Patience};
+use super::postponed::Postponed;
 use super::{Engine, HistoryEvent, Rung, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
@@ -11,6 +12,7 @@ use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, Place, Plan, R
 use crate::sync::Arc;
 use crate::trace;
 use std::cell::Cell;
+use std::time::Duration;
 
 /// How far an allocation may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +86,8 @@ enum Attempt {
     Gathered,
     /// Rung 4: join, remap, or take more from the device.
     Grown,
+    /// Rung 2 and rung 4 once more, after taking what was left to other lanes.
+    Robbed,
     /// Rung 5: a wait on the device, within the limit.
     DeviceWait,
     /// Rung 6: release free segments, have other pools do so, and grow again.
@@ -93,11 +97,12 @@ enum Attempt {
 }
 
 impl Attempt {
-    const GROW_FIRST: [Self; 6] = [
+    const GROW_FIRST: [Self; 7] = [
         Self::Known,
         Self::Harvested,
         Self::Gathered,
         Self::Grown,
+        Self::Robbed,
         Self::DeviceWait,
         Self::Trimmed,
     ];
@@ -135,6 +140,8 @@ pub(super) struct Climb<'a> {
     may_submit: bool,
     /// The memory must be complete on every stream, not only safe for the lane's.
     is_for_everybody: bool,
+    /// Waits on the device are submitted later, all together.
+    postponed: Option<&'a Postponed>,
     /// What the lane's stream comes after, as far as the policy lets it count.
     after: Clock,
     /// The device has refused memory.
@@ -142,6 +149,10 @@ pub(super) struct Climb<'a> {
     /// What the earlier life of what was lent had left.
     fences: Cell<Fences>,
 }
+
+/// Streams that take turns come back within so long for a large block: they are left it while more memory can be
+/// taken from the device. Would the next one be given it, none would have its own at its turn.
+const AT_HAND: Duration = Duration::from_micros(200);
 
 /// No stream.
 const NOBODY: StreamId = StreamId(0);
@@ -171,32 +182,35 @@ impl Engine {
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<Lent, Refusal> {
-        let (lent, _) = self.climb_uncounted(lane, request, Place::Anywhere, effort, patience)?;
+        let (lent, _) =
+            self.climb_uncounted(lane, (request, Place::Anywhere), effort, patience, None)?;
         self.tally.count(lent.rung);
         Ok(lent)
     }
 
     /// The same, as a part of more: it counts once all is there. With what the memory's earlier life had left,
-    /// for who puts it back.
+    /// for who puts it back. Where waits are postponed, it is to be used once these are submitted.
     ///
     /// # Errors
     /// As [`climb`](Self::climb).
     pub(super) fn climb_uncounted(
         &self,
         lane: &Arc<Lane>,
-        request: Request,
-        place: Place,
+        (request, place): (Request, Place),
         effort: Effort,
         patience: Patience<'_>,
+        postponed: Option<&Postponed>,
     ) -> Result<(Lent, Fences), Refusal> {
-        // Whoever serves the queue may come when the owner of an external stream has let go of it. So its
-        // requests get what nothing need be submitted for: what is complete, or the stream's own.
-        let may_submit = !lane.is_external || !matches!(patience, Patience::For(_));
-        let after = if may_submit {
+        let may_submit = may_submit(lane, patience);
+        let mut after = if may_submit {
             self.what_counts(lane)
         } else {
             Clock::default()
         };
+        if let Some(postponed) = postponed.filter(|_| self.settings.reuse.follow_event_dependencies)
+        {
+            postponed.count_in(&mut after);
+        }
         let climb = Climb::new(self, lane, request, effort, after)?;
         if !self.settings.is_pooled {
             let lent = self.allocate_unpooled(lane, request, effort)?;
@@ -206,6 +220,7 @@ impl Engine {
             patience,
             place,
             may_submit,
+            postponed,
             ..climb
         }
         .climb()
@@ -241,6 +256,12 @@ impl Engine {
     }
 }
 
+/// Whoever serves the queue may come when the owner of an external stream has let go of it. So its requests get what
+/// nothing need be submitted for: what is complete, or the stream's own.
+pub(super) fn may_submit(lane: &Lane, patience: Patience<'_>) -> bool {
+    !lane.is_external || !matches!(patience, Patience::For(_))
+}
+
 impl<'a> Climb<'a> {
     /// One without patience, for a stream that comes after those points.
     ///
@@ -265,6 +286,7 @@ impl<'a> Climb<'a> {
             place: Place::Anywhere,
             may_submit: true,
             is_for_everybody: false,
+            postponed: None,
             after,
             was_refused: Cell::new(false),
             fences: Cell::default(),
@@ -275,6 +297,10 @@ impl<'a> Climb<'a> {
 impl Climb<'_> {
     fn climb(&self) -> Result<(Lent, Fences), Refusal> {
         self.look_for_room()?;
+        if self.lane.owes_seal() {
+            // What is on its shelf is not what it takes. A failure is noted; the next one tries again.
+            let _ = self.engine.seal_for_others(self.lane);
+        }
         for attempt in Attempt::ladder(self.engine.settings.order, self.effort) {
             if let Some(lent) = self.attempt(attempt)? {
                 return Ok((lent, self.fences.take()));
@@ -304,6 +330,7 @@ impl Climb<'_> {
             Attempt::Harvested => Ok(None),
             Attempt::Gathered => self.gathered(),
             Attempt::Grown => self.grown(),
+            Attempt::Robbed => self.robbed(),
             Attempt::DeviceWait => self.device_wait(limit),
             Attempt::Trimmed => self.trimmed(),
             Attempt::AnyDeviceWait => self.device_wait(WaitLimit::Unlimited),
@@ -343,12 +370,35 @@ impl Climb<'_> {
     /// What lanes keep counts for nobody else until it is gathered; what they freed without an event
     /// is never seen complete. Without the opportunistic policy only the drained blocks count.
     fn gathered(&self) -> Result<Option<Lent>, Refusal> {
-        self.engine.drain_lanes();
+        match self.engine.settings.order {
+            Order::GrowFirst => {
+                let now = self.engine.device.now();
+                self.engine.drain_lanes_older(now.saturating_sub(AT_HAND));
+            }
+            Order::WaitFirst => {
+                self.engine.drain_lanes();
+            }
+        }
+        self.gathered_known()
+    }
+
+    fn gathered_known(&self) -> Result<Option<Lent>, Refusal> {
         if self.may_ask() {
             self.engine.seal_lanes()?;
             self.engine.harvest()?;
         }
         Ok(self.known())
+    }
+
+    /// What streams were left for their next turn, once there is nothing else.
+    fn robbed(&self) -> Result<Option<Lent>, Refusal> {
+        if !self.engine.drain_lanes() {
+            return Ok(None);
+        }
+        match self.gathered_known()? {
+            Some(lent) => Ok(Some(lent)),
+            None => self.grown(),
+        }
     }
 
     /// Growing. Where waiting comes first, what the stream may wait for is part of the span, and new
@@ -461,7 +511,9 @@ impl Climb<'_> {
         let lanes = self.engine.lanes();
         let taker = self.taker();
         let may_wait = |fence: Fence| {
-            find(&lanes, fence).is_some_and(|lane| {
+            // A stream without a lane is gone, and complete, though the ledger may not have heard of it yet; or it came
+            // after this look, and is found when its point is to be waited for.
+            find(&lanes, fence).is_none_or(|lane| {
                 lane.can_be_awaited(fence.ticket) && limit.allows(donor_of(lane, fence), taker)
             })
         };
@@ -487,6 +539,13 @@ impl Climb<'_> {
         grant: Grant,
         rung: Rung,
     ) -> Result<Option<Lent>, DeviceError> {
+        if let Some(postponed) = self.postponed {
+            let view = self.view();
+            let is_behind = |fence: &Fence| !view.is_ordered(*fence);
+            let waits = postponed.add(grant.fences.iter().filter(is_behind));
+            let rung = if waits { Rung::DeviceWait } else { rung };
+            return Ok(Some(self.lend(grant, rung)));
+        }
         match self.order_after(&grant) {
             Ok(true) => Ok(Some(self.lend(grant, Rung::DeviceWait))),
             Ok(false) => Ok(Some(self.lend(grant, rung))),
@@ -521,7 +580,7 @@ impl Climb<'_> {
         let (after, rung) = match grant.fences.single() {
             _ if grant.fences.is_empty() => (Ticket::ZERO, rung),
             Some(fence) if is_own(fence) => (fence.ticket, rung.or(Rung::SameStream)),
-            _ if self.may_submit => {
+            _ if self.may_submit && self.postponed.is_none() => {
                 let point = self.engine.present_point(self.lane);
                 (point, rung.or(Rung::Ordered))
             }
@@ -568,7 +627,12 @@ impl Engine {
     ///
     /// # Errors
     /// When the device cannot; the order is then not counted on.
-    fn wait_for(&self, lane: &Lane, donor: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
+    pub(super) fn wait_for(
+        &self,
+        lane: &Lane,
+        donor: &Lane,
+        ticket: Ticket,
+    ) -> Result<bool, DeviceError> {
         let marker = self.noted(donor.marker_for(ticket, &*self.device, &self.events))?;
         let Some(marker) = marker else {
             return Ok(false);

@@ -1,8 +1,10 @@
 //! Several grants, all or none; and memory that is complete for everybody.
 
 use super::Engine;
-use super::ladder::{Effort, Lent, Refusal};
+use super::ladder::{Effort, Lent, Refusal, may_submit};
 use super::patience::Patience;
+use super::postponed::Postponed;
+use crate::device::DeviceErrorKind;
 use crate::id::Ticket;
 use crate::lane::Lane;
 use crate::ledger::{Fences, Place, Request};
@@ -51,8 +53,12 @@ impl Parts {
     }
 }
 
+/// Loans with their places among the parts, and what their memory's earlier lives had left.
+type Found = SmallVec<[(usize, Lent, Fences); 8]>;
+
 impl Engine {
-    /// The ladder for each of the parts, the largest first.
+    /// The ladder for each of the parts, the largest first. The stream is made to wait for nothing before all are
+    /// had.
     ///
     /// # Errors
     /// When one of them gets nothing; nothing is lent then.
@@ -63,37 +69,77 @@ impl Engine {
         effort: Effort,
         patience: Patience<'_>,
     ) -> Result<Loans, Refusal> {
+        let is_several = parts.all.len() > 1 && !parts.is_for_everybody;
+        let mut found = if is_several && may_submit(lane, patience) {
+            self.find_then_wait(lane, parts, effort, patience)?
+        } else {
+            self.find_all(lane, parts, effort, patience, None)?
+        };
+        found.sort_by_key(|(at, ..)| *at);
+        found
+            .iter()
+            .for_each(|(_, loan, _)| self.tally.count(loan.rung));
+        Ok(found.into_iter().map(|(_, loan, _)| loan).collect())
+    }
+
+    /// Finds all parts, and then has the stream wait for what they must come after. Where one of the streams takes no
+    /// event or no wait now, being captured, each part is looked for with that in mind.
+    fn find_then_wait(
+        &self,
+        lane: &Arc<Lane>,
+        parts: &Parts,
+        effort: Effort,
+        patience: Patience<'_>,
+    ) -> Result<Found, Refusal> {
+        let postponed = Postponed::default();
+        let mut found = self.find_all(lane, parts, effort, patience, Some(&postponed))?;
+        let loans = found.iter_mut().map(|(_, loan, fences)| (loan, &*fences));
+        let Err(error) = self.wait_for_all(lane, &postponed, loans) else {
+            return Ok(found);
+        };
+        self.restore(found);
+        match error.kind() {
+            DeviceErrorKind::Unsupported => self.find_all(lane, parts, effort, patience, None),
+            _ => Err(error.into()),
+        }
+    }
+
+    fn find_all(
+        &self,
+        lane: &Arc<Lane>,
+        parts: &Parts,
+        effort: Effort,
+        patience: Patience<'_>,
+        postponed: Option<&Postponed>,
+    ) -> Result<Found, Refusal> {
         let mut order: SmallVec<[usize; 8]> = (0..parts.all.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(parts.all[*at].request.bytes));
-        let mut lent = SmallVec::<[(usize, Lent, Fences); 8]>::new();
+        let mut found = Found::new();
         for at in order {
             let request = parts.all[at].request;
             let climbed = if parts.is_for_everybody {
                 self.climb_for_everybody(lane, request, effort, patience)
             } else {
-                self.climb_uncounted(lane, request, parts.place, effort, patience)
+                self.climb_uncounted(lane, (request, parts.place), effort, patience, postponed)
             };
             match climbed {
-                Ok((loan, fences)) => lent.push((at, loan, fences)),
+                Ok((loan, fences)) => found.push((at, loan, fences)),
                 Err(refusal) => {
-                    self.restore(lent.into_iter().map(|(_, loan, fences)| (loan, fences)));
+                    self.restore(found);
                     return Err(refusal);
                 }
             }
         }
-        lent.sort_by_key(|(at, ..)| *at);
-        lent.iter()
-            .for_each(|(_, loan, _)| self.tally.count(loan.rung));
-        Ok(lent.into_iter().map(|(_, loan, _)| loan).collect())
+        Ok(found)
     }
 
     /// Puts loans back that were not made, with what is left of their memory's earlier lives: nothing was done
     /// with it since. Without ringing: who asked for them knows, and would wake itself.
-    fn restore(&self, loans: impl Iterator<Item = (Lent, Fences)>) {
+    fn restore(&self, loans: Found) {
         let mut bytes = 0;
         {
             let mut ledger = self.ledger.lock();
-            for (lent, fences) in loans {
+            for (_, lent, fences) in loans {
                 bytes += lent.bytes;
                 ledger.give_back(lent.id, fences);
             }

@@ -9,6 +9,7 @@
 //! | `ladder` | where memory comes from, rung by rung |
 //! | `rung` | the rungs by their names |
 //! | `many` | several grants, all or none |
+//! | `postponed` | waits on the device, once all of them are had |
 //! | `hoard` | memory set aside for one holder |
 //! | `unpooled` | the same where nothing is pooled |
 //! | `patience` | what is awaited before new memory is taken |
@@ -40,6 +41,7 @@ mod lookup;
 mod many;
 mod memory;
 mod patience;
+mod postponed;
 mod pressure;
 mod release;
 mod resize;
@@ -54,6 +56,7 @@ pub(crate) use figures::InLanes;
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use harvest::Watches;
+pub(crate) use hoard::Drawn;
 pub use journal::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use journal::{Extent, Pages};
 pub(crate) use ladder::{Effort, Lent, Refusal};
@@ -183,6 +186,7 @@ impl Engine {
                 Bounds {
                     bytes: 0,
                     largest: 0,
+                    shelf: 0,
                     unsealed: 0,
                     is_crowded: false,
                 },
@@ -253,13 +257,24 @@ impl Engine {
 
     /// Drops lanes whose stream is gone and whose work is complete.
     fn drop_done_lanes(&self) {
+        let lanes = self.lanes();
+        let done = lanes.iter().filter(|lane| lane.is_done());
+        let done: Vec<_> = done.cloned().collect();
+        if done.is_empty() {
+            return;
+        }
+        // First, so that nothing is pending for a stream that nobody finds any more.
+        {
+            let mut ledger = self.ledger.lock();
+            for lane in &done {
+                ledger.complete(lane.id, lane.timeline.completed());
+            }
+        }
         let done: Vec<_> = {
             let mut registry = self.lanes.lock();
-            if !registry.lanes.iter().any(|lane| lane.is_done()) {
-                return;
-            }
+            let is_told = |lane: &Arc<Lane>| done.iter().any(|told| Arc::ptr_eq(told, lane));
             let lanes = registry.lanes.iter().cloned();
-            let (done, left) = lanes.partition(|lane| lane.is_done());
+            let (done, left) = lanes.partition(|lane| is_told(lane) && lane.is_done());
             registry.lanes = Arc::new(left);
             done.iter()
                 .for_each(|lane: &Arc<Lane>| registry.gone.bury(lane));

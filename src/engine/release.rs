@@ -4,19 +4,34 @@ use super::{Engine, Lent};
 use crate::device::DeviceError;
 use crate::id::Ticket;
 use crate::lane::{Closed, Freed, Lane, Use};
+use crate::ledger::policy::Order;
 use crate::ledger::{BlockId, Fence, Fences};
 use crate::sync::Arc;
+use std::time::Duration;
 
 impl Engine {
     /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
     #[inline]
     pub(crate) fn free(&self, lane: &Lane, block: &Use) -> Ticket {
-        let freed = lane.free(block, &self.gate);
+        let now = if lane.shelves(block.bytes) {
+            self.shelves_now()
+        } else {
+            None
+        };
+        let freed = lane.free(block, now, &self.gate);
         let ticket = freed.ticket;
         if !freed.is_kept || freed.closed.is_some() {
             self.free_slow(lane, block.id, freed);
         }
         ticket
+    }
+
+    /// Now, if large blocks may stay with their streams: where memory is not to be given back unasked, nor rather
+    /// waited for than taken.
+    #[inline(never)]
+    fn shelves_now(&self) -> Option<Duration> {
+        let may_stay = self.settings.order == Order::GrowFirst && self.keeps_all();
+        may_stay.then(|| self.device.now())
     }
 
     #[cold]
@@ -50,10 +65,12 @@ impl Engine {
             .map(|(lane, freed)| lane.fence(freed.ticket))
             .chain(earlier)
             .collect();
-        self.ledger.lock().free(block.id, fences.clone());
+        // First, so that who finds the memory pending can have its stream wait for it: of an external stream nobody else
+        // records anything.
         for (lane, freed) in noted {
             self.record_closed(lane, freed.closed);
         }
+        self.ledger.lock().free(block.id, fences.clone());
         self.ring_if_awaited();
         self.note_return();
         fences

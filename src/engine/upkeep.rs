@@ -116,11 +116,15 @@ impl Engine {
         }
     }
 
+    /// Whether nothing is ever given back, nor moved, unasked.
+    pub(super) fn keeps_all(&self) -> bool {
+        self.upkeep.heuristic.is_none() && self.most_kept() == u64::MAX
+    }
+
     /// Memory came back to the ledger: sets the alarm if upkeep may have something to do.
     pub(crate) fn note_return(&self) {
         let upkeep = &self.upkeep;
-        let is_kept = upkeep.heuristic.is_none() && self.most_kept() == u64::MAX;
-        if is_kept || upkeep.is_armed.load(Ordering::Relaxed) {
+        if self.keeps_all() || upkeep.is_armed.load(Ordering::Relaxed) {
             return;
         }
         let totals = self.totals();

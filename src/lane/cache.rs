@@ -1,7 +1,10 @@
-//! The blocks that a lane keeps: a stack for each size, so that taking and keeping are O(1).
+//! The blocks that a lane keeps: a stack for each size, so that taking and keeping are O(1); and a shelf for few
+//! large ones.
 
+use super::shelf::Shelf;
 use crate::id::Ticket;
 use crate::ledger::{BlockId, GRANULE};
+use std::time::Duration;
 
 /// A block that a stream freed and its lane kept.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +31,10 @@ pub(crate) struct Cache {
     tops: Box<[u32]>,
     slots: Vec<Slot>,
     vacant: u32,
+    /// In the stacks.
     bytes: u64,
     blocks: usize,
+    shelf: Shelf,
 }
 
 impl Cache {
@@ -42,14 +47,26 @@ impl Cache {
             vacant: NONE,
             bytes: 0,
             blocks: 0,
+            shelf: Shelf::default(),
         }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes + self.shelf.bytes()
     }
 
-    /// Whether blocks of this size are kept at all.
+    /// Whether a block has a stack, and may be kept there among `bound` bytes.
+    #[inline]
+    pub(crate) fn has_room(&self, bytes: u64, bound: u64) -> bool {
+        self.has_size(bytes) && self.bytes + bytes <= bound
+    }
+
+    /// Keeps a block that has no stack, if there is a place for it among `bound` bytes.
+    pub(crate) fn shelve(&mut self, kept: Kept, since: Duration, bound: u64) -> bool {
+        !self.has_size(kept.bytes) && self.shelf.put(kept, since, bound)
+    }
+
+    /// Whether blocks of this size have a stack.
     #[inline]
     pub(crate) fn has_size(&self, bytes: u64) -> bool {
         ((bytes / GRANULE) as usize) < self.tops.len()
@@ -79,7 +96,9 @@ impl Cache {
     /// Takes the block of exactly this size that was kept last: the one most likely to be warm.
     #[inline]
     pub(crate) fn pop(&mut self, bytes: u64) -> Option<Kept> {
-        let top = self.tops.get_mut((bytes / GRANULE) as usize)?;
+        let Some(top) = self.tops.get_mut((bytes / GRANULE) as usize) else {
+            return self.shelf.take(bytes);
+        };
         let slot = *self.slots.get(*top as usize)?;
         self.slots[*top as usize].below = self.vacant;
         self.vacant = std::mem::replace(top, slot.below);
@@ -90,6 +109,19 @@ impl Cache {
 
     /// Takes everything.
     pub(crate) fn drain(&mut self) -> Vec<Kept> {
+        let mut all = self.drain_stacks();
+        self.shelf.drain(&mut all);
+        all
+    }
+
+    /// Takes everything but what is on the shelf since later than `then`.
+    pub(crate) fn drain_older(&mut self, then: Duration) -> Vec<Kept> {
+        let mut all = self.drain_stacks();
+        self.shelf.take_older(then, &mut all);
+        all
+    }
+
+    fn drain_stacks(&mut self) -> Vec<Kept> {
         if self.blocks == 0 {
             return Vec::new();
         }
@@ -108,14 +140,16 @@ impl Cache {
     /// All that is kept.
     pub(crate) fn all(&self) -> impl Iterator<Item = Kept> + '_ {
         let tops = self.tops.iter();
-        tops.flat_map(|top| self.stack(*top))
+        let stacked = tops.flat_map(|top| self.stack(*top));
+        stacked.chain(self.shelf.all())
     }
 
     /// Bytes kept under tickets up to `ticket`.
     pub(crate) fn bytes_up_to(&self, ticket: Ticket) -> u64 {
+        let on_shelf = self.shelf.bytes_up_to(ticket);
         if self.bytes == 0 {
             // As long as somebody waits, and then it is asked for often.
-            return 0;
+            return on_shelf;
         }
         self.all()
             .filter(|kept| kept.ticket <= ticket)

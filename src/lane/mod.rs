@@ -2,7 +2,8 @@
 //!
 //! What a stream freed it may reuse at once, since its own order protects it. A lane keeps such
 //! blocks, up to a bound of bytes and a largest size: larger ones go to the ledger, where neighbours
-//! merge. On this path one lock is taken, the lane's own, and no shared cache line is written.
+//! merge, but for a few on its [shelf]. On this path one lock is taken, the lane's own, and no shared cache line is
+//! written.
 //!
 //! A lane also numbers the stream's points. Everything freed joins the *open* ticket; closing it
 //! opens the next. The order is always: close under the lane's lock, unlock, record, publish. To
@@ -21,6 +22,7 @@ mod cache;
 mod count;
 mod crowd;
 mod marker;
+mod shelf;
 mod timeline;
 
 pub(crate) use cache::Kept;
@@ -38,6 +40,7 @@ use count::Book;
 use crossbeam_utils::CachePadded;
 use crowd::Crowd;
 use std::any::Any;
+use std::time::Duration;
 
 /// Bounds of a lane.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +49,8 @@ pub(crate) struct Bounds {
     pub(crate) bytes: u64,
     /// Largest block kept.
     pub(crate) largest: u64,
+    /// Bytes of larger blocks kept at most.
+    pub(crate) shelf: u64,
     /// Unsealed bytes above which a free seals.
     pub(crate) unsealed: u64,
     /// Threads have caches of their own from the start, and not only once they have met.
@@ -242,7 +247,7 @@ impl Lane {
     /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes.
     #[inline(always)]
     pub(crate) fn take(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
-        if bytes > self.bounds.largest {
+        if bytes > self.bounds.largest && bytes > self.bounds.shelf {
             // Never kept: there is nothing to lock for.
             return None;
         }
@@ -300,23 +305,31 @@ impl Lane {
     ///
     /// The gate is read inside the critical section: who raises it drains the lane afterwards, so a
     /// block is either drained or not kept.
+    ///
+    /// A block too large for a stack may go on the shelf, if there is a `now` for it.
     #[inline]
-    pub(crate) fn free(&self, block: &Use, gate: &SharedState) -> Freed {
+    pub(crate) fn free(&self, block: &Use, now: Option<Duration>, gate: &SharedState) -> Freed {
         if self.crowd.are_made() {
-            return self.free_aside(block, gate);
+            return self.free_aside(block, now, gate);
         }
         let mut front = self.enter();
         front.book.note_free(block.bytes, block.rounding);
-        self.keep(front, block, gate)
+        self.keep(front, block, now, gate)
+    }
+
+    /// Whether a block of so many bytes may be kept on the shelf.
+    #[inline]
+    pub(crate) fn shelves(&self, bytes: u64) -> bool {
+        bytes > self.bounds.largest && bytes <= self.bounds.shelf
     }
 
     #[cold]
     #[inline(never)]
-    fn free_aside(&self, block: &Use, gate: &SharedState) -> Freed {
+    fn free_aside(&self, block: &Use, now: Option<Duration>, gate: &SharedState) -> Freed {
         let side = self.crowd.own();
         let kept = side.and_then(|side| self.crowd.keep(side, block, self.bounds, gate));
         let Some(kept) = kept else {
-            return self.keep(self.front.lock(), block, gate);
+            return self.keep(self.front.lock(), block, now, gate);
         };
         let seals = kept.unsealed > self.bounds.unsealed;
         let close = || self.front.lock().close_if(true, &self.crowd);
@@ -328,29 +341,46 @@ impl Lane {
     }
 
     #[inline]
-    fn keep(&self, mut front: Guard<'_, Front>, block: &Use, gate: &SharedState) -> Freed {
+    fn keep(
+        &self,
+        mut front: Guard<'_, Front>,
+        block: &Use,
+        now: Option<Duration>,
+        gate: &SharedState,
+    ) -> Freed {
         let Use {
             id, address, bytes, ..
         } = *block;
         let ticket = front.note_use(bytes);
         let is_bypassed = gate.load(Ordering::Relaxed) != 0;
-        let is_kept = !is_bypassed
-            && front.cache.has_size(bytes)
-            && front.cache.bytes() + bytes <= self.bounds.bytes;
-        if is_kept {
-            front.cache.push(Kept {
-                id,
-                address,
-                bytes,
-                ticket,
-            });
+        let kept = Kept {
+            id,
+            address,
+            bytes,
+            ticket,
+        };
+        let is_stacked = !is_bypassed && front.cache.has_room(bytes, self.bounds.bytes);
+        if is_stacked {
+            front.cache.push(kept);
         }
-        let seals = is_bypassed || front.unsealed > self.bounds.unsealed;
+        let is_shelved = !is_bypassed && now.is_some_and(|now| self.shelve(&mut front, kept, now));
+        // What is on the shelf is sealed by the next call for the stream that does not take it from there.
+        let is_due = front.unsealed > self.bounds.unsealed && !is_shelved;
         Freed {
             ticket,
-            is_kept,
-            closed: front.close_if(seals, &self.crowd),
+            is_kept: is_stacked || is_shelved,
+            closed: front.close_if(is_bypassed || is_due, &self.crowd),
         }
+    }
+
+    #[cold]
+    fn shelve(&self, front: &mut Front, kept: Kept, now: Duration) -> bool {
+        front.cache.shelve(kept, now, self.bounds.shelf)
+    }
+
+    /// Whether more was freed than may be left without an event.
+    pub(crate) fn owes_seal(&self) -> bool {
+        self.front.lock().unsealed > self.bounds.unsealed
     }
 
     /// Notes the last use of a block on this stream that is freed through the ledger.
@@ -387,6 +417,12 @@ impl Lane {
     /// Takes everything out of the caches.
     pub(crate) fn drain(&self) -> Vec<Kept> {
         let kept = self.front.lock().cache.drain();
+        self.with_sides(kept)
+    }
+
+    /// The same, but for what is on the shelf since later than `then`.
+    pub(crate) fn drain_older(&self, then: Duration) -> Vec<Kept> {
+        let kept = self.front.lock().cache.drain_older(then);
         self.with_sides(kept)
     }
 

@@ -72,6 +72,7 @@ impl Ledger {
         };
         let escrow = self.hoard([]);
         self.tighten(escrow, given);
+        self.change_moves(hoard, |moves| moves.under_way += given.bytes);
         let exchange = Exchange {
             hoard,
             escrow,
@@ -89,6 +90,10 @@ impl Ledger {
         commit: impl FnOnce(&mut Self) -> Option<Grant>,
     ) -> Option<Grant> {
         self.disband(exchange.escrow);
+        self.change_moves(exchange.hoard, |moves| {
+            moves.under_way -= exchange.given.bytes;
+            moves.so_far += 1;
+        });
         let grant = commit(self);
         match &grant {
             Some(grant) => {

@@ -15,6 +15,15 @@ use std::num::NonZeroU32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct HoardId(NonZeroU32);
 
+/// What came back to a hoard so far, and what will: by which a look that found too little is seen to be out of date.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Moves {
+    /// How often something came to it: a block that was freed, what an exchange left over, or more.
+    pub(crate) so_far: u64,
+    /// Bytes of it that are given for exchanges under way: some of them will be back, or all.
+    pub(crate) under_way: u64,
+}
+
 impl Ledger {
     /// Makes a hoard of what was lent, complete.
     pub(crate) fn hoard(&mut self, lent: impl IntoIterator<Item = BlockId>) -> HoardId {
@@ -22,12 +31,17 @@ impl Ledger {
         let number = NonZeroU32::new(self.hoards_so_far).expect("fewer than 2^32 hoards");
         let hoard = HoardId(number);
         self.hoards.insert(hoard, BySize::default());
-        self.add_to_hoard(hoard, lent);
+        self.set_aside(hoard, lent);
         hoard
     }
 
     /// Adds what was lent, complete.
     pub(crate) fn add_to_hoard(&mut self, hoard: HoardId, lent: impl IntoIterator<Item = BlockId>) {
+        self.set_aside(hoard, lent);
+        self.change_moves(hoard, |moves| moves.so_far += 1);
+    }
+
+    fn set_aside(&mut self, hoard: HoardId, lent: impl IntoIterator<Item = BlockId>) {
         for id in lent {
             debug_assert_eq!(self.blocks[id].state, State::Lent);
             self.set_state(id, State::Hoarded(hoard, Fences::default()));
@@ -192,6 +206,24 @@ impl Ledger {
             self.settle(id, free_or_pending(fences));
         }
         self.hoards.remove(&hoard);
+        self.moves.remove(&hoard);
+    }
+
+    pub(crate) fn moves_in(&self, hoard: HoardId) -> Moves {
+        self.moves.get(&hoard).copied().unwrap_or_default()
+    }
+
+    /// A block is about to come back to its hoard, if it has one that lasts.
+    pub(super) fn note_move(&mut self, id: BlockId) {
+        if let Some(hoard) = self.blocks[id].hoard {
+            self.change_moves(hoard, |moves| moves.so_far += 1);
+        }
+    }
+
+    pub(super) fn change_moves(&mut self, hoard: HoardId, change: impl FnOnce(&mut Moves)) {
+        if self.hoards.contains_key(&hoard) {
+            change(self.moves.entry(hoard).or_default());
+        }
     }
 
     /// What becomes of a block that is given back: its hoard's again, or anybody's.

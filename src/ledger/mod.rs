@@ -76,7 +76,7 @@ pub(crate) use fence::{Clock, Fence, Fences};
 pub(crate) use figures::{Figures, High};
 pub use growth::GrowBy;
 pub use heuristic::{CoalesceHeuristic, PoolFigures};
-pub(crate) use hoard::HoardId;
+pub(crate) use hoard::{HoardId, Moves};
 pub(crate) use lookup::{Found, Holding};
 pub(crate) use place::Place;
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
@@ -173,6 +173,8 @@ pub(crate) struct Ledger {
     pending: ByDonor,
     hoards: BTreeMap<HoardId, BySize>,
     hoards_so_far: u32,
+    /// Of those hoards in which anything moved.
+    moves: BTreeMap<HoardId, Moves>,
     /// The last complete ticket of each live stream. A stream that is not here is gone, and all of
     /// its work complete.
     completed: BTreeMap<StreamId, Ticket>,
@@ -195,6 +197,7 @@ impl Ledger {
             pending: ByDonor::default(),
             hoards: BTreeMap::new(),
             hoards_so_far: 0,
+            moves: BTreeMap::new(),
             completed: BTreeMap::new(),
             totals: Totals::default(),
             lent_peaks: Peaks::default(),
@@ -333,6 +336,7 @@ impl Ledger {
     /// The same of a block that its user frees: something moves.
     pub(crate) fn free(&mut self, id: BlockId, fences: Fences) {
         self.totals.returns += 1;
+        self.note_move(id);
         self.give_back(id, fences);
     }
 

@@ -10,7 +10,7 @@ use crate::wait::{Allocation, Caller, Demand, Registration, Terms, block_on, tak
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 /// The future of [`Pool::allocate`]: a [`Block`], once there is memory for it.
@@ -219,6 +219,21 @@ impl Allocate<'_> {
     }
 }
 
+impl Allocate<'_> {
+    /// It waits. What the reservation of its scope lacked may be there by now: of what the pressure hook freed, say.
+    #[cold]
+    fn draw_late(&mut self, demand: &Demand) -> Poll<Result<Block, AllocError>> {
+        let drawn = self.pool.draw_late(self.registration, demand, self.place);
+        match drawn {
+            Some(drawn) => {
+                self.allocation.abandon();
+                Poll::Ready(drawn)
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
 impl Future for Allocate<'_> {
     type Output = Result<Block, AllocError>;
 
@@ -239,7 +254,10 @@ impl Future for Allocate<'_> {
                 this.allocation.end();
                 lent
             }
-            None => ready!(this.allocation.poll(&demand, &this.terms, context))?,
+            None => match this.allocation.poll(&demand, &this.terms, context) {
+                Poll::Ready(lent) => lent?,
+                Poll::Pending => return this.draw_late(&demand),
+            },
         };
         let caller = Caller {
             place: this.place,

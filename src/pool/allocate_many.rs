@@ -33,9 +33,19 @@ pub struct AllocateMany<'a> {
     registration: &'a Arc<Registration>,
     allocation: Allocation<'a>,
     layouts: Box<[Layout]>,
+    /// What they come to, once it was polled.
+    asked: Option<Asked>,
     tag: Option<Tag>,
     terms: Terms,
     place: &'static Location<'static>,
+}
+
+/// Layouts, checked at the door.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// What all of them are together.
+    pub(super) demand: Demand,
+    pub(super) parts: Parts,
 }
 
 impl Pool {
@@ -70,6 +80,7 @@ impl Pool {
             registration,
             allocation: Allocation::new((&**registration).into()),
             layouts: layouts.into_iter().map(Into::into).collect(),
+            asked: None,
             tag: None,
             terms: Terms::default(),
             place: Location::caller(),
@@ -82,7 +93,7 @@ impl Pool {
         layouts: &[Layout],
         tag: Option<Tag>,
         is_for_everybody: bool,
-    ) -> Result<(Demand, Parts), AllocError> {
+    ) -> Result<Asked, AllocError> {
         let demands = layouts
             .iter()
             .map(|layout| self.demand_of(layout.bytes, layout.alignment, tag));
@@ -93,13 +104,7 @@ impl Pool {
         });
         let bytes = demands.iter().map(|demand| demand.request.bytes);
         let bytes = bytes.fold(0u64, u64::saturating_add);
-        let capacity = self.capacity();
-        if bytes > capacity {
-            return Err(AllocError::TooLarge {
-                requested: bytes,
-                capacity,
-            });
-        }
+        self.expect_capacity_for(bytes)?;
         let parts = Parts {
             all: all.collect::<plain::Arc<[_]>>(),
             is_for_everybody,
@@ -111,7 +116,20 @@ impl Pool {
             rounding: 0,
             tag,
         };
-        Ok((demand, parts))
+        Ok(Asked { demand, parts })
+    }
+
+    /// # Errors
+    /// When so many bytes are more than the pool may hold now.
+    pub(super) fn expect_capacity_for(&self, requested: u64) -> Result<(), AllocError> {
+        let capacity = self.capacity();
+        if requested > capacity {
+            return Err(AllocError::TooLarge {
+                requested,
+                capacity,
+            });
+        }
+        Ok(())
     }
 }
 
@@ -123,10 +141,11 @@ impl AllocateMany<'_> {
     /// # Errors
     /// As [`Pool::try_allocate`], for all of them together; then there is none of them.
     pub fn try_now(self) -> Result<Vec<Block>, AllocError> {
-        let (demand, parts) = self.parts()?;
+        let asked = self.asked()?;
+        let demand = asked.demand;
         let asker = (&**self.registration).into();
-        match try_all_now(asker, demand, &parts, Effort::Immediate) {
-            Ok(loans) => self.blocks(loans, &parts, false),
+        match try_all_now(asker, demand, &asked.parts, Effort::Immediate) {
+            Ok(loans) => self.blocks(loans, &asked, false),
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(..)) => Err(exhausted(self.registration, &demand)),
             Err(Denial::OverLimit(tag)) => {
@@ -145,16 +164,17 @@ impl AllocateMany<'_> {
         block_on(service, self)
     }
 
-    fn parts(&self) -> Result<(Demand, Parts), AllocError> {
+    fn asked(&self) -> Result<Asked, AllocError> {
         self.pool.expect_of(self.registration)?;
         self.pool.parts_of(&self.layouts, self.tag, false)
     }
 
-    fn blocks(&self, loans: Loans, parts: &Parts, waited: bool) -> Result<Vec<Block>, AllocError> {
+    fn blocks(&self, loans: Loans, asked: &Asked, waited: bool) -> Result<Vec<Block>, AllocError> {
         let place = self.place;
         let caller = Caller { place, waited };
-        let blocks = loans.into_iter().zip(&*parts.all).map(|(lent, part)| {
-            let demand = Demand::of_part(*part, self.tag);
+        let parts = &asked.parts.all;
+        let blocks = loans.into_iter().zip(&**parts).map(|(lent, part)| {
+            let demand = Demand::of_part(*part, asked.demand.tag);
             Block::new(self.registration, lent, &demand, caller)
         });
         // All of them first: what is lent has an owner from here on, whatever becomes of the others.
@@ -168,12 +188,19 @@ impl Future for AllocateMany<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let (demand, parts) = this.parts()?;
+        let asked = match this.asked.take() {
+            Some(asked) => asked,
+            None => this.asked()?,
+        };
+        let Asked { demand, parts } = this.asked.insert(asked);
+        // It may be another since.
+        this.pool.expect_capacity_for(demand.request.bytes)?;
         let polled = this
             .allocation
-            .poll_all(&demand, &parts, &this.terms, context);
+            .poll_all(demand, parts, &this.terms, context);
         let loans = ready!(polled)?;
         let waited = this.allocation.has_waited();
-        Poll::Ready(this.blocks(loans, &parts, waited))
+        let asked = this.asked.take().expect("what was asked for just now");
+        Poll::Ready(this.blocks(loans, &asked, waited))
     }
 }

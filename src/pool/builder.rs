@@ -20,6 +20,9 @@ const LARGEST_IN_LANE: u64 = 2 << 20;
 /// A lane keeps 8 MiB: a stream's working set of small blocks, and less than a handle.
 const LANE: u64 = 8 << 20;
 
+/// And 64 MiB of larger ones: a request's largest buffer, or a few of a batch.
+const SHELF: u64 = 64 << 20;
+
 /// Long against a batch of requests, after which memory is taken again; short against a person's patience.
 const UPKEEP_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -37,6 +40,7 @@ pub struct PoolBuilder {
     pub(super) handle: Option<u64>,
     pub(super) alignment: u64,
     lane: u64,
+    shelf: u64,
     is_crowded: bool,
     order: Order,
     reuse: Reuse,
@@ -66,6 +70,7 @@ impl PoolBuilder {
             handle: None,
             alignment: GRANULE,
             lane: LANE,
+            shelf: SHELF,
             is_crowded: false,
             order: Order::default(),
             reuse: Reuse::default(),
@@ -147,10 +152,23 @@ impl PoolBuilder {
         self
     }
 
-    /// How many bytes each stream's lane may keep for that stream. Default: 8 MiB. With 0 every free
-    /// goes to the ledger: less fragmentation, slower.
+    /// How many bytes each stream's lane may keep for that stream, in blocks of up to 2 MiB. Default: 8 MiB. With 0
+    /// every free goes to the ledger: less fragmentation, slower.
     pub fn lane_bytes(mut self, bytes: u64) -> Self {
         self.lane = bytes;
+        self
+    }
+
+    /// How many bytes it may keep in larger blocks: up to 4 of them, each for a request of exactly its size. Default:
+    /// 64 MiB; with 0, or where the [lane](Self::lane_bytes) keeps nothing, there are none.
+    ///
+    /// That begins once the stream has taken turns: taken what it freed last, several times in a row, and no other size
+    /// meanwhile. Such a block is its stream's for 200 us, while the pool may still grow; after that, and at once where
+    /// it may not, it is whoever's needs it. Where memory is given back unasked (a release threshold, a heuristic), or
+    /// [waiting](Order::WaitFirst) comes before growing, nothing is kept so. The event behind it is recorded by the
+    /// stream's next free, or allocation of another size, or when somebody asks.
+    pub fn lane_large_bytes(mut self, bytes: u64) -> Self {
+        self.shelf = bytes;
         self
     }
 
@@ -381,6 +399,7 @@ impl PoolBuilder {
             return Bounds {
                 bytes: 0,
                 largest: 0,
+                shelf: 0,
                 unsealed: 0,
                 is_crowded: false,
             };
@@ -388,6 +407,12 @@ impl PoolBuilder {
         Bounds {
             bytes: self.lane,
             largest: LARGEST_IN_LANE.min(self.lane) / GRANULE * GRANULE,
+            shelf: match self.sealing {
+                // Each free is to be seen complete by itself.
+                Sealing::EveryFree => 0,
+                _ if self.lane == 0 => 0,
+                _ => self.shelf,
+            },
             unsealed: self.sealing.bound(),
             is_crowded: self.is_crowded,
         }

@@ -2,7 +2,7 @@
 
 use crate::sync::Arc;
 use crate::sync::plain::{AtomicU64, Ordering};
-use crate::wait::Reserved;
+use crate::wait::{Reserved, hooks_entered};
 use pin_project_lite::pin_project;
 use std::cell::RefCell;
 use std::future::Future;
@@ -11,7 +11,14 @@ use std::task::{Context, Poll};
 
 thread_local! {
     /// What this thread is in, from the outermost on.
-    static ENTERED: RefCell<Vec<Arc<Reserved>>> = const { RefCell::new(Vec::new()) };
+    static ENTERED: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A scope that was entered.
+struct Entry {
+    reserved: Arc<Reserved>,
+    /// Within so many pressure hooks: those entered since work for their pools, not for this scope's task.
+    hooks: usize,
 }
 
 /// How many scopes are being polled in the process. Read by every allocation; written at each poll of a future
@@ -28,12 +35,10 @@ pub(super) fn is_any() -> bool {
 pub(super) fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Reserved>> {
     // A thread that is ending is in nothing any more.
     let found = ENTERED.try_with(|entered| {
-        let entered = entered.borrow();
-        entered
-            .iter()
-            .rev()
-            .find(|reserved| is_meant(reserved))
-            .cloned()
+        let (entered, hooks) = (entered.borrow(), hooks_entered());
+        let mut own = entered.iter().rev().filter(|entry| entry.hooks == hooks);
+        let meant = own.find(|entry| is_meant(&entry.reserved))?;
+        Some(meant.reserved.clone())
     });
     found.ok().flatten()
 }
@@ -44,7 +49,11 @@ struct Entered;
 impl Entered {
     fn new(reserved: &Arc<Reserved>) -> Self {
         // A thread that is ending may drop futures that were in a scope: there they are in none.
-        let _ = ENTERED.try_with(|entered| entered.borrow_mut().push(reserved.clone()));
+        let entry = Entry {
+            reserved: reserved.clone(),
+            hooks: hooks_entered(),
+        };
+        let _ = ENTERED.try_with(|entered| entered.borrow_mut().push(entry));
         POLLED.fetch_add(1, Ordering::Relaxed);
         Self
     }

@@ -3,12 +3,12 @@
 use super::drawing::{self, Drawing};
 use super::{Layout, Pool};
 use crate::block::Block;
-use crate::engine::Loans;
+use crate::engine::{Drawn, Loans};
 use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{Caller, Registration, Reserved};
+use crate::wait::{Caller, Demand, Registration, Reserved};
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
@@ -85,17 +85,18 @@ impl Reservation {
         let pool = self.pool();
         let Layout { bytes, alignment } = layout;
         let demand = pool.demand(registration, bytes, alignment, None)?;
-        if let Some(lent) = self.reserved.draw(&registration.lane, &demand)? {
-            let waited = false;
-            let caller = Caller { place, waited };
-            return Block::reserved(registration, lent, &demand, caller, &self.reserved);
+        match self.reserved.draw(&registration.lane, &demand)? {
+            Drawn::Lent(lent) => {
+                let waited = false;
+                let caller = Caller { place, waited };
+                Block::reserved(registration, lent, &demand, caller, &self.reserved)
+            }
+            Drawn::Short { left, largest } => Err(AllocError::NotReserved {
+                requested: demand.request.bytes,
+                left,
+                largest,
+            }),
         }
-        let (left, largest) = self.reserved.left();
-        Err(AllocError::NotReserved {
-            requested: demand.request.bytes,
-            left,
-            largest,
-        })
     }
 
     /// What is set aside, allocated or not, in bytes.
@@ -188,7 +189,10 @@ impl Reservation {
     /// Runs a future in which allocations from the pool draw from this reservation, however deep in the call:
     /// those that are awaited and those that are tried, of that task alone, on any executor. What does not fit
     /// into what is left comes from the pool as ever, and may wait; so does what is for another
-    /// [tag](crate::Allocate::tag), and what is [allocated together](Pool::allocate_many).
+    /// [tag](crate::Allocate::tag), and what is [allocated together](Pool::allocate_many). While it waits, what comes
+    /// back to the reservation is looked at again whenever it is polled.
+    ///
+    /// A [pressure hook](crate::PressureHook) that is asked for such a request is in its task, and not in the scope.
     ///
     /// # Cancel safety
     /// Dropped early, the future is dropped in the scope.
@@ -237,39 +241,60 @@ impl Pool {
     pub(super) fn draw(
         &self,
         registration: &Arc<Registration>,
-        demand: &crate::wait::Demand,
+        demand: &Demand,
         place: &'static Location<'static>,
     ) -> Option<Result<Block, AllocError>> {
         if !drawing::is_any() {
             return None;
         }
-        self.draw_in_scope(registration, demand, place)
+        let waited = false;
+        let caller = Caller { place, waited };
+        let reserved = self.in_scope(demand)?;
+        Self::draw_from(&reserved, registration, demand, caller)
     }
 
+    /// The same for who waits: what the reservation lacked may have come back to it.
     #[cold]
-    fn draw_in_scope(
+    pub(super) fn draw_late(
         &self,
         registration: &Arc<Registration>,
-        demand: &crate::wait::Demand,
+        demand: &Demand,
         place: &'static Location<'static>,
     ) -> Option<Result<Block, AllocError>> {
-        let is_ours = |reserved: &Reserved| {
+        let waited = true;
+        let caller = Caller { place, waited };
+        let reserved = self.in_scope(demand)?;
+        let may_do = reserved.left().0 >= demand.request.bytes;
+        may_do
+            .then(|| Self::draw_from(&reserved, registration, demand, caller))
+            .flatten()
+    }
+
+    /// The reservation in whose scope this is, if the demand is for it.
+    #[cold]
+    fn in_scope(&self, demand: &Demand) -> Option<Arc<Reserved>> {
+        drawing::innermost(|reserved| {
             let is_its = demand.tag.is_none() || demand.tag == reserved.tag();
             is_its && plain::Arc::ptr_eq(reserved.presence(), &self.presence)
-        };
-        let reserved = drawing::innermost(is_ours)?;
-        let demand = crate::wait::Demand {
+        })
+    }
+
+    fn draw_from(
+        reserved: &Arc<Reserved>,
+        registration: &Arc<Registration>,
+        demand: &Demand,
+        caller: Caller,
+    ) -> Option<Result<Block, AllocError>> {
+        let demand = Demand {
             tag: None,
             ..*demand
         };
-        let waited = false;
-        let caller = Caller { place, waited };
         match reserved.draw(&registration.lane, &demand) {
-            Ok(Some(lent)) => {
-                let block = Block::reserved(registration, lent, &demand, caller, &reserved);
+            Ok(Drawn::Lent(lent)) => {
+                let block = Block::reserved(registration, lent, &demand, caller, reserved);
                 Some(block)
             }
-            Ok(None) => None,
+            Ok(Drawn::Short { .. }) => None,
             Err(error) => Some(Err(error)),
         }
     }

@@ -1,12 +1,13 @@
 //! Reserving, awaited.
 
+use super::allocate_many::Asked;
 use super::reservation::Reservation;
 use super::terms::terms;
 use super::{Layout, Pool};
-use crate::engine::{Effort, Loans, Parts};
+use crate::engine::{Effort, Loans};
 use crate::error::AllocError;
 use crate::measure::Tag;
-use crate::wait::{Allocation, Asker, Demand, Denial, Terms, block_on, try_all_now};
+use crate::wait::{Allocation, Asker, Denial, Terms, block_on, try_all_now};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -29,6 +30,8 @@ pub struct Reserve<'a> {
     pool: &'a Pool,
     allocation: Allocation<'a>,
     layouts: Box<[Layout]>,
+    /// What they come to, once it was polled.
+    asked: Option<Asked>,
     /// Its memory is in whole handles, as far as its size is.
     is_whole: bool,
     tag: Option<Tag>,
@@ -88,6 +91,7 @@ impl Pool {
             pool: self,
             allocation: Allocation::new(self.asker()),
             layouts: layouts.into_iter().map(Into::into).collect(),
+            asked: None,
             is_whole: false,
             tag: None,
             terms: Terms::default(),
@@ -128,10 +132,10 @@ impl Reserve<'_> {
     /// # Errors
     /// As [`Pool::try_allocate`].
     pub fn try_now(self) -> Result<Reservation, AllocError> {
-        let (demand, parts) = self.parts()?;
+        let Asked { demand, parts } = self.asked()?;
         let service = self.pool.service();
         match try_all_now(self.pool.asker(), demand, &parts, Effort::Immediate) {
-            Ok(loans) => Ok(self.reservation(loans)),
+            Ok(loans) => Ok(self.reservation(loans, demand.tag)),
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(..)) => {
                 let shortfall = service.exhausted(&service.engine.nobody, &demand);
@@ -150,29 +154,35 @@ impl Reserve<'_> {
         block_on(service, self)
     }
 
-    fn parts(&self) -> Result<(Demand, Parts), AllocError> {
+    fn asked(&self) -> Result<Asked, AllocError> {
         let settings = &self.pool.service().engine.settings;
         if !settings.is_pooled {
             return Err(AllocError::NotReservable);
         }
-        let (demand, mut parts) = self.pool.parts_of(&self.layouts, self.tag, true)?;
+        let mut asked = self.pool.parts_of(&self.layouts, self.tag, true)?;
         if self.is_whole && settings.geometry.virtual_memory {
-            parts.align_to_handles(settings.geometry.handle_bytes);
+            asked.parts.align_to_handles(settings.geometry.handle_bytes);
         }
-        Ok((demand, parts))
+        Ok(asked)
     }
 
-    fn reservation(&self, loans: Loans) -> Reservation {
-        Reservation::new(self.pool, loans, self.tag, self.place)
+    fn reservation(&self, loans: Loans, tag: Option<Tag>) -> Reservation {
+        Reservation::new(self.pool, loans, tag, self.place)
     }
 
     pub(super) fn poll_loans(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Loans, AllocError>> {
-        let (demand, parts) = self.parts()?;
+        let asked = match self.asked.take() {
+            Some(asked) => asked,
+            None => self.asked()?,
+        };
+        let Asked { demand, parts } = self.asked.insert(asked);
+        // It may be another since.
+        self.pool.expect_capacity_for(demand.request.bytes)?;
         self.allocation
-            .poll_all(&demand, &parts, &self.terms, context)
+            .poll_all(demand, parts, &self.terms, context)
     }
 }
 
@@ -181,6 +191,7 @@ impl Future for Reserve<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let loans = ready!(self.poll_loans(context))?;
-        Poll::Ready(Ok(self.reservation(loans)))
+        let tag = self.asked.as_ref().and_then(|asked| asked.demand.tag);
+        Poll::Ready(Ok(self.reservation(loans, tag)))
     }
 }

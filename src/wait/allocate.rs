@@ -302,7 +302,9 @@ impl<'a> Allocation<'a> {
         let left_over = waiter.cancel();
         let so_long = service.engine.device.now().saturating_sub(waiter.since);
         let waited = was_served.then_some(so_long);
-        drop(service.queue.leave(&waiter, waited, &service.engine.gate));
+        let left = service.queue.leave(&waiter, waited, &service.engine.gate);
+        let makes_way = left.makes_way;
+        drop(left);
         if let (Some(tag), false, false) = (waiter.demand.tag, was_served, waiter.is_held()) {
             service.disclaim(tag, waiter.demand.request.bytes);
         }
@@ -313,16 +315,17 @@ impl<'a> Allocation<'a> {
             waited: so_long,
             served: was_served,
         });
-        Service::see_off(service, &waiter, was_served);
+        Service::see_off(service, &waiter, makes_way);
         span.end(waited.map_or(trace::Outcome::Abandoned, trace::Outcome::Served));
         left_over
     }
 }
 
 impl Allocation<'_> {
+    /// It waits no longer. What was granted in the meantime goes to others.
     #[cold]
     #[inline(never)]
-    fn abandon(&mut self) {
+    pub(crate) fn abandon(&mut self) {
         if let Some(loans) = self.finish(false) {
             let Asker { service, lane } = self.asker;
             service.engine.give_all_back(lane, loans);

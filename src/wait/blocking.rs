@@ -47,9 +47,12 @@ impl<'a> Driver<'a> {
 
 impl Drop for Driver<'_> {
     fn drop(&mut self) {
-        drop(self.service.engine.bell.resign(self.member));
+        let bell = &self.service.engine.bell;
+        drop(bell.resign(self.member));
         // A ring that came after the last look goes to the others.
-        self.service.engine.ring_if_awaited();
+        if bell.is_unanswered() {
+            self.service.engine.ring_if_awaited();
+        }
     }
 }
 

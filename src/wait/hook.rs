@@ -43,6 +43,11 @@ use std::task::{Context, Poll};
 /// It may allocate from the same pool, say a staging buffer: within its future such allocations go ahead of
 /// the queue, and never wait, nor ask: they fail with [`AllocError::Exhausted`] where there is not enough.
 ///
+/// It works for the pool, though in the task of whoever is short: the [scopes](crate::Reservation::scope) that the
+/// request was made in are not the hook's, and nothing that it allocates is taken from what was set aside there. It
+/// may have scopes of its own. A request that was made in a scope is served by what the hook frees of the
+/// reservation, too.
+///
 /// What it holds lives as long as the pool is open: a hook with blocks, streams or handles of its own pool
 /// keeps that alive until it is [closed](crate::Pool::close). Hold them weakly otherwise.
 ///
@@ -275,6 +280,14 @@ impl Inside {
         INSIDE.with_borrow_mut(|inside| inside.push(service.name()));
         Self
     }
+}
+
+/// Within how many hooks this thread is: a scope that was entered within fewer is not theirs.
+pub(crate) fn hooks_entered() -> usize {
+    // A thread that is ending is in none.
+    INSIDE
+        .try_with(|inside| inside.borrow().len())
+        .unwrap_or_default()
 }
 
 impl Drop for Inside {

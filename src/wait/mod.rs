@@ -77,6 +77,7 @@ pub(crate) use demand::{Demand, Wants};
 pub use drain::Drain;
 pub(crate) use hook::Hook;
 pub use hook::PressureHook;
+pub(crate) use hook::hooks_entered;
 use line::Place;
 pub(crate) use natives::Roll;
 pub(crate) use onlookers::{Caller, Ending, Granted, Onlookers};

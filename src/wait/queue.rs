@@ -21,11 +21,12 @@ use super::door::{Admitted, Door};
 use super::hook::Turned;
 use super::line::{Flow, Line, Place, Price, Turn};
 use super::{Demand, Rules, Wants};
+use crate::engine::bell::Bell;
 use crate::engine::{Expected, Loans, gate};
 use crate::error::AllocError;
 use crate::lane::Lane;
 use crate::measure::{Account, Accounts, Histogram, Recorder, Tag, WaitStatistics, Waits};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::task::Waker;
@@ -183,6 +184,19 @@ pub(crate) struct Queue {
     times: Recorder,
     /// What each tag has, and how its requests waited.
     pub(crate) accounts: Accounts,
+    /// Who is told who leads.
+    bell: plain::Arc<Bell>,
+    /// How many at the front are looked at when somebody is served.
+    looked_at: usize,
+}
+
+/// What came of somebody's leaving: those are woken who were let in by it, when this is dropped.
+#[derive(Debug, Default)]
+#[must_use = "who was let in is to be woken with no lock held"]
+pub(super) struct Left {
+    admitted: Admitted,
+    /// Others may be served now who could not be before.
+    pub(super) makes_way: bool,
 }
 
 impl Standing {
@@ -214,18 +228,20 @@ impl Standing {
 }
 
 impl Queue {
-    pub(super) fn new(limit: QueueLimit) -> Self {
+    pub(super) fn new(rules: &Rules, bell: plain::Arc<Bell>) -> Self {
         let standing = Standing {
             line: Line::new(),
             doors: BTreeMap::new(),
             next: 0,
-            admission: Admission::new(limit),
+            admission: Admission::new(rules.queue_limit),
         };
         Self {
             standing: Mutex::new(Guards::Queue, standing),
             waits: Waits::default(),
             times: Recorder::new(),
             accounts: Accounts::new(),
+            bell,
+            looked_at: rules.overtaking.looked_at(),
         }
     }
 
@@ -294,6 +310,12 @@ impl Queue {
             gate.fetch_or(gate::WAITING, Ordering::SeqCst);
         }
         standing.line.join(waiter.flow, waiter.turn, waiter);
+        self.tell_lead(standing);
+    }
+
+    fn tell_lead(&self, standing: &Standing) {
+        let head = standing.line.head();
+        self.bell.set_lead(head.map(|head| head.turn.place));
     }
 
     /// Leaves the queue, served after `waited` or not at all. Whoever is second does nothing.
@@ -302,17 +324,22 @@ impl Queue {
         waiter: &Waiter,
         waited: Option<Duration>,
         gate: &SharedState,
-    ) -> Admitted {
+    ) -> Left {
         let bytes = waiter.demand.request.bytes;
         let mut standing = self.standing.lock();
         let account = waiter.demand.tag.map(|tag| (tag, self.accounts.of(tag)));
         let served = waited.map(|_| self.price_of(waiter));
-        let mut admitted = Admitted::default();
+        let mut left = Left {
+            // Who was served is followed by the next without more.
+            makes_way: served.is_none() && self.is_looked_at(&standing, waiter),
+            ..Left::default()
+        };
         if standing
             .line
             .leave(waiter.flow, waiter.turn, served)
             .is_some()
         {
+            self.tell_lead(&standing);
             if let Some((_, account)) = account {
                 account.end_promise(bytes);
             }
@@ -322,12 +349,13 @@ impl Queue {
         } else {
             let door = account.and_then(|(tag, _)| Some((tag, standing.doors.get_mut(&tag)?)));
             let Some((tag, door)) = door else {
-                return admitted;
+                return left;
             };
             if door.leave(waiter.turn).is_none() {
-                return admitted;
+                return left;
             }
-            admitted = self.admit_from(&mut standing, tag, gate);
+            left.admitted = self.admit_from(&mut standing, tag, gate);
+            left.makes_way = !left.admitted.is_empty();
         }
         let served_at = waited.map(|waited| waiter.since.saturating_add(waited));
         standing.admission.leave(bytes, served_at);
@@ -336,7 +364,15 @@ impl Queue {
         if let Some(waited) = waited {
             self.times.record(waited);
         }
-        admitted
+        left
+    }
+
+    /// Whether it keeps others from being served: as the head, or as one whom others may pass only so often, or
+    /// behind whom nobody is looked at.
+    fn is_looked_at(&self, standing: &Standing, waiter: &Waiter) -> bool {
+        let price = |waiter: &Arc<Waiter>| self.price_of(waiter);
+        let first = standing.line.first(self.looked_at, price);
+        first.iter().any(|first| first.turn == waiter.turn)
     }
 
     pub(crate) fn set_queue_limit(&self, limit: QueueLimit) {

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 ///
 /// With the `tokio` feature one is spawned when somebody first waits on a tokio runtime, and ends when
 /// nobody waits any more. Elsewhere the waiters drive themselves, and every one of them is woken when
-/// something came back; spawn the one that [`Pool::reclaimer`](crate::Pool::reclaimer) gives, on any
+/// something came back: any of them may be one that is not polled again; spawn the one that [`Pool::reclaimer`](crate::Pool::reclaimer) gives, on any
 /// executor, to relieve them. That one lasts until the pool's last handle (pool, stream, block) is gone.
 ///
 /// # Cancel safety
@@ -111,9 +111,10 @@ impl Drop for Reclaimer {
         let Some(service) = self.link.cut() else {
             return;
         };
-        // A ring that it was woken by, and did not answer, goes to the waiters.
-        if service.engine.bell.resign(self.member).is_some() {
-            service.engine.bell.ring();
+        // A ring that it was woken by, and nobody answered, goes to the waiters.
+        let bell = &service.engine.bell;
+        if bell.resign(self.member).is_some() && bell.is_unanswered() {
+            bell.ring();
         }
     }
 }

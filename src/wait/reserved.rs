@@ -1,7 +1,7 @@
 //! Memory set aside: what a reservation's handle, and the blocks that were lent of it, hold in common.
 
 use super::{Demand, Presence, Service};
-use crate::engine::{Lent, Loans, Refusal};
+use crate::engine::{Drawn, Loans, Refusal};
 use crate::error::AllocError;
 use crate::id::StreamId;
 use crate::lane::Lane;
@@ -111,15 +111,11 @@ impl Reserved {
         self.service().engine.left_in_hoard(self.hoard)
     }
 
-    /// Lends a part, for use in the order of the lane's stream; none, if what is left does not do.
+    /// Lends a part, for use in the order of the lane's stream, if what is left does.
     ///
     /// # Errors
     /// When the pool is closed, or the device fails.
-    pub(crate) fn draw(
-        &self,
-        lane: &Arc<Lane>,
-        demand: &Demand,
-    ) -> Result<Option<Lent>, AllocError> {
+    pub(crate) fn draw(&self, lane: &Arc<Lane>, demand: &Demand) -> Result<Drawn, AllocError> {
         if let Some(refusal) = self.service().refusal() {
             return Err(refusal);
         }
@@ -127,20 +123,17 @@ impl Reserved {
         let bytes = demand.request.bytes;
         self.book.lock().lent += bytes;
         let drawn = self.service().engine.draw(lane, self.hoard, demand.request);
-        match drawn {
-            Ok(Some(lent)) => {
+        match &drawn {
+            Ok(Drawn::Lent(lent)) => {
                 self.note_drawn(lane.id);
                 lane.count_from_above(lent.bytes, demand.rounding_of(lent.bytes));
-                Ok(Some(lent))
             }
-            other => {
-                self.note_freed(bytes);
-                match other {
-                    Err(Refusal::Device(error)) => Err(error.into()),
-                    _ => Ok(None),
-                }
-            }
+            _ => self.note_freed(bytes),
         }
+        drawn.map_err(|refusal| match refusal {
+            Refusal::Device(error) => error.into(),
+            other => unreachable!("a draw is not refused for {other:?}"),
+        })
     }
 
     /// What was lent is freed, or was not lent after all. The books of the ledger see to the memory; this is

@@ -71,8 +71,8 @@ impl Service {
             knot: Knot::new(),
             door_knots: DoorKnots::new(),
             onlookers: Onlookers::of(&engine),
+            queue: Queue::new(&rules, engine.bell.clone()),
             engine,
-            queue: Queue::new(rules.queue_limit),
             serving: SharedState::new(IDLE),
             watches: Mutex::new(Guards::Queue, Watches::new()),
             grower: Grower::new(),
@@ -191,18 +191,18 @@ impl Service {
         }
     }
 
-    /// A waiter is gone. One that was served is followed by the next without more; after one that gave
-    /// up, the next may be served now. After the last, nothing is watched any more.
-    pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter, was_served: bool) {
-        drop(this.engine.bell.resign(Member::Waiter(waiter.turn.place)));
-        drop(this.engine.bell.resign(Member::Held(waiter.turn.place)));
+    /// A waiter is gone. If that makes way for others they are served here and now: whom else it would be left to may
+    /// never be polled again. The same, if it was woken to serve, and did not. After the last, nothing is
+    /// watched any more.
+    pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter, makes_way: bool) {
+        let bell = &this.engine.bell;
+        drop(bell.resign(Member::Waiter(waiter.turn.place)));
+        drop(bell.resign(Member::Held(waiter.turn.place)));
         if let Some(tag) = waiter.demand.tag {
             this.forget_door(tag);
         }
-        if this.queue.is_empty() {
+        if makes_way || bell.is_unanswered() || this.queue.is_empty() {
             Self::serve(this);
-        } else if !was_served {
-            this.engine.bell.ring();
         }
         this.tell_drains();
     }

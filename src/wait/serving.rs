@@ -10,10 +10,6 @@ use crate::engine::{Effort, Loans, Patience, Refusal};
 use crate::error::AllocError;
 use crate::sync::{Arc, assert_unlocked};
 
-/// How far behind the head somebody is looked for who may overtake: flows take turns in that, as when they are
-/// served.
-const LOOKED_AT: usize = 64;
-
 /// What came of serving one who waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Served {
@@ -29,6 +25,8 @@ pub(super) enum Served {
 
 impl Service {
     pub(super) fn serve_once(this: &Arc<Self>, effort: Effort) {
+        // Before anything is looked at: what comes in between rings anew.
+        this.engine.bell.answer();
         if let Err(Refusal::NeedsThread) = this.engine.return_complete(effort) {
             this.grower.start(this);
         }
@@ -59,7 +57,7 @@ impl Service {
         if self.rules.overtaking.times == 0 {
             return Served::Short;
         }
-        let waiters = self.queue.first(LOOKED_AT);
+        let waiters = self.queue.first(self.rules.overtaking.looked_at());
         for (ahead, waiter) in waiters.iter().enumerate().skip(1) {
             let bytes = waiter.demand.request.bytes;
             let passed = &waiters[..ahead];

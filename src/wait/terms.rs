@@ -6,6 +6,9 @@ use std::time::Duration;
 /// No clock gets there: whoever waits that long waits for ever, and no alarm is set for it.
 const NEVER: Duration = Duration::from_secs(1 << 40);
 
+/// So many are looked at, from the head on, where some may overtake.
+const LOOKED_AT: usize = 64;
+
 /// What a request says of its waiting.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
@@ -54,6 +57,12 @@ pub struct Overtaking {
 impl Overtaking {
     /// Nobody passes anybody: the default.
     pub const NONE: Self = Self { times: 0, bytes: 0 };
+
+    /// How many at the front of the queue are looked at when somebody is served: flows take turns in that, as when
+    /// they are served.
+    pub(super) fn looked_at(self) -> usize {
+        if self.times == 0 { 1 } else { LOOKED_AT }
+    }
 
     /// Whether one of so many bytes may pass another that was passed so often, by so many bytes, already.
     pub(super) fn allows(self, passed: (u64, u64), bytes: u64) -> bool {

@@ -126,7 +126,7 @@ pub(crate) fn who_is_woken_and_leaves_wakes_the_next<B: Bench>() {
     };
     let before = woken.get();
     drop(large);
-    assert!(woken.get() > before);
+    eventually(|| woken.get() > before);
     drop((block_on(last).unwrap(), block));
     site.assert_conserved();
 }
@@ -260,7 +260,8 @@ pub(crate) fn small_requests_do_not_starve_behind_a_large_one<B: Bench>() {
         assert!(poll_with(request, &waker).is_pending());
     }
     drop(large);
-    assert!(woken.get() > 0);
+    // Served by who left, or by a thread that may make memory calls.
+    eventually(|| woken.get() > 0);
     let blocks = block_on(futures::future::try_join_all(small)).unwrap();
     blocks.iter().for_each(|block| second.use_up(block, 1));
     second.settle();

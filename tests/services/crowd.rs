@@ -4,8 +4,10 @@ use super::*;
 use futures::future::{Either, join_all, select};
 use futures::task::LocalSpawnExt;
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 const TASKS: u64 = 10_000;
@@ -109,4 +111,85 @@ fn ten_thousand_wait_on_64_streams() {
         (0, 0)
     );
     pool.check_conserved().unwrap();
+}
+
+/// A pool of 8 MiB of which half is in use, with a thousand who wait without a reclaimer: the head for all of it, the
+/// others for so much each.
+fn crowd(
+    overtaking: Overtaking,
+    each: u64,
+    check: impl FnOnce(&mut VecDeque<Allocate<'_>>, &Arc<Count>),
+) {
+    let device = manual();
+    let reuse = Reuse {
+        internal_dependencies: false,
+        ..Reuse::ALL
+    };
+    let pool = builder(&device, 8 * MIB).reuse(reuse);
+    let pool = pool.overtaking(overtaking).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let half = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let (woken, waker) = Count::new();
+    let mut waiters: VecDeque<_> = (0..1000)
+        .map(|n| pool.allocate(&stream, if n == 0 { 8 * MIB } else { each }))
+        .collect();
+    for waiter in &mut waiters {
+        assert!(poll_with(waiter, &waker).is_pending());
+    }
+    assert_eq!((waiting(&pool), woken.get()), (1000, 0));
+    check(&mut waiters, &woken);
+    drop((waiters, half));
+    assert_eq!(waiting(&pool), 0);
+    pool.check_conserved().unwrap();
+}
+
+/// Who gives up behind the head makes way for nobody, and wakes nobody; the head makes way for who can be served.
+#[test]
+fn who_gives_up_wakes_only_whom_it_makes_way_for() {
+    crowd(Overtaking::NONE, 4 * MIB, |waiters, woken| {
+        drop(waiters.pop_back());
+        drop(waiters.remove(500));
+        assert_eq!(woken.get(), 0);
+        drop(waiters.pop_front());
+        assert_eq!(woken.get(), 1, "there is memory for the next");
+        let granted = poll(&mut waiters[0]);
+        assert!(granted.is_ready() && poll(&mut waiters[1]).is_pending());
+    });
+    crowd(Overtaking::NONE, 8 * MIB, |waiters, woken| {
+        for _ in 0..10 {
+            drop(waiters.pop_front());
+        }
+        assert_eq!(woken.get(), 0, "there is memory for none of them");
+    });
+}
+
+/// Where some may overtake, all who are looked at may be in the way of others.
+#[test]
+fn who_gives_up_in_front_lets_others_pass() {
+    let overtaking = Overtaking {
+        times: 1,
+        bytes: 8 * MIB,
+    };
+    crowd(overtaking, 8 * MIB, |waiters, woken| {
+        drop(waiters.pop_back());
+        drop(waiters.remove(10));
+        assert_eq!(woken.get(), 0);
+    });
+    let device = manual();
+    let pool = builder(&device, 8 * MIB).overtaking(overtaking);
+    let pool = pool.build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let half = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let mut passed = pool.allocate(&stream, 8 * MIB);
+    assert!(poll(&mut passed).is_pending());
+    let small = now(pool.allocate(&stream, MIB)).unwrap();
+    let mut head = pool.allocate(&stream, 8 * MIB).priority(1);
+    assert!(poll(&mut head).is_pending());
+    let (woken, waker) = Count::new();
+    let mut behind = pool.allocate(&stream, MIB);
+    assert!(poll_with(&mut behind, &waker).is_pending());
+    drop(passed);
+    assert_eq!(woken.get(), 1, "the head may still be passed");
+    assert!(poll(&mut behind).is_ready() && poll(&mut head).is_pending());
+    drop((half, small));
 }

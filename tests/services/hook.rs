@@ -270,6 +270,113 @@ fn a_hook_may_allocate_from_its_own_pool() {
     assert_eq!(cache.blocks.lock().unwrap().len(), 4, "it came to its end");
 }
 
+/// A hook with handles of its own pool, once they are there.
+type Own = Arc<Mutex<Option<(Pool, Stream)>>>;
+
+/// The hook works for the pool: the scope of the request that it is asked for is not its own, but those that it enters
+/// are.
+#[test]
+fn a_hook_draws_from_no_scope_of_the_request() {
+    let device = manual();
+    let own = Own::default();
+    let of_hook = own.clone();
+    let (pool, stream, cache) = site(&device, move |cache, _| {
+        let own = of_hook.lock().unwrap().clone();
+        async move {
+            let (pool, stream) = own.expect("it is there by now");
+            let refused = pool.allocate(&stream, MIB).await;
+            assert!(matches!(refused, Err(AllocError::Exhausted(_))));
+            assert!(pool.try_allocate(&stream, MIB).is_err());
+            cache.evict(1);
+            let staging = pool.reserve(MIB).await?;
+            let block = staging.scope(pool.allocate(&stream, MIB)).await?;
+            assert_eq!(staging.left(), 0);
+            drop((block, staging));
+            cache.evict(1);
+            Ok(())
+        }
+    });
+    *own.lock().unwrap() = Some((pool.clone(), stream.clone()));
+    cache.evict(2);
+    let reservation = pool.reserve(2 * MIB).try_now().unwrap();
+    // More than is left: it waits, and the hook is asked within its poll.
+    let mut block = Box::pin(reservation.scope(pool.allocate(&stream, 3 * MIB)));
+    assert!(poll(&mut block).is_pending());
+    assert_eq!(
+        (cache.asked(), cache.at_work()),
+        (1, 0),
+        "it came to its end"
+    );
+    assert_eq!((reservation.left(), reservation.size()), (2 * MIB, 2 * MIB));
+    cache.evict(1);
+    assert!(poll(&mut block).is_ready());
+    assert_eq!(reservation.left(), 2 * MIB);
+    drop((block, reservation));
+    pool.close();
+    *own.lock().unwrap() = None;
+}
+
+/// Nor while it is dropped with the request, in the scope.
+#[test]
+fn a_hook_that_is_dropped_draws_from_no_scope_of_the_request() {
+    struct Last(Option<(Pool, Stream)>, Arc<AtomicUsize>);
+
+    impl Drop for Last {
+        fn drop(&mut self) {
+            let (pool, stream) = self.0.take().expect("it is there by now");
+            assert!(pool.try_allocate(&stream, MIB).is_err());
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    let device = manual();
+    let own = Own::default();
+    let of_hook = own.clone();
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let count = dropped.clone();
+    let (pool, stream, cache) = site(&device, move |_, _| {
+        let last = Last(of_hook.lock().unwrap().clone(), count.clone());
+        async move {
+            let _last = last;
+            std::future::pending().await
+        }
+    });
+    *own.lock().unwrap() = Some((pool.clone(), stream.clone()));
+    cache.evict(1);
+    let reservation = pool.reserve(MIB).try_now().unwrap();
+    let mut block = Box::pin(reservation.scope(pool.allocate(&stream, 2 * MIB)));
+    assert!(poll(&mut block).is_pending());
+    assert_eq!(cache.at_work(), 1);
+    drop(block);
+    assert_eq!(
+        (dropped.load(Ordering::SeqCst), reservation.left()),
+        (1, MIB)
+    );
+    drop(reservation);
+    *own.lock().unwrap() = None;
+}
+
+/// What the hook frees of the reservation serves the request that was made in its scope: it is nobody else's.
+#[test]
+fn what_a_hook_frees_of_a_reservation_serves_its_scope() {
+    let device = manual();
+    let (pool, stream, cache) = site(&device, |cache, _| async move {
+        cache.evict(1);
+        Ok(())
+    });
+    cache.evict(2);
+    let mut reservation = pool.reserve(2 * MIB).try_now().unwrap();
+    let drawn = reservation.allocate(&stream, 2 * MIB).unwrap();
+    cache.blocks.lock().unwrap().push(drawn);
+    let block = now(reservation.scope(pool.allocate(&stream, MIB))).unwrap();
+    assert_eq!((cache.asked(), reservation.left()), (1, MIB));
+    assert_eq!(waiting(&pool), 0);
+    let rest = reservation.split(MIB).unwrap();
+    drop((block, rest, reservation));
+    cache.evict(8);
+    pool.check_conserved().unwrap();
+}
+
 /// A request for a tag at its limit is short of nothing that a hook could free.
 #[test]
 fn who_is_held_at_the_door_does_not_ask() {

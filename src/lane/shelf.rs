@@ -1,0 +1,108 @@
+//! The shelf: the few large blocks that a lane keeps, for a stream that takes the same size again at once.
+//!
+//! Large blocks are what other streams need, and what neighbours merge into. So a shelf holds few, each for a request of
+//! exactly its size, and only of a stream that has been taking turns: it allocates a size and frees it, again and again,
+//! and no other large one meanwhile. Whoever finds nothing else is given what has lain there for a while before more
+//! memory is taken from the device, and all of it before anybody waits.
+
+use super::cache::Kept;
+use crate::id::Ticket;
+use smallvec::SmallVec;
+use std::time::Duration;
+
+/// A batch's few large buffers.
+const PLACES: usize = 4;
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(super) struct Shelf {
+    all: SmallVec<[Shelved; PLACES]>,
+    turns: Turns,
+}
+
+/// So often a stream comes back for what it freed last before that is left to it.
+const ENOUGH: u32 = 8;
+
+/// What a stream does with large blocks.
+#[derive(Debug, Default)]
+struct Turns {
+    /// The size that it freed last.
+    freed: u64,
+    /// It took that since, and nothing else.
+    is_taken: bool,
+    /// How many times in a row.
+    streak: u32,
+}
+
+impl Turns {
+    fn note_asked(&mut self, bytes: u64) {
+        self.is_taken = self.freed == bytes && !self.is_taken;
+        if !self.is_taken {
+            self.streak = 0;
+        }
+    }
+
+    fn note_freed(&mut self, bytes: u64) {
+        let is_turn = self.freed == bytes && self.is_taken;
+        self.streak = if is_turn { self.streak + 1 } else { 0 };
+        (self.freed, self.is_taken) = (bytes, false);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Shelved {
+    kept: Kept,
+    /// By the device's clock.
+    since: Duration,
+}
+
+impl Shelf {
+    pub(super) fn bytes(&self) -> u64 {
+        self.all().map(|kept| kept.bytes).sum()
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = Kept> + '_ {
+        self.all.iter().map(|shelved| shelved.kept)
+    }
+
+    /// Keeps a block, if there is a place for it among `bound` bytes.
+    pub(super) fn put(&mut self, kept: Kept, since: Duration, bound: u64) -> bool {
+        self.turns.note_freed(kept.bytes);
+        let has_room = self.turns.streak >= ENOUGH
+            && self.all.len() < PLACES
+            && self.bytes() + kept.bytes <= bound;
+        if has_room {
+            self.all.push(Shelved { kept, since });
+        }
+        has_room
+    }
+
+    /// Takes the block of exactly this size that was kept last.
+    pub(super) fn take(&mut self, bytes: u64) -> Option<Kept> {
+        self.turns.note_asked(bytes);
+        let is_it = |shelved: &Shelved| shelved.kept.bytes == bytes;
+        let at = self.all.iter().rposition(is_it)?;
+        Some(self.all.remove(at).kept)
+    }
+
+    /// Takes what has lain here since that moment, or longer.
+    pub(super) fn take_older(&mut self, than: Duration, taken: &mut Vec<Kept>) {
+        self.all.retain(|shelved| {
+            let is_older = shelved.since <= than;
+            if is_older {
+                taken.push(shelved.kept);
+            }
+            !is_older
+        });
+    }
+
+    pub(super) fn drain(&mut self, taken: &mut Vec<Kept>) {
+        taken.extend(self.all.drain(..).map(|shelved| shelved.kept));
+    }
+
+    /// Bytes kept under tickets up to `ticket`.
+    pub(super) fn bytes_up_to(&self, ticket: Ticket) -> u64 {
+        let older = self.all().filter(|kept| kept.ticket <= ticket);
+        older.map(|kept| kept.bytes).sum()
+    }
+}
