@@ -52,6 +52,23 @@ fn sealing_against_a_free_to_a_side() {
     });
 }
 
+/// A thread frees to its side while another waits for all there is: it gets it. Small, so that every schedule is seen.
+#[test]
+fn a_free_to_a_side_against_a_wait() {
+    model("a free to a side against a wait", || {
+        let device = device();
+        let pool = crowded(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, SMALL).unwrap();
+        let freeing = thread::spawn(move || drop(block));
+        let all = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
+        freeing.join().unwrap();
+        drop(all);
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// Two threads free to their sides while a third waits for all there is: it gets it.
 #[test]
 fn frees_to_sides_against_a_wait() {

@@ -146,12 +146,18 @@ impl RawPool {
     /// [`RawError::NotGivenOut`], or [`RawError::Stream`] when the stream cannot be registered; then it must not use
     /// the memory.
     pub fn record_stream<W: DeviceStream>(&self, address: u64, work: &W) -> Result<(), RawError> {
-        let block = self.take(address)?;
-        let noted = self
-            .stream(work)
-            .and_then(|stream| block.used_after(&stream));
-        self.give_out(block);
-        Ok(noted?)
+        let stream = self.stream(work)?;
+        // Where it is: others who record, or free, must find it there.
+        let noted = {
+            let given_out = self.shard(address).lock();
+            given_out
+                .get(&address)
+                .map(|block| block.used_after(&stream))
+        };
+        match noted {
+            Some(noted) => Ok(noted?),
+            None => Err(self.not_given_out(address)),
+        }
     }
 
     /// Gives a block of the pool out: for its address.
@@ -172,10 +178,15 @@ impl RawPool {
     /// [`RawError::NotGivenOut`].
     pub fn take(&self, address: u64) -> Result<Block, RawError> {
         let block = self.shard(address).lock().remove(&address);
-        block.ok_or_else(|| RawError::NotGivenOut {
+        block.ok_or_else(|| self.not_given_out(address))
+    }
+
+    #[cold]
+    fn not_given_out(&self, address: u64) -> RawError {
+        RawError::NotGivenOut {
             address,
             found: self.pool.block_at(address).map(Box::new),
-        })
+        }
     }
 
     /// How many addresses are given out.

@@ -4,8 +4,8 @@ mod common;
 
 use common::*;
 use std::task::Poll;
-use weirpool::device::MemoryInfo;
-use weirpool::device::sim::{Clock, SimDevice};
+use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
+use weirpool::device::{DeviceErrorKind, MemoryInfo};
 use weirpool::*;
 
 fn small(virtual_memory: bool) -> SimDevice {
@@ -146,6 +146,60 @@ fn a_refusal_says_what_the_device_has() {
         drop(all);
         pool.check_conserved().unwrap();
     }
+}
+
+/// What the device gave before it refused the rest goes back to it, and while it has too little it is asked for no
+/// more: others may have use for that.
+#[test]
+fn a_growth_that_is_refused_keeps_nothing() {
+    let device = small(true);
+    let pool = builder(&device, 64 * MIB)
+        .upkeep_interval(us(1000))
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let kept = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let others = device.occupy(48 * MIB);
+    let mut waiting = pool.allocate(&stream, 32 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    assert_eq!(reserved(&pool), 4 * MIB);
+    assert_eq!(device.counters().physical_in_use, 4 * MIB);
+    let creates = || device.counters().calls(Call::Create);
+    let before = creates();
+    for _ in 0..3 {
+        device.advance(us(1000));
+        assert!(poll(&mut waiting).is_pending());
+    }
+    assert_eq!(
+        creates(),
+        before,
+        "it was asked what it has, and not for it"
+    );
+    drop(others);
+    device.advance(us(1000));
+    let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
+        panic!("there is memory");
+    };
+    assert_eq!(creates(), before + 16);
+    drop((block, kept));
+    pool.check_conserved().unwrap();
+}
+
+/// A device may refuse what it says that it has left: another pool gives something all the same.
+#[test]
+fn what_the_device_says_is_not_relied_on() {
+    let device = small(true);
+    let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
+    let (_, a) = stream(&device, &one);
+    let (_, b) = stream(&device, &other);
+    drop(one.try_allocate(&a, 32 * MIB).unwrap());
+    device.script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
+    let block = other.try_allocate(&b, 16 * MIB).unwrap();
+    assert_eq!(reserved(&one), 32 * MIB - HANDLE);
+    assert_eq!(reserved(&other), 16 * MIB);
+    drop(block);
+    one.check_conserved().unwrap();
+    other.check_conserved().unwrap();
 }
 
 /// Where nothing is pooled it is no different: others give way, and who waits asks again.

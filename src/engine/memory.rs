@@ -1,7 +1,7 @@
 //! Carrying out the ledger's plans on the device: what is mapped where.
 
 use super::{Engine, HistoryEvent, Settings, tally};
-use crate::device::{Device, DeviceError, MemoryKind, PhysicalHandle};
+use crate::device::{Device, DeviceError, DeviceErrorKind, MemoryKind, PhysicalHandle};
 use crate::id::StreamId;
 use crate::ledger::{Exchange, Grant, Ledger, Mapping, Outcome, Plan, Release, Step};
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
@@ -243,7 +243,17 @@ impl Engine {
     }
 
     fn carry_out_mapping(&self, mapping: Mapping, whom: For) -> Result<Option<Grant>, DeviceError> {
-        let (outcome, error) = self.memory.carry_out(&mapping);
+        let is_wish = matches!(whom, For::Nobody);
+        let (outcome, error) = match self.refusal_foreseen(&mapping) {
+            Some(error) => (
+                Outcome {
+                    done: 0,
+                    lost: false,
+                },
+                Some(error),
+            ),
+            None => self.memory.carry_out(&mapping),
+        };
         let done = &mapping.steps[..outcome.done];
         let moved = done.iter().filter(|step| step.from.is_some()).count() as u64;
         if !done.is_empty() {
@@ -273,8 +283,34 @@ impl Engine {
         }
         match error {
             None => Ok(grant),
-            Some(error) => self.noted(Err(error)),
+            Some(error) => {
+                if created > 0 && !is_wish && error.kind() == DeviceErrorKind::OutOfMemory {
+                    self.give_refused_back(bytes(created));
+                }
+                self.noted(Err(error))
+            }
         }
+    }
+
+    /// A device that refused is asked what it has left before it is asked for more than that again: who waits
+    /// would take all of it, time and again, and give it back.
+    fn refusal_foreseen(&self, mapping: &Mapping) -> Option<DeviceError> {
+        let bytes = mapping.new_bytes();
+        if bytes == 0 || !self.pressure.is_felt() {
+            return None;
+        }
+        let left = self.device.memory_info(self.settings.kind).ok()?.free;
+        let reason = "the device has less left, and refused before";
+        let error = DeviceError::new("create", DeviceErrorKind::OutOfMemory, reason);
+        (left < bytes).then_some(error)
+    }
+
+    /// What the device gave before it refused the rest is of no use to who asked, and may be to others. Quietly:
+    /// who waits would wake itself at each look.
+    fn give_refused_back(&self, bytes: u64) {
+        let release = self.ledger.lock().plan_release(bytes);
+        let Trimmed { error, .. } = self.carry_out_release(release);
+        let _ = error.map_or(Ok(()), |error| self.noted(Err(error)));
     }
 
     /// Releases free memory until `keep` bytes are reserved, or no more can be. Returns the bytes

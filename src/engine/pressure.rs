@@ -3,7 +3,7 @@
 //! Other pools of this process that keep free memory of the same device give way: they release as much as
 //! is needed, unless somebody waits for it there, or all of them together have not enough. Other processes
 //! cannot be asked, nor can they tell when they let go: while a request waits and the device refuses, it is
-//! asked again now and then.
+//! asked again now and then; for what it has left first, since to ask for more takes all of it for a moment.
 
 use super::Engine;
 use crate::sync::{Ordering, SharedFlag};

@@ -96,8 +96,14 @@ pub(crate) fn make_way(engine: &Engine, bytes: u64) -> u64 {
     // First what is there to see; what takes asking and taking back, only if it is needed.
     for asks in [false, true] {
         let offers: Vec<_> = others.iter().map(|other| other.could_give(asks)).collect();
-        if left + offers.iter().sum::<u64>() >= bytes {
-            return take_offers(&others, &offers, bytes.saturating_sub(left));
+        if left + offers.iter().sum::<u64>() < bytes {
+            continue;
+        }
+        // At least something: what the device has left, it refused.
+        let lacking = bytes.saturating_sub(left).max(1);
+        let released = take_offers(&others, &offers, lacking);
+        if released > 0 {
+            return released;
         }
     }
     0

@@ -2,10 +2,11 @@
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
-use crate::site::{ONLY_COMPLETE, Site, builder};
+use crate::site::{ONLY_COMPLETE, Site, builder, eventually};
 use futures::executor::block_on;
+use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
-use weirpool::{AllocError, BuildError, GrowBy, Rung, Shortfall};
+use weirpool::{AllocError, BuildError, GrowBy, ReleaseThreshold, Rung, Shortfall};
 
 /// [6] RMM `pool_mr_tests`: initially more than at most is refused, and so is nonsense.
 pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
@@ -262,4 +263,26 @@ pub(crate) fn a_failed_allocation_counts_nothing<B: Bench>() {
     assert_eq!(after.reserved.current, probe.held());
     drop(block);
     site.assert_conserved();
+}
+
+/// [18] The release threshold of CUDA, HIP and Warp: what is free above it goes back by itself, and what is used stays.
+pub(crate) fn what_is_over_the_threshold_goes_back<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(16 * MIB, |builder| {
+        builder
+            .release_threshold(ReleaseThreshold::Bytes(4 * MIB))
+            .upkeep_interval(Duration::from_millis(1))
+            .lane_bytes(0)
+    });
+    let worker = site.worker();
+    let [kept, freed @ ..] = [(); 8].map(|()| worker.take(2 * MIB));
+    worker.fill(&kept, 1);
+    freed.iter().for_each(|block| worker.use_up(block, 2));
+    drop(freed);
+    worker.settle();
+    eventually(|| probe.held() <= 4 * MIB);
+    assert!(probe.held() >= kept.size());
+    worker.expect(&kept, 1);
+    worker.settle();
+    drop(kept);
+    site.assert_sound();
 }

@@ -2,9 +2,9 @@
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
-use crate::site::{Site, Worker, eventually};
+use crate::site::{ONLY_COMPLETE, Site, Worker, eventually};
 use std::cell::RefCell;
-use weirpool::{Block, Pool, Stream};
+use weirpool::{Block, Pool, PoolBuilder, Stream};
 
 /// [14] RMM `DeletedStream`: a stream goes away with blocks pending. Its memory is reused only after its
 /// work ended.
@@ -78,6 +78,47 @@ pub(crate) fn blocks_and_waits_outlive_the_handle<B: Bench>() {
     bench.settle(&work);
     eventually(|| probe.held() == 0);
     witness.assert_content();
+}
+
+/// A runtime is shut down while tasks of it wait, and a thread that it does not know: that one gets its turn, and
+/// the pool goes on without the runtime, to its own end.
+pub(crate) fn a_runtime_may_end_before_the_pool<B: Bench>() {
+    let set = |builder: PoolBuilder| builder.reuse(ONLY_COMPLETE);
+    let (site, probe) = Site::<B>::probed(8 * MIB, set);
+    let [holder, inside, outside] = site.workers();
+    let block = holder.take(8 * MIB);
+    let gate = holder.use_until_opened(&block, 1);
+    drop(block);
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).build().unwrap();
+    runtime.spawn(site.pool.reclaimer());
+    let tasks = [MIB, 8 * MIB].map(|bytes| {
+        let worker = inside.clone();
+        runtime.spawn(async move { worker.allocate(bytes).await })
+    });
+    let waiting = || site.pool.statistics().waits.waiting;
+    eventually(|| waiting() == 2);
+    let thread = std::thread::spawn(move || {
+        let block = futures::executor::block_on(outside.allocate(4 * MIB));
+        outside.use_up(&block, 2);
+        outside.free_and_settle(block);
+    });
+    eventually(|| waiting() == 3);
+    drop(runtime);
+    for task in tasks {
+        let ended = futures::executor::block_on(task);
+        assert!(ended.is_err_and(|error| error.is_cancelled()));
+    }
+    assert_eq!(waiting(), 1);
+    gate.open();
+    thread.join().unwrap();
+    let block = futures::executor::block_on(inside.allocate(8 * MIB));
+    inside.use_up(&block, 3);
+    inside.free_and_settle(block);
+    holder.settle();
+    site.assert_sound();
+    drop((site, holder, inside));
+    eventually(|| probe.held() == 0);
 }
 
 thread_local! {

@@ -27,6 +27,7 @@ mod site;
 mod suite;
 
 mod allocation;
+mod broken;
 mod capacity;
 mod debugging;
 mod external;
@@ -44,6 +45,7 @@ mod sharing;
 mod statistics;
 mod tasks;
 mod threads;
+mod unwinding;
 mod uses;
 mod waiting;
 

@@ -37,6 +37,8 @@ struct Book {
     refused: BTreeMap<&'static str, DeviceErrorKind>,
     /// Calls that are answered as if all were well, and not made.
     lies: BTreeSet<&'static str>,
+    /// Every call fails, for good.
+    is_broken: bool,
     /// Bytes of physical memory taken, by handle or address.
     memory: BTreeMap<u64, u64>,
     peak: u64,
@@ -105,9 +107,19 @@ impl Probe {
         self.book().faults.insert(name, (nth - 1, kind));
     }
 
+    /// No such call is to fail any more.
+    pub(crate) fn fail_no_more(&self, name: &str) {
+        self.book().faults.remove(name);
+    }
+
     /// Makes every such call fail, without effect, until it is [allowed](Self::allow).
     pub(crate) fn refuse(&self, name: &'static str, kind: DeviceErrorKind) {
         self.book().refused.insert(name, kind);
+    }
+
+    /// Makes every call fail from now on, as after a kernel that faulted. What runs on the device ends as ever.
+    pub(crate) fn break_device(&self) {
+        self.book().is_broken = true;
     }
 
     pub(crate) fn allow(&self, name: &str) {
@@ -151,6 +163,10 @@ impl Probe {
     fn enter(&self, name: &'static str) -> Result<&dyn Device, DeviceError> {
         let mut book = self.book();
         *book.calls.entry(name).or_default() += 1;
+        if book.is_broken {
+            let sticky = DeviceErrorKind::Sticky;
+            return Err(DeviceError::new(name, sticky, "broken on purpose"));
+        }
         if let Some(kind) = book.refused.get(name) {
             return Err(DeviceError::new(name, *kind, "a fault that was asked for"));
         }

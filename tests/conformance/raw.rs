@@ -3,7 +3,10 @@
 use crate::bench::{Bench, Span};
 use crate::common::MIB;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 use weirpool::device::DeviceStream;
@@ -243,6 +246,49 @@ pub(crate) fn threads_give_out_and_free_addresses<B: Bench>() {
     workers.iter().for_each(Worker::settle);
     assert_eq!(raw.given_out(), 0);
     site.assert_sound();
+}
+
+/// [29] Threads that use one address on streams of their own all say so; of those that free it then, one does, and the
+/// others are told.
+pub(crate) fn of_threads_that_free_an_address_one_does<B: Bench>() {
+    const ROUNDS: usize = 40;
+    let site = Site::<B>::new(8 * MIB);
+    let raw = RawPool::new(&site.pool);
+    let workers = site.workers::<4>();
+    let (barrier, address) = (Barrier::new(workers.len()), AtomicU64::new(0));
+    let freed = AtomicUsize::new(0);
+    // Told at the end: who panics keeps the others waiting for ever.
+    let complaints = Mutex::new(Vec::new());
+    let complain = |error: &dyn Debug| complaints.lock().unwrap().push(format!("{error:?}"));
+    let round = |worker: &Worker<B>| {
+        if barrier.wait().is_leader() {
+            let given = raw.allocate(&worker.work, MIB, None);
+            let given = given.inspect_err(|error| complain(error));
+            address.store(given.unwrap_or(0), Ordering::SeqCst);
+        }
+        barrier.wait();
+        let address = address.load(Ordering::SeqCst);
+        if let Err(error) = raw.record_stream(address, &worker.work) {
+            complain(&error);
+        }
+        barrier.wait();
+        match raw.free(address, &worker.work) {
+            Ok(()) => drop(freed.fetch_add(1, Ordering::SeqCst)),
+            Err(RawError::NotGivenOut { .. }) => {}
+            Err(other) => complain(&other),
+        }
+    };
+    thread::scope(|scope| {
+        for worker in &workers {
+            scope.spawn(|| (0..ROUNDS).for_each(|_| round(worker)));
+        }
+    });
+    let complaints = complaints.into_inner().unwrap();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    assert_eq!(freed.into_inner(), ROUNDS);
+    assert_eq!(raw.given_out(), 0);
+    settle_all(&workers.each_ref());
+    site.assert_conserved();
 }
 
 /// The list ends before what it gave out: somebody may use the addresses still.

@@ -69,7 +69,8 @@ macro_rules! suite {
                     growth_under_way_counts,
                     what_is_given_back_may_come_again_at_once,
                     running_out_names_every_figure,
-                    a_failed_allocation_counts_nothing;
+                    a_failed_allocation_counts_nothing,
+                    what_is_over_the_threshold_goes_back;
                 external:
                     an_external_stream_is_found_again,
                     a_recycled_handle_is_another_stream,
@@ -86,6 +87,7 @@ macro_rules! suite {
                     an_address_that_a_further_stream_uses_waits_for_it,
                     who_allocates_an_address_waits_so_long_only,
                     threads_give_out_and_free_addresses,
+                    of_threads_that_free_an_address_one_does,
                     what_is_given_out_outlives_its_list;
                 host:
                     host_memory_is_never_pending,
@@ -111,7 +113,10 @@ macro_rules! suite {
                     without_fills_there_is_no_call_for_them;
                 failures:
                     growing_that_fails_half_way_loses_nothing,
+                    what_failed_half_way_goes_back_to_the_device,
                     a_failed_call_leaks_no_waker;
+                broken:
+                    a_device_that_breaks_fails_all_who_wait;
                 statistics:
                     figures_add_up_at_rest,
                     high_marks_are_kept_and_reset,
@@ -157,7 +162,11 @@ macro_rules! suite {
                     a_stream_that_goes_away_leaves_its_memory_in_order,
                     the_pool_ends_while_work_runs,
                     blocks_and_waits_outlive_the_handle,
+                    a_runtime_may_end_before_the_pool,
                     a_thread_ends_with_a_pool_of_its_own;
+                unwinding:
+                    a_task_that_panics_gives_everything_back,
+                    a_panic_may_take_the_pool_along;
             }
             awaited [
                 many_tasks_share_a_small_pool,

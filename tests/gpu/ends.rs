@@ -1,100 +1,34 @@
-//! Ends that no process survives, or that are a process's own: each in a child, which is this program with
-//! a word in its environment.
+//! Ends that no process survives, or that are a process's own: each in a [child](crate::children).
 
+use crate::broken::{Scene, all_who_wait_are_told, assert_no_pool, for_all_who_wait};
+use crate::children::assert_child;
 use crate::common::{MIB, poll};
-use crate::cuda::{Cuda, Mapped};
-use crate::gpu::Gpu;
+use crate::cuda::{Cuda, Mapped, Plain, Setting};
+use crate::gpu::{Gpu, Latch};
+use crate::probe::Probe;
 use crate::site::builder;
 use cudarc::driver::CudaStream;
 use futures::executor::block_on;
-use std::io::Read;
-use std::panic::catch_unwind;
-use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{Device, DeviceError};
 use weirpool::{AllocError, Block, Pool, Stream};
 
-/// Names what a child is to do.
-const CHILD: &str = "WEIRPOOL_GPU_CHILD";
-const FAULT: &str = "fault";
-const EXIT: &str = "exit";
-/// What a child says last.
-const DONE: &str = "all as it should be";
+pub(crate) const FAULT: &str = "fault";
+pub(crate) const FAULT_MAPPED: &str = "fault before all, virtual memory";
+pub(crate) const FAULT_PLAIN: &str = "fault before all, plain memory";
+pub(crate) const EXIT: &str = "exit";
 
-/// A child takes so long at most.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// What this process is to do instead of testing, if it is a child.
-pub(crate) fn in_a_child() -> Option<ExitCode> {
-    let task = std::env::var(CHILD).ok()?;
-    let act = match task.as_str() {
-        FAULT => fault,
-        EXIT => exit,
-        other => panic!("{CHILD} is {other}"),
-    };
-    if catch_unwind(act).is_err() {
-        return Some(ExitCode::FAILURE);
-    }
-    println!("{DONE}");
-    Some(ExitCode::SUCCESS)
+pub(crate) struct Place {
+    pub(crate) gpu: Gpu,
+    pub(crate) pool: Pool,
+    pub(crate) works: [Arc<CudaStream>; 2],
+    pub(crate) streams: [Stream; 2],
 }
 
-/// A child that did all that it was to do, and ended by itself, without a signal, and in time.
-fn assert_child(task: &str) {
-    let program = std::env::current_exe().unwrap();
-    let mut child = Command::new(program)
-        .env(CHILD, task)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let ended = await_end(&mut child);
-    let mut said = String::new();
-    child
-        .stdout
-        .take()
-        .unwrap()
-        .read_to_string(&mut said)
-        .unwrap();
-    let mut complained = String::new();
-    child
-        .stderr
-        .take()
-        .unwrap()
-        .read_to_string(&mut complained)
-        .unwrap();
-    let is_well = ended.is_some_and(|status| status.success()) && said.contains(DONE);
-    let how = ended.map_or_else(
-        || format!("did not end within {PATIENCE:?}, and was killed"),
-        |status| format!("ended with {status}"),
-    );
-    assert!(is_well, "the child `{task}` {how}\n{said}{complained}");
-}
-
-fn await_end(child: &mut Child) -> Option<std::process::ExitStatus> {
-    let start = Instant::now();
-    while start.elapsed() < PATIENCE {
-        if let Some(status) = child.try_wait().unwrap() {
-            return Some(status);
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    None
-}
-
-struct Place {
-    gpu: Gpu,
-    pool: Pool,
-    works: [Arc<CudaStream>; 2],
-    streams: [Stream; 2],
-}
-
-fn place() -> Place {
+pub(crate) fn place() -> Place {
     let gpu = Gpu::open().unwrap();
     let context = gpu.context().clone();
     let device = CudaDevice::builder().context(context).build().unwrap();
@@ -116,7 +50,7 @@ pub(crate) fn a_kernel_that_faults_fails_whoever_waits() {
     assert_child(FAULT);
 }
 
-fn fault() {
+pub(crate) fn fault() {
     let Place {
         gpu,
         pool,
@@ -157,6 +91,48 @@ fn fault() {
     drop((works, gpu));
 }
 
+/// The same before the eyes of all who can wait, on several streams and on none; afterwards no pool can be had.
+pub(crate) fn a_kernel_that_faults_fails_all_who_wait() {
+    assert_child(FAULT_MAPPED);
+    assert_child(FAULT_PLAIN);
+}
+
+pub(crate) fn fault_before_all_on_mapped() {
+    fault_before_all::<Mapped>();
+}
+
+pub(crate) fn fault_before_all_on_plain() {
+    fault_before_all::<Plain>();
+}
+
+fn fault_before_all<S: Setting>() {
+    let gpu = Gpu::open().unwrap();
+    let device = || {
+        let builder = CudaDevice::builder().context(gpu.context().clone());
+        builder.virtual_memory(S::VIRTUAL_MEMORY).build()
+    };
+    let opened = device().unwrap();
+    let probe = Probe::new(Arc::new(opened.clone()));
+    let build = |device| for_all_who_wait(builder::<Cuda<S>>(device, 16 * MIB)).build();
+    let pool = build(probe.device()).unwrap();
+    let works = [(); 4].map(|()| opened.create_stream().unwrap());
+    let streams = works.each_ref().map(|work| pool.register(work).unwrap());
+    let [held, others @ ..] = streams;
+    let hold = || {
+        let latch = gpu.hold(&works[0]);
+        gpu.trespass(&works[0]);
+        latch
+    };
+    let scene = Scene { pool, held, others };
+    all_who_wait_are_told(scene, &probe, hold, |latch: Latch| latch.open());
+    assert_no_pool(build(probe.device()));
+    match device() {
+        Ok(device) => assert_no_pool(build(Arc::new(device))),
+        Err(error) => assert!(error.is_sticky(), "{error}"),
+    }
+    drop((works, opened));
+}
+
 fn of_the_device(answer: Result<Block, AllocError>) -> Result<Block, DeviceError> {
     match answer {
         Ok(block) => Ok(block),
@@ -176,7 +152,7 @@ pub(crate) fn a_process_ends_with_pools_alive() {
     assert_child(EXIT);
 }
 
-fn exit() {
+pub(crate) fn exit() {
     static KEPT: Mutex<Vec<(Pool, Stream, Block)>> = Mutex::new(Vec::new());
     thread_local! {
         static OF_THE_THREAD: std::cell::RefCell<Option<(Pool, Stream, Block)>> =

@@ -19,7 +19,10 @@
 //! | `streams` | default streams, streams of the pool's, streams that go away |
 //! | `handles` | streams of which nothing but the handle is known |
 //! | `contexts` | threads with another context, or none |
+//! | `children` | processes of their own, for what follows |
 //! | `ends` | kernels that fault, processes that end |
+//! | `shutdown` | ends in the wrong order |
+//! | `processes` | another process that has the device's memory |
 //! | `soak` | many tasks for a few seconds |
 
 use std::process::ExitCode;
@@ -43,6 +46,8 @@ mod suite;
 
 #[path = "../conformance/allocation.rs"]
 mod allocation;
+#[path = "../conformance/broken.rs"]
+mod broken;
 #[path = "../conformance/capacity.rs"]
 mod capacity;
 #[path = "../conformance/debugging.rs"]
@@ -77,12 +82,15 @@ mod statistics;
 mod tasks;
 #[path = "../conformance/threads.rs"]
 mod threads;
+#[path = "../conformance/unwinding.rs"]
+mod unwinding;
 #[path = "../conformance/uses.rs"]
 mod uses;
 #[path = "../conformance/waiting.rs"]
 mod waiting;
 
 mod captures;
+mod children;
 mod contexts;
 mod copies;
 mod cuda;
@@ -94,6 +102,8 @@ mod harness;
 mod interop;
 mod ordering;
 mod pressure;
+mod processes;
+mod shutdown;
 mod soak;
 mod streams;
 mod upstreams;
@@ -220,7 +230,11 @@ fn entries() -> Vec<Entry> {
             the_end_of_a_device_leaves_the_context_alone;
         ends:
             a_kernel_that_faults_fails_whoever_waits,
+            a_kernel_that_faults_fails_all_who_wait,
             a_process_ends_with_pools_alive;
+        shutdown:
+            a_pool_is_dropped_while_kernels_write,
+            a_thread_ends_the_process_while_others_wait;
     }
     .into();
     list.extend(on_every_kind! {
@@ -247,6 +261,8 @@ fn entries() -> Vec<Entry> {
         pressure:
             another_pool_gives_way,
             who_was_refused_asks_again;
+        processes:
+            another_process_is_waited_for;
     });
     list.extend(suite!(as_list: "cuda_mapped", Cuda<Mapped>));
     list.extend(suite!(as_list: "cuda_plain", Cuda<Plain>));
@@ -256,7 +272,7 @@ fn entries() -> Vec<Entry> {
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = ends::in_a_child() {
+    if let Some(code) = children::in_a_child() {
         return code;
     }
     // By default streams share 8 of the device's queues, and what is held in one holds all that share it.

@@ -1,0 +1,102 @@
+//! Panics: what unwinds gives back what it has, and others go on.
+
+use crate::bench::Bench;
+use crate::common::{MIB, poll};
+use crate::site::{ONLY_COMPLETE, Site, Worker, eventually};
+use futures::channel::oneshot::{Receiver, Sender, channel};
+use futures::executor::block_on;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// Unwinds, without a word on the terminal.
+fn panic_on_purpose() -> ! {
+    resume_unwind(Box::new("a panic that was asked for"))
+}
+
+/// A task panics with blocks, a reservation, a block of that, the host's view of one, and a wait in its hands:
+/// all of it comes back, and who waits behind it is served.
+pub(crate) fn a_task_that_panics_gives_everything_back<B: Bench>() {
+    let site = Site::<B>::without_device_waits(16 * MIB);
+    let [worker, other] = site.workers();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).build().unwrap();
+    let waiting = || site.pool.statistics().waits.waiting;
+    let ((full, is_full), (go, may_go)) = (channel(), channel());
+    let panics = runtime.spawn(panics_with_hands_full(worker.clone(), full, may_go));
+    block_on(is_full).unwrap();
+    let waits = runtime.spawn(async move {
+        let block = other.allocate(16 * MIB).await;
+        other.use_up(&block, 5);
+        block.deallocate().await.unwrap();
+    });
+    eventually(|| waiting() == 2);
+    go.send(()).unwrap();
+    let panicked = block_on(panics).unwrap_err().into_panic();
+    let words = panicked.downcast_ref::<&str>();
+    assert_eq!(words, Some(&"a panic that was asked for"));
+    block_on(waits).unwrap();
+    worker.settle();
+    assert_eq!(waiting(), 0);
+    let leaks = site.pool.leaks();
+    assert!(leaks.is_empty(), "{leaks}");
+    site.assert_sound();
+}
+
+async fn panics_with_hands_full<B: Bench>(
+    worker: Worker<B>,
+    full: Sender<()>,
+    may_go: Receiver<()>,
+) {
+    let (pool, stream) = (&worker.pool, &worker.stream);
+    let blocks = [4 * MIB, MIB].map(|bytes| worker.take(bytes));
+    blocks.iter().for_each(|block| worker.use_up(block, 1));
+    let reservation = pool.reserve(4 * MIB).await.unwrap();
+    let drawn = reservation.allocate(stream, MIB).unwrap();
+    worker.use_up(&drawn, 2);
+    let mut seen = worker.take(MIB);
+    worker.use_up(&seen, 3);
+    let is_seen = pool.memory_kind().is_seen_by_host();
+    let mut guard = None;
+    if is_seen {
+        let bytes = guard.insert(seen.host().await.unwrap());
+        assert!(bytes.iter().all(|byte| *byte == 3));
+        bytes[0] = 4;
+    }
+    let mut waiting = pool.allocate(stream, 12 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    full.send(()).unwrap();
+    may_go.await.unwrap();
+    panic_on_purpose();
+}
+
+/// A pool with all its handles is in a frame that unwinds, while work runs: nothing is taken from that work, and
+/// nothing is lost.
+pub(crate) fn a_panic_may_take_the_pool_along<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
+    let worker = site.worker();
+    let (small, large) = (worker.take(MIB), worker.take(8 * MIB));
+    let gate = worker.use_until_opened(&large, 1);
+    let (work, bench, witness) = (
+        worker.work.clone(),
+        site.bench.clone(),
+        site.witness.clone(),
+    );
+    let unwound = catch_unwind(AssertUnwindSafe(move || {
+        let (site, worker) = (site, worker);
+        let _blocks = (small, large);
+        let _reservation = site.pool.reserve(4 * MIB).try_now().unwrap();
+        let mut waiting = site.pool.allocate(&worker.stream, 64 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        panic_on_purpose();
+    }));
+    let words = unwound.unwrap_err().downcast_ref::<&str>().copied();
+    assert_eq!(words, Some("a panic that was asked for"));
+    let held = probe.held();
+    assert!(held >= 9 * MIB, "{held} bytes, and work uses them");
+    bench.let_run();
+    assert_eq!(probe.held(), held);
+    gate.open();
+    bench.settle(&work);
+    eventually(|| probe.held() == 0);
+    eventually(|| probe.events() == 0);
+    witness.assert_content();
+}

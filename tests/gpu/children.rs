@@ -1,0 +1,130 @@
+//! Children: this program with a word in its environment, for what a process does not survive, and for what
+//! another process does.
+
+use crate::{ends, processes, shutdown};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::panic::catch_unwind;
+use std::process::{Child, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Names what a child is to do.
+const CHILD: &str = "WEIRPOOL_GPU_CHILD";
+/// What a child says last.
+pub(crate) const DONE: &str = "all as it should be";
+/// A child takes so long at most.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What children do, by its word.
+const ACTS: [(&str, fn()); 8] = [
+    (ends::FAULT, ends::fault),
+    (ends::FAULT_MAPPED, ends::fault_before_all_on_mapped),
+    (ends::FAULT_PLAIN, ends::fault_before_all_on_plain),
+    (ends::EXIT, ends::exit),
+    (shutdown::EXIT_ELSEWHERE, shutdown::exit_elsewhere),
+    (shutdown::DROP_MAPPED, shutdown::drop_mapped),
+    (shutdown::DROP_PLAIN, shutdown::drop_plain),
+    (processes::HOARD, processes::hoard),
+];
+
+/// What this process is to do instead of testing, if it is a child.
+pub(crate) fn in_a_child() -> Option<ExitCode> {
+    let task = std::env::var(CHILD).ok()?;
+    let act = ACTS.iter().find(|(word, _)| *word == task);
+    let (_, act) = act.unwrap_or_else(|| panic!("{CHILD} is {task}"));
+    if catch_unwind(act).is_err() {
+        return Some(ExitCode::FAILURE);
+    }
+    println!("{DONE}");
+    Some(ExitCode::SUCCESS)
+}
+
+fn command(task: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(CHILD, task).stdout(Stdio::piped());
+    command
+}
+
+/// A child that did all that it was to do, and ended by itself, without a signal, and in time.
+pub(crate) fn assert_child(task: &str) {
+    let mut child = command(task).stderr(Stdio::piped()).spawn().unwrap();
+    let ended = await_end(&mut child);
+    let said = text_of(child.stdout.take().unwrap());
+    let complained = text_of(child.stderr.take().unwrap());
+    let is_well = ended.is_some_and(|status| status.success()) && said.contains(DONE);
+    let how = ended.map_or_else(
+        || format!("did not end within {PATIENCE:?}, and was killed"),
+        |status| format!("ended with {status}"),
+    );
+    assert!(is_well, "the child `{task}` {how}\n{said}{complained}");
+}
+
+fn text_of(mut pipe: impl Read) -> String {
+    let mut text = String::new();
+    pipe.read_to_string(&mut text).unwrap();
+    text
+}
+
+fn await_end(child: &mut Child) -> Option<ExitStatus> {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    None
+}
+
+/// A child that is talked to, by lines. Dropped, it is killed.
+pub(crate) struct Neighbour {
+    child: Child,
+    to: Option<ChildStdin>,
+    from: Receiver<String>,
+}
+
+impl Neighbour {
+    /// What it complains of comes to where this process complains.
+    pub(crate) fn start(task: &str) -> Self {
+        let mut child = command(task).stdin(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (send, from) = channel();
+        thread::spawn(move || {
+            lines
+                .map_while(Result::ok)
+                .try_for_each(|line| send.send(line))
+        });
+        let to = child.stdin.take();
+        Self { child, to, from }
+    }
+
+    pub(crate) fn say(&mut self, line: &str) {
+        let to = self.to.as_mut().expect("a child that is talked to");
+        writeln!(to, "{line}").expect("a child that listens");
+    }
+
+    pub(crate) fn hear(&mut self) -> String {
+        let line = self.from.recv_timeout(PATIENCE);
+        line.unwrap_or_else(|error| panic!("the child says nothing: {error}"))
+    }
+
+    /// Says no more, and waits for its end.
+    pub(crate) fn end(mut self) {
+        drop(self.to.take());
+        let ended = await_end(&mut self.child);
+        let is_well = ended.is_some_and(|status| status.success());
+        assert!(is_well, "the child ended with {ended:?}");
+        assert!(self.from.iter().any(|line| line == DONE));
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        // Both fail if it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
