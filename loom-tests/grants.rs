@@ -38,6 +38,26 @@ fn lane_free_against_enqueue() {
     });
 }
 
+/// The same for a large one, which the lane would have kept for its stream's next turn.
+#[test]
+fn shelving_against_enqueue() {
+    model("shelving against enqueue", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        for _ in 0..2 {
+            drop(pool.try_allocate(&a, 2 * MIB).unwrap());
+        }
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let freeing = thread::spawn(move || drop(block));
+        let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
+        freeing.join().unwrap();
+        drop(granted);
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// A waiter is dropped while it is granted: the grant comes back, whoever had it last.
 #[test]
 fn cancel_against_grant() {

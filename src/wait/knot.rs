@@ -153,7 +153,10 @@ impl Service {
             return Served::Short;
         }
         self.knot.untie();
-        self.fail(head, AllocError::Knotted(self.shortfall(&head.demand).into()));
+        self.fail(
+            head,
+            AllocError::Knotted(self.shortfall(&head.demand).into()),
+        );
         Served::Gone
     }
 
