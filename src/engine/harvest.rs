@@ -117,9 +117,10 @@ impl Engine {
         self.take_back(Lane::drain)
     }
 
-    /// The same, but for large blocks that their streams have freed since `then`: they may come back for them.
-    pub(super) fn drain_lanes_older(&self, then: Duration) -> bool {
-        self.take_back(|lane| lane.drain_older(then))
+    /// The same, but for large blocks that their streams freed less than `age` ago: they may come back for them.
+    pub(super) fn drain_lanes_older(&self, age: Duration) -> bool {
+        let now = self.device.now();
+        self.take_back(|lane| lane.drain_older(now, age))
     }
 
     /// The same with the lanes of streams that have been idle since the last time.

@@ -371,14 +371,9 @@ impl Climb<'_> {
     /// is never seen complete. Without the opportunistic policy only the drained blocks count.
     fn gathered(&self) -> Result<Option<Lent>, Refusal> {
         match self.engine.settings.order {
-            Order::GrowFirst => {
-                let now = self.engine.device.now();
-                self.engine.drain_lanes_older(now.saturating_sub(AT_HAND));
-            }
-            Order::WaitFirst => {
-                self.engine.drain_lanes();
-            }
-        }
+            Order::GrowFirst => self.engine.drain_lanes_older(AT_HAND),
+            Order::WaitFirst => self.engine.drain_lanes(),
+        };
         self.gathered_known()
     }
 

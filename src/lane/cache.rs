@@ -114,10 +114,10 @@ impl Cache {
         all
     }
 
-    /// Takes everything but what is on the shelf since later than `then`.
-    pub(crate) fn drain_older(&mut self, then: Duration) -> Vec<Kept> {
+    /// Takes everything but what is on the shelf for less than `age`.
+    pub(crate) fn drain_older(&mut self, now: Duration, age: Duration) -> Vec<Kept> {
         let mut all = self.drain_stacks();
-        self.shelf.take_older(then, &mut all);
+        self.shelf.take_older(now, age, &mut all);
         all
     }
 

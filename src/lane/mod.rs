@@ -420,9 +420,9 @@ impl Lane {
         self.with_sides(kept)
     }
 
-    /// The same, but for what is on the shelf since later than `then`.
-    pub(crate) fn drain_older(&self, then: Duration) -> Vec<Kept> {
-        let kept = self.front.lock().cache.drain_older(then);
+    /// The same, but for what is on the shelf for less than `age`.
+    pub(crate) fn drain_older(&self, now: Duration, age: Duration) -> Vec<Kept> {
+        let kept = self.front.lock().cache.drain_older(now, age);
         self.with_sides(kept)
     }
 

@@ -85,10 +85,10 @@ impl Shelf {
         Some(self.all.remove(at).kept)
     }
 
-    /// Takes what has lain here since that moment, or longer.
-    pub(super) fn take_older(&mut self, than: Duration, taken: &mut Vec<Kept>) {
+    /// Takes what has lain here for so long.
+    pub(super) fn take_older(&mut self, now: Duration, age: Duration, taken: &mut Vec<Kept>) {
         self.all.retain(|shelved| {
-            let is_older = shelved.since <= than;
+            let is_older = now.saturating_sub(shelved.since) >= age;
             if is_older {
                 taken.push(shelved.kept);
             }
