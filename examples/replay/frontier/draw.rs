@@ -1,18 +1,20 @@
 //! Draws the frontier: a colour for each trace, a line for each policy.
+//!
+//! Both axes are logarithmic, that of memory in what is reserved beyond what is requested.
 
 use super::labels::{Labels, Place};
 use super::{Frontier, MIB, Point, Remapping};
 use crate::chart::{self, Canvas, Drawn, FONT, GRID, INK, PAPER};
 use anyhow::{Context, anyhow};
 use plotters::chart::ChartContext;
-use plotters::coord::combinators::LogCoord;
-use plotters::coord::types::RangedCoordf64;
+use plotters::coord::combinators::{BindKeyPoints, LogCoord, WithKeyPoints};
 use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use std::ops::Range;
 use std::path::Path;
 
-type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<LogCoord<f64>, RangedCoordf64>>;
+type Axis = WithKeyPoints<LogCoord<f64>>;
+type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
 
 const SIZE: (u32, u32) = (1600, 1000);
 const ROOM_ABOVE: u32 = 190;
@@ -22,6 +24,9 @@ const COLORS: [RGBColor; 4] = [chart::BLUE, chart::ORANGE, chart::RED, chart::NA
 /// What a pool should come to: peak reserved over peak requested, and per cent of the time.
 const RATIO: f64 = 1.05;
 const SHARE: f64 = 2.0;
+
+/// What is less has no place on a logarithmic axis.
+const LEAST: f64 = 1e-3;
 
 /// Radii of marks.
 const DOT: i32 = 5;
@@ -43,9 +48,9 @@ pub(super) fn picture(frontier: &Frontier) -> Drawn<String> {
         let title = "Memory against device time, by handle size in MiB".to_owned();
         chart::titles(&canvas, title, frontier.conditions.clone())?;
         legend(&canvas, frontier)?;
-        let (shares, ratios) = ranges(&frontier.points);
-        let mut chart = axes(&canvas, shares.clone(), ratios.clone())?;
-        guides(&mut chart, shares, ratios)?;
+        let (shares, wastes) = ranges(&frontier.points);
+        let mut chart = axes(&canvas, shares.clone(), wastes.clone())?;
+        guides(&mut chart, shares, wastes)?;
         lines(&mut chart, frontier)?;
         marks(&mut chart, frontier)?;
         labels(&canvas, &chart, frontier)?;
@@ -56,18 +61,29 @@ pub(super) fn picture(frontier: &Frontier) -> Drawn<String> {
 
 /// All points and both guides, with room around.
 fn ranges(points: &[Point]) -> (Range<f64>, Range<f64>) {
-    // What costs nothing has no place on a logarithmic axis.
-    let shares = points.iter().map(|point| point.share.max(1e-4));
-    let least = shares.clone().fold(SHARE, f64::min);
-    let most = shares.fold(SHARE, f64::max);
-    let top = points.iter().map(|point| point.ratio).fold(RATIO, f64::max);
-    (least / 1.4..most * 1.4, 1.0..1.0 + (top - 1.0) * 1.1)
+    let places = points.iter().map(place);
+    let shares = places.clone().map(|(share, _)| share);
+    let wastes = places.map(|(_, waste)| waste);
+    (around(shares, SHARE), around(wastes, waste(RATIO)))
+}
+
+fn around(values: impl Iterator<Item = f64> + Clone, guide: f64) -> Range<f64> {
+    let least = values.clone().fold(guide, f64::min);
+    let most = values.fold(guide, f64::max);
+    least / 1.4..most * 1.4
+}
+
+/// Round values of an axis: 1, 2 and 5 of each decade.
+fn round_values(axis: &Range<f64>) -> Vec<f64> {
+    let decades = -4..=4;
+    let values = decades.flat_map(|decade| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(decade)));
+    values.filter(|value| axis.contains(value)).collect()
 }
 
 fn axes<'a, 'b>(
     canvas: &'a Canvas<'b>,
     shares: Range<f64>,
-    ratios: Range<f64>,
+    wastes: Range<f64>,
 ) -> Drawn<Chart<'a, 'b>> {
     let mut chart = ChartBuilder::on(canvas)
         .margin_top(ROOM_ABOVE)
@@ -75,26 +91,35 @@ fn axes<'a, 'b>(
         .margin_bottom(16)
         .x_label_area_size(72)
         .y_label_area_size(110)
-        .build_cartesian_2d(shares.log_scale(), ratios)?;
+        .build_cartesian_2d(axis(shares), axis(wastes))?;
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
         .bold_line_style(GRID)
-        .y_labels(8)
         .axis_style(INK)
         .label_style((FONT, 24).into_font().color(&INK))
         .axis_desc_style((FONT, 24).into_font().color(&INK))
         .x_desc("device time of the trace time")
         .y_desc("peak reserved / peak requested")
-        .x_label_formatter(&|share| format!("{share} %"))
-        .y_label_formatter(&|ratio| format!("{ratio:.2}"))
+        .x_label_formatter(&|share| format!("{} %", rounded(*share)))
+        .y_label_formatter(&|waste| rounded(1.0 + waste).to_string())
         .draw()?;
     Ok(chart)
 }
 
-fn guides(chart: &mut Chart<'_, '_>, shares: Range<f64>, ratios: Range<f64>) -> Drawn {
-    let across = [(shares.start, RATIO), (shares.end, RATIO)];
-    let up = [(SHARE, ratios.start), (SHARE, ratios.end)];
+fn axis(range: Range<f64>) -> Axis {
+    let values = round_values(&range);
+    range.log_scale().with_key_points(values)
+}
+
+/// Without the noise of binary fractions.
+fn rounded(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
+fn guides(chart: &mut Chart<'_, '_>, shares: Range<f64>, wastes: Range<f64>) -> Drawn {
+    let across = [(shares.start, waste(RATIO)), (shares.end, waste(RATIO))];
+    let up = [(SHARE, wastes.start), (SHARE, wastes.end)];
     for guide in [across, up] {
         chart.draw_series(DashedLineSeries::new(guide, 10, 8, INK.mix(0.6).into()))?;
     }
@@ -202,7 +227,12 @@ fn labels(canvas: &Canvas<'_>, chart: &Chart<'_, '_>, frontier: &Frontier) -> Dr
 }
 
 fn place(point: &Point) -> (f64, f64) {
-    (point.share.max(1e-4), point.ratio)
+    (point.share.max(LEAST), waste(point.ratio))
+}
+
+/// What is reserved beyond what is requested, as a part of that.
+fn waste(ratio: f64) -> f64 {
+    (ratio - 1.0).max(LEAST)
 }
 
 /// Traces in a row, policies in the next.
