@@ -183,3 +183,63 @@ fn what_is_kept_is_bounded() {
     device.advance(us(10_000));
     pool.check_conserved().unwrap();
 }
+
+/// The stream of somebody else's may be destroyed after any free of it: that records the event itself.
+#[test]
+fn a_stream_of_somebody_elses_owes_no_event() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let raw = RawPool::new(&pool);
+    let work = device.create_stream();
+    let line = (work.clone(), raw.stream(&External::of(&work)).unwrap());
+    let other = stream(&device, &pool);
+    take_turns(&pool, &line);
+    assert_eq!(turn(&pool, &line, LARGE), Rung::Lane);
+    let block = pool.try_allocate(&line.1, LARGE).unwrap();
+    use_block(&work, &block, us(10));
+    let mut deallocation = block.deallocate();
+    assert!(poll(&mut deallocation).is_pending());
+    device.advance(us(1000));
+    let all = pool.try_allocate(&other.1, 16 * MIB).unwrap();
+    use_block(&other.0, &all, us(10));
+    assert_eq!(poll(&mut deallocation), Poll::Ready(Ok(())));
+}
+
+/// What lies above a block and is only kept is nobody's: the block can grow.
+#[test]
+fn what_is_only_kept_is_in_nobodys_way() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let mut block = pool.try_allocate(&other.1, LARGE).unwrap();
+    take_turns(&pool, &line);
+    block.try_grow(LARGE).unwrap();
+    use_block(&other.0, &block, us(10));
+    assert_eq!(pool.statistics().kept_by_lanes, 0);
+    pool.check().unwrap();
+}
+
+/// A reservation in pieces is given for what the pool has in one, though a stream keeps that for its next turn.
+#[test]
+fn who_draws_is_given_what_is_only_kept_for_pieces() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB)
+        .handle_bytes(16 * MIB)
+        .build()
+        .unwrap();
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let reservation = pool.reserve(LARGE).try_now().unwrap();
+    let mut pieces: Vec<_> = (0..8)
+        .map(|_| Some(reservation.allocate(&other.1, MIB).unwrap()))
+        .collect();
+    take_turns(&pool, &line);
+    device.advance(us(1000));
+    pieces
+        .iter_mut()
+        .step_by(2)
+        .for_each(|piece| drop(piece.take()));
+    let one = reservation.allocate(&other.1, 3 * MIB).unwrap();
+    use_block(&other.0, &one, us(10));
+    assert_eq!(pool.statistics().kept_by_lanes, 0);
+    pool.check().unwrap();
+}
