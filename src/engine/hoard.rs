@@ -184,8 +184,9 @@ impl Climb<'_> {
                 self.carry_out(plan, For::Hoard(self.lane.id, exchange))?
             }
         };
-        // What the pool got for it may do for who waits.
+        // What the pool got for it may do for who waits, or be more than it is to keep.
         self.engine.ring_if_awaited();
+        self.engine.note_return();
         Ok(lent)
     }
 }
