@@ -8,7 +8,9 @@ use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, Use};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
-use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, Place, Plan, Request, View};
+use crate::ledger::{
+    BlockId, Clock, Fence, Fences, Forecast, Grant, Growth, Place, Plan, Request, View,
+};
 use crate::sync::Arc;
 use crate::trace;
 use std::cell::Cell;
@@ -146,6 +148,8 @@ pub(super) struct Climb<'a> {
     after: Clock,
     /// The device has refused memory.
     was_refused: Cell<bool>,
+    /// How much lanes had been robbed of when this gathered.
+    taken_back: Cell<u64>,
     /// What the earlier life of what was lent had left.
     fences: Cell<Fences>,
 }
@@ -289,6 +293,7 @@ impl<'a> Climb<'a> {
             postponed: None,
             after,
             was_refused: Cell::new(false),
+            taken_back: Cell::new(0),
             fences: Cell::default(),
         })
     }
@@ -315,11 +320,15 @@ impl Climb<'_> {
         if self.place == Place::Anywhere {
             return Ok(());
         }
-        let ledger = self.engine.ledger.lock();
-        if ledger.is_room(self.request, self.place) {
+        let is_room = || {
+            let ledger = self.engine.ledger.lock();
+            ledger.is_room(self.request, self.place)
+        };
+        // What is only kept is in nobody's way.
+        if is_room() || self.engine.drain_lanes() && is_room() {
             return Ok(());
         }
-        Err(Refusal::NoRoom(ledger.room(self.place)))
+        Err(Refusal::NoRoom(self.engine.ledger.lock().room(self.place)))
     }
 
     fn attempt(&self, attempt: Attempt) -> Result<Option<Lent>, Refusal> {
@@ -374,6 +383,7 @@ impl Climb<'_> {
             Order::GrowFirst => self.engine.drain_lanes_older(AT_HAND),
             Order::WaitFirst => self.engine.drain_lanes(),
         };
+        self.taken_back.set(self.engine.totals().taken_back);
         self.gathered_known()
     }
 
@@ -385,9 +395,11 @@ impl Climb<'_> {
         Ok(self.known())
     }
 
-    /// What streams were left for their next turn, once there is nothing else.
+    /// What streams were left for their next turn, once there is nothing else. Another may have taken it back since
+    /// this one gathered, and left some of it.
     fn robbed(&self) -> Result<Option<Lent>, Refusal> {
-        if !self.engine.drain_lanes() {
+        let has_any = self.engine.drain_lanes();
+        if !has_any && self.engine.totals().taken_back == self.taken_back.get() {
             return Ok(None);
         }
         match self.gathered_known()? {
@@ -505,15 +517,18 @@ impl Climb<'_> {
         };
         let lanes = self.engine.lanes();
         let taker = self.taker();
-        let may_wait = |fence: Fence| {
+        let waits = |fence: Fence| {
             // A stream without a lane is gone, and complete, though the ledger may not have heard of it yet; or it came
             // after this look, and is found when its point is to be waited for.
-            find(&lanes, fence).is_none_or(|lane| {
-                lane.can_be_awaited(fence.ticket) && limit.allows(donor_of(lane, fence), taker)
-            })
+            let Some(lane) = find(&lanes, fence) else {
+                return Some(Forecast::default());
+            };
+            let donor = donor_of(lane, fence);
+            let may_wait = lane.can_be_awaited(fence.ticket) && limit.allows(donor, taker);
+            may_wait.then(|| Forecast::of(donor, taker))
         };
         look(&View {
-            waits: Some(&may_wait),
+            waits: Some(&waits),
             ..self.view()
         })
     }
@@ -608,11 +623,10 @@ pub(super) fn find(lanes: &[Arc<Lane>], fence: Fence) -> Option<&Arc<Lane>> {
 }
 
 pub(super) fn donor_of(lane: &Lane, fence: Fence) -> Donor {
+    let marker = lane.timeline.covering(fence.ticket);
     Donor {
-        sealed_at: lane
-            .timeline
-            .covering(fence.ticket)
-            .map(|marker| marker.sealed_at),
+        sealed_at: marker.as_ref().map(|marker| marker.sealed_at),
+        number: marker.map_or(u64::MAX, |marker| marker.number()),
         latency: lane.timeline.latency(),
     }
 }
