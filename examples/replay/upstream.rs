@@ -30,3 +30,16 @@ impl fmt::Display for UpstreamName {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_printed_as_they_are_read() {
+        for name in UpstreamName::value_variants() {
+            let read = UpstreamName::from_str(&name.to_string(), false);
+            assert_eq!(read, Ok(*name));
+        }
+    }
+}

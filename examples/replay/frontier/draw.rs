@@ -56,7 +56,9 @@ pub(super) fn picture(frontier: &Frontier) -> Drawn<String> {
         labels(&canvas, &chart, frontier)?;
         canvas.present()?;
     }
-    Ok(svg)
+    // Within a page it is no wider than that.
+    let flexible = "<svg style=\"max-width: 100%; height: auto\" ";
+    Ok(svg.replacen("<svg ", flexible, 1))
 }
 
 /// All points and both guides, with room around.
