@@ -271,7 +271,7 @@ fn line_key(canvas: &Canvas<'_>, (x, y): Place, remapping: Remapping) -> Drawn {
         None => canvas.draw(&PathElement::new(ends, INK.stroke_width(2)))?,
         Some((size, gap)) => {
             let style = INK.stroke_width(2);
-            canvas.draw(&DashedPathElement::new(ends.into_iter(), size, gap, style))?;
+            canvas.draw(&DashedPathElement::new(ends, size, gap, style))?;
         }
     }
     mark(canvas, (x + 20, y), remapping, INK)
