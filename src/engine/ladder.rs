@@ -8,7 +8,9 @@ use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Lane, Use};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
-use crate::ledger::{BlockId, Clock, Fence, Fences, Grant, Growth, Place, Plan, Request, View};
+use crate::ledger::{
+    BlockId, Clock, Fence, Fences, Forecast, Grant, Growth, Place, Plan, Request, View,
+};
 use crate::sync::Arc;
 use crate::trace;
 use std::cell::Cell;
@@ -515,15 +517,18 @@ impl Climb<'_> {
         };
         let lanes = self.engine.lanes();
         let taker = self.taker();
-        let may_wait = |fence: Fence| {
+        let waits = |fence: Fence| {
             // A stream without a lane is gone, and complete, though the ledger may not have heard of it yet; or it came
             // after this look, and is found when its point is to be waited for.
-            find(&lanes, fence).is_none_or(|lane| {
-                lane.can_be_awaited(fence.ticket) && limit.allows(donor_of(lane, fence), taker)
-            })
+            let Some(lane) = find(&lanes, fence) else {
+                return Some(Forecast::default());
+            };
+            let donor = donor_of(lane, fence);
+            let may_wait = lane.can_be_awaited(fence.ticket) && limit.allows(donor, taker);
+            may_wait.then(|| Forecast::of(donor, taker))
         };
         look(&View {
-            waits: Some(&may_wait),
+            waits: Some(&waits),
             ..self.view()
         })
     }
@@ -618,11 +623,10 @@ pub(super) fn find(lanes: &[Arc<Lane>], fence: Fence) -> Option<&Arc<Lane>> {
 }
 
 pub(super) fn donor_of(lane: &Lane, fence: Fence) -> Donor {
+    let marker = lane.timeline.covering(fence.ticket);
     Donor {
-        sealed_at: lane
-            .timeline
-            .covering(fence.ticket)
-            .map(|marker| marker.sealed_at),
+        sealed_at: marker.as_ref().map(|marker| marker.sealed_at),
+        number: marker.map_or(u64::MAX, |marker| marker.number()),
         latency: lane.timeline.latency(),
     }
 }

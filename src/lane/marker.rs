@@ -20,6 +20,7 @@ pub(crate) struct Events {
 struct Spare {
     events: Vec<RawEvent>,
     created: u64,
+    recorded: u64,
 }
 
 impl Events {
@@ -41,14 +42,20 @@ impl Events {
         self.ages.histogram()
     }
 
-    fn take(&self) -> Result<RawEvent, DeviceError> {
-        if let Some(event) = self.spare.lock().events.pop() {
-            return Ok(event);
-        }
+    /// An event, and the number of its record.
+    fn take(&self) -> Result<(RawEvent, u64), DeviceError> {
+        let number = {
+            let mut spare = self.spare.lock();
+            spare.recorded += 1;
+            if let Some(event) = spare.events.pop() {
+                return Ok((event, spare.recorded));
+            }
+            spare.recorded
+        };
         assert_unlocked("create_event");
         let event = self.device.create_event()?;
         self.spare.lock().created += 1;
-        Ok(event)
+        Ok((event, number))
     }
 
     fn put(&self, event: RawEvent) {
@@ -57,8 +64,10 @@ impl Events {
 
     /// An event recorded behind all that `stream` was given so far.
     pub(crate) fn record(this: &Arc<Self>, stream: RawStream) -> Result<Recorded, DeviceError> {
+        let (event, number) = this.take()?;
         let recorded = Recorded {
-            event: this.take()?,
+            event,
+            number,
             events: this.clone(),
         };
         assert_unlocked("record");
@@ -81,6 +90,8 @@ impl Drop for Events {
 #[derive(Debug)]
 pub(crate) struct Recorded {
     event: RawEvent,
+    /// Among all records, of all streams; from 1 on.
+    number: u64,
     events: Arc<Events>,
 }
 
@@ -115,6 +126,11 @@ impl Marker {
     /// Whether there is an event to wait for.
     pub(crate) fn has_event(&self) -> bool {
         self.recorded.is_some()
+    }
+
+    /// How many events were recorded up to this one, on whatever stream.
+    pub(crate) fn number(&self) -> u64 {
+        self.recorded.as_ref().map_or(0, |recorded| recorded.number)
     }
 
     /// # Panics

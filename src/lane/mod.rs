@@ -232,8 +232,8 @@ impl Lane {
     }
 
     /// Whether nobody else holds the stream.
-    pub(crate) fn is_abandoned(&self) -> bool {
-        plain::Arc::strong_count(&self.keep_alive) == 1
+    pub(crate) fn is_abandoned(&self, device: &dyn Device) -> bool {
+        device.is_abandoned(&self.keep_alive)
     }
 
     pub(crate) fn fence(&self, ticket: Ticket) -> Fence {

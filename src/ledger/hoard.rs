@@ -7,6 +7,7 @@
 
 use super::block::{BlockId, State};
 use super::fence::Fences;
+use super::fit::{Best, PROBES};
 use super::index::BySize;
 use super::{Grant, Ledger, Request, View, free_or_pending};
 use std::num::NonZeroU32;
@@ -67,19 +68,24 @@ impl Ledger {
 
     fn fitting(&self, hoard: HoardId, request: Request, view: &View<'_>) -> Option<BlockId> {
         let by_size = self.hoards.get(&hoard)?.at_least(request.bytes);
-        let fits = |id: &BlockId| self.placement(*id, request).is_some();
-        let (mut ordered, mut allowed) = (None, None);
-        for id in by_size.map(|(_, id)| id).filter(fits) {
+        let forecast = |id| view.forecast(&self.hoarded_fences(id)).unwrap_or_default();
+        let mut allowed = None;
+        let mut probes = 0;
+        for (size, id) in by_size {
+            if self.placement(id, request).is_none() {
+                continue;
+            }
             let fences = self.hoarded_fences(id);
             if fences.iter().all(|fence| view.is_ordered(fence)) {
-                ordered = Some(id);
-                break;
+                return Some(id);
             }
-            if allowed.is_none() && fences.iter().all(|fence| view.allows(fence)) {
-                allowed = Some(id);
+            let is_larger = allowed.as_ref().is_some_and(|best: &Best| size > best.size);
+            if !is_larger && probes < PROBES && view.forecast(&fences).is_some() {
+                probes += 1;
+                Best::consider(&mut allowed, (size, id), Some(forecast));
             }
         }
-        ordered.or(allowed)
+        allowed.map(|best| best.id)
     }
 
     /// What is left of a hoarded block's last life.
@@ -119,11 +125,7 @@ impl Ledger {
         let mut run = Vec::new();
         for (id, block) in self.blocks.from(first) {
             let is_ours = matches!(&block.state, State::Hoarded(owner, _) if *owner == hoard);
-            let may_have = |id| {
-                self.hoarded_fences(id)
-                    .iter()
-                    .all(|fence| view.allows(fence))
-            };
+            let may_have = |id| view.forecast(&self.hoarded_fences(id)).is_some();
             if !is_ours || !may_have(id) {
                 break;
             }

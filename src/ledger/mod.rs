@@ -36,6 +36,8 @@
 //! | `block` | the nodes and their states |
 //! | `fence` | fence sets and vector clocks |
 //! | `index` | finding a block by size, by who freed it, by ticket |
+//! | `fit` | the best of the blocks that do |
+//! | `forecast` | which of several is worth waiting for |
 //! | `window` | where a contiguous span costs least to put together |
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `growth` | how much is taken from the device at a time |
@@ -56,6 +58,8 @@ mod coalesce;
 mod exchange;
 mod fence;
 mod figures;
+mod fit;
+mod forecast;
 mod growth;
 mod heuristic;
 mod hoard;
@@ -74,6 +78,7 @@ pub(crate) use block::{BlockId, State};
 pub(crate) use exchange::{Exchange, Exchanged};
 pub(crate) use fence::{Clock, Fence, Fences};
 pub(crate) use figures::{Figures, High};
+pub(crate) use forecast::Forecast;
 pub use growth::GrowBy;
 pub use heuristic::{CoalesceHeuristic, PoolFigures};
 pub(crate) use hoard::{HoardId, Moves};
@@ -92,9 +97,6 @@ use std::collections::BTreeMap;
 
 /// The step of block sizes and addresses, in bytes.
 pub(crate) const GRANULE: u64 = 512;
-
-/// How many pending blocks of one stream are looked at for one request, smallest first.
-const PROBES: usize = 32;
 
 /// What the ledger's memory is made of.
 #[derive(Clone, Copy, Debug)]
@@ -123,16 +125,21 @@ pub(crate) struct View<'a> {
     pub(crate) stream: StreamId,
     /// What the stream comes after, as far as the policy lets it count.
     pub(crate) after: &'a Clock,
-    /// Which further fences the stream may be made to wait for on the device.
-    pub(crate) waits: Option<&'a dyn Fn(Fence) -> bool>,
+    /// Which further fences the stream may be made to wait for on the device, and when they are expected to be
+    /// complete.
+    pub(crate) waits: Option<&'a dyn Fn(Fence) -> Option<Forecast>>,
     /// Where it is to lie.
     pub(crate) place: Place,
 }
 
 impl View<'_> {
-    /// Whether the block may be had by this asker, given its fence.
-    pub(crate) fn allows(&self, fence: Fence) -> bool {
-        self.is_ordered(fence) || self.waits.is_some_and(|may_wait| may_wait(fence))
+    /// Whether a block with these fences may be had by this asker; and when the last of those that it would have to
+    /// wait for is expected.
+    fn forecast(&self, fences: &Fences) -> Option<Forecast> {
+        let mut to_wait_for = fences.iter().filter(|fence| !self.is_ordered(*fence));
+        to_wait_for.try_fold(Forecast::default(), |last, fence| {
+            Some(last.and(self.waits?(fence)?))
+        })
     }
 
     /// Whether the asker comes after the fence already.
@@ -265,30 +272,6 @@ impl Ledger {
         Some(grant)
     }
 
-    fn best_fit(&self, request: Request, view: &View<'_>) -> Option<BlockId> {
-        let fits = |id: &BlockId| self.placement(*id, request).is_some();
-        let mut best = self.free.best(request.bytes, usize::MAX, |id| fits(&id));
-        let mut consider = |candidate: Option<(u64, BlockId)>| {
-            if let Some(candidate) = candidate {
-                if best.is_none_or(|best| candidate.0 < best.0) {
-                    best = Some(candidate);
-                }
-            }
-        };
-        for (donor, donated) in self.pending.donors() {
-            if view.considers(donor) {
-                let does = |id| fits(&id) && self.may_have(id, view);
-                consider(donated.by_size.best(request.bytes, PROBES, does));
-            }
-        }
-        for id in self.pending.several() {
-            if fits(&id) && self.may_have(id, view) {
-                consider(Some((self.blocks[id].bytes, id)));
-            }
-        }
-        best.map(|(_, id)| id)
-    }
-
     /// Where in the block the request would lie, as an offset.
     fn placement(&self, id: BlockId, request: Request) -> Option<u64> {
         let block = &self.blocks[id];
@@ -299,7 +282,7 @@ impl Ledger {
     fn may_have(&self, id: BlockId, view: &View<'_>) -> bool {
         match &self.blocks[id].state {
             State::Free => true,
-            State::Pending(fences) => fences.iter().all(|fence| view.allows(fence)),
+            State::Pending(fences) => view.forecast(fences).is_some(),
             State::Lent | State::Hoarded(..) | State::Claimed(_) | State::Hole | State::Room => {
                 false
             }

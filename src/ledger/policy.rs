@@ -271,6 +271,8 @@ impl Sealing {
 pub(crate) struct Donor {
     /// When its event was recorded; `None` while its ticket is not sealed.
     pub(crate) sealed_at: Option<Duration>,
+    /// How many events were recorded before, on whatever stream; the most there can be, while there is none.
+    pub(crate) number: u64,
     /// How long the donor stream's events take to complete.
     pub(crate) latency: Duration,
 }
@@ -285,7 +287,7 @@ pub(crate) struct Taker {
 
 /// What is expected is a mean: of two streams with the same backlog each would come after the other
 /// half of the time. A quarter more than the taker's own tail counts as in time.
-const TOLERANCE: u32 = 4;
+pub(super) const TOLERANCE: u32 = 4;
 
 /// After so many times its mean a point is overdue: its stream may be stuck, and perhaps behind the
 /// very stream that would wait. Nobody is made to wait for it.
@@ -328,6 +330,7 @@ mod tests {
     fn donor(sealed_at: Option<Duration>) -> Donor {
         Donor {
             sealed_at,
+            number: 0,
             latency: ms(2),
         }
     }

@@ -3,22 +3,41 @@
 //! A *run* is a stretch of neighbours that the asker may have: free, pending behind fences that do
 //! not keep it, or holes that memory can be mapped into. A *window* is a place for the request
 //! inside a run. Its price is first the memory that must be taken from the device, then the handles
-//! that must be mapped, then whether it binds the request to pending work.
+//! that must be mapped, then whether it binds the request to pending work, and until when.
 
 use super::block::{BlockId, State};
-use super::{Handles, Ledger, Place, Request, View};
+use super::{Forecast, Handles, Ledger, Place, Request, View};
+use std::cmp::Ordering;
 
 /// A place for a request, and its price; the order of the fields is the order of preference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
     /// Handles to take from the device.
     pub(super) new: u64,
     /// Handles to map, new or from elsewhere.
     pub(super) maps: u64,
     pub(super) is_pending: bool,
+    /// When the last of its pieces is expected to be complete.
+    forecast: Forecast,
     pub(super) start: u64,
     /// The piece in which it starts.
     pub(super) first: BlockId,
+}
+
+impl Window {
+    /// Becomes the other, if that costs less; of two that cost the same the lower stays.
+    fn yield_to(&mut self, other: Self) {
+        let price = |window: &Self| (window.new, window.maps, window.is_pending);
+        let yields = match price(&other).cmp(&price(self)) {
+            Ordering::Less => true,
+            Ordering::Greater => false,
+            Ordering::Equal if self.forecast.is_same_as(other.forecast) => other.start < self.start,
+            Ordering::Equal => self.forecast.yield_to(other.forecast),
+        };
+        if yields {
+            *self = other;
+        }
+    }
 }
 
 /// A block as part of a run.
@@ -33,7 +52,7 @@ pub(super) struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Free,
-    Pending,
+    Pending(Forecast),
     Hole,
 }
 
@@ -106,7 +125,7 @@ impl Ledger {
     pub(super) fn kind(&self, id: BlockId, view: &View<'_>, growth: Growth) -> Option<Kind> {
         match &self.blocks[id].state {
             State::Free => Some(Kind::Free),
-            State::Pending(_) if self.may_have(id, view) => Some(Kind::Pending),
+            State::Pending(fences) => view.forecast(fences).map(Kind::Pending),
             State::Hole if growth != Growth::None => Some(Kind::Hole),
             _ => None,
         }
@@ -127,9 +146,7 @@ impl Ledger {
                 for start in [at_start, at_end] {
                     if start >= head && start + request.bytes <= tail {
                         let window = self.price(run, start, request.bytes);
-                        if best.is_none_or(|best| window < best) {
-                            *best = Some(window);
-                        }
+                        best.get_or_insert(window).yield_to(window);
                     }
                 }
             }
@@ -141,10 +158,14 @@ impl Ledger {
         let end = start + bytes;
         let first = run.partition_point(|piece| piece.end <= start);
         let (mut maps, mut inside, mut is_pending) = (0, 0, false);
+        let mut forecast = Forecast::default();
         for piece in run[first..].iter().take_while(|piece| piece.start < end) {
             match piece.kind {
                 Kind::Free => inside += self.whole_handles_between(piece, start, end),
-                Kind::Pending => is_pending = true,
+                Kind::Pending(piece) => {
+                    is_pending = true;
+                    forecast = forecast.and(piece);
+                }
                 Kind::Hole => {
                     maps += self
                         .handles_touched(piece.start.max(start), piece.end.min(end))
@@ -157,6 +178,7 @@ impl Ledger {
             new: maps.saturating_sub(elsewhere),
             maps,
             is_pending,
+            forecast,
             start,
             first: run[first].id,
         }

@@ -1,0 +1,105 @@
+//! The best fit: the smallest block that does, and of those of one size the one that is complete, or expected to
+//! be, first.
+
+use super::index::BySize;
+use super::{BlockId, Forecast, Ledger, Request, State, View};
+
+/// How many pending blocks of one stream are looked at for one request, smallest first.
+pub(super) const PROBES: usize = 32;
+
+/// The best of those considered so far.
+#[derive(Debug)]
+pub(super) struct Best {
+    pub(super) size: u64,
+    pub(super) id: BlockId,
+    /// Asked for once there is another of its size.
+    forecast: Option<Forecast>,
+}
+
+impl Best {
+    /// Compares with another one; `forecast` says when each is expected to be complete.
+    pub(super) fn consider(
+        best: &mut Option<Self>,
+        (size, id): (u64, BlockId),
+        forecast: Option<impl Fn(BlockId) -> Forecast>,
+    ) {
+        let candidate = Self {
+            size,
+            id,
+            forecast: None,
+        };
+        match (best, forecast) {
+            (Some(best), _) if size > best.size => {}
+            (Some(best), None) if size == best.size => {}
+            (Some(best), Some(forecast)) if size == best.size => {
+                let own = best.forecast.get_or_insert_with(|| forecast(best.id));
+                if own.yield_to(forecast(id)) {
+                    best.id = id;
+                }
+            }
+            (best, _) => *best = Some(candidate),
+        }
+    }
+}
+
+impl Ledger {
+    /// The best fit among what is free and what the asker may have. Where nothing is waited for, time is not
+    /// looked at.
+    pub(super) fn best_fit(&self, request: Request, view: &View<'_>) -> Option<BlockId> {
+        let fits = |id: &BlockId| self.placement(*id, request).is_some();
+        let forecast = view.waits.map(|_| |id| self.forecast(id, view));
+        let mut best = None;
+        let mut consider = |candidate: Option<(u64, BlockId)>| {
+            if let Some(candidate) = candidate {
+                Best::consider(&mut best, candidate, forecast);
+            }
+        };
+        consider(self.free.best(request.bytes, usize::MAX, |id| fits(&id)));
+        for (donor, donated) in self.pending.donors() {
+            if view.considers(donor) {
+                let does = |id| fits(&id) && self.may_have(id, view);
+                consider(match view.waits {
+                    None => donated.by_size.best(request.bytes, PROBES, does),
+                    Some(_) => self.best_and_oldest(&donated.by_size, request.bytes, does),
+                });
+            }
+        }
+        for id in self.pending.several() {
+            if fits(&id) && self.may_have(id, view) {
+                consider(Some((self.blocks[id].bytes, id)));
+            }
+        }
+        best.map(|best| best.id)
+    }
+
+    /// The smallest that does of what waits for one stream; of those of its size the first that the stream freed,
+    /// since a stream runs in order.
+    fn best_and_oldest(
+        &self,
+        by_size: &BySize,
+        bytes: u64,
+        does: impl Fn(BlockId) -> bool,
+    ) -> Option<(u64, BlockId)> {
+        let mut probes = by_size.at_least(bytes).take(PROBES);
+        let (size, mut oldest) = probes.find(|(_, id)| does(*id))?;
+        let ticket = |id: BlockId| match &self.blocks[id].state {
+            State::Pending(fences) => fences.single().map(|fence| fence.ticket),
+            _ => None,
+        };
+        for (_, id) in probes.take_while(|(other, _)| *other == size) {
+            if ticket(id) < ticket(oldest) && does(id) {
+                oldest = id;
+            }
+        }
+        Some((size, oldest))
+    }
+
+    /// When a block that the asker may have is expected to be complete.
+    fn forecast(&self, id: BlockId, view: &View<'_>) -> Forecast {
+        let forecast = match &self.blocks[id].state {
+            State::Pending(fences) => view.forecast(fences),
+            _ => None,
+        };
+        forecast.unwrap_or_default()
+    }
+}
