@@ -513,9 +513,8 @@ impl Climb<'_> {
             let Some(lane) = find(&lanes, fence) else {
                 return Some(Forecast::default());
             };
-            let donor = donor_of(lane, fence);
-            let may_wait = lane.can_be_awaited(fence.ticket) && limit.allows(donor, taker);
-            may_wait.then(|| Forecast::of(donor, taker))
+            let can_be_awaited = lane.can_be_awaited(fence.ticket);
+            can_be_awaited.then(|| limit.forecast(donor_of(lane, fence), taker))?
         };
         look(&View {
             waits: Some(&waits),

@@ -7,7 +7,8 @@
 use super::policy::{Donor, TOLERANCE, Taker};
 use std::time::Duration;
 
-/// When a point, or the last of several, is expected to be passed. The default is one that is passed already.
+/// When a point, or the last of several, is expected to be passed. The default is one that is not to be waited for:
+/// it is passed, or the asker comes after it anyway, or it is certain to be in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Forecast {
     /// It is overdue, or nothing is known of its stream.
@@ -40,6 +41,10 @@ impl Forecast {
             until: self.until.max(other.until),
             number: self.number.max(other.number),
         }
+    }
+
+    pub(super) fn is_in_time(self) -> bool {
+        self == Self::default()
     }
 
     /// Whether the same event is the last.

@@ -1,5 +1,6 @@
 //! Decisions as pure functions, and the words in which a user states them.
 
+use super::Forecast;
 use std::time::Duration;
 
 /// What comes first when free memory does not do: rungs 4 and 5 of the reuse ladder.
@@ -301,6 +302,15 @@ impl Donor {
 }
 
 impl WaitLimit {
+    /// When the donor is expected, if the taker may be made to wait for it. Within the tail it is in time, whenever
+    /// that is: which of several is taken is left to how well they pack.
+    pub(crate) fn forecast(self, donor: Donor, taker: Taker) -> Option<Forecast> {
+        self.allows(donor, taker).then(|| match self {
+            Self::Tail => Forecast::default(),
+            Self::Unlimited => Forecast::of(donor, taker),
+        })
+    }
+
     /// Whether the taker may be made to wait for the donor.
     ///
     /// A ticket that is not sealed would be sealed late, and cover work submitted after the free:
