@@ -615,6 +615,7 @@ pub(super) fn donor_of(lane: &Lane, fence: Fence) -> Donor {
     let marker = lane.timeline.covering(fence.ticket);
     Donor {
         sealed_at: marker.as_ref().map(|marker| marker.sealed_at),
+        expected_at: marker.as_ref().map(|marker| marker.expected_at),
         number: marker.map_or(u64::MAX, |marker| marker.number()),
         latency: lane.timeline.latency(),
     }

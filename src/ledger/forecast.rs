@@ -4,7 +4,7 @@
 //! those the one sealed first is waited for: would it be the last, each stream would be chained behind the one
 //! before, while memory that others left earlier lay idle.
 
-use super::policy::{Donor, TOLERANCE, Taker};
+use super::policy::{Donor, OVERDUE, TOLERANCE, Taker};
 use std::time::Duration;
 
 /// When a point, or the last of several, is expected to be passed. The default is one that is not to be waited for:
@@ -22,13 +22,15 @@ pub(crate) struct Forecast {
 
 impl Forecast {
     pub(crate) fn of(donor: Donor, taker: Taker) -> Self {
-        let at = donor.sealed_at.unwrap_or(taker.now) + donor.latency;
-        let at = at.max(taker.now);
+        let sealed_at = donor.sealed_at.unwrap_or(taker.now);
+        let expected_at = donor.expected_at.unwrap_or(sealed_at + donor.latency);
+        let takes = expected_at.saturating_sub(sealed_at);
+        let at = expected_at.max(taker.now);
         Self {
-            // With no latency known yet, it is overdue at once.
-            is_unsure: taker.now >= donor.overdue_at(taker.now),
+            // With no pace known yet, it is overdue at once.
+            is_unsure: taker.now >= sealed_at + takes * OVERDUE,
             at,
-            until: at + donor.latency / TOLERANCE,
+            until: at + takes / TOLERANCE,
             number: donor.number,
         }
     }
@@ -90,6 +92,7 @@ mod tests {
     fn forecast(sealed_at: u64, latency: u64, number: u64) -> Forecast {
         let donor = Donor {
             sealed_at: Some(ms(sealed_at)),
+            expected_at: Some(ms(sealed_at + latency)),
             number,
             latency: ms(latency),
         };

@@ -272,6 +272,8 @@ impl Sealing {
 pub(crate) struct Donor {
     /// When its event was recorded; `None` while its ticket is not sealed.
     pub(crate) sealed_at: Option<Duration>,
+    /// When it was expected then, given what its stream had to do before.
+    pub(crate) expected_at: Option<Duration>,
     /// How many events were recorded before, on whatever stream; the most there can be, while there is none.
     pub(crate) number: u64,
     /// How long the donor stream's events take to complete.
@@ -292,7 +294,7 @@ pub(super) const TOLERANCE: u32 = 4;
 
 /// After so many times its mean a point is overdue: its stream may be stuck, and perhaps behind the
 /// very stream that would wait. Nobody is made to wait for it.
-const OVERDUE: u32 = 3;
+pub(super) const OVERDUE: u32 = 3;
 
 impl Donor {
     /// When the point is overdue, at the latest.
@@ -340,6 +342,7 @@ mod tests {
     fn donor(sealed_at: Option<Duration>) -> Donor {
         Donor {
             sealed_at,
+            expected_at: None,
             number: 0,
             latency: ms(2),
         }
