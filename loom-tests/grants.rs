@@ -58,6 +58,33 @@ fn shelving_against_enqueue() {
     });
 }
 
+/// Two reach for what a stream keeps for its next turn, complete, which does for both: neither is refused, whoever
+/// takes it back.
+#[test]
+fn two_streams_robbing_one_lane() {
+    model("two streams robbing one lane", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let (_, c) = stream(&device, &pool);
+        for _ in 0..2 {
+            drop(pool.try_allocate(&a, 2 * MIB).unwrap());
+        }
+        a.seal().unwrap();
+        pool.harvest().unwrap();
+        assert_eq!(pool.statistics().kept_by_lanes, 2 * MIB);
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.try_allocate(&b, MIB).unwrap())
+        };
+        let mine = pool.try_allocate(&c, MIB).unwrap();
+        let theirs = other.join().unwrap();
+        drop((mine, theirs));
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// A waiter is dropped while it is granted: the grant comes back, whoever had it last.
 #[test]
 fn cancel_against_grant() {

@@ -198,7 +198,7 @@ fn used_on_against_harvest() {
         let earlier = pool.try_allocate(&a, 2 * MIB).unwrap();
         run(&work_a, 10);
         drop(earlier);
-        let mut block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let harvesting = {
             let pool = pool.clone();
             thread::spawn(move || pool.harvest().unwrap())

@@ -47,7 +47,8 @@ impl Stream {
 
     /// Whether nobody holds the device's stream but the pool.
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.registration.lane.is_abandoned()
+        let Registration { lane, service, .. } = &*self.registration;
+        lane.is_abandoned(&*service.engine.device)
     }
 
     /// Whether nothing of it is in use: no block or request, nor another handle.

@@ -121,6 +121,10 @@ unsafe impl Device for Unified {
         self.sim.destroy_stream(stream)
     }
 
+    fn is_abandoned(&self, hold: &Arc<dyn Any + Send + Sync>) -> bool {
+        self.sim.is_abandoned(hold)
+    }
+
     fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
         self.sim.native_stream(stream)
     }

@@ -183,3 +183,183 @@ fn what_is_kept_is_bounded() {
     device.advance(us(10_000));
     pool.check_conserved().unwrap();
 }
+
+/// The stream of somebody else's may be destroyed after any free of it: that records the event itself.
+#[test]
+fn a_stream_of_somebody_elses_owes_no_event() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let raw = RawPool::new(&pool);
+    let work = device.create_stream();
+    let line = (work.clone(), raw.stream(&External::of(&work)).unwrap());
+    let other = stream(&device, &pool);
+    take_turns(&pool, &line);
+    assert_eq!(turn(&pool, &line, LARGE), Rung::Lane);
+    let block = pool.try_allocate(&line.1, LARGE).unwrap();
+    use_block(&work, &block, us(10));
+    let mut deallocation = block.deallocate();
+    assert!(poll(&mut deallocation).is_pending());
+    device.advance(us(1000));
+    let all = pool.try_allocate(&other.1, 16 * MIB).unwrap();
+    use_block(&other.0, &all, us(10));
+    assert_eq!(poll(&mut deallocation), Poll::Ready(Ok(())));
+}
+
+/// What lies above a block and is only kept is nobody's: the block can grow.
+#[test]
+fn what_is_only_kept_is_in_nobodys_way() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let mut block = pool.try_allocate(&other.1, LARGE).unwrap();
+    take_turns(&pool, &line);
+    block.try_grow(LARGE).unwrap();
+    use_block(&other.0, &block, us(10));
+    assert_eq!(pool.statistics().kept_by_lanes, 0);
+    pool.check().unwrap();
+}
+
+/// A reservation in pieces is given for what the pool has in one, though a stream keeps that for its next turn.
+#[test]
+fn who_draws_is_given_what_is_only_kept_for_pieces() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB)
+        .handle_bytes(16 * MIB)
+        .build()
+        .unwrap();
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let reservation = pool.reserve(LARGE).try_now().unwrap();
+    let mut pieces: Vec<_> = (0..8)
+        .map(|_| Some(reservation.allocate(&other.1, MIB).unwrap()))
+        .collect();
+    take_turns(&pool, &line);
+    device.advance(us(1000));
+    pieces
+        .iter_mut()
+        .step_by(2)
+        .for_each(|piece| drop(piece.take()));
+    let one = reservation.allocate(&other.1, 3 * MIB).unwrap();
+    use_block(&other.0, &one, us(10));
+    assert_eq!(pool.statistics().kept_by_lanes, 0);
+    pool.check().unwrap();
+}
+
+/// Streams of one's own and of somebody else's that take turns, among others who wait, draw, grow, trim and resize:
+/// nobody is left waiting once all is complete, and all comes back.
+#[test]
+fn nothing_is_missing_whatever_others_do() {
+    for seed in 0..200 {
+        let device = manual();
+        let reuse = Reuse {
+            internal_dependencies: seed % 2 == 0,
+            ..Reuse::ALL
+        };
+        let builder = builder(&device, 64 * MIB).reuse(reuse);
+        let builder = match seed % 3 {
+            0 => builder.per_thread_caches(),
+            _ => builder.handle_bytes(4 * MIB),
+        };
+        Crossroads::new(device, builder.build().unwrap(), seed).play();
+    }
+}
+
+/// Everybody at once.
+struct Crossroads {
+    device: SimDevice,
+    pool: Pool,
+    lines: Vec<(SimStream, Stream)>,
+    random: fastrand::Rng,
+    held: Vec<(usize, Block)>,
+}
+
+impl Crossroads {
+    fn new(device: SimDevice, pool: Pool, seed: u64) -> Self {
+        let raw = RawPool::new(&pool);
+        let mut lines: Vec<_> = (0..3).map(|_| stream(&device, &pool)).collect();
+        let work = device.create_stream();
+        let external = raw.stream(&External::of(&work)).unwrap();
+        lines.push((work, external));
+        Self {
+            device,
+            pool,
+            lines,
+            random: fastrand::Rng::with_seed(seed),
+            held: Vec::new(),
+        }
+    }
+
+    fn play(mut self) {
+        for _ in 0..60 {
+            self.step();
+            self.pool.check().unwrap();
+        }
+        self.held.clear();
+        self.device.advance(us(100_000));
+        now(self.pool.drain()).unwrap();
+        self.pool.check_conserved().unwrap();
+        let all = self.pool.try_allocate(&self.lines[0].1, 64 * MIB).unwrap();
+        use_block(&self.lines[0].0, &all, us(10));
+    }
+
+    fn step(&mut self) {
+        let at = self.random.usize(..self.lines.len());
+        let bytes = self.random.u64(1..=6) * 4 * MIB;
+        let line = self.lines[at].clone();
+        match self.random.u8(..12) {
+            0..=4 => self.take_turns(&line, bytes),
+            5 => {
+                if let Ok(block) = self.pool.try_allocate(&line.1, bytes) {
+                    use_block(&line.0, &block, us(20));
+                    self.held.push((at, block));
+                }
+            }
+            6 if !self.held.is_empty() => {
+                let at = self.random.usize(..self.held.len());
+                drop(self.held.swap_remove(at));
+            }
+            7 if !self.held.is_empty() => {
+                let which = self.random.usize(..self.held.len());
+                let (at, block) = &mut self.held[which];
+                if block.try_grow(4 * MIB).is_ok() {
+                    use_block(&self.lines[*at].0, block, us(10));
+                }
+            }
+            8 => self.wait(&line, bytes),
+            9 => {
+                if let Ok(reservation) = self.pool.reserve(bytes).try_now() {
+                    let block = reservation.allocate(&line.1, 4 * MIB).unwrap();
+                    use_block(&line.0, &block, us(10));
+                }
+            }
+            10 => drop(self.pool.trim_to(16 * MIB).unwrap()),
+            _ => self.device.advance(us(self.random.u64(1..400))),
+        }
+    }
+
+    fn take_turns(&self, line: &(SimStream, Stream), bytes: u64) {
+        for _ in 0..TURNS {
+            let Ok(block) = self.pool.try_allocate(&line.1, bytes) else {
+                return;
+            };
+            use_block(&line.0, &block, us(10));
+        }
+    }
+
+    /// What is not held is had, once it is complete.
+    fn wait(&mut self, line: &(SimStream, Stream), bytes: u64) {
+        let mut waiting = self.pool.allocate(&line.1, bytes);
+        let mut polled = poll(&mut waiting);
+        let held: u64 = self.held.iter().map(|(_, block)| block.size()).sum();
+        if polled.is_pending() && held + bytes > 64 * MIB {
+            return;
+        }
+        if polled.is_pending() {
+            self.device.advance(us(10_000));
+            polled = poll(&mut waiting);
+        }
+        let Poll::Ready(block) = polled else {
+            panic!("{bytes} bytes wait for nothing: {:?}", self.pool);
+        };
+        use_block(&line.0, &block.unwrap(), us(10));
+    }
+}

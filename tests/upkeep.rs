@@ -446,6 +446,28 @@ fn a_grant_that_was_given_up_is_released() {
     assert_eq!(pool.statistics().reserved.current, 0);
 }
 
+/// What was taken for several together, of which one could not be had, is above the threshold like anything else.
+#[test]
+fn what_was_taken_for_several_in_vain_is_released() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .release_threshold(ReleaseThreshold::Bytes(0))
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let held = pool.try_allocate(&stream, 16 * MIB).unwrap();
+        let several = pool.allocate_many(&stream, [32 * MIB, 24 * MIB]);
+        assert!(several.try_now().is_err());
+        assert_eq!(pool.statistics().reserved.current, 48 * MIB);
+        let_pass(&device, 3);
+        assert_eq!(pool.statistics().reserved.current, 16 * MIB);
+        drop(held);
+        let_pass(&device, 3);
+        assert_eq!(pool.statistics().reserved.current, 0);
+        pool.check_conserved().unwrap();
+    }
+}
+
 /// While somebody waits coalescing is put off, and not forgotten.
 #[test]
 fn coalescing_is_put_off_and_not_forgotten() {

@@ -31,9 +31,17 @@ impl<'a, G: Ground> Pooled<'a, G> {
 fn unless_exhausted(allocated: Result<Block, AllocError>) -> Option<Block> {
     match allocated {
         Ok(block) => Some(block),
-        Err(AllocError::Exhausted(_)) => None,
-        Err(error) => panic!("{error}"),
+        Err(error) => {
+            expect_exhausted(error);
+            None
+        }
     }
+}
+
+#[cold]
+#[inline(never)]
+fn expect_exhausted(error: AllocError) {
+    assert!(matches!(error, AllocError::Exhausted(_)), "{error}");
 }
 
 impl<G: Ground> Contender for Pooled<'_, G> {

@@ -287,6 +287,12 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Whether nobody has the stream any more but those who [keep](DeviceStream::keep_alive) it, of whom `hold` is one.
+    /// Where streams are their own holds, as by default, that is the one who asks.
+    fn is_abandoned(&self, hold: &Arc<dyn Any + Send + Sync>) -> bool {
+        Arc::strong_count(hold) == 1
+    }
+
     /// Makes an event (without timing). An event that was never recorded counts as complete.
     ///
     /// # Errors

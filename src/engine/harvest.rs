@@ -134,7 +134,7 @@ impl Engine {
         let mut has_any = false;
         for lane in lanes.iter() {
             for Kept { id, ticket, .. } in drain(lane) {
-                ledger.give_back(id, Fences::one(lane.id, ticket));
+                ledger.take_back(id, Fences::one(lane.id, ticket));
                 has_any = true;
             }
         }

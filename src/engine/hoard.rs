@@ -77,9 +77,10 @@ impl Engine {
 }
 
 impl Climb<'_> {
-    /// The best of a hoard; of what is complete by now, if nothing else does; or for what is complete of it. Looked for
-    /// again, if anything came back to the hoard meanwhile.
+    /// The best of a hoard; of what is complete by now, if nothing else does; or for what is complete of it, of what
+    /// lanes keep in the end. Looked for again, if anything came back to the hoard meanwhile.
     fn in_hoard(&self, hoard: HoardId) -> Result<Drawn, Refusal> {
+        let mut has_robbed = false;
         loop {
             let (lent, moves) = self.known_in_hoard(hoard)?;
             if let Some(lent) = lent {
@@ -94,12 +95,23 @@ impl Climb<'_> {
             if let Some(lent) = self.exchanged(hoard, &failed)? {
                 return Ok(Drawn::Lent(lent));
             }
+            if !has_robbed && self.may_exchange(hoard) {
+                // Also if there is nothing: another may have taken it back just now.
+                self.engine.drain_lanes();
+                has_robbed = true;
+                continue;
+            }
             // Its own exchanges that the device refused are no news.
             let so_far = moves.so_far + failed.get();
             if let Some(short) = self.short_since(hoard, so_far) {
                 return Ok(short);
             }
         }
+    }
+
+    /// Whether there is enough of it, so that what lanes keep might do for its pieces.
+    fn may_exchange(&self, hoard: HoardId) -> bool {
+        self.engine.left_in_hoard(hoard).0 >= self.request.bytes
     }
 
     /// There was too little when so much had come back; none, if there is more by now. While another's exchange may
@@ -172,8 +184,9 @@ impl Climb<'_> {
                 self.carry_out(plan, For::Hoard(self.lane.id, exchange))?
             }
         };
-        // What the pool got for it may do for who waits.
+        // What the pool got for it may do for who waits, or be more than it is to keep.
         self.engine.ring_if_awaited();
+        self.engine.note_return();
         Ok(lent)
     }
 }

@@ -148,6 +148,8 @@ pub(super) struct Climb<'a> {
     after: Clock,
     /// The device has refused memory.
     was_refused: Cell<bool>,
+    /// How much lanes had been robbed of when this gathered.
+    taken_back: Cell<u64>,
     /// What the earlier life of what was lent had left.
     fences: Cell<Fences>,
 }
@@ -291,6 +293,7 @@ impl<'a> Climb<'a> {
             postponed: None,
             after,
             was_refused: Cell::new(false),
+            taken_back: Cell::new(0),
             fences: Cell::default(),
         })
     }
@@ -317,11 +320,15 @@ impl Climb<'_> {
         if self.place == Place::Anywhere {
             return Ok(());
         }
-        let ledger = self.engine.ledger.lock();
-        if ledger.is_room(self.request, self.place) {
+        let is_room = || {
+            let ledger = self.engine.ledger.lock();
+            ledger.is_room(self.request, self.place)
+        };
+        // What is only kept is in nobody's way.
+        if is_room() || self.engine.drain_lanes() && is_room() {
             return Ok(());
         }
-        Err(Refusal::NoRoom(ledger.room(self.place)))
+        Err(Refusal::NoRoom(self.engine.ledger.lock().room(self.place)))
     }
 
     fn attempt(&self, attempt: Attempt) -> Result<Option<Lent>, Refusal> {
@@ -376,6 +383,7 @@ impl Climb<'_> {
             Order::GrowFirst => self.engine.drain_lanes_older(AT_HAND),
             Order::WaitFirst => self.engine.drain_lanes(),
         };
+        self.taken_back.set(self.engine.totals().taken_back);
         self.gathered_known()
     }
 
@@ -387,9 +395,11 @@ impl Climb<'_> {
         Ok(self.known())
     }
 
-    /// What streams were left for their next turn, once there is nothing else.
+    /// What streams were left for their next turn, once there is nothing else. Another may have taken it back since
+    /// this one gathered, and left some of it.
     fn robbed(&self) -> Result<Option<Lent>, Refusal> {
-        if !self.engine.drain_lanes() {
+        let has_any = self.engine.drain_lanes();
+        if !has_any && self.engine.totals().taken_back == self.taken_back.get() {
             return Ok(None);
         }
         match self.gathered_known()? {

@@ -144,7 +144,9 @@ impl Engine {
                 ledger.give_back(lent.id, fences);
             }
         }
-        if !self.settings.is_pooled && bytes > 0 {
+        if self.settings.is_pooled {
+            self.note_return();
+        } else if bytes > 0 {
             self.return_at_once(bytes);
         }
     }

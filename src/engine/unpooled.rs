@@ -25,9 +25,12 @@ impl Engine {
         if let Some(lent) = self.take_fresh(lane, request)? {
             return Ok(lent);
         }
-        let may_do = self.return_complete(effort)? > 0
-            || self.pressure.is_felt() && self.make_way_for(request.bytes);
-        if may_do {
+        if self.return_complete(effort)? > 0 {
+            if let Some(lent) = self.take_fresh(lane, request)? {
+                return Ok(lent);
+            }
+        }
+        if self.pressure.is_felt() && self.make_way_for(request.bytes) {
             if let Some(lent) = self.take_fresh(lane, request)? {
                 return Ok(lent);
             }

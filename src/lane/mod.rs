@@ -233,8 +233,8 @@ impl Lane {
     }
 
     /// Whether nobody else holds the stream.
-    pub(crate) fn is_abandoned(&self) -> bool {
-        plain::Arc::strong_count(&self.keep_alive) == 1
+    pub(crate) fn is_abandoned(&self, device: &dyn Device) -> bool {
+        device.is_abandoned(&self.keep_alive)
     }
 
     pub(crate) fn fence(&self, ticket: Ticket) -> Fence {
@@ -365,8 +365,10 @@ impl Lane {
             front.cache.push(kept);
         }
         let is_shelved = !is_bypassed && now.is_some_and(|now| self.shelve(&mut front, kept, now));
-        // What is on the shelf is sealed by the next call for the stream that does not take it from there.
-        let is_due = front.unsealed > self.bounds.unsealed && !is_shelved;
+        // What is on the shelf is sealed by the next call for the stream that does not take it from there; unless there
+        // may be none.
+        let is_put_off = is_shelved && !self.is_external;
+        let is_due = front.unsealed > self.bounds.unsealed && !is_put_off;
         Freed {
             ticket,
             is_kept: is_stacked || is_shelved,

@@ -323,6 +323,12 @@ impl Ledger {
         self.give_back(id, fences);
     }
 
+    /// The same of a block that a lane kept.
+    pub(crate) fn take_back(&mut self, id: BlockId, fences: Fences) {
+        self.totals.taken_back += 1;
+        self.give_back(id, fences);
+    }
+
     /// Takes a lent block back; it is free once the fences are complete.
     pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) {
         debug_assert_eq!(self.blocks[id].state, State::Lent);

@@ -23,6 +23,8 @@ pub(crate) struct Totals {
     pub(crate) claimed: u64,
     /// Blocks freed so far, past the lanes, in number.
     pub(crate) returns: u64,
+    /// Blocks that were taken back from lanes so far, in number.
+    pub(crate) taken_back: u64,
     /// The least that was free since the last [`mark_free`](Self::mark_free).
     pub(crate) free_low: u64,
     /// Handles wholly inside free blocks: what can be remapped or released.

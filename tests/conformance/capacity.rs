@@ -284,5 +284,7 @@ pub(crate) fn what_is_over_the_threshold_goes_back<B: Bench>() {
     worker.expect(&kept, 1);
     worker.settle();
     drop(kept);
+    // It is still at it.
+    eventually(|| site.pool.check_conserved().is_ok());
     site.assert_sound();
 }

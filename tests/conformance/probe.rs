@@ -282,6 +282,10 @@ unsafe impl Device for Probe {
         self.inner().host_pointer(address, bytes)
     }
 
+    fn is_abandoned(&self, hold: &Arc<dyn Any + Send + Sync>) -> bool {
+        self.inner().is_abandoned(hold)
+    }
+
     fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
         self.inner().native_stream(stream)
     }

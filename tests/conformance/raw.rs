@@ -141,6 +141,24 @@ pub(crate) fn an_address_is_freed_when_its_stream_is_gone<B: Bench>() {
     site.assert_sound();
 }
 
+/// A stream is registered once, as long as somebody has it, whichever others come; and let go with its last owner.
+pub(crate) fn a_stream_is_found_again<B: Bench>() {
+    let site = Site::<B>::new(8 * MIB);
+    let raw = RawPool::new(&site.pool);
+    let [first, second, third] = [(); 3].map(|()| site.bench.stream());
+    let is_found = |work: &B::Work, id| raw.stream(work).unwrap().id() == id;
+    let ids = [&first, &second].map(|work| raw.stream(work).unwrap().id());
+    assert!(is_found(&first, ids[0]) && is_found(&second, ids[1]));
+    let streams = || site.pool.statistics_by_stream().len();
+    let before = streams();
+    drop(second);
+    raw.stream(&third).unwrap();
+    assert_eq!(streams(), before, "one came, and one went");
+    assert!(is_found(&first, ids[0]));
+    drop(raw);
+    site.assert_conserved();
+}
+
 /// [13] What a further stream uses is reused only after that, too. The stream comes after the grant by its user's doing,
 /// and is given nothing.
 pub(crate) fn an_address_that_a_further_stream_uses_waits_for_it<B: Bench>() {

@@ -81,6 +81,7 @@ macro_rules! suite {
                     what_could_not_be_sealed_waits_for_the_owner,
                     a_use_in_order_asks_nothing_of_an_external_stream;
                 raw:
+                    a_stream_is_found_again,
                     an_address_is_freed_once,
                     an_address_is_freed_on_another_stream,
                     an_address_is_freed_when_its_stream_is_gone,

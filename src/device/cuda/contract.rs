@@ -3,7 +3,7 @@
 use super::CudaDevice;
 use super::driver::check;
 use super::host_memory;
-use super::stream::{device_id, handle, is_legacy_default, raw};
+use super::stream::{Kept, device_id, handle, is_legacy_default, raw};
 use crate::device::{
     AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream,
     MemoryInfo, MemoryKind, PhysicalHandle, RawEvent, RawStream, Transfer, WatchId,
@@ -161,6 +161,10 @@ unsafe impl Device for CudaDevice {
         let _visit = self.visit("destroy_stream")?;
         drop(owner);
         Ok(())
+    }
+
+    fn is_abandoned(&self, hold: &Arc<dyn Any + Send + Sync>) -> bool {
+        (**hold).downcast_ref::<Kept>().is_some_and(Kept::is_last)
     }
 
     fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {

@@ -2,10 +2,11 @@
 
 use super::driver::let_go;
 use crate::device::{DeviceError, DeviceErrorKind, DeviceId, DeviceStream, RawStream};
-use crate::sync::plain::Arc;
+use crate::sync::plain::{Arc, Mutex};
 use cudarc::driver::sys::{CUcontext, CUstream};
 use cudarc::driver::{CudaContext, CudaStream};
 use std::any::Any;
+use std::collections::BTreeMap;
 
 /// Handles with a meaning of their own (`CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`).
 const LEGACY: u64 = 1;
@@ -52,13 +53,46 @@ pub(crate) fn of_native(native: &(dyn Any + Send + Sync)) -> Option<&Arc<CudaStr
     native.downcast_ref::<Kept>()?.0.as_ref()
 }
 
+/// How many holds there are on each stream, by where it lies.
+static HOLDS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
 /// A hold on a stream. cudarc makes its context current when it destroys the stream, wherever that is; here
 /// the thread's own is current again afterwards.
-pub(super) struct Kept(pub(super) Option<Arc<CudaStream>>);
+pub(super) struct Kept(Option<Arc<CudaStream>>);
+
+impl Kept {
+    fn new(stream: &Arc<CudaStream>) -> Self {
+        *HOLDS
+            .lock()
+            .entry(Arc::as_ptr(stream) as usize)
+            .or_default() += 1;
+        Self(Some(stream.clone()))
+    }
+
+    /// Whether there are only holds on the stream, and nobody who has it otherwise.
+    pub(super) fn is_last(&self) -> bool {
+        let holds = HOLDS.lock();
+        let of_it = |stream: &Arc<CudaStream>| {
+            let held = holds.get(&(Arc::as_ptr(stream) as usize));
+            held.is_some_and(|held| Arc::strong_count(stream) <= *held)
+        };
+        self.0.as_ref().is_some_and(of_it)
+    }
+}
 
 impl Drop for Kept {
     fn drop(&mut self) {
         let stream = self.0.take().expect("held until it is dropped");
+        {
+            let (mut holds, at) = (HOLDS.lock(), Arc::as_ptr(&stream) as usize);
+            let left = holds.get_mut(&at).map(|held| {
+                *held -= 1;
+                *held
+            });
+            if left == Some(0) {
+                holds.remove(&at);
+            }
+        }
         let_go(stream.context().cu_ctx(), stream);
     }
 }
@@ -73,7 +107,7 @@ impl DeviceStream for Arc<CudaStream> {
     }
 
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
-        Arc::new(Kept(Some(self.clone())))
+        Arc::new(Kept::new(self))
     }
 
     fn native(&self) -> Option<Arc<dyn Any + Send + Sync>> {
