@@ -72,7 +72,8 @@ pub enum WaitLimit {
     /// ever stalls. What is expected comes from how long each stream's events took so far.
     #[default]
     Tail,
-    /// For whatever is pending, as CUDA's and HIP's pools do.
+    /// For whatever is pending, as CUDA's and HIP's pools do. Of memory of one size it is the one that is expected to
+    /// be complete first.
     Unlimited,
 }
 
