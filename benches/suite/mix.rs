@@ -17,6 +17,7 @@ use super::threads::together;
 use fastrand::Rng;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Instant;
+use weirpool::Sealing;
 
 const OPERATIONS: usize = 20_000;
 
@@ -77,8 +78,14 @@ fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
         note(Who::Driver, player.told());
     }
     let mix = "mix, 512 B to 64 MiB, 256 live";
+    let unsealed = Pooled::with(ground, |builder| builder.sealing(Sealing::OnDemand));
+    let mut player = Player::new(&unsealed);
+    let mut race = Race::new();
+    race.enter(Who::Weirpool, || player.turn(operations));
+    let on_demand = race.run(effort.rounds).figures(|took| *took);
     vec![
         Row::new(mix, OPERATION, took).beside("mix time"),
+        Row::new(format!("{mix}, sealed on demand"), OPERATION, on_demand),
         Row::new(format!("{mix}: reserved over live"), MEMORY, memory).beside("mix memory"),
         Row::new(format!("{mix}: failures"), FAILURES, failed),
     ]

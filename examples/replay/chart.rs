@@ -14,7 +14,7 @@ pub(crate) const BLUE: RGBColor = RGBColor(0x5b, 0x9b, 0xd5);
 pub(crate) const ORANGE: RGBColor = RGBColor(0xf4, 0xa2, 0x3a);
 pub(crate) const RED: RGBColor = RGBColor(0xb0, 0x22, 0x3c);
 pub(crate) const NAVY: RGBColor = RGBColor(0x12, 0x3f, 0x6d);
-const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xeb);
+pub(crate) const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xeb);
 
 pub(crate) type Canvas<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(crate) type Chart<'a, 'b> =

@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release --example replay
 //! cargo run --release --example replay -- --lag 1ms --order wait-first --plot replay.svg
+//! cargo run --release --example replay -- --frontier frontier.svg
 //! cargo run --release --example replay -- memory_log.csv snapshot.pickle
 //! cargo run --release --example replay -- --generate cross-stream --capacity 500MB --json
 //! cargo run --release --features cuda --example replay -- --device cuda
@@ -11,7 +12,7 @@
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | [`options`], [`target`] | the command line |
+//! | [`options`], [`target`], [`upstream`] | the command line |
 //! | [`trace`], [`fault`], [`read`], [`generate`] | traces: what they are, what can be wrong, where they come from |
 //! | [`run`], [`session`], [`task`], [`backlog`] | the replay: one task a stream, awaiting its allocations |
 //! | [`shelf`], [`patience`], [`timing`], [`samples`] | what tasks need: blocks handed over, waits, CPU time, levels |
@@ -20,12 +21,14 @@
 //! | `cuda`, `timetable`, `meter` | a GPU; operations in real time; device calls, timed |
 //! | [`record`] | a replay, written as a trace |
 //! | [`report`], [`table`], [`units`], [`plot`], [`chart`], [`progress`] | what is shown |
+//! | [`frontier`] | memory against device time, by handle size and policy |
 
 mod backlog;
 mod chart;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
 mod fault;
+mod frontier;
 mod generate;
 mod machine;
 #[cfg(any(test, feature = "cuda"))]
@@ -51,6 +54,7 @@ mod timetable;
 mod timing;
 mod trace;
 mod units;
+mod upstream;
 mod verify;
 
 use clap::Parser;
@@ -85,6 +89,9 @@ fn main() -> ExitCode {
 fn replay_all(site: &impl Site, options: &Options) -> anyhow::Result<()> {
     // All are read before the first one runs: what is malformed is said at once.
     let traces = traces(options)?;
+    if let Some(file) = &options.frontier {
+        return frontier::show(site, &traces, options, file);
+    }
     let mut reports = Vec::new();
     for trace in &traces {
         let (report, samples) = replay(site, trace, options)?;

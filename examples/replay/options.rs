@@ -4,6 +4,7 @@
 
 use crate::record;
 use crate::target::Target;
+use crate::upstream::UpstreamName;
 use crate::verify::Extent;
 use bytesize::ByteSize;
 use clap::error::ErrorKind;
@@ -63,6 +64,15 @@ pub(crate) struct Options {
     /// picture each, named after it (FILE.TRACE.svg)
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
+
+    /// Replays each trace with handles of 2 to 64 MiB, growing first, waiting first and without
+    /// remapping, prints all of it and draws memory against device time; on the simulated device
+    #[arg(
+        long,
+        value_name = "FILE.svg",
+        conflicts_with_all = ["plot", "record", "handle", "order", "upstream"]
+    )]
+    pub(crate) frontier: Option<PathBuf>,
 }
 
 impl Options {
@@ -71,6 +81,7 @@ impl Options {
         let (has_lag, verifies) = (!self.policy.lag.is_zero(), self.policy.verify.is_some());
         let checked = self.target.check(has_lag, verifies);
         let checked = checked.and_then(|()| self.check_record());
+        let checked = checked.and_then(|()| self.check_frontier());
         let refusal = |reason| Self::command().error(ErrorKind::ArgumentConflict, reason);
         checked.map(|()| self).map_err(refusal)
     }
@@ -83,6 +94,15 @@ impl Options {
                 Err("--record takes one trace, or --generate: each has a file of its own")
             }
             Some(_) => record::check(),
+        }
+    }
+
+    fn check_frontier(&self) -> Result<(), &'static str> {
+        match &self.frontier {
+            Some(_) if self.target.is_cuda() => Err(
+                "--frontier goes with --device sim: there the same trace costs the same each time",
+            ),
+            _ => Ok(()),
         }
     }
 
@@ -140,6 +160,10 @@ pub(crate) struct Policy {
     /// The size of physical handles [default: the pool's]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub(crate) handle: Option<u64>,
+
+    /// Where the memory comes from
+    #[arg(long, value_enum, default_value_t = UpstreamName::Virtual)]
+    pub(crate) upstream: UpstreamName,
 
     /// The most bytes that a stream keeps for itself [default: the pool's]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
@@ -347,6 +371,7 @@ mod tests {
             "--reuse=opportunistic,internal-dependencies",
             "--sealing=4MiB",
             "--handle=32MiB",
+            "--upstream=device",
             "--lane=8MiB",
             "--json",
             "--plot=out.svg",
@@ -365,6 +390,7 @@ mod tests {
             "opportunistic,internal-dependencies"
         );
         assert_eq!(policy.sealing, Some(SealingName::Bytes(4 << 20)));
+        assert_eq!(policy.upstream, UpstreamName::Device);
         assert_eq!(
             (policy.handle, policy.lane),
             (Some(32 << 20), Some(8 << 20))
@@ -401,6 +427,27 @@ mod tests {
             "--sealing=never",
         ] {
             assert!(parse(&[argument]).is_err(), "{argument}");
+        }
+    }
+
+    #[test]
+    fn a_frontier_goes_with_nothing_that_it_chooses_itself() {
+        let is_sound = |argument: &str| {
+            let options = parse(&["--frontier=out.svg", argument]);
+            options.and_then(Options::checked).is_ok()
+        };
+        for sound in ["--json", "--lag=1ms", "--seed=2", "--generate=cross-stream"] {
+            assert!(is_sound(sound), "{sound}");
+        }
+        for unsound in [
+            "--plot=b.svg",
+            "--record=b.csv",
+            "--handle=16MiB",
+            "--order=grow-first",
+            "--upstream=virtual",
+            "--device=cuda",
+        ] {
+            assert!(!is_sound(unsound), "{unsound}");
         }
     }
 

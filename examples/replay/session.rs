@@ -169,8 +169,10 @@ impl Tally {
     }
 }
 
-fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<Pool> {
+/// A pool under a policy.
+pub(crate) fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<Pool> {
     let mut builder = Pool::builder_shared(device)
+        .upstream(policy.upstream.upstream())
         .order(order(policy.order))
         .reuse(reuse(policy.reuse))
         .wait_limit(wait_limit(policy.wait_limit));

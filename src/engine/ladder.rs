@@ -324,8 +324,12 @@ impl Climb<'_> {
             let ledger = self.engine.ledger.lock();
             ledger.is_room(self.request, self.place)
         };
+        if is_room() {
+            return Ok(());
+        }
         // What is only kept is in nobody's way.
-        if is_room() || self.engine.drain_lanes() && is_room() {
+        self.engine.drain_lanes();
+        if is_room() {
             return Ok(());
         }
         Err(Refusal::NoRoom(self.engine.ledger.lock().room(self.place)))

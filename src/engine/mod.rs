@@ -79,7 +79,9 @@ pub(crate) use crate::lane::Use;
 use crate::lane::{Bounds, Events, Lane};
 use crate::ledger::policy::{Order, Reuse, WaitLimit};
 use crate::ledger::{Geometry, Ledger, Totals};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
+use crate::sync::{
+    Arc, Busy, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain,
+};
 use crate::trace;
 use bell::Bell;
 use crossbeam_utils::CachePadded;
@@ -138,11 +140,11 @@ pub(crate) struct Engine {
     capacity: CachePadded<SharedNumber>,
     /// The capacity was set to less than was held.
     is_shrunk: SharedFlag,
-    ledger: Mutex<Ledger>,
+    ledger: Busy<Ledger>,
     /// In whose order memory is taken that is for no stream.
     pub(crate) nobody: Arc<Lane>,
     /// By id; replaced when a stream comes or goes, so that a reader's copy is one count.
-    lanes: Mutex<Registry>,
+    lanes: Busy<Registry>,
     events: Arc<Events>,
     memory: Memory,
     journal: Option<Journal>,
@@ -179,7 +181,7 @@ impl Engine {
             pressure: Pressure::new(make_way),
             is_shrunk: SharedFlag::new(false),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
-            ledger: Mutex::new(Guards::Ledger, Ledger::new(settings.geometry)),
+            ledger: Busy::new(Guards::Ledger, Ledger::new(settings.geometry)),
             nobody: Arc::new(Lane::new(
                 StreamId::SET_ASIDE,
                 &Host(device.id()),
@@ -191,7 +193,7 @@ impl Engine {
                     is_crowded: false,
                 },
             )),
-            lanes: Mutex::new(Guards::Registry, registry),
+            lanes: Busy::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
             memory: Memory::new(device.clone(), &settings),
             journal: Journal::new(&device, settings.history),

@@ -20,9 +20,16 @@ const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
+    /// Of no bytes, if the slot is vacant.
     kept: Kept,
     /// The slot below in its stack, or the next vacant one.
     below: u32,
+}
+
+impl Slot {
+    fn kept(&self) -> Option<Kept> {
+        (self.kept.bytes > 0).then_some(self.kept)
+    }
 }
 
 /// Stacks of kept blocks, one for each multiple of [`GRANULE`] up to a largest size.
@@ -99,8 +106,10 @@ impl Cache {
         let Some(top) = self.tops.get_mut((bytes / GRANULE) as usize) else {
             return self.shelf.take(bytes);
         };
-        let slot = *self.slots.get(*top as usize)?;
-        self.slots[*top as usize].below = self.vacant;
+        let place = self.slots.get_mut(*top as usize)?;
+        let slot = *place;
+        place.kept.bytes = 0;
+        place.below = self.vacant;
         self.vacant = std::mem::replace(top, slot.below);
         self.bytes -= slot.kept.bytes;
         self.blocks -= 1;
@@ -125,12 +134,11 @@ impl Cache {
         if self.blocks == 0 {
             return Vec::new();
         }
+        // By the slots: there are far fewer than sizes.
         let mut all = Vec::with_capacity(self.blocks);
-        for top in &mut self.tops {
-            while let Some(slot) = self.slots.get(*top as usize) {
-                all.push(slot.kept);
-                *top = slot.below;
-            }
+        for kept in self.slots.iter().filter_map(Slot::kept) {
+            self.tops[(kept.bytes / GRANULE) as usize] = NONE;
+            all.push(kept);
         }
         self.slots.clear();
         (self.vacant, self.bytes, self.blocks) = (NONE, 0, 0);
@@ -139,8 +147,7 @@ impl Cache {
 
     /// All that is kept.
     pub(crate) fn all(&self) -> impl Iterator<Item = Kept> + '_ {
-        let tops = self.tops.iter();
-        let stacked = tops.flat_map(|top| self.stack(*top));
+        let stacked = self.slots.iter().filter_map(Slot::kept);
         stacked.chain(self.shelf.all())
     }
 
@@ -155,11 +162,6 @@ impl Cache {
             .filter(|kept| kept.ticket <= ticket)
             .map(|kept| kept.bytes)
             .sum()
-    }
-
-    fn stack(&self, top: u32) -> impl Iterator<Item = Kept> + '_ {
-        let slot_at = |at: u32| self.slots.get(at as usize);
-        std::iter::successors(slot_at(top), move |slot| slot_at(slot.below)).map(|slot| slot.kept)
     }
 }
 

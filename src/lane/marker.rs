@@ -4,14 +4,14 @@ use crate::device::{Device, DeviceError, RawEvent, RawStream};
 use crate::id::{StreamId, Ticket};
 use crate::ledger::Clock;
 use crate::measure::{Histogram, Recorder};
-use crate::sync::{Arc, Guards, Mutex, assert_unlocked, plain};
+use crate::sync::{Arc, Busy, Guards, assert_unlocked, plain};
 use std::time::Duration;
 
 /// Events between two uses. I8: the steady state creates none.
 #[derive(Debug)]
 pub(crate) struct Events {
     device: plain::Arc<dyn Device>,
-    spare: Mutex<Spare>,
+    spare: Busy<Spare>,
     /// How long frees were pending, as far as was asked.
     ages: Recorder,
 }
@@ -27,7 +27,7 @@ impl Events {
     pub(crate) fn new(device: plain::Arc<dyn Device>) -> Self {
         Self {
             device,
-            spare: Mutex::new(Guards::Events, Spare::default()),
+            spare: Busy::new(Guards::Events, Spare::default()),
             ages: Recorder::new(),
         }
     }

@@ -37,7 +37,9 @@ pub enum Clock {
     /// Simulated time that advances by itself to the next thing due when everything is parked:
     /// inside [`SimDevice::block_on`] and [`SimDevice::run`] as soon as no task can go on
     /// (deterministic), elsewhere on a helper thread, after a short quiet period of real time, and
-    /// only while an event is watched or an alarm is set.
+    /// only while an event is watched or an alarm is set. An alarm (a timeout, a deadline) comes there
+    /// once no device call was made for 10 ms, or in real time: a host that computes for longer at a
+    /// stretch, and has deadlines, is better off in `block_on`, or on the [`Wall`](Self::Wall) clock.
     Virtual,
     /// Simulated time that only [`SimDevice::advance`] and its kin move. `block_on` does not.
     Manual,

@@ -161,6 +161,12 @@ impl State {
         work.into_iter().chain(alarm).min()
     }
 
+    /// The next alarm, if no work is due before it, or with it.
+    pub(super) fn next_alarm(&self) -> Option<Duration> {
+        let work = self.schedule.next_due().unwrap_or(Duration::MAX);
+        self.alarms.next().filter(|alarm| *alarm < work)
+    }
+
     /// Whether anybody would notice that time passes.
     pub(super) fn is_watched(&self) -> bool {
         self.schedule.watched() > 0 || !self.alarms.is_empty()

@@ -2,14 +2,16 @@
 //!
 //! It starts when an event is first watched, or an alarm set, and something is due; it is parked
 //! whenever nobody watches. On the virtual clock it waits for a quiet period, without a device
-//! call, and then moves to the next thing due, again and again until somebody is woken. On the wall
+//! call, and then moves to the next thing due, again and again until somebody is woken. An alarm is
+//! another matter: it is somebody's deadline, and a host that is busy meanwhile would be late for no
+//! reason. So time moves to it after a longer quiet, or when so much real time has gone by. On the wall
 //! clock it sleeps until the next thing is due. It keeps no device alive, and ends with it.
 
 use super::builder::Clock;
 use super::engine::Engine;
 use super::state::State;
-use crate::sync::plain::{Arc, Condvar, Mutex, Weak, thread};
-use std::time::Duration;
+use crate::sync::plain::{Arc, Condvar, Mutex, MutexGuard, Weak, thread};
+use std::time::{Duration, Instant};
 
 /// So long must no device call be made before virtual time moves; real time. Long enough for a
 /// woken task to make its next call, short against a scheduler's time slice.
@@ -18,6 +20,10 @@ const QUIET: Duration = Duration::from_micros(60);
 /// After so many periods that were not quiet time moves nevertheless, since the calls may be those
 /// of somebody who polls for it to move.
 const PATIENCE: u32 = 20;
+
+/// So long must none be made before it moves to an alarm that is as far away, or further: long against a
+/// scheduler's time slice, so that who can run has run.
+const LONG_QUIET: Duration = Duration::from_millis(10);
 
 /// What the thread is at; written under the device's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,24 +119,33 @@ fn tick_virtual(engine: &Engine, quiet: &mut Quiet) -> Rest {
         state.ticker = Phase::Parked;
         return None;
     }
-    if quiet.has_come(state.activity) {
-        drop(state);
-        advance_until_noticed(engine);
+    let may_move = match state.next_alarm() {
+        Some(at) => {
+            let gap = at.saturating_sub(state.schedule.now());
+            quiet.has_come_for((at, gap), state.activity, Instant::now())
+        }
+        None => quiet.has_come(state.activity),
+    };
+    if may_move {
+        advance_until_noticed(engine, state);
     }
     Some(QUIET)
 }
 
-/// Moves to the next thing due until somebody is woken, or nobody would be.
-fn advance_until_noticed(engine: &Engine) {
+/// Moves to the next thing due until somebody is woken, or nobody would be, or the next is an alarm.
+fn advance_until_noticed<'a>(engine: &'a Engine, mut state: MutexGuard<'a, State>) {
     loop {
-        let state = engine.locked();
         let awaited = state.next_awaited(Clock::Virtual);
         // A body that another thread runs keeps time where it is.
         let Some(due) = awaited.filter(|_| state.running.is_none()) else {
             return;
         };
-        let state = engine.proceed(state, due);
+        state = engine.proceed(state, due);
         if engine.unlock_and_wake(state) {
+            return;
+        }
+        state = engine.locked();
+        if state.next_alarm().is_some() {
             return;
         }
     }
@@ -141,10 +156,22 @@ fn advance_until_noticed(engine: &Engine) {
 struct Quiet {
     seen: u64,
     disturbed: u32,
+    alarm: Option<Awaited>,
+}
+
+/// An alarm that time is to move to.
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    at: Duration,
+    /// When it came to be the next thing due.
+    since: Instant,
+    /// When a call was last seen to have been made.
+    called: Instant,
 }
 
 impl Quiet {
     fn has_come(&mut self, activity: u64) -> bool {
+        self.alarm = None;
         if self.seen == activity || self.disturbed == PATIENCE {
             self.disturbed = 0;
             return true;
@@ -152,6 +179,26 @@ impl Quiet {
         self.seen = activity;
         self.disturbed += 1;
         false
+    }
+
+    /// The same for an alarm at that time, so far away.
+    fn has_come_for(
+        &mut self,
+        (at, gap): (Duration, Duration),
+        activity: u64,
+        now: Instant,
+    ) -> bool {
+        let known = self.alarm.filter(|alarm| alarm.at == at);
+        let mut alarm = known.unwrap_or(Awaited {
+            at,
+            since: now,
+            called: now,
+        });
+        if self.seen != activity {
+            (self.seen, alarm.called) = (activity, now);
+        }
+        self.alarm = Some(alarm);
+        now - alarm.called >= gap.min(LONG_QUIET) || now - alarm.since >= gap
     }
 }
 
@@ -198,5 +245,46 @@ impl Bell {
             }
         };
         rung.take().unwrap_or(Rung::Look)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// The first look, of one each millisecond, at which time may move to an alarm; so many calls were made by each.
+    fn first_move(gap: Duration, calls: impl Fn(u32) -> u64) -> Option<u32> {
+        let (mut quiet, start) = (Quiet::default(), Instant::now());
+        (0..100).find(|at| quiet.has_come_for((5 * gap, gap), calls(*at), start + *at * MS))
+    }
+
+    #[test]
+    fn an_alarm_waits_for_a_longer_quiet() {
+        assert_eq!(first_move(Duration::from_secs(2), |_| 0), Some(10));
+        assert_eq!(
+            first_move(Duration::from_secs(2), |at| u64::from(at.min(7))),
+            Some(17)
+        );
+        assert_eq!(first_move(3 * MS, |_| 0), Some(3));
+        assert_eq!(first_move(Duration::ZERO, u64::from), Some(0));
+    }
+
+    #[test]
+    fn while_calls_are_made_an_alarm_comes_when_it_would_in_real_time() {
+        assert_eq!(first_move(Duration::from_secs(2), u64::from), None);
+        assert_eq!(first_move(50 * MS, u64::from), Some(50));
+    }
+
+    #[test]
+    fn an_alarm_is_waited_for_anew_after_work_and_after_another() {
+        let (mut quiet, start) = (Quiet::default(), Instant::now());
+        let mut look =
+            |at: u32, ms: u32| quiet.has_come_for((at * MS, at * MS), 1, start + ms * MS);
+        assert!(!look(90, 0) && !look(90, 9) && !look(80, 9) && !look(80, 18));
+        assert!(look(80, 19));
+        quiet.has_come(1);
+        assert!(!quiet.has_come_for((80 * MS, 80 * MS), 1, start + 20 * MS));
     }
 }

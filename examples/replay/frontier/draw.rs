@@ -1,0 +1,276 @@
+//! Draws the frontier: a colour for each trace, a line for each policy.
+//!
+//! Both axes are logarithmic, that of memory in what is reserved beyond what is requested.
+
+use super::labels::{Labels, Place};
+use super::{Frontier, MIB, Point, Remapping};
+use crate::chart::{self, Canvas, Drawn, FONT, GRID, INK, PAPER};
+use anyhow::{Context, anyhow};
+use plotters::chart::ChartContext;
+use plotters::coord::combinators::{BindKeyPoints, LogCoord, WithKeyPoints};
+use plotters::element::DashedPathElement;
+use plotters::prelude::*;
+use std::ops::Range;
+use std::path::Path;
+
+type Axis = WithKeyPoints<LogCoord<f64>>;
+type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Axis, Axis>>;
+
+const SIZE: (u32, u32) = (1600, 1000);
+const ROOM_ABOVE: u32 = 190;
+const LEGEND: [i32; 2] = [122, 160];
+const COLORS: [RGBColor; 4] = [chart::BLUE, chart::ORANGE, chart::RED, chart::NAVY];
+
+/// What a pool should come to: peak reserved over peak requested, and per cent of the time.
+const RATIO: f64 = 1.05;
+const SHARE: f64 = 2.0;
+
+/// What is less has no place on a logarithmic axis.
+const LEAST: f64 = 1e-3;
+
+/// Radii of marks.
+const DOT: i32 = 5;
+const RING: i32 = 8;
+const DEFAULT: i32 = 13;
+
+/// Draws all points into `file`.
+pub(super) fn draw(file: &Path, frontier: &Frontier) -> anyhow::Result<()> {
+    let picture = picture(frontier).map_err(|error| anyhow!("{error}"))?;
+    let unwritable = || format!("{}: cannot be written", file.display());
+    std::fs::write(file, picture).with_context(unwritable)
+}
+
+pub(super) fn picture(frontier: &Frontier) -> Drawn<String> {
+    let mut svg = String::new();
+    {
+        let canvas = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
+        canvas.fill(&PAPER)?;
+        let title = "Memory against device time, by handle size in MiB".to_owned();
+        chart::titles(&canvas, title, frontier.conditions.clone())?;
+        legend(&canvas, frontier)?;
+        let (shares, wastes) = ranges(&frontier.points);
+        let mut chart = axes(&canvas, shares.clone(), wastes.clone())?;
+        guides(&mut chart, shares, wastes)?;
+        lines(&mut chart, frontier)?;
+        marks(&mut chart, frontier)?;
+        labels(&canvas, &chart, frontier)?;
+        canvas.present()?;
+    }
+    Ok(svg)
+}
+
+/// All points and both guides, with room around.
+fn ranges(points: &[Point]) -> (Range<f64>, Range<f64>) {
+    let places = points.iter().map(place);
+    let shares = places.clone().map(|(share, _)| share);
+    let wastes = places.map(|(_, waste)| waste);
+    (around(shares, SHARE), around(wastes, waste(RATIO)))
+}
+
+fn around(values: impl Iterator<Item = f64> + Clone, guide: f64) -> Range<f64> {
+    let least = values.clone().fold(guide, f64::min);
+    let most = values.fold(guide, f64::max);
+    least / 1.4..most * 1.4
+}
+
+/// Round values of an axis: 1, 2 and 5 of each decade.
+fn round_values(axis: &Range<f64>) -> Vec<f64> {
+    let decades = -4..=4;
+    let values = decades.flat_map(|decade| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(decade)));
+    values.filter(|value| axis.contains(value)).collect()
+}
+
+fn axes<'a, 'b>(
+    canvas: &'a Canvas<'b>,
+    shares: Range<f64>,
+    wastes: Range<f64>,
+) -> Drawn<Chart<'a, 'b>> {
+    let mut chart = ChartBuilder::on(canvas)
+        .margin_top(ROOM_ABOVE)
+        .margin_right(40)
+        .margin_bottom(16)
+        .x_label_area_size(72)
+        .y_label_area_size(110)
+        .build_cartesian_2d(axis(shares), axis(wastes))?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(GRID)
+        .axis_style(INK)
+        .label_style((FONT, 24).into_font().color(&INK))
+        .axis_desc_style((FONT, 24).into_font().color(&INK))
+        .x_desc("device time of the trace time")
+        .y_desc("peak reserved / peak requested")
+        .x_label_formatter(&|share| format!("{} %", rounded(*share)))
+        .y_label_formatter(&|waste| rounded(1.0 + waste).to_string())
+        .draw()?;
+    Ok(chart)
+}
+
+fn axis(range: Range<f64>) -> Axis {
+    let values = round_values(&range);
+    range.log_scale().with_key_points(values)
+}
+
+/// Without the noise of binary fractions.
+fn rounded(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
+fn guides(chart: &mut Chart<'_, '_>, shares: Range<f64>, wastes: Range<f64>) -> Drawn {
+    let across = [(shares.start, waste(RATIO)), (shares.end, waste(RATIO))];
+    let up = [(SHARE, wastes.start), (SHARE, wastes.end)];
+    for guide in [across, up] {
+        chart.draw_series(DashedLineSeries::new(guide, 10, 8, INK.mix(0.6).into()))?;
+    }
+    let text = |at, shift, text: String| {
+        let font = (FONT, 22).into_font().color(&INK.mix(0.8));
+        EmptyElement::at(at) + Text::new(text, shift, font)
+    };
+    chart.draw_series([
+        text(across[0], (8, -26), format!("{RATIO}")),
+        text(up[1], (8, 4), format!("{SHARE} %")),
+    ])?;
+    Ok(())
+}
+
+fn lines(chart: &mut Chart<'_, '_>, frontier: &Frontier) -> Drawn {
+    for (trace, color) in colors(frontier) {
+        for remapping in Remapping::ALL {
+            let points = frontier.line(trace, remapping).map(place);
+            match dashes(remapping) {
+                None => {
+                    chart.draw_series(LineSeries::new(points, color.stroke_width(2)))?;
+                }
+                Some((size, gap)) => {
+                    let style = color.stroke_width(2);
+                    chart.draw_series(DashedLineSeries::new(points, size, gap, style))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The traces, with a colour each.
+fn colors(frontier: &Frontier) -> impl Iterator<Item = (&str, RGBColor)> {
+    let colors = COLORS.into_iter().cycle();
+    frontier.traces().into_iter().zip(colors)
+}
+
+/// The size of dashes and of the gaps between them.
+fn dashes(remapping: Remapping) -> Option<(u32, u32)> {
+    match remapping {
+        Remapping::GrowFirst => None,
+        Remapping::WaitFirst => Some((12, 8)),
+        Remapping::None => Some((2, 6)),
+    }
+}
+
+fn marks(chart: &mut Chart<'_, '_>, frontier: &Frontier) -> Drawn {
+    for (trace, color) in colors(frontier) {
+        for remapping in Remapping::ALL {
+            for point in frontier.line(trace, remapping) {
+                let at = place(point);
+                mark(chart.plotting_area(), at, remapping, color)?;
+                if point.handle_bytes == frontier.default_handle {
+                    let ring = Circle::new(at, DEFAULT, INK.stroke_width(2));
+                    chart.plotting_area().draw(&ring)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A ring fits around a dot, where two policies come to the same.
+fn mark<C>(
+    area: &DrawingArea<SVGBackend<'_>, C>,
+    at: C::From,
+    remapping: Remapping,
+    color: RGBColor,
+) -> Drawn
+where
+    C: plotters::coord::CoordTranslate,
+    C::From: Clone + 'static,
+{
+    match remapping {
+        Remapping::GrowFirst => area.draw(&Circle::new(at, DOT, color.filled()))?,
+        Remapping::WaitFirst => area.draw(&Circle::new(at, RING, color.stroke_width(2)))?,
+        Remapping::None => area.draw(&TriangleMarker::new(at, RING, color.filled()))?,
+    }
+    Ok(())
+}
+
+/// Handle sizes, the default first; those that find no room have none.
+fn labels(canvas: &Canvas<'_>, chart: &Chart<'_, '_>, frontier: &Frontier) -> Drawn {
+    let mut labels = Labels::default();
+    for point in &frontier.points {
+        labels.mark(chart.backend_coord(&place(point)), DOT);
+    }
+    let is_default = |point: &&Point| point.handle_bytes == frontier.default_handle;
+    let (first, rest): (Vec<_>, Vec<_>) = frontier.points.iter().partition(is_default);
+    let mut labelled: Vec<Place> = Vec::new();
+    for point in [first, rest].concat() {
+        let at = chart.backend_coord(&place(point));
+        if labelled.contains(&at) {
+            continue;
+        }
+        let text = (point.handle_bytes / MIB).to_string();
+        if let Some(corner) = labels.find(at, text.len()) {
+            let font = (FONT, 18).into_font().color(&INK);
+            canvas.draw(&Text::new(text, corner, font))?;
+            labelled.push(at);
+        }
+    }
+    Ok(())
+}
+
+fn place(point: &Point) -> (f64, f64) {
+    (point.share.max(LEAST), waste(point.ratio))
+}
+
+/// What is reserved beyond what is requested, as a part of that.
+fn waste(ratio: f64) -> f64 {
+    (ratio - 1.0).max(LEAST)
+}
+
+/// Traces in a row, policies in the next.
+fn legend(canvas: &Canvas<'_>, frontier: &Frontier) -> Drawn {
+    const WIDTH: i32 = 240;
+    let columns = |row| (0..).map(move |column| (100 + column * WIDTH, row));
+    let text = |text: String, (x, y): Place| {
+        let font = (FONT, 24).into_font().color(&INK);
+        canvas.draw(&Text::new(text, (x + 52, y - 12), font))
+    };
+    for ((trace, color), at) in colors(frontier).zip(columns(LEGEND[0])) {
+        let key = [(at.0, at.1 - chart::AREA), (at.0 + 40, at.1 + chart::AREA)];
+        canvas.draw(&Rectangle::new(key, color.filled()))?;
+        text(trace.to_owned(), at)?;
+    }
+    for (remapping, at) in Remapping::ALL.into_iter().zip(columns(LEGEND[1])) {
+        line_key(canvas, at, remapping)?;
+        text(remapping.to_string(), at)?;
+    }
+    let at = (100 + 3 * WIDTH, LEGEND[1]);
+    canvas.draw(&Circle::new(
+        (at.0 + 20, at.1),
+        DEFAULT,
+        INK.stroke_width(2),
+    ))?;
+    let default = frontier.default_handle / MIB;
+    text(format!("default: {default} MiB"), at)?;
+    Ok(())
+}
+
+fn line_key(canvas: &Canvas<'_>, (x, y): Place, remapping: Remapping) -> Drawn {
+    let ends = vec![(x, y), (x + 40, y)];
+    match dashes(remapping) {
+        None => canvas.draw(&PathElement::new(ends, INK.stroke_width(2)))?,
+        Some((size, gap)) => {
+            let style = INK.stroke_width(2);
+            canvas.draw(&DashedPathElement::new(ends.into_iter(), size, gap, style))?;
+        }
+    }
+    mark(canvas, (x + 20, y), remapping, INK)
+}

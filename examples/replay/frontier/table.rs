@@ -1,0 +1,58 @@
+//! All points as text: a table for each policy, a line a handle size, a column a trace.
+
+use super::{Frontier, Point, Remapping};
+use crate::units;
+use std::fmt::Write;
+
+const HANDLE: usize = 10;
+const FEWEST: usize = 17;
+
+pub(super) fn table(frontier: &Frontier) -> String {
+    let mut text = String::new();
+    let _ = writeln!(text, "{}", frontier.conditions);
+    let _ = writeln!(
+        text,
+        "reserved / requested (device time of the trace time)\n"
+    );
+    let of_each = Remapping::ALL.map(|remapping| of(frontier, remapping));
+    text.push_str(&of_each.join("\n"));
+    text
+}
+
+fn of(frontier: &Frontier, remapping: Remapping) -> String {
+    let traces = frontier.traces();
+    let mut text = format!("{remapping}\n{:HANDLE$}", "handle");
+    for trace in &traces {
+        let _ = write!(text, "{trace:>width$}", width = width(trace));
+    }
+    text.push('\n');
+    for handle in handles(frontier, remapping) {
+        let size = units::binary_bytes(handle);
+        let _ = write!(text, "{size:HANDLE$}");
+        for trace in &traces {
+            let mut line = frontier.line(trace, remapping);
+            let point = line.find(|point| point.handle_bytes == handle);
+            let cell = point.map(cell).unwrap_or_default();
+            let _ = write!(text, "{cell:>width$}", width = width(trace));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn handles(frontier: &Frontier, remapping: Remapping) -> Vec<u64> {
+    let points = frontier.points.iter();
+    let points = points.filter(|point| point.remapping == remapping);
+    let mut handles: Vec<_> = points.map(|point| point.handle_bytes).collect();
+    handles.sort_unstable();
+    handles.dedup();
+    handles
+}
+
+fn width(trace: &str) -> usize {
+    trace.chars().count().max(FEWEST - 3) + 3
+}
+
+fn cell(point: &Point) -> String {
+    format!("{:.3} ({:.2} %)", point.ratio, point.share)
+}

@@ -1,0 +1,82 @@
+use super::*;
+use crate::report::tests::report_of;
+
+fn point(trace: &str, remapping: Remapping, mebibytes: u64) -> Point {
+    Point {
+        trace: trace.to_owned(),
+        remapping,
+        handle_bytes: mebibytes * MIB,
+        share: 8.0 / mebibytes as f64,
+        ratio: 1.0 + mebibytes as f64 / 100.0,
+    }
+}
+
+fn frontier() -> Frontier {
+    let points = ["bert", "resnet"].into_iter().flat_map(|trace| {
+        Remapping::ALL
+            .into_iter()
+            .flat_map(move |remapping| [2, 16, 48].map(|size| point(trace, remapping, size)))
+    });
+    Frontier {
+        points: points.collect(),
+        conditions: "lag 1.00 ms · reuse all".to_owned(),
+        default_handle: 16 * MIB,
+    }
+}
+
+#[test]
+fn a_picture_has_titles_axes_guides_a_legend_and_sizes() {
+    let svg = draw::picture(&frontier()).unwrap();
+    for text in [
+        "lag 1.00 ms",
+        "device time of the trace time",
+        "peak reserved / peak requested",
+        "1.05",
+        "2 %",
+        "bert",
+        "resnet",
+        "grow-first",
+        "wait-first",
+        "no remapping",
+        "default: 16 MiB",
+    ] {
+        assert!(svg.contains(text), "{text}");
+    }
+    for size in ["2", "16", "48"] {
+        assert!(svg.contains(&format!("\n{size}\n</text>")), "{size}");
+    }
+    assert!(svg.ends_with("</svg>\n"));
+}
+
+#[test]
+fn nothing_and_what_costs_nothing_are_drawn_too() {
+    let mut frontier = frontier();
+    frontier.points[0].share = 0.0;
+    assert!(draw::picture(&frontier).is_ok());
+    frontier.points.clear();
+    assert!(draw::picture(&frontier).is_ok());
+}
+
+#[test]
+fn the_table_has_every_point_in_aligned_columns() {
+    let text = table::table(&frontier());
+    assert_eq!(text.matches("1.160 (0.50 %)").count(), 6, "{text}");
+    let lines: Vec<_> = text.lines().filter(|line| line.contains("MiB")).collect();
+    assert_eq!(lines.len(), 9, "{text}");
+    assert!(
+        lines.iter().all(|line| line.len() == lines[0].len()),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_point_is_of_its_report() {
+    let report = report_of("bert", &["--lag=1ms"]);
+    let point = Point::new(&report, Remapping::WaitFirst);
+    assert_eq!(
+        (point.trace.as_str(), point.handle_bytes),
+        ("bert", 2 * MIB)
+    );
+    assert_eq!(point.ratio, 1.056);
+    assert!((point.share - 100.0 * 9.0 / 299.0).abs() < 1e-9);
+}
