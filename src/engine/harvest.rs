@@ -216,6 +216,7 @@ impl Engine {
         self.submit_wait(lane, marker)?;
         // After the call: see `Timeline::join`.
         lane.timeline.join(&marker.clock);
+        lane.timeline.delay(marker.expected_at);
         Ok(())
     }
 

@@ -527,9 +527,8 @@ impl Climb<'_> {
             let Some(lane) = find(&lanes, fence) else {
                 return Some(Forecast::default());
             };
-            let donor = donor_of(lane, fence);
-            let may_wait = lane.can_be_awaited(fence.ticket) && limit.allows(donor, taker);
-            may_wait.then(|| Forecast::of(donor, taker))
+            let can_be_awaited = lane.can_be_awaited(fence.ticket);
+            can_be_awaited.then(|| limit.forecast(donor_of(lane, fence), taker))?
         };
         look(&View {
             waits: Some(&waits),
@@ -630,6 +629,7 @@ pub(super) fn donor_of(lane: &Lane, fence: Fence) -> Donor {
     let marker = lane.timeline.covering(fence.ticket);
     Donor {
         sealed_at: marker.as_ref().map(|marker| marker.sealed_at),
+        expected_at: marker.as_ref().map(|marker| marker.expected_at),
         number: marker.map_or(u64::MAX, |marker| marker.number()),
         latency: lane.timeline.latency(),
     }

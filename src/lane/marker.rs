@@ -116,6 +116,8 @@ pub(crate) struct Marker {
     /// What the point comes after: who waits for the event comes after all of it.
     pub(crate) clock: Clock,
     pub(crate) sealed_at: Duration,
+    /// When it was expected, as it was published.
+    pub(crate) expected_at: Duration,
     /// Whether anything was freed under the ticket.
     pub(crate) covers_frees: bool,
     /// None of the host's: its points are complete from the start.

@@ -22,6 +22,7 @@ mod cache;
 mod count;
 mod crowd;
 mod marker;
+mod pace;
 mod shelf;
 mod timeline;
 
@@ -550,6 +551,7 @@ impl Lane {
             ticket: self.open_ticket(),
             clock: self.timeline.clock(),
             sealed_at: device.now(),
+            expected_at: Duration::ZERO,
             covers_frees: false,
             recorded: None,
         })
@@ -607,16 +609,16 @@ impl Lane {
         clock.join(self.fence(ticket));
         match Events::record(events, self.raw) {
             Ok(recorded) => {
-                let marker = Arc::new(Marker {
+                let sealed_at = device.now();
+                Ok(self.timeline.publish(Marker {
                     stream: self.id,
                     ticket,
                     clock,
-                    sealed_at: device.now(),
+                    sealed_at,
+                    expected_at: sealed_at,
                     covers_frees,
                     recorded: Some(recorded),
-                });
-                self.timeline.publish(marker.clone());
-                Ok(marker)
+                }))
             }
             Err(error) => {
                 self.front.lock().is_dirty = true;

@@ -2,6 +2,7 @@
 //! after.
 
 use super::marker::Marker;
+use super::pace::Pace;
 use crate::device::{Device, DeviceError};
 use crate::id::Ticket;
 use crate::ledger::Clock;
@@ -13,13 +14,19 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Timeline {
     /// Published markers that are not known to be complete, by ticket.
-    markers: Mutex<VecDeque<Arc<Marker>>>,
+    markers: Mutex<Markers>,
     completed: SharedNumber,
     clock: Mutex<Clock>,
     /// How long an event took from record to being seen complete: a running mean, in nanoseconds.
     latency: SharedNumber,
     /// Markers on their way from which on the next free that seals asks how far the stream is.
     crowd: SharedNumber,
+}
+
+#[derive(Debug, Default)]
+struct Markers {
+    on_their_way: VecDeque<Arc<Marker>>,
+    pace: Pace,
 }
 
 /// Fewer markers than this are not worth asking after.
@@ -32,7 +39,7 @@ impl Timeline {
     /// One whose tickets up to `completed` are complete from the start.
     pub(crate) fn new(completed: Ticket) -> Self {
         Self {
-            markers: Mutex::new(Guards::Markers, VecDeque::new()),
+            markers: Mutex::new(Guards::Markers, Markers::default()),
             completed: SharedNumber::new(completed.0),
             clock: Mutex::new(Guards::Clock, Clock::default()),
             latency: SharedNumber::new(0),
@@ -63,15 +70,25 @@ impl Timeline {
 
     /// Makes a recorded marker known. Two sealers may publish in either order: the later ticket's
     /// event was closed later, and covers the earlier one.
-    pub(crate) fn publish(&self, marker: Arc<Marker>) {
+    pub(crate) fn publish(&self, marker: Marker) -> Arc<Marker> {
+        let mut marker = Arc::new(marker);
         let mut markers = self.markers.lock();
-        let at = markers.partition_point(|other| other.ticket < marker.ticket);
-        markers.insert(at, marker);
+        let unshared = Arc::get_mut(&mut marker).expect("not shared yet");
+        unshared.expected_at = markers.pace.expect(unshared.sealed_at);
+        let on_their_way = &mut markers.on_their_way;
+        let at = on_their_way.partition_point(|other| other.ticket < marker.ticket);
+        on_their_way.insert(at, marker.clone());
+        marker
+    }
+
+    /// What the stream is given from now on comes after something that is expected then.
+    pub(crate) fn delay(&self, until: Duration) {
+        self.markers.lock().pace.delay(until);
     }
 
     /// The first marker on its way whose completion proves `ticket`.
     pub(crate) fn covering(&self, ticket: Ticket) -> Option<Arc<Marker>> {
-        let markers = self.markers.lock();
+        let markers = &self.markers.lock().on_their_way;
         let at = markers.partition_point(|marker| marker.ticket < ticket);
         markers.get(at).cloned()
     }
@@ -88,7 +105,7 @@ impl Timeline {
 
     /// The marker behind the stream's latest sealed work.
     pub(crate) fn newest(&self) -> Option<Arc<Marker>> {
-        self.markers.lock().back().cloned()
+        self.markers.lock().on_their_way.back().cloned()
     }
 
     /// Asks the device how far the stream has come. No lock is held while it is asked; who asks at
@@ -120,7 +137,7 @@ impl Timeline {
 
     /// The first and the last marker on their way.
     fn ends(&self) -> Option<(Arc<Marker>, Arc<Marker>)> {
-        let markers = self.markers.lock();
+        let markers = &self.markers.lock().on_their_way;
         Some((markers.front()?.clone(), markers.back()?.clone()))
     }
 
@@ -160,7 +177,7 @@ impl Timeline {
     /// A marker and all later ones. It comes first even if somebody else saw it complete meanwhile, and
     /// drained it: what comes first then was not asked after.
     fn from(&self, oldest: Arc<Marker>) -> Vec<Arc<Marker>> {
-        let markers = self.markers.lock();
+        let markers = &self.markers.lock().on_their_way;
         let at = markers.partition_point(|marker| marker.ticket <= oldest.ticket);
         std::iter::once(oldest)
             .chain(markers.range(at..).cloned())
@@ -172,8 +189,16 @@ impl Timeline {
         self.note_latency(now.saturating_sub(last.sealed_at));
         let done: Vec<_> = {
             let mut markers = self.markers.lock();
-            let count = markers.partition_point(|marker| marker.ticket <= last.ticket);
-            markers.drain(..count).collect()
+            let on_their_way = &mut markers.on_their_way;
+            let count = on_their_way.partition_point(|marker| marker.ticket <= last.ticket);
+            let done: Vec<_> = on_their_way.drain(..count).collect();
+            if let Some(first) = done.first() {
+                let expected_at = last.expected_at;
+                markers
+                    .pace
+                    .note(first.sealed_at, count as u32, expected_at, now);
+            }
+            done
         };
         Marker::note_complete(&done, now);
         // Outside the lock: the last owner of a marker puts its event back, under another lock.
@@ -196,22 +221,22 @@ impl Timeline {
     /// it is not asked again before there are twice as many.
     pub(crate) fn is_crowded(&self) -> bool {
         let crowd = self.crowd.load(Ordering::Relaxed);
-        self.markers.lock().len() as u64 >= crowd
+        self.markers.lock().on_their_way.len() as u64 >= crowd
     }
 
     /// It was asked; what is left sets when to ask again.
     pub(crate) fn note_asked(&self) {
-        let left = self.markers.lock().len();
+        let left = self.markers.lock().on_their_way.len();
         let crowd = (2 * left).clamp(FEWEST_WORTH_ASKING, MOST_ON_THEIR_WAY);
         self.crowd.store(crowd as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.markers.lock().len() >= MOST_ON_THEIR_WAY
+        self.markers.lock().on_their_way.len() >= MOST_ON_THEIR_WAY
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.markers.lock().is_empty()
+        self.markers.lock().on_their_way.is_empty()
     }
 }
 

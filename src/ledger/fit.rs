@@ -58,9 +58,17 @@ impl Ledger {
         for (donor, donated) in self.pending.donors() {
             if view.considers(donor) {
                 let does = |id| fits(&id) && self.may_have(id, view);
-                consider(match view.waits {
-                    None => donated.by_size.best(request.bytes, PROBES, does),
-                    Some(_) => self.best_and_oldest(&donated.by_size, request.bytes, does),
+                let best = donated.by_size.best(request.bytes, PROBES, does);
+                consider(match forecast {
+                    None => best,
+                    Some(forecast) => best.map(|best| {
+                        let is_in_time = forecast(best.1).is_in_time();
+                        if is_in_time {
+                            best
+                        } else {
+                            self.oldest_like(best, &donated.by_size, does)
+                        }
+                    }),
                 });
             }
         }
@@ -72,26 +80,25 @@ impl Ledger {
         best.map(|best| best.id)
     }
 
-    /// The smallest that does of what waits for one stream; of those of its size the first that the stream freed,
-    /// since a stream runs in order.
-    fn best_and_oldest(
+    /// Of what waits for one stream, the first of this size that it freed: a stream runs in order.
+    fn oldest_like(
         &self,
+        (size, first): (u64, BlockId),
         by_size: &BySize,
-        bytes: u64,
         does: impl Fn(BlockId) -> bool,
-    ) -> Option<(u64, BlockId)> {
-        let mut probes = by_size.at_least(bytes).take(PROBES);
-        let (size, mut oldest) = probes.find(|(_, id)| does(*id))?;
+    ) -> (u64, BlockId) {
         let ticket = |id: BlockId| match &self.blocks[id].state {
             State::Pending(fences) => fences.single().map(|fence| fence.ticket),
             _ => None,
         };
+        let mut oldest = first;
+        let probes = by_size.at_least(size).take(PROBES);
         for (_, id) in probes.take_while(|(other, _)| *other == size) {
             if ticket(id) < ticket(oldest) && does(id) {
                 oldest = id;
             }
         }
-        Some((size, oldest))
+        (size, oldest)
     }
 
     /// When a block that the asker may have is expected to be complete.

@@ -4,10 +4,11 @@
 //! those the one sealed first is waited for: would it be the last, each stream would be chained behind the one
 //! before, while memory that others left earlier lay idle.
 
-use super::policy::{Donor, TOLERANCE, Taker};
+use super::policy::{Donor, OVERDUE, TOLERANCE, Taker};
 use std::time::Duration;
 
-/// When a point, or the last of several, is expected to be passed. The default is one that is passed already.
+/// When a point, or the last of several, is expected to be passed. The default is one that is not to be waited for:
+/// it is passed, or the asker comes after it anyway, or it is certain to be in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Forecast {
     /// It is overdue, or nothing is known of its stream.
@@ -21,13 +22,15 @@ pub(crate) struct Forecast {
 
 impl Forecast {
     pub(crate) fn of(donor: Donor, taker: Taker) -> Self {
-        let at = donor.sealed_at.unwrap_or(taker.now) + donor.latency;
-        let at = at.max(taker.now);
+        let sealed_at = donor.sealed_at.unwrap_or(taker.now);
+        let expected_at = donor.expected_at.unwrap_or(sealed_at + donor.latency);
+        let takes = expected_at.saturating_sub(sealed_at);
+        let at = expected_at.max(taker.now);
         Self {
-            // With no latency known yet, it is overdue at once.
-            is_unsure: taker.now >= donor.overdue_at(taker.now),
+            // With no pace known yet, it is overdue at once.
+            is_unsure: taker.now >= sealed_at + takes * OVERDUE,
             at,
-            until: at + donor.latency / TOLERANCE,
+            until: at + takes / TOLERANCE,
             number: donor.number,
         }
     }
@@ -40,6 +43,10 @@ impl Forecast {
             until: self.until.max(other.until),
             number: self.number.max(other.number),
         }
+    }
+
+    pub(super) fn is_in_time(self) -> bool {
+        self == Self::default()
     }
 
     /// Whether the same event is the last.
@@ -85,6 +92,7 @@ mod tests {
     fn forecast(sealed_at: u64, latency: u64, number: u64) -> Forecast {
         let donor = Donor {
             sealed_at: Some(ms(sealed_at)),
+            expected_at: Some(ms(sealed_at + latency)),
             number,
             latency: ms(latency),
         };
@@ -92,9 +100,9 @@ mod tests {
         Forecast::of(donor, Taker { now, tail })
     }
 
-    /// The number of the one that is waited for, in whatever order they are looked at.
-    fn chosen<const N: usize>(mut forecasts: [Forecast; N]) -> u64 {
-        let mut numbers = [0, 1].map(|_| {
+    /// The number of the one that is waited for, looked at in either order.
+    fn each_way<const N: usize>(mut forecasts: [Forecast; N]) -> [u64; 2] {
+        [0, 1].map(|_| {
             forecasts.reverse();
             let (first, others) = forecasts.split_first().expect("one");
             let mut best = *first;
@@ -102,10 +110,13 @@ mod tests {
                 best.yield_to(*other);
             }
             best.number
-        });
-        numbers.sort_unstable();
-        assert_eq!(numbers[0], numbers[1]);
-        numbers[0]
+        })
+    }
+
+    fn chosen<const N: usize>(forecasts: [Forecast; N]) -> u64 {
+        let [one, other] = each_way(forecasts);
+        assert_eq!(one, other);
+        one
     }
 
     #[test]
@@ -124,13 +135,13 @@ mod tests {
             forecast(100, 42, 3),
         ];
         assert_eq!(chosen(equals), 1);
-        // 8 ms each after the one before: the first is not as good as the last.
+        // Each is as good as the next one, and the first is not as good as the last.
         let steps = [
             forecast(100, 56, 1),
             forecast(100, 48, 2),
             forecast(100, 40, 3),
         ];
-        assert_eq!(chosen(steps), 2);
+        assert!(!each_way(steps).contains(&1));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Decisions as pure functions, and the words in which a user states them.
 
+use super::Forecast;
 use std::time::Duration;
 
 /// What comes first when free memory does not do: rungs 4 and 5 of the reuse ladder.
@@ -71,7 +72,8 @@ pub enum WaitLimit {
     /// ever stalls. What is expected comes from how long each stream's events took so far.
     #[default]
     Tail,
-    /// For whatever is pending, as CUDA's and HIP's pools do.
+    /// For whatever is pending, as CUDA's and HIP's pools do. Of memory of one size it is the one that is expected to
+    /// be complete first.
     Unlimited,
 }
 
@@ -271,6 +273,8 @@ impl Sealing {
 pub(crate) struct Donor {
     /// When its event was recorded; `None` while its ticket is not sealed.
     pub(crate) sealed_at: Option<Duration>,
+    /// When it was expected then, given what its stream had to do before.
+    pub(crate) expected_at: Option<Duration>,
     /// How many events were recorded before, on whatever stream; the most there can be, while there is none.
     pub(crate) number: u64,
     /// How long the donor stream's events take to complete.
@@ -291,7 +295,7 @@ pub(super) const TOLERANCE: u32 = 4;
 
 /// After so many times its mean a point is overdue: its stream may be stuck, and perhaps behind the
 /// very stream that would wait. Nobody is made to wait for it.
-const OVERDUE: u32 = 3;
+pub(super) const OVERDUE: u32 = 3;
 
 impl Donor {
     /// When the point is overdue, at the latest.
@@ -301,6 +305,15 @@ impl Donor {
 }
 
 impl WaitLimit {
+    /// When the donor is expected, if the taker may be made to wait for it. Within the tail it is in time, whenever
+    /// that is: which of several is taken is left to how well they pack.
+    pub(crate) fn forecast(self, donor: Donor, taker: Taker) -> Option<Forecast> {
+        self.allows(donor, taker).then(|| match self {
+            Self::Tail => Forecast::default(),
+            Self::Unlimited => Forecast::of(donor, taker),
+        })
+    }
+
     /// Whether the taker may be made to wait for the donor.
     ///
     /// A ticket that is not sealed would be sealed late, and cover work submitted after the free:
@@ -330,6 +343,7 @@ mod tests {
     fn donor(sealed_at: Option<Duration>) -> Donor {
         Donor {
             sealed_at,
+            expected_at: None,
             number: 0,
             latency: ms(2),
         }
