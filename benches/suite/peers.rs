@@ -19,7 +19,7 @@ pub(crate) fn parse(text: &str) -> Vec<Figure> {
 }
 
 /// The words with which a workload begins.
-const WORKLOADS: [&str; 4] = [" hot pair ", " mix ", " handoff ", " scale "];
+const WORKLOADS: [&str; 5] = [" hot pair ", " mix ", " handoff ", " scarce ", " scale "];
 
 fn figures(line: &str) -> Option<Vec<Figure>> {
     let places = WORKLOADS.iter().filter_map(|workload| {
@@ -32,6 +32,7 @@ fn figures(line: &str) -> Option<Vec<Figure>> {
         "hot pair" => hot(rest),
         "mix" => mix(rest),
         "handoff" => handoff(rest),
+        "scarce" => scarce(rest),
         _ => scale(rest),
     }?;
     let told = told.into_iter().map(|(key, figure)| Figure {
@@ -74,6 +75,17 @@ fn handoff(rest: &str) -> Option<Told> {
     let reserved = before(rest, "MiB").filter(|mib| *mib > 0.0);
     told.extend(reserved.map(|mib| (format!("handoff {micros} reserved"), mib)));
     Some(told)
+}
+
+/// `alone,   20 us kernel  9200.0 ns/iter, refused 0`, or `handed on, ...`
+fn scarce(rest: &str) -> Option<Told> {
+    let (route, figures) = rest.split_once(',')?;
+    let key = format!("scarce {route} {}", before::<u64>(figures, "us kernel")?);
+    let refused = figures.split("refused").nth(1)?;
+    Some(vec![
+        (format!("{key} wall"), before(figures, "ns/iter")?),
+        (format!("{key} refused"), number(refused)?),
+    ])
 }
 
 /// `16 threads, own stream  0.180 M pairs/s`

@@ -77,13 +77,17 @@ fn turns<C: Contender>(
             |thread| {
                 let stream = &streams[thread % streams.len()];
                 let mut pairs = 0;
-                while !is_over.load(Ordering::Relaxed) {
+                // Once at least, however late the thread is.
+                loop {
                     for step in 0..4 * SIZES {
                         let size = 1 << (10 + (step * 7 + thread) % SIZES);
                         let block = contender.allocate(stream, size).expect("memory");
                         contender.free(black_box(block), stream);
                     }
                     pairs += 4 * SIZES;
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
                 }
                 pairs
             },

@@ -123,10 +123,21 @@ impl Case {
         let (label, allowed) = (self.label(ground.is_virtual()), self.allowed().as_nanos());
         let wall = format!("{label}: wall ({allowed} allowed)");
         let refused = format!("{label}: refused of {iterations}");
+        let key = |figure| self.key(figure);
         [
-            Row::new(wall, TIME, results.figures(|turn| turn.wall)),
-            Row::new(refused, FAILURES, failures),
+            Row::new(wall, TIME, results.figures(|turn| turn.wall)).beside(key("wall")),
+            Row::new(refused, FAILURES, failures).beside(key("refused")),
         ]
+    }
+
+    /// What the programs of peers call it: they have memory for 4 blocks.
+    fn key(self, figure: &str) -> String {
+        let route = match (self.memory, self.route) {
+            (Memory::Plenty, _) => "with plenty",
+            (Memory::Scarce(_), Route::Alone) => "alone",
+            (Memory::Scarce(_), Route::HandedOn) => "handed on",
+        };
+        format!("scarce {route} {} {figure}", self.kernel.as_micros())
     }
 
     /// What an iteration takes where all blocks are in use, or all streams.
