@@ -80,9 +80,16 @@ impl Drop for Further {
     #[inline]
     fn drop(&mut self) {
         if let Some(extra) = self.0.take() {
-            extra.end();
+            end(extra);
         }
     }
+}
+
+/// Out of the way of those that have none.
+#[cold]
+#[inline(never)]
+fn end<T>(rare: T) {
+    drop(rare);
 }
 
 /// What few blocks have.
@@ -99,11 +106,6 @@ struct Extra {
 }
 
 impl Extra {
-    #[cold]
-    #[inline(never)]
-    #[allow(clippy::boxed_local, reason = "it was boxed for being rare")]
-    fn end(self: Box<Self>) {}
-
     #[cold]
     fn note_freed(&self, bytes: u64) {
         if let Some(reserved) = &self.reserved {

@@ -108,19 +108,17 @@ impl Engine {
 
     /// Moves what lanes keep to the ledger, where neighbours merge and every stream can have it.
     ///
-    /// Says whether there was anything.
-    ///
     /// Under the ledger's lock throughout, so that nobody finds a block in neither place and reports
     /// an out-of-memory that is none. A lane's lock is taken inside the ledger's here, and the ledger's
     /// never inside a lane's.
-    pub(crate) fn drain_lanes(&self) -> bool {
-        self.take_back(Lane::drain)
+    pub(crate) fn drain_lanes(&self) {
+        self.take_back(Lane::drain);
     }
 
     /// The same, but for large blocks that their streams freed less than `age` ago: they may come back for them.
-    pub(super) fn drain_lanes_older(&self, age: Duration) -> bool {
+    pub(super) fn drain_lanes_older(&self, age: Duration) {
         let now = self.device.now();
-        self.take_back(|lane| lane.drain_older(now, age))
+        self.take_back(|lane| lane.drain_older(now, age));
     }
 
     /// The same with the lanes of streams that have been idle since the last time.
@@ -128,17 +126,14 @@ impl Engine {
         self.take_back(Lane::drain_if_idle);
     }
 
-    fn take_back(&self, drain: impl Fn(&Lane) -> Vec<Kept>) -> bool {
+    fn take_back(&self, drain: impl Fn(&Lane) -> Vec<Kept>) {
         let lanes = self.lanes();
         let mut ledger = self.ledger.lock();
-        let mut has_any = false;
         for lane in lanes.iter() {
             for Kept { id, ticket, .. } in drain(lane) {
                 ledger.take_back(id, Fences::one(lane.id, ticket));
-                has_any = true;
             }
         }
-        has_any
     }
 
     /// Records an event on every stream that freed something no event covers. External ones were sealed when

@@ -386,7 +386,7 @@ impl Climb<'_> {
         match self.engine.settings.order {
             Order::GrowFirst => self.engine.drain_lanes_older(AT_HAND),
             Order::WaitFirst => self.engine.drain_lanes(),
-        };
+        }
         self.taken_back.set(self.engine.totals().taken_back);
         self.gathered_known()
     }
@@ -399,11 +399,11 @@ impl Climb<'_> {
         Ok(self.known())
     }
 
-    /// What streams were left for their next turn, once there is nothing else. Another may have taken it back since
-    /// this one gathered, and left some of it.
+    /// What streams were left for their next turn, once there is nothing else; whoever takes it back: another that did
+    /// since this one gathered may have left some of it.
     fn robbed(&self) -> Result<Option<Lent>, Refusal> {
-        let has_any = self.engine.drain_lanes();
-        if !has_any && self.engine.totals().taken_back == self.taken_back.get() {
+        self.engine.drain_lanes();
+        if self.engine.totals().taken_back == self.taken_back.get() {
             return Ok(None);
         }
         match self.gathered_known()? {

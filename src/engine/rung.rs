@@ -8,7 +8,6 @@
     serde(rename_all = "snake_case")
 )]
 #[non_exhaustive]
-#[repr(u32)]
 pub enum Rung {
     /// The stream's own lane: no device call, no shared cache line written.
     Lane,

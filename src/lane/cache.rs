@@ -153,10 +153,9 @@ impl Cache {
 
     /// Bytes kept under tickets up to `ticket`.
     pub(crate) fn bytes_up_to(&self, ticket: Ticket) -> u64 {
-        let on_shelf = self.shelf.bytes_up_to(ticket);
         if self.bytes == 0 {
             // As long as somebody waits, and then it is asked for often.
-            return on_shelf;
+            return self.shelf.bytes_up_to(ticket);
         }
         self.all()
             .filter(|kept| kept.ticket <= ticket)

@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Waker};
 ///
 /// With the `tokio` feature one is spawned when somebody first waits on a tokio runtime, and ends when
 /// nobody waits any more. Elsewhere the waiters drive themselves, and every one of them is woken when
-/// something came back: any of them may be one that is not polled again; spawn the one that [`Pool::reclaimer`](crate::Pool::reclaimer) gives, on any
-/// executor, to relieve them. That one lasts until the pool's last handle (pool, stream, block) is gone.
+/// something came back: any of them may be one that is not polled again; spawn the one that
+/// [`Pool::reclaimer`](crate::Pool::reclaimer) gives, on any executor, to relieve them. That one lasts until the pool's last handle (pool, stream, block) is gone.
 ///
 /// # Cancel safety
 ///
