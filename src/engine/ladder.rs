@@ -6,7 +6,7 @@ use super::postponed::Postponed;
 use super::{Engine, HistoryEvent, Rung, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
-use crate::lane::{Lane, Use};
+use crate::lane::{Kept, Lane, Miss, Use};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
 use crate::ledger::{
     BlockId, Clock, Fence, Fences, Forecast, Grant, Growth, Place, Plan, Request, View,
@@ -40,6 +40,17 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
+    #[inline(always)]
+    fn of_lane(kept: Kept) -> Self {
+        Self {
+            id: kept.id,
+            address: kept.address,
+            bytes: kept.bytes,
+            after: kept.ticket,
+            rung: Rung::Lane,
+        }
+    }
+
     /// The same, for who looks on.
     #[inline(always)]
     pub(crate) fn seen(&self) -> Self {
@@ -163,16 +174,23 @@ const NOBODY: StreamId = StreamId(0);
 
 impl Engine {
     /// Rung 1: what the stream freed, from its lane.
-    #[inline(always)]
     pub(crate) fn take_own(&self, lane: &Lane, bytes: u64, rounding: u32) -> Option<Lent> {
-        let kept = lane.take(bytes, rounding, &self.gate)?;
-        Some(Lent {
-            id: kept.id,
-            address: kept.address,
-            bytes: kept.bytes,
-            after: kept.ticket,
-            rung: Rung::Lane,
-        })
+        lane.take(bytes, rounding, &self.gate).map(Lent::of_lane)
+    }
+
+    /// The same in the plain case.
+    ///
+    /// # Errors
+    /// When there is nothing, or it is not the plain case.
+    #[inline(always)]
+    pub(crate) fn take_own_at_once(
+        &self,
+        lane: &Lane,
+        bytes: u64,
+        rounding: u32,
+    ) -> Result<Lent, Miss> {
+        let kept = lane.take_at_once(bytes, rounding, &self.gate)?;
+        Ok(Lent::of_lane(kept))
     }
 
     /// The rungs above the lane, in the order of the policy; the first that gives ends it.

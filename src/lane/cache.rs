@@ -100,12 +100,41 @@ impl Cache {
         self.blocks += 1;
     }
 
+    /// Keeps a block if it has a stack, there is room for it among `bound` bytes, and a slot. Says whether it did.
+    #[inline(always)]
+    pub(crate) fn push_at_once(&mut self, kept: Kept, bound: u64) -> bool {
+        let total = self.bytes + kept.bytes;
+        if total > bound {
+            return false;
+        }
+        let Some(top) = self.tops.get_mut((kept.bytes / GRANULE) as usize) else {
+            return false;
+        };
+        let Some(place) = self.slots.get_mut(self.vacant as usize) else {
+            return false;
+        };
+        let below = std::mem::replace(top, self.vacant);
+        self.vacant = place.below;
+        *place = Slot { kept, below };
+        self.bytes = total;
+        self.blocks += 1;
+        true
+    }
+
     /// Takes the block of exactly this size that was kept last: the one most likely to be warm.
     #[inline]
     pub(crate) fn pop(&mut self, bytes: u64) -> Option<Kept> {
-        let Some(top) = self.tops.get_mut((bytes / GRANULE) as usize) else {
-            return self.shelf.take(bytes);
-        };
+        if self.has_size(bytes) {
+            self.pop_stacked(bytes)
+        } else {
+            self.shelf.take(bytes)
+        }
+    }
+
+    /// The same, of a size that has a stack.
+    #[inline(always)]
+    pub(crate) fn pop_stacked(&mut self, bytes: u64) -> Option<Kept> {
+        let top = self.tops.get_mut((bytes / GRANULE) as usize)?;
         let place = self.slots.get_mut(*top as usize)?;
         let slot = *place;
         place.kept.bytes = 0;

@@ -86,7 +86,7 @@ pub(crate) struct Lane {
 }
 
 #[derive(Debug)]
-struct Front {
+pub(crate) struct Front {
     cache: Cache,
     is_host: bool,
     open: Ticket,
@@ -131,6 +131,19 @@ pub(crate) struct Closed {
     covers_frees: bool,
 }
 
+/// Why a lane gave nothing at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Miss {
+    /// It has no block of the size, or may not give it.
+    Empty,
+    /// It was not asked: it takes longer.
+    Unasked,
+}
+
+/// The front, if somebody entered it and could not do there what is done at once.
+#[derive(Debug)]
+pub(crate) struct Entered<'a>(Option<Guard<'a, Front>>);
+
 /// A grant for a lane's stream is on its way.
 #[derive(Debug)]
 pub(crate) struct Visit<'a>(&'a Lane);
@@ -153,6 +166,48 @@ impl Front {
             self.unsealed -= kept.bytes;
         }
         Some(kept)
+    }
+
+    /// What is kept of a size that has a stack, unless somebody waits for memory.
+    #[inline(always)]
+    fn take_at_once(&mut self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
+        if gate.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let kept = self.cache.pop_stacked(bytes)?;
+        if kept.ticket == self.open {
+            self.unsealed -= kept.bytes;
+        }
+        self.book.note_hit(bytes, rounding);
+        Some(kept)
+    }
+
+    /// Keeps a block on its stack, if nobody waits for memory and nothing is to be sealed. None if nothing was done.
+    #[inline(always)]
+    fn keep_at_once(&mut self, block: Use, bounds: &Bounds, gate: &SharedState) -> Option<Ticket> {
+        let Use {
+            id,
+            address,
+            bytes,
+            rounding,
+        } = block;
+        let (ticket, unsealed) = (self.open, self.unsealed.saturating_add(bytes));
+        if gate.load(Ordering::Relaxed) != 0 || unsealed > bounds.unsealed {
+            return None;
+        }
+        let kept = Kept {
+            id,
+            address,
+            bytes,
+            ticket,
+        };
+        if !self.cache.push_at_once(kept, bounds.bytes) {
+            return None;
+        }
+        self.unsealed = unsealed;
+        self.is_dirty = !self.is_host;
+        self.book.note_free(bytes, rounding);
+        Some(ticket)
     }
 
     /// The freeing stream's part, before anything is decided.
@@ -246,7 +301,6 @@ impl Lane {
 
     /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
     /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes.
-    #[inline(always)]
     pub(crate) fn take(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
         if bytes > self.bounds.largest && bytes > self.bounds.shelf {
             // Never kept: there is nothing to lock for.
@@ -261,17 +315,43 @@ impl Lane {
         Some(kept)
     }
 
+    /// The same, in the plain case: of a size that has a stack, and while nobody else is at the front.
+    ///
+    /// # Errors
+    /// When there is nothing, or it is not the plain case.
+    #[inline(always)]
+    pub(crate) fn take_at_once(
+        &self,
+        bytes: u64,
+        rounding: u32,
+        gate: &SharedState,
+    ) -> Result<Kept, Miss> {
+        if bytes > self.bounds.largest || self.crowd.are_made() {
+            return Err(Miss::Unasked);
+        }
+        let Some(mut front) = self.enter_at_once() else {
+            return Err(Miss::Unasked);
+        };
+        front.take_at_once(bytes, rounding, gate).ok_or(Miss::Empty)
+    }
+
     /// The front, of who may meet another there.
     #[inline]
     fn enter(&self) -> Guard<'_, Front> {
-        if cfg!(weirpool_loom) {
-            // Models have sides from the start, or none.
-            return self.front.lock();
-        }
-        match self.front.try_lock() {
+        match self.enter_at_once() {
             Some(front) => front,
             None => self.enter_after_another(),
         }
+    }
+
+    /// The front, while nobody else is there.
+    #[inline(always)]
+    fn enter_at_once(&self) -> Option<Guard<'_, Front>> {
+        if cfg!(weirpool_loom) {
+            // Models have sides from the start, or none.
+            return Some(self.front.lock());
+        }
+        self.front.try_lock()
     }
 
     #[cold]
@@ -302,18 +382,45 @@ impl Lane {
         Some(kept)
     }
 
-    /// Frees a block that was used on this stream alone.
+    /// Frees a block that was used on this stream alone, in the plain case: it is kept on its stack, while nobody
+    /// else is at the front, and nothing is to be sealed. Returns the ticket under which it was freed.
     ///
     /// The gate is read inside the critical section: who raises it drains the lane afterwards, so a
     /// block is either drained or not kept.
     ///
-    /// A block too large for a stack may go on the shelf, if there is a `now` for it.
-    #[inline]
-    pub(crate) fn free(&self, block: &Use, now: Option<Duration>, gate: &SharedState) -> Freed {
-        if self.crowd.are_made() {
-            return self.free_aside(block, now, gate);
+    /// # Errors
+    /// When it is not the plain case: it is still to be [freed](Self::free).
+    #[inline(always)]
+    pub(crate) fn keep_at_once(
+        &self,
+        block: Use,
+        gate: &SharedState,
+    ) -> Result<Ticket, Entered<'_>> {
+        if block.bytes > self.bounds.largest || self.crowd.are_made() {
+            return Err(Entered(None));
         }
-        let mut front = self.enter();
+        let Some(mut front) = self.enter_at_once() else {
+            return Err(Entered(None));
+        };
+        let kept = front.keep_at_once(block, &self.bounds, gate);
+        kept.ok_or(Entered(Some(front)))
+    }
+
+    /// Frees a block that was used on this stream alone, in any case.
+    ///
+    /// A block too large for a stack may go on the shelf, if there is a `now` for it.
+    pub(crate) fn free(
+        &self,
+        block: &Use,
+        entered: Entered<'_>,
+        now: Option<Duration>,
+        gate: &SharedState,
+    ) -> Freed {
+        let mut front = match entered.0 {
+            Some(front) => front,
+            None if self.crowd.are_made() => return self.free_aside(block, now, gate),
+            None => self.enter(),
+        };
         front.book.note_free(block.bytes, block.rounding);
         self.keep(front, block, now, gate)
     }

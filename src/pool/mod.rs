@@ -42,6 +42,7 @@ use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
 use crate::engine::{Effort, Engine, Lent};
 use crate::error::{AllocError, BuildError, StreamError};
+use crate::lane::Miss;
 use crate::ledger::policy::ReleaseThreshold;
 use crate::ledger::{PoolFigures, Request};
 use crate::measure::Tag;
@@ -75,6 +76,23 @@ use std::panic::Location;
 #[derive(Clone)]
 pub struct Pool {
     presence: plain::Arc<Presence>,
+}
+
+/// What is asked for, before anything of it is checked.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    registration: &'a Arc<Registration>,
+    bytes: u64,
+    alignment: u64,
+    tag: Option<Tag>,
+    place: &'static Location<'static>,
+}
+
+/// To a multiple of the step, and one at least. The step is a power of two, and the capacity a multiple of it: for
+/// what is not above that, this does not go over.
+#[inline(always)]
+fn round_up(bytes: u64, step: u64) -> u64 {
+    (bytes.max(1) + (step - 1)) & !(step - 1)
 }
 
 impl Pool {
@@ -186,23 +204,64 @@ impl Pool {
         bytes: u64,
         alignment: u64,
     ) -> Result<Block, AllocError> {
-        let registration = stream.registration();
-        let demand = self.demand(registration, bytes, alignment, None)?;
-        self.grant_now(registration, demand, Location::caller())
+        let call = Call {
+            registration: stream.registration(),
+            bytes,
+            alignment,
+            tag: None,
+            place: Location::caller(),
+        };
+        self.grant_now(call)
     }
 
-    #[inline]
-    fn grant_now(
-        &self,
-        registration: &Arc<Registration>,
-        demand: Demand,
-        place: &'static Location<'static>,
-    ) -> Result<Block, AllocError> {
+    #[inline(always)]
+    fn grant_now(&self, call: Call<'_>) -> Result<Block, AllocError> {
+        match self.grant_at_once(call) {
+            Ok(block) => Ok(block),
+            Err(miss) => self.grant_slowly(call, miss),
+        }
+    }
+
+    /// The plain case: a block that the stream's lane has, of nobody's account, while nobody looks on and no
+    /// reservation's scope is entered.
+    ///
+    /// # Errors
+    /// When it is not the plain case. Nothing was checked, then.
+    #[inline(always)]
+    fn grant_at_once(&self, call: Call<'_>) -> Result<Block, Miss> {
+        let Call {
+            registration,
+            bytes,
+            alignment,
+            ..
+        } = call;
+        let engine = &registration.service.engine;
+        let step = engine.settings.alignment;
+        let is_plain = plain::Arc::ptr_eq(&registration.presence, &self.presence)
+            && registration.onlookers.is_none()
+            && call.tag.is_none()
+            && bytes <= engine.capacity()
+            && alignment.is_power_of_two()
+            && alignment <= step
+            && !drawing::is_any();
+        if !is_plain {
+            return Err(Miss::Unasked);
+        }
+        let rounded = round_up(bytes, step);
+        let rounding = (rounded - bytes) as u32;
+        let lent = engine.take_own_at_once(&registration.lane, rounded, rounding)?;
+        Ok(Block::at_once(registration, lent, rounding))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grant_slowly(&self, call: Call<'_>, miss: Miss) -> Result<Block, AllocError> {
+        let (registration, place) = (call.registration, call.place);
+        let demand = self.demand(registration, call.bytes, call.alignment, call.tag)?;
         if let Some(drawn) = self.draw(registration, &demand, place) {
             return drawn;
         }
-        let asker = (&**registration).into();
-        let lent = match take_own(asker, &demand) {
+        let lent = match take_own((&**registration).into(), &demand, miss) {
             Some(lent) => lent,
             None => self.climb_now(registration, demand)?,
         };
@@ -211,7 +270,6 @@ impl Pool {
         Block::new(registration, lent, &demand, caller)
     }
 
-    #[inline(never)]
     fn climb_now(
         &self,
         registration: &Arc<Registration>,
@@ -272,8 +330,7 @@ impl Pool {
         }
         let step = engine.settings.alignment;
         let request = Request {
-            // A power of two; and the capacity is a multiple of it, so this does not go over.
-            bytes: (bytes.max(1) + (step - 1)) & !(step - 1),
+            bytes: round_up(bytes, step),
             alignment: alignment.max(step),
         };
         debug_assert!(step <= u64::from(u32::MAX), "a step of gigabytes");
