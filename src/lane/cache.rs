@@ -40,7 +40,6 @@ pub(crate) struct Cache {
     vacant: u32,
     /// In the stacks.
     bytes: u64,
-    blocks: usize,
     shelf: Shelf,
 }
 
@@ -53,7 +52,6 @@ impl Cache {
             slots: Vec::new(),
             vacant: NONE,
             bytes: 0,
-            blocks: 0,
             shelf: Shelf::default(),
         }
     }
@@ -97,7 +95,6 @@ impl Cache {
             }
         };
         self.bytes += kept.bytes;
-        self.blocks += 1;
     }
 
     /// Keeps a block if it has a stack, there is room for it among `bound` bytes, and a slot. Says whether it did.
@@ -117,7 +114,6 @@ impl Cache {
         self.vacant = place.below;
         *place = Slot { kept, below };
         self.bytes = total;
-        self.blocks += 1;
         true
     }
 
@@ -141,7 +137,6 @@ impl Cache {
         place.below = self.vacant;
         self.vacant = std::mem::replace(top, slot.below);
         self.bytes -= slot.kept.bytes;
-        self.blocks -= 1;
         Some(slot.kept)
     }
 
@@ -160,17 +155,17 @@ impl Cache {
     }
 
     fn drain_stacks(&mut self) -> Vec<Kept> {
-        if self.blocks == 0 {
+        if self.bytes == 0 {
             return Vec::new();
         }
         // By the slots: there are far fewer than sizes.
-        let mut all = Vec::with_capacity(self.blocks);
+        let mut all = Vec::with_capacity(self.slots.len());
         for kept in self.slots.iter().filter_map(Slot::kept) {
             self.tops[(kept.bytes / GRANULE) as usize] = NONE;
             all.push(kept);
         }
         self.slots.clear();
-        (self.vacant, self.bytes, self.blocks) = (NONE, 0, 0);
+        (self.vacant, self.bytes) = (NONE, 0);
         all
     }
 

@@ -21,6 +21,8 @@
 mod cache;
 mod count;
 mod crowd;
+mod front;
+mod hot_path;
 mod marker;
 mod pace;
 mod shelf;
@@ -28,6 +30,8 @@ mod timeline;
 
 pub(crate) use cache::Kept;
 pub(crate) use count::Counts;
+pub(crate) use front::Closed;
+pub(crate) use hot_path::{Entered, Freed, Miss, Use};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use timeline::Timeline;
 
@@ -35,11 +39,10 @@ use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStrea
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fence};
 use crate::measure::Waits;
-use crate::sync::{Arc, Guard, Guards, Mutex, Ordering, SharedState, plain};
-use cache::Cache;
-use count::Book;
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use crowd::Crowd;
+use front::Front;
 use std::any::Any;
 use std::time::Duration;
 
@@ -85,65 +88,6 @@ pub(crate) struct Lane {
     keep_alive: plain::Arc<dyn Any + Send + Sync>,
 }
 
-#[derive(Debug)]
-pub(crate) struct Front {
-    cache: Cache,
-    is_host: bool,
-    open: Ticket,
-    /// Bytes freed under the open ticket and not taken again by the lane.
-    unsealed: u64,
-    /// Something was freed under the open ticket, or its last record failed.
-    is_dirty: bool,
-    /// The stream's last handle is gone: nothing is kept any more.
-    is_retired: bool,
-    /// Who has a grant for the stream on its way.
-    visitors: u32,
-    book: Book,
-    /// The hits and the open ticket of the last look at whether the lane is idle.
-    last_look: (u64, Ticket),
-}
-
-/// A block that is freed, as the lane and the engine need to know it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Use {
-    pub(crate) id: BlockId,
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    /// What was not asked for of the bytes.
-    pub(crate) rounding: u32,
-}
-
-/// What became of a free.
-#[derive(Debug)]
-#[must_use = "a block that is not kept goes to the ledger, and a closed ticket is recorded"]
-pub(crate) struct Freed {
-    pub(crate) ticket: Ticket,
-    pub(crate) is_kept: bool,
-    /// The ticket that this free closed: its event must be recorded now.
-    pub(crate) closed: Option<Closed>,
-}
-
-/// A ticket under which nothing is freed any more.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Closed {
-    pub(crate) ticket: Ticket,
-    /// Whether anything was.
-    covers_frees: bool,
-}
-
-/// Why a lane gave nothing at once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Miss {
-    /// It has no block of the size, or may not give it.
-    Empty,
-    /// It was not asked: it takes longer.
-    Unasked,
-}
-
-/// The front, if somebody entered it and could not do there what is done at once.
-#[derive(Debug)]
-pub(crate) struct Entered<'a>(Option<Guard<'a, Front>>);
-
 /// A grant for a lane's stream is on its way.
 #[derive(Debug)]
 pub(crate) struct Visit<'a>(&'a Lane);
@@ -151,97 +95,6 @@ pub(crate) struct Visit<'a>(&'a Lane);
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
         self.0.front.lock().visitors -= 1;
-    }
-}
-
-impl Front {
-    /// What is kept of that size, unless somebody waits for memory.
-    #[inline]
-    fn pop(&mut self, bytes: u64, gate: &SharedState) -> Option<Kept> {
-        if gate.load(Ordering::Relaxed) != 0 {
-            return None;
-        }
-        let kept = self.cache.pop(bytes)?;
-        if kept.ticket == self.open {
-            self.unsealed -= kept.bytes;
-        }
-        Some(kept)
-    }
-
-    /// What is kept of a size that has a stack, unless somebody waits for memory.
-    #[inline(always)]
-    fn take_at_once(&mut self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
-        if gate.load(Ordering::Relaxed) != 0 {
-            return None;
-        }
-        let kept = self.cache.pop_stacked(bytes)?;
-        if kept.ticket == self.open {
-            self.unsealed -= kept.bytes;
-        }
-        self.book.note_hit(bytes, rounding);
-        Some(kept)
-    }
-
-    /// Keeps a block on its stack, if nobody waits for memory and nothing is to be sealed. None if nothing was done.
-    #[inline(always)]
-    fn keep_at_once(&mut self, block: Use, bounds: &Bounds, gate: &SharedState) -> Option<Ticket> {
-        let Use {
-            id,
-            address,
-            bytes,
-            rounding,
-        } = block;
-        let (ticket, unsealed) = (self.open, self.unsealed.saturating_add(bytes));
-        if gate.load(Ordering::Relaxed) != 0 || unsealed > bounds.unsealed {
-            return None;
-        }
-        let kept = Kept {
-            id,
-            address,
-            bytes,
-            ticket,
-        };
-        if !self.cache.push_at_once(kept, bounds.bytes) {
-            return None;
-        }
-        self.unsealed = unsealed;
-        self.is_dirty = !self.is_host;
-        self.book.note_free(bytes, rounding);
-        Some(ticket)
-    }
-
-    /// The freeing stream's part, before anything is decided.
-    fn note_use(&mut self, bytes: u64) -> Ticket {
-        self.unsealed = self.unsealed.saturating_add(bytes);
-        self.is_dirty = !self.is_host;
-        self.open
-    }
-
-    fn close(&mut self, crowd: &Crowd) -> Closed {
-        let (ticket, was_dirty) = (self.open, self.is_dirty);
-        self.open = ticket.next();
-        self.unsealed = 0;
-        self.is_dirty = false;
-        let covers_frees = crowd.note_closed(self.open) || was_dirty;
-        Closed {
-            ticket,
-            covers_frees,
-        }
-    }
-
-    #[inline]
-    fn close_if(&mut self, condition: bool, crowd: &Crowd) -> Option<Closed> {
-        if condition {
-            self.close_unless_host(crowd)
-        } else {
-            None
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn close_unless_host(&mut self, crowd: &Crowd) -> Option<Closed> {
-        (!self.is_host).then(|| self.close(crowd))
     }
 }
 
@@ -253,17 +106,7 @@ impl Lane {
             bounds.unsealed = 0;
         }
         let is_host = raw == RawStream::HOST;
-        let front = Front {
-            cache: Cache::new(bounds.largest),
-            is_host,
-            open: Ticket::ZERO.next(),
-            unsealed: 0,
-            is_dirty: false,
-            is_retired: false,
-            visitors: 0,
-            book: Book::default(),
-            last_look: (0, Ticket::ZERO),
-        };
+        let front = Front::new(bounds.largest, is_host);
         let crowd = Crowd::new();
         if bounds.is_crowded && bounds.has_sides(is_host) {
             crowd.make_sides(bounds, front.open);
@@ -297,195 +140,6 @@ impl Lane {
             stream: self.id,
             ticket,
         }
-    }
-
-    /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
-    /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes.
-    pub(crate) fn take(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
-        if bytes > self.bounds.largest && bytes > self.bounds.shelf {
-            // Never kept: there is nothing to lock for.
-            return None;
-        }
-        if self.crowd.are_made() {
-            return self.take_aside(bytes, rounding, gate);
-        }
-        let mut front = self.enter();
-        let kept = front.pop(bytes, gate)?;
-        front.book.note_hit(bytes, rounding);
-        Some(kept)
-    }
-
-    /// The same, in the plain case: of a size that has a stack, and while nobody else is at the front.
-    ///
-    /// # Errors
-    /// When there is nothing, or it is not the plain case.
-    #[inline(always)]
-    pub(crate) fn take_at_once(
-        &self,
-        bytes: u64,
-        rounding: u32,
-        gate: &SharedState,
-    ) -> Result<Kept, Miss> {
-        if bytes > self.bounds.largest || self.crowd.are_made() {
-            return Err(Miss::Unasked);
-        }
-        let Some(mut front) = self.enter_at_once() else {
-            return Err(Miss::Unasked);
-        };
-        front.take_at_once(bytes, rounding, gate).ok_or(Miss::Empty)
-    }
-
-    /// The front, of who may meet another there.
-    #[inline]
-    fn enter(&self) -> Guard<'_, Front> {
-        match self.enter_at_once() {
-            Some(front) => front,
-            None => self.enter_after_another(),
-        }
-    }
-
-    /// The front, while nobody else is there.
-    #[inline(always)]
-    fn enter_at_once(&self) -> Option<Guard<'_, Front>> {
-        if cfg!(weirpool_loom) {
-            // Models have sides from the start, or none.
-            return Some(self.front.lock());
-        }
-        self.front.try_lock()
-    }
-
-    #[cold]
-    fn enter_after_another(&self) -> Guard<'_, Front> {
-        let front = self.front.lock();
-        if self.crowd.note_meeting() && self.bounds.has_sides(front.is_host) {
-            self.crowd.make_sides(self.bounds, front.open);
-        }
-        front
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn take_aside(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
-        let side = self.crowd.own()?;
-        {
-            let mut side = side.lock();
-            if gate.load(Ordering::Relaxed) != 0 {
-                return None;
-            }
-            let kept = side.take(bytes, rounding);
-            if kept.is_some() {
-                return kept;
-            }
-        }
-        let kept = self.front.lock().pop(bytes, gate)?;
-        side.lock().counts.note_hit(bytes, rounding);
-        Some(kept)
-    }
-
-    /// Frees a block that was used on this stream alone, in the plain case: it is kept on its stack, while nobody
-    /// else is at the front, and nothing is to be sealed. Returns the ticket under which it was freed.
-    ///
-    /// The gate is read inside the critical section: who raises it drains the lane afterwards, so a
-    /// block is either drained or not kept.
-    ///
-    /// # Errors
-    /// When it is not the plain case: it is still to be [freed](Self::free).
-    #[inline(always)]
-    pub(crate) fn keep_at_once(
-        &self,
-        block: Use,
-        gate: &SharedState,
-    ) -> Result<Ticket, Entered<'_>> {
-        if block.bytes > self.bounds.largest || self.crowd.are_made() {
-            return Err(Entered(None));
-        }
-        let Some(mut front) = self.enter_at_once() else {
-            return Err(Entered(None));
-        };
-        let kept = front.keep_at_once(block, &self.bounds, gate);
-        kept.ok_or(Entered(Some(front)))
-    }
-
-    /// Frees a block that was used on this stream alone, in any case.
-    ///
-    /// A block too large for a stack may go on the shelf, if there is a `now` for it.
-    pub(crate) fn free(
-        &self,
-        block: &Use,
-        entered: Entered<'_>,
-        now: Option<Duration>,
-        gate: &SharedState,
-    ) -> Freed {
-        let mut front = match entered.0 {
-            Some(front) => front,
-            None if self.crowd.are_made() => return self.free_aside(block, now, gate),
-            None => self.enter(),
-        };
-        front.book.note_free(block.bytes, block.rounding);
-        self.keep(front, block, now, gate)
-    }
-
-    /// Whether a block of so many bytes may be kept on the shelf.
-    #[inline]
-    pub(crate) fn shelves(&self, bytes: u64) -> bool {
-        bytes > self.bounds.largest && bytes <= self.bounds.shelf
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn free_aside(&self, block: &Use, now: Option<Duration>, gate: &SharedState) -> Freed {
-        let side = self.crowd.own();
-        let kept = side.and_then(|side| self.crowd.keep(side, block, self.bounds, gate));
-        let Some(kept) = kept else {
-            return self.keep(self.front.lock(), block, now, gate);
-        };
-        let seals = kept.unsealed > self.bounds.unsealed;
-        let close = || self.front.lock().close_if(true, &self.crowd);
-        Freed {
-            ticket: kept.ticket,
-            is_kept: true,
-            closed: seals.then(close).flatten(),
-        }
-    }
-
-    #[inline]
-    fn keep(
-        &self,
-        mut front: Guard<'_, Front>,
-        block: &Use,
-        now: Option<Duration>,
-        gate: &SharedState,
-    ) -> Freed {
-        let Use {
-            id, address, bytes, ..
-        } = *block;
-        let ticket = front.note_use(bytes);
-        let is_bypassed = gate.load(Ordering::Relaxed) != 0;
-        let kept = Kept {
-            id,
-            address,
-            bytes,
-            ticket,
-        };
-        let is_stacked = !is_bypassed && front.cache.has_room(bytes, self.bounds.bytes);
-        if is_stacked {
-            front.cache.push(kept);
-        }
-        let is_shelved = !is_bypassed && now.is_some_and(|now| self.shelve(&mut front, kept, now));
-        // What is on the shelf is sealed by the next call for the stream that does not take it from there; unless there
-        // may be none.
-        let is_put_off = is_shelved && !self.is_external;
-        let is_due = front.unsealed > self.bounds.unsealed && !is_put_off;
-        Freed {
-            ticket,
-            is_kept: is_stacked || is_shelved,
-            closed: front.close_if(is_bypassed || is_due, &self.crowd),
-        }
-    }
-
-    #[cold]
-    fn shelve(&self, front: &mut Front, kept: Kept, now: Duration) -> bool {
-        front.cache.shelve(kept, now, self.bounds.shelf)
     }
 
     /// Whether more was freed than may be left without an event.

@@ -11,6 +11,7 @@ mod figures;
 mod fills;
 mod find;
 mod geometry;
+mod grant;
 mod grow;
 mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
@@ -36,13 +37,13 @@ pub use reserve::Reserve;
 #[cfg(feature = "tower")]
 pub(crate) use terms::terms;
 
+use grant::{Call, round_up};
 use own_stream::OwnStream;
 
 use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
-use crate::engine::{Effort, Engine, Lent};
+use crate::engine::Engine;
 use crate::error::{AllocError, BuildError, StreamError};
-use crate::lane::Miss;
 use crate::ledger::policy::ReleaseThreshold;
 use crate::ledger::{PoolFigures, Request};
 use crate::measure::Tag;
@@ -50,10 +51,7 @@ use crate::observe::LeakReport;
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{
-    Caller, Demand, Denial, Drain, Hook, Presence, Reclaimer, Registration, Roll, Rules, Service,
-    take_own, try_now,
-};
+use crate::wait::{Demand, Drain, Hook, Presence, Reclaimer, Registration, Roll, Rules, Service};
 use std::fmt;
 use std::panic::Location;
 
@@ -76,23 +74,6 @@ use std::panic::Location;
 #[derive(Clone)]
 pub struct Pool {
     presence: plain::Arc<Presence>,
-}
-
-/// What is asked for, before anything of it is checked.
-#[derive(Clone, Copy)]
-struct Call<'a> {
-    registration: &'a Arc<Registration>,
-    bytes: u64,
-    alignment: u64,
-    tag: Option<Tag>,
-    place: &'static Location<'static>,
-}
-
-/// To a multiple of the step, and one at least. The step is a power of two, and the capacity a multiple of it: for
-/// what is not above that, this does not go over.
-#[inline(always)]
-fn round_up(bytes: u64, step: u64) -> u64 {
-    (bytes.max(1) + (step - 1)) & !(step - 1)
 }
 
 impl Pool {
@@ -212,77 +193,6 @@ impl Pool {
             place: Location::caller(),
         };
         self.grant_now(call)
-    }
-
-    #[inline(always)]
-    fn grant_now(&self, call: Call<'_>) -> Result<Block, AllocError> {
-        match self.grant_at_once(call) {
-            Ok(block) => Ok(block),
-            Err(miss) => self.grant_slowly(call, miss),
-        }
-    }
-
-    /// The plain case: a block that the stream's lane has, of nobody's account, while nobody looks on and no
-    /// reservation's scope is entered.
-    ///
-    /// # Errors
-    /// When it is not the plain case. Nothing was checked, then.
-    #[inline(always)]
-    fn grant_at_once(&self, call: Call<'_>) -> Result<Block, Miss> {
-        let Call {
-            registration,
-            bytes,
-            alignment,
-            ..
-        } = call;
-        let engine = &registration.service.engine;
-        let step = engine.settings.alignment;
-        let is_plain = plain::Arc::ptr_eq(&registration.presence, &self.presence)
-            && registration.onlookers.is_none()
-            && call.tag.is_none()
-            && bytes <= engine.capacity()
-            && alignment.is_power_of_two()
-            && alignment <= step
-            && !drawing::is_any();
-        if !is_plain {
-            return Err(Miss::Unasked);
-        }
-        let rounded = round_up(bytes, step);
-        let rounding = (rounded - bytes) as u32;
-        let lent = engine.take_own_at_once(&registration.lane, rounded, rounding)?;
-        Ok(Block::at_once(registration, lent, rounding))
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn grant_slowly(&self, call: Call<'_>, miss: Miss) -> Result<Block, AllocError> {
-        let (registration, place) = (call.registration, call.place);
-        let demand = self.demand(registration, call.bytes, call.alignment, call.tag)?;
-        if let Some(drawn) = self.draw(registration, &demand, place) {
-            return drawn;
-        }
-        let lent = match take_own((&**registration).into(), &demand, miss) {
-            Some(lent) => lent,
-            None => self.climb_now(registration, demand)?,
-        };
-        let waited = false;
-        let caller = Caller { place, waited };
-        Block::new(registration, lent, &demand, caller)
-    }
-
-    fn climb_now(
-        &self,
-        registration: &Arc<Registration>,
-        demand: Demand,
-    ) -> Result<Lent, AllocError> {
-        match try_now((&**registration).into(), &demand, Effort::Immediate) {
-            Ok(lent) => Ok(lent),
-            Err(Denial::Failed(error)) => Err(error),
-            Err(Denial::Short(..)) => Err(exhausted(registration, &demand)),
-            Err(Denial::OverLimit(tag)) => {
-                Err(self.service().limit_reached(tag, demand.request.bytes))
-            }
-        }
     }
 
     /// Checks a request at the door, and rounds it to the pool's step.
