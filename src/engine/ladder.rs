@@ -13,7 +13,7 @@ use crate::ledger::{
 };
 use crate::sync::Arc;
 use crate::trace;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 /// How far an allocation may go.
@@ -137,11 +137,11 @@ pub(super) struct Climb<'a> {
     effort: Effort,
     pub(super) patience: Patience<'a>,
     /// Where it is to lie.
-    place: Place,
+    pub(super) place: Place,
     /// The stream may be given something here: this is a call of its user's, or it is not external.
     may_submit: bool,
     /// The memory must be complete on every stream, not only safe for the lane's.
-    is_for_everybody: bool,
+    pub(super) is_for_everybody: bool,
     /// Waits on the device are submitted later, all together.
     postponed: Option<&'a Postponed>,
     /// What the lane's stream comes after, as far as the policy lets it count.
@@ -150,6 +150,8 @@ pub(super) struct Climb<'a> {
     was_refused: Cell<bool>,
     /// How much lanes had been robbed of when this gathered.
     taken_back: Cell<u64>,
+    /// Up to where streams were asked.
+    pub(super) asked: RefCell<Clock>,
     /// What the earlier life of what was lent had left.
     fences: Cell<Fences>,
 }
@@ -294,6 +296,7 @@ impl<'a> Climb<'a> {
             after,
             was_refused: Cell::new(false),
             taken_back: Cell::new(0),
+            asked: RefCell::default(),
             fences: Cell::default(),
         })
     }
@@ -363,14 +366,9 @@ impl Climb<'_> {
         }
     }
 
-    fn known(&self) -> Option<Lent> {
+    pub(super) fn known(&self) -> Option<Lent> {
         let grant = self.engine.ledger.lock().take(self.request, &self.view())?;
         Some(self.lend(grant, Rung::Free))
-    }
-
-    fn harvested(&self) -> Result<Option<Lent>, Refusal> {
-        let has_news = self.engine.harvest()?;
-        Ok(if has_news { self.known() } else { None })
     }
 
     /// Whether others' work may be seen to be complete by asking: by policy, and always for who waits,
@@ -394,7 +392,7 @@ impl Climb<'_> {
     fn gathered_known(&self) -> Result<Option<Lent>, Refusal> {
         if self.may_ask() {
             self.engine.seal_lanes()?;
-            self.engine.harvest()?;
+            self.harvest()?;
         }
         Ok(self.known())
     }

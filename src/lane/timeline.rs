@@ -27,6 +27,21 @@ pub(crate) struct Timeline {
 struct Markers {
     on_their_way: VecDeque<Arc<Marker>>,
     pace: Pace,
+    /// Asked in vain, the stream is left alone until then.
+    quiet_until: Duration,
+}
+
+impl Markers {
+    /// The last of the markers that can be expected to have been passed by now.
+    fn due(&self, now: Duration) -> Option<&Arc<Marker>> {
+        if now < self.quiet_until {
+            return None;
+        }
+        let by = now + self.pace.margin();
+        let is_due = |marker: &Arc<Marker>| marker.expected_at <= by;
+        let count = self.on_their_way.partition_point(is_due);
+        Some(&self.on_their_way[count.checked_sub(1)?])
+    }
 }
 
 /// Fewer markers than this are not worth asking after.
@@ -133,6 +148,62 @@ impl Timeline {
         };
         self.note_complete(last, device.now());
         Ok(Some(last.ticket))
+    }
+
+    /// Whether the point can be expected to have been passed by now, at the pace of the stream so far, and it was not
+    /// just asked in vain.
+    pub(crate) fn is_due(&self, ticket: Ticket, now: Duration) -> bool {
+        let markers = self.markers.lock();
+        let due = markers.due(now).map(|marker| marker.ticket);
+        due >= Some(ticket) || self.completed() >= ticket
+    }
+
+    /// Asks after a point that [is due](Self::is_due), and at once after all that are. Says whether it is passed; asked
+    /// in vain, the stream has none that is due for a while.
+    ///
+    /// # Errors
+    /// What the device says instead of an answer.
+    pub(crate) fn harvest_due(
+        &self,
+        ticket: Ticket,
+        device: &dyn Device,
+    ) -> Result<bool, DeviceError> {
+        let now = device.now();
+        let due = self.markers.lock().due(now).cloned();
+        let answer = match due {
+            Some(due) if self.completed() < ticket => self.harvest_from_due(&due, ticket, device),
+            _ => Ok(()),
+        };
+        let is_passed = self.completed() >= ticket;
+        if !is_passed {
+            self.note_vain(ticket, now);
+        }
+        answer.map(|()| is_passed)
+    }
+
+    fn harvest_from_due(
+        &self,
+        due: &Arc<Marker>,
+        ticket: Ticket,
+        device: &dyn Device,
+    ) -> Result<(), DeviceError> {
+        if is_complete(due, device)? {
+            self.note_complete(due, device.now());
+            return Ok(());
+        }
+        let covering = self.covering(ticket);
+        if covering.is_some_and(|covering| covering.ticket < due.ticket) {
+            self.harvest_up_to(ticket, device)?;
+        }
+        Ok(())
+    }
+
+    /// It was asked for what is not there yet: the longer that is late, the longer it is not asked again.
+    fn note_vain(&self, ticket: Ticket, now: Duration) {
+        let covering = self.covering(ticket);
+        let late = covering.map_or(Duration::ZERO, |marker| now.saturating_sub(marker.expected_at));
+        let mut markers = self.markers.lock();
+        markers.quiet_until = now + markers.pace.margin() + late / 2;
     }
 
     /// The first and the last marker on their way.

@@ -88,6 +88,11 @@ impl Ledger {
         request.bytes <= self.geometry.capacity.saturating_sub(taken)
     }
 
+    /// Whether what is free, and what may be taken from the device, come to so many bytes. With less no plan grows.
+    pub(crate) fn could_come_to(&self, bytes: u64) -> bool {
+        self.totals.free.current + self.bytes_left() >= bytes
+    }
+
     /// Finds room that needs merging, remapping or growing, and claims it.
     pub(crate) fn plan(
         &mut self,
