@@ -260,3 +260,8 @@ fn figures() {
         }
     }
 }
+
+#[test]
+fn dbg() {
+    println!("{:?}", handed_on(WaitLimit::Tail, 512, us(20)));
+}

@@ -119,8 +119,8 @@ impl Climb<'_> {
             let Some(lane) = find(lanes, fence) else {
                 return Some(Forecast::default());
             };
-            let is_due = lane.timeline.is_due(fence.ticket, taker.now);
-            is_due.then(|| Forecast::of(donor_of(lane, fence), taker))
+            let may_ask = lane.timeline.may_be_asked(fence.ticket, taker.now);
+            may_ask.then(|| Forecast::of(donor_of(lane, fence), taker))
         };
         let view = View {
             waits: Some(&waits),

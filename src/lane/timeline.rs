@@ -150,16 +150,16 @@ impl Timeline {
         Ok(Some(last.ticket))
     }
 
-    /// Whether the point can be expected to have been passed by now, at the pace of the stream so far, and it was not
-    /// just asked in vain.
-    pub(crate) fn is_due(&self, ticket: Ticket, now: Duration) -> bool {
+    /// Whether a point is worth asking after: it has an event, and the stream was not asked in vain just now.
+    pub(crate) fn may_be_asked(&self, ticket: Ticket, now: Duration) -> bool {
         let markers = self.markers.lock();
-        let due = markers.due(now).map(|marker| marker.ticket);
-        due >= Some(ticket) || self.completed() >= ticket
+        let newest = markers.on_their_way.back().map(|marker| marker.ticket);
+        let has_event = now >= markers.quiet_until && newest >= Some(ticket);
+        has_event || self.completed() >= ticket
     }
 
-    /// Asks after a point that [is due](Self::is_due), and at once after all that are. Says whether it is passed; asked
-    /// in vain, the stream has none that is due for a while.
+    /// Asks after one point, and at once after all that can be expected to have been passed by now. Says whether it is;
+    /// asked in vain, the stream is not to be asked again for a while.
     ///
     /// # Errors
     /// What the device says instead of an answer.
@@ -171,8 +171,9 @@ impl Timeline {
         let now = device.now();
         let due = self.markers.lock().due(now).cloned();
         let answer = match due {
-            Some(due) if self.completed() < ticket => self.harvest_from_due(&due, ticket, device),
-            _ => Ok(()),
+            _ if self.completed() >= ticket => Ok(()),
+            Some(due) if due.ticket > ticket => self.harvest_from_due(&due, ticket, device),
+            _ => self.harvest_up_to(ticket, device).map(drop),
         };
         let is_passed = self.completed() >= ticket;
         if !is_passed {
