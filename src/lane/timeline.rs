@@ -2,7 +2,7 @@
 //! after.
 
 use super::marker::Marker;
-use super::pace::Pace;
+use super::pace::{Pace, Passed};
 use crate::device::{Device, DeviceError};
 use crate::id::Ticket;
 use crate::ledger::Clock;
@@ -89,7 +89,7 @@ impl Timeline {
         let mut marker = Arc::new(marker);
         let mut markers = self.markers.lock();
         let unshared = Arc::get_mut(&mut marker).expect("not shared yet");
-        unshared.expected_at = markers.pace.expect(unshared.sealed_at);
+        (unshared.begun_at, unshared.expected_at) = markers.pace.expect(unshared.sealed_at);
         let on_their_way = &mut markers.on_their_way;
         let at = on_their_way.partition_point(|other| other.ticket < marker.ticket);
         on_their_way.insert(at, marker.clone());
@@ -134,6 +134,7 @@ impl Timeline {
         };
         let answer = is_complete(&oldest, device);
         if answer != Ok(true) {
+            self.markers.lock().pace.note_vain(device.now());
             let later = self.harvest_from_newest(&oldest, &newest, device)?;
             return if later.is_some() {
                 Ok(later)
@@ -146,16 +147,15 @@ impl Timeline {
         let Some(last) = markers[..complete].last() else {
             return Ok(None);
         };
-        self.note_complete(last, device.now());
+        self.note_complete(last, complete < markers.len(), device.now());
         Ok(Some(last.ticket))
     }
 
     /// Whether a point is worth asking after: it has an event, and the stream was not asked in vain just now.
     pub(crate) fn may_be_asked(&self, ticket: Ticket, now: Duration) -> bool {
         let markers = self.markers.lock();
-        let newest = markers.on_their_way.back().map(|marker| marker.ticket);
-        let has_event = now >= markers.quiet_until && newest >= Some(ticket);
-        has_event || self.completed() >= ticket
+        let due = markers.due(now).map(|marker| marker.ticket);
+        due >= Some(ticket) || self.completed() >= ticket
     }
 
     /// Asks after one point, and at once after all that can be expected to have been passed by now. Says whether it is;
@@ -189,7 +189,7 @@ impl Timeline {
         device: &dyn Device,
     ) -> Result<(), DeviceError> {
         if is_complete(due, device)? {
-            self.note_complete(due, device.now());
+            self.note_complete(due, false, device.now());
             return Ok(());
         }
         let covering = self.covering(ticket);
@@ -204,6 +204,7 @@ impl Timeline {
         let covering = self.covering(ticket);
         let late = covering.map_or(Duration::ZERO, |marker| now.saturating_sub(marker.expected_at));
         let mut markers = self.markers.lock();
+        markers.pace.note_vain(now);
         markers.quiet_until = now + markers.pace.margin() + late / 2;
     }
 
@@ -225,7 +226,7 @@ impl Timeline {
     ) -> Result<bool, DeviceError> {
         if let Some(marker) = self.covering(ticket) {
             if is_complete(&marker, device)? {
-                self.note_complete(&marker, device.now());
+                self.note_complete(&marker, false, device.now());
             }
         }
         Ok(self.completed() >= ticket)
@@ -242,7 +243,7 @@ impl Timeline {
         if Arc::ptr_eq(oldest, newest) || !is_complete(newest, device)? {
             return Ok(None);
         }
-        self.note_complete(newest, device.now());
+        self.note_complete(newest, false, device.now());
         Ok(Some(newest.ticket))
     }
 
@@ -256,7 +257,7 @@ impl Timeline {
             .collect()
     }
 
-    fn note_complete(&self, last: &Marker, now: Duration) {
+    fn note_complete(&self, last: &Marker, is_next_open: bool, now: Duration) {
         self.completed.fetch_max(last.ticket.0, Ordering::AcqRel);
         self.note_latency(now.saturating_sub(last.sealed_at));
         let done: Vec<_> = {
@@ -265,10 +266,13 @@ impl Timeline {
             let count = on_their_way.partition_point(|marker| marker.ticket <= last.ticket);
             let done: Vec<_> = on_their_way.drain(..count).collect();
             if let Some(first) = done.first() {
-                let expected_at = last.expected_at;
-                markers
-                    .pace
-                    .note(first.sealed_at, count as u32, expected_at, now);
+                let passed = Passed {
+                    begun_at: first.begun_at,
+                    count: count as u32,
+                    expected_at: last.expected_at,
+                    is_next_open,
+                };
+                markers.pace.note(passed, now);
             }
             done
         };
