@@ -23,20 +23,20 @@ impl Engine {
     /// A sticky error. Another error of one stream's event proves nothing (I10): what it covers stays
     /// pending, the other streams go on, and who awaits that very point is told.
     pub(crate) fn harvest(&self) -> Result<bool, DeviceError> {
-        self.harvest_those(|_| true)
+        self.harvest_by(|lane| lane.timeline.harvest(&*self.device))
     }
 
-    /// The same of some of the streams; what is known of the others counts as well.
+    /// The same, where each stream is asked in a way of the caller's, or not.
     ///
     /// # Errors
     /// As [`harvest`](Self::harvest).
-    pub(super) fn harvest_those(
+    pub(super) fn harvest_by(
         &self,
-        mut is_asked: impl FnMut(&Lane) -> bool,
+        mut ask: impl FnMut(&Lane) -> Result<Option<Ticket>, DeviceError>,
     ) -> Result<bool, DeviceError> {
         let lanes = self.lanes();
-        for lane in lanes.iter().filter(|lane| is_asked(lane)) {
-            self.harvest_lane(lane)?;
+        for lane in lanes.iter() {
+            self.unless_sticky(ask(lane))?;
         }
         let news = {
             let mut ledger = self.ledger.lock();
@@ -52,7 +52,11 @@ impl Engine {
     }
 
     fn harvest_lane(&self, lane: &Lane) -> Result<(), DeviceError> {
-        match self.noted(lane.timeline.harvest(&*self.device)) {
+        self.unless_sticky(lane.timeline.harvest(&*self.device))
+    }
+
+    fn unless_sticky<T>(&self, asked: Result<T, DeviceError>) -> Result<(), DeviceError> {
+        match self.noted(asked) {
             Err(error) if error.is_sticky() => Err(error),
             _ => Ok(()),
         }

@@ -92,6 +92,8 @@ enum Attempt {
     Robbed,
     /// Rung 5: a wait on the device, within the limit.
     DeviceWait,
+    /// The same rungs after asking once more where an event may have been seen late.
+    Late,
     /// Rung 6: release free segments, have other pools do so, and grow again.
     Trimmed,
     /// Rung 5 once more, whatever the limit: rather than to fail.
@@ -99,13 +101,14 @@ enum Attempt {
 }
 
 impl Attempt {
-    const GROW_FIRST: [Self; 7] = [
+    const GROW_FIRST: [Self; 8] = [
         Self::Known,
         Self::Harvested,
         Self::Gathered,
         Self::Grown,
         Self::Robbed,
         Self::DeviceWait,
+        Self::Late,
         Self::Trimmed,
     ];
 
@@ -348,6 +351,7 @@ impl Climb<'_> {
             Attempt::Grown => self.grown(),
             Attempt::Robbed => self.robbed(),
             Attempt::DeviceWait => self.device_wait(limit),
+            Attempt::Late => self.late(),
             Attempt::Trimmed => self.trimmed(),
             Attempt::AnyDeviceWait => self.device_wait(WaitLimit::Unlimited),
         }
@@ -373,7 +377,7 @@ impl Climb<'_> {
 
     /// Whether others' work may be seen to be complete by asking: by policy, and always for who waits,
     /// since waiting is synchronizing.
-    fn may_ask(&self) -> bool {
+    pub(super) fn may_ask(&self) -> bool {
         let is_queued = matches!(self.patience, Patience::For(_));
         self.engine.settings.reuse.opportunistic || is_queued
     }
@@ -412,7 +416,7 @@ impl Climb<'_> {
 
     /// Growing. Where waiting comes first, what the stream may wait for is part of the span, and new
     /// memory is taken only once what was on its way has come and does not do.
-    fn grown(&self) -> Result<Option<Lent>, Refusal> {
+    pub(super) fn grown(&self) -> Result<Option<Lent>, Refusal> {
         let settings = &self.engine.settings;
         let waits = (settings.order == Order::WaitFirst).then_some(settings.wait_limit);
         let held_back_by = self.held_back_by();
@@ -462,7 +466,7 @@ impl Climb<'_> {
         Ok(self.fetch(None, Growth::Allowed)?)
     }
 
-    fn device_wait(&self, limit: WaitLimit) -> Result<Option<Lent>, Refusal> {
+    pub(super) fn device_wait(&self, limit: WaitLimit) -> Result<Option<Lent>, Refusal> {
         if !self.may_wait() {
             return Ok(None);
         }

@@ -116,8 +116,6 @@ pub(crate) struct Marker {
     /// What the point comes after: who waits for the event comes after all of it.
     pub(crate) clock: Clock,
     pub(crate) sealed_at: Duration,
-    /// Before this the stream did not begin with it: it was made to wait for something.
-    pub(super) begun_at: Duration,
     /// When it was expected, as it was published.
     pub(crate) expected_at: Duration,
     /// Whether anything was freed under the ticket.

@@ -1,9 +1,7 @@
 //! How fast a stream gets on: when what is given to it is expected to be through.
 //!
 //! The stream is followed as a queue with one server. Each point is expected a step after the one before, or after
-//! what the stream was made to wait for. What a step takes lies between two bounds: a point that was seen complete took
-//! so long at most, and one that was asked after in vain longer than that. A step that is expected within both stays:
-//! who asks late learns nothing of it.
+//! what the stream was made to wait for; a step is what points took so far, on the mean, while any was on its way.
 
 use std::time::Duration;
 
@@ -14,31 +12,15 @@ pub(super) struct Pace {
     step: Duration,
     /// When all that the stream was given is expected to be through.
     tail: Duration,
-    /// When the last of what the stream was made to wait for is expected.
-    held_until: Duration,
     /// When a point was seen complete last.
     seen_at: Duration,
-    /// When the first point on its way was asked after in vain last.
-    asked_at: Duration,
-}
-
-/// Points that were seen complete.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Passed {
-    /// Before this the stream did not begin with the first of them.
-    pub(super) begun_at: Duration,
-    pub(super) count: u32,
-    /// When the last was expected.
-    pub(super) expected_at: Duration,
-    /// The next one is not complete yet.
-    pub(super) is_next_open: bool,
 }
 
 impl Pace {
-    /// Before when the stream does not begin with a point that is sealed now, and when it is expected to be through.
-    pub(super) fn expect(&mut self, now: Duration) -> (Duration, Duration) {
+    /// When a point is expected that is sealed now.
+    pub(super) fn expect(&mut self, now: Duration) -> Duration {
         self.tail = self.tail.max(now) + self.step;
-        (self.held_until.max(now), self.tail)
+        self.tail
     }
 
     /// A point may be passed so much sooner than it is expected. Who asks so early finds out.
@@ -48,33 +30,60 @@ impl Pace {
 
     pub(super) fn delay(&mut self, until: Duration) {
         self.tail = self.tail.max(until);
-        self.held_until = self.held_until.max(until);
     }
 
-    /// The first point on its way is not complete.
-    pub(super) fn note_vain(&mut self, now: Duration) {
-        self.asked_at = now;
-    }
-
-    pub(super) fn note(&mut self, passed: Passed, now: Duration) {
-        let begun_at = passed.begun_at.max(self.seen_at);
-        let (busy, count) = (now.saturating_sub(begun_at), passed.count.max(1));
-        let most = busy / count;
-        let in_vain = self.asked_at.saturating_sub(begun_at) / count;
-        let least = if passed.is_next_open {
-            in_vain.max(busy / (count + 1))
-        } else {
-            in_vain
-        };
+    /// So many points were seen complete, the last of which was expected then.
+    pub(super) fn note(
+        &mut self,
+        first_sealed: Duration,
+        count: u32,
+        expected: Duration,
+        now: Duration,
+    ) {
+        let busy = now.saturating_sub(first_sealed.max(self.seen_at));
+        let sample = busy / count.max(1);
         self.step = if self.step.is_zero() {
-            most
+            sample
         } else {
-            let nearest = self.step.min(most).max(least);
-            self.step - self.step / 4 + nearest / 4
+            self.step - self.step / 8 + sample / 8
         };
         self.seen_at = now;
         // What it was wrong by, all after it is wrong by.
-        self.tail = (self.tail + now).saturating_sub(passed.expected_at);
+        self.tail = (self.tail + now).saturating_sub(expected);
     }
 }
 
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn points_come_one_after_the_other() {
+        let mut pace = Pace::default();
+        assert_eq!([pace.expect(ms(1)), pace.expect(ms(1))], [ms(1), ms(1)]);
+        pace.note(ms(1), 2, ms(1), ms(5)); // 2 ms each
+        assert_eq!([pace.expect(ms(5)), pace.expect(ms(6))], [ms(7), ms(9)]);
+        pace.delay(ms(20));
+        pace.delay(ms(10));
+        assert_eq!(pace.expect(ms(6)), ms(22));
+        assert_eq!(pace.expect(ms(30)), ms(32), "it was idle");
+    }
+
+    #[test]
+    fn what_is_late_delays_the_rest() {
+        let mut pace = Pace::default();
+        pace.note(ms(0), 1, ms(0), ms(8));
+        let [first, second] = [pace.expect(ms(8)), pace.expect(ms(8))];
+        assert_eq!([first, second], [ms(16), ms(24)]);
+        pace.note(ms(8), 1, first, ms(16) + ms(8)); // in twice the time
+        assert_eq!(
+            pace.expect(ms(24)),
+            ms(24) + ms(8) + ms(9),
+            "behind the second"
+        );
+    }
+}

@@ -2,7 +2,7 @@
 //! after.
 
 use super::marker::Marker;
-use super::pace::{Pace, Passed};
+use super::pace::Pace;
 use crate::device::{Device, DeviceError};
 use crate::id::Ticket;
 use crate::ledger::Clock;
@@ -89,7 +89,7 @@ impl Timeline {
         let mut marker = Arc::new(marker);
         let mut markers = self.markers.lock();
         let unshared = Arc::get_mut(&mut marker).expect("not shared yet");
-        (unshared.begun_at, unshared.expected_at) = markers.pace.expect(unshared.sealed_at);
+        unshared.expected_at = markers.pace.expect(unshared.sealed_at);
         let on_their_way = &mut markers.on_their_way;
         let at = on_their_way.partition_point(|other| other.ticket < marker.ticket);
         on_their_way.insert(at, marker.clone());
@@ -129,33 +129,75 @@ impl Timeline {
     /// # Errors
     /// What the device says instead of an answer (I10): nothing is complete by it.
     pub(crate) fn harvest(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
+        let answer = self.harvest_in_order(device);
+        if matches!(answer, Ok(Some(_))) {
+            return answer;
+        }
+        match self.harvest_late(device)? {
+            Some(later) => Ok(Some(later)),
+            None => answer,
+        }
+    }
+
+    /// The same, as far as no event is seen late: the oldest comes first.
+    ///
+    /// # Errors
+    /// As [`harvest`](Self::harvest).
+    pub(crate) fn harvest_in_order(
+        &self,
+        device: &dyn Device,
+    ) -> Result<Option<Ticket>, DeviceError> {
         let Some((oldest, newest)) = self.ends() else {
             return Ok(None);
         };
-        let answer = is_complete(&oldest, device);
-        if answer != Ok(true) {
-            self.markers.lock().pace.note_vain(device.now());
-            let later = self.harvest_from_newest(&oldest, &newest, device)?;
-            return if later.is_some() {
-                Ok(later)
-            } else {
-                answer.map(|_| None)
-            };
+        // All of them, most often, if that is to be expected.
+        let is_likely = newest.ticket > oldest.ticket && self.is_due(&newest, device.now());
+        if is_likely && is_complete(&newest, device) == Ok(true) {
+            self.note_complete(&newest, device.now());
+            return Ok(Some(newest.ticket));
         }
-        let markers = self.from(oldest);
+        if !is_complete(&oldest, device)? {
+            return Ok(None);
+        }
+        let mut markers = self.from(oldest);
+        if is_likely {
+            markers.retain(|marker| marker.ticket < newest.ticket);
+        }
         let complete = complete_prefix(&markers, device)?;
         let Some(last) = markers[..complete].last() else {
             return Ok(None);
         };
-        self.note_complete(last, complete < markers.len(), device.now());
+        self.note_complete(last, device.now());
         Ok(Some(last.ticket))
+    }
+
+    fn is_due(&self, marker: &Marker, now: Duration) -> bool {
+        let markers = self.markers.lock();
+        markers.due(now).is_some_and(|due| due.ticket >= marker.ticket)
+    }
+
+    /// The oldest event is not complete, or errs. A later one proves it all the same: an event may be
+    /// seen late while the stream goes on.
+    ///
+    /// # Errors
+    /// As [`harvest`](Self::harvest).
+    pub(crate) fn harvest_late(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
+        let Some((oldest, newest)) = self.ends() else {
+            return Ok(None);
+        };
+        if Arc::ptr_eq(&oldest, &newest) || !is_complete(&newest, device)? {
+            return Ok(None);
+        }
+        self.note_complete(&newest, device.now());
+        Ok(Some(newest.ticket))
     }
 
     /// Whether a point is worth asking after: it has an event, and the stream was not asked in vain just now.
     pub(crate) fn may_be_asked(&self, ticket: Ticket, now: Duration) -> bool {
         let markers = self.markers.lock();
-        let due = markers.due(now).map(|marker| marker.ticket);
-        due >= Some(ticket) || self.completed() >= ticket
+        let newest = markers.on_their_way.back().map(|marker| marker.ticket);
+        let has_event = now >= markers.quiet_until && newest >= Some(ticket);
+        has_event || self.completed() >= ticket
     }
 
     /// Asks after one point, and at once after all that can be expected to have been passed by now. Says whether it is;
@@ -189,7 +231,7 @@ impl Timeline {
         device: &dyn Device,
     ) -> Result<(), DeviceError> {
         if is_complete(due, device)? {
-            self.note_complete(due, false, device.now());
+            self.note_complete(due, device.now());
             return Ok(());
         }
         let covering = self.covering(ticket);
@@ -204,7 +246,6 @@ impl Timeline {
         let covering = self.covering(ticket);
         let late = covering.map_or(Duration::ZERO, |marker| now.saturating_sub(marker.expected_at));
         let mut markers = self.markers.lock();
-        markers.pace.note_vain(now);
         markers.quiet_until = now + markers.pace.margin() + late / 2;
     }
 
@@ -226,25 +267,10 @@ impl Timeline {
     ) -> Result<bool, DeviceError> {
         if let Some(marker) = self.covering(ticket) {
             if is_complete(&marker, device)? {
-                self.note_complete(&marker, false, device.now());
+                self.note_complete(&marker, device.now());
             }
         }
         Ok(self.completed() >= ticket)
-    }
-
-    /// The oldest event is not complete, or errs. A later one proves it all the same: an event may be
-    /// seen late while the stream goes on.
-    fn harvest_from_newest(
-        &self,
-        oldest: &Arc<Marker>,
-        newest: &Arc<Marker>,
-        device: &dyn Device,
-    ) -> Result<Option<Ticket>, DeviceError> {
-        if Arc::ptr_eq(oldest, newest) || !is_complete(newest, device)? {
-            return Ok(None);
-        }
-        self.note_complete(newest, false, device.now());
-        Ok(Some(newest.ticket))
     }
 
     /// A marker and all later ones. It comes first even if somebody else saw it complete meanwhile, and
@@ -257,7 +283,7 @@ impl Timeline {
             .collect()
     }
 
-    fn note_complete(&self, last: &Marker, is_next_open: bool, now: Duration) {
+    fn note_complete(&self, last: &Marker, now: Duration) {
         self.completed.fetch_max(last.ticket.0, Ordering::AcqRel);
         self.note_latency(now.saturating_sub(last.sealed_at));
         let done: Vec<_> = {
@@ -266,13 +292,10 @@ impl Timeline {
             let count = on_their_way.partition_point(|marker| marker.ticket <= last.ticket);
             let done: Vec<_> = on_their_way.drain(..count).collect();
             if let Some(first) = done.first() {
-                let passed = Passed {
-                    begun_at: first.begun_at,
-                    count: count as u32,
-                    expected_at: last.expected_at,
-                    is_next_open,
-                };
-                markers.pace.note(passed, now);
+                let expected_at = last.expected_at;
+                markers
+                    .pace
+                    .note(first.sealed_at, count as u32, expected_at, now);
             }
             done
         };
