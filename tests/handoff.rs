@@ -249,19 +249,84 @@ fn handed_on(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
     })
 }
 
+/// With so many there is always more to be had.
+const PLENTY: u64 = 512;
+const LIMITS: [WaitLimit; 2] = [WaitLimit::Tail, WaitLimit::Unlimited];
+
+/// What the kernels take where all blocks are in use, and a tenth.
+#[track_caller]
+fn expect_near(cost: &Cost, allowed: f64) {
+    assert!(cost.micros <= 1.1 * allowed, "{cost:?}");
+}
+
 #[test]
-fn figures() {
-    for limit in [WaitLimit::Tail, WaitLimit::Unlimited] {
-        for kernel in [20, 200] {
-            for blocks in [4, 512] {
-                let (a, b) = (in_turn(limit, blocks, us(kernel)), handed_on(limit, blocks, us(kernel)));
-                println!("{limit:?} {kernel} us, {blocks} blocks:\n  alone {a:?}\n  handed {b:?}");
-            }
-        }
+fn who_may_wait_for_memory_on_the_device_hardly_asks() {
+    for kernel in [20, 200] {
+        let cost = in_turn(WaitLimit::Unlimited, 4, us(kernel));
+        assert!(cost.queries < 0.5 && cost.waits < 1.1, "{cost:?}");
+        assert_eq!((cost.records, cost.memory), (1.0, 0.0));
+        expect_near(&cost, kernel as f64 / 4.0);
     }
 }
 
 #[test]
-fn dbg() {
-    println!("{:?}", handed_on(WaitLimit::Tail, 512, us(20)));
+fn from_producer_to_consumer_it_hardly_asks_either() {
+    for (limit, kernel) in LIMITS
+        .iter()
+        .flat_map(|limit| [(*limit, 20), (*limit, 200)])
+    {
+        let cost = handed_on(limit, 4, us(kernel));
+        assert!(cost.queries < 1.5 && cost.waits < 2.5, "{cost:?}");
+        assert_eq!(cost.records, 3.0, "{cost:?}");
+        expect_near(&cost, kernel as f64 / 2.0);
+    }
+}
+
+/// By default a stream is not made to wait: each is asked once, and not twice.
+#[test]
+fn who_may_not_wait_asks_each_stream_once() {
+    let cost = in_turn(WaitLimit::Tail, 4, us(20));
+    assert!(cost.queries <= 3.0 && cost.waits == 0.0, "{cost:?}");
+    let cost = in_turn(WaitLimit::Tail, 4, us(200));
+    assert!(cost.queries <= STREAMS as f64, "{cost:?}");
+    expect_near(&cost, 50.0);
+}
+
+#[test]
+fn where_there_is_more_to_be_had_few_are_asked() {
+    let cost = handed_on(WaitLimit::Tail, PLENTY, us(20));
+    assert!(cost.queries <= 4.0 && cost.memory == 0.0, "{cost:?}");
+    assert_eq!((cost.records, cost.waits), (3.0, 1.0));
+    let alone = in_turn(WaitLimit::Tail, PLENTY, us(20));
+    assert_eq!(
+        (alone.queries, alone.records, alone.waits, alone.memory),
+        (0.0, 0.0, 0.0, 0.0)
+    );
+}
+
+/// A stream that was slow so far is asked all the same before anybody fails, and before more is taken.
+#[test]
+fn what_is_complete_sooner_than_expected_counts() {
+    for blocks in [1, 2] {
+        let device = manual();
+        let pool = builder(&device, blocks * BLOCK).build().unwrap();
+        let [slow, other] = [(); 2].map(|()| stream(&device, &pool));
+        let used_for = |time| {
+            let block = pool.try_allocate(&slow.1, BLOCK).unwrap();
+            use_block(&slow.0, &block, time);
+            drop(block);
+            slow.1.seal().unwrap();
+        };
+        for _ in 0..4 {
+            used_for(us(1000));
+            device.advance(us(1000));
+            // It is seen to be complete.
+            pool.try_allocate(&other.1, BLOCK).unwrap();
+        }
+        used_for(us(10));
+        device.advance(us(10));
+        let block = pool.try_allocate(&other.1, BLOCK).unwrap();
+        assert_eq!(block.rung(), Rung::Free);
+        assert_eq!(pool.statistics().reserved.current, BLOCK);
+    }
 }

@@ -2,19 +2,17 @@
 //!
 //! A query takes more time than to record an event, or to have a stream wait for one, and most of what is asked after
 //! while kernels are short is not complete. So where there is pending memory of just the size that is wanted, its streams
-//! alone are asked, and not before it can be expected to be complete; and where no more memory is to be had, a stream that
-//! may wait for it on the device is not kept by asking first. Only then everybody is asked.
+//! alone are asked, beginning with what is expected first; and where no more memory is to be had, a stream that may wait
+//! for it on the device is not kept by asking. Only then everybody is asked.
 
 use super::ladder::{Climb, donor_of, find};
 use super::{Lent, Refusal, Rung};
 use crate::device::DeviceError;
-use crate::id::Ticket;
 use crate::lane::Lane;
 use crate::ledger::policy::Order;
-use crate::ledger::{Fence, Fences, Forecast, Place, View};
-use crate::sync::Arc;
+use crate::ledger::{Fence, Fences, Forecast, Place};
 use smallvec::SmallVec;
-use std::time::Duration;
+use std::cmp::Reverse;
 
 /// Memory is asked after in vain so often before everybody is asked.
 const TRIES: usize = 2;
@@ -31,7 +29,8 @@ impl Climb<'_> {
         Ok(if has_news { self.known() } else { None })
     }
 
-    /// Asks every stream, but those that this climb has asked before and that were given no event since.
+    /// Asks every stream, but those that this climb has asked before and that were given no event since: what they passed
+    /// since then counts for the next climb.
     pub(super) fn harvest(&self) -> Result<bool, DeviceError> {
         let asks_late = self.asks_late();
         let mut asked = self.asked.borrow_mut();
@@ -50,8 +49,8 @@ impl Climb<'_> {
         })
     }
 
-    /// Whether an event that is seen late, while its stream goes on, may keep what is behind it for now. There is a last
-    /// look, before anybody waits or fails, and it is seldom in vain that the others are asked half as much.
+    /// Whether an event that is seen late, while its stream goes on, may keep what is behind it for now: there is a last
+    /// look before anybody waits or fails. It happens so seldom that it is not worth a second query of each stream.
     fn asks_late(&self) -> bool {
         self.engine.settings.order == Order::GrowFirst
     }
@@ -78,60 +77,25 @@ impl Climb<'_> {
         order == Order::GrowFirst && self.place == Place::Anywhere && !self.is_for_everybody
     }
 
-    /// Memory of just that size, which one stream or few have to pass.
+    /// Memory of just that size, which one stream or few have to pass. Where there is no more to be had and the stream
+    /// may not wait, everybody is asked: what merges then is worth more than a few queries.
     fn picked(&self) -> Result<Option<Lent>, Refusal> {
-        if self.may_wait() && !self.is_more_to_be_had() {
-            if let Some(lent) = self.picked_to_wait_for()? {
-                return Ok(Some(lent));
-            }
+        if !self.is_more_to_be_had() {
+            return if self.may_wait() {
+                self.picked_to_wait_for()
+            } else {
+                Ok(None)
+            };
         }
-        let lanes = self.engine.lanes();
         for _ in 0..TRIES {
-            let Some(fences) = self.due(&lanes) else {
+            let Some(fences) = self.first_expected() else {
                 return Ok(None);
             };
-            if self.have_passed(&lanes, &fences)? {
+            if self.have_passed(&fences)? {
                 return Ok(self.known());
             }
         }
         Ok(None)
-    }
-
-    /// Memory that the stream waits for on the device, within the limit, whether it is complete or not; where there is
-    /// no more to be had, what streams were left for their next turn is others' at once.
-    fn picked_to_wait_for(&self) -> Result<Option<Lent>, Refusal> {
-        if let Some(lent) = self.like_it()? {
-            return Ok(Some(lent));
-        }
-        if !self.engine.drain_shelves() {
-            return Ok(None);
-        }
-        self.engine.seal_lanes()?;
-        self.like_it()
-    }
-
-    fn like_it(&self) -> Result<Option<Lent>, Refusal> {
-        let lanes = self.engine.lanes();
-        let taker = self.taker();
-        let limit = self.engine.settings.wait_limit;
-        // Those of one size are alike: whatever is in time, the first to be expected is best.
-        let waits = |fence: Fence| {
-            let Some(lane) = find(&lanes, fence) else {
-                return Some(Forecast::default());
-            };
-            let donor = donor_of(lane, fence);
-            let may = lane.can_be_awaited(fence.ticket) && limit.allows(donor, taker);
-            may.then(|| Forecast::of(donor, taker))
-        };
-        let view = View {
-            waits: Some(&waits),
-            ..self.view()
-        };
-        let taken = self.engine.ledger.lock().take_like(self.request, &view);
-        match taken {
-            Some(grant) => Ok(self.lend_in_order(grant, Rung::Free)?),
-            None => Ok(None),
-        }
     }
 
     /// Whether the device may be asked for more, or what is free be put together.
@@ -140,37 +104,60 @@ impl Climb<'_> {
         ledger.could_come_to(self.request.bytes)
     }
 
-    /// What pending memory of just that size waits for, if all of it can be expected to have been passed by now.
-    fn due(&self, lanes: &[Arc<Lane>]) -> Option<Fences> {
+    /// Memory that the stream waits for on the device, within the limit, whether it is complete or not; where there is
+    /// no more to be had, what streams were left for their next turn is others' at once.
+    fn picked_to_wait_for(&self) -> Result<Option<Lent>, Refusal> {
+        if let Some(lent) = self.first_in_time()? {
+            return Ok(Some(lent));
+        }
+        if !self.engine.drain_shelves() {
+            return Ok(None);
+        }
+        self.engine.seal_lanes()?;
+        self.first_in_time()
+    }
+
+    /// Of what may be waited for, the first that is expected: those of one size pack alike.
+    fn first_in_time(&self) -> Result<Option<Lent>, Refusal> {
+        let (taker, limit) = (self.taker(), self.engine.settings.wait_limit);
+        let forecast = |lane: &Lane, fence: Fence| {
+            let donor = donor_of(lane, fence);
+            let may_wait = lane.can_be_awaited(fence.ticket) && limit.allows(donor, taker);
+            may_wait.then(|| Forecast::of(donor, taker))
+        };
+        let taken = self.with_forecasts(forecast, |view| {
+            self.engine.ledger.lock().take_like(self.request, view)
+        });
+        match taken {
+            Some(grant) => Ok(self.lend_in_order(grant, Rung::Free)?),
+            None => Ok(None),
+        }
+    }
+
+    /// What the first that is expected waits for, of pending memory of just that size whose streams were not asked in
+    /// vain just now.
+    fn first_expected(&self) -> Option<Fences> {
         let taker = self.taker();
-        let waits = |fence: Fence| {
-            let Some(lane) = find(lanes, fence) else {
-                return Some(Forecast::default());
-            };
+        let forecast = |lane: &Lane, fence: Fence| {
             let may_ask = lane.timeline.may_be_asked(fence.ticket, taker.now);
             may_ask.then(|| Forecast::of(donor_of(lane, fence), taker))
         };
-        let view = View {
-            waits: Some(&waits),
-            ..self.view()
-        };
-        self.engine.ledger.lock().look_like(self.request, &view)
+        self.with_forecasts(forecast, |view| {
+            self.engine.ledger.lock().look_like(self.request, view)
+        })
     }
 
     /// Asks the streams of those fences, the one that is expected last first.
-    fn have_passed(&self, lanes: &[Arc<Lane>], fences: &Fences) -> Result<bool, DeviceError> {
-        let view = self.view();
-        let mut points: SmallVec<[(Duration, Ticket, &Arc<Lane>); 2]> = fences
-            .iter()
-            .filter(|fence| !view.is_ordered(*fence))
-            .filter_map(|fence| {
-                let lane = find(lanes, fence)?;
-                let marker = lane.timeline.covering(fence.ticket);
-                let expected_at = marker.map(|marker| marker.expected_at);
-                Some((expected_at.unwrap_or_default(), fence.ticket, lane))
-            })
-            .collect();
-        points.sort_by_key(|(expected_at, ..)| std::cmp::Reverse(*expected_at));
+    fn have_passed(&self, fences: &Fences) -> Result<bool, DeviceError> {
+        let (lanes, view) = (self.engine.lanes(), self.view());
+        let to_ask = fences.iter().filter(|fence| !view.is_ordered(*fence));
+        let points = to_ask.filter_map(|fence| {
+            let lane = find(&lanes, fence)?;
+            let expected_at = donor_of(lane, fence).expected_at;
+            Some((Reverse(expected_at), fence.ticket, lane))
+        });
+        let mut points: SmallVec<[_; 2]> = points.collect();
+        points.sort_by_key(|(expected_at, ..)| *expected_at);
         for (_, ticket, lane) in points {
             if !self.engine.harvest_due(lane, ticket)? {
                 return Ok(false);

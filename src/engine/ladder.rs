@@ -521,16 +521,29 @@ impl Climb<'_> {
         let Some(limit) = limit else {
             return look(&self.view());
         };
-        let lanes = self.engine.lanes();
         let taker = self.taker();
-        let waits = |fence: Fence| {
+        let forecast = |lane: &Lane, fence| limit.forecast(donor_of(lane, fence), taker);
+        self.with_forecasts(
+            |lane, fence| {
+                lane.can_be_awaited(fence.ticket)
+                    .then(|| forecast(lane, fence))?
+            },
+            look,
+        )
+    }
+
+    /// Looks with a view in which there are further fences that the asker may have, and when they are expected.
+    pub(super) fn with_forecasts<R>(
+        &self,
+        forecast: impl Fn(&Lane, Fence) -> Option<Forecast>,
+        look: impl FnOnce(&View<'_>) -> R,
+    ) -> R {
+        let lanes = self.engine.lanes();
+        let waits = |fence: Fence| match find(&lanes, fence) {
+            Some(lane) => forecast(lane, fence),
             // A stream without a lane is gone, and complete, though the ledger may not have heard of it yet; or it came
             // after this look, and is found when its point is to be waited for.
-            let Some(lane) = find(&lanes, fence) else {
-                return Some(Forecast::default());
-            };
-            let can_be_awaited = lane.can_be_awaited(fence.ticket);
-            can_be_awaited.then(|| limit.forecast(donor_of(lane, fence), taker))?
+            None => Some(Forecast::default()),
         };
         look(&View {
             waits: Some(&waits),

@@ -173,7 +173,9 @@ impl Timeline {
 
     fn is_due(&self, marker: &Marker, now: Duration) -> bool {
         let markers = self.markers.lock();
-        markers.due(now).is_some_and(|due| due.ticket >= marker.ticket)
+        markers
+            .due(now)
+            .is_some_and(|due| due.ticket >= marker.ticket)
     }
 
     /// The oldest event is not complete, or errs. A later one proves it all the same: an event may be
@@ -244,7 +246,9 @@ impl Timeline {
     /// It was asked for what is not there yet: the longer that is late, the longer it is not asked again.
     fn note_vain(&self, ticket: Ticket, now: Duration) {
         let covering = self.covering(ticket);
-        let late = covering.map_or(Duration::ZERO, |marker| now.saturating_sub(marker.expected_at));
+        let late = covering.map_or(Duration::ZERO, |marker| {
+            now.saturating_sub(marker.expected_at)
+        });
         let mut markers = self.markers.lock();
         markers.quiet_until = now + markers.pace.margin() + late / 2;
     }

@@ -99,10 +99,12 @@ impl Ledger {
     /// Of the pending blocks of just that size the one that is expected to be complete first.
     fn exact_fit(&self, request: Request, view: &View<'_>) -> Option<BlockId> {
         let bytes = request.bytes;
-        let does = |id: &BlockId| self.placement(*id, request).is_some() && self.may_have(*id, view);
+        let does =
+            |id: &BlockId| self.placement(*id, request).is_some() && self.may_have(*id, view);
         let donated = self.pending.donors().flat_map(|(_, donated)| {
             let like = donated.by_size.at_least(bytes).take(PROBES);
-            like.take_while(|(size, _)| *size == bytes).map(|(_, id)| id)
+            like.take_while(|(size, _)| *size == bytes)
+                .map(|(_, id)| id)
         });
         let several = self.pending.several();
         let several = several.filter(|id| self.blocks[*id].bytes == bytes);
