@@ -122,8 +122,10 @@ impl Climb<'_> {
         let (taker, limit) = (self.taker(), self.engine.settings.wait_limit);
         let forecast = |lane: &Lane, fence: Fence| {
             let donor = donor_of(lane, fence);
+            // Of a stream whose pace is not known yet something may be complete for long.
+            let has_pace = donor.expected_at > donor.sealed_at;
             let may_wait = lane.can_be_awaited(fence.ticket) && limit.allows(donor, taker);
-            may_wait.then(|| Forecast::of(donor, taker))
+            (has_pace && may_wait).then(|| Forecast::of(donor, taker))
         };
         let taken = self.with_forecasts(forecast, |view| {
             self.engine.ledger.lock().take_like(self.request, view)
