@@ -77,15 +77,16 @@ impl Climb<'_> {
         order == Order::GrowFirst && self.place == Place::Anywhere && !self.is_for_everybody
     }
 
-    /// Memory of just that size, which one stream or few have to pass. Where there is no more to be had and the stream
-    /// may not wait, everybody is asked: what merges then is worth more than a few queries.
+    /// Memory of just that size, which one stream or few have to pass. Where the device has no more to give and
+    /// the stream may not wait, everybody is asked: what merges then is worth more than a few queries.
     fn picked(&self) -> Result<Option<Lent>, Refusal> {
-        if !self.is_more_to_be_had() {
-            return if self.may_wait() {
-                self.picked_to_wait_for()
-            } else {
-                Ok(None)
-            };
+        let bytes = self.request.bytes;
+        let (left, free) = self.engine.ledger.lock().left_and_free();
+        if left + free < bytes && self.may_wait() {
+            return self.picked_to_wait_for();
+        }
+        if left < bytes {
+            return Ok(None);
         }
         for _ in 0..TRIES {
             let Some(fences) = self.first_expected() else {
@@ -96,12 +97,6 @@ impl Climb<'_> {
             }
         }
         Ok(None)
-    }
-
-    /// Whether the device may be asked for more, or what is free be put together.
-    fn is_more_to_be_had(&self) -> bool {
-        let ledger = self.engine.ledger.lock();
-        ledger.could_come_to(self.request.bytes)
     }
 
     /// Memory that the stream waits for on the device, within the limit, whether it is complete or not; where there is

@@ -88,9 +88,10 @@ impl Ledger {
         request.bytes <= self.geometry.capacity.saturating_sub(taken)
     }
 
-    /// Whether what is free, and what may be taken from the device, come to so many bytes. With less no plan grows.
-    pub(crate) fn could_come_to(&self, bytes: u64) -> bool {
-        self.totals.free.current + self.bytes_left() >= bytes
+    /// Bytes that may still be taken from the device, and bytes that are free. A plan that grows needs no more than
+    /// both.
+    pub(crate) fn left_and_free(&self) -> (u64, u64) {
+        (self.bytes_left(), self.totals.free.current)
     }
 
     /// Finds room that needs merging, remapping or growing, and claims it.
