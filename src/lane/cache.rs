@@ -154,6 +154,13 @@ impl Cache {
         all
     }
 
+    /// Takes what is on the shelf.
+    pub(crate) fn drain_shelf(&mut self) -> Vec<Kept> {
+        let mut all = Vec::new();
+        self.shelf.drain(&mut all);
+        all
+    }
+
     fn drain_stacks(&mut self) -> Vec<Kept> {
         if self.bytes == 0 {
             return Vec::new();

@@ -190,6 +190,11 @@ impl Lane {
         self.with_sides(kept)
     }
 
+    /// Takes what is on the shelf.
+    pub(crate) fn drain_shelf(&self) -> Vec<Kept> {
+        self.front.lock().cache.drain_shelf()
+    }
+
     /// With everything that the sides keep.
     fn with_sides(&self, mut kept: Vec<Kept>) -> Vec<Kept> {
         for side in self.crowd.all() {
