@@ -251,7 +251,8 @@ impl Block {
         DeviceAddress::from_bits(self.lent().address)
     }
 
-    /// The bytes that may be used: what was requested, rounded up.
+    /// The bytes that may be used: what was requested, rounded up; or up to an eighth more, where the stream had freed
+    /// a block of that size.
     #[inline]
     pub fn size(&self) -> u64 {
         self.lent().bytes

@@ -6,7 +6,7 @@ use super::postponed::Postponed;
 use super::{Engine, HistoryEvent, Rung, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
-use crate::lane::{Kept, Lane, Miss, Use};
+use crate::lane::{Kept, Lane, Miss, Use, Wanted};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
 use crate::ledger::{
     BlockId, Clock, Fence, Fences, Forecast, Grant, Growth, Place, Plan, Request, View,
@@ -179,8 +179,15 @@ const NOBODY: StreamId = StreamId(0);
 
 impl Engine {
     /// Rung 1: what the stream freed, from its lane.
-    pub(crate) fn take_own(&self, lane: &Lane, bytes: u64, rounding: u32) -> Option<Lent> {
-        lane.take(bytes, rounding, &self.gate).map(Lent::of_lane)
+    pub(crate) fn take_own(
+        &self,
+        lane: &Lane,
+        bytes: u64,
+        rounding: u32,
+        wanted: Wanted,
+    ) -> Option<Lent> {
+        let kept = lane.take(bytes, rounding, wanted, &self.gate);
+        kept.map(Lent::of_lane)
     }
 
     /// The same in the plain case.

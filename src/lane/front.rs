@@ -55,13 +55,18 @@ impl Front {
             return None;
         }
         let kept = self.cache.pop(bytes)?;
-        if kept.ticket == self.open {
-            self.unsealed -= kept.bytes;
-        }
+        self.note_taken(&kept);
         Some(kept)
     }
 
-    /// What is kept of a size that has a stack, unless somebody waits for memory.
+    #[inline(always)]
+    fn note_taken(&mut self, kept: &Kept) {
+        if kept.ticket == self.open {
+            self.unsealed -= kept.bytes;
+        }
+    }
+
+    /// What is kept of a size that has a stack, or of a little larger one, unless somebody waits for memory.
     #[inline(always)]
     pub(super) fn take_at_once(
         &mut self,
@@ -72,11 +77,30 @@ impl Front {
         if gate.load(Ordering::Relaxed) != 0 {
             return None;
         }
-        let kept = self.cache.pop_stacked(bytes)?;
-        if kept.ticket == self.open {
-            self.unsealed -= kept.bytes;
-        }
+        let Some(kept) = self.cache.pop_stacked(bytes) else {
+            return self.take_near(bytes, rounding, gate);
+        };
+        self.note_taken(&kept);
         self.book.note_hit(bytes, rounding);
+        Some(kept)
+    }
+
+    /// A block that is a little larger than what is asked for, where there is none of the size.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn take_near(
+        &mut self,
+        bytes: u64,
+        rounding: u32,
+        gate: &SharedState,
+    ) -> Option<Kept> {
+        if gate.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let kept = self.cache.pop_near(bytes)?;
+        self.note_taken(&kept);
+        let surplus = (kept.bytes - bytes) as u32;
+        self.book.note_hit(kept.bytes, rounding + surplus);
         Some(kept)
     }
 

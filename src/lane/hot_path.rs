@@ -32,6 +32,14 @@ pub(crate) struct Freed {
     pub(crate) closed: Option<Closed>,
 }
 
+/// Of what size a block is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    Exactly,
+    /// Or up to an eighth larger, where there is none.
+    Near,
+}
+
 /// Why a lane gave nothing at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Miss {
@@ -47,8 +55,15 @@ pub(crate) struct Entered<'a>(Option<Guard<'a, Front>>);
 
 impl Lane {
     /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
-    /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes.
-    pub(crate) fn take(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
+    /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes. What is given may
+    /// be a little larger, if [near](Wanted::Near) does.
+    pub(crate) fn take(
+        &self,
+        bytes: u64,
+        rounding: u32,
+        wanted: Wanted,
+        gate: &SharedState,
+    ) -> Option<Kept> {
         if bytes > self.bounds.largest && bytes > self.bounds.shelf {
             // Never kept: there is nothing to lock for.
             return None;
@@ -57,9 +72,14 @@ impl Lane {
             return self.take_aside(bytes, rounding, gate);
         }
         let mut front = self.enter();
-        let kept = front.pop(bytes, gate)?;
-        front.book.note_hit(bytes, rounding);
-        Some(kept)
+        if let Some(kept) = front.pop(bytes, gate) {
+            front.book.note_hit(bytes, rounding);
+            return Some(kept);
+        }
+        match wanted {
+            Wanted::Near => front.take_near(bytes, rounding, gate),
+            Wanted::Exactly => None,
+        }
     }
 
     /// The same, in the plain case: of a size that has a stack, from a lane without sides.

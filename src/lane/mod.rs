@@ -2,7 +2,7 @@
 //!
 //! What a stream freed it may reuse at once, since its own order protects it. A lane keeps such
 //! blocks, up to a bound of bytes and a largest size: larger ones go to the ledger, where neighbours
-//! merge, but for a few on its [shelf]. On this path one lock is taken, the lane's own, and no shared cache line is
+//! merge, but for a few on its [shelf]. A request that finds none of its size may have one that is a little larger. On this path one lock is taken, the lane's own, and no shared cache line is
 //! written.
 //!
 //! A lane also numbers the stream's points. Everything freed joins the *open* ticket; closing it
@@ -31,7 +31,7 @@ mod timeline;
 pub(crate) use cache::Kept;
 pub(crate) use count::Counts;
 pub(crate) use front::Closed;
-pub(crate) use hot_path::{Entered, Freed, Miss, Use};
+pub(crate) use hot_path::{Entered, Freed, Miss, Use, Wanted};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use timeline::Timeline;
 

@@ -289,16 +289,19 @@ impl Ledger {
         }
     }
 
-    /// Cuts the request out of a free or pending block and lends it.
-    fn carve(&mut self, mut id: BlockId, request: Request) -> Grant {
-        let offset = self.placement(id, request).expect("the block fits");
+    /// Cuts the request out of a free, pending or hoarded block and lends it; what is over stays what it is.
+    fn carve(&mut self, whole: BlockId, request: Request) -> Grant {
+        let offset = self.placement(whole, request).expect("the block fits");
+        self.unfile(whole);
+        let mut id = whole;
         if offset > 0 {
-            id = self.cut(id, offset);
+            id = self.blocks.split(whole, offset);
+            self.file(whole);
         }
         if self.blocks[id].bytes > request.bytes {
-            self.cut(id, request.bytes);
+            let above = self.blocks.split(id, request.bytes);
+            self.file(above);
         }
-        self.unfile(id);
         let block = &mut self.blocks[id];
         let fences = match std::mem::replace(&mut block.state, State::Lent) {
             State::Pending(fences) | State::Hoarded(_, fences) => fences,

@@ -154,6 +154,9 @@ impl PoolBuilder {
 
     /// How many bytes each stream's lane may keep for that stream, in blocks of up to 2 MiB. Default: 8 MiB. With 0
     /// every free goes to the ledger: less fragmentation, slower.
+    ///
+    /// Such a block is given to a request of its size; or to one that is smaller by an eighth at most, if that finds none
+    /// of its own and has no [tag](crate::Allocate::tag).
     pub fn lane_bytes(mut self, bytes: u64) -> Self {
         self.lane = bytes;
         self

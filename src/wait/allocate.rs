@@ -7,7 +7,7 @@ use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Expected, HistoryEvent, Lent, Loans, Parts, Patience, Refusal};
 use crate::error::AllocError;
-use crate::lane::{Lane, Miss};
+use crate::lane::{Lane, Miss, Wanted};
 use crate::ledger::Place;
 use crate::measure::{LimitReached, Tag};
 use crate::rare::Rare;
@@ -344,7 +344,12 @@ fn own(asker: Asker<'_>, demand: &Demand) -> Option<Lent> {
     if request.alignment > engine.settings.alignment {
         return None;
     }
-    engine.take_own(lane, request.bytes, demand.rounding)
+    // A tag's limit counts what was asked for.
+    let wanted = match demand.tag {
+        None => Wanted::Near,
+        Some(_) => Wanted::Exactly,
+    };
+    engine.take_own(lane, request.bytes, demand.rounding, wanted)
 }
 
 /// The ladder without the queue: for who does not wait, and for the first poll of who does. Who has no tag has
