@@ -93,6 +93,7 @@
 //! | `trace` | what is told to a subscriber of `tracing` | |
 //! | `error`, `id` | what can go wrong; names that are numbers | |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | what is counted in them |
+//! | `rare` | what few have, out of the way of those that have none | |
 //! | `sync` | the only file that names the primitives of std or loom | |
 //!
 //! `unsafe` lives in `device`; everywhere else it is denied.
@@ -135,6 +136,7 @@ mod ledger;
 mod measure;
 mod observe;
 mod pool;
+mod rare;
 mod raw;
 mod registry;
 mod shared;

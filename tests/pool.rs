@@ -269,3 +269,36 @@ fn a_buffer_has_elements() {
     assert!(Buffer::<u64>::try_allocate(&pool, &stream, usize::MAX).is_err());
     assert_eq!(buffer.into_block().requested(), 8000);
 }
+
+/// A block at hand is given to nobody who may not have it, and to everybody else on his own terms.
+#[test]
+fn what_a_lane_has_at_hand_is_checked_for_too() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB).build().unwrap();
+    let other = builder(&device, 8 * MIB).build().unwrap();
+    let (_work, stream) = stream(&device, &pool);
+    let at_hand = || {
+        let block = pool.try_allocate(&stream, 4096).unwrap();
+        let address = block.address();
+        drop(block);
+        address
+    };
+    let address = at_hand();
+    let foreign = other.try_allocate(&stream, 4096);
+    assert_eq!(foreign.unwrap_err(), AllocError::ForeignStream);
+    let awaited = device.block_on(other.allocate(&stream, 4096));
+    assert_eq!(awaited.unwrap_err(), AllocError::ForeignStream);
+
+    let tag = Tag::new("at hand");
+    let tagged = pool.allocate(&stream, 4096).tag(tag).try_now().unwrap();
+    assert_eq!((tagged.rung(), tagged.address()), (Rung::Lane, address));
+    assert_eq!(pool.statistics_of_tag(tag).used.current, 4096);
+    drop(tagged);
+    assert_eq!(pool.statistics_of_tag(tag).used.current, 0);
+
+    let reservation = pool.reserve(MIB).try_now().unwrap();
+    let drawn = reservation.scope(async { pool.try_allocate(&stream, 4096) });
+    let drawn = device.block_on(drawn).unwrap();
+    assert_ne!(drawn.address(), address, "it is of the reservation");
+    assert_eq!(at_hand(), address);
+}

@@ -25,6 +25,7 @@ use crate::error::{AllocError, StreamError};
 use crate::id::Ticket;
 use crate::ledger::Place;
 use crate::measure::Tag;
+use crate::rare::Rare;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
@@ -53,43 +54,7 @@ pub struct Block {
     /// Whose account it is on.
     tag: Option<Tag>,
     /// Further streams that it was used on.
-    further: Mutex<Further>,
-}
-
-/// Most blocks have none, are small for it, and end without it.
-#[derive(Default)]
-struct Further(Option<Box<Extra>>);
-
-impl std::ops::Deref for Further {
-    type Target = Option<Box<Extra>>;
-
-    #[inline]
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl std::ops::DerefMut for Further {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
-    }
-}
-
-impl Drop for Further {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(extra) = self.0.take() {
-            end(extra);
-        }
-    }
-}
-
-/// Out of the way of those that have none.
-#[cold]
-#[inline(never)]
-fn end<T>(rare: T) {
-    drop(rare);
+    further: Mutex<Rare<Extra>>,
 }
 
 /// What few blocks have.
@@ -139,8 +104,26 @@ impl Block {
             lent: Some(lent),
             rounding,
             tag: demand.tag,
-            further: Mutex::new(Guards::Block, Further::default()),
+            further: Mutex::new(Guards::Block, Rare::NONE),
         })
+    }
+
+    /// A block that the lane had, of nobody's account, and nobody looks on.
+    #[inline(always)]
+    pub(crate) fn at_once(registration: &Arc<Registration>, lent: Lent, rounding: u32) -> Self {
+        let asked = trace::Asked {
+            stream: registration.lane.id,
+            bytes: lent.bytes,
+            tag: None,
+        };
+        trace::granted(asked, &lent.rung, lent.address);
+        Self {
+            registration: registration.clone(),
+            lent: Some(lent),
+            rounding,
+            tag: None,
+            further: Mutex::new(Guards::Block, Rare::NONE),
+        }
     }
 
     /// A block of a reservation.
@@ -174,7 +157,7 @@ impl Block {
             lent: Some(lent),
             rounding,
             tag: None,
-            further: Mutex::new(Guards::Block, Further(Some(Box::new(extra)))),
+            further: Mutex::new(Guards::Block, Rare::new(extra)),
         })
     }
 
@@ -328,11 +311,15 @@ impl Block {
     }
 
     /// The onlookers hear of it before anybody else can be given the memory.
-    #[inline]
     fn end(&mut self, place: Option<&'static Location<'static>>) -> Option<Use> {
         if self.registration.onlookers.is_some() {
             self.renounce(place);
         }
+        self.take()
+    }
+
+    #[inline(always)]
+    fn take(&mut self) -> Option<Use> {
         // Field by field, which stays in registers.
         let Lent {
             id, address, bytes, ..
@@ -377,6 +364,21 @@ impl Block {
         }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn end_slowly(&mut self) {
+        let Some(block) = self.end(None) else {
+            return;
+        };
+        if self.further.get_mut().is_none() {
+            let Registration { service, lane, .. } = &*self.registration;
+            service.engine.free(lane, block);
+        } else {
+            self.free_further(&block);
+        }
+        self.note_freed(block.bytes, block.address);
+    }
+
     /// Takes the block off its tag's account, once it is freed.
     #[inline]
     fn note_freed(&mut self, bytes: u64, address: u64) {
@@ -398,7 +400,7 @@ impl Block {
         let is_its_streams_alone = self.further.get_mut().is_none();
         let fences = if is_its_streams_alone {
             let lane = &self.registration.lane;
-            let ticket: Ticket = service.engine.free(lane, &block);
+            let ticket: Ticket = service.engine.free(lane, block);
             std::iter::once(lane.fence(ticket)).collect()
         } else {
             let home = &self.registration.lane;
@@ -470,17 +472,18 @@ fn begin_charged(
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        let Some(block) = self.end(None) else {
+        let is_plain = self.registration.onlookers.is_none()
+            && self.tag.is_none()
+            && self.further.get_mut().is_none();
+        if !is_plain {
+            return self.end_slowly();
+        }
+        let Some(block) = self.take() else {
             return;
         };
-        let is_its_streams_alone = self.further.get_mut().is_none();
-        if is_its_streams_alone {
-            let engine = &self.registration.service.engine;
-            engine.free(&self.registration.lane, &block);
-        } else {
-            self.free_further(&block);
-        }
-        self.note_freed(block.bytes, block.address);
+        let Registration { service, lane, .. } = &*self.registration;
+        service.engine.free(lane, block);
+        trace::freed(lane.id, block.bytes, block.address);
     }
 }
 

@@ -23,9 +23,20 @@ impl Engine {
     /// A sticky error. Another error of one stream's event proves nothing (I10): what it covers stays
     /// pending, the other streams go on, and who awaits that very point is told.
     pub(crate) fn harvest(&self) -> Result<bool, DeviceError> {
+        self.harvest_by(|lane| lane.timeline.harvest(&*self.device))
+    }
+
+    /// The same, where each stream is asked in a way of the caller's, or not.
+    ///
+    /// # Errors
+    /// As [`harvest`](Self::harvest).
+    pub(super) fn harvest_by(
+        &self,
+        mut ask: impl FnMut(&Lane) -> Result<Option<Ticket>, DeviceError>,
+    ) -> Result<bool, DeviceError> {
         let lanes = self.lanes();
         for lane in lanes.iter() {
-            self.harvest_lane(lane)?;
+            self.unless_sticky(ask(lane))?;
         }
         let news = {
             let mut ledger = self.ledger.lock();
@@ -41,9 +52,26 @@ impl Engine {
     }
 
     fn harvest_lane(&self, lane: &Lane) -> Result<(), DeviceError> {
-        match self.noted(lane.timeline.harvest(&*self.device)) {
+        self.unless_sticky(lane.timeline.harvest(&*self.device))
+    }
+
+    fn unless_sticky<T>(&self, asked: Result<T, DeviceError>) -> Result<(), DeviceError> {
+        match self.noted(asked) {
             Err(error) if error.is_sticky() => Err(error),
             _ => Ok(()),
+        }
+    }
+
+    /// Asks one stream whether it has passed a point that is due, and frees what that proves free.
+    ///
+    /// # Errors
+    /// As [`harvest`](Self::harvest).
+    pub(super) fn harvest_due(&self, lane: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
+        let answer = self.noted(lane.timeline.harvest_due(ticket, &*self.device));
+        self.catch_up(lane);
+        match answer {
+            Err(error) if error.is_sticky() => Err(error),
+            answer => Ok(answer.unwrap_or(false)),
         }
     }
 
@@ -112,28 +140,37 @@ impl Engine {
     /// an out-of-memory that is none. A lane's lock is taken inside the ledger's here, and the ledger's
     /// never inside a lane's.
     pub(crate) fn drain_lanes(&self) {
-        self.take_back(Lane::drain);
+        let _ = self.take_back(Lane::drain);
     }
 
     /// The same, but for large blocks that their streams freed less than `age` ago: they may come back for them.
     pub(super) fn drain_lanes_older(&self, age: Duration) {
         let now = self.device.now();
-        self.take_back(|lane| lane.drain_older(now, age));
+        let _ = self.take_back(|lane| lane.drain_older(now, age));
+    }
+
+    /// The same with large blocks, and nothing else. Says whether there were any.
+    pub(super) fn drain_shelves(&self) -> bool {
+        self.take_back(Lane::drain_shelf)
     }
 
     /// The same with the lanes of streams that have been idle since the last time.
     pub(super) fn drain_idle_lanes(&self) {
-        self.take_back(Lane::drain_if_idle);
+        let _ = self.take_back(Lane::drain_if_idle);
     }
 
-    fn take_back(&self, drain: impl Fn(&Lane) -> Vec<Kept>) {
+    /// Says whether there was anything.
+    fn take_back(&self, drain: impl Fn(&Lane) -> Vec<Kept>) -> bool {
         let lanes = self.lanes();
         let mut ledger = self.ledger.lock();
+        let mut has_any = false;
         for lane in lanes.iter() {
             for Kept { id, ticket, .. } in drain(lane) {
                 ledger.take_back(id, Fences::one(lane.id, ticket));
+                has_any = true;
             }
         }
+        has_any
     }
 
     /// Records an event on every stream that freed something no event covers. External ones were sealed when

@@ -6,14 +6,14 @@ use super::postponed::Postponed;
 use super::{Engine, HistoryEvent, Rung, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
-use crate::lane::{Lane, Use};
+use crate::lane::{Kept, Lane, Miss, Use};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
 use crate::ledger::{
     BlockId, Clock, Fence, Fences, Fit, Forecast, Grant, Growth, Place, Plan, Request, View,
 };
 use crate::sync::Arc;
 use crate::trace;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 /// How far an allocation may go.
@@ -40,6 +40,17 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
+    #[inline(always)]
+    fn of_lane(kept: Kept) -> Self {
+        Self {
+            id: kept.id,
+            address: kept.address,
+            bytes: kept.bytes,
+            after: kept.ticket,
+            rung: Rung::Lane,
+        }
+    }
+
     /// The same, for who looks on.
     #[inline(always)]
     pub(crate) fn seen(&self) -> Self {
@@ -93,6 +104,8 @@ enum Attempt {
     Robbed,
     /// Rung 5: a wait on the device, within the limit.
     DeviceWait,
+    /// The same rungs after asking once more where an event may have been seen late.
+    Late,
     /// Rung 6: release free segments, have other pools do so, and grow again.
     Trimmed,
     /// Rung 5 once more, whatever the limit: rather than to fail.
@@ -100,13 +113,14 @@ enum Attempt {
 }
 
 impl Attempt {
-    const GROW_FIRST: [Self; 7] = [
+    const GROW_FIRST: [Self; 8] = [
         Self::Known,
         Self::Harvested,
         Self::Gathered,
         Self::Grown,
         Self::Robbed,
         Self::DeviceWait,
+        Self::Late,
         Self::Trimmed,
     ];
 
@@ -138,21 +152,23 @@ pub(super) struct Climb<'a> {
     effort: Effort,
     pub(super) patience: Patience<'a>,
     /// Where it is to lie.
-    place: Place,
+    pub(super) place: Place,
     /// The stream may be given something here: this is a call of its user's, or it is not external.
     may_submit: bool,
     /// The memory must be complete on every stream, not only safe for the lane's.
-    is_for_everybody: bool,
+    pub(super) is_for_everybody: bool,
     /// Waits on the device are submitted later, all together.
     postponed: Option<&'a Postponed>,
     /// What the lane's stream comes after, as far as the policy lets it count.
     after: Clock,
     /// There is a block that fits, and was passed by: it is much larger.
-    is_loose: Cell<bool>,
+    pub(super) is_loose: Cell<bool>,
     /// The device has refused memory.
     was_refused: Cell<bool>,
     /// How much lanes had been robbed of when this gathered.
     taken_back: Cell<u64>,
+    /// Up to where streams were asked.
+    pub(super) asked: RefCell<Clock>,
     /// What the earlier life of what was lent had left.
     fences: Cell<Fences>,
 }
@@ -166,16 +182,23 @@ const NOBODY: StreamId = StreamId(0);
 
 impl Engine {
     /// Rung 1: what the stream freed, from its lane.
-    #[inline(always)]
     pub(crate) fn take_own(&self, lane: &Lane, bytes: u64, rounding: u32) -> Option<Lent> {
-        let kept = lane.take(bytes, rounding, &self.gate)?;
-        Some(Lent {
-            id: kept.id,
-            address: kept.address,
-            bytes: kept.bytes,
-            after: kept.ticket,
-            rung: Rung::Lane,
-        })
+        lane.take(bytes, rounding, &self.gate).map(Lent::of_lane)
+    }
+
+    /// The same in the plain case.
+    ///
+    /// # Errors
+    /// When there is nothing, or it is not the plain case.
+    #[inline(always)]
+    pub(crate) fn take_own_at_once(
+        &self,
+        lane: &Lane,
+        bytes: u64,
+        rounding: u32,
+    ) -> Result<Lent, Miss> {
+        let kept = lane.take_at_once(bytes, rounding, &self.gate)?;
+        Ok(Lent::of_lane(kept))
     }
 
     /// The rungs above the lane, in the order of the policy; the first that gives ends it.
@@ -298,6 +321,7 @@ impl<'a> Climb<'a> {
             is_loose: Cell::new(false),
             was_refused: Cell::new(false),
             taken_back: Cell::new(0),
+            asked: RefCell::default(),
             fences: Cell::default(),
         })
     }
@@ -350,6 +374,7 @@ impl Climb<'_> {
             Attempt::Grown => self.grown(),
             Attempt::Robbed => self.robbed(),
             Attempt::DeviceWait => self.device_wait(limit),
+            Attempt::Late => self.late(),
             Attempt::Trimmed => self.trimmed(),
             Attempt::AnyDeviceWait => self.device_wait(WaitLimit::Unlimited),
         }
@@ -368,7 +393,7 @@ impl Climb<'_> {
         }
     }
 
-    fn known(&self) -> Option<Lent> {
+    pub(super) fn known(&self) -> Option<Lent> {
         let grant = self.engine.ledger.lock().take(self.request, &self.view())?;
         Some(self.lend(grant, Rung::Free))
     }
@@ -387,15 +412,9 @@ impl Climb<'_> {
         None
     }
 
-    fn harvested(&self) -> Result<Option<Lent>, Refusal> {
-        let has_news = self.engine.harvest()?;
-        let is_worth_a_look = has_news || self.is_loose.get();
-        Ok(if is_worth_a_look { self.known() } else { None })
-    }
-
     /// Whether others' work may be seen to be complete by asking: by policy, and always for who waits,
     /// since waiting is synchronizing.
-    fn may_ask(&self) -> bool {
+    pub(super) fn may_ask(&self) -> bool {
         let is_queued = matches!(self.patience, Patience::For(_));
         self.engine.settings.reuse.opportunistic || is_queued
     }
@@ -414,7 +433,7 @@ impl Climb<'_> {
     fn gathered_known(&self) -> Result<Option<Lent>, Refusal> {
         if self.may_ask() {
             self.engine.seal_lanes()?;
-            self.engine.harvest()?;
+            self.harvest()?;
         }
         Ok(self.known())
     }
@@ -434,7 +453,7 @@ impl Climb<'_> {
 
     /// Growing. Where waiting comes first, what the stream may wait for is part of the span, and new
     /// memory is taken only once what was on its way has come and does not do.
-    fn grown(&self) -> Result<Option<Lent>, Refusal> {
+    pub(super) fn grown(&self) -> Result<Option<Lent>, Refusal> {
         let settings = &self.engine.settings;
         let waits = (settings.order == Order::WaitFirst).then_some(settings.wait_limit);
         let held_back_by = self.held_back_by();
@@ -484,7 +503,7 @@ impl Climb<'_> {
         Ok(self.fetch(None, Growth::Allowed)?)
     }
 
-    fn device_wait(&self, limit: WaitLimit) -> Result<Option<Lent>, Refusal> {
+    pub(super) fn device_wait(&self, limit: WaitLimit) -> Result<Option<Lent>, Refusal> {
         if !self.may_wait() {
             return Ok(None);
         }
@@ -539,16 +558,29 @@ impl Climb<'_> {
         let Some(limit) = limit else {
             return look(&self.view());
         };
-        let lanes = self.engine.lanes();
         let taker = self.taker();
-        let waits = |fence: Fence| {
+        let forecast = |lane: &Lane, fence| limit.forecast(donor_of(lane, fence), taker);
+        self.with_forecasts(
+            |lane, fence| {
+                lane.can_be_awaited(fence.ticket)
+                    .then(|| forecast(lane, fence))?
+            },
+            look,
+        )
+    }
+
+    /// Looks with a view in which there are further fences that the asker may have, and when they are expected.
+    pub(super) fn with_forecasts<R>(
+        &self,
+        forecast: impl Fn(&Lane, Fence) -> Option<Forecast>,
+        look: impl FnOnce(&View<'_>) -> R,
+    ) -> R {
+        let lanes = self.engine.lanes();
+        let waits = |fence: Fence| match find(&lanes, fence) {
+            Some(lane) => forecast(lane, fence),
             // A stream without a lane is gone, and complete, though the ledger may not have heard of it yet; or it came
             // after this look, and is found when its point is to be waited for.
-            let Some(lane) = find(&lanes, fence) else {
-                return Some(Forecast::default());
-            };
-            let can_be_awaited = lane.can_be_awaited(fence.ticket);
-            can_be_awaited.then(|| limit.forecast(donor_of(lane, fence), taker))?
+            None => Some(Forecast::default()),
         };
         look(&View {
             waits: Some(&waits),

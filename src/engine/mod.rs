@@ -7,6 +7,7 @@
 //! | file | about |
 //! |---|---|
 //! | `ladder` | where memory comes from, rung by rung |
+//! | `asking` | what is asked of the device before memory is taken elsewhere |
 //! | `rung` | the rungs by their names |
 //! | `many` | several grants, all or none |
 //! | `postponed` | waits on the device, once all of them are had |
@@ -29,6 +30,7 @@
 //! | `tally` | counts of the slow path |
 //! | `figures` | what can be told |
 
+mod asking;
 pub(crate) mod bell;
 mod estate;
 mod figures;

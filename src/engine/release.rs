@@ -3,7 +3,7 @@
 use super::{Engine, Lent};
 use crate::device::DeviceError;
 use crate::id::Ticket;
-use crate::lane::{Closed, Freed, Lane, Use};
+use crate::lane::{Closed, Entered, Freed, Lane, Use};
 use crate::ledger::policy::Order;
 use crate::ledger::{BlockId, Fence, Fences};
 use crate::sync::Arc;
@@ -12,30 +12,37 @@ use std::time::Duration;
 impl Engine {
     /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
     #[inline]
-    pub(crate) fn free(&self, lane: &Lane, block: &Use) -> Ticket {
+    pub(crate) fn free(&self, lane: &Lane, block: Use) -> Ticket {
+        match lane.keep_at_once(block, &self.gate) {
+            Ok(ticket) => ticket,
+            Err(entered) => self.free_slowly(lane, block, entered),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_slowly(&self, lane: &Lane, block: Use, entered: Entered<'_>) -> Ticket {
         let now = if lane.shelves(block.bytes) {
             self.shelves_now()
         } else {
             None
         };
-        let freed = lane.free(block, now, &self.gate);
+        let freed = lane.free(&block, entered, now, &self.gate);
         let ticket = freed.ticket;
         if !freed.is_kept || freed.closed.is_some() {
-            self.free_slow(lane, block.id, freed);
+            self.finish_free(lane, block.id, freed);
         }
         ticket
     }
 
     /// Now, if large blocks may stay with their streams: where memory is not to be given back unasked, nor rather
     /// waited for than taken.
-    #[inline(never)]
     fn shelves_now(&self) -> Option<Duration> {
         let may_stay = self.settings.order == Order::GrowFirst && self.keeps_all();
         may_stay.then(|| self.device.now())
     }
 
-    #[cold]
-    fn free_slow(&self, lane: &Lane, id: BlockId, freed: Freed) {
+    fn finish_free(&self, lane: &Lane, id: BlockId, freed: Freed) {
         if !freed.is_kept {
             let fences = Fences::one(lane.id, freed.ticket);
             self.ledger.lock().free(id, fences);

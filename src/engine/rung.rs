@@ -7,6 +7,8 @@
     derive(serde::Serialize, serde::Deserialize),
     serde(rename_all = "snake_case")
 )]
+// As wide as what is beside it in a block, which is copied in whole words then.
+#[repr(u32)]
 #[non_exhaustive]
 pub enum Rung {
     /// The stream's own lane: no device call, no shared cache line written.

@@ -40,7 +40,6 @@ pub(crate) struct Cache {
     vacant: u32,
     /// In the stacks.
     bytes: u64,
-    blocks: usize,
     shelf: Shelf,
 }
 
@@ -53,7 +52,6 @@ impl Cache {
             slots: Vec::new(),
             vacant: NONE,
             bytes: 0,
-            blocks: 0,
             shelf: Shelf::default(),
         }
     }
@@ -97,22 +95,48 @@ impl Cache {
             }
         };
         self.bytes += kept.bytes;
-        self.blocks += 1;
+    }
+
+    /// Keeps a block if it has a stack, there is room for it among `bound` bytes, and a slot. Says whether it did.
+    #[inline(always)]
+    pub(crate) fn push_at_once(&mut self, kept: Kept, bound: u64) -> bool {
+        let total = self.bytes + kept.bytes;
+        if total > bound {
+            return false;
+        }
+        let Some(top) = self.tops.get_mut((kept.bytes / GRANULE) as usize) else {
+            return false;
+        };
+        let Some(place) = self.slots.get_mut(self.vacant as usize) else {
+            return false;
+        };
+        let below = std::mem::replace(top, self.vacant);
+        self.vacant = place.below;
+        *place = Slot { kept, below };
+        self.bytes = total;
+        true
     }
 
     /// Takes the block of exactly this size that was kept last: the one most likely to be warm.
     #[inline]
     pub(crate) fn pop(&mut self, bytes: u64) -> Option<Kept> {
-        let Some(top) = self.tops.get_mut((bytes / GRANULE) as usize) else {
-            return self.shelf.take(bytes);
-        };
+        if self.has_size(bytes) {
+            self.pop_stacked(bytes)
+        } else {
+            self.shelf.take(bytes)
+        }
+    }
+
+    /// The same, of a size that has a stack.
+    #[inline(always)]
+    pub(crate) fn pop_stacked(&mut self, bytes: u64) -> Option<Kept> {
+        let top = self.tops.get_mut((bytes / GRANULE) as usize)?;
         let place = self.slots.get_mut(*top as usize)?;
         let slot = *place;
         place.kept.bytes = 0;
         place.below = self.vacant;
         self.vacant = std::mem::replace(top, slot.below);
         self.bytes -= slot.kept.bytes;
-        self.blocks -= 1;
         Some(slot.kept)
     }
 
@@ -130,18 +154,25 @@ impl Cache {
         all
     }
 
+    /// Takes what is on the shelf.
+    pub(crate) fn drain_shelf(&mut self) -> Vec<Kept> {
+        let mut all = Vec::new();
+        self.shelf.drain(&mut all);
+        all
+    }
+
     fn drain_stacks(&mut self) -> Vec<Kept> {
-        if self.blocks == 0 {
+        if self.bytes == 0 {
             return Vec::new();
         }
         // By the slots: there are far fewer than sizes.
-        let mut all = Vec::with_capacity(self.blocks);
+        let mut all = Vec::with_capacity(self.slots.len());
         for kept in self.slots.iter().filter_map(Slot::kept) {
             self.tops[(kept.bytes / GRANULE) as usize] = NONE;
             all.push(kept);
         }
         self.slots.clear();
-        (self.vacant, self.bytes, self.blocks) = (NONE, 0, 0);
+        (self.vacant, self.bytes) = (NONE, 0);
         all
     }
 

@@ -21,6 +21,8 @@
 mod cache;
 mod count;
 mod crowd;
+mod front;
+mod hot_path;
 mod marker;
 mod pace;
 mod shelf;
@@ -28,6 +30,8 @@ mod timeline;
 
 pub(crate) use cache::Kept;
 pub(crate) use count::Counts;
+pub(crate) use front::Closed;
+pub(crate) use hot_path::{Entered, Freed, Miss, Use};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use timeline::Timeline;
 
@@ -35,11 +39,10 @@ use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStrea
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fence};
 use crate::measure::Waits;
-use crate::sync::{Arc, Guard, Guards, Mutex, Ordering, SharedState, plain};
-use cache::Cache;
-use count::Book;
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use crowd::Crowd;
+use front::Front;
 use std::any::Any;
 use std::time::Duration;
 
@@ -85,52 +88,6 @@ pub(crate) struct Lane {
     keep_alive: plain::Arc<dyn Any + Send + Sync>,
 }
 
-#[derive(Debug)]
-struct Front {
-    cache: Cache,
-    is_host: bool,
-    open: Ticket,
-    /// Bytes freed under the open ticket and not taken again by the lane.
-    unsealed: u64,
-    /// Something was freed under the open ticket, or its last record failed.
-    is_dirty: bool,
-    /// The stream's last handle is gone: nothing is kept any more.
-    is_retired: bool,
-    /// Who has a grant for the stream on its way.
-    visitors: u32,
-    book: Book,
-    /// The hits and the open ticket of the last look at whether the lane is idle.
-    last_look: (u64, Ticket),
-}
-
-/// A block that is freed, as the lane and the engine need to know it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Use {
-    pub(crate) id: BlockId,
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    /// What was not asked for of the bytes.
-    pub(crate) rounding: u32,
-}
-
-/// What became of a free.
-#[derive(Debug)]
-#[must_use = "a block that is not kept goes to the ledger, and a closed ticket is recorded"]
-pub(crate) struct Freed {
-    pub(crate) ticket: Ticket,
-    pub(crate) is_kept: bool,
-    /// The ticket that this free closed: its event must be recorded now.
-    pub(crate) closed: Option<Closed>,
-}
-
-/// A ticket under which nothing is freed any more.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Closed {
-    pub(crate) ticket: Ticket,
-    /// Whether anything was.
-    covers_frees: bool,
-}
-
 /// A grant for a lane's stream is on its way.
 #[derive(Debug)]
 pub(crate) struct Visit<'a>(&'a Lane);
@@ -138,55 +95,6 @@ pub(crate) struct Visit<'a>(&'a Lane);
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
         self.0.front.lock().visitors -= 1;
-    }
-}
-
-impl Front {
-    /// What is kept of that size, unless somebody waits for memory.
-    #[inline]
-    fn pop(&mut self, bytes: u64, gate: &SharedState) -> Option<Kept> {
-        if gate.load(Ordering::Relaxed) != 0 {
-            return None;
-        }
-        let kept = self.cache.pop(bytes)?;
-        if kept.ticket == self.open {
-            self.unsealed -= kept.bytes;
-        }
-        Some(kept)
-    }
-
-    /// The freeing stream's part, before anything is decided.
-    fn note_use(&mut self, bytes: u64) -> Ticket {
-        self.unsealed = self.unsealed.saturating_add(bytes);
-        self.is_dirty = !self.is_host;
-        self.open
-    }
-
-    fn close(&mut self, crowd: &Crowd) -> Closed {
-        let (ticket, was_dirty) = (self.open, self.is_dirty);
-        self.open = ticket.next();
-        self.unsealed = 0;
-        self.is_dirty = false;
-        let covers_frees = crowd.note_closed(self.open) || was_dirty;
-        Closed {
-            ticket,
-            covers_frees,
-        }
-    }
-
-    #[inline]
-    fn close_if(&mut self, condition: bool, crowd: &Crowd) -> Option<Closed> {
-        if condition {
-            self.close_unless_host(crowd)
-        } else {
-            None
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn close_unless_host(&mut self, crowd: &Crowd) -> Option<Closed> {
-        (!self.is_host).then(|| self.close(crowd))
     }
 }
 
@@ -198,17 +106,7 @@ impl Lane {
             bounds.unsealed = 0;
         }
         let is_host = raw == RawStream::HOST;
-        let front = Front {
-            cache: Cache::new(bounds.largest),
-            is_host,
-            open: Ticket::ZERO.next(),
-            unsealed: 0,
-            is_dirty: false,
-            is_retired: false,
-            visitors: 0,
-            book: Book::default(),
-            last_look: (0, Ticket::ZERO),
-        };
+        let front = Front::new(bounds.largest, is_host);
         let crowd = Crowd::new();
         if bounds.is_crowded && bounds.has_sides(is_host) {
             crowd.make_sides(bounds, front.open);
@@ -242,143 +140,6 @@ impl Lane {
             stream: self.id,
             ticket,
         }
-    }
-
-    /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
-    /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes.
-    #[inline(always)]
-    pub(crate) fn take(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
-        if bytes > self.bounds.largest && bytes > self.bounds.shelf {
-            // Never kept: there is nothing to lock for.
-            return None;
-        }
-        if self.crowd.are_made() {
-            return self.take_aside(bytes, rounding, gate);
-        }
-        let mut front = self.enter();
-        let kept = front.pop(bytes, gate)?;
-        front.book.note_hit(bytes, rounding);
-        Some(kept)
-    }
-
-    /// The front, of who may meet another there.
-    #[inline]
-    fn enter(&self) -> Guard<'_, Front> {
-        if cfg!(weirpool_loom) {
-            // Models have sides from the start, or none.
-            return self.front.lock();
-        }
-        match self.front.try_lock() {
-            Some(front) => front,
-            None => self.enter_after_another(),
-        }
-    }
-
-    #[cold]
-    fn enter_after_another(&self) -> Guard<'_, Front> {
-        let front = self.front.lock();
-        if self.crowd.note_meeting() && self.bounds.has_sides(front.is_host) {
-            self.crowd.make_sides(self.bounds, front.open);
-        }
-        front
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn take_aside(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
-        let side = self.crowd.own()?;
-        {
-            let mut side = side.lock();
-            if gate.load(Ordering::Relaxed) != 0 {
-                return None;
-            }
-            let kept = side.take(bytes, rounding);
-            if kept.is_some() {
-                return kept;
-            }
-        }
-        let kept = self.front.lock().pop(bytes, gate)?;
-        side.lock().counts.note_hit(bytes, rounding);
-        Some(kept)
-    }
-
-    /// Frees a block that was used on this stream alone.
-    ///
-    /// The gate is read inside the critical section: who raises it drains the lane afterwards, so a
-    /// block is either drained or not kept.
-    ///
-    /// A block too large for a stack may go on the shelf, if there is a `now` for it.
-    #[inline]
-    pub(crate) fn free(&self, block: &Use, now: Option<Duration>, gate: &SharedState) -> Freed {
-        if self.crowd.are_made() {
-            return self.free_aside(block, now, gate);
-        }
-        let mut front = self.enter();
-        front.book.note_free(block.bytes, block.rounding);
-        self.keep(front, block, now, gate)
-    }
-
-    /// Whether a block of so many bytes may be kept on the shelf.
-    #[inline]
-    pub(crate) fn shelves(&self, bytes: u64) -> bool {
-        bytes > self.bounds.largest && bytes <= self.bounds.shelf
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn free_aside(&self, block: &Use, now: Option<Duration>, gate: &SharedState) -> Freed {
-        let side = self.crowd.own();
-        let kept = side.and_then(|side| self.crowd.keep(side, block, self.bounds, gate));
-        let Some(kept) = kept else {
-            return self.keep(self.front.lock(), block, now, gate);
-        };
-        let seals = kept.unsealed > self.bounds.unsealed;
-        let close = || self.front.lock().close_if(true, &self.crowd);
-        Freed {
-            ticket: kept.ticket,
-            is_kept: true,
-            closed: seals.then(close).flatten(),
-        }
-    }
-
-    #[inline]
-    fn keep(
-        &self,
-        mut front: Guard<'_, Front>,
-        block: &Use,
-        now: Option<Duration>,
-        gate: &SharedState,
-    ) -> Freed {
-        let Use {
-            id, address, bytes, ..
-        } = *block;
-        let ticket = front.note_use(bytes);
-        let is_bypassed = gate.load(Ordering::Relaxed) != 0;
-        let kept = Kept {
-            id,
-            address,
-            bytes,
-            ticket,
-        };
-        let is_stacked = !is_bypassed && front.cache.has_room(bytes, self.bounds.bytes);
-        if is_stacked {
-            front.cache.push(kept);
-        }
-        let is_shelved = !is_bypassed && now.is_some_and(|now| self.shelve(&mut front, kept, now));
-        // What is on the shelf is sealed by the next call for the stream that does not take it from there; unless there
-        // may be none.
-        let is_put_off = is_shelved && !self.is_external;
-        let is_due = front.unsealed > self.bounds.unsealed && !is_put_off;
-        Freed {
-            ticket,
-            is_kept: is_stacked || is_shelved,
-            closed: front.close_if(is_bypassed || is_due, &self.crowd),
-        }
-    }
-
-    #[cold]
-    fn shelve(&self, front: &mut Front, kept: Kept, now: Duration) -> bool {
-        front.cache.shelve(kept, now, self.bounds.shelf)
     }
 
     /// Whether more was freed than may be left without an event.
@@ -427,6 +188,11 @@ impl Lane {
     pub(crate) fn drain_older(&self, now: Duration, age: Duration) -> Vec<Kept> {
         let kept = self.front.lock().cache.drain_older(now, age);
         self.with_sides(kept)
+    }
+
+    /// Takes what is on the shelf.
+    pub(crate) fn drain_shelf(&self) -> Vec<Kept> {
+        self.front.lock().cache.drain_shelf()
     }
 
     /// With everything that the sides keep.

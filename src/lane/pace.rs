@@ -23,6 +23,11 @@ impl Pace {
         self.tail
     }
 
+    /// A point may be passed so much sooner than it is expected. Who asks so early finds out.
+    pub(super) fn margin(&self) -> Duration {
+        self.step / 4
+    }
+
     pub(super) fn delay(&mut self, until: Duration) {
         self.tail = self.tail.max(until);
     }

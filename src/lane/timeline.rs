@@ -27,6 +27,21 @@ pub(crate) struct Timeline {
 struct Markers {
     on_their_way: VecDeque<Arc<Marker>>,
     pace: Pace,
+    /// Asked in vain, the stream is left alone until then.
+    quiet_until: Duration,
+}
+
+impl Markers {
+    /// The last of the markers that can be expected to have been passed by now.
+    fn due(&self, now: Duration) -> Option<&Arc<Marker>> {
+        if now < self.quiet_until {
+            return None;
+        }
+        let by = now + self.pace.margin();
+        let is_due = |marker: &Arc<Marker>| marker.expected_at <= by;
+        let count = self.on_their_way.partition_point(is_due);
+        Some(&self.on_their_way[count.checked_sub(1)?])
+    }
 }
 
 /// Fewer markers than this are not worth asking after.
@@ -114,25 +129,128 @@ impl Timeline {
     /// # Errors
     /// What the device says instead of an answer (I10): nothing is complete by it.
     pub(crate) fn harvest(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
+        let answer = self.harvest_in_order(device);
+        if matches!(answer, Ok(Some(_))) {
+            return answer;
+        }
+        match self.harvest_late(device)? {
+            Some(later) => Ok(Some(later)),
+            None => answer,
+        }
+    }
+
+    /// The same, as far as no event is seen late: the oldest comes first.
+    ///
+    /// # Errors
+    /// As [`harvest`](Self::harvest).
+    pub(crate) fn harvest_in_order(
+        &self,
+        device: &dyn Device,
+    ) -> Result<Option<Ticket>, DeviceError> {
         let Some((oldest, newest)) = self.ends() else {
             return Ok(None);
         };
-        let answer = is_complete(&oldest, device);
-        if answer != Ok(true) {
-            let later = self.harvest_from_newest(&oldest, &newest, device)?;
-            return if later.is_some() {
-                Ok(later)
-            } else {
-                answer.map(|_| None)
-            };
+        // All of them, most often, if that is to be expected.
+        let is_likely = newest.ticket > oldest.ticket && self.is_due(&newest, device.now());
+        if is_likely && is_complete(&newest, device) == Ok(true) {
+            self.note_complete(&newest, device.now());
+            return Ok(Some(newest.ticket));
         }
-        let markers = self.from(oldest);
+        if !is_complete(&oldest, device)? {
+            return Ok(None);
+        }
+        let mut markers = self.from(oldest);
+        if is_likely {
+            markers.retain(|marker| marker.ticket < newest.ticket);
+        }
         let complete = complete_prefix(&markers, device)?;
         let Some(last) = markers[..complete].last() else {
             return Ok(None);
         };
         self.note_complete(last, device.now());
         Ok(Some(last.ticket))
+    }
+
+    fn is_due(&self, marker: &Marker, now: Duration) -> bool {
+        let markers = self.markers.lock();
+        markers
+            .due(now)
+            .is_some_and(|due| due.ticket >= marker.ticket)
+    }
+
+    /// The oldest event is not complete, or errs. A later one proves it all the same: an event may be
+    /// seen late while the stream goes on.
+    ///
+    /// # Errors
+    /// As [`harvest`](Self::harvest).
+    pub(crate) fn harvest_late(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
+        let Some((oldest, newest)) = self.ends() else {
+            return Ok(None);
+        };
+        if Arc::ptr_eq(&oldest, &newest) || !is_complete(&newest, device)? {
+            return Ok(None);
+        }
+        self.note_complete(&newest, device.now());
+        Ok(Some(newest.ticket))
+    }
+
+    /// Whether a point is worth asking after: it has an event, and the stream was not asked in vain just now.
+    pub(crate) fn may_be_asked(&self, ticket: Ticket, now: Duration) -> bool {
+        let markers = self.markers.lock();
+        let newest = markers.on_their_way.back().map(|marker| marker.ticket);
+        let has_event = now >= markers.quiet_until && newest >= Some(ticket);
+        has_event || self.completed() >= ticket
+    }
+
+    /// Asks after one point, and at once after all that can be expected to have been passed by now. Says whether it is;
+    /// asked in vain, the stream is not to be asked again for a while.
+    ///
+    /// # Errors
+    /// What the device says instead of an answer.
+    pub(crate) fn harvest_due(
+        &self,
+        ticket: Ticket,
+        device: &dyn Device,
+    ) -> Result<bool, DeviceError> {
+        let now = device.now();
+        let due = self.markers.lock().due(now).cloned();
+        let answer = match due {
+            _ if self.completed() >= ticket => Ok(()),
+            Some(due) if due.ticket > ticket => self.harvest_from_due(&due, ticket, device),
+            _ => self.harvest_up_to(ticket, device).map(drop),
+        };
+        let is_passed = self.completed() >= ticket;
+        if !is_passed {
+            self.note_vain(ticket, now);
+        }
+        answer.map(|()| is_passed)
+    }
+
+    fn harvest_from_due(
+        &self,
+        due: &Arc<Marker>,
+        ticket: Ticket,
+        device: &dyn Device,
+    ) -> Result<(), DeviceError> {
+        if is_complete(due, device)? {
+            self.note_complete(due, device.now());
+            return Ok(());
+        }
+        let covering = self.covering(ticket);
+        if covering.is_some_and(|covering| covering.ticket < due.ticket) {
+            self.harvest_up_to(ticket, device)?;
+        }
+        Ok(())
+    }
+
+    /// It was asked for what is not there yet: the longer that is late, the longer it is not asked again.
+    fn note_vain(&self, ticket: Ticket, now: Duration) {
+        let covering = self.covering(ticket);
+        let late = covering.map_or(Duration::ZERO, |marker| {
+            now.saturating_sub(marker.expected_at)
+        });
+        let mut markers = self.markers.lock();
+        markers.quiet_until = now + markers.pace.margin() + late / 2;
     }
 
     /// The first and the last marker on their way.
@@ -157,21 +275,6 @@ impl Timeline {
             }
         }
         Ok(self.completed() >= ticket)
-    }
-
-    /// The oldest event is not complete, or errs. A later one proves it all the same: an event may be
-    /// seen late while the stream goes on.
-    fn harvest_from_newest(
-        &self,
-        oldest: &Arc<Marker>,
-        newest: &Arc<Marker>,
-        device: &dyn Device,
-    ) -> Result<Option<Ticket>, DeviceError> {
-        if Arc::ptr_eq(oldest, newest) || !is_complete(newest, device)? {
-            return Ok(None);
-        }
-        self.note_complete(newest, device.now());
-        Ok(Some(newest.ticket))
     }
 
     /// A marker and all later ones. It comes first even if somebody else saw it complete meanwhile, and

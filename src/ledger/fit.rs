@@ -2,7 +2,7 @@
 //! be, first.
 
 use super::index::BySize;
-use super::{BlockId, Forecast, Grant, Ledger, Place, Request, State, View};
+use super::{BlockId, Fences, Forecast, Grant, Ledger, Place, Request, State, View};
 use crate::id::StreamId;
 
 /// How many pending blocks of one stream are looked at for one request, smallest first.
@@ -111,6 +111,42 @@ impl Ledger {
             if fits(&id) && self.may_have(id, view) {
                 consider(Some((self.blocks[id].bytes, id)));
             }
+        }
+        best.map(|best| best.id)
+    }
+
+    /// Takes pending memory of just the size that is asked for, if the asker may have any.
+    pub(crate) fn take_like(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
+        let id = self.exact_fit(request, view)?;
+        let grant = self.carve(id, request);
+        self.note_borrower(grant.id, view.stream);
+        Some(grant)
+    }
+
+    /// What such memory waits for.
+    pub(crate) fn look_like(&self, request: Request, view: &View<'_>) -> Option<Fences> {
+        match &self.blocks[self.exact_fit(request, view)?].state {
+            State::Pending(fences) => Some(fences.clone()),
+            _ => None,
+        }
+    }
+
+    /// Of the pending blocks of just that size the one that is expected to be complete first.
+    fn exact_fit(&self, request: Request, view: &View<'_>) -> Option<BlockId> {
+        let bytes = request.bytes;
+        let does =
+            |id: &BlockId| self.placement(*id, request).is_some() && self.may_have(*id, view);
+        let donated = self.pending.donors().flat_map(|(_, donated)| {
+            let like = donated.by_size.at_least(bytes).take(PROBES);
+            like.take_while(|(size, _)| *size == bytes)
+                .map(|(_, id)| id)
+        });
+        let several = self.pending.several();
+        let several = several.filter(|id| self.blocks[*id].bytes == bytes);
+        let mut best = None;
+        for id in donated.chain(several).filter(does) {
+            let forecast = Some(|id| self.forecast(id, view));
+            Best::consider(&mut best, (bytes, id), forecast);
         }
         best.map(|best| best.id)
     }

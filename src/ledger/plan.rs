@@ -88,6 +88,12 @@ impl Ledger {
         request.bytes <= self.geometry.capacity.saturating_sub(taken)
     }
 
+    /// Bytes that may still be taken from the device, and bytes that are free. A plan that grows needs no more than
+    /// both.
+    pub(crate) fn left_and_free(&self) -> (u64, u64) {
+        (self.bytes_left(), self.totals.free.current)
+    }
+
     /// Finds room that needs merging, remapping or growing, and claims it.
     pub(crate) fn plan(
         &mut self,

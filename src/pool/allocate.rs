@@ -1,8 +1,9 @@
 //! An allocation, awaited.
 
-use super::{AllocateWithRoom, Pool};
+use super::{AllocateWithRoom, Call, Pool};
 use crate::block::Block;
 use crate::error::AllocError;
+use crate::lane::Miss;
 use crate::measure::Tag;
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -173,8 +174,7 @@ impl Allocate<'_> {
     /// One that was polled before waits itself: it is told that there is not enough, and leaves the queue.
     #[inline]
     pub fn try_now(self) -> Result<Block, AllocError> {
-        let demand = self.demand()?;
-        self.pool.grant_now(self.registration, demand, self.place)
+        self.pool.grant_now(self.call())
     }
 
     /// Blocks this thread until there is memory: for callers without an executor, on plain threads or behind a
@@ -211,15 +211,54 @@ impl Allocate<'_> {
         block_on(service, self)
     }
 
-    /// Checks what is asked for at the door.
-    #[inline]
-    fn demand(&self) -> Result<Demand, AllocError> {
-        self.pool
-            .demand(self.registration, self.bytes, self.alignment, self.tag)
+    #[inline(always)]
+    fn call(&self) -> Call<'_> {
+        Call {
+            registration: self.registration,
+            bytes: self.bytes,
+            alignment: self.alignment,
+            tag: self.tag,
+            place: self.place,
+        }
     }
 }
 
 impl Allocate<'_> {
+    #[cold]
+    #[inline(never)]
+    fn poll_slowly(
+        &mut self,
+        miss: Miss,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Block, AllocError>> {
+        let demand = self
+            .pool
+            .demand(self.registration, self.bytes, self.alignment, self.tag)?;
+        let mut own = None;
+        if self.allocation.is_new() {
+            if let Some(drawn) = self.pool.draw(self.registration, &demand, self.place) {
+                self.allocation.end();
+                return Poll::Ready(drawn);
+            }
+            own = take_own((&**self.registration).into(), &demand, miss);
+        }
+        let lent = match own {
+            Some(lent) => {
+                self.allocation.end();
+                lent
+            }
+            None => match self.allocation.poll(&demand, &self.terms, context) {
+                Poll::Ready(lent) => lent?,
+                Poll::Pending => return self.draw_late(&demand),
+            },
+        };
+        let caller = Caller {
+            place: self.place,
+            waited: self.allocation.has_waited(),
+        };
+        Poll::Ready(Block::new(self.registration, lent, &demand, caller))
+    }
+
     /// It waits. What the reservation of its scope lacked may be there by now: of what the pressure hook freed, say.
     #[cold]
     fn draw_late(&mut self, demand: &Demand) -> Poll<Result<Block, AllocError>> {
@@ -237,32 +276,19 @@ impl Allocate<'_> {
 impl Future for Allocate<'_> {
     type Output = Result<Block, AllocError>;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let demand = this.demand()?;
-        let mut own = None;
+        let mut miss = Miss::Unasked;
         if this.allocation.is_new() {
-            if let Some(drawn) = this.pool.draw(this.registration, &demand, this.place) {
-                this.allocation.end();
-                return Poll::Ready(drawn);
+            match this.pool.grant_at_once(this.call()) {
+                Ok(block) => {
+                    this.allocation.end();
+                    return Poll::Ready(Ok(block));
+                }
+                Err(why) => miss = why,
             }
-            own = take_own((&**this.registration).into(), &demand);
         }
-        let lent = match own {
-            Some(lent) => {
-                this.allocation.end();
-                lent
-            }
-            None => match this.allocation.poll(&demand, &this.terms, context) {
-                Poll::Ready(lent) => lent?,
-                Poll::Pending => return this.draw_late(&demand),
-            },
-        };
-        let caller = Caller {
-            place: this.place,
-            waited: this.allocation.has_waited(),
-        };
-        Poll::Ready(Block::new(this.registration, lent, &demand, caller))
+        this.poll_slowly(miss, context)
     }
 }

@@ -86,3 +86,24 @@ fn open_scopes_cost_nothing() {
     assert_eq!(census.shared_writes, 0);
     assert_eq!(scopes[1].read().allocations, PAIRS);
 }
+
+/// Where the plain case found nothing, the long way does not look again: it is one look more than of who can be given
+/// nothing of what the lane has, and does not ask it.
+#[test]
+fn a_miss_looks_into_the_lane_once() {
+    let device = SimDevice::builder().clock(Clock::Manual).build();
+    let pool = Pool::builder(device.clone()).build().unwrap();
+    let stream = pool.register(&device.create_stream()).unwrap();
+    let looks = |alignment| {
+        drop(census());
+        let block = pool.try_allocate_aligned(&stream, 8192, alignment).unwrap();
+        let locks = census().locks.into_iter();
+        let of_lanes = locks.filter(|(name, _)| *name == Guards::Lane);
+        // Not to be had again.
+        std::mem::forget(block);
+        of_lanes.map(|(_, count)| count).sum::<u64>()
+    };
+    let warm = pool.try_allocate(&stream, 4096).unwrap();
+    drop(warm);
+    assert_eq!(looks(512), looks(4096) + 1);
+}

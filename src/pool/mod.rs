@@ -11,6 +11,7 @@ mod figures;
 mod fills;
 mod find;
 mod geometry;
+mod grant;
 mod grow;
 mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
@@ -36,11 +37,12 @@ pub use reserve::Reserve;
 #[cfg(feature = "tower")]
 pub(crate) use terms::terms;
 
+use grant::{Call, round_up};
 use own_stream::OwnStream;
 
 use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
-use crate::engine::{Effort, Engine, Lent};
+use crate::engine::Engine;
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::ledger::policy::ReleaseThreshold;
 use crate::ledger::{PoolFigures, Request};
@@ -49,10 +51,7 @@ use crate::observe::LeakReport;
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{
-    Caller, Demand, Denial, Drain, Hook, Presence, Reclaimer, Registration, Roll, Rules, Service,
-    take_own, try_now,
-};
+use crate::wait::{Demand, Drain, Hook, Presence, Reclaimer, Registration, Roll, Rules, Service};
 use std::fmt;
 use std::panic::Location;
 
@@ -186,45 +185,14 @@ impl Pool {
         bytes: u64,
         alignment: u64,
     ) -> Result<Block, AllocError> {
-        let registration = stream.registration();
-        let demand = self.demand(registration, bytes, alignment, None)?;
-        self.grant_now(registration, demand, Location::caller())
-    }
-
-    #[inline]
-    fn grant_now(
-        &self,
-        registration: &Arc<Registration>,
-        demand: Demand,
-        place: &'static Location<'static>,
-    ) -> Result<Block, AllocError> {
-        if let Some(drawn) = self.draw(registration, &demand, place) {
-            return drawn;
-        }
-        let asker = (&**registration).into();
-        let lent = match take_own(asker, &demand) {
-            Some(lent) => lent,
-            None => self.climb_now(registration, demand)?,
+        let call = Call {
+            registration: stream.registration(),
+            bytes,
+            alignment,
+            tag: None,
+            place: Location::caller(),
         };
-        let waited = false;
-        let caller = Caller { place, waited };
-        Block::new(registration, lent, &demand, caller)
-    }
-
-    #[inline(never)]
-    fn climb_now(
-        &self,
-        registration: &Arc<Registration>,
-        demand: Demand,
-    ) -> Result<Lent, AllocError> {
-        match try_now((&**registration).into(), &demand, Effort::Immediate) {
-            Ok(lent) => Ok(lent),
-            Err(Denial::Failed(error)) => Err(error),
-            Err(Denial::Short(..)) => Err(exhausted(registration, &demand)),
-            Err(Denial::OverLimit(tag)) => {
-                Err(self.service().limit_reached(tag, demand.request.bytes))
-            }
-        }
+        self.grant_now(call)
     }
 
     /// Checks a request at the door, and rounds it to the pool's step.
@@ -272,8 +240,7 @@ impl Pool {
         }
         let step = engine.settings.alignment;
         let request = Request {
-            // A power of two; and the capacity is a multiple of it, so this does not go over.
-            bytes: (bytes.max(1) + (step - 1)) & !(step - 1),
+            bytes: round_up(bytes, step),
             alignment: alignment.max(step),
         };
         debug_assert!(step <= u64::from(u32::MAX), "a step of gigabytes");

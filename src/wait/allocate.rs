@@ -7,9 +7,10 @@ use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Expected, HistoryEvent, Lent, Loans, Parts, Patience, Refusal};
 use crate::error::AllocError;
-use crate::lane::Lane;
+use crate::lane::{Lane, Miss};
 use crate::ledger::Place;
 use crate::measure::{LimitReached, Tag};
+use crate::rare::Rare;
 use crate::sync::Arc;
 use crate::trace;
 use std::task::{Context, Poll};
@@ -36,16 +37,11 @@ impl<'a> From<&'a Registration> for Asker<'a> {
 #[derive(Debug)]
 pub(crate) struct Allocation<'a> {
     asker: Asker<'a>,
-    stage: Stage,
+    /// It was never polled.
+    is_new: bool,
     has_waited: bool,
-}
-
-#[derive(Debug)]
-enum Stage {
-    New,
-    /// Out of the way of who never waits.
-    Waiting(Box<Waiting>),
-    Done,
+    /// While it is in the queue.
+    waiting: Rare<Waiting>,
 }
 
 #[derive(Debug)]
@@ -64,8 +60,9 @@ impl<'a> Allocation<'a> {
     pub(crate) fn new(asker: Asker<'a>) -> Self {
         Self {
             asker,
-            stage: Stage::New,
+            is_new: true,
             has_waited: false,
+            waiting: Rare::NONE,
         }
     }
 
@@ -78,15 +75,14 @@ impl<'a> Allocation<'a> {
     /// Whether it was never polled.
     #[inline]
     pub(crate) fn is_new(&self) -> bool {
-        matches!(self.stage, Stage::New)
+        self.is_new
     }
 
     /// It was never polled, and will not be.
     #[inline]
     pub(crate) fn end(&mut self) {
-        debug_assert!(self.is_new(), "it may wait");
-        // There is nothing to drop, which the compiler cannot know.
-        std::mem::forget(std::mem::replace(&mut self.stage, Stage::Done));
+        debug_assert!(self.is_new && self.waiting.is_none(), "it may wait");
+        self.is_new = false;
     }
 
     /// For one block; of who has no tag, after [asking its lane](take_own).
@@ -97,14 +93,11 @@ impl<'a> Allocation<'a> {
         terms: &Terms,
         context: &mut Context<'_>,
     ) -> Poll<Result<Lent, AllocError>> {
-        if !self.is_new() {
+        if !std::mem::take(&mut self.is_new) {
             return self.poll_waiting(context).map_ok(only);
         }
         let denial = match try_now(self.asker, demand, Effort::Poll) {
-            Ok(lent) => {
-                self.stage = Stage::Done;
-                return Poll::Ready(Ok(lent));
-            }
+            Ok(lent) => return Poll::Ready(Ok(lent)),
             Err(denial) => denial,
         };
         self.denied(denial, demand, Wants::Block, terms, context)
@@ -119,14 +112,11 @@ impl<'a> Allocation<'a> {
         terms: &Terms,
         context: &mut Context<'_>,
     ) -> Poll<Result<Loans, AllocError>> {
-        if !self.is_new() {
+        if !std::mem::take(&mut self.is_new) {
             return self.poll_waiting(context);
         }
         let denial = match try_all_now(self.asker, *demand, parts, Effort::Poll) {
-            Ok(loans) => {
-                self.stage = Stage::Done;
-                return Poll::Ready(Ok(loans));
-            }
+            Ok(loans) => return Poll::Ready(Ok(loans)),
             Err(denial) => denial,
         };
         self.denied(denial, demand, Wants::Parts(parts.clone()), terms, context)
@@ -142,14 +132,10 @@ impl<'a> Allocation<'a> {
         context: &mut Context<'_>,
     ) -> Poll<Result<Loans, AllocError>> {
         if self.asker.service.is_in_hook() {
-            self.stage = Stage::Done;
             return Poll::Ready(Err(self.asker.service.refusal_in_hook(denial, demand)));
         }
         let (patience, claim) = match denial {
-            Denial::Failed(error) => {
-                self.stage = Stage::Done;
-                return Poll::Ready(Err(error));
-            }
+            Denial::Failed(error) => return Poll::Ready(Err(error)),
             Denial::Short(patience, claim) => (patience, claim),
             Denial::OverLimit(_) => (Expected::default(), None),
         };
@@ -167,7 +153,6 @@ impl<'a> Allocation<'a> {
             claim,
         };
         if let Err(refusal) = self.join(newcomer) {
-            self.stage = Stage::Done;
             return Poll::Ready(Err(refusal));
         }
         self.poll_waiting(context)
@@ -188,21 +173,20 @@ impl<'a> Allocation<'a> {
         // The bell, whose members are kept up to date: the waker of this poll may not be the one that counts.
         let patience = is_patient.then(|| service.ring_at(waiter.patience.until));
         self.has_waited = true;
-        self.stage = Stage::Waiting(Box::new(Waiting {
+        self.waiting = Rare::new(Waiting {
             waiter,
             deadline,
             _patience: patience,
             asking: None,
             span: trace::Waiting::new(asked),
-        }));
+        });
         Ok(())
     }
 
     fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<Loans, AllocError>> {
-        let polled = match &self.stage {
-            Stage::Waiting(_) => self.look(context),
-            Stage::New | Stage::Done => panic!("an allocation was polled after it was ready"),
-        };
+        let is_waiting = self.waiting.is_some();
+        assert!(is_waiting, "an allocation was polled after it was ready");
+        let polled = self.look(context);
         if let Poll::Ready(answer) = &polled {
             self.finish(answer.is_ok());
         }
@@ -212,7 +196,7 @@ impl<'a> Allocation<'a> {
     /// Looks for a grant, and counts it: it is taken.
     fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Loans, AllocError>> {
         let looked = self.look_and_serve(context);
-        if let (Poll::Ready(Ok(loans)), Stage::Waiting(waiting)) = (&looked, &self.stage) {
+        if let (Poll::Ready(Ok(loans)), Some(waiting)) = (&looked, &*self.waiting) {
             let waiter = &waiting.waiter;
             match &waiter.wants {
                 Wants::Block => count(&waiter.lane, &loans[0], &waiter.demand),
@@ -224,15 +208,13 @@ impl<'a> Allocation<'a> {
 
     /// Looks whether something came; if not, serves, and looks again.
     fn look_and_serve(&mut self, context: &mut Context<'_>) -> Poll<Result<Loans, AllocError>> {
-        let Stage::Waiting(waiting) = &mut self.stage else {
-            unreachable!("only who waits looks");
-        };
+        let waiting = self.waiting.as_deref_mut();
         let Waiting {
             waiter,
             deadline,
             asking,
             ..
-        } = &mut **waiting;
+        } = waiting.expect("only who waits looks");
         let service = self.asker.service;
         let waker = context.waker();
         if let Some(answer) = waiter.take(waker) {
@@ -277,10 +259,8 @@ impl<'a> Allocation<'a> {
 
     /// A grant that came in the same moment is taken: the memory is there.
     fn time_out(&mut self, now: Duration) -> Result<Loans, AllocError> {
-        let Stage::Waiting(waiting) = &self.stage else {
-            unreachable!("only who waits times out");
-        };
-        let waiter = &waiting.waiter;
+        let waiting = self.waiting.as_deref();
+        let waiter = &waiting.expect("only who waits times out").waiter;
         if let Some(loans) = waiter.cancel() {
             return Ok(loans);
         }
@@ -293,11 +273,7 @@ impl<'a> Allocation<'a> {
 
     /// Leaves the queue, whatever the outcome. Returns what was granted and not taken.
     fn finish(&mut self, was_served: bool) -> Option<Loans> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Done);
-        let Stage::Waiting(waiting) = stage else {
-            return None;
-        };
-        let Waiting { waiter, span, .. } = *waiting;
+        let Waiting { waiter, span, .. } = *self.waiting.take()?;
         let service = self.asker.service;
         let left_over = waiter.cancel();
         let so_long = service.engine.device.now().saturating_sub(waiter.since);
@@ -336,7 +312,7 @@ impl Allocation<'_> {
 impl Drop for Allocation<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Stage::Waiting(_) = self.stage {
+        if self.waiting.is_some() {
             self.abandon();
         }
     }
@@ -354,17 +330,14 @@ pub(crate) enum Denial<'a> {
     Failed(AllocError),
 }
 
-/// What the stream's lane has, of who has no tag to claim for. By itself, so that what it gives stays in
-/// registers.
-#[inline(always)]
-pub(crate) fn take_own(asker: Asker<'_>, demand: &Demand) -> Option<Lent> {
-    if demand.tag.is_some() {
-        return None;
+/// What the stream's lane has, of who has no tag to claim for, and may not have asked it yet.
+pub(crate) fn take_own(asker: Asker<'_>, demand: &Demand, miss: Miss) -> Option<Lent> {
+    match (demand.tag, miss) {
+        (None, Miss::Unasked) => own(asker, demand),
+        (Some(_), _) | (_, Miss::Empty) => None,
     }
-    own(asker, demand)
 }
 
-#[inline(always)]
 fn own(asker: Asker<'_>, demand: &Demand) -> Option<Lent> {
     let Asker { service, lane } = asker;
     let (engine, request) = (&service.engine, demand.request);

@@ -69,6 +69,8 @@ pub(crate) fn alignment_is_honoured_and_nonsense_refused<B: Bench>() {
     for (alignment, block) in &blocks {
         assert!(block.address().is_aligned_to(*alignment));
     }
+    // Also where the stream has a block at hand.
+    drop(worker.take(1));
     for alignment in [0, 3, 12, 4095, 2 * largest] {
         let expected = AllocError::InvalidAlignment { alignment, largest };
         let refused = site.pool.try_allocate_aligned(&worker.stream, 1, alignment);

@@ -1,0 +1,149 @@
+//! A lane's front: what its lock guards.
+
+use super::cache::{Cache, Kept};
+use super::count::Book;
+use super::crowd::Crowd;
+use super::{Bounds, Use};
+use crate::id::Ticket;
+use crate::sync::{Ordering, SharedState};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Front {
+    pub(super) cache: Cache,
+    pub(super) is_host: bool,
+    pub(super) open: Ticket,
+    /// Bytes freed under the open ticket and not taken again by the lane.
+    pub(super) unsealed: u64,
+    /// Something was freed under the open ticket, or its last record failed.
+    pub(super) is_dirty: bool,
+    /// The stream's last handle is gone: nothing is kept any more.
+    pub(super) is_retired: bool,
+    /// Who has a grant for the stream on its way.
+    pub(super) visitors: u32,
+    pub(super) book: Book,
+    /// The hits and the open ticket of the last look at whether the lane is idle.
+    pub(super) last_look: (u64, Ticket),
+}
+
+/// A ticket under which nothing is freed any more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Closed {
+    pub(crate) ticket: Ticket,
+    /// Whether anything was.
+    pub(super) covers_frees: bool,
+}
+
+impl Front {
+    pub(super) fn new(largest: u64, is_host: bool) -> Self {
+        Self {
+            cache: Cache::new(largest),
+            is_host,
+            open: Ticket::ZERO.next(),
+            unsealed: 0,
+            is_dirty: false,
+            is_retired: false,
+            visitors: 0,
+            book: Book::default(),
+            last_look: (0, Ticket::ZERO),
+        }
+    }
+
+    /// What is kept of that size, unless somebody waits for memory.
+    pub(super) fn pop(&mut self, bytes: u64, gate: &SharedState) -> Option<Kept> {
+        if gate.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let kept = self.cache.pop(bytes)?;
+        if kept.ticket == self.open {
+            self.unsealed -= kept.bytes;
+        }
+        Some(kept)
+    }
+
+    /// What is kept of a size that has a stack, unless somebody waits for memory.
+    #[inline(always)]
+    pub(super) fn take_at_once(
+        &mut self,
+        bytes: u64,
+        rounding: u32,
+        gate: &SharedState,
+    ) -> Option<Kept> {
+        if gate.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let kept = self.cache.pop_stacked(bytes)?;
+        if kept.ticket == self.open {
+            self.unsealed -= kept.bytes;
+        }
+        self.book.note_hit(bytes, rounding);
+        Some(kept)
+    }
+
+    /// Keeps a block on its stack, if nobody waits for memory and nothing is to be sealed. None if nothing was done.
+    #[inline(always)]
+    pub(super) fn keep_at_once(
+        &mut self,
+        block: Use,
+        bounds: &Bounds,
+        gate: &SharedState,
+    ) -> Option<Ticket> {
+        let Use {
+            id,
+            address,
+            bytes,
+            rounding,
+        } = block;
+        let (ticket, unsealed) = (self.open, self.unsealed.saturating_add(bytes));
+        if gate.load(Ordering::Relaxed) != 0 || unsealed > bounds.unsealed {
+            return None;
+        }
+        let kept = Kept {
+            id,
+            address,
+            bytes,
+            ticket,
+        };
+        if !self.cache.push_at_once(kept, bounds.bytes) {
+            return None;
+        }
+        self.unsealed = unsealed;
+        self.is_dirty = !self.is_host;
+        self.book.note_free(bytes, rounding);
+        Some(ticket)
+    }
+
+    /// The freeing stream's part, before anything is decided.
+    pub(super) fn note_use(&mut self, bytes: u64) -> Ticket {
+        self.unsealed = self.unsealed.saturating_add(bytes);
+        self.is_dirty = !self.is_host;
+        self.open
+    }
+
+    pub(super) fn close(&mut self, crowd: &Crowd) -> Closed {
+        let (ticket, was_dirty) = (self.open, self.is_dirty);
+        self.open = ticket.next();
+        self.unsealed = 0;
+        self.is_dirty = false;
+        let covers_frees = crowd.note_closed(self.open) || was_dirty;
+        Closed {
+            ticket,
+            covers_frees,
+        }
+    }
+
+    #[inline]
+    pub(super) fn close_if(&mut self, condition: bool, crowd: &Crowd) -> Option<Closed> {
+        if condition {
+            self.close_unless_host(crowd)
+        } else {
+            None
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn close_unless_host(&mut self, crowd: &Crowd) -> Option<Closed> {
+        (!self.is_host).then(|| self.close(crowd))
+    }
+}

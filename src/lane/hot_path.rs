@@ -1,0 +1,228 @@
+//! The hot path: a block from the lane, and back to it.
+//!
+//! Both ways have a plain case, in which little is asked and all is done under one lock: *at once*. What is not plain is
+//! found out before anything has changed, and goes the long way, which knows all cases. So the plain case is short enough
+//! to be compiled into its caller, where the block stays in registers.
+
+use super::Lane;
+use super::cache::Kept;
+use super::front::{Closed, Front};
+use crate::id::Ticket;
+use crate::ledger::BlockId;
+use crate::sync::{Guard, Ordering, SharedState};
+use std::time::Duration;
+
+/// A block that is freed, as the lane and the engine need to know it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    pub(crate) id: BlockId,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// What was not asked for of the bytes.
+    pub(crate) rounding: u32,
+}
+
+/// What became of a free.
+#[derive(Debug)]
+#[must_use = "a block that is not kept goes to the ledger, and a closed ticket is recorded"]
+pub(crate) struct Freed {
+    pub(crate) ticket: Ticket,
+    pub(crate) is_kept: bool,
+    /// The ticket that this free closed: its event must be recorded now.
+    pub(crate) closed: Option<Closed>,
+}
+
+/// Why a lane gave nothing at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Miss {
+    /// It has no block of the size, or may not give it.
+    Empty,
+    /// It was not asked: it takes longer.
+    Unasked,
+}
+
+/// The front, if it was entered and the case was not plain: it is not left in between.
+#[derive(Debug)]
+pub(crate) struct Entered<'a>(Option<Guard<'a, Front>>);
+
+impl Lane {
+    /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
+    /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes.
+    pub(crate) fn take(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
+        if bytes > self.bounds.largest && bytes > self.bounds.shelf {
+            // Never kept: there is nothing to lock for.
+            return None;
+        }
+        if self.crowd.are_made() {
+            return self.take_aside(bytes, rounding, gate);
+        }
+        let mut front = self.enter();
+        let kept = front.pop(bytes, gate)?;
+        front.book.note_hit(bytes, rounding);
+        Some(kept)
+    }
+
+    /// The same, in the plain case: of a size that has a stack, from a lane without sides.
+    ///
+    /// # Errors
+    /// When there is nothing, or it is not the plain case.
+    #[inline(always)]
+    pub(crate) fn take_at_once(
+        &self,
+        bytes: u64,
+        rounding: u32,
+        gate: &SharedState,
+    ) -> Result<Kept, Miss> {
+        if bytes > self.bounds.largest || self.crowd.are_made() {
+            return Err(Miss::Unasked);
+        }
+        let mut front = self.enter();
+        front.take_at_once(bytes, rounding, gate).ok_or(Miss::Empty)
+    }
+
+    /// The front, of who may meet another there.
+    #[inline(always)]
+    fn enter(&self) -> Guard<'_, Front> {
+        if cfg!(weirpool_loom) {
+            // Models have sides from the start, or none.
+            return self.front.lock();
+        }
+        match self.front.try_lock() {
+            Some(front) => front,
+            None => self.enter_after_another(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enter_after_another(&self) -> Guard<'_, Front> {
+        let front = self.front.lock();
+        if self.crowd.note_meeting() && self.bounds.has_sides(front.is_host) {
+            self.crowd.make_sides(self.bounds, front.open);
+        }
+        front
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_aside(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
+        let side = self.crowd.own()?;
+        {
+            let mut side = side.lock();
+            if gate.load(Ordering::Relaxed) != 0 {
+                return None;
+            }
+            let kept = side.take(bytes, rounding);
+            if kept.is_some() {
+                return kept;
+            }
+        }
+        let kept = self.front.lock().pop(bytes, gate)?;
+        side.lock().counts.note_hit(bytes, rounding);
+        Some(kept)
+    }
+
+    /// Frees a block that was used on this stream alone, in the plain case: the lane has no sides, it is kept on its
+    /// stack, and nothing is to be sealed. Returns the ticket under which it was freed.
+    ///
+    /// The gate is read inside the critical section: who raises it drains the lane afterwards, so a
+    /// block is either drained or not kept.
+    ///
+    /// # Errors
+    /// When it is not the plain case: it is still to be [freed](Self::free).
+    #[inline(always)]
+    pub(crate) fn keep_at_once(
+        &self,
+        block: Use,
+        gate: &SharedState,
+    ) -> Result<Ticket, Entered<'_>> {
+        if block.bytes > self.bounds.largest || self.crowd.are_made() {
+            return Err(Entered(None));
+        }
+        let mut front = self.enter();
+        let kept = front.keep_at_once(block, &self.bounds, gate);
+        kept.ok_or(Entered(Some(front)))
+    }
+
+    /// Frees a block that was used on this stream alone, in any case.
+    ///
+    /// A block too large for a stack may go on the shelf, if there is a `now` for it.
+    pub(crate) fn free(
+        &self,
+        block: &Use,
+        entered: Entered<'_>,
+        now: Option<Duration>,
+        gate: &SharedState,
+    ) -> Freed {
+        let mut front = match entered.0 {
+            Some(front) => front,
+            None if self.crowd.are_made() => return self.free_aside(block, now, gate),
+            None => self.enter(),
+        };
+        front.book.note_free(block.bytes, block.rounding);
+        self.keep(front, block, now, gate)
+    }
+
+    /// Whether a block of so many bytes may be kept on the shelf.
+    #[inline]
+    pub(crate) fn shelves(&self, bytes: u64) -> bool {
+        bytes > self.bounds.largest && bytes <= self.bounds.shelf
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_aside(&self, block: &Use, now: Option<Duration>, gate: &SharedState) -> Freed {
+        let side = self.crowd.own();
+        let kept = side.and_then(|side| self.crowd.keep(side, block, self.bounds, gate));
+        let Some(kept) = kept else {
+            return self.keep(self.front.lock(), block, now, gate);
+        };
+        let seals = kept.unsealed > self.bounds.unsealed;
+        let close = || self.front.lock().close_if(true, &self.crowd);
+        Freed {
+            ticket: kept.ticket,
+            is_kept: true,
+            closed: seals.then(close).flatten(),
+        }
+    }
+
+    #[inline]
+    fn keep(
+        &self,
+        mut front: Guard<'_, Front>,
+        block: &Use,
+        now: Option<Duration>,
+        gate: &SharedState,
+    ) -> Freed {
+        let Use {
+            id, address, bytes, ..
+        } = *block;
+        let ticket = front.note_use(bytes);
+        let is_bypassed = gate.load(Ordering::Relaxed) != 0;
+        let kept = Kept {
+            id,
+            address,
+            bytes,
+            ticket,
+        };
+        let is_stacked = !is_bypassed && front.cache.has_room(bytes, self.bounds.bytes);
+        if is_stacked {
+            front.cache.push(kept);
+        }
+        let is_shelved = !is_bypassed && now.is_some_and(|now| self.shelve(&mut front, kept, now));
+        // What is on the shelf is sealed by the next call for the stream that does not take it from there; unless there
+        // may be none.
+        let is_put_off = is_shelved && !self.is_external;
+        let is_due = front.unsealed > self.bounds.unsealed && !is_put_off;
+        Freed {
+            ticket,
+            is_kept: is_stacked || is_shelved,
+            closed: front.close_if(is_bypassed || is_due, &self.crowd),
+        }
+    }
+
+    #[cold]
+    fn shelve(&self, front: &mut Front, kept: Kept, now: Duration) -> bool {
+        front.cache.shelve(kept, now, self.bounds.shelf)
+    }
+}

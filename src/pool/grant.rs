@@ -1,0 +1,101 @@
+//! A block now: the plain case at once, and any other the long way.
+
+use super::{Pool, drawing, exhausted};
+use crate::block::Block;
+use crate::engine::{Effort, Lent};
+use crate::error::AllocError;
+use crate::lane::Miss;
+use crate::measure::Tag;
+use crate::sync::{Arc, plain};
+use crate::wait::{Caller, Demand, Denial, Registration, take_own, try_now};
+use std::panic::Location;
+
+/// What is asked for, before anything of it is checked.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    pub(super) registration: &'a Arc<Registration>,
+    pub(super) bytes: u64,
+    pub(super) alignment: u64,
+    pub(super) tag: Option<Tag>,
+    pub(super) place: &'static Location<'static>,
+}
+
+/// To a multiple of the step, and one at least. The step is a power of two, and the capacity a multiple of it: for
+/// what is not above that, this does not go over.
+#[inline(always)]
+pub(super) fn round_up(bytes: u64, step: u64) -> u64 {
+    (bytes.max(1) + (step - 1)) & !(step - 1)
+}
+
+impl Pool {
+    #[inline(always)]
+    pub(super) fn grant_now(&self, call: Call<'_>) -> Result<Block, AllocError> {
+        match self.grant_at_once(call) {
+            Ok(block) => Ok(block),
+            Err(miss) => self.grant_slowly(call, miss),
+        }
+    }
+
+    /// The plain case: a block that the stream's lane has, of nobody's account, while nobody looks on and no
+    /// reservation's scope is entered.
+    ///
+    /// # Errors
+    /// When it is not the plain case. Nothing was checked, then.
+    #[inline(always)]
+    pub(super) fn grant_at_once(&self, call: Call<'_>) -> Result<Block, Miss> {
+        let Call {
+            registration,
+            bytes,
+            alignment,
+            ..
+        } = call;
+        let engine = &registration.service.engine;
+        let step = engine.settings.alignment;
+        let is_plain = plain::Arc::ptr_eq(&registration.presence, &self.presence)
+            && registration.onlookers.is_none()
+            && call.tag.is_none()
+            && bytes <= engine.capacity()
+            && alignment.is_power_of_two()
+            && alignment <= step
+            && !drawing::is_any();
+        if !is_plain {
+            return Err(Miss::Unasked);
+        }
+        let rounded = round_up(bytes, step);
+        let rounding = (rounded - bytes) as u32;
+        let lent = engine.take_own_at_once(&registration.lane, rounded, rounding)?;
+        Ok(Block::at_once(registration, lent, rounding))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grant_slowly(&self, call: Call<'_>, miss: Miss) -> Result<Block, AllocError> {
+        let (registration, place) = (call.registration, call.place);
+        let demand = self.demand(registration, call.bytes, call.alignment, call.tag)?;
+        if let Some(drawn) = self.draw(registration, &demand, place) {
+            return drawn;
+        }
+        let lent = match take_own((&**registration).into(), &demand, miss) {
+            Some(lent) => lent,
+            None => self.climb_now(registration, demand)?,
+        };
+        let waited = false;
+        let caller = Caller { place, waited };
+        Block::new(registration, lent, &demand, caller)
+    }
+
+    fn climb_now(
+        &self,
+        registration: &Arc<Registration>,
+        demand: Demand,
+    ) -> Result<Lent, AllocError> {
+        match try_now((&**registration).into(), &demand, Effort::Immediate) {
+            Ok(lent) => Ok(lent),
+            Err(Denial::Failed(error)) => Err(error),
+            Err(Denial::Short(..)) => Err(exhausted(registration, &demand)),
+            Err(Denial::OverLimit(tag)) => {
+                Err(self.service().limit_reached(tag, demand.request.bytes))
+            }
+        }
+    }
+}

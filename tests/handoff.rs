@@ -1,0 +1,332 @@
+//! Memory that goes from stream to stream while kernels are short: how often the device is called for it.
+//!
+//! The device is the simulated one, but that its calls take the caller's time, as a busy H200's do: what a pool asks
+//! costs it what it could have submitted meanwhile. All of it is virtual time, and each run the same.
+
+mod common;
+
+use common::*;
+use std::panic::Location;
+use std::task::Waker;
+use std::time::Duration;
+use weirpool::device::sim::{Backing, Call, Checker, Counters, Operation, SimDevice, SimStream};
+use weirpool::device::*;
+use weirpool::*;
+
+/// Calls take so long on an H200 while kernels of 20 us come and go on 8 streams.
+const LAUNCH: Duration = Duration::from_micros(4);
+const QUERY: Duration = Duration::from_nanos(1700);
+const ORDER: Duration = Duration::from_nanos(250);
+
+#[derive(Clone, Debug)]
+struct Slow(SimDevice);
+
+impl Slow {
+    fn new() -> Self {
+        let builder = SimDevice::builder().memory(1 << 34);
+        let builder = builder.backing(Backing::AddressesOnly);
+        Self(builder.checker(Checker::Off).build())
+    }
+
+    fn submit(&self, work: &SimStream, kernel: Duration) {
+        self.0.advance(LAUNCH);
+        work.submit(Operation::new(kernel));
+    }
+}
+
+// SAFETY: every call is passed on to the simulated device.
+unsafe impl Device for Slow {
+    fn id(&self) -> DeviceId {
+        self.0.id()
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
+        self.0.memory_info(kind)
+    }
+
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
+        self.0.set_alarm(at, waker)
+    }
+
+    fn cancel_alarm(&self, alarm: AlarmId) {
+        self.0.cancel_alarm(alarm);
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
+        self.0.reserve(bytes)
+    }
+
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.0.unreserve(address, bytes)
+    }
+
+    fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
+        self.0.create(bytes)
+    }
+
+    fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError> {
+        self.0.destroy(handle)
+    }
+
+    fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError> {
+        self.0.map(address, handle, bytes)
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.0.unmap(address, bytes)
+    }
+
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
+        self.0.allocate(kind, bytes)
+    }
+
+    fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.0.free(kind, address, bytes)
+    }
+
+    fn create_stream(&self) -> Result<RawStream, DeviceError> {
+        Device::create_stream(&self.0)
+    }
+
+    fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
+        self.0.destroy_stream(stream)
+    }
+
+    fn create_event(&self) -> Result<RawEvent, DeviceError> {
+        self.0.create_event()
+    }
+
+    fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
+        self.0.destroy_event(event)
+    }
+
+    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+        self.0.advance(ORDER);
+        self.0.record(event, stream)
+    }
+
+    fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+        self.0.advance(QUERY);
+        self.0.query(event)
+    }
+
+    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+        self.0.advance(ORDER);
+        self.0.wait(stream, event)
+    }
+
+    fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
+        self.0.watch(event, waker)
+    }
+
+    fn unwatch(&self, watch: WatchId) {
+        self.0.unwatch(watch);
+    }
+
+    fn upload(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: &[u8],
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        self.0.upload(stream, address, bytes, place)
+    }
+
+    fn download(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        self.0.download(stream, address, bytes, place)
+    }
+
+    fn fill(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        Device::fill(&self.0, stream, address, bytes, value, place)
+    }
+}
+
+const STREAMS: usize = 8;
+const BLOCK: u64 = 8 * MIB;
+/// Until the first blocks are there, and the streams' pace is known.
+const WARM_UP: usize = 200;
+const ITERATIONS: usize = 1000;
+
+/// What an iteration took, on the mean.
+#[derive(Debug)]
+struct Cost {
+    queries: f64,
+    records: f64,
+    waits: f64,
+    memory: f64,
+    micros: f64,
+}
+
+impl Cost {
+    fn of(device: &Slow, iterations: impl FnOnce(usize) + Copy) -> Self {
+        iterations(WARM_UP);
+        device.0.advance_to_end();
+        let before = (device.0.counters(), device.0.now());
+        iterations(ITERATIONS);
+        device.0.advance_to_end();
+        let after = (device.0.counters(), device.0.now());
+        let each = |count: u64| count as f64 / ITERATIONS as f64;
+        let calls = |call| each(after.0.calls(call) - before.0.calls(call));
+        let memory = |counters: &Counters| counters.calls(Call::Create) + counters.calls(Call::Map);
+        Self {
+            queries: calls(Call::Query),
+            records: calls(Call::Record),
+            waits: calls(Call::Wait),
+            memory: each(memory(&after.0) - memory(&before.0)),
+            micros: (after.1 - before.1).as_nanos() as f64 / 1e3 / ITERATIONS as f64,
+        }
+    }
+}
+
+fn lines(device: &Slow, pool: &Pool) -> Vec<(SimStream, Stream)> {
+    (0..STREAMS).map(|_| stream(&device.0, pool)).collect()
+}
+
+/// Allocated and used on one stream after the other.
+fn in_turn(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
+    let device = Slow::new();
+    let builder = Pool::builder(device.clone()).wait_limit(limit);
+    let pool = builder.capacity(blocks * BLOCK).build().unwrap();
+    let lines = lines(&device, &pool);
+    Cost::of(&device, |iterations| {
+        device.0.block_on(async {
+            for (work, stream) in lines.iter().cycle().take(iterations) {
+                let block = pool.allocate(stream, BLOCK).await.unwrap();
+                device.submit(work, kernel);
+                drop(block);
+            }
+        });
+    })
+}
+
+/// Written on one stream, and read on the next.
+fn handed_on(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
+    let device = Slow::new();
+    let builder = Pool::builder(device.clone()).wait_limit(limit);
+    let pool = builder.capacity(blocks * BLOCK).build().unwrap();
+    let lines = lines(&device, &pool);
+    let pairs: Vec<_> = lines.chunks(2).collect();
+    Cost::of(&device, |iterations| {
+        device.0.block_on(async {
+            for pair in pairs.iter().cycle().take(iterations) {
+                let [(writer, own), (reader, last)] = pair else {
+                    unreachable!("pairs");
+                };
+                let block = pool.allocate(own, BLOCK).await.unwrap();
+                device.submit(writer, kernel);
+                last.wait(&own.event().unwrap()).unwrap();
+                block.used_on(last).unwrap();
+                device.submit(reader, kernel);
+                drop(block);
+            }
+        });
+    })
+}
+
+/// With so many there is always more to be had.
+const PLENTY: u64 = 512;
+const LIMITS: [WaitLimit; 2] = [WaitLimit::Tail, WaitLimit::Unlimited];
+
+/// What the kernels take where all blocks are in use, and a tenth.
+#[track_caller]
+fn expect_near(cost: &Cost, allowed: f64) {
+    assert!(cost.micros <= 1.1 * allowed, "{cost:?}");
+}
+
+#[test]
+fn who_may_wait_for_memory_on_the_device_hardly_asks() {
+    for kernel in [20, 200] {
+        let cost = in_turn(WaitLimit::Unlimited, 4, us(kernel));
+        assert!(cost.queries < 0.5 && cost.waits < 1.1, "{cost:?}");
+        assert_eq!((cost.records, cost.memory), (1.0, 0.0));
+        expect_near(&cost, kernel as f64 / 4.0);
+    }
+}
+
+#[test]
+fn from_producer_to_consumer_it_hardly_asks_either() {
+    for (limit, kernel) in LIMITS
+        .iter()
+        .flat_map(|limit| [(*limit, 20), (*limit, 200)])
+    {
+        let cost = handed_on(limit, 4, us(kernel));
+        assert!(cost.queries < 1.5 && cost.waits < 2.5, "{cost:?}");
+        assert_eq!(cost.records, 3.0, "{cost:?}");
+        expect_near(&cost, kernel as f64 / 2.0);
+    }
+}
+
+/// By default a stream is not made to wait: each is asked once, and not twice.
+#[test]
+fn who_may_not_wait_asks_each_stream_once() {
+    let cost = in_turn(WaitLimit::Tail, 4, us(20));
+    assert!(cost.queries <= 3.0 && cost.waits == 0.0, "{cost:?}");
+    let cost = in_turn(WaitLimit::Tail, 4, us(200));
+    assert!(cost.queries <= STREAMS as f64, "{cost:?}");
+    expect_near(&cost, 50.0);
+}
+
+#[test]
+fn where_there_is_more_to_be_had_few_are_asked() {
+    let cost = handed_on(WaitLimit::Tail, PLENTY, us(20));
+    assert!(cost.queries <= 4.0 && cost.memory == 0.0, "{cost:?}");
+    assert_eq!((cost.records, cost.waits), (3.0, 1.0));
+    let alone = in_turn(WaitLimit::Tail, PLENTY, us(20));
+    assert_eq!(
+        (alone.queries, alone.records, alone.waits, alone.memory),
+        (0.0, 0.0, 0.0, 0.0)
+    );
+}
+
+/// A stream that was slow so far is asked all the same before anybody fails, and before more is taken.
+#[test]
+fn what_is_complete_sooner_than_expected_counts() {
+    for blocks in [1, 2] {
+        let device = manual();
+        let pool = builder(&device, blocks * BLOCK).build().unwrap();
+        let [slow, other] = [(); 2].map(|()| stream(&device, &pool));
+        let used_for = |time| {
+            let block = pool.try_allocate(&slow.1, BLOCK).unwrap();
+            use_block(&slow.0, &block, time);
+            drop(block);
+            slow.1.seal().unwrap();
+        };
+        for _ in 0..4 {
+            used_for(us(1000));
+            device.advance(us(1000));
+            // It is seen to be complete.
+            drop(pool.try_allocate(&other.1, BLOCK).unwrap());
+        }
+        used_for(us(10));
+        device.advance(us(10));
+        let block = pool.try_allocate(&other.1, BLOCK).unwrap();
+        assert_eq!(block.rung(), Rung::Free);
+        assert_eq!(pool.statistics().reserved.current, BLOCK);
+    }
+}
