@@ -88,7 +88,9 @@ impl Climb<'_> {
     fn picked(&self) -> Result<Option<Lent>, Refusal> {
         let bytes = self.request.bytes;
         let (left, free) = self.engine.ledger.lock().left_and_free();
-        if left + free < bytes && self.may_wait() {
+        // What is only too large is had without a wait.
+        let is_short = left + free < bytes && !self.is_loose.get();
+        if is_short && self.may_wait() {
             return self.picked_to_wait_for();
         }
         if left < bytes {
