@@ -89,6 +89,11 @@ impl Bell {
         }
     }
 
+    /// Who began to serve did not get to the end.
+    pub(crate) fn take_back_answer(&self) {
+        self.rings.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// Whether it rang and nobody has served since.
     pub(crate) fn is_unanswered(&self) -> bool {
         let answered = self.answered.load(Ordering::Acquire);
