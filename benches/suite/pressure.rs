@@ -69,13 +69,9 @@ fn compared<G: Ground>(ground: &G, effort: Effort, late: Option<Duration>) -> Ve
     let requests = requests(count);
     let mut race = Race::new();
     let limited = ROOM * model::average();
-    race.enter(Who::Weirpool, || {
-        waiting(ground, &requests, limited, late)
-    });
+    race.enter(Who::Weirpool, || waiting(ground, &requests, limited, late));
     let unlimited = IN_FLIGHT as u64 * model::largest();
-    race.enter(Who::Floor, || {
-        waiting(ground, &requests, unlimited, late)
-    });
+    race.enter(Who::Floor, || waiting(ground, &requests, unlimited, late));
     if let Some(driver) = ground.driver(Some(model::WEIGHTS + limited)) {
         let requests = &requests;
         race.enter(Who::Driver, move || retrying(ground, &driver, requests));
