@@ -57,6 +57,44 @@ fn without_the_opportunistic_policy_only_a_synchronization_frees() {
     assert_eq!(pool.try_allocate(&b, 8 * MIB).unwrap().rung(), Rung::Free);
 }
 
+/// A large piece is not broken up for what another stream has freed meanwhile, which nobody has seen complete yet:
+/// whoever wants all of it next would have it put together handle by handle.
+#[test]
+fn what_completed_unnoticed_goes_before_breaking_up_a_large_piece() {
+    for opportunistic in [true, false] {
+        let device = manual();
+        let reuse = Reuse {
+            opportunistic,
+            internal_dependencies: false,
+            ..Reuse::ALL
+        };
+        let builder = builder(&device, 1024 * MIB).reuse(reuse);
+        let pool = builder.sealing(Sealing::EveryFree).build().unwrap();
+        let (work, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let large = pool.try_allocate(&b, 256 * MIB).unwrap();
+        let between = pool.try_allocate(&b, MIB).unwrap();
+        let freed = pool.try_allocate(&a, 64 * MIB).unwrap();
+        drop(large);
+        now(b.synchronize()).unwrap();
+        use_block(&work, &freed, us(100));
+        let address = freed.address();
+        drop(freed);
+        device.advance(us(100));
+
+        let again = pool.try_allocate(&b, 64 * MIB).unwrap();
+        assert_eq!(again.address() == address, opportunistic);
+        let whole = pool.try_allocate(&b, 256 * MIB).unwrap();
+        let rung = if opportunistic {
+            Rung::Free
+        } else {
+            Rung::Grown
+        };
+        assert_eq!(whole.rung(), rung);
+        drop((again, between));
+    }
+}
+
 /// Internal dependencies: pending memory of another stream, behind a wait that the pool inserts; without
 /// them it is had only once it is complete.
 #[test]

@@ -17,7 +17,7 @@ use super::threads::together;
 use fastrand::Rng;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Instant;
-use weirpool::Sealing;
+use weirpool::{PoolBuilder, Sealing};
 
 const OPERATIONS: usize = 20_000;
 
@@ -43,6 +43,9 @@ const OPERATION: Unit = Unit::cost("ns/operation");
 const RATE: Unit = Unit::rate("M operations/s");
 const MEMORY: Unit = Unit::cost("times");
 const FAILURES: Unit = Unit::cost("allocations");
+
+/// Who did how well.
+type Figures = Vec<(Who, Spread)>;
 
 pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
     let mut rows = alone(ground, effort);
@@ -78,17 +81,35 @@ fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
         note(Who::Driver, player.told());
     }
     let mix = "mix, 512 B to 64 MiB, 256 live";
-    let unsealed = Pooled::with(ground, |builder| builder.sealing(Sealing::OnDemand));
-    let mut player = Player::new(&unsealed);
-    let mut race = Race::new();
-    race.enter(Who::Weirpool, || player.turn(operations));
-    let on_demand = race.run(effort.rounds).figures(|took| *took);
+    let [on_demand, larger] = [
+        (|builder| builder.sealing(Sealing::OnDemand)) as fn(PoolBuilder) -> PoolBuilder,
+        |builder| builder.handle_bytes(16 << 20),
+    ]
+    .map(|set| by_itself(&Pooled::with(ground, set), effort));
     vec![
         Row::new(mix, OPERATION, took).beside("mix time"),
-        Row::new(format!("{mix}, sealed on demand"), OPERATION, on_demand),
+        Row::new(format!("{mix}, sealed on demand"), OPERATION, on_demand.0),
+        Row::new(format!("{mix}, handles of 16 MiB"), OPERATION, larger.0),
         Row::new(format!("{mix}: reserved over live"), MEMORY, memory).beside("mix memory"),
+        Row::new(
+            format!("{mix}: reserved over live, handles of 16 MiB"),
+            MEMORY,
+            larger.1,
+        ),
         Row::new(format!("{mix}: failures"), FAILURES, failed),
     ]
+}
+
+/// What the pool takes with other settings, with nobody beside it: time, and memory.
+fn by_itself<G: Ground>(pooled: &Pooled<'_, G>, effort: Effort) -> (Figures, Figures) {
+    let mut player = Player::new(pooled);
+    let operations = effort.of(OPERATIONS);
+    let mut race = Race::new();
+    race.enter(Who::Weirpool, || player.turn(operations));
+    let took = race.run(effort.rounds).figures(|took| *took);
+    let memory = player.told().0.into_iter();
+    let memory = memory.map(|ratio| (Who::Weirpool, Spread::exactly(ratio)));
+    (took, memory.collect())
 }
 
 /// Plays with one contender on one stream, and keeps the score.

@@ -259,8 +259,8 @@ mod tests {
         assert_eq!(metered.calls() + of_the_test, counters.device_calls);
         assert_eq!((metered.waits(), counters.device_waits), (1, 1));
         let MemoryCalls { begun, ended } = metered.memory_calls();
-        // The range, and three handles, each created and mapped.
-        assert_eq!((begun, ended), (7, 7));
+        // The range, and five handles, each created and mapped.
+        assert_eq!((begun, ended), (11, 11));
         assert!(metered.time() >= metered.memory_time());
     }
 }

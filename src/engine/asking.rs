@@ -26,7 +26,8 @@ impl Climb<'_> {
             }
         }
         let has_news = self.harvest()?;
-        Ok(if has_news { self.known() } else { None })
+        let is_worth_a_look = has_news || self.is_loose.get();
+        Ok(if is_worth_a_look { self.known() } else { None })
     }
 
     /// Asks every stream, but those that this climb has asked before and that were given no event since: what they passed

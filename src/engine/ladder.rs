@@ -9,7 +9,7 @@ use crate::id::{StreamId, Ticket};
 use crate::lane::{Kept, Lane, Miss, Use, Wanted};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
 use crate::ledger::{
-    BlockId, Clock, Fence, Fences, Forecast, Grant, Growth, Place, Plan, Request, View,
+    BlockId, Clock, Fence, Fences, Fit, Forecast, Grant, Growth, Place, Plan, Request, View,
 };
 use crate::sync::Arc;
 use crate::trace;
@@ -91,9 +91,10 @@ impl From<DeviceError> for Refusal {
 /// A rung, as something to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// Rungs 2 and 3: what the ledger knows to be free, of this stream, or ordered before it.
+    /// Rungs 2 and 3: what the ledger knows to be free, of this stream, or ordered before it; where asking may find
+    /// what fits much better, only what fits well.
     Known,
-    /// Rung 2: the same after asking what has completed.
+    /// Rung 2: the same after asking what has completed, however it fits.
     Harvested,
     /// Rung 2: the same after taking what other lanes keep, and sealing it.
     Gathered,
@@ -160,6 +161,8 @@ pub(super) struct Climb<'a> {
     postponed: Option<&'a Postponed>,
     /// What the lane's stream comes after, as far as the policy lets it count.
     after: Clock,
+    /// There is a block that fits, and was passed by: it is much larger.
+    pub(super) is_loose: Cell<bool>,
     /// The device has refused memory.
     was_refused: Cell<bool>,
     /// How much lanes had been robbed of when this gathered.
@@ -322,6 +325,7 @@ impl<'a> Climb<'a> {
             is_for_everybody: false,
             postponed: None,
             after,
+            is_loose: Cell::new(false),
             was_refused: Cell::new(false),
             taken_back: Cell::new(0),
             asked: RefCell::default(),
@@ -369,6 +373,7 @@ impl Climb<'_> {
     fn attempt(&self, attempt: Attempt) -> Result<Option<Lent>, Refusal> {
         let limit = self.engine.settings.wait_limit;
         match attempt {
+            Attempt::Known if self.may_ask() => Ok(self.snug()),
             Attempt::Known => Ok(self.known()),
             Attempt::Harvested if self.may_ask() => self.harvested(),
             Attempt::Harvested => Ok(None),
@@ -398,6 +403,20 @@ impl Climb<'_> {
     pub(super) fn known(&self) -> Option<Lent> {
         let grant = self.engine.ledger.lock().take(self.request, &self.view())?;
         Some(self.lend(grant, Rung::Free))
+    }
+
+    /// The same, unless it would break up a large piece: what fits better may have completed unnoticed.
+    fn snug(&self) -> Option<Lent> {
+        let fit = {
+            let mut ledger = self.engine.ledger.lock();
+            ledger.take_snug(self.request, &self.view())
+        };
+        match fit {
+            Fit::Snug(grant) => return Some(self.lend(grant, Rung::Free)),
+            Fit::Loose => self.is_loose.set(true),
+            Fit::None => {}
+        }
+        None
     }
 
     /// Whether others' work may be seen to be complete by asking: by policy, and always for who waits,

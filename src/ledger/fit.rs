@@ -2,10 +2,22 @@
 //! be, first.
 
 use super::index::BySize;
-use super::{BlockId, Fences, Forecast, Grant, Ledger, Request, State, View};
+use super::{BlockId, Fences, Forecast, Grant, Ledger, Place, Request, State, View};
+use crate::id::StreamId;
 
 /// How many pending blocks of one stream are looked at for one request, smallest first.
 pub(super) const PROBES: usize = 32;
+
+/// What is there for a request.
+#[derive(Debug)]
+pub(crate) enum Fit {
+    /// Nothing.
+    None,
+    /// A block that is much larger, which stays where it is: what others freed may fit better, once it is asked
+    /// for.
+    Loose,
+    Snug(Grant),
+}
 
 /// The best of those considered so far.
 #[derive(Debug)]
@@ -43,6 +55,29 @@ impl Best {
 }
 
 impl Ledger {
+    /// [`take`](Self::take), but for a block that is larger by a handle or more while others have something pending: a
+    /// large piece that is broken up is put together again handle by handle.
+    pub(crate) fn take_snug(&mut self, request: Request, view: &View<'_>) -> Fit {
+        if view.place != Place::Anywhere {
+            return self.take(request, view).map_or(Fit::None, Fit::Snug);
+        }
+        let Some(id) = self.best_fit(request, view) else {
+            return Fit::None;
+        };
+        let rest = self.blocks[id].bytes - request.bytes;
+        if rest >= self.geometry.handle_bytes && self.is_pending_elsewhere(view.stream) {
+            return Fit::Loose;
+        }
+        let grant = self.carve(id, request);
+        self.note_borrower(grant.id, view.stream);
+        Fit::Snug(grant)
+    }
+
+    /// Whether anything waits for other streams alone.
+    fn is_pending_elsewhere(&self, stream: StreamId) -> bool {
+        self.totals.pending.current > self.pending.bytes_waiting_for(stream)
+    }
+
     /// The best fit among what is free and what the asker may have. Where nothing is waited for, time is not
     /// looked at.
     pub(super) fn best_fit(&self, request: Request, view: &View<'_>) -> Option<BlockId> {

@@ -78,6 +78,7 @@ pub(crate) use block::{BlockId, State};
 pub(crate) use exchange::{Exchange, Exchanged};
 pub(crate) use fence::{Clock, Fence, Fences};
 pub(crate) use figures::{Figures, High};
+pub(crate) use fit::Fit;
 pub(crate) use forecast::Forecast;
 pub use growth::GrowBy;
 pub use heuristic::{CoalesceHeuristic, PoolFigures};

@@ -101,6 +101,40 @@ fn free_neighbours_merge_and_best_fit_takes_the_smallest() {
 }
 
 #[test]
+fn a_large_piece_is_broken_up_only_if_nothing_else_may_fit() {
+    let none = Clock::default();
+    for virtual_memory in [true, false] {
+        let mut ledger = ledger(virtual_memory);
+        let sizes = [4 * HANDLE, 2 * HANDLE, HANDLE];
+        let [large, other, own] = sizes.map(|bytes| grow(&mut ledger, A, bytes).unwrap());
+        ledger.give_back(large.id, Fences::default());
+        let snug = |ledger: &mut Ledger, bytes| ledger.take_snug(request(bytes), &view(A, &none));
+
+        ledger.give_back(own.id, Fences::one(A, Ticket(1)));
+        let Fit::Snug(first) = snug(&mut ledger, 2 * HANDLE) else {
+            panic!("what is pending is its own: there is nobody to ask");
+        };
+        assert_eq!(first.address, large.address);
+        ledger.give_back(first.id, Fences::default());
+
+        ledger.give_back(other.id, Fences::one(B, Ticket(1)));
+        assert!(matches!(snug(&mut ledger, 2 * HANDLE), Fit::Loose));
+        assert!(matches!(snug(&mut ledger, 5 * HANDLE), Fit::None));
+        sound(&ledger);
+        let Fit::Snug(close) = snug(&mut ledger, 3 * HANDLE + GRANULE) else {
+            panic!("less than a handle is over");
+        };
+        ledger.give_back(close.id, Fences::default());
+        ledger.complete(B, Ticket(1));
+        let Fit::Snug(second) = snug(&mut ledger, 2 * HANDLE) else {
+            panic!("nothing of others is pending any more");
+        };
+        assert_eq!(second.bytes, 2 * HANDLE);
+        sound(&ledger);
+    }
+}
+
+#[test]
 fn pending_memory_serves_its_own_stream_and_those_ordered_after_it() {
     let mut ledger = ledger(true);
     let block = get(&mut ledger, A, HANDLE).unwrap();

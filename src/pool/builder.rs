@@ -143,7 +143,7 @@ impl PoolBuilder {
         self
     }
 
-    /// The size of physical handles, in bytes: a multiple of the device's step. Default: 16 MiB, less
+    /// The size of physical handles, in bytes: a multiple of the device's step. Default: 8 MiB, less
     /// where the capacity is small.
     ///
     /// Smaller handles waste less memory and cost more device time: each is mapped by itself.

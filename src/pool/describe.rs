@@ -14,7 +14,7 @@ impl Pool {
     /// let device = SimDevice::builder().memory(4 << 30).build();
     /// let pool = Pool::builder(device).name("frames").capacity(1 << 30).build()?;
     /// let line = pool.describe();
-    /// let pool_of_frames = "pool \"frames\": virtual device memory, at most 1024 MiB in steps of 16 MiB, on ";
+    /// let pool_of_frames = "pool \"frames\": virtual device memory, at most 1024 MiB in steps of 8 MiB, on ";
     /// assert_eq!(line, format!("{pool_of_frames}{}", pool.describe_device()));
     /// # Ok::<(), weirpool::BuildError>(())
     /// ```

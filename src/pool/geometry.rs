@@ -6,10 +6,10 @@ use crate::engine::Source;
 use crate::error::BuildError;
 use crate::ledger::{GRANULE, Geometry, GrowBy};
 
-/// Handles of 16 MiB: on an H200 a handle costs about 22 us to make accessible whatever its size up to
+/// Handles of 8 MiB: on an H200 a handle costs about 22 us to make accessible whatever its size up to
 /// 32 MiB, so fewer are cheaper; but only what is wholly free can be mapped elsewhere, so larger ones
 /// leave more unused. `guide::choices` has the frontier.
-const HANDLE: u64 = 16 << 20;
+const HANDLE: u64 = 8 << 20;
 
 /// A capacity is not cut by more than a 64th to fit the handles: smaller handles are used instead.
 const LARGEST_CUT: u64 = 64;
@@ -144,10 +144,10 @@ mod tests {
 
     #[test]
     fn handles_fit_the_capacity() {
-        assert_eq!(handle_for(8 << 30, 2 * MIB), 16 * MIB);
-        assert_eq!(handle_for((8 << 30) + 2 * MIB, 2 * MIB), 16 * MIB);
+        assert_eq!(handle_for(8 << 30, 2 * MIB), 8 * MIB);
+        assert_eq!(handle_for((8 << 30) + 2 * MIB, 2 * MIB), 8 * MIB);
         assert_eq!(handle_for(100 * MIB, 2 * MIB), 2 * MIB);
         assert_eq!(handle_for(2 * MIB, 2 * MIB), 2 * MIB);
-        assert_eq!(handle_for(1 << 30, 2 * MIB), 16 * MIB);
+        assert_eq!(handle_for(1 << 30, 2 * MIB), 8 * MIB);
     }
 }

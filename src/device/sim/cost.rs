@@ -17,22 +17,30 @@ type Curve<const POINTS: usize> = [(u64, u64); POINTS];
 
 /// Up to half a gibibyte the driver has memory at hand; the last point is the price of memory that it
 /// has to clear first.
-const CREATE: Curve<4> = [
+const CREATE: Curve<5> = [
     (2 * MIB, 8_244),
+    (16 * MIB, 9_117),
     (64 * MIB, 11_313),
     (512 * MIB, 21_902),
     (GIB, 2_019_869),
 ];
-const DESTROY: Curve<4> = [
+const DESTROY: Curve<5> = [
     (2 * MIB, 8_525),
+    (16 * MIB, 14_114),
     (64 * MIB, 33_636),
     (256 * MIB, 72_240),
     (GIB, 272_467),
 ];
-const UNMAP: Curve<3> = [(2 * MIB, 13_738), (64 * MIB, 21_155), (GIB, 34_242)];
+const UNMAP: Curve<4> = [
+    (2 * MIB, 13_738),
+    (16 * MIB, 14_318),
+    (64 * MIB, 21_155),
+    (GIB, 34_242),
+];
 /// The mapping itself, and giving the device access to it, which the contract makes one call.
-const MAP: Curve<3> = [
+const MAP: Curve<4> = [
     (2 * MIB, 1_239 + 20_252),
+    (16 * MIB, 21_868),
     (64 * MIB, 577 + 34_160),
     (GIB, 2_466 + 68_365),
 ];
