@@ -38,6 +38,36 @@ fn lane_free_against_enqueue() {
     });
 }
 
+/// A stream takes a block that is a little larger than what it asks for, at once, while another's request drains the
+/// lane and then waits: the block is the one's or goes to the other, and nobody misses it.
+#[test]
+fn a_larger_block_taken_at_once_against_a_drain() {
+    model("a larger block taken at once against a drain", || {
+        let device = unwatched();
+        let pool = pool_keeping(&device, 8192);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        drop(pool.try_allocate(&a, 4608).unwrap());
+        let taking = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let taken = pool.try_allocate(&a, 4096).ok();
+                if let Some(block) = &taken {
+                    assert!([4096, 4608].contains(&block.size()), "{block:?}");
+                    assert_eq!(block.requested(), 4096);
+                }
+                drop(taken);
+                a
+            })
+        };
+        let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
+        let _a = taking.join().unwrap();
+        drop(granted);
+        assert_eq!(pool.statistics().lost_to_rounding, 0);
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// The same for a large one, which the lane would have kept for its stream's next turn.
 #[test]
 fn shelving_against_enqueue() {

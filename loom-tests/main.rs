@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-use weirpool::device::sim::{Backing, Clock, Operation, SimDevice, SimStream};
+use weirpool::device::sim::{Backing, Checker, Clock, Operation, SimDevice, SimStream};
 use weirpool::{Allocate, Block, Pool, Reuse, Stream};
 
 const MIB: u64 = 1 << 20;
@@ -46,8 +46,22 @@ fn device() -> SimDevice {
         .build()
 }
 
+/// The same where nobody looks on: there a block is had at once.
+fn unwatched() -> SimDevice {
+    SimDevice::builder()
+        .memory(64 * MIB)
+        .backing(Backing::AddressesOnly)
+        .clock(Clock::Manual)
+        .checker(Checker::Off)
+        .build()
+}
+
 /// A pool of one handle, without waits on the device: whoever is short waits on the host.
 fn pool(device: &SimDevice) -> Pool {
+    pool_keeping(device, 4096)
+}
+
+fn pool_keeping(device: &SimDevice, lane_bytes: u64) -> Pool {
     let reuse = Reuse {
         internal_dependencies: false,
         ..Reuse::ALL
@@ -55,7 +69,7 @@ fn pool(device: &SimDevice) -> Pool {
     Pool::builder(device.clone())
         .capacity(2 * MIB)
         .handle_bytes(2 * MIB)
-        .lane_bytes(4096)
+        .lane_bytes(lane_bytes)
         .reuse(reuse)
         .build()
         .unwrap()

@@ -152,6 +152,39 @@ fn two_harvesters_of_a_stream_half_way() {
     });
 }
 
+/// The newest of several points is asked after first, while another is added behind it and asked after as well: that
+/// one is not passed by what was seen of the others.
+#[test]
+fn asking_after_the_newest_against_a_seal() {
+    model("asking after the newest against a seal", || {
+        let device = device();
+        let pool = pool(&device);
+        let (work, a) = stream(&device, &pool);
+        let [first, second, third] = [(); 3].map(|()| pool.try_allocate(&a, MIB / 2).unwrap());
+        for block in [first, second] {
+            drop(block);
+            a.seal().unwrap();
+        }
+        let sealing = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                run(&work, 10);
+                drop(third);
+                a.seal().unwrap();
+                pool.harvest().unwrap();
+                a
+            })
+        };
+        pool.harvest().unwrap();
+        let _a = sealing.join().unwrap();
+        assert_eq!(pool.statistics().pending.current, MIB / 2);
+        device.advance(Duration::from_micros(10));
+        pool.harvest().unwrap();
+        assert_eq!(pool.statistics().pending.current, 0);
+        pool.check_conserved().unwrap();
+    });
+}
+
 /// A lane is freed into while another stream's allocation drains it.
 #[test]
 fn a_lane_freed_into_while_it_is_drained() {

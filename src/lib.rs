@@ -54,13 +54,15 @@
 //!
 //! 1. [`Pool::allocate`] checks nothing yet: it makes an [`Allocate`], which borrows its handles.
 //! 2. Its first poll checks the request at the door and rounds it to 512 bytes.
-//! 3. The **lane** of the stream is asked: one lock of its own, one pop. If it has a block of that size,
-//!    that is all: no device call, no shared cache line written ([`Rung::Lane`]).
+//! 3. The **lane** of the stream is asked: one lock of its own, one pop. If it has a block of that size, or
+//!    else one that is larger by an eighth at most, that is all: no device call, no shared cache line
+//!    written ([`Rung::Lane`]).
 //! 4. The **engine** climbs the [reuse ladder](Rung): the **ledger** for what is known to be free, of
 //!    this stream, or ordered before it, unless that would break up a large piece; whatever fits best
 //!    after asking the **device** what has completed; the same after taking back what other lanes keep;
 //!    then growing, by mapping free memory elsewhere or taking more; then memory pending on another
-//!    stream, behind a wait on the device.
+//!    stream, behind a wait on the device (which comes before the asking where there is no more to be
+//!    had, and the wait is [short](Order::GrowFirst)).
 //! 5. If no rung gives, the future joins the **queue** in `wait`, and the gate is closed: lanes are
 //!    bypassed, every free goes to the ledger, and rings.
 //! 6. A [`Reclaimer`] on the runtime, and the waiters themselves, are woken by such a free, and by the

@@ -378,3 +378,70 @@ fn memory_behind_a_stream_that_takes_no_event_now_is_passed_over() {
         pool.check().unwrap();
     }
 }
+
+/// The same where something else is complete: that is had instead.
+#[test]
+fn a_device_side_wait_that_fails_is_not_the_last_word() {
+    let device = manual();
+    let limit = WaitLimit::Unlimited;
+    let pool = builder(&device, 8 * MIB).wait_limit(limit).build().unwrap();
+    let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
+    let used_for = |time| {
+        drop(pool.try_allocate(&a, 8 * MIB).unwrap());
+        run(&work, time);
+        a.seal().unwrap();
+    };
+    used_for(us(100));
+    device.advance(us(100));
+    pool.harvest().unwrap();
+    used_for(us(10));
+    device.advance(us(10)); // sooner than expected: nobody has asked
+    device.script(Call::Wait, 1, Fault::Fails(Other));
+    assert_eq!(pool.try_allocate(&b, 8 * MIB).unwrap().rung(), Rung::Free);
+    assert_eq!(device.counters().calls(Call::Wait), 1);
+    pool.check_conserved().unwrap();
+}
+
+/// One event's error says nothing of those before it.
+#[test]
+fn what_is_complete_counts_whatever_a_later_event_reports() {
+    let device = manual();
+    let pool = host_waits_only(&device, 24 * MIB);
+    let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
+    let blocks = [(); 3].map(|()| pool.try_allocate(&a, 8 * MIB).unwrap());
+    device.script(Call::Record, 2, Fault::Reports(Other));
+    for (at, block) in blocks.into_iter().enumerate() {
+        run(&work, us(if at < 2 { 10 } else { 1000 }));
+        drop(block);
+        a.seal().unwrap();
+    }
+    device.advance(us(50));
+    let first = pool.try_allocate(&b, 8 * MIB).unwrap();
+    assert!(pool.try_allocate(&b, 8 * MIB).is_err());
+    device.advance(us(1000));
+    drop((first, pool.try_allocate(&b, 16 * MIB).unwrap()));
+    pool.check_conserved().unwrap();
+}
+
+/// Nor does more memory have to be taken because the oldest event reports one: the newest is asked.
+#[test]
+fn an_event_with_an_error_costs_no_memory() {
+    let device = manual();
+    let pool = host_waits_only(&device, 64 * MIB);
+    let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
+    let used_for = |block: Block, time| {
+        drop(block);
+        run(&work, time);
+        a.seal().unwrap();
+    };
+    let blocks = [8 * MIB, 4 * MIB].map(|bytes| pool.try_allocate(&a, bytes).unwrap());
+    used_for(pool.try_allocate(&a, 4 * MIB).unwrap(), us(1000));
+    device.advance(us(1000));
+    pool.harvest().unwrap();
+    let reserved = pool.statistics().reserved.current;
+    device.script(Call::Record, 1, Fault::Reports(Other));
+    blocks.into_iter().for_each(|block| used_for(block, us(10)));
+    device.advance(us(20)); // sooner than expected
+    assert_eq!(pool.try_allocate(&b, 8 * MIB).unwrap().rung(), Rung::Free);
+    assert_eq!(pool.statistics().reserved.current, reserved);
+}

@@ -264,7 +264,7 @@ fn who_may_wait_for_memory_on_the_device_hardly_asks() {
     for kernel in [20, 200] {
         let cost = in_turn(WaitLimit::Unlimited, 4, us(kernel));
         assert!(cost.queries < 0.5 && cost.waits < 1.1, "{cost:?}");
-        assert_eq!((cost.records, cost.memory), (1.0, 0.0));
+        assert!(cost.records < 1.01 && cost.memory == 0.0, "{cost:?}");
         expect_near(&cost, kernel as f64 / 4.0);
     }
 }
@@ -329,4 +329,66 @@ fn what_is_complete_sooner_than_expected_counts() {
         assert_eq!(block.rung(), Rung::Free);
         assert_eq!(pool.statistics().reserved.current, BLOCK);
     }
+}
+
+/// However long a stream may be made to wait: beside a long wait a query takes no time, and other memory is complete.
+#[test]
+fn nobody_waits_for_long_without_asking() {
+    let device = manual();
+    let limit = WaitLimit::Unlimited;
+    let builder = builder(&device, 3 * BLOCK).wait_limit(limit);
+    let pool = builder.build().unwrap();
+    let [slow, quick, taker] = [(); 3].map(|()| stream(&device, &pool));
+    let used = |on: &(SimStream, Stream), bytes, time| {
+        let block = pool.try_allocate(&on.1, bytes).unwrap();
+        use_block(&on.0, &block, time);
+        drop(block);
+        on.1.seal().unwrap();
+    };
+    for _ in 0..2 {
+        device.advance(us(50_000));
+        pool.harvest().unwrap();
+        used(&slow, BLOCK, us(50_000));
+    }
+    used(&quick, 2 * BLOCK, us(10));
+    device.advance(us(10));
+    let block = pool.try_allocate(&taker.1, BLOCK).unwrap();
+    assert_eq!(block.rung(), Rung::Free);
+    // Nor for what should have come long ago.
+    drop(block);
+    pool.harvest().unwrap();
+    slow.0.submit(Operation::new(us(1_000_000)));
+    used(&slow, BLOCK, us(10));
+    device.advance(us(200_000));
+    used(&quick, 2 * BLOCK, us(10));
+    device.advance(us(10));
+    let block = pool.try_allocate(&taker.1, BLOCK).unwrap();
+    assert_eq!(block.rung(), Rung::Free);
+}
+
+/// A large piece of the stream's own is broken up rather than that the stream waits for another's.
+#[test]
+fn nobody_waits_for_others_who_has_more_of_his_own() {
+    let device = manual();
+    let limit = WaitLimit::Unlimited;
+    let builder = builder(&device, 6 * HANDLE).wait_limit(limit);
+    let pool = builder.build().unwrap();
+    let [own, other] = [(); 2].map(|()| stream(&device, &pool));
+    let large = pool.try_allocate(&own.1, 4 * HANDLE).unwrap();
+    let used = || {
+        let block = pool.try_allocate(&other.1, 2 * HANDLE).unwrap();
+        use_block(&other.0, &block, us(100));
+        drop(block);
+        other.1.seal().unwrap();
+    };
+    used();
+    device.advance(us(100));
+    pool.harvest().unwrap();
+    used();
+    use_block(&own.0, &large, us(100));
+    drop(large);
+    let block = pool.try_allocate(&own.1, 2 * HANDLE).unwrap();
+    assert_eq!(block.rung(), Rung::SameStream);
+    drop(block);
+    pool.check_conserved().unwrap();
 }

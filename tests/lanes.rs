@@ -3,12 +3,17 @@
 mod common;
 
 use common::*;
+use weirpool::device::sim::{Checker, Clock, SimDevice};
 use weirpool::*;
 
 const KIB: u64 = 1 << 10;
 
-fn with_a_stream() -> (Pool, Stream) {
-    let device = manual();
+/// Where somebody looks on, and where nobody does: a block comes another way then.
+const CHECKERS: [Checker; 2] = [Checker::Panic, Checker::Off];
+
+fn with_a_stream(checker: Checker) -> (Pool, Stream) {
+    let device = SimDevice::builder().memory(1 << 30).checker(checker);
+    let device = device.clock(Clock::Manual).build();
     let pool = pool(&device, 256 * MIB);
     let (_, stream) = stream(&device, &pool);
     (pool, stream)
@@ -26,37 +31,60 @@ fn after_a_free(of: u64, request: Allocate<'_>, on: (&Pool, &Stream)) -> (u64, R
 
 #[test]
 fn a_block_that_is_larger_by_an_eighth_does() {
-    let (pool, stream) = with_a_stream();
-    let on = (&pool, &stream);
-    let ask = |bytes| pool.allocate(&stream, bytes);
-    let larger = after_a_free(72 * KIB, ask(64 * KIB), on);
-    assert_eq!(larger, (72 * KIB, Rung::Lane));
-    // What is too large by a step stays where it is.
-    let (size, rung) = after_a_free(1153 * KIB, ask(1024 * KIB), on);
-    assert_eq!(size, 1024 * KIB);
-    assert_ne!(rung, Rung::Lane);
-    // Of several the smallest, and one of the size before all.
-    for sizes in [[110, 105, 100], [100, 110, 105]] {
-        let blocks = sizes.map(|size| pool.try_allocate(&stream, size * KIB).unwrap());
-        drop(blocks);
-        let taken = [100, 100, 100].map(|size| pool.try_allocate(&stream, size * KIB).unwrap());
-        assert_eq!(
-            taken.each_ref().map(Block::size),
-            [100, 105, 110].map(|size| size * KIB)
-        );
-        assert_eq!(taken.each_ref().map(Block::requested), [100 * KIB; 3]);
+    for (pool, stream) in CHECKERS.map(with_a_stream) {
+        let on = (&pool, &stream);
+        let ask = |bytes| pool.allocate(&stream, bytes);
+        let larger = after_a_free(72 * KIB, ask(64 * KIB), on);
+        assert_eq!(larger, (72 * KIB, Rung::Lane));
+        // What is too large by a step stays where it is.
+        let (size, rung) = after_a_free(1153 * KIB, ask(1024 * KIB), on);
+        assert_eq!(size, 1024 * KIB);
+        assert_ne!(rung, Rung::Lane);
+        // Of several the smallest, and one of the size before all.
+        for sizes in [[110, 105, 100], [100, 110, 105]] {
+            let blocks = sizes.map(|size| pool.try_allocate(&stream, size * KIB).unwrap());
+            drop(blocks);
+            let taken = [100, 100, 100].map(|size| pool.try_allocate(&stream, size * KIB).unwrap());
+            assert_eq!(
+                taken.each_ref().map(Block::size),
+                [100, 105, 110].map(|size| size * KIB)
+            );
+            assert_eq!(taken.each_ref().map(Block::requested), [100 * KIB; 3]);
+        }
+        pool.check_conserved().unwrap();
     }
-    pool.check_conserved().unwrap();
 }
 
 /// A tag's limit counts what was asked for, and alignment beyond the pool's is not what a lane knows of.
 #[test]
 fn who_has_a_tag_or_an_alignment_gets_its_size() {
-    let (pool, stream) = with_a_stream();
-    let on = (&pool, &stream);
-    let tagged = pool.allocate(&stream, 64 * KIB).tag(Tag::new("lanes"));
-    assert_eq!(after_a_free(72 * KIB, tagged, on).0, 64 * KIB);
-    let aligned = pool.allocate(&stream, 65 * KIB).alignment(64 * KIB);
-    assert_eq!(after_a_free(72 * KIB, aligned, on).0, 65 * KIB);
-    pool.check_conserved().unwrap();
+    for (pool, stream) in CHECKERS.map(with_a_stream) {
+        let on = (&pool, &stream);
+        let tagged = pool.allocate(&stream, 64 * KIB).tag(Tag::new("lanes"));
+        assert_eq!(after_a_free(72 * KIB, tagged, on).0, 64 * KIB);
+        let aligned = pool.allocate(&stream, 65 * KIB).alignment(64 * KIB);
+        assert_eq!(after_a_free(72 * KIB, aligned, on).0, 65 * KIB);
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// What has a type has as many elements as were asked for, and what is awaited has the same as what is had at once.
+#[test]
+fn a_larger_block_has_no_more_elements() {
+    for (pool, stream) in CHECKERS.map(with_a_stream) {
+        drop(pool.try_allocate(&stream, 72 * KIB).unwrap());
+        let buffer = Buffer::<u64>::try_allocate(&pool, &stream, 8 << 10).unwrap();
+        assert_eq!((buffer.len(), buffer.size()), (8 << 10, 64 * KIB));
+        let beyond = buffer.upload(&stream, 8 << 10, &[1]);
+        assert!(matches!(beyond, Err(CopyError::OutOfBounds { .. })));
+        drop(buffer);
+        let awaited = now(pool.allocate(&stream, 65 * KIB)).unwrap();
+        assert_eq!((awaited.size(), awaited.requested()), (72 * KIB, 65 * KIB));
+        drop(awaited);
+        let exact = pool.try_allocate(&stream, 72 * KIB).unwrap();
+        assert_eq!((exact.requested(), exact.rung()), (72 * KIB, Rung::Lane));
+        drop(exact);
+        assert_eq!(pool.statistics().lost_to_rounding, 0);
+        pool.check_conserved().unwrap();
+    }
 }

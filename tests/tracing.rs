@@ -12,7 +12,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber, subscriber};
 use weirpool::device::DeviceErrorKind;
-use weirpool::device::sim::{Call, SimDevice};
+use weirpool::device::sim::{Call, Checker, SimDevice};
 use weirpool::*;
 
 /// Writes down what it is told: a line for each event, and for each span at its beginning and its end.
@@ -126,6 +126,23 @@ fn grants_and_frees_are_told_with_their_rung() {
             ]
         );
     });
+}
+
+/// Also of a block that is larger than what was asked for: who adds up what is granted and freed comes to nothing.
+#[test]
+fn what_is_granted_is_told_as_it_is_freed() {
+    for checker in [Checker::Panic, Checker::Off] {
+        listening(|listener| {
+            let device = SimDevice::builder().checker(checker).build();
+            let (pool, stream) = site(&device, 8 * MIB);
+            drop(pool.try_allocate(&stream, 72 << 10).unwrap());
+            listener.take("TRACE");
+            drop(pool.try_allocate(&stream, 64 << 10).unwrap());
+            let told = listener.take("TRACE");
+            let with_bytes = |line: &&String| line.contains("bytes=73728");
+            assert_eq!(told.iter().filter(with_bytes).count(), 2, "{told:?}");
+        });
+    }
 }
 
 #[test]

@@ -555,6 +555,32 @@ fn slow_growth_is_not_done_inside_a_poll() {
     pool.check_conserved().unwrap();
 }
 
+/// The thread that is to grow may come when the waiter has what another gave back meanwhile. The memory is taken all the
+/// same, and the next one finds it: what is short for moments only would be short for ever.
+#[test]
+fn growth_that_came_late_is_for_the_next() {
+    for _ in 0..100 {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .blocking_memory_calls(true)
+            .build();
+        let pool = builder(&device, 16 * MIB).build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let first = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let mut waiting = pool.allocate(&stream, 8 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        // Served by this, or by what is taken from the device.
+        drop(first);
+        let second = futures::executor::block_on(waiting).unwrap();
+        while pool.statistics().reserved.current < 16 * MIB {
+            std::thread::yield_now();
+        }
+        let third = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        drop((second, third));
+        pool.check_conserved().unwrap();
+    }
+}
+
 #[cfg(feature = "tokio")]
 mod on_tokio {
     use super::*;

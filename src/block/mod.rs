@@ -97,7 +97,7 @@ impl Block {
             // Of a copy, so that where nobody looks on it stays in registers.
             lent.after = begin_charged(registration, onlookers, &lent.seen(), demand, caller)?;
         }
-        trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
+        tell_granted(registration, &lent, demand.tag);
         let rounding = demand.rounding_of(lent.bytes);
         Ok(Self {
             registration: registration.clone(),
@@ -111,12 +111,7 @@ impl Block {
     /// A block that the lane had, of nobody's account, and nobody looks on.
     #[inline(always)]
     pub(crate) fn at_once(registration: &Arc<Registration>, lent: Lent, rounding: u32) -> Self {
-        let asked = trace::Asked {
-            stream: registration.lane.id,
-            bytes: lent.bytes,
-            tag: None,
-        };
-        trace::granted(asked, &lent.rung, lent.address);
+        tell_granted(registration, &lent, None);
         Self {
             registration: registration.clone(),
             lent: Some(lent),
@@ -146,7 +141,7 @@ impl Block {
             lent.after = begin(registration, onlookers, &lent, &demand, caller)
                 .inspect_err(|_| reserved.note_freed(lent.bytes))?;
         }
-        trace::granted(demand.asked(&registration.lane), &lent.rung, lent.address);
+        tell_granted(registration, &lent, demand.tag);
         let extra = Extra {
             reserved: Some(reserved.clone()),
             ..Extra::default()
@@ -411,6 +406,17 @@ impl Block {
         self.note_freed(block.bytes, block.address);
         Deallocation(passages)
     }
+}
+
+/// With as many bytes as are told of when it is freed.
+#[inline(always)]
+fn tell_granted(registration: &Registration, lent: &Lent, tag: Option<Tag>) {
+    let asked = trace::Asked {
+        stream: registration.lane.id,
+        bytes: lent.bytes,
+        tag,
+    };
+    trace::granted(asked, &lent.rung, lent.address);
 }
 
 /// A block is granted after that point of its stream, and somebody looks on. Returns the point that a further

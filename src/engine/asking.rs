@@ -3,16 +3,21 @@
 //! A query takes more time than to record an event, or to have a stream wait for one, and most of what is asked after
 //! while kernels are short is not complete. So where there is pending memory of just the size that is wanted, its streams
 //! alone are asked, beginning with what is expected first; and where no more memory is to be had, a stream that may wait
-//! for it on the device is not kept by asking. Only then everybody is asked.
+//! for it on the device is not kept by asking, if it waits for a short while. Only then everybody is asked.
 
 use super::ladder::{Climb, donor_of, find};
 use super::{Lent, Refusal, Rung};
 use crate::device::DeviceError;
 use crate::lane::Lane;
 use crate::ledger::policy::Order;
-use crate::ledger::{Fence, Fences, Forecast, Place};
+use crate::ledger::{Fence, Fences, Forecast, Grant, Place};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
+use std::time::Duration;
+
+/// A stream is set back by so much at most to save the queries: beside a longer wait they take no time. Nor is it made
+/// to wait, unasked, for what should have come so long ago.
+const UNASKED: Duration = Duration::from_millis(1);
 
 /// Memory is asked after in vain so often before everybody is asked.
 const TRIES: usize = 2;
@@ -83,7 +88,9 @@ impl Climb<'_> {
     fn picked(&self) -> Result<Option<Lent>, Refusal> {
         let bytes = self.request.bytes;
         let (left, free) = self.engine.ledger.lock().left_and_free();
-        if left + free < bytes && self.may_wait() {
+        // What is only too large is had without a wait.
+        let is_short = left + free < bytes && !self.is_loose.get();
+        if is_short && self.may_wait() {
             return self.picked_to_wait_for();
         }
         if left < bytes {
@@ -116,19 +123,31 @@ impl Climb<'_> {
     /// Of what may be waited for, the first that is expected: those of one size pack alike.
     fn first_in_time(&self) -> Result<Option<Lent>, Refusal> {
         let (taker, limit) = (self.taker(), self.engine.settings.wait_limit);
+        let own = self.lane.timeline.newest().map(|newest| newest.expected_at);
+        let latest = own.unwrap_or_default().max(taker.tail) + UNASKED;
+        let is_near = |at: Duration| at <= latest && taker.now <= at + UNASKED;
         let forecast = |lane: &Lane, fence: Fence| {
             let donor = donor_of(lane, fence);
-            // Of a stream whose pace is not known yet something may be complete for long.
+            // Of what is long overdue, or of a stream whose pace is not known yet, something may be complete for long.
             let has_pace = donor.expected_at > donor.sealed_at;
+            let is_expected = has_pace && donor.expected_at.is_some_and(is_near);
             let may_wait = lane.can_be_awaited(fence.ticket) && limit.allows(donor, taker);
-            (has_pace && may_wait).then(|| Forecast::of(donor, taker))
+            (is_expected && may_wait).then(|| Forecast::of(donor, taker))
         };
         let taken = self.with_forecasts(forecast, |view| {
             self.engine.ledger.lock().take_like(self.request, view)
         });
         match taken {
-            Some(grant) => Ok(self.lend_in_order(grant, Rung::Free)?),
+            Some(grant) => self.lend_or_go_on(grant),
             None => Ok(None),
+        }
+    }
+
+    /// What cannot be waited for now is pending as before, and something else may be complete.
+    fn lend_or_go_on(&self, grant: Grant) -> Result<Option<Lent>, Refusal> {
+        match self.lend_in_order(grant, Rung::Free) {
+            Err(error) if !error.is_sticky() => Ok(None),
+            lent => Ok(lent?),
         }
     }
 

@@ -4,7 +4,7 @@
 //! allocate and free, a sum may be off by what moved in between. Lanes and what gone ones left are taken
 //! from the registry together, so that no lane is missed or counted twice.
 
-use super::{Engine, Rung};
+use super::{Engine, Rung, tally};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
 use crate::lane::{Counts, Lane};
@@ -112,6 +112,11 @@ impl Engine {
     /// How long frees were pending, as far as was asked.
     pub(crate) fn pending_ages(&self) -> Histogram {
         self.events.ages()
+    }
+
+    /// Times that the device was asked for memory, or to map it elsewhere, and did so.
+    pub(crate) fn growths(&self) -> u64 {
+        tally::read(&self.tally.growths)
     }
 
     /// Events made so far (I8).

@@ -3,7 +3,8 @@
 use super::{Engine, HistoryEvent, Settings, tally};
 use crate::device::{Device, DeviceError, DeviceErrorKind, MemoryKind, PhysicalHandle};
 use crate::id::StreamId;
-use crate::ledger::{Exchange, Grant, Ledger, Mapping, Outcome, Plan, Release, Step};
+use crate::ledger::policy::Order;
+use crate::ledger::{Exchange, Grant, Ledger, Mapping, Outcome, Plan, Release, Request, Step};
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use crate::trace;
 use std::collections::BTreeMap;
@@ -169,6 +170,20 @@ impl Engine {
     fn grow_ahead(&self, grown: u64) {
         let plan = self.ledger.lock().plan_ahead(grown);
         let _ = self.carry_out_free(plan);
+    }
+
+    /// Takes the memory that a request needed and had otherwise before a thread came to take it, for the next one: where
+    /// growing comes first, it does so however fast others give back. It is a wish, too.
+    pub(crate) fn grow_after_all(&self, request: Request) {
+        if self.settings.order == Order::GrowFirst && self.is_pooling() {
+            let plan = self.ledger.lock().plan_one_more(request);
+            let _ = self.carry_out_free(plan);
+            self.ring_if_awaited();
+        }
+    }
+
+    fn is_pooling(&self) -> bool {
+        self.settings.is_pooled && !self.is_closed()
     }
 
     /// Carries a plan out for nobody: what comes of it is free.

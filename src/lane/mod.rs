@@ -2,8 +2,8 @@
 //!
 //! What a stream freed it may reuse at once, since its own order protects it. A lane keeps such
 //! blocks, up to a bound of bytes and a largest size: larger ones go to the ledger, where neighbours
-//! merge, but for a few on its [shelf]. A request that finds none of its size may have one that is a little larger. On this path one lock is taken, the lane's own, and no shared cache line is
-//! written.
+//! merge, but for a few on its [shelf]. A request that finds none of its size may have one that is a
+//! little larger. On this path one lock is taken, the lane's own, and no shared cache line is written.
 //!
 //! A lane also numbers the stream's points. Everything freed joins the *open* ticket; closing it
 //! opens the next. The order is always: close under the lane's lock, unlock, record, publish. To
@@ -22,6 +22,7 @@ mod cache;
 mod count;
 mod crowd;
 mod front;
+mod harvest;
 mod hot_path;
 mod marker;
 mod pace;
@@ -102,10 +103,13 @@ impl Lane {
     pub(crate) fn new(id: StreamId, stream: &dyn DeviceStream, mut bounds: Bounds) -> Self {
         let raw = stream.raw();
         let is_external = stream.external_id().is_some();
+        let is_host = raw == RawStream::HOST;
         if is_external {
             bounds.unsealed = 0;
+        } else if is_host {
+            // There is nothing to be sealed, however much is freed.
+            bounds.unsealed = u64::MAX;
         }
-        let is_host = raw == RawStream::HOST;
         let front = Front::new(bounds.largest, is_host);
         let crowd = Crowd::new();
         if bounds.is_crowded && bounds.has_sides(is_host) {

@@ -87,6 +87,14 @@ impl Ledger {
         if rest == 0 { None } else { self.plan_new(rest) }
     }
 
+    /// New memory for one more request like this, if nothing that is free does for it, and there may be as much more.
+    pub(crate) fn plan_one_more(&mut self, request: Request) -> Option<Plan> {
+        let does = |id| self.placement(id, request).is_some();
+        let is_there = self.free.best(request.bytes, usize::MAX, does).is_some();
+        let may_grow = !is_there && request.bytes <= self.bytes_left();
+        may_grow.then(|| self.plan_new(request.bytes))?
+    }
+
     /// How many bytes are to be taken, where a request needs `needed`.
     pub(super) fn growth_step(&self, needed: u64) -> u64 {
         let reserved = self.totals.reserved.current;

@@ -32,7 +32,10 @@ use std::time::Duration;
 pub enum Order {
     /// Take more from the device, or map free memory elsewhere, before making a stream wait.
     ///
-    /// The default: growth happens a few times in a service's life, a stall at every turn.
+    /// The default: growth happens a few times in a service's life, a stall at every turn. Where there is no more to
+    /// be taken or mapped, a stream that may be made to wait, as [`WaitLimit`] says, waits for pending memory of just
+    /// the size that is wanted before others are asked whether they are done: if it is set back by a millisecond at
+    /// most, beyond its own work.
     #[default]
     GrowFirst,
     /// Use memory that streams are about to pass before taking more: behind a wait on the device, or,

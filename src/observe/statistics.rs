@@ -62,7 +62,8 @@ pub struct Statistics {
     pub free_blocks: usize,
     /// What lanes keep for their own streams: in `pending`, or in `free` once complete.
     pub kept_by_lanes: u64,
-    /// What live blocks have over what was asked for: sizes are rounded to 512 bytes.
+    /// What live blocks have over what was asked for: sizes are rounded to 512 bytes, and a block from a stream's lane
+    /// may be an eighth larger.
     pub lost_to_rounding: u64,
     /// Blocks granted so far, in number.
     pub allocations: u64,

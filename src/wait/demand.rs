@@ -77,7 +77,7 @@ impl Demand {
     /// What was not asked for of so many bytes that were granted.
     #[inline]
     pub(crate) fn rounding_of(&self, granted: u64) -> u32 {
-        // Steps of the device, where nothing is pooled.
+        // A lane's block may be larger; and where nothing is pooled it is steps of the device.
         (granted - self.request.bytes) as u32 + self.rounding
     }
 

@@ -1,24 +1,38 @@
 //! Growth off the runtime's workers: where memory calls block, the queue is served by a short-lived
 //! thread until nobody needs such a call.
+//!
+//! Meanwhile the request that needed it may have been served by what came back. The memory is taken all the same, for
+//! the next: else a pool that is short for moments only would never grow, and its requests wait for ever again.
 
 use super::Service;
-use crate::sync::{Arc, Ordering, SharedFlag, plain};
+use super::demand::Wants;
+use super::queue::Waiter;
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Grower {
     /// A thread was started and has not begun to serve.
     is_coming: SharedFlag,
+    /// Whom it was started for.
+    needy: Mutex<Option<Arc<Waiter>>>,
 }
 
 impl Grower {
     pub(super) fn new() -> Self {
         Self {
             is_coming: SharedFlag::new(false),
+            needy: Mutex::new(Guards::Queue, None),
         }
     }
 
-    /// Starts the thread, unless one is on its way.
+    /// Starts the thread for one who waits, unless one is on its way.
+    pub(super) fn start_for(&self, waiter: Arc<Waiter>, service: &Arc<Service>) {
+        *self.needy.lock() = Some(waiter);
+        self.start(service);
+    }
+
+    /// The same for what is to go back to the device.
     pub(super) fn start(&self, service: &Arc<Service>) {
         if self.is_coming.swap(true, Ordering::AcqRel) {
             return;
@@ -28,13 +42,28 @@ impl Grower {
         let started = thread.spawn(move || {
             // Before serving: a need that arises from now on gets a thread of its own.
             served.grower.is_coming.store(false, Ordering::Release);
+            let needy = served.grower.needy.lock().take();
+            let growths = served.engine.growths();
             while !Service::try_serve_fully(&served) {
                 plain::thread::yield_now();
+            }
+            let needy = needy.filter(|_| served.engine.growths() == growths);
+            if let Some(waiter) = needy {
+                served.grow_after_all(&waiter);
             }
         });
         if started.is_err() {
             // No thread can be had: the waiters are served by what is freed, and the next asks again.
             self.is_coming.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Service {
+    /// Grows for one that was served by what came back.
+    fn grow_after_all(&self, waiter: &Waiter) {
+        if waiter.is_served() && matches!(waiter.wants, Wants::Block) {
+            self.engine.grow_after_all(waiter.demand.request);
         }
     }
 }

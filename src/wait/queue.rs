@@ -50,6 +50,8 @@ pub(crate) struct Waiter {
     passed: (SharedNumber, SharedNumber),
     /// Where it stands with the pressure hook.
     pub(super) hook: Turned,
+    /// It was granted what it wants.
+    is_served: SharedFlag,
     state: Mutex<State>,
 }
 
@@ -84,6 +86,7 @@ impl Waiter {
         match std::mem::replace(&mut *state, State::Gone) {
             State::Waiting(waker) => {
                 *state = State::Granted(loans);
+                self.is_served.store(true, Ordering::Release);
                 Ok(waker)
             }
             other => {
@@ -158,6 +161,11 @@ impl Waiter {
             State::Waiting(waker) => Some(waker.clone()),
             _ => None,
         }
+    }
+
+    /// Whether it was granted what it wants, and may be gone since.
+    pub(super) fn is_served(&self) -> bool {
+        self.is_served.load(Ordering::Acquire)
     }
 
     pub(super) fn is_waiting(&self) -> bool {
@@ -286,6 +294,7 @@ impl Queue {
             wants: newcomer.wants,
             since: newcomer.since,
             patience: newcomer.patience,
+            is_served: SharedFlag::new(false),
             is_held: SharedFlag::new(!is_let_in),
             passed: (SharedNumber::new(0), SharedNumber::new(0)),
             hook: Turned::new(),

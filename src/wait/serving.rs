@@ -38,7 +38,7 @@ impl Service {
             match served {
                 Served::Granted | Served::Gone => {}
                 Served::Short => return this.ask_for(&head),
-                Served::NeedsThread => return this.grower.start(this),
+                Served::NeedsThread => return this.grower.start_for(head, this),
             }
         }
         this.knot.untie();
