@@ -128,3 +128,30 @@ fn a_draw_against_the_end_of_a_stream() {
         pool.check_conserved().unwrap();
     });
 }
+
+/// A block of a reservation is freed while the reservation ends, and somebody waits for all of it: who of the two
+/// makes it anybody's says so.
+#[test]
+fn a_free_to_a_reservation_against_its_end() {
+    model("a free to a reservation against its end", || {
+        let device = device();
+        let pool = waiting_pool(&device, 2 * MIB);
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let reservation = pool.reserve(2 * MIB).try_now().unwrap();
+        let block = reservation.allocate(&a, 2 * MIB).unwrap();
+        let mut reclaimer = pool.reclaimer();
+        assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
+        let (woken, waker) = Count::new();
+        let mut waiting = pool.allocate(&b, 2 * MIB);
+        assert!(poll_with(&mut waiting, &waker).is_pending());
+        let freeing = thread::spawn(move || drop(block));
+        drop(reservation);
+        freeing.join().unwrap();
+        assert!(woken.take() > 0);
+        assert!(Pin::new(&mut reclaimer).poll_once().is_pending());
+        assert!(poll(&mut waiting).is_ready());
+        drop(waiting);
+        pool.check_conserved().unwrap();
+    });
+}

@@ -52,6 +52,52 @@ fn what_is_reserved_is_there_whatever_others_take() {
     pool.check_conserved().unwrap();
 }
 
+/// While others wait, what comes back to a reservation is nothing to them: nobody is woken for it, nor is the device
+/// asked or a stream watched. The end of the reservation is.
+#[test]
+fn what_comes_back_to_a_reservation_wakes_nobody_who_waits() {
+    let device = manual();
+    let pool = small(&device);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let reservation = pool.reserve(32 * MIB).try_now().unwrap();
+    let mut reclaimer = pool.reclaimer();
+    let (driver, driving) = Count::new();
+    assert!(poll_with(&mut reclaimer, &driving).is_pending());
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&b, MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    let watches = device.counters().watches;
+    let queries = device.counters().calls(Call::Query);
+    let step = || {
+        let block = reservation.allocate(&a, 4 * MIB).unwrap();
+        use_block(&work, &block, us(10));
+        drop(block);
+        device.advance(us(10));
+    };
+    (0..16).for_each(|_| step());
+    assert_eq!((driver.get(), woken.get()), (0, 0));
+    assert_eq!(device.counters().watches, watches);
+    // Now and then one, so that events come back.
+    assert!(device.counters().calls(Call::Query) - queries <= 16);
+    let last = reservation.allocate(&a, 4 * MIB).unwrap();
+    use_block(&work, &last, us(10));
+    drop(reservation);
+    assert!(driver.get() > 0 && woken.get() > 0, "most of it is free");
+    assert!(poll_with(&mut reclaimer, &driving).is_pending());
+    let mut rest = pool.allocate(&b, 28 * MIB);
+    assert!(poll_with(&mut rest, &waker).is_pending());
+    let before = driver.get();
+    drop(last);
+    assert!(driver.get() > before, "it is over: this is anybody's");
+    assert!(poll_with(&mut reclaimer, &driving).is_pending());
+    let before = driver.get();
+    device.advance(us(10));
+    assert!(driver.get() > before, "so the stream is watched for it");
+    drop((now(waiting).unwrap(), now(rest).unwrap()));
+    pool.check_conserved().unwrap();
+}
+
 /// What is freed is the reservation's again: at once on its stream, on another behind its work.
 #[test]
 fn what_is_freed_is_reserved_again() {

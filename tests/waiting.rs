@@ -3,9 +3,10 @@
 mod common;
 
 use common::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Poll;
+use std::task::{Poll, Wake, Waker};
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::*;
@@ -320,6 +321,57 @@ fn a_reclaimer_sleeps_while_nobody_waits() {
     drop(pool);
     assert!(woken.get() > quiet, "the last handle went");
     assert!(poll(&mut reclaimer).is_ready());
+}
+
+/// Polled for nothing, as beside another future that was woken, the reclaimer asks the device nothing.
+#[test]
+fn a_reclaimer_that_is_polled_for_nothing_does_nothing() {
+    let device = manual();
+    let (pool, work, _, block) = full(&device);
+    let (_, b) = stream(&device, &pool);
+    let mut reclaimer = pool.reclaimer();
+    assert!(poll(&mut reclaimer).is_pending());
+    let mut waiting = pool.allocate(&b, 8 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    use_block(&work, &block, us(10));
+    drop(block);
+    assert!(poll(&mut reclaimer).is_pending());
+    let calls = device.counters().device_calls;
+    for _ in 0..100 {
+        assert!(poll(&mut reclaimer).is_pending());
+    }
+    assert_eq!(device.counters().device_calls, calls);
+    device.advance(us(10));
+    assert!(poll(&mut reclaimer).is_pending());
+    assert_eq!(pool.statistics().waits.waiting, 0, "the completion rang");
+    assert!(poll(&mut waiting).is_ready());
+}
+
+/// A waker that panics takes who serves along; what that had begun to serve is served by the next poll.
+#[test]
+fn what_a_panic_left_unserved_is_served_by_the_next_poll() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics");
+        }
+    }
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let mut first = pool.allocate(&a, 4 * MIB);
+    assert!(poll_with(&mut first, &Waker::from(Arc::new(Panics))).is_pending());
+    let (woken, waker) = Count::new();
+    let mut second = pool.allocate(&a, 4 * MIB);
+    assert!(poll_with(&mut second, &waker).is_pending());
+    let freed = catch_unwind(AssertUnwindSafe(|| drop(block)));
+    assert!(freed.is_err(), "the first is woken");
+    let mut reclaimer = pool.reclaimer();
+    let served = catch_unwind(AssertUnwindSafe(|| poll(&mut reclaimer)));
+    assert!(served.is_err(), "the first is granted");
+    let before = woken.get();
+    assert!(poll(&mut reclaimer).is_pending());
+    assert_eq!(woken.get(), before + 1, "the second is granted");
+    assert!(poll(&mut first).is_ready() && poll(&mut second).is_ready());
 }
 
 /// A reclaimer that nobody polls is made up for by the one waiter who is served next, wherever it stands.

@@ -10,7 +10,8 @@
 //! away, nobody is left to notice but those who were not woken. Only a clock could tell, and an alarm for every free
 //! costs more than the reclaimer that spares the others being woken.
 //!
-//! Rings are counted, and *answered* by whoever begins to serve after them. Who leaves the queue while one is not
+//! Rings are counted, and *answered* by whoever begins to serve after them: a reclaimer that is polled when all are
+//! has nothing to do. Who leaves the queue while one is not
 //! answered may be the one who was woken for it, and serves for the others. Otherwise its leaving wakes only those
 //! who get something by it.
 
@@ -87,6 +88,11 @@ impl Bell {
         if self.answered.load(Ordering::Relaxed) != rings {
             self.answered.store(rings, Ordering::Release);
         }
+    }
+
+    /// Who began to serve did not get to the end.
+    pub(crate) fn take_back_answer(&self) {
+        self.rings.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Whether it rang and nobody has served since.
@@ -268,5 +274,7 @@ mod tests {
         bell.ring();
         bell.answer();
         assert!(!bell.is_unanswered());
+        bell.take_back_answer();
+        assert!(bell.is_unanswered());
     }
 }

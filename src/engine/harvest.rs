@@ -5,6 +5,7 @@ use crate::device::{DeviceError, DeviceErrorKind, Watch};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Kept, Lane, Marker};
 use crate::ledger::Fences;
+use crate::ledger::policy::Order;
 use crate::sync::{Arc, assert_unlocked};
 use crate::trace;
 use std::collections::BTreeMap;
@@ -303,10 +304,12 @@ impl Engine {
         settled
     }
 
-    /// Has `waker` called when any stream gets further than it is known to be.
+    /// Has `waker` called when any stream gets further than it is known to be, if something is to come of that.
     pub(crate) fn watch_streams(&self, watches: &mut Watches, waker: &Waker) {
         let mut kept = Watches::new();
-        for lane in self.lanes().iter() {
+        let mut lanes: Vec<_> = self.lanes().iter().cloned().collect();
+        self.retain_donors(&mut lanes);
+        for lane in lanes {
             for marker in lane.timeline.to_watch() {
                 let point = (lane.id, marker.ticket);
                 let watched = watches.remove(&point).unwrap_or_else(|| {
@@ -317,5 +320,14 @@ impl Engine {
             }
         }
         *watches = kept;
+    }
+
+    /// Those that memory is pending for. Where waiting comes first, all: who waits may be held back by the mere
+    /// progress of a stream.
+    fn retain_donors(&self, lanes: &mut Vec<Arc<Lane>>) {
+        if self.settings.order == Order::GrowFirst {
+            let ledger = self.ledger.lock();
+            lanes.retain(|lane| ledger.is_waiting_for(lane.id));
+        }
     }
 }

@@ -5,7 +5,7 @@ use crate::device::DeviceError;
 use crate::id::Ticket;
 use crate::lane::{Closed, Entered, Freed, Lane, Use};
 use crate::ledger::policy::Order;
-use crate::ledger::{BlockId, Fence, Fences};
+use crate::ledger::{BlockId, Fence, Fences, Whose};
 use crate::sync::Arc;
 use std::time::Duration;
 
@@ -43,12 +43,20 @@ impl Engine {
     }
 
     fn finish_free(&self, lane: &Lane, id: BlockId, freed: Freed) {
+        let mut whose = Whose::Anybodys;
         if !freed.is_kept {
             let fences = Fences::one(lane.id, freed.ticket);
-            self.ledger.lock().free(id, fences);
+            whose = self.ledger.lock().free(id, fences);
         }
         self.record_closed(lane, freed.closed);
-        self.ring_if_awaited();
+        self.note_free(whose);
+    }
+
+    /// A block was freed. What came back to a reservation is nothing to who waits: they are not woken for it.
+    fn note_free(&self, whose: Whose) {
+        if whose == Whose::Anybodys {
+            self.ring_if_awaited();
+        }
         self.note_return();
     }
 
@@ -77,9 +85,8 @@ impl Engine {
         for (lane, freed) in noted {
             self.record_closed(lane, freed.closed);
         }
-        self.ledger.lock().free(block.id, fences.clone());
-        self.ring_if_awaited();
-        self.note_return();
+        let whose = self.ledger.lock().free(block.id, fences.clone());
+        self.note_free(whose);
         fences
     }
 

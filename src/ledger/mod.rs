@@ -164,6 +164,14 @@ pub(crate) struct Grant {
     pub(crate) fences: Fences,
 }
 
+/// Who may have what was given back, once it is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    Anybodys,
+    /// Its hoard's, and nobody else's.
+    Hoards,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     address: u64,
@@ -321,10 +329,10 @@ impl Ledger {
     }
 
     /// The same of a block that its user frees: something moves.
-    pub(crate) fn free(&mut self, id: BlockId, fences: Fences) {
+    pub(crate) fn free(&mut self, id: BlockId, fences: Fences) -> Whose {
         self.totals.returns += 1;
         self.note_move(id);
-        self.give_back(id, fences);
+        self.give_back(id, fences)
     }
 
     /// The same of a block that a lane kept.
@@ -334,12 +342,22 @@ impl Ledger {
     }
 
     /// Takes a lent block back; it is free once the fences are complete.
-    pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) {
+    pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) -> Whose {
         debug_assert_eq!(self.blocks[id].state, State::Lent);
         self.discharge(&mut fences);
         self.unfile(id);
         let state = self.after_use(id, fences);
+        let whose = match state {
+            State::Hoarded(..) => Whose::Hoards,
+            _ => Whose::Anybodys,
+        };
         self.settle(id, state);
+        whose
+    }
+
+    /// Whether anything is pending that waits for this stream: what is set aside is not.
+    pub(crate) fn is_waiting_for(&self, stream: StreamId) -> bool {
+        self.pending.bytes_waiting_for(stream) > 0
     }
 
     /// Drops the fences that are complete.

@@ -7,8 +7,8 @@
 //! is called.
 //!
 //! Serving is driven by the members of the [bell](crate::engine::bell): the [reclaimer](reclaimer) that
-//! was spawned on the runtime, and the waiters. They are woken by frees while somebody waits, by the
-//! device when a stream gets further, and when growth or a release that held memory has ended; nobody
+//! was spawned on the runtime, and the waiters. They are woken by frees while somebody waits, but for those to a
+//! reservation, by the device when a stream gets further that memory is pending for, and when growth or a release that held memory has ended; nobody
 //! polls in between.
 //!
 //! | file | about |

@@ -93,9 +93,13 @@ impl Future for Reclaimer {
         let Some(service) = self.link.service() else {
             return Poll::Ready(());
         };
-        // Enlisted first, then served: what comes in between rings.
-        service.engine.bell.enlist(self.member, context.waker());
-        Service::serve(&service);
+        // Enlisted first, then looked: what comes in between rings. Polled for nothing, as beside another future that
+        // was woken, it has the device asked nothing.
+        let bell = &service.engine.bell;
+        bell.enlist(self.member, context.waker());
+        if bell.is_unanswered() {
+            Service::serve(&service);
+        }
         let is_over = self.lasts && service.is_orphaned() && service.queue.is_empty();
         if is_over || self.link.service().is_none() {
             drop(service.engine.bell.resign(self.member));

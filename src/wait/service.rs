@@ -116,7 +116,7 @@ impl Service {
 
     fn serve_until_done(this: &Arc<Self>, effort: Effort) {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-        let reset = ResetOnPanic(&this.serving);
+        let reset = ResetOnPanic(this);
         loop {
             this.serving.swap(SERVING, Ordering::AcqRel);
             Self::serve_once(this, effort);
@@ -280,11 +280,12 @@ impl Service {
     }
 }
 
-/// If serving panics (a waker of a user's may), others serve again.
-struct ResetOnPanic<'a>(&'a SharedState);
+/// If serving panics (a waker of a user's may), others serve again: what was answered is not served.
+struct ResetOnPanic<'a>(&'a Service);
 
 impl Drop for ResetOnPanic<'_> {
     fn drop(&mut self) {
-        self.0.swap(IDLE, Ordering::AcqRel);
+        self.0.engine.bell.take_back_answer();
+        self.0.serving.swap(IDLE, Ordering::AcqRel);
     }
 }

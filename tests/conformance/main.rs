@@ -41,6 +41,7 @@ mod pools;
 mod raw;
 mod reuse;
 mod services;
+mod settings;
 mod sharing;
 mod statistics;
 mod tasks;

@@ -71,6 +71,13 @@ macro_rules! suite {
                     running_out_names_every_figure,
                     a_failed_allocation_counts_nothing,
                     what_is_over_the_threshold_goes_back;
+                settings:
+                    a_heuristic_makes_one_piece_by_itself,
+                    a_heuristic_of_ones_own_shrinks_the_pool,
+                    a_threshold_may_be_set_later,
+                    lanes_keep_what_they_may,
+                    events_are_recorded_as_often_as_is_said,
+                    a_pool_grows_by_a_factor;
                 external:
                     an_external_stream_is_found_again,
                     a_recycled_handle_is_another_stream,

@@ -74,6 +74,8 @@ mod raw;
 mod reuse;
 #[path = "../conformance/services.rs"]
 mod services;
+#[path = "../conformance/settings.rs"]
+mod settings;
 #[path = "../conformance/sharing.rs"]
 mod sharing;
 #[path = "../conformance/statistics.rs"]

@@ -2,6 +2,7 @@
 
 use super::CudaDevice;
 use super::driver::{Visit, check};
+use super::mapping::{Driver, Mapping};
 use crate::device::{DeviceError, DeviceErrorKind, PhysicalHandle};
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys;
@@ -127,7 +128,7 @@ impl CudaDevice {
         check("destroy", unsafe { sys::cuMemRelease(handle.0) })
     }
 
-    /// Maps, and gives the device access. Where the second fails the first is undone.
+    /// Maps, and gives the device access; or neither.
     pub(super) fn map_memory(
         &self,
         address: u64,
@@ -135,18 +136,14 @@ impl CudaDevice {
         bytes: u64,
     ) -> Result<(), DeviceError> {
         let _visit = self.virtual_call("map")?;
-        let size = bytes as usize;
-        // SAFETY: by the contract the range is reserved, and nothing is mapped there.
-        check("map", unsafe {
-            sys::cuMemMap(address, size, 0, handle.0, 0)
-        })?;
-        let access = access(Place::of(&self.inner.context));
-        // SAFETY: the range was just mapped; one description is given.
-        let result = unsafe { sys::cuMemSetAccess(address, size, access.as_ptr(), 1) };
-        check("map", result).inspect_err(|_| {
-            // SAFETY: nobody was told of the mapping.
-            let _ = unsafe { sys::cuMemUnmap(address, size) };
-        })
+        let mapping = Mapping {
+            address,
+            bytes,
+            handle,
+            accessors: &[Place::of(&self.inner.context)],
+        };
+        // SAFETY: by the contract the range is reserved, nothing is mapped there, and the handle is not mapped.
+        unsafe { mapping.make(&Driver("map")) }
     }
 
     pub(super) fn unmap_memory(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {

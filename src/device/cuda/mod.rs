@@ -27,6 +27,7 @@
 //! | `driver` | finding it, calling it, its errors |
 //! | `facts` | what the device is and supports |
 //! | `memory` | address ranges, physical memory |
+//! | `mapping` | physical memory at an address, accessible or not there |
 //! | `plain` | plain memory: of the device, page-locked, managed |
 //! | `host`, `host_memory` | what the host does itself in memory that it sees; how much it has |
 //! | `stream`, `argument` | cudarc's streams and kernel arguments |
@@ -42,6 +43,7 @@ mod external;
 mod facts;
 mod host;
 mod host_memory;
+mod mapping;
 mod memory;
 mod plain;
 mod stage;

@@ -5,8 +5,9 @@
 //! device (`cuMemFreeHost`: 300 ms behind a kernel of 300 ms); so it is done on a thread of its own.
 
 use super::driver::{Visit, check};
-use super::memory::{Place, access, properties};
-use crate::device::DeviceError;
+use super::mapping::{Driver, Mapping};
+use super::memory::{Place, properties};
+use crate::device::{DeviceError, PhysicalHandle};
 use crate::sync::plain::{Arc, thread};
 use cudarc::driver::CudaContext;
 use cudarc::driver::result::device::get_attribute;
@@ -85,16 +86,15 @@ impl Stage {
             bytes,
             kind: Kind::Virtual(size as u64, handle),
         };
-        let rights = [access(Place::of(context)), access(host)];
+        let mapping = Mapping {
+            address,
+            bytes: size as u64,
+            handle: PhysicalHandle(handle),
+            accessors: &[Place::of(context), host],
+        };
         let mapped = check("copy", reserved).and_then(|()| {
-            // SAFETY: the range was just reserved, and nothing is mapped there.
-            check("copy", unsafe {
-                sys::cuMemMap(address, size, 0, handle, 0)
-            })?;
-            // SAFETY: the range was just mapped; two descriptions are given.
-            check("copy", unsafe {
-                sys::cuMemSetAccess(address, size, rights.as_ptr().cast(), rights.len())
-            })
+            // SAFETY: the range was just reserved, and nothing is mapped there; nor is the handle anywhere.
+            unsafe { mapping.make(&Driver("copy")) }
         });
         match mapped {
             Ok(()) => Ok(made),

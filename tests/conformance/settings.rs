@@ -1,0 +1,146 @@
+//! What is set makes a difference on every device.
+
+use crate::bench::Bench;
+use crate::common::MIB;
+use crate::site::{Site, Worker, eventually};
+use futures::executor::block_on;
+use std::time::Duration;
+use weirpool::{Block, CoalesceHeuristic, GrowBy, ReleaseThreshold, Rung, Sealing};
+
+const SHORT: Duration = Duration::from_millis(1);
+
+/// Three of eight pieces, with bytes in them that stay; what is free lies around them, and no work runs.
+fn kept_among_free<B: Bench>(worker: &Worker<B>) -> [Block; 3] {
+    let blocks = [(); 8].map(|()| worker.take(2 * MIB));
+    blocks.iter().for_each(|block| worker.fill(block, 1));
+    let [first, a, second, b, third, rest @ ..] = blocks;
+    drop((a, b, rest));
+    worker.settle();
+    [first, second, third]
+}
+
+fn end<B: Bench>(site: &Site<B>, worker: &Worker<B>, kept: impl IntoIterator<Item = Block>) {
+    for block in kept {
+        worker.expect(&block, 1);
+    }
+    block_on(worker.stream.synchronize()).unwrap();
+    // It may be at it still.
+    eventually(|| site.pool.check_conserved().is_ok());
+    site.assert_sound();
+}
+
+/// [16] Umpire `percent_releasable`: nobody asks for it, and what is free becomes one piece; of the same memory, or as
+/// much. What is used stays where it is.
+pub(crate) fn a_heuristic_makes_one_piece_by_itself<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
+        builder
+            .coalesce(CoalesceHeuristic::percent_releasable(50))
+            .upkeep_interval(SHORT)
+            .lane_bytes(0)
+    });
+    let worker = site.worker();
+    let kept = kept_among_free(&worker);
+    eventually(|| {
+        let figures = site.pool.figures();
+        (figures.releasable_blocks, figures.largest_available) == (1, 10 * MIB)
+    });
+    assert_eq!(probe.held(), 16 * MIB);
+    let whole = worker.take_from(Rung::Free, 10 * MIB);
+    worker.use_up(&whole, 2);
+    drop(whole);
+    end(&site, &worker, kept);
+}
+
+/// [16] One of the user's own: to what is used.
+pub(crate) fn a_heuristic_of_ones_own_shrinks_the_pool<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
+        builder
+            .coalesce(CoalesceHeuristic::new(|figures| figures.current_size))
+            .upkeep_interval(SHORT)
+            .lane_bytes(0)
+    });
+    let worker = site.worker();
+    let kept = kept_among_free(&worker);
+    eventually(|| probe.held() == 6 * MIB);
+    let more = worker.take(4 * MIB);
+    worker.use_up(&more, 2);
+    drop(more);
+    end(&site, &worker, kept);
+}
+
+/// [18] What is free is kept, unless something else is said; that may be later.
+pub(crate) fn a_threshold_may_be_set_later<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
+        builder.upkeep_interval(SHORT).lane_bytes(0)
+    });
+    let worker = site.worker();
+    let kept = kept_among_free(&worker);
+    site.pool.harvest().unwrap();
+    assert_eq!(probe.held(), 16 * MIB);
+    let threshold = ReleaseThreshold::Bytes(8 * MIB);
+    site.pool.set_release_threshold(threshold).unwrap();
+    eventually(|| probe.held() <= 8 * MIB);
+    assert!(probe.held() >= 6 * MIB, "what is used is not free");
+    end(&site, &worker, kept);
+}
+
+/// With no bytes for lanes, what a stream freed comes back to it from the ledger, its work running or not.
+pub(crate) fn lanes_keep_what_they_may<B: Bench>() {
+    for (bytes, rung) in [(8 * MIB, Rung::Lane), (0, Rung::SameStream)] {
+        let site = Site::<B>::with(8 * MIB, |builder| builder.lane_bytes(bytes));
+        let worker = site.worker();
+        let block = worker.take(64 << 10);
+        let address = block.address();
+        let gate = worker.use_until_opened(&block, 1);
+        drop(block);
+        let again = worker.take_from(rung, 64 << 10);
+        assert_eq!(again.address(), address);
+        gate.open();
+        worker.fill(&again, 1);
+        end(&site, &worker, [again]);
+    }
+}
+
+/// At each free, once enough was freed, or when somebody asks.
+pub(crate) fn events_are_recorded_as_often_as_is_said<B: Bench>() {
+    const FREES: u64 = 64;
+    const BYTES: u64 = 64 << 10;
+    let records = |sealing| {
+        let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder.sealing(sealing));
+        let worker = site.worker();
+        let blocks: Vec<_> = (0..FREES).map(|_| worker.take(BYTES)).collect();
+        blocks.iter().for_each(|block| worker.use_up(block, 1));
+        let before = probe.calls("record");
+        drop(blocks);
+        let unasked = probe.calls("record") - before;
+        worker.stream.seal().unwrap();
+        let all = probe.calls("record") - before;
+        block_on(worker.stream.synchronize()).unwrap();
+        site.assert_sound();
+        (unasked, all)
+    };
+    assert_eq!(records(Sealing::EveryFree), (FREES, FREES));
+    // The free that passes the bound seals: one in 17.
+    let by_bytes = (FREES / 17, FREES / 17 + 1);
+    assert_eq!(records(Sealing::Bytes(16 * BYTES)), by_bytes);
+    assert_eq!(records(Sealing::OnDemand), (0, 1));
+}
+
+/// [6] By a factor, up to the capacity.
+pub(crate) fn a_pool_grows_by_a_factor<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(24 * MIB, |builder| {
+        builder
+            .initial_size(4 * MIB)
+            .growth(GrowBy::Factor(2.0))
+            .lane_bytes(0)
+    });
+    let worker = site.worker();
+    let mut blocks = Vec::new();
+    for held in [4, 8, 16, 16, 24, 24] {
+        blocks.push(worker.take(4 * MIB));
+        assert_eq!(probe.held(), held * MIB);
+    }
+    worker.take_nothing(4 * MIB);
+    blocks.iter().for_each(|block| worker.fill(block, 1));
+    end(&site, &worker, blocks);
+}
