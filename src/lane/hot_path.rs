@@ -82,7 +82,7 @@ impl Lane {
         }
     }
 
-    /// The same, in the plain case: of a size that has a stack, from a lane without sides.
+    /// The same, in the plain case: of a size that has a stack.
     ///
     /// # Errors
     /// When there is nothing, or it is not the plain case.
@@ -93,8 +93,11 @@ impl Lane {
         rounding: u32,
         gate: &SharedState,
     ) -> Result<Kept, Miss> {
-        if bytes > self.bounds.largest || self.crowd.are_made() {
+        if bytes > self.bounds.largest {
             return Err(Miss::Unasked);
+        }
+        if self.crowd.are_made() {
+            return self.take_aside(bytes, rounding, gate).ok_or(Miss::Empty);
         }
         let mut front = self.enter();
         front.take_at_once(bytes, rounding, gate).ok_or(Miss::Empty)
