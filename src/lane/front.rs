@@ -78,7 +78,7 @@ impl Front {
             return None;
         }
         let Some(kept) = self.cache.pop_stacked(bytes) else {
-            return self.take_near(bytes, rounding, gate);
+            return self.take_near(bytes, rounding);
         };
         self.note_taken(&kept);
         self.book.note_hit(bytes, rounding);
@@ -88,15 +88,7 @@ impl Front {
     /// A block that is a little larger than what is asked for, where there is none of the size.
     #[cold]
     #[inline(never)]
-    pub(super) fn take_near(
-        &mut self,
-        bytes: u64,
-        rounding: u32,
-        gate: &SharedState,
-    ) -> Option<Kept> {
-        if gate.load(Ordering::Relaxed) != 0 {
-            return None;
-        }
+    fn take_near(&mut self, bytes: u64, rounding: u32) -> Option<Kept> {
         let kept = self.cache.pop_near(bytes)?;
         self.note_taken(&kept);
         let surplus = (kept.bytes - bytes) as u32;

@@ -72,14 +72,12 @@ impl Lane {
             return self.take_aside(bytes, rounding, gate);
         }
         let mut front = self.enter();
-        if let Some(kept) = front.pop(bytes, gate) {
-            front.book.note_hit(bytes, rounding);
-            return Some(kept);
+        if wanted == Wanted::Near && bytes <= self.bounds.largest {
+            return front.take_at_once(bytes, rounding, gate);
         }
-        match wanted {
-            Wanted::Near => front.take_near(bytes, rounding, gate),
-            Wanted::Exactly => None,
-        }
+        let kept = front.pop(bytes, gate)?;
+        front.book.note_hit(bytes, rounding);
+        Some(kept)
     }
 
     /// The same, in the plain case: of a size that has a stack.

@@ -156,7 +156,8 @@ impl PoolBuilder {
     /// every free goes to the ledger: less fragmentation, slower.
     ///
     /// Such a block is given to a request of its size; or to one that is smaller by an eighth at most, if that finds none
-    /// of its own and has no [tag](crate::Allocate::tag).
+    /// of its own and has no [tag](crate::Allocate::tag). Threads that have [caches of their own](Self::per_thread_caches) get
+    /// what is of the size.
     pub fn lane_bytes(mut self, bytes: u64) -> Self {
         self.lane = bytes;
         self

@@ -62,8 +62,8 @@ impl Pool {
             return Err(Miss::Unasked);
         }
         let rounded = round_up(bytes, step);
-        let rounding = (rounded - bytes) as u32;
-        let lent = engine.take_own_at_once(&registration.lane, rounded, rounding)?;
+        let surplus = (rounded - bytes) as u32;
+        let lent = engine.take_own_at_once(&registration.lane, rounded, surplus)?;
         // It may be a little larger than that.
         let rounding = (lent.bytes - bytes) as u32;
         Ok(Block::at_once(registration, lent, rounding))

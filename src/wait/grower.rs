@@ -28,7 +28,7 @@ impl Grower {
 
     /// Starts the thread for one who waits, unless one is on its way.
     pub(super) fn start_for(&self, waiter: Arc<Waiter>, service: &Arc<Service>) {
-        *self.needy.lock() = Some(waiter);
+        self.note_needy(Some(waiter));
         self.start(service);
     }
 
@@ -54,8 +54,15 @@ impl Grower {
         });
         if started.is_err() {
             // No thread can be had: the waiters are served by what is freed, and the next asks again.
+            self.note_needy(None);
             self.is_coming.store(false, Ordering::Release);
         }
+    }
+
+    /// Who was noted before is let go outside the lock: it may be the last who holds its stream.
+    fn note_needy(&self, waiter: Option<Arc<Waiter>>) {
+        let earlier = std::mem::replace(&mut *self.needy.lock(), waiter);
+        drop(earlier);
     }
 }
 
