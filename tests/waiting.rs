@@ -572,7 +572,9 @@ fn growth_that_came_late_is_for_the_next() {
         // Served by this, or by what is taken from the device.
         drop(first);
         let second = futures::executor::block_on(waiting).unwrap();
+        let since = std::time::Instant::now();
         while pool.statistics().reserved.current < 16 * MIB {
+            assert!(since.elapsed().as_secs() < 60, "nothing is taken for it");
             std::thread::yield_now();
         }
         let third = pool.try_allocate(&stream, 8 * MIB).unwrap();
