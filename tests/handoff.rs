@@ -6,8 +6,6 @@
 mod common;
 
 use common::*;
-use std::panic::Location;
-use std::task::Waker;
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Call, Checker, Counters, Operation, SimDevice, SimStream};
 use weirpool::device::*;
@@ -36,80 +34,11 @@ impl Slow {
 
 // SAFETY: every call is passed on to the simulated device.
 unsafe impl Device for Slow {
-    fn id(&self) -> DeviceId {
-        self.0.id()
-    }
-
-    fn describe(&self) -> String {
-        self.0.describe()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
-        self.0.memory_info(kind)
-    }
-
-    fn now(&self) -> Duration {
-        self.0.now()
-    }
-
-    fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
-        self.0.set_alarm(at, waker)
-    }
-
-    fn cancel_alarm(&self, alarm: AlarmId) {
-        self.0.cancel_alarm(alarm);
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
-        self.0.reserve(bytes)
-    }
-
-    fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.0.unreserve(address, bytes)
-    }
-
-    fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
-        self.0.create(bytes)
-    }
-
-    fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError> {
-        self.0.destroy(handle)
-    }
-
-    fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError> {
-        self.0.map(address, handle, bytes)
-    }
-
-    fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.0.unmap(address, bytes)
-    }
-
-    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
-        self.0.allocate(kind, bytes)
-    }
-
-    fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.0.free(kind, address, bytes)
-    }
-
-    fn create_stream(&self) -> Result<RawStream, DeviceError> {
-        Device::create_stream(&self.0)
-    }
-
-    fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
-        self.0.destroy_stream(stream)
-    }
-
-    fn create_event(&self) -> Result<RawEvent, DeviceError> {
-        self.0.create_event()
-    }
-
-    fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
-        self.0.destroy_event(event)
+    pass_on! {
+        |slow| &slow.0 =>
+        id, describe, capabilities, memory_info, now, set_alarm, cancel_alarm, reserve, unreserve, create,
+        destroy, map, unmap, allocate, free, create_stream, destroy_stream, create_event, destroy_event,
+        watch, unwatch, upload, download, fill,
     }
 
     fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
@@ -125,45 +54,6 @@ unsafe impl Device for Slow {
     fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         self.0.advance(ORDER);
         self.0.wait(stream, event)
-    }
-
-    fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
-        self.0.watch(event, waker)
-    }
-
-    fn unwatch(&self, watch: WatchId) {
-        self.0.unwatch(watch);
-    }
-
-    fn upload(
-        &self,
-        stream: RawStream,
-        address: u64,
-        bytes: &[u8],
-        place: &'static Location<'static>,
-    ) -> Result<Box<dyn Transfer>, DeviceError> {
-        self.0.upload(stream, address, bytes, place)
-    }
-
-    fn download(
-        &self,
-        stream: RawStream,
-        address: u64,
-        bytes: u64,
-        place: &'static Location<'static>,
-    ) -> Result<Box<dyn Transfer>, DeviceError> {
-        self.0.download(stream, address, bytes, place)
-    }
-
-    fn fill(
-        &self,
-        stream: RawStream,
-        address: u64,
-        bytes: u64,
-        value: u8,
-        place: &'static Location<'static>,
-    ) -> Result<(), DeviceError> {
-        Device::fill(&self.0, stream, address, bytes, value, place)
     }
 }
 

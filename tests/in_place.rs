@@ -6,13 +6,10 @@ mod common;
 
 use common::*;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::any::Any;
 use std::panic::Location;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Waker;
-use std::time::Duration;
 use weirpool::device::sim::{Checker, Clock, Operation, SimDevice};
 use weirpool::device::*;
 use weirpool::*;
@@ -42,56 +39,11 @@ fn layout(bytes: u64) -> Layout {
 // SAFETY: pinned memory is the allocator's, from `allocate` to `free`, and every other call is the simulated
 // device's.
 unsafe impl Device for Unified {
-    fn id(&self) -> DeviceId {
-        self.sim.id()
-    }
-
-    fn describe(&self) -> String {
-        self.sim.describe()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.sim.capabilities()
-    }
-
-    fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
-        self.sim.memory_info(kind)
-    }
-
-    fn now(&self) -> Duration {
-        self.sim.now()
-    }
-
-    fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
-        self.sim.set_alarm(at, waker)
-    }
-
-    fn cancel_alarm(&self, alarm: AlarmId) {
-        self.sim.cancel_alarm(alarm);
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
-        self.sim.reserve(bytes)
-    }
-
-    fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.sim.unreserve(address, bytes)
-    }
-
-    fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
-        self.sim.create(bytes)
-    }
-
-    fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError> {
-        self.sim.destroy(handle)
-    }
-
-    fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError> {
-        self.sim.map(address, handle, bytes)
-    }
-
-    fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.sim.unmap(address, bytes)
+    pass_on! {
+        |unified| &unified.sim =>
+        id, describe, capabilities, memory_info, now, set_alarm, cancel_alarm, reserve, unreserve, create,
+        destroy, map, unmap, create_stream, destroy_stream, native_stream, is_abandoned, create_event,
+        destroy_event, record, query, wait, watch, unwatch,
     }
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
@@ -111,50 +63,6 @@ unsafe impl Device for Unified {
 
     fn host_pointer(&self, address: u64, _: u64) -> Option<NonNull<u8>> {
         NonNull::new(address as *mut u8)
-    }
-
-    fn create_stream(&self) -> Result<RawStream, DeviceError> {
-        Device::create_stream(&self.sim)
-    }
-
-    fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
-        self.sim.destroy_stream(stream)
-    }
-
-    fn is_abandoned(&self, hold: &Arc<dyn Any + Send + Sync>) -> bool {
-        self.sim.is_abandoned(hold)
-    }
-
-    fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.sim.native_stream(stream)
-    }
-
-    fn create_event(&self) -> Result<RawEvent, DeviceError> {
-        self.sim.create_event()
-    }
-
-    fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
-        self.sim.destroy_event(event)
-    }
-
-    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
-        self.sim.record(event, stream)
-    }
-
-    fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
-        self.sim.query(event)
-    }
-
-    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
-        self.sim.wait(stream, event)
-    }
-
-    fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
-        self.sim.watch(event, waker)
-    }
-
-    fn unwatch(&self, watch: WatchId) {
-        self.sim.unwatch(watch);
     }
 
     fn upload(

@@ -7,7 +7,6 @@
 mod common;
 
 use common::*;
-use std::panic::Location;
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -51,49 +50,29 @@ impl Hooked {
 }
 // SAFETY: every call is passed on to the simulated device.
 unsafe impl Device for Hooked {
-    fn id(&self) -> DeviceId {
-        self.sim.id()
+    pass_on! {
+        |hooked| &hooked.sim =>
+        id, describe, capabilities, memory_info, now, cancel_alarm, reserve, unreserve, destroy, map,
+        create_stream, destroy_stream, create_event, destroy_event, query, watch, unwatch, upload, download,
+        fill,
     }
-    fn describe(&self) -> String {
-        self.sim.describe()
-    }
-    fn capabilities(&self) -> Capabilities {
-        self.sim.capabilities()
-    }
-    fn memory_info(&self, k: MemoryKind) -> Result<MemoryInfo, DeviceError> {
-        self.sim.memory_info(k)
-    }
-    fn now(&self) -> Duration {
-        Device::now(&self.sim)
-    }
+
     fn set_alarm(&self, at: Duration, w: &Waker) -> AlarmId {
         let alarm = self.sim.set_alarm(at, w);
         self.at("alarm");
         alarm
     }
-    fn cancel_alarm(&self, a: AlarmId) {
-        self.sim.cancel_alarm(a)
-    }
-    fn reserve(&self, b: u64) -> Result<u64, DeviceError> {
-        self.sim.reserve(b)
-    }
-    fn unreserve(&self, a: u64, b: u64) -> Result<(), DeviceError> {
-        self.sim.unreserve(a, b)
-    }
+
     fn create(&self, b: u64) -> Result<PhysicalHandle, DeviceError> {
         self.at("create");
         self.sim.create(b)
     }
-    fn destroy(&self, h: PhysicalHandle) -> Result<(), DeviceError> {
-        self.sim.destroy(h)
-    }
-    fn map(&self, a: u64, h: PhysicalHandle, b: u64) -> Result<(), DeviceError> {
-        self.sim.map(a, h, b)
-    }
+
     fn unmap(&self, a: u64, b: u64) -> Result<(), DeviceError> {
         self.at("unmap");
         self.sim.unmap(a, b)
     }
+
     fn allocate(&self, k: MemoryKind, b: u64) -> Result<u64, DeviceError> {
         self.at("allocate");
         let mut spare = self.spare.lock().unwrap();
@@ -103,6 +82,7 @@ unsafe impl Device for Hooked {
             None => self.sim.allocate(k, b),
         }
     }
+
     fn free(&self, k: MemoryKind, a: u64, b: u64) -> Result<(), DeviceError> {
         self.at("free");
         let _ = k;
@@ -110,66 +90,16 @@ unsafe impl Device for Hooked {
         self.at("freed");
         Ok(())
     }
-    fn create_stream(&self) -> Result<RawStream, DeviceError> {
-        Device::create_stream(&self.sim)
-    }
-    fn destroy_stream(&self, s: RawStream) -> Result<(), DeviceError> {
-        self.sim.destroy_stream(s)
-    }
-    fn create_event(&self) -> Result<RawEvent, DeviceError> {
-        self.sim.create_event()
-    }
-    fn destroy_event(&self, e: RawEvent) -> Result<(), DeviceError> {
-        self.sim.destroy_event(e)
-    }
+
     fn record(&self, e: RawEvent, s: RawStream) -> Result<(), DeviceError> {
         self.at("record");
         self.sim.record(e, s)
     }
-    fn query(&self, e: RawEvent) -> Result<bool, DeviceError> {
-        self.sim.query(e)
-    }
+
     fn wait(&self, s: RawStream, e: RawEvent) -> Result<(), DeviceError> {
         let r = self.sim.wait(s, e);
         self.at("wait");
         r
-    }
-    fn watch(&self, e: RawEvent, w: &Waker) -> WatchId {
-        self.sim.watch(e, w)
-    }
-    fn unwatch(&self, w: WatchId) {
-        self.sim.unwatch(w)
-    }
-
-    fn upload(
-        &self,
-        stream: RawStream,
-        address: u64,
-        bytes: &[u8],
-        place: &'static Location<'static>,
-    ) -> Result<Box<dyn weirpool::device::Transfer>, DeviceError> {
-        self.sim.upload(stream, address, bytes, place)
-    }
-
-    fn download(
-        &self,
-        stream: RawStream,
-        address: u64,
-        bytes: u64,
-        place: &'static Location<'static>,
-    ) -> Result<Box<dyn weirpool::device::Transfer>, DeviceError> {
-        self.sim.download(stream, address, bytes, place)
-    }
-
-    fn fill(
-        &self,
-        stream: RawStream,
-        address: u64,
-        bytes: u64,
-        value: u8,
-        place: &'static Location<'static>,
-    ) -> Result<(), DeviceError> {
-        Device::fill(&self.sim, stream, address, bytes, value, place)
     }
 }
 fn only_host_waits() -> Reuse {

@@ -1,9 +1,11 @@
 //! What the tests have in common.
-#![allow(dead_code, unused_imports)]
+#![allow(dead_code, unused_imports, unused_macros)]
 
 mod external;
+mod pass_on;
 
 pub(crate) use external::External;
+pub(crate) use pass_on::pass_on;
 
 use std::future::Future;
 use std::pin::{Pin, pin};

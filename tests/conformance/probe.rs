@@ -1,14 +1,11 @@
 //! A device in front of another: it counts the calls, keeps account of what was taken, makes calls fail,
 //! and lies. So that tests which need it run on every backend.
 
-use std::any::Any;
+use crate::common::pass_on;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::Location;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
-use std::time::Duration;
 use weirpool::device::*;
 
 /// A handle on the device in front; clones are the same.
@@ -198,44 +195,15 @@ impl Probe {
 // SAFETY: every call that answers at all is answered by the device behind, but for lies, which tests tell
 // to see what comes of them, over bytes that nobody needs.
 unsafe impl Device for Probe {
-    fn id(&self) -> DeviceId {
-        self.inner().id()
+    pass_on! {
+        |probe| probe.inner() =>
+        id, describe, capabilities, referee, now, set_alarm, cancel_alarm, host_pointer, native_stream,
+        is_abandoned, watch, unwatch,
     }
-
-    fn describe(&self) -> String {
-        self.inner().describe()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.inner().capabilities()
-    }
-
-    fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
-        self.enter("memory_info")?.memory_info(kind)
-    }
-
-    fn referee(&self) -> Option<Arc<dyn Referee>> {
-        self.inner().referee()
-    }
-
-    fn now(&self) -> Duration {
-        self.inner().now()
-    }
-
-    fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
-        self.inner().set_alarm(at, waker)
-    }
-
-    fn cancel_alarm(&self, alarm: AlarmId) {
-        self.inner().cancel_alarm(alarm);
-    }
-
-    fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
-        self.enter("reserve")?.reserve(bytes)
-    }
-
-    fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.enter("unreserve")?.unreserve(address, bytes)
+    pass_on! {
+        |probe, call| probe.enter(call)? =>
+        memory_info, reserve, unreserve, map, unmap, create_stream, destroy_stream, create_event,
+        destroy_event,
     }
 
     fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
@@ -254,14 +222,6 @@ unsafe impl Device for Probe {
         answer
     }
 
-    fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError> {
-        self.enter("map")?.map(address, handle, bytes)
-    }
-
-    fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.enter("unmap")?.unmap(address, bytes)
-    }
-
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
         let address = self.enter("allocate")?.allocate(kind, bytes)?;
         self.book().take(address, bytes);
@@ -276,34 +236,6 @@ unsafe impl Device for Probe {
         let answer = device.free(kind, address, bytes);
         self.amid("free");
         answer
-    }
-
-    fn host_pointer(&self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
-        self.inner().host_pointer(address, bytes)
-    }
-
-    fn is_abandoned(&self, hold: &Arc<dyn Any + Send + Sync>) -> bool {
-        self.inner().is_abandoned(hold)
-    }
-
-    fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.inner().native_stream(stream)
-    }
-
-    fn create_stream(&self) -> Result<RawStream, DeviceError> {
-        self.enter("create_stream")?.create_stream()
-    }
-
-    fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
-        self.enter("destroy_stream")?.destroy_stream(stream)
-    }
-
-    fn create_event(&self) -> Result<RawEvent, DeviceError> {
-        self.enter("create_event")?.create_event()
-    }
-
-    fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
-        self.enter("destroy_event")?.destroy_event(event)
     }
 
     fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
@@ -328,21 +260,13 @@ unsafe impl Device for Probe {
         device.wait(stream, event)
     }
 
-    fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
-        self.inner().watch(event, waker)
-    }
-
-    fn unwatch(&self, watch: WatchId) {
-        self.inner().unwatch(watch);
-    }
-
     fn upload(
         &self,
         stream: RawStream,
         address: u64,
         bytes: &[u8],
         place: &'static Location<'static>,
-    ) -> Result<Box<dyn weirpool::device::Transfer>, DeviceError> {
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
         self.enter_on("upload", stream)?
             .upload(stream, address, bytes, place)
     }
@@ -353,7 +277,7 @@ unsafe impl Device for Probe {
         address: u64,
         bytes: u64,
         place: &'static Location<'static>,
-    ) -> Result<Box<dyn weirpool::device::Transfer>, DeviceError> {
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
         self.enter_on("download", stream)?
             .download(stream, address, bytes, place)
     }
