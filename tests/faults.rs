@@ -8,11 +8,10 @@ use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
 use weirpool::*;
 
 fn host_waits_only(device: &SimDevice, capacity: u64) -> Pool {
-    let reuse = Reuse {
-        internal_dependencies: false,
-        ..Reuse::ALL
-    };
-    builder(device, capacity).reuse(reuse).build().unwrap()
+    builder(device, capacity)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap()
 }
 
 fn is_consistent(device: &SimDevice, pool: &Pool) {

@@ -10,13 +10,6 @@ use weirpool::*;
 
 const ALL: u64 = 8 * MIB;
 
-fn only_host_waits() -> Reuse {
-    Reuse {
-        internal_dependencies: false,
-        ..Reuse::ALL
-    }
-}
-
 fn base(device: &SimDevice) -> PoolBuilder {
     builder(device, ALL).reuse(only_host_waits())
 }

@@ -16,10 +16,6 @@ fn small(virtual_memory: bool) -> SimDevice {
         .build()
 }
 
-fn reserved(pool: &Pool) -> u64 {
-    pool.statistics().reserved.current
-}
-
 /// What another pool keeps and nobody uses is had; what is used there stays, and so does what is not needed.
 #[test]
 fn other_pools_give_way() {

@@ -16,10 +16,6 @@ fn pool(device: &SimDevice, capacity: u64) -> Pool {
     builder(device, capacity).build().unwrap()
 }
 
-fn reserved(pool: &Pool) -> u64 {
-    pool.statistics().reserved.current
-}
-
 /// Takes, uses, frees. Says where it came from.
 fn turn(pool: &Pool, (work, stream): &(SimStream, Stream), bytes: u64) -> Rung {
     let block = pool.try_allocate(stream, bytes).unwrap();
@@ -77,11 +73,10 @@ fn it_is_left_to_its_stream_for_a_while() {
 #[test]
 fn nobody_waits_for_what_is_only_kept() {
     let device = manual();
-    let reuse = Reuse {
-        internal_dependencies: false,
-        ..Reuse::ALL
-    };
-    let pool = builder(&device, 16 * MIB).reuse(reuse).build().unwrap();
+    let pool = builder(&device, 16 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
     let (line, other) = (stream(&device, &pool), stream(&device, &pool));
     let rest = pool.try_allocate(&other.1, 16 * MIB - LARGE).unwrap();
     for _ in 0..TURNS {

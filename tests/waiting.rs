@@ -11,13 +11,6 @@ use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Clock, SimDevice};
 use weirpool::*;
 
-fn only_host_waits() -> Reuse {
-    Reuse {
-        internal_dependencies: false,
-        ..Reuse::ALL
-    }
-}
-
 /// A pool with a block that takes all of it, on a stream of its own.
 fn full(device: &SimDevice) -> (Pool, weirpool::device::sim::SimStream, Stream, Block) {
     let pool = builder(device, 8 * MIB)

@@ -12,9 +12,9 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::{Block, Pool, PoolBuilder, Stream};
+use weirpool::{Block, Pool, PoolBuilder, Reuse, Stream};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const HANDLE: u64 = 2 * MIB;
@@ -39,6 +39,19 @@ pub(crate) fn builder(device: &SimDevice, capacity: u64) -> PoolBuilder {
 
 pub(crate) fn pool(device: &SimDevice, capacity: u64) -> Pool {
     builder(device, capacity).build().expect("a valid pool")
+}
+
+/// Every way of reuse but a wait on the device.
+pub(crate) fn only_host_waits() -> Reuse {
+    Reuse {
+        internal_dependencies: false,
+        ..Reuse::ALL
+    }
+}
+
+/// Bytes that the pool has from its device now.
+pub(crate) fn reserved(pool: &Pool) -> u64 {
+    pool.statistics().reserved.current
 }
 
 /// A stream of the device, registered.
@@ -94,5 +107,15 @@ pub(crate) fn now<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
         Poll::Pending => panic!("the future is not ready"),
+    }
+}
+
+/// Returns once the condition holds: what other threads bring about, in a time that nobody promises. So
+/// that what never comes fails rather than hangs, there is an end to it.
+pub(crate) fn eventually(mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it never came");
+        std::thread::sleep(us(20));
     }
 }

@@ -1,10 +1,11 @@
 //! A pool under test on its bench, and workers: streams that use memory of it.
 
+pub(crate) use crate::common::eventually;
+
 use crate::bench::{Bench, Gate, Span, Witness};
 use crate::common::HANDLE;
 use crate::probe::Probe;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use weirpool::device::Device;
 use weirpool::{AllocError, Block, Pool, PoolBuilder, Reuse, Rung, Stream, Upstream};
 
@@ -208,14 +209,4 @@ impl<B: Bench> Worker<B> {
 /// Ends the work of all of them.
 pub(crate) fn settle_all<B: Bench>(workers: &[&Worker<B>]) {
     workers.iter().for_each(|worker| worker.settle());
-}
-
-/// Returns once the condition holds: what other threads bring about, in a time that nobody promises. So
-/// that what never comes fails rather than hangs, there is an end to it.
-pub(crate) fn eventually(mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it never came");
-        std::thread::sleep(Duration::from_micros(20));
-    }
 }

@@ -121,11 +121,7 @@ fn crowd(
     check: impl FnOnce(&mut VecDeque<Allocate<'_>>, &Arc<Count>),
 ) {
     let device = manual();
-    let reuse = Reuse {
-        internal_dependencies: false,
-        ..Reuse::ALL
-    };
-    let pool = builder(&device, 8 * MIB).reuse(reuse);
+    let pool = builder(&device, 8 * MIB).reuse(only_host_waits());
     let pool = pool.overtaking(overtaking).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let half = pool.try_allocate(&stream, 4 * MIB).unwrap();

@@ -12,7 +12,6 @@ mod dropped;
 mod hook;
 
 use common::*;
-use std::time::{Duration, Instant};
 use weirpool::device::sim::SimDevice;
 use weirpool::*;
 
@@ -20,19 +19,7 @@ const ALL: u64 = 8 * MIB;
 
 /// Waits are on the host alone.
 fn base(device: &SimDevice) -> PoolBuilder {
-    builder(device, ALL).reuse(Reuse {
-        internal_dependencies: false,
-        ..Reuse::ALL
-    })
-}
-
-/// Returns once the condition holds, which other threads bring about; what never comes fails.
-fn eventually(mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it never came");
-        std::thread::yield_now();
-    }
+    builder(device, ALL).reuse(only_host_waits())
 }
 
 fn waiting(pool: &Pool) -> usize {
