@@ -1,0 +1,275 @@
+//! What orders, and is silent; and what does not.
+
+use super::*;
+use std::task::Waker;
+
+#[test]
+fn used_on_and_a_wait_are_right() {
+    let world = World::new();
+    for _ in 0..10 {
+        let block = world.allocate(0, MIB);
+        world.write(0, &block);
+        world.order(0, 1);
+        block.used_on(&world.stream[1]).unwrap();
+        world.read(1, &block);
+        world.read(0, &block);
+        drop(block);
+    }
+    world.assert_silent();
+}
+
+/// The further stream uses it first: nothing but `used_on` orders that after the earlier block.
+#[test]
+fn used_on_orders_after_the_grant() {
+    let world = World::new();
+    for bytes in [MIB, 8 * MIB, MIB] {
+        let earlier = world.allocate(0, bytes);
+        world.write(0, &earlier);
+        drop(earlier);
+        let block = world.allocate(0, bytes);
+        block.used_on(&world.stream[1]).unwrap();
+        world.write(1, &block);
+        drop(block);
+    }
+    world.assert_silent();
+}
+
+#[test]
+fn deallocate_on_is_right() {
+    let world = World::new();
+    for _ in 0..10 {
+        let block = world.allocate(0, MIB);
+        world.write(0, &block);
+        world.order(0, 1);
+        world.write(1, &block);
+        drop(block.deallocate_on(&world.stream[1]).unwrap());
+    }
+    world.assert_silent();
+}
+
+#[test]
+fn an_event_waited_for_before_the_free_is_right_without_used_on() {
+    let world = World::new();
+    for _ in 0..10 {
+        let block = world.allocate(0, MIB);
+        world.write(0, &block);
+        world.order(0, 1);
+        world.write(1, &block);
+        world.order(1, 0);
+        drop(block);
+    }
+    world.assert_silent();
+}
+
+#[test]
+fn what_the_host_has_seen_complete_is_ordered() {
+    let world = World::new();
+    let block = world.allocate(0, MIB);
+    world.write(0, &block);
+    let done = world.stream[0].event().unwrap();
+    world.device.advance(us(100));
+    assert!(done.is_complete().unwrap());
+    world.write(1, &block);
+    world.device.advance(us(100));
+    assert_eq!(world.work[1].backlog(), 0);
+    drop(block);
+    world.assert_silent();
+}
+
+/// On a clock that moves by itself: awaiting is seeing.
+#[test]
+fn synchronize_orders_what_follows() {
+    let world = World::over(SimDevice::builder().build());
+    let block = world.allocate(0, MIB);
+    world.device.block_on(async {
+        world.write(0, &block);
+        world.stream[0].synchronize().await.unwrap();
+        world.write(1, &block);
+        world.stream[1].synchronize().await.unwrap();
+    });
+    drop(block);
+    world.device.assert_ordered();
+}
+
+#[test]
+fn a_watch_that_rang_is_seen() {
+    let world = World::new();
+    let block = world.allocate(0, MIB);
+    world.write(1, &block);
+    let event = world.device.create_event().unwrap();
+    world.device.record(event, world.work[1].raw()).unwrap();
+    world.device.watch(event, Waker::noop());
+    world.device.advance(us(100));
+    drop(block);
+    world.assert_silent();
+}
+
+/// That time went by tells nobody anything.
+#[test]
+fn time_is_no_order() {
+    let world = World::new();
+    let block = world.allocate(0, MIB);
+    world.write(0, &block);
+    world.device.advance(us(1000));
+    world.write(1, &block);
+    assert_eq!(world.only().kind, ViolationKind::Race);
+}
+
+#[test]
+fn a_flag_hand_shake_is_right() {
+    let world = World::new();
+    let [a, b] = &world.work;
+    let (there, back) = (world.device.flag(), world.device.flag());
+    let block = world.allocate(0, MIB);
+    for round in 1..10 {
+        // The waits come before the signals: what ends them is known later.
+        b.wait_until(&there, round);
+        world.write(1, &block);
+        b.signal(&back, round);
+        world.write(0, &block);
+        a.signal(&there, round);
+        a.wait_until(&back, round);
+    }
+    block.used_on(&world.stream[1]).unwrap();
+    drop(block);
+    world.assert_silent();
+}
+
+#[test]
+fn a_flag_that_comes_too_early_is_no_order() {
+    let world = World::new();
+    let [a, b] = &world.work;
+    let flag = world.device.flag();
+    let block = world.allocate(0, MIB);
+    block.used_on(&world.stream[1]).unwrap();
+    b.wait_until(&flag, 1);
+    world.read(1, &block);
+    a.signal(&flag, 1);
+    assert_eq!(world.device.violations(), []);
+    world.write(0, &block);
+    world.device.advance(us(1000));
+    assert_eq!(world.only().kind, ViolationKind::Race);
+}
+
+#[test]
+fn a_flag_between_host_and_device_orders() {
+    let world = World::new();
+    let [a, b] = &world.work;
+    let (seen, go) = (world.device.flag(), world.device.flag());
+    let block = world.allocate(0, MIB);
+    block.used_on(&world.stream[1]).unwrap();
+    b.wait_until(&go, 1);
+    world.write(0, &block);
+    a.signal(&seen, 1);
+    world.device.advance(us(100));
+    assert_eq!(seen.value(), 1);
+    go.set(1);
+    world.write(1, &block);
+    drop(block);
+    world.assert_silent();
+}
+
+/// An event carries what its stream waited for, flags included, to who waits for it.
+#[test]
+fn order_goes_on_through_a_third_stream() {
+    let world = World::new();
+    let (work_c, c) = stream(&world.device, &world.pool);
+    let flag = world.device.flag();
+    let block = world.allocate(0, MIB);
+    block.used_on(&world.stream[1]).unwrap();
+    work_c.wait_until(&flag, 1);
+    world.stream[1].wait(&c.event().unwrap()).unwrap();
+    world.write(0, &block);
+    world.work[0].signal(&flag, 1);
+    world.write(1, &block);
+    drop(block);
+    world.assert_silent();
+}
+
+/// Lane, ledger, steal by event, wait on the device, remapping: the pool orders all of them.
+#[test]
+fn every_way_of_reuse_is_right() {
+    let world = World::panicking();
+    let mut rungs = std::collections::HashSet::new();
+    let mut random = fastrand::Rng::with_seed(3);
+    for round in 0..4000 {
+        let on = random.usize(..2);
+        let bytes = if random.bool() {
+            MIB
+        } else {
+            random.u64(1..9) * HANDLE
+        };
+        let Ok(block) = world.pool.try_allocate(&world.stream[on], bytes) else {
+            world.device.advance(us(150));
+            continue;
+        };
+        rungs.insert(block.rung());
+        world.write(on, &block);
+        match round % 16 {
+            0 => world.order(on, 1 - on),
+            5 => world.device.advance(us(1000)),
+            _ => {}
+        }
+        drop(block);
+    }
+    world.assert_silent();
+    assert_eq!(rungs.len(), Rung::ALL.len(), "{rungs:?}");
+}
+
+#[test]
+fn remapped_memory_is_right() {
+    let world = World::panicking();
+    let mut blocks: Vec<_> = (0..8).map(|_| Some(world.allocate(0, HANDLE))).collect();
+    for block in blocks.iter().flatten() {
+        world.write(0, block);
+    }
+    blocks.iter_mut().step_by(2).for_each(|block| *block = None);
+    world.device.advance(us(1000));
+    let large = world.allocate(1, 8 * MIB);
+    assert!(world.pool.statistics().remaps > 0);
+    world.write(1, &large);
+    drop((large, blocks));
+    world.assert_silent();
+}
+
+/// Work without a pool is nobody's block; it may still race.
+#[test]
+fn memory_without_a_pool_is_not_missed() {
+    let device = device().checker(Checker::Collect).build();
+    let (a, b) = (device.create_stream(), device.create_stream());
+    a.submit(Operation::new(us(1)).writes(1 << 60, 64));
+    a.submit(Operation::new(us(1)).reads(1 << 60, 64));
+    b.submit(Operation::new(us(1)).reads(1 << 50, 64));
+    assert_eq!(device.violations(), []);
+    b.submit(Operation::new(us(1)).reads(1 << 60, 64));
+    let found = device.violations();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].kind, ViolationKind::Race);
+}
+
+/// A stream that bears the name of one that is gone does not come after that one's work.
+#[test]
+fn a_name_used_again_inherits_no_order() {
+    let world = World::new();
+    let block = world.allocate(0, MIB);
+    for is_seen in [true, false] {
+        let gone = world.device.create_stream();
+        let name = gone.raw();
+        let later = pool(&world.device, 2 * MIB);
+        block.used_on(&world.stream[1]).unwrap();
+        gone.submit(Operation::new(us(10)).writes(block.address(), 8));
+        if is_seen {
+            world.device.advance(us(10));
+            assert_eq!(gone.backlog(), 0);
+        }
+        drop(gone);
+        world.device.advance(us(10));
+        let next = world.device.create_stream();
+        assert_eq!(next.raw(), name);
+        next.submit(Operation::new(us(10)).writes(block.address(), 8));
+        assert_eq!(world.device.violations().is_empty(), is_seen);
+        world.device.advance(us(10));
+        assert_eq!(next.backlog(), 0);
+        drop(later);
+    }
+}

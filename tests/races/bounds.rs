@@ -1,0 +1,124 @@
+//! How many events there may be (I8), and how much memory.
+
+use super::*;
+use std::task::Poll;
+
+/// I8: events of a loop that orders streams by events.
+#[test]
+fn ordering_streams_by_events_makes_no_more_of_them() {
+    let sim = manual();
+    let pool = pool(&sim, 64 * MIB);
+    let (_wa, a) = stream(&sim, &pool);
+    let (_wb, b) = stream(&sim, &pool);
+    for _ in 0..20_000 {
+        let block = pool.try_allocate(&a, 4096).unwrap();
+        drop(block);
+        let e = a.event().unwrap();
+        b.wait(&e).unwrap();
+        sim.advance(us(1));
+    }
+    let made = pool.statistics().events_created;
+    assert!(made < 2000, "{made} events");
+}
+
+/// I8: events and lanes of streams that come and go.
+#[test]
+fn streams_that_come_and_go_leave_nothing_behind() {
+    let sim = manual();
+    let pool = pool(&sim, 512 * MIB);
+    for _ in 0..3000 {
+        let (w, s) = stream(&sim, &pool);
+        let b = pool.try_allocate(&s, 4096).unwrap();
+        run(&w, us(1));
+        drop(b);
+        drop(s);
+        drop(w);
+        sim.advance(us(1));
+    }
+    assert!(
+        pool.statistics().events_created < 100,
+        "events {}",
+        pool.statistics().events_created
+    );
+}
+
+/// I8: every free seals while somebody waits.
+#[test]
+fn events_are_bounded_while_somebody_waits() {
+    let sim = manual();
+    let pool = builder(&sim, 64 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (wa, a) = stream(&sim, &pool);
+    let (_wb, b) = stream(&sim, &pool);
+    let small: Vec<_> = (0..8000)
+        .map(|_| pool.try_allocate(&a, 512).unwrap())
+        .collect();
+    let big = pool.try_allocate(&a, 32 * MIB).unwrap();
+    let mut w = pool.allocate(&b, 60 * MIB);
+    assert!(poll(&mut w).is_pending());
+    run(&wa, us(1000));
+    drop(small);
+    let made = pool.statistics().events_created;
+    drop(big);
+    assert!(made < 2000, "{made} events");
+}
+
+/// I8: frees after the pool was closed.
+#[test]
+fn events_are_bounded_after_close() {
+    let sim = manual();
+    let pool = pool(&sim, 64 * MIB);
+    let (wa, a) = stream(&sim, &pool);
+    let small: Vec<_> = (0..8000)
+        .map(|_| pool.try_allocate(&a, 512).unwrap())
+        .collect();
+    pool.close();
+    run(&wa, us(1000));
+    drop(small);
+    let made = pool.statistics().events_created;
+    assert!(made < 2000, "{made} events");
+}
+
+/// A capacity over the memory of the device: what can never fit does not queue.
+#[test]
+fn what_the_device_can_never_hold_fails_at_once() {
+    let sim = manual(); // 1 GiB
+    let pool = Pool::builder(sim.clone())
+        .capacity(1 << 40)
+        .build()
+        .unwrap();
+    let (_w, a) = stream(&sim, &pool);
+    let mut w = pool.allocate(&a, 2 << 30);
+    let p = poll(&mut w);
+    assert!(
+        matches!(p, Poll::Ready(Err(AllocError::TooLarge { .. }))),
+        "{p:?}"
+    );
+}
+
+/// A capacity that no device has.
+#[test]
+fn a_capacity_without_bound_is_that_of_the_device() {
+    let sim = manual();
+    let pool = Pool::builder(sim.clone())
+        .capacity(u64::MAX)
+        .build()
+        .unwrap();
+    assert_eq!(pool.capacity(), 1 << 30);
+}
+
+/// Handles larger than the capacity.
+#[test]
+fn a_handle_over_the_capacity_is_cut_to_steps_of_the_device() {
+    let sim = manual();
+    let r = Pool::builder(sim.clone())
+        .capacity(5 * MIB)
+        .handle_bytes(16 * MIB)
+        .build();
+    assert!(
+        r.is_ok() || matches!(r, Err(BuildError::InvalidHandle { .. })),
+        "{r:?}"
+    );
+}

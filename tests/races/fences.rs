@@ -1,0 +1,142 @@
+//! Tickets, their records and queries: closed and not published, late, and failed.
+
+use super::*;
+use std::task::Poll;
+
+/// The last handle of a stream goes while another thread is between close and record of its ticket.
+#[test]
+fn a_ticket_that_is_closed_and_not_published_keeps_its_stream() {
+    let sim = manual();
+    let dev = Hooked::new(&sim);
+    let pool = builder(&sim, 8 * MIB);
+    drop(pool);
+    let pool = Pool::builder(dev.clone())
+        .capacity(2 * MIB)
+        .handle_bytes(HANDLE)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let work_a = sim.create_stream();
+    let a = pool.register(&work_a).unwrap();
+    let (_wb, b) = stream(&sim, &pool);
+    let block = pool.try_allocate(&a, MIB).unwrap();
+    let other = pool.try_allocate(&a, MIB).unwrap();
+    drop(other);
+    use_block(&work_a, &block, us(100));
+    drop(block);
+    dev.on("record", move || drop(a));
+    let got = pool.try_allocate(&b, 2 * MIB);
+    assert!(work_a.backlog() > 0);
+    assert!(
+        got.is_err(),
+        "granted {:?} while A's work runs",
+        got.unwrap()
+    );
+}
+
+/// The waiter is cancelled, and its stream let go, while its grant is made behind a wait on the device.
+#[test]
+fn a_grant_whose_waiter_and_stream_are_gone_keeps_its_fences() {
+    let sim = manual();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(8 * MIB)
+        .handle_bytes(HANDLE)
+        .wait_limit(WaitLimit::Unlimited)
+        .build()
+        .unwrap();
+    let work_a = sim.create_stream();
+    let a = pool.register(&work_a).unwrap();
+    let (_wl, l) = stream(&sim, &pool);
+    let (wc, c) = stream(&sim, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let p = pool.clone();
+    let mut w1: std::pin::Pin<Box<dyn Future<Output = Result<Block, AllocError>> + Send>> =
+        Box::pin(async move { p.allocate(&l, 8 * MIB).await });
+    assert!(poll(&mut w1).is_pending());
+    use_block(&work_a, &block, us(100));
+    drop(block);
+    dev.on("wait", move || drop(w1));
+    let mut w2 = pool.allocate(&c, 8 * MIB);
+    let Poll::Ready(Ok(got)) = poll(&mut w2) else {
+        return;
+    };
+    run(&wc, us(1));
+    sim.advance(us(5));
+    assert!(work_a.backlog() > 0);
+    assert!(
+        wc.backlog() > 0,
+        "C ran on memory that A still uses; rung {:?}",
+        got.rung()
+    );
+}
+
+/// Two sealers whose events were recorded in the other order, with long work in between.
+#[test]
+fn a_marker_that_is_published_late_holds_nobody_back() {
+    let sim = manual();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(8 * MIB)
+        .handle_bytes(HANDLE)
+        .build()
+        .unwrap();
+    let work = sim.create_stream();
+    let a = pool.register(&work).unwrap();
+    let slot = Arc::new(Mutex::new(None));
+    let (s, a2) = (slot.clone(), a.clone());
+    let w2 = work.clone();
+    dev.on("record", move || {
+        let e = a2.event().unwrap();
+        run(&w2, us(1000));
+        *s.lock().unwrap() = Some(e);
+    });
+    let _e5 = a.event().unwrap();
+    let e6 = slot.lock().unwrap().take().unwrap();
+    let (woken, waker) = Count::new();
+    let mut f = e6.into_future();
+    let mut done = false;
+    for _ in 0..50 {
+        if poll_with(&mut f, &waker).is_ready() {
+            done = true;
+            break;
+        }
+    }
+    assert!(
+        done,
+        "complete on the device, not seen; woken {} times in 50 polls",
+        woken.get()
+    );
+}
+
+/// A query of another stream fails, and not for good.
+#[test]
+fn an_error_of_one_stream_does_not_fail_another() {
+    let sim = manual();
+    let pool = pool(&sim, 64 * MIB);
+    let (wa, a) = stream(&sim, &pool);
+    let (_wb, b) = stream(&sim, &pool);
+    let x = pool.try_allocate(&a, 2 * MIB).unwrap();
+    run(&wa, us(10));
+    drop(x);
+    a.seal().unwrap();
+    sim.fail_next(weirpool::device::sim::Call::Query, DeviceErrorKind::Other);
+    let got = pool.try_allocate(&b, 2 * MIB);
+    assert!(got.is_ok(), "{got:?}");
+}
+
+/// The last record of all fails.
+#[test]
+fn a_passing_error_at_the_end_leaks_nothing() {
+    let sim = manual();
+    let pool = pool(&sim, 64 * MIB);
+    let (wa, a) = stream(&sim, &pool);
+    let b = pool.try_allocate(&a, 4096).unwrap();
+    run(&wa, us(10));
+    drop(b);
+    drop(pool);
+    sim.fail_next(weirpool::device::sim::Call::Record, DeviceErrorKind::Other);
+    drop(a);
+    sim.advance(us(20));
+    assert_eq!(sim.counters().physical_in_use, 0);
+}

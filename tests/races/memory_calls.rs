@@ -1,0 +1,203 @@
+//! What others do while memory is taken from the device, or given back.
+
+use super::*;
+
+/// An allocation queues while another thread's growth has the capacity planned.
+#[test]
+fn who_queues_while_memory_is_taken_is_served_by_what_is_over() {
+    let sim = manual();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(2 * MIB)
+        .handle_bytes(HANDLE)
+        .build()
+        .unwrap();
+    let (_wa, a) = stream(&sim, &pool);
+    let (_wb, b) = stream(&sim, &pool);
+    let (woken, waker) = Count::new();
+    let p = pool.clone();
+    let mut w: std::pin::Pin<Box<dyn Future<Output = Result<Block, AllocError>> + Send>> =
+        Box::pin(async move { p.allocate(&b, 4096).await });
+    let slot = Arc::new(Mutex::new(None));
+    let s = slot.clone();
+    dev.on("create", move || {
+        assert!(poll_with(&mut w, &waker).is_pending());
+        *s.lock().unwrap() = Some((w, woken.get(), woken));
+    });
+    let mine = pool.try_allocate(&a, 4096).unwrap();
+    let (mut w, before, woken) = slot.lock().unwrap().take().unwrap();
+    assert!(
+        woken.get() > before,
+        "free memory, a waiter, and nobody woke it"
+    );
+    assert!(poll(&mut w).is_ready());
+    drop(mine);
+}
+
+/// The same while memory is being released.
+#[test]
+fn who_queues_while_memory_is_released_is_woken() {
+    let sim = manual();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(2 * MIB)
+        .handle_bytes(HANDLE)
+        .initial_size(2 * MIB)
+        .build()
+        .unwrap();
+    let (_wb, b) = stream(&sim, &pool);
+    let (woken, waker) = Count::new();
+    let p = pool.clone();
+    let mut w: std::pin::Pin<Box<dyn Future<Output = Result<Block, AllocError>> + Send>> =
+        Box::pin(async move { p.allocate(&b, 4096).await });
+    let slot = Arc::new(Mutex::new(None));
+    let s = slot.clone();
+    dev.on("unmap", move || {
+        assert!(poll_with(&mut w, &waker).is_pending());
+        *s.lock().unwrap() = Some((w, woken.get(), woken));
+    });
+    assert_eq!(pool.trim_to(0).unwrap(), 2 * MIB);
+    let (_w, before, woken) = slot.lock().unwrap().take().unwrap();
+    assert!(
+        woken.get() > before,
+        "all the capacity is there, a waiter, and nobody woke it"
+    );
+}
+
+/// Two threads allocate from an empty pool, and taking memory takes two milliseconds.
+#[test]
+fn two_first_allocations_share_what_one_of_them_takes() {
+    let sim = SimDevice::builder().memory(1 << 30).build();
+    let mut hung = 0;
+    for _ in 0..20 {
+        let dev = Hooked::new(&sim);
+        dev.on("create", || std::thread::sleep(Duration::from_millis(2)));
+        let pool = Pool::builder(dev)
+            .capacity(2 * MIB)
+            .handle_bytes(HANDLE)
+            .build()
+            .unwrap();
+        let (tx, rx) = std::sync::mpsc::channel();
+        for i in 0..2 {
+            let (pool, sim, tx) = (pool.clone(), sim.clone(), tx.clone());
+            std::thread::spawn(move || {
+                let (_w, s) = stream(&sim, &pool);
+                std::thread::sleep(Duration::from_millis(i));
+                let b = futures::executor::block_on(pool.allocate(&s, 4096)).unwrap();
+                tx.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(250));
+                drop(b);
+            });
+        }
+        for _ in 0..2 {
+            if rx.recv_timeout(Duration::from_millis(150)).is_err() {
+                hung += 1;
+            }
+        }
+    }
+    assert_eq!(
+        hung, 0,
+        "not served in 150 ms though 2 MiB - 4 KiB are free"
+    );
+}
+
+/// rmm#2304: what a pool let go may be given to another of its threads before the first has noted it.
+#[test]
+fn an_address_that_comes_back_at_once_is_not_forgotten() {
+    let sim = SimDevice::builder()
+        .memory(1 << 30)
+        .clock(weirpool::device::sim::Clock::Manual)
+        .virtual_memory(false)
+        .build();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(8 * HANDLE)
+        .handle_bytes(HANDLE)
+        .build()
+        .unwrap();
+    let (_, a) = stream(&sim, &pool);
+    drop(pool.try_allocate(&a, 2 * HANDLE).unwrap());
+    now(a.synchronize()).unwrap();
+    let taken = Arc::new(Mutex::new(None));
+    let (other, stream, place) = (pool.clone(), a.clone(), taken.clone());
+    dev.on("freed", move || {
+        *place.lock().unwrap() = Some(other.try_allocate(&stream, 2 * HANDLE).unwrap());
+    });
+    assert_eq!(pool.trim_to(0).unwrap(), 2 * HANDLE);
+    assert!(dev.spare.lock().unwrap().is_empty(), "it was given again");
+    drop(taken.lock().unwrap().take());
+    now(a.synchronize()).unwrap();
+    assert_eq!(pool.trim_to(0).unwrap(), 2 * HANDLE);
+    assert_eq!(dev.spare.lock().unwrap().len(), 1);
+}
+
+/// Two releases at once do not each release all of it.
+#[test]
+fn two_who_trim_keep_what_both_would_keep() {
+    let sim = manual();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(16 * HANDLE)
+        .handle_bytes(HANDLE)
+        .build()
+        .unwrap();
+    let (_, a) = stream(&sim, &pool);
+    drop(pool.try_allocate(&a, 8 * HANDLE).unwrap());
+    now(a.synchronize()).unwrap();
+    let other = pool.clone();
+    dev.on("unmap", move || {
+        assert_eq!(other.trim_to(4 * HANDLE).unwrap(), 0);
+    });
+    assert_eq!(pool.trim_to(4 * HANDLE).unwrap(), 4 * HANDLE);
+    assert_eq!(pool.statistics().reserved.current, 4 * HANDLE);
+    pool.check_conserved().unwrap();
+}
+
+/// A pool that shrinks while it grows holds more than it should, and lets it go once it comes back.
+#[test]
+fn a_resize_counts_growth_that_is_under_way() {
+    let sim = manual();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(8 * HANDLE)
+        .handle_bytes(HANDLE)
+        .build()
+        .unwrap();
+    let (_, a) = stream(&sim, &pool);
+    let other = pool.clone();
+    dev.on("create", move || {
+        other.resize(2 * HANDLE).unwrap();
+    });
+    let block = pool.try_allocate(&a, 8 * HANDLE).unwrap();
+    pool.check().unwrap();
+    drop(block);
+    for _ in 0..5 {
+        sim.advance(us(10_000));
+    }
+    assert_eq!(pool.statistics().reserved.current, 2 * HANDLE);
+    pool.check_conserved().unwrap();
+}
+
+/// The alarm may ring, and the next be set, before the one who set the first has put it away.
+#[test]
+fn an_alarm_that_rings_at_once_does_not_take_the_next_along() {
+    let sim = manual();
+    let dev = Hooked::new(&sim);
+    let pool = Pool::builder(dev.clone())
+        .capacity(8 * HANDLE)
+        .handle_bytes(HANDLE)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (work, a) = stream(&sim, &pool);
+    let block = pool.try_allocate(&a, 8 * HANDLE).unwrap();
+    use_block(&work, &block, us(15_000));
+    let clock = sim.clone();
+    dev.on("alarm", move || clock.advance(us(10_000)));
+    drop(block);
+    for _ in 0..5 {
+        sim.advance(us(10_000));
+    }
+    assert_eq!(pool.statistics().reserved.current, 0);
+}

@@ -1,0 +1,223 @@
+//! Who waits: beside others who are forgotten or never polled, on runtimes that nobody runs, for what is late.
+
+use super::*;
+use std::task::Poll;
+
+/// The waiter that was polled last is forgotten.
+#[test]
+fn a_forgotten_waiter_does_not_silence_the_others() {
+    let sim = manual();
+    let pool = builder(&sim, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (_wa, a) = stream(&sim, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let (woken, waker) = Count::new();
+    let mut first = pool.allocate(&a, MIB);
+    assert!(poll_with(&mut first, &waker).is_pending());
+    let mut second = pool.allocate(&a, MIB);
+    assert!(poll(&mut second).is_pending());
+    std::mem::forget(second);
+    drop(block);
+    assert!(woken.get() > 0, "the head sleeps for ever");
+}
+
+/// The head is held and not polled, since its task awaits something else; the last is cancelled.
+#[test]
+fn a_head_that_is_not_polled_does_not_silence_the_others() {
+    let sim = manual();
+    let pool = builder(&sim, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (_wa, a) = stream(&sim, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let mut head = pool.allocate(&a, MIB);
+    assert!(poll(&mut head).is_pending());
+    let (woken, waker) = Count::new();
+    let mut middle = pool.allocate(&a, MIB);
+    assert!(poll_with(&mut middle, &waker).is_pending());
+    let mut last = pool.allocate(&a, MIB);
+    assert!(poll(&mut last).is_pending());
+    drop(last);
+    let before = woken.get();
+    drop(block);
+    assert!(
+        woken.get() > before,
+        "no driver: the middle one sleeps for ever"
+    );
+}
+
+/// A reclaimer was spawned on a current-thread runtime that nobody runs now.
+#[cfg(feature = "tokio")]
+#[test]
+fn a_runtime_that_nobody_runs_does_not_silence_the_others() {
+    let sim = manual();
+    let pool = builder(&sim, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (_wa, a) = stream(&sim, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let rt = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    rt.block_on(async {
+        let mut w = pool.allocate(&a, MIB);
+        assert!(poll(&mut w).is_pending());
+        drop(w); // e.g. a timeout, a select
+    });
+    let (woken, waker) = Count::new();
+    let mut w = pool.allocate(&a, MIB);
+    assert!(poll_with(&mut w, &waker).is_pending());
+    drop(block);
+    assert!(
+        woken.get() > 0,
+        "the bell rings at a runtime that nobody runs"
+    );
+}
+
+/// The runtime that was entered is shut down: a task spawned on it is dropped at once.
+#[cfg(feature = "tokio")]
+#[test]
+fn a_runtime_that_was_shut_down_is_not_asked_again_and_again() {
+    let sim = manual();
+    let pool = builder(&sim, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (_wa, a) = stream(&sim, &pool);
+    let _block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let rt = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .build()
+        .unwrap();
+    let handle = rt.handle().clone();
+    rt.shutdown_background();
+    let _g = handle.enter();
+    let (woken, waker) = Count::new();
+    let mut w = pool.allocate(&a, MIB);
+    for _ in 0..20 {
+        assert!(poll_with(&mut w, &waker).is_pending());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(woken.get() <= 2, "each poll wakes itself: {}", woken.get());
+}
+
+/// The last handle goes while a runtime that nobody runs has a reclaimer.
+#[cfg(feature = "tokio")]
+#[test]
+fn a_runtime_that_nobody_runs_does_not_keep_the_memory() {
+    let sim = manual();
+    let rt = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    {
+        let pool = builder(&sim, 8 * MIB)
+            .reuse(only_host_waits())
+            .build()
+            .unwrap();
+        let (_wa, a) = stream(&sim, &pool);
+        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        rt.block_on(async {
+            let mut w = pool.allocate(&a, MIB);
+            assert!(poll(&mut w).is_pending());
+            drop(w);
+        });
+        drop(block);
+    }
+    assert_eq!(sim.counters().physical_in_use, 0);
+}
+
+/// Without the opportunistic policy: waiting is synchronizing.
+#[test]
+fn who_waits_sees_what_completed_whatever_the_policy() {
+    let sim = manual();
+    let pool = builder(&sim, 8 * MIB).reuse(Reuse::NONE).build().unwrap();
+    let (wa, a) = stream(&sim, &pool);
+    let (_wb, b) = stream(&sim, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let mut w = pool.allocate(&b, 8 * MIB);
+    assert!(poll(&mut w).is_pending());
+    run(&wa, us(10));
+    drop(block);
+    sim.advance(us(100));
+    assert!(
+        poll(&mut w).is_ready(),
+        "all work is over, all memory given back, and it waits"
+    );
+}
+
+fn trained(
+    sim: &SimDevice,
+    pool: &Pool,
+    n: usize,
+) -> Vec<(weirpool::device::sim::SimStream, Stream)> {
+    let streams: Vec<_> = (0..n).map(|_| stream(sim, pool)).collect();
+    for _ in 0..20 {
+        for (w, s) in &streams {
+            run(w, us(10));
+            let _ = s.event().unwrap();
+        }
+        sim.advance(us(10));
+        pool.harvest().unwrap();
+    }
+    streams
+}
+
+/// A donor far over its mean may be stuck behind the taker.
+#[test]
+fn a_stream_that_is_stuck_is_not_waited_for_on_the_device() {
+    let sim = manual();
+    let pool = builder(&sim, 8 * MIB).build().unwrap();
+    let s = trained(&sim, &pool, 2);
+    let ((wa, a), (wb, b)) = (&s[0], &s[1]);
+    let block = pool.try_allocate(a, 8 * MIB).unwrap();
+    let flag = sim.flag();
+    wa.wait_until(&flag, 1); // B will signal it
+    drop(block);
+    a.seal().unwrap();
+    sim.advance(us(5000)); // A is 500 times over its mean
+    run(wb, us(10));
+    let _e = b.event().unwrap();
+    let mut w = pool.allocate(b, 8 * MIB);
+    let p = poll(&mut w);
+    if let Poll::Ready(Ok(block)) = &p {
+        wb.signal(&flag, 1);
+        sim.advance(us(1_000_000));
+        assert!(
+            wb.backlog() == 0,
+            "knot: B waits for A which waits for B; rung {:?}",
+            block.rung()
+        );
+    }
+}
+
+/// Waiting first, and what was on its way does not come.
+#[test]
+fn patience_ends_when_what_was_expected_is_overdue() {
+    let sim = manual();
+    let pool = builder(&sim, 64 * MIB)
+        .order(Order::WaitFirst)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let s = trained(&sim, &pool, 2);
+    let ((wa, a), (wb, b)) = (&s[0], &s[1]);
+    let block = pool.try_allocate(a, 8 * MIB).unwrap();
+    let flag = sim.flag();
+    wa.wait_until(&flag, 1);
+    drop(block);
+    a.seal().unwrap();
+    run(wb, us(10));
+    let _e = b.event().unwrap();
+    let mut w = pool.allocate(b, 8 * MIB);
+    if poll(&mut w).is_pending() {
+        sim.advance(us(1_000_000));
+        assert!(
+            poll(&mut w).is_ready(),
+            "56 MiB may be taken, 100000 times the expected time is over"
+        );
+    }
+}

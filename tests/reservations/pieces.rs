@@ -1,0 +1,184 @@
+//! A reservation in pieces, of which one block is asked for.
+
+use super::*;
+
+/// Pieces that were freed one by one are one again for who needs all of it.
+#[test]
+fn pieces_are_joined_when_they_are_needed() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let reservation = pool.reserve(8 * MIB).try_now().unwrap();
+    for _ in 0..3 {
+        let pieces: Vec<_> = (0..8)
+            .map(|at| {
+                let stream = if at % 2 == 0 { &a } else { &b };
+                reservation.allocate(stream, MIB).unwrap()
+            })
+            .collect();
+        drop(pieces);
+        drop(reservation.allocate(&a, 8 * MIB).unwrap());
+    }
+    pool.check().unwrap();
+}
+
+/// What is left in pieces is as good as one, as long as it is made of whole handles: they are mapped elsewhere,
+/// though the pool has nothing.
+#[test]
+fn whole_handles_never_fail_though_the_pool_is_full() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let pebble = pool.try_allocate(&stream, 512).unwrap(); // nothing is aligned by chance
+    let reservation = pool.reserve(24 * MIB).try_now().unwrap();
+    let mut others = Vec::new();
+    while let Ok(block) = pool.try_allocate(&stream, 512 << 10) {
+        others.push(block);
+    }
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut blocks: Vec<Block> = Vec::new();
+    let (mut lent, mut remapped) = (0, 0);
+    for _ in 0..3000 {
+        if random.bool() && !blocks.is_empty() {
+            lent -= blocks.swap_remove(random.usize(..blocks.len())).size();
+        } else if lent < 24 * MIB {
+            let most = (24 * MIB - lent) / (2 * MIB);
+            let bytes = random.u64(1..=most) * 2 * MIB;
+            let before = pool.statistics().remaps;
+            blocks.push(reservation.allocate(&stream, bytes).unwrap());
+            remapped += pool.statistics().remaps - before;
+            lent += bytes;
+        }
+        assert_eq!(reservation.left(), 24 * MIB - lent);
+        assert_eq!(reservation.size(), 24 * MIB);
+        pool.check().unwrap();
+    }
+    assert!(remapped > 0, "it never was in pieces");
+    drop((blocks, others, pebble, reservation));
+    pool.check_conserved().unwrap();
+}
+
+/// Pieces of any size are exchanged for a span of the pool, which has as much as before.
+#[test]
+fn pieces_are_exchanged_for_what_the_pool_has_in_one() {
+    for virtual_memory in [true, false] {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .virtual_memory(virtual_memory)
+            .clock(weirpool::device::sim::Clock::Manual)
+            .build();
+        let pool = builder(&device, 32 * MIB)
+            .lane_bytes(0)
+            .initial_size(32 * MIB)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let reservation = pool.reserve(4 * MIB).try_now().unwrap();
+        let pieces: Vec<_> = (0..8)
+            .map(|_| reservation.allocate(&stream, MIB / 2).unwrap())
+            .collect();
+        let (kept, freed): (Vec<_>, Vec<_>) = pieces
+            .into_iter()
+            .enumerate()
+            .partition(|(at, _)| at % 2 == 0);
+        drop(freed);
+        assert_eq!(reservation.left(), 2 * MIB);
+        let free = pool.statistics().free;
+        let one = reservation.allocate(&stream, 3 * MIB / 2).unwrap();
+        assert_eq!(reservation.left(), MIB / 2);
+        assert_eq!(pool.statistics().free, free, "an exchange is even");
+        pool.check().unwrap();
+        // Nothing of it is anybody's before the reservation ends.
+        drop((one, kept));
+        assert_eq!(reservation.left(), 4 * MIB);
+        let others: Vec<_> =
+            std::iter::from_fn(|| pool.try_allocate(&stream, MIB / 2).ok()).collect();
+        assert_eq!(others.len(), 56);
+        drop(others);
+        drop(reservation);
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// What the device refuses on the way leaves the reservation what it had.
+#[test]
+fn an_exchange_that_fails_takes_nothing() {
+    use weirpool::device::sim::{Call, Fault};
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let reservation = pool.reserve(16 * MIB).try_now().unwrap();
+    let pieces: Vec<_> = (0..8)
+        .map(|_| reservation.allocate(&stream, 2 * MIB).unwrap())
+        .collect();
+    let others = pool.try_allocate(&stream, 16 * MIB).unwrap();
+    let mut kept = Vec::new();
+    for (at, piece) in pieces.into_iter().enumerate() {
+        if at % 2 == 0 {
+            kept.push(piece);
+        }
+    }
+    device.script(
+        Call::Unmap,
+        2,
+        Fault::Fails(weirpool::device::DeviceErrorKind::Other),
+    );
+    assert!(reservation.allocate(&stream, 8 * MIB).is_err());
+    assert_eq!(
+        (reservation.left(), reservation.size()),
+        (8 * MIB, 16 * MIB)
+    );
+    pool.check().unwrap();
+    drop(reservation.allocate(&stream, 8 * MIB).unwrap());
+    drop((kept, others, reservation));
+    pool.check_conserved().unwrap();
+}
+
+/// Whatever is drawn and freed on whatever stream, beside others who do the same: no byte of a reservation is lost,
+/// and none is had by two.
+#[test]
+fn reservations_keep_their_bytes() {
+    for seed in 0..20 {
+        let device = manual();
+        let pool = small(&device);
+        let streams = [0; 3].map(|_| stream(&device, &pool));
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut reservations: Vec<_> = (0..3)
+            .map(|_| pool.reserve(random.u64(1..=12) << 19).try_now().unwrap())
+            .collect();
+        let mut blocks: Vec<(Option<usize>, Block)> = Vec::new();
+        for _ in 0..600 {
+            let (work, on) = &streams[random.usize(..3)];
+            let bytes = 1 << random.u64(9..23);
+            let from = random.choice([None, Some(0), Some(1), Some(2)]).flatten();
+            let block = match from {
+                _ if random.bool() => None,
+                Some(at) => reservations[at].allocate(on, bytes).ok(),
+                None => pool.try_allocate(on, bytes).ok(),
+            };
+            match block {
+                Some(block) => {
+                    use_block(work, &block, us(random.u64(1..50)));
+                    blocks.push((from, block));
+                }
+                None if !blocks.is_empty() => {
+                    drop(blocks.swap_remove(random.usize(..blocks.len())));
+                }
+                None => device.advance(us(20)),
+            }
+            for (at, reservation) in reservations.iter().enumerate() {
+                let of_it = blocks.iter().filter(|(from, _)| *from == Some(at));
+                let lent: u64 = of_it.map(|(_, block)| block.size()).sum();
+                assert_eq!(reservation.left() + lent, reservation.size());
+            }
+            pool.check().unwrap();
+        }
+        reservations.truncate(1);
+        drop(blocks);
+        reservations.clear();
+        device.advance(us(100_000));
+        pool.harvest().unwrap();
+        pool.check_conserved().unwrap();
+    }
+}

@@ -1,0 +1,193 @@
+//! How memory is set aside, counted, split and given back.
+
+use super::*;
+use std::task::Poll;
+
+/// It waits in the queue like anybody, for memory that is complete on every stream.
+#[test]
+fn reserving_waits_for_what_is_complete() {
+    let device = manual();
+    let pool = small(&device);
+    let (work, a) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 32 * MIB).unwrap();
+    use_block(&work, &block, us(100));
+    let (woken, waker) = Count::new();
+    let mut reserving = pool.reserve(16 * MIB);
+    assert!(poll_with(&mut reserving, &waker).is_pending());
+    let mut behind = pool.allocate(&a, MIB);
+    assert!(poll(&mut behind).is_pending());
+    drop(block);
+    assert!(
+        poll_with(&mut reserving, &waker).is_pending(),
+        "the work runs"
+    );
+    let before = woken.get();
+    device.advance(us(100));
+    assert!(woken.get() > before);
+    let Poll::Ready(Ok(reservation)) = poll_with(&mut reserving, &waker) else {
+        panic!("it is complete");
+    };
+    drop(now(behind).unwrap());
+    assert_eq!(pool.statistics().waits.served, 2);
+    drop(reservation);
+    pool.check_conserved().unwrap();
+}
+
+/// Dropped at whatever stage, it has taken nothing.
+#[test]
+fn a_dropped_future_leaves_nothing_reserved() {
+    let device = manual();
+    let [tag] = ["reservations: dropped"].map(Tag::new);
+    let pool = builder(&device, 32 * MIB)
+        .tag_limit(tag, 16 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    for stage in 0..4 {
+        let mut block = Some(pool.try_allocate(&stream, 32 * MIB).unwrap());
+        let mut reserving = pool.reserve(8 * MIB).tag(tag);
+        if stage > 0 {
+            assert!(poll(&mut reserving).is_pending());
+        }
+        if stage > 1 {
+            block = None;
+        }
+        let mut behind = (stage == 3).then(|| pool.allocate(&stream, 512));
+        if let Some(behind) = &mut behind {
+            // Serves the queue, and so grants what nobody takes.
+            let _ = poll(behind);
+        }
+        drop(reserving);
+        drop((block, behind));
+        assert_eq!(pool.statistics_of_tag(tag).used.current, 0);
+        pool.check_conserved().unwrap();
+    }
+    // Its own memory, once the pool was closed, is no exception.
+    let reservation = pool.reserve(MIB).try_now().unwrap();
+    pool.close();
+    assert_eq!(
+        reservation.allocate(&stream, 512).unwrap_err(),
+        AllocError::Closed
+    );
+    drop(reservation);
+    pool.check_conserved().unwrap();
+}
+
+/// What is reserved for a tag counts for it, whole, until it is given back: by the handle, or by the last
+/// block that outlives that.
+#[test]
+fn a_reservation_counts_for_its_tag() {
+    let device = manual();
+    let tag = Tag::new("reservations: counts");
+    let pool = builder(&device, 32 * MIB)
+        .tag_limit(tag, 8 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let of_tag = || pool.statistics_of_tag(tag).used.current;
+    let mut reservation = pool.reserve(6 * MIB).tag(tag).try_now().unwrap();
+    let refused = pool.reserve(3 * MIB).tag(tag).try_now().unwrap_err();
+    assert!(matches!(refused, AllocError::LimitReached { .. }));
+    let block = reservation.allocate(&stream, 2 * MIB).unwrap();
+    assert_eq!(block.tag(), Some(tag));
+    assert_eq!(of_tag(), 6 * MIB);
+    drop(reservation.allocate(&stream, 4 * MIB).unwrap());
+    assert_eq!(of_tag(), 6 * MIB);
+    now(Box::pin(reservation.grow(2 * MIB))).unwrap();
+    assert_eq!((of_tag(), reservation.size()), (8 * MIB, 8 * MIB));
+    let part = reservation.split(MIB).unwrap();
+    drop(part);
+    assert_eq!(of_tag(), 7 * MIB);
+    drop(reservation);
+    assert_eq!(of_tag(), 2 * MIB);
+    drop(block);
+    assert_eq!(of_tag(), 0);
+    pool.check_conserved().unwrap();
+}
+
+/// What is set aside for a tag is an allocation of it, and ends as one.
+#[test]
+fn a_tag_counts_its_reservations() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("counts its reservations");
+    let mut reservation = pool.reserve(4 * MIB).tag(tag).try_now().unwrap();
+    let figures = pool.statistics_of_tag(tag);
+    assert_eq!((figures.allocations, figures.frees), (1, 0));
+    let part = reservation.split(MIB).unwrap();
+    let block = reservation.allocate(&stream, MIB).unwrap();
+    drop(reservation);
+    drop((block, part));
+    let figures = pool.statistics_of_tag(tag);
+    assert_eq!(figures.used.current, 0);
+    assert_eq!(figures.used.high, 4 * MIB, "as long as it was set aside");
+    assert_eq!(figures.allocations, figures.frees);
+}
+
+/// Two parts go their own ways.
+#[test]
+fn a_reservation_can_be_split() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let mut whole = pool.reserve(8 * MIB).try_now().unwrap();
+    let held = whole.allocate(&stream, 2 * MIB).unwrap();
+    let error = whole.split(7 * MIB).unwrap_err();
+    assert!(matches!(error, AllocError::NotReserved { left, .. } if left == 6 * MIB));
+    let part = whole.split(6 * MIB).unwrap();
+    assert_eq!((whole.left(), part.left()), (0, 6 * MIB));
+    drop(held);
+    assert_eq!((whole.left(), part.left()), (2 * MIB, 6 * MIB));
+    let other = part.allocate(&stream, 6 * MIB).unwrap();
+    drop((whole, part, other));
+    pool.check_conserved().unwrap();
+}
+
+/// Blocks that outlive their reservation are anybody's when they are freed.
+#[test]
+fn blocks_outlive_their_reservation() {
+    let device = manual();
+    let pool = small(&device);
+    let (work, stream) = stream(&device, &pool);
+    let reservation = pool.reserve(16 * MIB).try_now().unwrap();
+    let block = reservation.allocate(&stream, 4 * MIB).unwrap();
+    use_block(&work, &block, us(50));
+    drop(reservation);
+    assert_eq!(used(&pool), 4 * MIB);
+    drop(pool.try_allocate(&stream, 28 * MIB).unwrap());
+    drop(block);
+    device.advance(us(50));
+    drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
+    pool.check_conserved().unwrap();
+}
+
+/// Where nothing is pooled there is nothing to set aside; several blocks can be had together all the same.
+#[test]
+fn without_pooling_nothing_is_set_aside() {
+    let device = manual();
+    let pool = Pool::builder(device.clone()).unpooled().build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let refused = pool.reserve(MIB).try_now().unwrap_err();
+    assert_eq!(refused, AllocError::NotReservable);
+    let blocks = pool.allocate_many(&stream, [MIB, MIB]).try_now().unwrap();
+    assert_eq!(blocks.len(), 2);
+}
+
+/// The statistics, the snapshot and the look-up by address know it.
+#[test]
+fn it_is_seen_for_what_it_is() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let reservation = pool.reserve(8 * MIB).try_now().unwrap();
+    let block = reservation.allocate(&stream, 2 * MIB).unwrap();
+    let snapshot = pool.snapshot();
+    assert_eq!(snapshot.bytes_in(BlockState::Reserved), 6 * MIB);
+    assert_eq!(snapshot.bytes_in(BlockState::Used), 2 * MIB);
+    assert_eq!(pool.statistics().live_blocks, 1);
+    assert_eq!(pool.statistics().used.current, 8 * MIB);
+    drop(block);
+    assert_eq!(pool.snapshot().bytes_in(BlockState::Reserved), 8 * MIB);
+    assert_eq!(pool.trim_to(0).unwrap(), 0, "it is not free");
+}

@@ -1,0 +1,231 @@
+//! Several blocks from one place in the queue: all or none, and waited for once.
+
+use super::*;
+use weirpool::device::DeviceErrorKind;
+use weirpool::device::sim::Call;
+
+/// All or none, in the order of the layouts, and from one place in the queue.
+#[test]
+fn several_blocks_are_granted_together() {
+    let device = manual();
+    let pool = small(&device);
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let layouts = [MIB, 16 * MIB, 2 * MIB, 9 * MIB];
+    let refused = pool.allocate_many(&stream, layouts).try_now().unwrap_err();
+    assert!(matches!(refused, AllocError::Exhausted(s) if s.requested == 28 * MIB));
+    assert_eq!(used(&pool), 8 * MIB, "none of them");
+    let never = pool.allocate_many(&stream, [16 * MIB, 17 * MIB]).try_now();
+    assert!(matches!(never, Err(AllocError::TooLarge { requested, .. }) if requested == 33 * MIB));
+    let mut waiting = pool.allocate_many(&stream, layouts);
+    assert!(poll(&mut waiting).is_pending());
+    let mut behind = pool.allocate(&stream, 512);
+    assert!(poll(&mut behind).is_pending());
+    assert_eq!(used(&pool), 8 * MIB, "nothing is held while it waits");
+    drop(held);
+    let blocks = now(waiting).unwrap();
+    assert_eq!(blocks.iter().map(Block::size).collect::<Vec<_>>(), layouts);
+    drop(now(behind).unwrap());
+    drop(blocks);
+    assert_eq!(
+        now(pool.allocate_many(&stream, [0u64; 0])).unwrap().len(),
+        0
+    );
+    pool.check_conserved().unwrap();
+}
+
+/// Tasks that take two blocks each, one after the other, knot; together, they do not. In random order, on
+/// many streams, with memory for two of them.
+#[test]
+fn together_there_is_no_knot() {
+    let device = SimDevice::new();
+    let pool = builder(&device, 16 * MIB).build().unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (pool, device) = (&pool, &device);
+            scope.spawn(move || {
+                let (work, stream) = stream(device, pool);
+                let mut random = fastrand::Rng::with_seed(thread);
+                for round in 0..200 {
+                    let sizes = [random.u64(1..4 * MIB), random.u64(1..4 * MIB)];
+                    if round % 2 == 0 {
+                        let blocks = pool.allocate_many(&stream, sizes);
+                        let blocks = futures::executor::block_on(blocks).unwrap();
+                        use_block(&work, &blocks[0], us(5));
+                    } else {
+                        let reserving = pool.reserve_many(sizes);
+                        let reservation = futures::executor::block_on(reserving).unwrap();
+                        let first = reservation.allocate(&stream, sizes[0]).unwrap();
+                        use_block(&work, &first, us(5));
+                        let second = reservation.allocate(&stream, sizes[1]).unwrap();
+                        drop((first, reservation, second));
+                    }
+                }
+            });
+        }
+    });
+    device.block_on(async {});
+    pool.harvest().unwrap();
+    pool.check_conserved().unwrap();
+}
+
+/// Several that do not fit together leave what they were tried with as it was: for others it is there as
+/// soon as it would have been.
+#[test]
+fn what_was_tried_for_several_is_no_later_for_others() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB)
+        .lane_bytes(0)
+        .wait_limit(WaitLimit::Unlimited)
+        .build()
+        .unwrap();
+    let (short, a) = stream(&device, &pool);
+    let (long, b) = stream(&device, &pool);
+    let (_, c) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 4 * MIB).unwrap();
+    let held = pool.try_allocate(&a, 4 * MIB).unwrap();
+    use_block(&short, &block, us(100));
+    run(&long, us(100_000));
+    drop(block);
+    // The second stream may be made to wait for the first; its own work takes longer.
+    let mut both = pool.allocate_many(&b, [3 * MIB, 3 * MIB]);
+    assert!(poll(&mut both).is_pending());
+    drop(both);
+    device.advance(us(100));
+    let block = pool.try_allocate(&c, 4 * MIB).expect("its work is over");
+    assert_eq!(block.rung(), Rung::Free);
+    drop((block, held));
+    device.advance(us(100_000));
+    pool.harvest().unwrap();
+    pool.check_conserved().unwrap();
+}
+
+/// A pool of 8 MiB that waits on the device before anything else, half of it pending on one stream.
+fn half_pending(device: &SimDevice) -> (Pool, Stream, Block) {
+    let pool = builder(device, 8 * MIB)
+        .lane_bytes(0)
+        .wait_limit(WaitLimit::Unlimited)
+        .build()
+        .unwrap();
+    let (work, a) = stream(device, &pool);
+    let block = pool.try_allocate(&a, 4 * MIB).unwrap();
+    let held = pool.try_allocate(&a, 4 * MIB).unwrap();
+    use_block(&work, &block, us(100));
+    drop(block);
+    (pool, a, held)
+}
+
+/// A stream is made to wait only for what it gets: while one of several cannot be had, for nothing.
+#[test]
+fn a_stream_does_not_wait_for_several_that_cannot_be_had() {
+    let device = manual();
+    let (pool, _a, held) = half_pending(&device);
+    let (_, b) = stream(&device, &pool);
+    let both = [4 * MIB, 2 * MIB];
+    assert!(pool.allocate_many(&b, both).try_now().is_err());
+    let mut waiting = pool.allocate_many(&b, both);
+    assert!(poll(&mut waiting).is_pending() && poll(&mut waiting).is_pending());
+    assert_eq!(device.counters().device_waits, 0);
+    assert_eq!(pool.statistics().device_waits, 0);
+    drop(held);
+    let blocks = now(waiting).unwrap();
+    assert_eq!(device.counters().device_waits, 1);
+    assert!(blocks.iter().any(|block| block.rung() == Rung::DeviceWait));
+    drop(blocks);
+    device.advance(us(100));
+    pool.harvest().unwrap();
+    pool.check_conserved().unwrap();
+}
+
+/// All that several come after is waited for once, before any of them is used; on further streams too.
+#[test]
+fn several_wait_once_before_any_is_used() {
+    for follows in [true, false] {
+        let device = manual();
+        let reuse = Reuse {
+            follow_event_dependencies: follows,
+            ..Reuse::ALL
+        };
+        let pool = builder(&device, 8 * MIB).lane_bytes(0).reuse(reuse);
+        let pool = pool.wait_limit(WaitLimit::Unlimited).build().unwrap();
+        let (work_a, a) = stream(&device, &pool);
+        let (work_b, b) = stream(&device, &pool);
+        let (work_c, c) = stream(&device, &pool);
+        let held = [(); 4].map(|()| pool.try_allocate(&a, 2 * MIB).unwrap());
+        for block in held {
+            use_block(&work_a, &block, us(100));
+            drop(block);
+        }
+        let blocks = pool.allocate_many(&b, [2 * MIB; 3]).try_now().unwrap();
+        assert_eq!(device.counters().device_waits, 1);
+        assert_eq!(pool.statistics().device_waits, 1);
+        // The checker watches.
+        use_block(&work_b, &blocks[0], us(10));
+        for block in &blocks[1..] {
+            block.used_on(&c).unwrap();
+            use_block(&work_c, block, us(10));
+        }
+        drop(blocks);
+        drop((a, b, c));
+        device.advance(us(1000));
+        pool.harvest().unwrap();
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// A wait that the device does not take is one more thing that several are looked for without; one that fails lends
+/// nothing, and loses nothing.
+#[test]
+fn several_whose_wait_fails_lose_nothing() {
+    let device = manual();
+    let (pool, _a, held) = half_pending(&device);
+    let (_, b) = stream(&device, &pool);
+    drop(held);
+    let both = [4 * MIB, 2 * MIB];
+    device.fail_next(Call::Wait, DeviceErrorKind::Other);
+    match pool.allocate_many(&b, both).try_now() {
+        Err(AllocError::Device(error)) => assert_eq!(error.kind(), DeviceErrorKind::Other),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(
+        (used(&pool), pool.statistics().pending.current),
+        (0, 8 * MIB)
+    );
+    device.fail_next(Call::Wait, DeviceErrorKind::Unsupported);
+    let blocks = pool.allocate_many(&b, both).try_now().unwrap();
+    assert_eq!(blocks[0].rung(), Rung::DeviceWait, "it takes the next one");
+    assert_eq!(pool.statistics().device_waits, 1);
+    drop(blocks);
+    device.advance(us(100));
+    pool.harvest().unwrap();
+    pool.check_conserved().unwrap();
+}
+
+/// Where nothing is pooled, several that do not fit together take nothing, and do not wake themselves.
+#[test]
+fn without_pooling_who_waits_for_several_sleeps() {
+    let device = manual();
+    let pool = Pool::builder(device.clone())
+        .capacity(8 * MIB)
+        .unpooled()
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
+    let (woken, waker) = Count::new();
+    let mut both = pool.allocate_many(&stream, [2 * MIB, 4 * MIB]);
+    let mut polls = 0;
+    loop {
+        let before = woken.get();
+        assert!(poll_with(&mut both, &waker).is_pending());
+        polls += 1;
+        assert!(polls < 20, "it wakes itself");
+        if woken.get() == before {
+            break;
+        }
+    }
+    assert_eq!(pool.statistics().reserved.current, 4 * MIB);
+    drop(held);
+    let blocks = now(both).unwrap();
+    assert_eq!(blocks.len(), 2);
+}

@@ -1,0 +1,69 @@
+//! The simulated device through its public face.
+//!
+//! | file | about |
+//! |---|---|
+//! | `order` | in which order operations run |
+//! | `flags`, `events` | how streams wait for each other |
+//! | `clock` | whose time it is |
+//! | `memory` | addresses, handles and bytes |
+//! | `faults` | work and calls that fail |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod clock;
+mod events;
+mod faults;
+mod flags;
+mod memory;
+mod order;
+
+use common::{Count, MIB, manual, us};
+use std::future::{Future, poll_fn};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use weirpool::device::sim::{Operation, SimDevice, SimStream};
+use weirpool::device::{Device, DeviceErrorKind, DeviceStream, RawEvent};
+
+const GRANULE: u64 = 2 * MIB;
+
+fn operation(count: u64) -> Operation {
+    Operation::new(us(count))
+}
+
+fn recorded(sim: &SimDevice, stream: &SimStream) -> RawEvent {
+    let event = sim.create_event().unwrap();
+    sim.record(event, stream.raw()).unwrap();
+    event
+}
+
+/// Operations that write their name into a common list as they complete.
+#[derive(Clone, Default)]
+struct Journal(Arc<Mutex<Vec<String>>>);
+
+impl Journal {
+    fn entry(&self, name: &str, operation: Operation) -> Operation {
+        let (journal, name) = (self.clone(), name.to_owned());
+        operation.run(move |_| journal.0.lock().unwrap().push(name))
+    }
+
+    fn text(&self) -> String {
+        self.0.lock().unwrap().join(" ")
+    }
+}
+
+/// Completes when the event does.
+fn completion(sim: &SimDevice, event: RawEvent) -> impl Future<Output = ()> + use<> {
+    let sim = sim.clone();
+    let mut watch = None;
+    poll_fn(move |context| {
+        if let Some(old) = watch.take() {
+            sim.unwatch(old);
+        }
+        watch = Some(sim.watch(event, context.waker()));
+        match sim.query(event).unwrap() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+}

@@ -1,0 +1,166 @@
+//! In which order operations run, and what a stream waits for.
+
+use super::*;
+use std::time::Duration;
+use weirpool::device::sim::Clock;
+
+#[test]
+fn a_stream_runs_in_order_and_streams_run_side_by_side() {
+    let (sim, journal) = (manual(), Journal::default());
+    let (a, b) = (sim.create_stream(), sim.create_stream());
+    a.submit(journal.entry("a1", operation(10)));
+    a.submit(journal.entry("a2", operation(1)));
+    b.submit(journal.entry("b1", operation(5)));
+    assert_eq!((a.backlog(), a.completed()), (2, 0));
+    sim.advance(us(10));
+    assert_eq!(journal.text(), "b1 a1");
+    assert_eq!((a.backlog(), a.completed()), (1, 1));
+    sim.advance(us(1));
+    assert_eq!(journal.text(), "b1 a1 a2");
+    assert_eq!(sim.counters().operations, 3);
+}
+
+#[test]
+fn nothing_takes_no_time_on_an_idle_stream() {
+    let sim = manual();
+    let stream = sim.create_stream();
+    stream.submit(operation(0));
+    assert!(sim.query(recorded(&sim, &stream)).unwrap());
+    assert_eq!(stream.backlog(), 0);
+}
+
+#[test]
+fn a_wait_orders_streams_and_counts_as_stall() {
+    let (sim, journal) = (manual(), Journal::default());
+    let (a, b) = (sim.create_stream(), sim.create_stream());
+    a.submit(journal.entry("a", operation(100)));
+    b.submit(journal.entry("b1", operation(30)));
+    sim.wait(b.raw(), recorded(&sim, &a)).unwrap();
+    b.submit(journal.entry("b2", operation(10)));
+    sim.advance_to_end();
+    assert_eq!(journal.text(), "b1 a b2");
+    assert_eq!(sim.now(), us(110));
+    assert_eq!(sim.counters().stall, us(70));
+    assert_eq!(sim.counters().device_waits, 1);
+}
+
+#[test]
+fn a_stall_moves_what_stands_behind_earlier_work() {
+    let sim = manual();
+    let (a, b) = (sim.create_stream(), sim.create_stream());
+    a.submit(operation(100));
+    sim.wait(b.raw(), recorded(&sim, &a)).unwrap();
+    b.submit(operation(10).behind(us(40)));
+    b.submit(operation(10).behind(us(70)));
+    let end = recorded(&sim, &b);
+    // 60 later than it would have been, so the next begins at 70 + 60.
+    sim.advance(us(139));
+    assert!(!sim.query(end).unwrap());
+    sim.advance(us(1));
+    assert!(sim.query(end).unwrap());
+    assert_eq!(sim.counters().stall, us(60));
+}
+
+#[test]
+fn a_wait_that_was_over_anyway_is_no_stall() {
+    let sim = manual();
+    let (a, b) = (sim.create_stream(), sim.create_stream());
+    a.submit(operation(10));
+    b.submit(operation(20));
+    sim.wait(b.raw(), recorded(&sim, &a)).unwrap();
+    b.submit(operation(5));
+    sim.advance_to_end();
+    assert_eq!(sim.counters().stall, Duration::ZERO);
+    assert_eq!(sim.now(), us(25));
+}
+
+#[test]
+fn places_are_bounded_and_their_lack_is_no_stall() {
+    let sim = SimDevice::builder()
+        .clock(Clock::Manual)
+        .concurrent_operations(2)
+        .build();
+    let streams: Vec<_> = (0..5).map(|_| sim.create_stream()).collect();
+    for stream in &streams {
+        stream.submit(operation(10));
+    }
+    sim.advance(us(10));
+    assert_eq!(sim.counters().operations, 2);
+    sim.advance_to_end();
+    assert_eq!(sim.now(), us(30));
+    assert_eq!(sim.counters().stall, Duration::ZERO);
+}
+
+fn order_of(seed: u64) -> String {
+    let sim = SimDevice::builder()
+        .clock(Clock::Manual)
+        .concurrent_operations(1)
+        .seed(seed)
+        .build();
+    let journal = Journal::default();
+    let gate = sim.flag();
+    let streams: Vec<_> = (0..8).map(|_| sim.create_stream()).collect();
+    for (index, stream) in streams.iter().enumerate() {
+        stream.wait_until(&gate, 1);
+        stream.submit(journal.entry(&index.to_string(), operation(1)));
+    }
+    gate.set(1);
+    sim.advance_to_end();
+    journal.text()
+}
+
+#[test]
+fn a_seed_picks_among_equals_reproducibly() {
+    assert_eq!(order_of(7), order_of(7));
+    let orders: std::collections::HashSet<_> = (0..8).map(order_of).collect();
+    assert!(orders.len() > 1, "every seed gives {orders:?}");
+}
+
+#[test]
+fn work_of_a_destroyed_stream_runs_to_its_end() {
+    let (sim, journal) = (manual(), Journal::default());
+    let stream = sim.create_stream();
+    let raw = stream.raw();
+    stream.submit(journal.entry("last", operation(10)));
+    let event = recorded(&sim, &stream);
+    drop(stream);
+    assert!(sim.stream(raw).is_none());
+    assert_eq!(
+        sim.record(event, raw).unwrap_err().kind(),
+        DeviceErrorKind::InvalidArgument
+    );
+    assert!(!sim.query(event).unwrap());
+    sim.advance_to_end();
+    assert!(sim.query(event).unwrap());
+    assert_eq!(journal.text(), "last");
+    // Drained, its name is handed out again, as drivers do; old records stay complete.
+    let next = sim.create_stream();
+    assert_eq!(next.raw(), raw);
+    next.submit(operation(10));
+    assert!(sim.query(event).unwrap());
+}
+
+#[test]
+fn a_stream_made_through_the_contract_takes_work() {
+    let sim = manual();
+    let device: Arc<dyn Device> = sim.clone().into();
+    let raw = device.create_stream().unwrap();
+    let stream = sim.stream(raw).unwrap();
+    stream.submit(operation(5));
+    assert_eq!(stream.backlog(), 1);
+    device.destroy_stream(raw).unwrap();
+    sim.advance_to_end();
+    // The handle keeps the name from being recycled.
+    assert_ne!(device.create_stream().unwrap(), raw);
+    drop(stream);
+    assert_eq!(device.create_stream().unwrap(), raw);
+}
+
+#[test]
+#[should_panic(expected = "a stream that was destroyed")]
+fn a_destroyed_stream_takes_no_work() {
+    let sim = manual();
+    let stream = sim.create_stream();
+    sim.destroy_stream(stream.raw()).unwrap();
+    stream.submit(operation(1));
+}
