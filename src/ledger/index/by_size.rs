@@ -2,7 +2,8 @@
 //!
 //! Few blocks are kept in one sorted list. Many are kept in *bins*, sixteen to each power of two, with a bitmap of
 //! those that hold any, as TLSF has them (Masmano et al., 2004); each bin is sorted, so that unlike there the
-//! best fit is the best. A bin of very many, which a workload of one size makes, is a tree.
+//! best fit is the best. Most bins hold one block or none, and are one cache line then. A bin of very many, which a
+//! workload of one size makes, is a tree.
 
 use super::BlockId;
 use std::collections::BTreeSet;
@@ -47,12 +48,10 @@ impl BySize {
         let entry = (bytes, address, id);
         let was_there = match self {
             Self::Few(list) => remove_sorted(list, entry),
+            // Emptied, they stay: where there were many once, there will be again.
             Self::Many(bins) => bins.remove(entry),
         };
         debug_assert!(was_there, "an indexed block is found");
-        if matches!(self, Self::Many(bins) if bins.len == 0) {
-            *self = Self::default();
-        }
     }
 
     /// The smallest of at least `bytes` that does, of the first `most`.
@@ -221,19 +220,70 @@ impl Bins {
 }
 
 /// Blocks of nearly one size.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Bin {
+    first: Option<Entry>,
+    others: Others,
+}
+
+impl Bin {
+    fn insert(&mut self, entry: Entry) {
+        match &mut self.first {
+            None => self.first = Some(entry),
+            Some(first) if entry < *first => {
+                let second = std::mem::replace(first, entry);
+                self.others.insert(second);
+            }
+            Some(_) => self.others.insert(entry),
+        }
+    }
+
+    fn remove(&mut self, entry: Entry) -> bool {
+        if self.first == Some(entry) {
+            self.first = self.others.pop_first();
+            return true;
+        }
+        self.others.remove(entry)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// The first of at least `bytes`.
+    fn first(&self, bytes: u64) -> Option<Entry> {
+        let first = self.first?;
+        if first.0 >= bytes {
+            return Some(first);
+        }
+        self.others.at_least(bytes).next()
+    }
+
+    fn at_least(&self, bytes: u64) -> impl Iterator<Item = Entry> + '_ {
+        let first = self.first.filter(|first| first.0 >= bytes);
+        first.into_iter().chain(self.others.at_least(bytes))
+    }
+
+    fn last(&self) -> Option<Entry> {
+        self.others.last().or(self.first)
+    }
+}
+
+/// All of a bin but the first.
 #[derive(Debug)]
-enum Bin {
+enum Others {
     List(Vec<Entry>),
     Tree(BTreeSet<Entry>),
 }
 
-impl Default for Bin {
+impl Default for Others {
     fn default() -> Self {
         Self::List(Vec::new())
     }
 }
 
-impl Bin {
+impl Others {
     fn insert(&mut self, entry: Entry) {
         match self {
             Self::List(list) if list.len() < MANY => insert_sorted(list, entry),
@@ -249,27 +299,17 @@ impl Bin {
     }
 
     fn remove(&mut self, entry: Entry) -> bool {
-        let was_there = match self {
+        match self {
             Self::List(list) => remove_sorted(list, entry),
             Self::Tree(tree) => tree.remove(&entry),
-        };
-        if matches!(self, Self::Tree(tree) if tree.is_empty()) {
-            *self = Self::default();
-        }
-        was_there
-    }
-
-    fn is_empty(&self) -> bool {
-        match self {
-            Self::List(list) => list.is_empty(),
-            Self::Tree(tree) => tree.is_empty(),
         }
     }
 
-    fn first(&self, bytes: u64) -> Option<Entry> {
+    fn pop_first(&mut self) -> Option<Entry> {
         match self {
-            Self::List(list) => list.iter().find(|entry| entry.0 >= bytes).copied(),
-            Self::Tree(tree) => tree.range((bytes, 0, BlockId(0))..).next().copied(),
+            Self::List(list) if list.is_empty() => None,
+            Self::List(list) => Some(list.remove(0)),
+            Self::Tree(tree) => tree.pop_first(),
         }
     }
 
