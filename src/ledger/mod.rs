@@ -137,6 +137,10 @@ impl View<'_> {
     /// Whether a block with these fences may be had by this asker; and when the last of those that it would have to
     /// wait for is expected.
     fn forecast(&self, fences: &Fences) -> Option<Forecast> {
+        // The most frequent case, and the only one that a search without waits goes on with.
+        if fences.single().is_some_and(|fence| self.is_ordered(fence)) {
+            return Some(Forecast::default());
+        }
         let mut to_wait_for = fences.iter().filter(|fence| !self.is_ordered(*fence));
         to_wait_for.try_fold(Forecast::default(), |last, fence| {
             Some(last.and(self.waits?(fence)?))
@@ -243,13 +247,10 @@ impl Ledger {
     }
 
     fn add_segment(&mut self, address: u64, bytes: u64, state: State) -> BlockId {
-        let vacant = self.segments.iter().position(Option::is_none);
-        let segment = vacant.unwrap_or(self.segments.len());
         let first = self.blocks.insert(Block {
             address,
             bytes,
             state,
-            segment: u32::try_from(segment).expect("fewer than 2^32 segments"),
             borrower: StreamId(0),
             hoard: None,
             previous: None,
@@ -260,7 +261,7 @@ impl Ledger {
             bytes,
             first,
         });
-        match vacant {
+        match self.segments.iter().position(Option::is_none) {
             Some(slot) => self.segments[slot] = entry,
             None => self.segments.push(entry),
         }
@@ -283,8 +284,10 @@ impl Ledger {
 
     /// Where in the block the request would lie, as an offset.
     fn placement(&self, id: BlockId, request: Request) -> Option<u64> {
+        debug_assert!(request.alignment.is_power_of_two());
         let block = &self.blocks[id];
-        let offset = block.address.next_multiple_of(request.alignment) - block.address;
+        // To the next multiple, without a division.
+        let offset = block.address.wrapping_neg() & (request.alignment - 1);
         (offset + request.bytes <= block.bytes).then_some(offset)
     }
 
@@ -301,23 +304,26 @@ impl Ledger {
     /// Cuts the request out of a free, pending or hoarded block and lends it; what is over stays what it is.
     fn carve(&mut self, whole: BlockId, request: Request) -> Grant {
         let offset = self.placement(whole, request).expect("the block fits");
-        self.unfile(whole);
+        self.unindex(whole);
         let mut id = whole;
         if offset > 0 {
             id = self.blocks.split(whole, offset);
-            self.file(whole);
+            self.index(whole);
         }
         if self.blocks[id].bytes > request.bytes {
             let above = self.blocks.split(id, request.bytes);
-            self.file(above);
+            self.index(above);
         }
         let block = &mut self.blocks[id];
-        let fences = match std::mem::replace(&mut block.state, State::Lent) {
+        let was = std::mem::replace(&mut block.state, State::Lent);
+        let (address, bytes) = (block.address, block.bytes);
+        self.totals.subtract(&was, bytes);
+        self.totals.add(&State::Lent, bytes);
+        self.lent_peaks.raise(self.totals.lent.current);
+        let fences = match was {
             State::Pending(fences) | State::Hoarded(_, fences) => fences,
             _ => Fences::default(),
         };
-        let (address, bytes) = (block.address, block.bytes);
-        self.file(id);
         // What was cut off is free again by now: this is how little there really was.
         self.totals.note_low();
         Grant {
@@ -343,9 +349,10 @@ impl Ledger {
 
     /// Takes a lent block back; it is free once the fences are complete.
     pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) -> Whose {
-        debug_assert_eq!(self.blocks[id].state, State::Lent);
+        let block = &self.blocks[id];
+        debug_assert_eq!(block.state, State::Lent);
+        self.totals.subtract(&State::Lent, block.bytes);
         self.discharge(&mut fences);
-        self.unfile(id);
         let state = self.after_use(id, fences);
         let whose = match state {
             State::Hoarded(..) => Whose::Hoards,
@@ -386,13 +393,17 @@ impl Ledger {
             if !self.blocks.is_waiting(id, fence) {
                 continue;
             }
-            self.unfile(id);
-            let state = std::mem::replace(&mut self.blocks[id].state, State::Free);
-            let State::Pending(mut fences) = state else {
+            let State::Pending(fences) = &self.blocks[id].state else {
                 unreachable!("only pending blocks are filed by ticket");
             };
-            self.discharge(&mut fences);
-            self.settle(id, free_or_pending(fences));
+            // If it waits for no other stream, that was all.
+            let mut left = match fences.single() {
+                Some(_) => Fences::default(),
+                None => fences.clone(),
+            };
+            self.discharge(&mut left);
+            self.unfile(id);
+            self.settle(id, free_or_pending(left));
         }
         true
     }
@@ -411,32 +422,38 @@ impl Ledger {
 
     // ---- states, indexes and totals move together --------------------------------------------------
 
+    //
+    // A block is *filed* when the totals count it and the index of its state has it. Who cuts or joins blocks
+    // without changing what they are leaves the totals alone.
+
     /// Cuts a block; both parts keep its state. Returns the upper part.
     fn cut(&mut self, id: BlockId, offset: u64) -> BlockId {
-        self.unfile(id);
+        self.unindex(id);
         let upper = self.blocks.split(id, offset);
-        self.file(id);
-        self.file(upper);
+        self.index(id);
+        self.index(upper);
         upper
     }
 
     /// Gives an unfiled block its state, merges it with its neighbours, and files it.
     fn settle(&mut self, mut id: BlockId, state: State) -> BlockId {
-        if state != State::Room {
+        if !matches!(state, State::Room) {
             self.end_room_above(id);
         }
-        self.blocks[id].state = state;
-        if let Some(next) = self.blocks[id].next.filter(|next| self.merge(id, *next)) {
-            self.unfile(next);
+        let block = &mut self.blocks[id];
+        block.state = state;
+        let (previous, next) = (block.previous, block.next);
+        self.count(id);
+        if let Some(next) = next.filter(|next| self.merge(id, *next)) {
+            self.unindex(next);
             self.blocks.absorb_next(id);
         }
-        let previous = self.blocks[id].previous;
         if let Some(previous) = previous.filter(|previous| self.merge(*previous, id)) {
-            self.unfile(previous);
+            self.unindex(previous);
             self.blocks.absorb_next(previous);
             id = previous;
         }
-        self.file(id);
+        self.index(id);
         id
     }
 
@@ -446,55 +463,103 @@ impl Ledger {
     }
 
     fn file(&mut self, id: BlockId) {
-        let block = &self.blocks[id];
-        self.totals.add(&block.state, block.bytes);
-        match &block.state {
-            State::Free => {
-                self.free.insert(block.bytes, block.address, id);
-                self.totals.whole_free_handles += self.whole_handles(block).count();
-            }
-            State::Pending(fences) => {
-                let filed = block.filed(id, fences);
-                let is_waiting = |id, fence| self.blocks.is_waiting(id, fence);
-                for fence in fences.iter() {
-                    self.pending.insert(filed, fence, is_waiting);
-                }
-            }
-            State::Lent => self.lent_peaks.raise(self.totals.lent.current),
-            State::Hoarded(hoard, _) => {
-                self.lent_peaks.raise(self.totals.lent.current);
-                let by_size = self.hoards.entry(*hoard).or_default();
-                by_size.insert(block.bytes, block.address, id);
-            }
-            State::Claimed(_) | State::Hole | State::Room => {}
-        }
+        self.count(id);
+        self.index(id);
     }
 
     fn unfile(&mut self, id: BlockId) {
         let block = &self.blocks[id];
         self.totals.subtract(&block.state, block.bytes);
-        match &block.state {
-            State::Free => {
-                self.free.remove(block.bytes, block.address, id);
-                self.totals.whole_free_handles -= self.whole_handles(block).count();
-            }
-            State::Pending(fences) => {
-                let filed = block.filed(id, fences);
-                for fence in fences.iter() {
-                    self.pending.remove(filed, fence);
-                }
-            }
-            State::Hoarded(hoard, _) => {
-                let by_size = self.hoards.get_mut(hoard).expect("a hoard that lasts");
-                by_size.remove(block.bytes, block.address, id);
-            }
+        self.unindex(id);
+    }
+
+    fn count(&mut self, id: BlockId) {
+        let block = &self.blocks[id];
+        self.totals.add(&block.state, block.bytes);
+        if matches!(block.state, State::Lent | State::Hoarded(..)) {
+            self.lent_peaks.raise(self.totals.lent.current);
+        }
+    }
+
+    // The choice is in line, so that each caller has a jump of its own, which goes the same way most often; what is
+    // chosen is not, or all would be one function again.
+    #[inline(always)]
+    fn index(&mut self, id: BlockId) {
+        match self.blocks[id].state {
+            State::Free => self.index_free(id),
+            State::Pending(_) => self.index_pending(id),
+            State::Hoarded(hoard, _) => self.index_hoarded(id, hoard),
             State::Lent | State::Claimed(_) | State::Hole | State::Room => {}
         }
     }
 
+    #[inline(never)]
+    fn index_free(&mut self, id: BlockId) {
+        let block = &self.blocks[id];
+        self.free.insert(block.bytes, block.address, id);
+        self.totals.whole_free_handles += self.whole_handles(block).count();
+    }
+
+    #[inline(never)]
+    fn index_pending(&mut self, id: BlockId) {
+        let block = &self.blocks[id];
+        let State::Pending(fences) = &block.state else {
+            return;
+        };
+        let filed = block.filed(id, fences);
+        let is_waiting = |id, fence| self.blocks.is_waiting(id, fence);
+        for fence in fences.iter() {
+            self.pending.insert(filed, fence, is_waiting);
+        }
+    }
+
+    #[inline(never)]
+    fn index_hoarded(&mut self, id: BlockId, hoard: HoardId) {
+        let block = &self.blocks[id];
+        let by_size = self.hoards.entry(hoard).or_default();
+        by_size.insert(block.bytes, block.address, id);
+    }
+
+    #[inline(always)]
+    fn unindex(&mut self, id: BlockId) {
+        match self.blocks[id].state {
+            State::Free => self.unindex_free(id),
+            State::Pending(_) => self.unindex_pending(id),
+            State::Hoarded(hoard, _) => self.unindex_hoarded(id, hoard),
+            State::Lent | State::Claimed(_) | State::Hole | State::Room => {}
+        }
+    }
+
+    #[inline(never)]
+    fn unindex_free(&mut self, id: BlockId) {
+        let block = &self.blocks[id];
+        self.free.remove(block.bytes, block.address, id);
+        self.totals.whole_free_handles -= self.whole_handles(block).count();
+    }
+
+    #[inline(never)]
+    fn unindex_pending(&mut self, id: BlockId) {
+        let block = &self.blocks[id];
+        let State::Pending(fences) = &block.state else {
+            return;
+        };
+        let filed = block.filed(id, fences);
+        for fence in fences.iter() {
+            self.pending.remove(filed, fence);
+        }
+    }
+
+    #[inline(never)]
+    fn unindex_hoarded(&mut self, id: BlockId, hoard: HoardId) {
+        let block = &self.blocks[id];
+        let by_size = self.hoards.get_mut(&hoard).expect("a hoard that lasts");
+        by_size.remove(block.bytes, block.address, id);
+    }
+
     /// The handles that lie wholly inside a block.
     fn whole_handles(&self, block: &Block) -> Handles {
-        if self.geometry.virtual_memory {
+        // Most blocks are too small for any, and are spared the divisions.
+        if self.geometry.virtual_memory && block.bytes >= self.geometry.handle_bytes {
             Handles::within(block.address, block.end(), self.geometry.handle_bytes)
         } else {
             Handles::default()

@@ -33,14 +33,13 @@ impl BySize {
     pub(crate) fn insert(&mut self, bytes: u64, address: u64, id: BlockId) {
         let entry = (bytes, address, id);
         match self {
+            Self::Many(bins) => bins.insert(entry),
             Self::Few(list) if list.len() < FEW => insert_sorted(list, entry),
             Self::Few(list) => {
-                let mut bins = Box::<Bins>::default();
-                list.drain(..).for_each(|entry| bins.insert(entry));
+                let mut bins = Bins::of(std::mem::take(list));
                 bins.insert(entry);
                 *self = Self::Many(bins);
             }
-            Self::Many(bins) => bins.insert(entry),
         }
     }
 
@@ -55,6 +54,7 @@ impl BySize {
     }
 
     /// The smallest of at least `bytes` that does, of the first `most`.
+    #[inline]
     pub(crate) fn best(
         &self,
         bytes: u64,
@@ -66,6 +66,16 @@ impl BySize {
         if does(id) {
             return Some((size, id));
         }
+        self.best_but_first(bytes, most, does)
+    }
+
+    #[cold]
+    fn best_but_first(
+        &self,
+        bytes: u64,
+        most: usize,
+        does: impl Fn(BlockId) -> bool,
+    ) -> Option<(u64, BlockId)> {
         let mut others = self.at_least(bytes).take(most).skip(1);
         others.find(|(_, id)| does(*id))
     }
@@ -147,6 +157,13 @@ impl Bins {
     const COUNT: usize = 16 * 61;
     const WORDS: usize = Self::COUNT.div_ceil(64);
 
+    #[cold]
+    fn of(entries: Vec<Entry>) -> Box<Self> {
+        let mut bins = Box::<Self>::default();
+        entries.into_iter().for_each(|entry| bins.insert(entry));
+        bins
+    }
+
     /// The bin of a size: its leading bit, and the four after that.
     fn number(bytes: u64) -> usize {
         if bytes < 16 {
@@ -157,6 +174,7 @@ impl Bins {
         (power - 3) * 16 + next
     }
 
+    #[inline(always)]
     fn insert(&mut self, entry: Entry) {
         let number = Self::number(entry.0);
         if self.bins.len() <= number {
@@ -192,9 +210,16 @@ impl Bins {
     }
 
     fn first(&self, bytes: u64) -> Option<Entry> {
-        let own = Self::number(bytes);
-        let in_own = self.bins.get(own).and_then(|bin| bin.first(bytes));
-        in_own.or_else(|| self.bins[self.next(own + 1)?].first(0))
+        let mut next = self.next(Self::number(bytes));
+        // Of the first of them, all may be smaller; of no other.
+        loop {
+            let number = next?;
+            let first = self.bins[number].first(bytes);
+            if first.is_some() {
+                return first;
+            }
+            next = self.next(number + 1);
+        }
     }
 
     fn at_least(&self, bytes: u64) -> impl Iterator<Item = Entry> + '_ {
@@ -241,7 +266,11 @@ impl Bin {
 
     fn remove(&mut self, entry: Entry) -> bool {
         if self.first == Some(entry) {
-            self.first = self.others.pop_first();
+            self.first = if self.others.is_empty() {
+                None
+            } else {
+                self.others.pop_first()
+            };
             return true;
         }
         self.others.remove(entry)
@@ -257,7 +286,7 @@ impl Bin {
         if first.0 >= bytes {
             return Some(first);
         }
-        self.others.at_least(bytes).next()
+        self.others.first(bytes)
     }
 
     fn at_least(&self, bytes: u64) -> impl Iterator<Item = Entry> + '_ {
@@ -283,7 +312,9 @@ impl Default for Others {
     }
 }
 
+// Out of line: the first of a bin is nearly always all that is looked at.
 impl Others {
+    #[inline(never)]
     fn insert(&mut self, entry: Entry) {
         match self {
             Self::List(list) if list.len() < MANY => insert_sorted(list, entry),
@@ -298,6 +329,7 @@ impl Others {
         }
     }
 
+    #[inline(never)]
     fn remove(&mut self, entry: Entry) -> bool {
         match self {
             Self::List(list) => remove_sorted(list, entry),
@@ -305,18 +337,30 @@ impl Others {
         }
     }
 
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::List(list) => list.is_empty(),
+            Self::Tree(tree) => tree.is_empty(),
+        }
+    }
+
+    #[inline(never)]
     fn pop_first(&mut self) -> Option<Entry> {
         match self {
-            Self::List(list) if list.is_empty() => None,
-            Self::List(list) => Some(list.remove(0)),
+            Self::List(list) => (!list.is_empty()).then(|| list.remove(0)),
             Self::Tree(tree) => tree.pop_first(),
         }
+    }
+
+    #[inline(never)]
+    fn first(&self, bytes: u64) -> Option<Entry> {
+        self.at_least(bytes).next()
     }
 
     fn at_least(&self, bytes: u64) -> impl Iterator<Item = Entry> + '_ {
         let (list, tree) = match self {
             Self::List(list) => (&list[list.partition_point(|entry| entry.0 < bytes)..], None),
-            Self::Tree(tree) => (&[][..], Some(tree.range((bytes, 0, BlockId(0))..))),
+            Self::Tree(tree) => (&[][..], Some(tree.range((bytes, 0, BlockId::FIRST)..))),
         };
         list.iter().chain(tree.into_iter().flatten()).copied()
     }
@@ -351,13 +395,13 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         for spread in [1, 4, 40] {
             let (mut index, mut set) = (BySize::default(), BTreeSet::new());
-            for step in 0..4000u32 {
+            for step in 0..4000 {
                 let is_growing = step < 2500;
                 if set.is_empty() || random.u8(..10) < if is_growing { 6 } else { 2 } {
                     let entry = (
                         1 << random.u64(..spread) | random.u64(..3),
                         random.u64(..),
-                        BlockId(step),
+                        BlockId::of_slot(step),
                     );
                     index.insert(entry.0, entry.1, entry.2);
                     set.insert(entry);
@@ -368,12 +412,12 @@ mod tests {
                     set.remove(&entry);
                 }
                 let least = 1 << random.u64(..spread);
-                let does = |id: BlockId| id.0 % 3 != 0;
-                let mut range = set.range((least, 0, BlockId(0))..).take(9);
+                let does = |id: BlockId| id.slot() % 3 != 0;
+                let mut range = set.range((least, 0, BlockId::FIRST)..).take(9);
                 let best = range.find(|entry| does(entry.2)).map(|entry| entry.2);
                 assert_eq!(index.best(least, 9, does).map(|(_, id)| id), best);
                 let found: Vec<_> = index.at_least(least).map(|(_, id)| id).take(5).collect();
-                let range = set.range((least, 0, BlockId(0))..);
+                let range = set.range((least, 0, BlockId::FIRST)..);
                 assert_eq!(
                     found,
                     range.map(|(_, _, id)| *id).take(5).collect::<Vec<_>>()
