@@ -4,6 +4,7 @@ use super::fence::{Fence, Fences};
 use super::hoard::HoardId;
 use super::index::Filed;
 use crate::id::StreamId;
+use std::mem::discriminant;
 use std::num::NonZeroU32;
 
 /// A block of the ledger. Reused once the block is merged away, so only who holds the block may
@@ -65,13 +66,13 @@ impl State {
     /// Whether two neighbours in these states are one block.
     #[inline]
     pub(crate) fn merges_with(&self, other: &State) -> bool {
-        match (self, other) {
-            (State::Free, State::Free)
-            | (State::Hole, State::Hole)
-            | (State::Room, State::Room) => true,
-            (State::Pending(these), State::Pending(those)) => these == those,
-            _ => false,
-        }
+        // Most neighbours differ: that is seen by one comparison.
+        discriminant(self) == discriminant(other)
+            && match (self, other) {
+                (State::Free | State::Hole | State::Room, _) => true,
+                (State::Pending(these), State::Pending(those)) => these == those,
+                _ => false,
+            }
     }
 }
 
@@ -95,13 +96,12 @@ impl Block {
         self.address + self.bytes
     }
 
-    /// As it is filed, being pending for these.
-    pub(super) fn filed(&self, id: BlockId, fences: &Fences) -> Filed {
+    /// As it is filed, being pending.
+    pub(super) fn filed(&self, id: BlockId) -> Filed {
         Filed {
             id,
             bytes: self.bytes,
             address: self.address,
-            is_alone: fences.single().is_some(),
         }
     }
 }

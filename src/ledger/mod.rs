@@ -152,6 +152,11 @@ impl View<'_> {
         fence.stream == self.stream || self.after.covers(fence)
     }
 
+    /// Whether nothing that waits for another stream can be had.
+    fn has_only_its_own(&self) -> bool {
+        self.waits.is_none() && self.after.is_empty()
+    }
+
     fn considers(&self, donor: StreamId) -> bool {
         donor == self.stream || self.waits.is_some() || self.after.of(donor) != Ticket::ZERO
     }
@@ -318,8 +323,7 @@ impl Ledger {
         let was = std::mem::replace(&mut block.state, State::Lent);
         let (address, bytes) = (block.address, block.bytes);
         self.totals.subtract(&was, bytes);
-        self.totals.add(&State::Lent, bytes);
-        self.lent_peaks.raise(self.totals.lent.current);
+        self.count(&State::Lent, bytes);
         let fences = match was {
             State::Pending(fences) | State::Hoarded(_, fences) => fences,
             _ => Fences::default(),
@@ -421,7 +425,6 @@ impl Ledger {
     }
 
     // ---- states, indexes and totals move together --------------------------------------------------
-
     //
     // A block is *filed* when the totals count it and the index of its state has it. Who cuts or joins blocks
     // without changing what they are leaves the totals alone.
@@ -440,30 +443,33 @@ impl Ledger {
         if !matches!(state, State::Room) {
             self.end_room_above(id);
         }
-        let block = &mut self.blocks[id];
-        block.state = state;
-        let (previous, next) = (block.previous, block.next);
-        self.count(id);
-        if let Some(next) = next.filter(|next| self.merge(id, *next)) {
+        let block = &self.blocks[id];
+        let (previous, next, bytes) = (block.previous, block.next, block.bytes);
+        self.count(&state, bytes);
+        if let Some(next) = next.filter(|next| self.merges(*next, &state)) {
             self.unindex(next);
             self.blocks.absorb_next(id);
         }
-        if let Some(previous) = previous.filter(|previous| self.merge(*previous, id)) {
+        if let Some(previous) = previous.filter(|previous| self.merges(*previous, &state)) {
             self.unindex(previous);
             self.blocks.absorb_next(previous);
             id = previous;
+        } else {
+            self.blocks[id].state = state;
         }
         self.index(id);
         id
     }
 
-    fn merge(&self, lower: BlockId, upper: BlockId) -> bool {
-        let (lower, upper) = (&self.blocks[lower].state, &self.blocks[upper].state);
-        lower.merges_with(upper)
+    #[inline]
+    fn merges(&self, neighbour: BlockId, state: &State) -> bool {
+        self.blocks[neighbour].state.merges_with(state)
     }
 
     fn file(&mut self, id: BlockId) {
-        self.count(id);
+        let block = &self.blocks[id];
+        self.totals.add(&block.state, block.bytes);
+        self.lent_peaks.raise(self.totals.lent.current);
         self.index(id);
     }
 
@@ -473,12 +479,10 @@ impl Ledger {
         self.unindex(id);
     }
 
-    fn count(&mut self, id: BlockId) {
-        let block = &self.blocks[id];
-        self.totals.add(&block.state, block.bytes);
-        if matches!(block.state, State::Lent | State::Hoarded(..)) {
-            self.lent_peaks.raise(self.totals.lent.current);
-        }
+    #[inline]
+    fn count(&mut self, state: &State, bytes: u64) {
+        self.totals.add(state, bytes);
+        self.lent_peaks.raise(self.totals.lent.current);
     }
 
     // The choice is in line, so that each caller has a jump of its own, which goes the same way most often; what is
@@ -506,11 +510,8 @@ impl Ledger {
         let State::Pending(fences) = &block.state else {
             return;
         };
-        let filed = block.filed(id, fences);
         let is_waiting = |id, fence| self.blocks.is_waiting(id, fence);
-        for fence in fences.iter() {
-            self.pending.insert(filed, fence, is_waiting);
-        }
+        self.pending.insert(block.filed(id), fences, is_waiting);
     }
 
     #[inline(never)]
@@ -543,10 +544,7 @@ impl Ledger {
         let State::Pending(fences) = &block.state else {
             return;
         };
-        let filed = block.filed(id, fences);
-        for fence in fences.iter() {
-            self.pending.remove(filed, fence);
-        }
+        self.pending.remove(block.filed(id), fences);
     }
 
     #[inline(never)]

@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 /// A block's size, its address, and its name: what it is sorted by.
 type Entry = (u64, u64, BlockId);
 
-/// As many as are kept in one list.
-const FEW: usize = 24;
+/// As many as are kept in one list. No more: where in a longer one an entry belongs, no processor guesses right.
+const FEW: usize = 8;
 /// As many as a bin keeps in a list.
 const MANY: usize = 64;
 
@@ -30,6 +30,7 @@ impl Default for BySize {
 }
 
 impl BySize {
+    #[inline]
     pub(crate) fn insert(&mut self, bytes: u64, address: u64, id: BlockId) {
         let entry = (bytes, address, id);
         match self {
@@ -43,6 +44,7 @@ impl BySize {
         }
     }
 
+    #[inline]
     pub(crate) fn remove(&mut self, bytes: u64, address: u64, id: BlockId) {
         let entry = (bytes, address, id);
         let was_there = match self {
@@ -185,6 +187,7 @@ impl Bins {
         self.len += 1;
     }
 
+    #[inline]
     fn remove(&mut self, entry: Entry) -> bool {
         let number = Self::number(entry.0);
         let Some(bin) = self.bins.get_mut(number) else {
