@@ -220,7 +220,7 @@ mod tests {
 
     fn kept(id: u32, bytes: u64) -> Kept {
         Kept {
-            id: BlockId(id),
+            id: BlockId::of_slot(id as usize),
             address: u64::from(id) << 30,
             bytes,
             ticket: Ticket(u64::from(id)),
@@ -235,13 +235,13 @@ mod tests {
         }
         assert_eq!(cache.bytes(), 2048);
         assert_eq!(cache.bytes_up_to(Ticket(2)), 1536);
-        assert_eq!(cache.pop(512).unwrap().id, BlockId(3));
-        assert_eq!(cache.pop(512).unwrap().id, BlockId(1));
+        assert_eq!(cache.pop(512).unwrap().id, BlockId::of_slot(3));
+        assert_eq!(cache.pop(512).unwrap().id, BlockId::of_slot(1));
         assert!(cache.pop(512).is_none());
         cache.push(kept(4, 4096));
-        let mut left: Vec<_> = cache.drain().iter().map(|kept| kept.id.0).collect();
+        let mut left: Vec<_> = cache.drain().iter().map(|kept| kept.id).collect();
         left.sort_unstable();
-        assert_eq!(left, [2, 4]);
+        assert_eq!(left, [2, 4].map(BlockId::of_slot));
         assert_eq!(cache.bytes(), 0);
         assert!(cache.pop(1024).is_none());
     }

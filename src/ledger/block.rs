@@ -4,11 +4,27 @@ use super::fence::{Fence, Fences};
 use super::hoard::HoardId;
 use super::index::Filed;
 use crate::id::StreamId;
+use std::mem::discriminant;
+use std::num::NonZeroU32;
 
 /// A block of the ledger. Reused once the block is merged away, so only who holds the block may
 /// name it by this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct BlockId(pub(crate) u32);
+pub(crate) struct BlockId(NonZeroU32);
+
+impl BlockId {
+    /// The least there is.
+    pub(crate) const FIRST: Self = Self(NonZeroU32::MIN);
+
+    pub(crate) fn of_slot(slot: usize) -> Self {
+        let number = u32::try_from(slot + 1).ok().and_then(NonZeroU32::new);
+        Self(number.expect("fewer than 2^32 blocks"))
+    }
+
+    pub(super) fn slot(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
 
 /// What a block is; the edges are drawn in the header of [`ledger`](super).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,20 +64,25 @@ impl State {
     }
 
     /// Whether two neighbours in these states are one block.
+    #[inline]
     pub(crate) fn merges_with(&self, other: &State) -> bool {
-        matches!(
-            self,
-            State::Free | State::Hole | State::Room | State::Pending(_)
-        ) && self == other
+        // Most neighbours differ: that is seen by one comparison.
+        discriminant(self) == discriminant(other)
+            && match (self, other) {
+                (State::Free | State::Hole | State::Room, _) => true,
+                (State::Pending(these), State::Pending(those)) => these == those,
+                _ => false,
+            }
     }
 }
 
+/// One cache line: a ledger that many threads share goes from core to core with what is changed.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(crate) struct Block {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) state: State,
-    pub(crate) segment: u32,
     /// Whom it was lent to last.
     pub(crate) borrower: StreamId,
     /// Whose it is again when it is given back, while it is lent.
@@ -75,13 +96,12 @@ impl Block {
         self.address + self.bytes
     }
 
-    /// As it is filed, being pending for these.
-    pub(super) fn filed(&self, id: BlockId, fences: &Fences) -> Filed {
+    /// As it is filed, being pending.
+    pub(super) fn filed(&self, id: BlockId) -> Filed {
         Filed {
             id,
             bytes: self.bytes,
             address: self.address,
-            is_alone: fences.single().is_some(),
         }
     }
 }
@@ -90,26 +110,25 @@ impl Block {
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
     nodes: Vec<Option<Block>>,
-    vacant: Vec<u32>,
+    vacant: Vec<BlockId>,
 }
 
 impl Blocks {
     pub(crate) fn insert(&mut self, block: Block) -> BlockId {
         match self.vacant.pop() {
-            Some(slot) => {
-                self.nodes[slot as usize] = Some(block);
-                BlockId(slot)
+            Some(id) => {
+                self.nodes[id.slot()] = Some(block);
+                id
             }
             None => {
-                let slot = u32::try_from(self.nodes.len()).expect("fewer than 2^32 blocks");
                 self.nodes.push(Some(block));
-                BlockId(slot)
+                BlockId::of_slot(self.nodes.len() - 1)
             }
         }
     }
 
     pub(crate) fn get(&self, id: BlockId) -> Option<&Block> {
-        self.nodes.get(id.0 as usize)?.as_ref()
+        self.nodes.get(id.slot())?.as_ref()
     }
 
     /// Whether a block is there, and waits for that very point.
@@ -120,10 +139,10 @@ impl Blocks {
         })
     }
 
-    pub(crate) fn remove(&mut self, id: BlockId) -> Block {
-        let block = self.nodes[id.0 as usize].take();
-        self.vacant.push(id.0);
-        block.expect("a block is removed once")
+    pub(crate) fn remove(&mut self, id: BlockId) {
+        debug_assert!(self.get(id).is_some(), "a block is removed once");
+        self.nodes[id.slot()] = None;
+        self.vacant.push(id);
     }
 
     /// Cuts a block in two at `offset`; both halves keep the state. Returns the upper half.
@@ -134,7 +153,6 @@ impl Blocks {
             address: lower.address + offset,
             bytes: lower.bytes - offset,
             state: lower.state.clone(),
-            segment: lower.segment,
             borrower: lower.borrower,
             hoard: lower.hoard,
             previous: Some(id),
@@ -153,11 +171,14 @@ impl Blocks {
     /// Joins a block with the one above it, which goes away.
     pub(crate) fn absorb_next(&mut self, id: BlockId) {
         let next = self[id].next.expect("there is a block above");
-        let upper = self.remove(next);
-        debug_assert_eq!(self[id].end(), upper.address);
-        self[id].bytes += upper.bytes;
-        self[id].next = upper.next;
-        if let Some(above) = upper.next {
+        let upper = &self[next];
+        let (start, bytes, above) = (upper.address, upper.bytes, upper.next);
+        self.remove(next);
+        let lower = &mut self[id];
+        debug_assert_eq!(lower.end(), start);
+        lower.bytes += bytes;
+        lower.next = above;
+        if let Some(above) = above {
             self[above].previous = Some(id);
         }
     }
@@ -165,7 +186,7 @@ impl Blocks {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
         self.nodes.iter().enumerate().filter_map(|(slot, node)| {
             let block = node.as_ref()?;
-            Some((BlockId(slot as u32), block))
+            Some((BlockId::of_slot(slot), block))
         })
     }
 
@@ -184,12 +205,14 @@ impl std::ops::Index<BlockId> for Blocks {
     type Output = Block;
 
     fn index(&self, id: BlockId) -> &Block {
-        self.nodes[id.0 as usize].as_ref().expect("a live block")
+        self.nodes[id.slot()].as_ref().expect("a live block")
     }
 }
 
 impl std::ops::IndexMut<BlockId> for Blocks {
     fn index_mut(&mut self, id: BlockId) -> &mut Block {
-        self.nodes[id.0 as usize].as_mut().expect("a live block")
+        self.nodes[id.slot()].as_mut().expect("a live block")
     }
 }
+
+const _: () = assert!(size_of::<Option<Block>>() == 64);

@@ -13,47 +13,82 @@ pub(crate) struct Fence {
     pub(crate) ticket: Ticket,
 }
 
-/// For each stream, at most one point of it; sorted by stream.
+/// For each stream, at most one point of it.
+///
+/// A block has such a set, and nearly all of them are of one fence or none: they are two words, and a block is one
+/// cache line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fences(SmallVec<[Fence; 1]>);
+pub(crate) struct Fences(Points);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Points {
+    #[default]
+    None,
+    // Not a `Fence`: in the padding of one there is no room for the tag.
+    One(StreamId, Ticket),
+    /// Two at least, sorted by stream.
+    Several(Box<Sorted>),
+}
+
+type Sorted = SmallVec<[Fence; 4]>;
 
 /// What a stream comes after: a vector clock.
 pub(crate) type Clock = Fences;
 
 impl Fences {
     pub(crate) fn one(stream: StreamId, ticket: Ticket) -> Self {
-        Self(smallvec::smallvec![Fence { stream, ticket }])
+        Self(Points::One(stream, ticket))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        matches!(self.0, Points::None)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Fence> + '_ {
-        self.0.iter().copied()
+        let several = match &self.0 {
+            Points::Several(fences) => fences.as_slice(),
+            Points::None | Points::One(..) => &[],
+        };
+        self.single().into_iter().chain(several.iter().copied())
     }
 
     /// The only fence, if it is only one.
     pub(crate) fn single(&self) -> Option<Fence> {
-        match self.0.as_slice() {
-            [fence] => Some(*fence),
-            _ => None,
+        match self.0 {
+            Points::One(stream, ticket) => Some(Fence { stream, ticket }),
+            Points::None | Points::Several(_) => None,
         }
     }
 
     /// The point of `stream`, or the one before all.
     pub(crate) fn of(&self, stream: StreamId) -> Ticket {
-        match self.position(stream) {
-            Ok(at) => self.0[at].ticket,
-            Err(_) => Ticket::ZERO,
+        match &self.0 {
+            Points::One(only, ticket) if *only == stream => *ticket,
+            Points::None | Points::One(..) => Ticket::ZERO,
+            Points::Several(fences) => match position(fences, stream) {
+                Ok(at) => fences[at].ticket,
+                Err(_) => Ticket::ZERO,
+            },
         }
     }
 
     /// Adds a fence; of two points of one stream the later stays.
     pub(crate) fn join(&mut self, fence: Fence) {
-        match self.position(fence.stream) {
-            Ok(at) => self.0[at].ticket = self.0[at].ticket.max(fence.ticket),
-            Err(at) => self.0.insert(at, fence),
+        match &mut self.0 {
+            Points::None => self.0 = Points::One(fence.stream, fence.ticket),
+            Points::One(stream, ticket) if *stream == fence.stream => {
+                *ticket = fence.ticket.max(*ticket);
+            }
+            Points::One(stream, ticket) => {
+                let (stream, ticket) = (*stream, *ticket);
+                let mut fences = Sorted::from_slice(&[Fence { stream, ticket }, fence]);
+                fences.sort_unstable();
+                self.0 = Points::Several(Box::new(fences));
+            }
+            Points::Several(fences) => match position(fences, fence.stream) {
+                Ok(at) => fences[at].ticket = fences[at].ticket.max(fence.ticket),
+                Err(at) => fences.insert(at, fence),
+            },
         }
     }
 
@@ -70,12 +105,28 @@ impl Fences {
 
     /// Drops the fences that `done` says are no longer needed.
     pub(crate) fn discharge(&mut self, done: impl Fn(Fence) -> bool) {
-        self.0.retain(|fence| !done(*fence));
+        match &mut self.0 {
+            Points::None => {}
+            Points::One(stream, ticket) => {
+                let (stream, ticket) = (*stream, *ticket);
+                if done(Fence { stream, ticket }) {
+                    self.0 = Points::None;
+                }
+            }
+            Points::Several(fences) => {
+                fences.retain(|fence| !done(*fence));
+                match fences.as_slice() {
+                    [] => self.0 = Points::None,
+                    [only] => self.0 = Points::One(only.stream, only.ticket),
+                    _ => {}
+                }
+            }
+        }
     }
+}
 
-    fn position(&self, stream: StreamId) -> Result<usize, usize> {
-        self.0.binary_search_by_key(&stream, |fence| fence.stream)
-    }
+fn position(fences: &Sorted, stream: StreamId) -> Result<usize, usize> {
+    fences.binary_search_by_key(&stream, |fence| fence.stream)
 }
 
 impl FromIterator<Fence> for Fences {
@@ -114,5 +165,8 @@ mod tests {
         let mut set: Fences = [fence(1, 1), fence(2, 5)].into_iter().collect();
         set.discharge(|f| f.stream == StreamId(1));
         assert_eq!(set.single(), Some(fence(2, 5)));
+        assert_eq!(set, [fence(2, 5)].into_iter().collect());
+        set.discharge(|_| true);
+        assert!(set.is_empty() && set.iter().next().is_none());
     }
 }

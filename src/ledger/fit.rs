@@ -90,9 +90,15 @@ impl Ledger {
             }
         };
         consider(self.free.best(request.bytes, usize::MAX, |id| fits(&id)));
+        let does = |id| fits(&id) && self.may_have(id, view);
+        if view.has_only_its_own() {
+            // The others need not be looked through.
+            let own = self.pending.donated_by(view.stream);
+            consider(own.and_then(|own| own.by_size.best(request.bytes, PROBES, does)));
+            return best.map(|best| best.id);
+        }
         for (donor, donated) in self.pending.donors() {
             if view.considers(donor) {
-                let does = |id| fits(&id) && self.may_have(id, view);
                 let best = donated.by_size.best(request.bytes, PROBES, does);
                 consider(match forecast {
                     None => best,

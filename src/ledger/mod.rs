@@ -35,6 +35,7 @@
 //! |---|---|
 //! | `block` | the nodes and their states |
 //! | `fence` | fence sets and vector clocks |
+//! | `filing` | states, indexes and totals, moved together |
 //! | `index` | finding a block by size, by who freed it, by ticket |
 //! | `fit` | the best of the blocks that do |
 //! | `forecast` | which of several is worth waiting for |
@@ -58,6 +59,7 @@ mod coalesce;
 mod exchange;
 mod fence;
 mod figures;
+mod filing;
 mod fit;
 mod forecast;
 mod growth;
@@ -93,6 +95,7 @@ pub(crate) use window::Growth;
 use crate::id::{StreamId, Ticket};
 use crate::measure::Peaks;
 use block::{Block, Blocks};
+use filing::free_or_pending;
 use index::{ByDonor, BySize};
 use std::collections::BTreeMap;
 
@@ -137,6 +140,10 @@ impl View<'_> {
     /// Whether a block with these fences may be had by this asker; and when the last of those that it would have to
     /// wait for is expected.
     fn forecast(&self, fences: &Fences) -> Option<Forecast> {
+        // The most frequent case, and the only one that a search without waits goes on with.
+        if fences.single().is_some_and(|fence| self.is_ordered(fence)) {
+            return Some(Forecast::default());
+        }
         let mut to_wait_for = fences.iter().filter(|fence| !self.is_ordered(*fence));
         to_wait_for.try_fold(Forecast::default(), |last, fence| {
             Some(last.and(self.waits?(fence)?))
@@ -146,6 +153,11 @@ impl View<'_> {
     /// Whether the asker comes after the fence already.
     pub(crate) fn is_ordered(&self, fence: Fence) -> bool {
         fence.stream == self.stream || self.after.covers(fence)
+    }
+
+    /// Whether nothing that waits for another stream can be had.
+    fn has_only_its_own(&self) -> bool {
+        self.waits.is_none() && self.after.is_empty()
     }
 
     fn considers(&self, donor: StreamId) -> bool {
@@ -243,13 +255,10 @@ impl Ledger {
     }
 
     fn add_segment(&mut self, address: u64, bytes: u64, state: State) -> BlockId {
-        let vacant = self.segments.iter().position(Option::is_none);
-        let segment = vacant.unwrap_or(self.segments.len());
         let first = self.blocks.insert(Block {
             address,
             bytes,
             state,
-            segment: u32::try_from(segment).expect("fewer than 2^32 segments"),
             borrower: StreamId(0),
             hoard: None,
             previous: None,
@@ -260,7 +269,7 @@ impl Ledger {
             bytes,
             first,
         });
-        match vacant {
+        match self.segments.iter().position(Option::is_none) {
             Some(slot) => self.segments[slot] = entry,
             None => self.segments.push(entry),
         }
@@ -283,8 +292,10 @@ impl Ledger {
 
     /// Where in the block the request would lie, as an offset.
     fn placement(&self, id: BlockId, request: Request) -> Option<u64> {
+        debug_assert!(request.alignment.is_power_of_two());
         let block = &self.blocks[id];
-        let offset = block.address.next_multiple_of(request.alignment) - block.address;
+        // To the next multiple, without a division.
+        let offset = block.address.wrapping_neg() & (request.alignment - 1);
         (offset + request.bytes <= block.bytes).then_some(offset)
     }
 
@@ -301,23 +312,25 @@ impl Ledger {
     /// Cuts the request out of a free, pending or hoarded block and lends it; what is over stays what it is.
     fn carve(&mut self, whole: BlockId, request: Request) -> Grant {
         let offset = self.placement(whole, request).expect("the block fits");
-        self.unfile(whole);
+        self.unindex(whole);
         let mut id = whole;
         if offset > 0 {
             id = self.blocks.split(whole, offset);
-            self.file(whole);
+            self.index(whole);
         }
         if self.blocks[id].bytes > request.bytes {
             let above = self.blocks.split(id, request.bytes);
-            self.file(above);
+            self.index(above);
         }
         let block = &mut self.blocks[id];
-        let fences = match std::mem::replace(&mut block.state, State::Lent) {
+        let was = std::mem::replace(&mut block.state, State::Lent);
+        let (address, bytes) = (block.address, block.bytes);
+        self.totals.subtract(&was, bytes);
+        self.count(&State::Lent, bytes);
+        let fences = match was {
             State::Pending(fences) | State::Hoarded(_, fences) => fences,
             _ => Fences::default(),
         };
-        let (address, bytes) = (block.address, block.bytes);
-        self.file(id);
         // What was cut off is free again by now: this is how little there really was.
         self.totals.note_low();
         Grant {
@@ -343,9 +356,10 @@ impl Ledger {
 
     /// Takes a lent block back; it is free once the fences are complete.
     pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) -> Whose {
-        debug_assert_eq!(self.blocks[id].state, State::Lent);
+        let block = &self.blocks[id];
+        debug_assert_eq!(block.state, State::Lent);
+        self.totals.subtract(&State::Lent, block.bytes);
         self.discharge(&mut fences);
-        self.unfile(id);
         let state = self.after_use(id, fences);
         let whose = match state {
             State::Hoarded(..) => Whose::Hoards,
@@ -386,13 +400,17 @@ impl Ledger {
             if !self.blocks.is_waiting(id, fence) {
                 continue;
             }
-            self.unfile(id);
-            let state = std::mem::replace(&mut self.blocks[id].state, State::Free);
-            let State::Pending(mut fences) = state else {
+            let State::Pending(fences) = &self.blocks[id].state else {
                 unreachable!("only pending blocks are filed by ticket");
             };
-            self.discharge(&mut fences);
-            self.settle(id, free_or_pending(fences));
+            // If it waits for no other stream, that was all.
+            let mut left = match fences.single() {
+                Some(_) => Fences::default(),
+                None => fences.clone(),
+            };
+            self.discharge(&mut left);
+            self.unfile(id);
+            self.settle(id, free_or_pending(left));
         }
         true
     }
@@ -409,104 +427,14 @@ impl Ledger {
         self.completed.remove(&stream);
     }
 
-    // ---- states, indexes and totals move together --------------------------------------------------
-
-    /// Cuts a block; both parts keep its state. Returns the upper part.
-    fn cut(&mut self, id: BlockId, offset: u64) -> BlockId {
-        self.unfile(id);
-        let upper = self.blocks.split(id, offset);
-        self.file(id);
-        self.file(upper);
-        upper
-    }
-
-    /// Gives an unfiled block its state, merges it with its neighbours, and files it.
-    fn settle(&mut self, mut id: BlockId, state: State) -> BlockId {
-        if state != State::Room {
-            self.end_room_above(id);
-        }
-        self.blocks[id].state = state;
-        if let Some(next) = self.blocks[id].next.filter(|next| self.merge(id, *next)) {
-            self.unfile(next);
-            self.blocks.absorb_next(id);
-        }
-        let previous = self.blocks[id].previous;
-        if let Some(previous) = previous.filter(|previous| self.merge(*previous, id)) {
-            self.unfile(previous);
-            self.blocks.absorb_next(previous);
-            id = previous;
-        }
-        self.file(id);
-        id
-    }
-
-    fn merge(&self, lower: BlockId, upper: BlockId) -> bool {
-        let (lower, upper) = (&self.blocks[lower].state, &self.blocks[upper].state);
-        lower.merges_with(upper)
-    }
-
-    fn file(&mut self, id: BlockId) {
-        let block = &self.blocks[id];
-        self.totals.add(&block.state, block.bytes);
-        match &block.state {
-            State::Free => {
-                self.free.insert(block.bytes, block.address, id);
-                self.totals.whole_free_handles += self.whole_handles(block).count();
-            }
-            State::Pending(fences) => {
-                let filed = block.filed(id, fences);
-                let is_waiting = |id, fence| self.blocks.is_waiting(id, fence);
-                for fence in fences.iter() {
-                    self.pending.insert(filed, fence, is_waiting);
-                }
-            }
-            State::Lent => self.lent_peaks.raise(self.totals.lent.current),
-            State::Hoarded(hoard, _) => {
-                self.lent_peaks.raise(self.totals.lent.current);
-                let by_size = self.hoards.entry(*hoard).or_default();
-                by_size.insert(block.bytes, block.address, id);
-            }
-            State::Claimed(_) | State::Hole | State::Room => {}
-        }
-    }
-
-    fn unfile(&mut self, id: BlockId) {
-        let block = &self.blocks[id];
-        self.totals.subtract(&block.state, block.bytes);
-        match &block.state {
-            State::Free => {
-                self.free.remove(block.bytes, block.address, id);
-                self.totals.whole_free_handles -= self.whole_handles(block).count();
-            }
-            State::Pending(fences) => {
-                let filed = block.filed(id, fences);
-                for fence in fences.iter() {
-                    self.pending.remove(filed, fence);
-                }
-            }
-            State::Hoarded(hoard, _) => {
-                let by_size = self.hoards.get_mut(hoard).expect("a hoard that lasts");
-                by_size.remove(block.bytes, block.address, id);
-            }
-            State::Lent | State::Claimed(_) | State::Hole | State::Room => {}
-        }
-    }
-
     /// The handles that lie wholly inside a block.
     fn whole_handles(&self, block: &Block) -> Handles {
-        if self.geometry.virtual_memory {
+        // Most blocks are too small for any, and are spared the divisions.
+        if self.geometry.virtual_memory && block.bytes >= self.geometry.handle_bytes {
             Handles::within(block.address, block.end(), self.geometry.handle_bytes)
         } else {
             Handles::default()
         }
-    }
-}
-
-fn free_or_pending(fences: Fences) -> State {
-    if fences.is_empty() {
-        State::Free
-    } else {
-        State::Pending(fences)
     }
 }
 

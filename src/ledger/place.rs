@@ -142,7 +142,7 @@ impl Ledger {
     /// The room above a block that is given back is anybody's.
     pub(super) fn end_room_above(&mut self, id: BlockId) {
         let above = self.blocks[id].next;
-        let room = above.filter(|above| self.blocks[*above].state == State::Room);
+        let room = above.filter(|above| matches!(self.blocks[*above].state, State::Room));
         if let Some(room) = room {
             self.unfile(room);
             self.settle(room, State::Hole);

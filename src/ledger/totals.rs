@@ -32,6 +32,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
+    #[inline]
     pub(crate) fn add(&mut self, state: &State, bytes: u64) {
         match state {
             State::Free => self.free.add(bytes),
@@ -53,6 +54,7 @@ impl Totals {
         }
     }
 
+    #[inline]
     pub(crate) fn subtract(&mut self, state: &State, bytes: u64) {
         match state {
             State::Free => self.free.subtract(bytes),

@@ -1,7 +1,7 @@
 //! Giving memory back to the device: whole free handles, or segments that are wholly free.
 
 use super::block::{BlockId, State};
-use super::{Handles, Ledger};
+use super::{Handles, Ledger, Segment};
 
 /// Free memory claimed for release.
 #[derive(Debug)]
@@ -167,8 +167,11 @@ impl Ledger {
         let address = self.blocks[id].address;
         if gone.iter().any(|(gone, _)| *gone == address) {
             self.unfile(id);
-            let block = self.blocks.remove(id);
-            self.segments[block.segment as usize] = None;
+            self.blocks.remove(id);
+            let is_its = |segment: &Segment| segment.first == id;
+            let mut segments = self.segments.iter_mut();
+            let segment = segments.find(|segment| segment.as_ref().is_some_and(is_its));
+            *segment.expect("a block is in a segment") = None;
         } else {
             self.resolve(id, State::Free);
         }

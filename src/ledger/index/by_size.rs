@@ -2,7 +2,8 @@
 //!
 //! Few blocks are kept in one sorted list. Many are kept in *bins*, sixteen to each power of two, with a bitmap of
 //! those that hold any, as TLSF has them (Masmano et al., 2004); each bin is sorted, so that unlike there the
-//! best fit is the best. A bin of very many, which a workload of one size makes, is a tree.
+//! best fit is the best. Most bins hold one block or none, and are one cache line then. A bin of very many, which a
+//! workload of one size makes, is a tree.
 
 use super::BlockId;
 use std::collections::BTreeSet;
@@ -10,8 +11,8 @@ use std::collections::BTreeSet;
 /// A block's size, its address, and its name: what it is sorted by.
 type Entry = (u64, u64, BlockId);
 
-/// As many as are kept in one list.
-const FEW: usize = 24;
+/// As many as are kept in one list. No more: where in a longer one an entry belongs, no processor guesses right.
+const FEW: usize = 8;
 /// As many as a bin keeps in a list.
 const MANY: usize = 64;
 
@@ -29,33 +30,33 @@ impl Default for BySize {
 }
 
 impl BySize {
+    #[inline]
     pub(crate) fn insert(&mut self, bytes: u64, address: u64, id: BlockId) {
         let entry = (bytes, address, id);
         match self {
+            Self::Many(bins) => bins.insert(entry),
             Self::Few(list) if list.len() < FEW => insert_sorted(list, entry),
             Self::Few(list) => {
-                let mut bins = Box::<Bins>::default();
-                list.drain(..).for_each(|entry| bins.insert(entry));
+                let mut bins = Bins::of(std::mem::take(list));
                 bins.insert(entry);
                 *self = Self::Many(bins);
             }
-            Self::Many(bins) => bins.insert(entry),
         }
     }
 
+    #[inline]
     pub(crate) fn remove(&mut self, bytes: u64, address: u64, id: BlockId) {
         let entry = (bytes, address, id);
         let was_there = match self {
             Self::Few(list) => remove_sorted(list, entry),
+            // Emptied, they stay: where there were many once, there will be again.
             Self::Many(bins) => bins.remove(entry),
         };
         debug_assert!(was_there, "an indexed block is found");
-        if matches!(self, Self::Many(bins) if bins.len == 0) {
-            *self = Self::default();
-        }
     }
 
     /// The smallest of at least `bytes` that does, of the first `most`.
+    #[inline]
     pub(crate) fn best(
         &self,
         bytes: u64,
@@ -67,6 +68,16 @@ impl BySize {
         if does(id) {
             return Some((size, id));
         }
+        self.best_but_first(bytes, most, does)
+    }
+
+    #[cold]
+    fn best_but_first(
+        &self,
+        bytes: u64,
+        most: usize,
+        does: impl Fn(BlockId) -> bool,
+    ) -> Option<(u64, BlockId)> {
         let mut others = self.at_least(bytes).take(most).skip(1);
         others.find(|(_, id)| does(*id))
     }
@@ -148,6 +159,13 @@ impl Bins {
     const COUNT: usize = 16 * 61;
     const WORDS: usize = Self::COUNT.div_ceil(64);
 
+    #[cold]
+    fn of(entries: Vec<Entry>) -> Box<Self> {
+        let mut bins = Box::<Self>::default();
+        entries.into_iter().for_each(|entry| bins.insert(entry));
+        bins
+    }
+
     /// The bin of a size: its leading bit, and the four after that.
     fn number(bytes: u64) -> usize {
         if bytes < 16 {
@@ -158,6 +176,7 @@ impl Bins {
         (power - 3) * 16 + next
     }
 
+    #[inline(always)]
     fn insert(&mut self, entry: Entry) {
         let number = Self::number(entry.0);
         if self.bins.len() <= number {
@@ -168,6 +187,7 @@ impl Bins {
         self.len += 1;
     }
 
+    #[inline]
     fn remove(&mut self, entry: Entry) -> bool {
         let number = Self::number(entry.0);
         let Some(bin) = self.bins.get_mut(number) else {
@@ -193,9 +213,16 @@ impl Bins {
     }
 
     fn first(&self, bytes: u64) -> Option<Entry> {
-        let own = Self::number(bytes);
-        let in_own = self.bins.get(own).and_then(|bin| bin.first(bytes));
-        in_own.or_else(|| self.bins[self.next(own + 1)?].first(0))
+        let mut next = self.next(Self::number(bytes));
+        // Of the first of them, all may be smaller; of no other.
+        loop {
+            let number = next?;
+            let first = self.bins[number].first(bytes);
+            if first.is_some() {
+                return first;
+            }
+            next = self.next(number + 1);
+        }
     }
 
     fn at_least(&self, bytes: u64) -> impl Iterator<Item = Entry> + '_ {
@@ -221,19 +248,76 @@ impl Bins {
 }
 
 /// Blocks of nearly one size.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Bin {
+    first: Option<Entry>,
+    others: Others,
+}
+
+impl Bin {
+    fn insert(&mut self, entry: Entry) {
+        match &mut self.first {
+            None => self.first = Some(entry),
+            Some(first) if entry < *first => {
+                let second = std::mem::replace(first, entry);
+                self.others.insert(second);
+            }
+            Some(_) => self.others.insert(entry),
+        }
+    }
+
+    fn remove(&mut self, entry: Entry) -> bool {
+        if self.first == Some(entry) {
+            self.first = if self.others.is_empty() {
+                None
+            } else {
+                self.others.pop_first()
+            };
+            return true;
+        }
+        self.others.remove(entry)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// The first of at least `bytes`.
+    fn first(&self, bytes: u64) -> Option<Entry> {
+        let first = self.first?;
+        if first.0 >= bytes {
+            return Some(first);
+        }
+        self.others.first(bytes)
+    }
+
+    fn at_least(&self, bytes: u64) -> impl Iterator<Item = Entry> + '_ {
+        let first = self.first.filter(|first| first.0 >= bytes);
+        first.into_iter().chain(self.others.at_least(bytes))
+    }
+
+    fn last(&self) -> Option<Entry> {
+        self.others.last().or(self.first)
+    }
+}
+
+/// All of a bin but the first.
 #[derive(Debug)]
-enum Bin {
+enum Others {
     List(Vec<Entry>),
     Tree(BTreeSet<Entry>),
 }
 
-impl Default for Bin {
+impl Default for Others {
     fn default() -> Self {
         Self::List(Vec::new())
     }
 }
 
-impl Bin {
+// Out of line: the first of a bin is nearly always all that is looked at.
+impl Others {
+    #[inline(never)]
     fn insert(&mut self, entry: Entry) {
         match self {
             Self::List(list) if list.len() < MANY => insert_sorted(list, entry),
@@ -248,15 +332,12 @@ impl Bin {
         }
     }
 
+    #[inline(never)]
     fn remove(&mut self, entry: Entry) -> bool {
-        let was_there = match self {
+        match self {
             Self::List(list) => remove_sorted(list, entry),
             Self::Tree(tree) => tree.remove(&entry),
-        };
-        if matches!(self, Self::Tree(tree) if tree.is_empty()) {
-            *self = Self::default();
         }
-        was_there
     }
 
     fn is_empty(&self) -> bool {
@@ -266,17 +347,23 @@ impl Bin {
         }
     }
 
-    fn first(&self, bytes: u64) -> Option<Entry> {
+    #[inline(never)]
+    fn pop_first(&mut self) -> Option<Entry> {
         match self {
-            Self::List(list) => list.iter().find(|entry| entry.0 >= bytes).copied(),
-            Self::Tree(tree) => tree.range((bytes, 0, BlockId(0))..).next().copied(),
+            Self::List(list) => (!list.is_empty()).then(|| list.remove(0)),
+            Self::Tree(tree) => tree.pop_first(),
         }
+    }
+
+    #[inline(never)]
+    fn first(&self, bytes: u64) -> Option<Entry> {
+        self.at_least(bytes).next()
     }
 
     fn at_least(&self, bytes: u64) -> impl Iterator<Item = Entry> + '_ {
         let (list, tree) = match self {
             Self::List(list) => (&list[list.partition_point(|entry| entry.0 < bytes)..], None),
-            Self::Tree(tree) => (&[][..], Some(tree.range((bytes, 0, BlockId(0))..))),
+            Self::Tree(tree) => (&[][..], Some(tree.range((bytes, 0, BlockId::FIRST)..))),
         };
         list.iter().chain(tree.into_iter().flatten()).copied()
     }
@@ -311,13 +398,13 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         for spread in [1, 4, 40] {
             let (mut index, mut set) = (BySize::default(), BTreeSet::new());
-            for step in 0..4000u32 {
+            for step in 0..4000 {
                 let is_growing = step < 2500;
                 if set.is_empty() || random.u8(..10) < if is_growing { 6 } else { 2 } {
                     let entry = (
                         1 << random.u64(..spread) | random.u64(..3),
                         random.u64(..),
-                        BlockId(step),
+                        BlockId::of_slot(step),
                     );
                     index.insert(entry.0, entry.1, entry.2);
                     set.insert(entry);
@@ -328,12 +415,12 @@ mod tests {
                     set.remove(&entry);
                 }
                 let least = 1 << random.u64(..spread);
-                let does = |id: BlockId| id.0 % 3 != 0;
-                let mut range = set.range((least, 0, BlockId(0))..).take(9);
+                let does = |id: BlockId| id.slot() % 3 != 0;
+                let mut range = set.range((least, 0, BlockId::FIRST)..).take(9);
                 let best = range.find(|entry| does(entry.2)).map(|entry| entry.2);
                 assert_eq!(index.best(least, 9, does).map(|(_, id)| id), best);
                 let found: Vec<_> = index.at_least(least).map(|(_, id)| id).take(5).collect();
-                let range = set.range((least, 0, BlockId(0))..);
+                let range = set.range((least, 0, BlockId::FIRST)..);
                 assert_eq!(
                     found,
                     range.map(|(_, _, id)| *id).take(5).collect::<Vec<_>>()

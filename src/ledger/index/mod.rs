@@ -5,7 +5,7 @@ mod by_size;
 pub(crate) use by_size::BySize;
 
 use super::block::BlockId;
-use super::fence::Fence;
+use super::fence::{Fence, Fences};
 use crate::id::{StreamId, Ticket};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -34,39 +34,64 @@ pub(crate) struct Filed {
     pub(crate) id: BlockId,
     pub(crate) bytes: u64,
     pub(crate) address: u64,
-    /// It waits for one stream.
-    pub(crate) is_alone: bool,
 }
 
 impl ByDonor {
-    /// Files a block under one of its fences. `is_waiting` says whether a block waits for a point still.
+    /// Files a block under its fences. `is_waiting` says whether a block waits for a point still.
     pub(crate) fn insert(
+        &mut self,
+        block: Filed,
+        fences: &Fences,
+        is_waiting: impl Fn(BlockId, Fence) -> bool,
+    ) {
+        match fences.single() {
+            Some(fence) => {
+                let donated = self.donate(block, fence, is_waiting);
+                donated.by_size.insert(block.bytes, block.address, block.id);
+            }
+            None => {
+                for fence in fences.iter() {
+                    self.donate(block, fence, &is_waiting);
+                }
+                self.several.insert(block.id);
+            }
+        }
+    }
+
+    fn donate(
         &mut self,
         block: Filed,
         fence: Fence,
         is_waiting: impl Fn(BlockId, Fence) -> bool,
-    ) {
+    ) -> &mut Donated {
         let donated = self.donors.entry(fence.stream).or_default();
         donated.bytes += block.bytes;
         let stream = fence.stream;
         let is_waiting = |ticket, id| is_waiting(id, Fence { stream, ticket });
         donated.by_ticket.insert(fence.ticket, block.id, is_waiting);
-        if block.is_alone {
-            donated.by_size.insert(block.bytes, block.address, block.id);
-        } else {
-            self.several.insert(block.id);
+        donated
+    }
+
+    pub(crate) fn remove(&mut self, block: Filed, fences: &Fences) {
+        match fences.single() {
+            Some(fence) => {
+                let donated = self.take_away(block, fence);
+                donated.by_size.remove(block.bytes, block.address, block.id);
+            }
+            None => {
+                for fence in fences.iter() {
+                    self.take_away(block, fence);
+                }
+                self.several.remove(&block.id);
+            }
         }
     }
 
-    pub(crate) fn remove(&mut self, block: Filed, fence: Fence) {
+    fn take_away(&mut self, block: Filed, fence: Fence) -> &mut Donated {
         let donated = self.donors.get_mut(&fence.stream).expect("a donor");
         donated.bytes -= block.bytes;
         donated.by_ticket.note_gone();
-        if block.is_alone {
-            donated.by_size.remove(block.bytes, block.address, block.id);
-        } else {
-            self.several.remove(&block.id);
-        }
+        donated
     }
 
     /// A block that waited for a ticket of `stream` up to `ticket` when it was filed, with that ticket: each is told
@@ -86,8 +111,12 @@ impl ByDonor {
 
     /// What waits for `stream`, alone or with others, in bytes.
     pub(crate) fn bytes_waiting_for(&self, stream: StreamId) -> u64 {
-        let donated = self.donors.get(&stream);
-        donated.map_or(0, |donated| donated.bytes)
+        self.donated_by(stream).map_or(0, |donated| donated.bytes)
+    }
+
+    /// What waits for `stream`.
+    pub(crate) fn donated_by(&self, stream: StreamId) -> Option<&Donated> {
+        self.donors.get(&stream)
     }
 
     pub(crate) fn donors(&self) -> impl Iterator<Item = (StreamId, &Donated)> {
