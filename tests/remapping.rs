@@ -10,7 +10,7 @@ use weirpool::device::{Device, DeviceErrorKind};
 use weirpool::*;
 
 /// In handles: what a pool begins with.
-const BURST: u64 = 128;
+const BURST: u64 = 256;
 
 const POLICIES: [Remapping; 3] = [Remapping::Always, Remapping::Share(0.125), Remapping::Never];
 

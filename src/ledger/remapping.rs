@@ -59,7 +59,7 @@ pub enum Remapping {
     /// why.
     ///
     /// It is the pool's, on the device's clock, however many threads there are: 1953 moves a second for an eighth. Up to
-    /// 128 moves that were not made are saved for when they are needed, and each new handle comes with 4: a pool that
+    /// 256 moves that were not made are saved for when they are needed, and each new handle comes with 4: a pool that
     /// grows to its size packs on its way.
     Share(f64),
     /// Only where there is no new memory. The least time of the host's, and the most memory.
@@ -85,7 +85,7 @@ impl Remapping {
 const MOVE: Duration = Duration::from_micros(64);
 
 /// Moves that are saved up at most, and that a pool begins with.
-const BURST: u32 = 128;
+const BURST: u32 = 256;
 
 /// Moves that a new handle comes with.
 const WITH_NEW: u32 = 4;
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn a_share_of_the_time_accrues() {
         let mut budget = an_eighth();
-        budget.note(128, 0);
+        budget.note(256, 0);
         assert_eq!(moves(&mut budget, us(0)), 0);
         assert_eq!(moves(&mut budget, us(511)), 0);
         assert_eq!(moves(&mut budget, us(512)), 1, "in parts, too");
@@ -179,11 +179,11 @@ mod tests {
     #[test]
     fn it_begins_with_a_burst_and_saves_no_more_than_that() {
         let mut budget = an_eighth();
-        assert_eq!(moves(&mut budget, us(0)), 128);
-        assert_eq!(moves(&mut budget, Duration::from_secs(3600)), 128);
+        assert_eq!(moves(&mut budget, us(0)), 256);
+        assert_eq!(moves(&mut budget, Duration::from_secs(3600)), 256);
         budget.note(100, 0);
-        assert_eq!(moves(&mut budget, Duration::from_secs(3600)), 28);
-        assert_eq!(moves(&mut budget, Duration::MAX), 128);
+        assert_eq!(moves(&mut budget, Duration::from_secs(3600)), 156);
+        assert_eq!(moves(&mut budget, Duration::MAX), 256);
     }
 
     #[test]
@@ -197,20 +197,20 @@ mod tests {
     #[test]
     fn new_handles_come_with_moves() {
         let mut budget = an_eighth();
-        budget.note(128, 0);
+        budget.note(256, 0);
         budget.note(0, 3);
         assert_eq!(moves(&mut budget, us(0)), 12);
         budget.note(6, 1);
         assert_eq!(moves(&mut budget, us(0)), 10);
         budget.note(0, u64::MAX);
-        assert_eq!(moves(&mut budget, us(0)), 128);
+        assert_eq!(moves(&mut budget, us(0)), 256);
     }
 
     #[test]
     fn a_clock_that_stands_still_or_is_seen_late_gives_nothing() {
         let mut budget = an_eighth();
         budget.growth(us(10_000));
-        budget.note(128, 0);
+        budget.note(256, 0);
         assert_eq!(moves(&mut budget, us(10_000)), 0);
         assert_eq!(moves(&mut budget, us(5_000)), 0);
         assert_eq!(moves(&mut budget, us(10_512)), 1, "and takes nothing away");
