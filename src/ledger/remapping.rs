@@ -12,7 +12,7 @@ use std::time::Duration;
 ///
 /// Beyond its share of the time a pool takes new memory, where the capacity and the device have it, and is no larger
 /// for that than twice the most that was in use. Where there is no new memory, what is free is moved whatever the
-/// policy: nothing fails for it. Where [waiting](Order::WaitFirst) comes first, a request that may wait does so before
+/// policy: nothing fails for it. Where [waiting] comes first, a request that may wait does so before
 /// more is moved, as before more is taken.
 ///
 /// What is asked for is neither limited nor counted: [`Pool::coalesce`], and a [`CoalesceHeuristic`]. Without
@@ -30,7 +30,7 @@ use std::time::Duration;
 ///         .build()?;
 ///     let stream = pool.create_stream()?;
 ///     let blocks: Vec<_> = (0..8).map(|_| pool.try_allocate(&stream, 2 << 20)).collect::<Result<_, _>>()?;
-///     let _every_second: Vec<_> = blocks.into_iter().step_by(2).collect(); // the others are freed
+///     let _every_second: Vec<_> = blocks.into_iter().skip(1).step_by(2).collect(); // the others are freed
 ///     let _whole = pool.try_allocate(&stream, 8 << 20)?;
 ///     Ok(pool.statistics().reserved.current >> 20)
 /// }
@@ -42,7 +42,6 @@ use std::time::Duration;
 /// ```
 ///
 /// [`CoalesceHeuristic`]: crate::CoalesceHeuristic
-/// [`Order::WaitFirst`]: crate::Order::WaitFirst
 /// [`Pool::coalesce`]: crate::Pool::coalesce
 /// [waiting]: crate::Order::WaitFirst
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,8 +54,8 @@ use std::time::Duration;
 pub enum Remapping {
     /// What is free is moved before more is taken, however often. The least memory.
     Always,
-    /// This share of the time at most: more than 0, and up to 1. The default is an eighth, and `guide::choices` says
-    /// why.
+    /// This share of the time at most: more than 0, and up to 1. The default is an eighth, and
+    /// [`guide::choices`](crate::guide::choices) says why.
     ///
     /// It is the pool's, on the device's clock, however many threads there are: 1953 moves a second for an eighth. Up to
     /// 256 moves that were not made are saved for when they are needed, and each new handle comes with 4: a pool that
