@@ -285,6 +285,16 @@ pub enum BuildError {
         /// What was asked for.
         fraction: f64,
     },
+    /// A share of the time for [remapping](crate::Remapping) must be more than 0, and 1 at most. None of it is
+    /// [`Remapping::Never`](crate::Remapping::Never), and no bound [`Remapping::Always`](crate::Remapping::Always).
+    #[error(
+        "a share of {share} of the time for remapping is not more than 0 and at most 1: \
+         none is `Remapping::Never`, and no bound `Remapping::Always`"
+    )]
+    InvalidShare {
+        /// What was asked for.
+        share: f64,
+    },
     /// Handles must be a multiple of the device's step.
     #[error("handles of {handle_bytes} bytes are not a positive multiple of {granularity} bytes")]
     InvalidHandle {

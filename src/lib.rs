@@ -162,7 +162,7 @@ pub use error::{
 };
 pub use id::StreamId;
 pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-pub use ledger::{CoalesceHeuristic, GrowBy, PoolFigures};
+pub use ledger::{CoalesceHeuristic, GrowBy, PoolFigures, Remapping};
 pub use measure::{Bucket, Histogram, Level, Tag, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;

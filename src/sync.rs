@@ -32,6 +32,7 @@ pub(crate) enum Guards {
     Bell,
     Block,
     Journal,
+    Budget,
 }
 
 /// A mutex that does not poison: a panic while it is held is a bug of this crate, and the

@@ -94,6 +94,7 @@ impl World {
     fn new(
         shape: Shape,
         order: Order,
+        remapping: Remapping,
         sealing: Sealing,
         growth: GrowBy,
         alignment: u64,
@@ -120,6 +121,7 @@ impl World {
         };
         let pool = pool
             .order(order)
+            .remapping(remapping)
             .sealing(sealing)
             .lane_bytes(MIB)
             .alignment(alignment)
@@ -342,6 +344,14 @@ fn order() -> impl Strategy<Value = Order> {
     prop_oneof![Just(Order::GrowFirst), Just(Order::WaitFirst)]
 }
 
+fn remapping() -> impl Strategy<Value = Remapping> {
+    prop_oneof![
+        Just(Remapping::Always),
+        Just(Remapping::default()),
+        Just(Remapping::Never),
+    ]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
@@ -349,13 +359,14 @@ proptest! {
     fn random_operations_keep_every_invariant(
         shape in shape(),
         order in order(),
+        remapping in remapping(),
         sealing in sealing(),
         growth in growth(),
         alignment in prop_oneof![Just(1), Just(4096)],
         fills in any::<Fills>(),
         actions in proptest::collection::vec(action(), 1..150),
     ) {
-        let mut world = World::new(shape, order, sealing, growth, alignment, fills);
+        let mut world = World::new(shape, order, remapping, sealing, growth, alignment, fills);
         for action in actions {
             world.act(action);
             world.check();

@@ -107,6 +107,9 @@ fn what_is_told_of_blocks_is_data() {
 fn settings_are_data() {
     assert_eq!(round_trip(&Order::WaitFirst), json!("wait_first"));
     assert_eq!(round_trip(&WaitLimit::Tail), json!("tail"));
+    assert_eq!(round_trip(&Remapping::Never), json!("never"));
+    let share = Remapping::Share(0.5);
+    assert_eq!(round_trip(&share), json!({ "share": 0.5 }));
     assert_eq!(round_trip(&Sealing::Bytes(4096)), json!({ "bytes": 4096 }));
     assert_eq!(round_trip(&Sealing::OnDemand), json!("on_demand"));
     assert_eq!(round_trip(&Reuse::NONE)["opportunistic"], json!(false));

@@ -17,7 +17,7 @@ use super::threads::together;
 use fastrand::Rng;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Instant;
-use weirpool::{PoolBuilder, Sealing};
+use weirpool::{PoolBuilder, Remapping, Sealing};
 
 const OPERATIONS: usize = 20_000;
 
@@ -81,20 +81,27 @@ fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
         note(Who::Driver, player.told());
     }
     let mix = "mix, 512 B to 64 MiB, 256 live";
-    let [on_demand, larger] = [
+    let [on_demand, larger, remapped] = [
         (|builder| builder.sealing(Sealing::OnDemand)) as fn(PoolBuilder) -> PoolBuilder,
         |builder| builder.handle_bytes(16 << 20),
+        |builder| builder.remapping(Remapping::Always),
     ]
     .map(|set| by_itself(&Pooled::with(ground, set), effort));
     vec![
         Row::new(mix, OPERATION, took).beside("mix time"),
         Row::new(format!("{mix}, sealed on demand"), OPERATION, on_demand.0),
         Row::new(format!("{mix}, handles of 16 MiB"), OPERATION, larger.0),
+        Row::new(format!("{mix}, remapping always"), OPERATION, remapped.0),
         Row::new(format!("{mix}: reserved over live"), MEMORY, memory).beside("mix memory"),
         Row::new(
             format!("{mix}: reserved over live, handles of 16 MiB"),
             MEMORY,
             larger.1,
+        ),
+        Row::new(
+            format!("{mix}: reserved over live, remapping always"),
+            MEMORY,
+            remapped.1,
         ),
         Row::new(format!("{mix}: failures"), FAILURES, failed),
     ]

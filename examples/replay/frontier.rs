@@ -7,7 +7,7 @@ mod labels;
 mod table;
 
 use crate::machine::{Machine, Site};
-use crate::options::{Options, OrderName, Policy};
+use crate::options::{Options, OrderName, Policy, RemappingName};
 use crate::progress::Progress;
 use crate::report::Report;
 use crate::trace::Trace;
@@ -24,20 +24,24 @@ const HANDLES: [u64; 11] = [2, 4, 6, 8, 10, 12, 14, 16, 24, 32, 64];
 
 /// What happens when nothing free fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Remapping {
-    /// Free memory is mapped together, then more is taken.
+enum Way {
+    /// Free memory is mapped together for a share of the time, and more is taken.
     GrowFirst,
-    /// The same, but what is pending is waited for before more is taken.
+    /// Free memory is mapped together however long that takes, then more is taken.
+    Always,
+    /// More is taken, and free memory is mapped together where there is no more.
+    Never,
+    /// What is pending is waited for before more is taken.
     WaitFirst,
     /// More is taken: memory stays in the segments that it came in, whole handles each.
-    None,
+    Plain,
 }
 
 /// A replay with a handle size.
 #[derive(Clone, Debug, PartialEq)]
 struct Point {
     trace: String,
-    remapping: Remapping,
+    way: Way,
     handle_bytes: u64,
     /// Device time of all driver calls, in per cent of the trace's own time.
     share: f64,
@@ -66,12 +70,12 @@ pub(crate) fn show(
         conditions: conditions(options),
         default_handle: default_handle(site, traces, &options.policy)?,
     };
-    for (trace, remapping, handle) in replays(traces) {
-        let report = replay(site, trace, &under(options, remapping, handle))?;
+    for (trace, way, handle) in replays(traces) {
+        let report = replay(site, trace, &under(options, way, handle))?;
         if options.json {
             writeln!(stdout(), "{}", serde_json::to_string(&report)?)?;
         }
-        frontier.points.push(Point::new(&report, remapping));
+        frontier.points.push(Point::new(&report, way));
     }
     draw::draw(file, &frontier)?;
     if !options.json {
@@ -80,19 +84,20 @@ pub(crate) fn show(
     Ok(())
 }
 
-fn replays(traces: &[Trace]) -> impl Iterator<Item = (&Trace, Remapping, u64)> {
+fn replays(traces: &[Trace]) -> impl Iterator<Item = (&Trace, Way, u64)> {
     traces.iter().flat_map(|trace| {
-        Remapping::ALL.into_iter().flat_map(move |remapping| {
-            HANDLES.map(move |mebibytes| (trace, remapping, mebibytes * MIB))
-        })
+        Way::ALL
+            .into_iter()
+            .flat_map(move |way| HANDLES.map(move |mebibytes| (trace, way, mebibytes * MIB)))
     })
 }
 
-fn under(options: &Options, remapping: Remapping, handle: u64) -> Options {
+fn under(options: &Options, way: Way, handle: u64) -> Options {
     let mut options = options.clone();
     options.policy.handle = Some(handle);
-    options.policy.order = remapping.order();
-    options.policy.upstream = remapping.upstream();
+    options.policy.order = way.order();
+    options.policy.remapping = way.remapping();
+    options.policy.upstream = way.upstream();
     options
 }
 
@@ -125,10 +130,10 @@ fn conditions(options: &Options) -> String {
 }
 
 impl Point {
-    fn new(report: &Report, remapping: Remapping) -> Self {
+    fn new(report: &Report, way: Way) -> Self {
         Self {
             trace: report.trace.clone(),
-            remapping,
+            way,
             handle_bytes: report.handle_bytes,
             share: 100.0 * report.device_ns as f64 / report.trace_ns as f64,
             ratio: report.reserved_over_requested,
@@ -149,37 +154,53 @@ impl Frontier {
     }
 
     /// The points of a line, by rising handle size.
-    fn line(&self, trace: &str, remapping: Remapping) -> impl Iterator<Item = &Point> + Clone {
+    fn line(&self, trace: &str, way: Way) -> impl Iterator<Item = &Point> + Clone {
         self.points
             .iter()
-            .filter(move |point| point.trace == trace && point.remapping == remapping)
+            .filter(move |point| point.trace == trace && point.way == way)
     }
 }
 
-impl Remapping {
-    const ALL: [Self; 3] = [Self::GrowFirst, Self::WaitFirst, Self::None];
+impl Way {
+    const ALL: [Self; 5] = [
+        Self::GrowFirst,
+        Self::Always,
+        Self::Never,
+        Self::WaitFirst,
+        Self::Plain,
+    ];
 
     fn order(self) -> OrderName {
         match self {
             Self::WaitFirst => OrderName::WaitFirst,
-            Self::GrowFirst | Self::None => OrderName::GrowFirst,
+            Self::GrowFirst | Self::Always | Self::Never | Self::Plain => OrderName::GrowFirst,
+        }
+    }
+
+    fn remapping(self) -> Option<RemappingName> {
+        match self {
+            Self::Always => Some(RemappingName::Always),
+            Self::Never => Some(RemappingName::Never),
+            Self::GrowFirst | Self::WaitFirst | Self::Plain => None,
         }
     }
 
     fn upstream(self) -> UpstreamName {
         match self {
-            Self::GrowFirst | Self::WaitFirst => UpstreamName::Virtual,
-            Self::None => UpstreamName::Device,
+            Self::GrowFirst | Self::Always | Self::Never | Self::WaitFirst => UpstreamName::Virtual,
+            Self::Plain => UpstreamName::Device,
         }
     }
 }
 
-impl fmt::Display for Remapping {
+impl fmt::Display for Way {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::GrowFirst => "grow-first",
+            Self::Always => "remapping always",
+            Self::Never => "remapping never",
             Self::WaitFirst => "wait-first",
-            Self::None => "no remapping",
+            Self::Plain => "plain memory",
         })
     }
 }

@@ -65,12 +65,13 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
-    /// Replays each trace with handles of 2 to 64 MiB, growing first, waiting first and without
-    /// remapping, prints all of it and draws memory against device time; on the simulated device
+    /// Replays each trace with handles of 2 to 64 MiB, growing first (and remapping always, or
+    /// never), waiting first and in plain memory, prints all of it and draws memory against device
+    /// time; on the simulated device
     #[arg(
         long,
         value_name = "FILE.svg",
-        conflicts_with_all = ["plot", "record", "handle", "order", "upstream"]
+        conflicts_with_all = ["plot", "record", "handle", "order", "remapping", "upstream"]
     )]
     pub(crate) frontier: Option<PathBuf>,
 }
@@ -141,6 +142,11 @@ pub(crate) struct Policy {
     /// How far a wait on the device may set a stream back
     #[arg(long, value_name = "LIMIT", value_enum, default_value_t = WaitLimitName::Tail)]
     pub(crate) wait_limit: WaitLimitName,
+
+    /// How much of the time goes into mapping free memory elsewhere, rather than taking more: always (however much),
+    /// never (while there is more), or a share as 0.125 [default: the pool's]
+    #[arg(long, value_name = "POLICY")]
+    pub(crate) remapping: Option<RemappingName>,
 
     /// How pending memory may be reused: follow-event-dependencies, opportunistic,
     /// internal-dependencies (with commas between), all or none
@@ -300,6 +306,38 @@ impl fmt::Display for ReuseNames {
     }
 }
 
+/// How much of the time goes into mapping free memory elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum RemappingName {
+    Always,
+    Never,
+    Share(f64),
+}
+
+impl FromStr for RemappingName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "always" => Ok(Self::Always),
+            "never" => Ok(Self::Never),
+            _ => text.parse().map(Self::Share).map_err(|_| {
+                format!("`{text}` is no remapping, expected always, never or a share as 0.125")
+            }),
+        }
+    }
+}
+
+impl fmt::Display for RemappingName {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Always => formatter.write_str("always"),
+            Self::Never => formatter.write_str("never"),
+            Self::Share(share) => write!(formatter, "{share}"),
+        }
+    }
+}
+
 /// When the event of a free is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SealingName {
@@ -358,6 +396,7 @@ mod tests {
         assert_eq!(options.policy.order, OrderName::GrowFirst);
         assert_eq!(options.policy.reuse, ReuseNames::ALL);
         assert_eq!(options.policy.sealing, None);
+        assert_eq!(options.policy.remapping, None);
         assert!(!options.json);
     }
 
@@ -368,6 +407,7 @@ mod tests {
             "--capacity=6GiB",
             "--order=wait-first",
             "--wait-limit=unlimited",
+            "--remapping=0.25",
             "--reuse=opportunistic,internal-dependencies",
             "--sealing=4MiB",
             "--handle=32MiB",
@@ -385,6 +425,7 @@ mod tests {
         assert_eq!(policy.capacity, Some(6 << 30));
         assert_eq!(policy.order, OrderName::WaitFirst);
         assert_eq!(policy.wait_limit, WaitLimitName::Unlimited);
+        assert_eq!(policy.remapping, Some(RemappingName::Share(0.25)));
         assert_eq!(
             policy.reuse.to_string(),
             "opportunistic,internal-dependencies"
@@ -404,6 +445,9 @@ mod tests {
         }
         for text in ["every-free", "on-demand", "4096"] {
             assert_eq!(text.parse::<SealingName>().unwrap().to_string(), text);
+        }
+        for text in ["always", "never", "0.125"] {
+            assert_eq!(text.parse::<RemappingName>().unwrap().to_string(), text);
         }
     }
 
@@ -425,6 +469,7 @@ mod tests {
             "--reuse=some",
             "--reuse=all,none",
             "--sealing=never",
+            "--remapping=often",
         ] {
             assert!(parse(&[argument]).is_err(), "{argument}");
         }
@@ -444,6 +489,7 @@ mod tests {
             "--record=b.csv",
             "--handle=16MiB",
             "--order=grow-first",
+            "--remapping=never",
             "--upstream=virtual",
             "--device=cuda",
         ] {

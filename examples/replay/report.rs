@@ -115,6 +115,7 @@ pub(crate) struct Report {
     pub(crate) order: String,
     pub(crate) wait_limit: String,
     pub(crate) reuse: String,
+    pub(crate) remapping: Option<String>,
     pub(crate) upstream: String,
     pub(crate) sealing: Option<String>,
     pub(crate) lane: Option<u64>,
@@ -171,6 +172,7 @@ impl Report {
             order: policy.order.to_string(),
             wait_limit: policy.wait_limit.to_string(),
             reuse: policy.reuse.to_string(),
+            remapping: policy.remapping.map(|remapping| remapping.to_string()),
             upstream: policy.upstream.to_string(),
             sealing: policy.sealing.map(|sealing| sealing.to_string()),
             lane: policy.lane,
@@ -187,6 +189,11 @@ impl Report {
         let mut parts = Vec::new();
         parts.extend(self.place());
         parts.extend([lag, self.order.clone(), format!("reuse {}", self.reuse)]);
+        parts.extend(
+            self.remapping
+                .as_ref()
+                .map(|remapping| format!("remapping {remapping}")),
+        );
         parts.extend(
             self.sealing
                 .as_ref()

@@ -1,7 +1,7 @@
 //! What all tasks of one run share: the device, the pool, the streams, and the counts.
 
 use crate::machine::{Hope, Line, Machine, Time};
-use crate::options::{OrderName, Policy, ReuseNames, SealingName, WaitLimitName};
+use crate::options::{OrderName, Policy, RemappingName, ReuseNames, SealingName, WaitLimitName};
 use crate::patience::Patience;
 use crate::record;
 use crate::samples::Sample;
@@ -13,7 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::Device;
-use weirpool::{Block, Event, Order, Pool, Reuse, Sealing, WaitLimit};
+use weirpool::{Block, Event, Order, Pool, Remapping, Reuse, Sealing, WaitLimit};
 
 /// One run of a trace.
 pub(crate) struct Session<M: Machine> {
@@ -185,6 +185,9 @@ pub(crate) fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<P
     if let Some(bytes) = policy.lane {
         builder = builder.lane_bytes(bytes);
     }
+    if let Some(name) = policy.remapping {
+        builder = builder.remapping(remapping(name));
+    }
     if let Some(name) = policy.sealing {
         builder = builder.sealing(sealing(name));
     }
@@ -213,6 +216,14 @@ fn wait_limit(name: WaitLimitName) -> WaitLimit {
     match name {
         WaitLimitName::Tail => WaitLimit::Tail,
         WaitLimitName::Unlimited => WaitLimit::Unlimited,
+    }
+}
+
+fn remapping(name: RemappingName) -> Remapping {
+    match name {
+        RemappingName::Always => Remapping::Always,
+        RemappingName::Never => Remapping::Never,
+        RemappingName::Share(share) => Remapping::Share(share),
     }
 }
 

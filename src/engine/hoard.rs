@@ -171,10 +171,25 @@ impl Climb<'_> {
         request: Request,
         failed: &Cell<u64>,
     ) -> Result<Option<Lent>, Refusal> {
+        let growth = self.growth();
+        let lent = self.exchanged_so(hoard, request, growth, failed)?;
+        if lent.is_none() && growth.is_sparing() && self.refused.get() > 0 {
+            return self.exchanged_so(hoard, request, Growth::Allowed, failed);
+        }
+        Ok(lent)
+    }
+
+    fn exchanged_so(
+        &self,
+        hoard: HoardId,
+        request: Request,
+        growth: Growth,
+        failed: &Cell<u64>,
+    ) -> Result<Option<Lent>, Refusal> {
         let limit = self.may_wait().then_some(WaitLimit::Unlimited);
         let exchanged = self.with_waits(limit, |view| {
             let mut ledger = self.engine.ledger.lock();
-            ledger.exchange(hoard, request, view, Growth::Allowed)
+            ledger.exchange(hoard, request, view, growth)
         });
         let lent = match exchanged {
             None => return Ok(None),

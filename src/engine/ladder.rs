@@ -163,8 +163,8 @@ pub(super) struct Climb<'a> {
     after: Clock,
     /// There is a block that fits, and was passed by: it is much larger.
     pub(super) is_loose: Cell<bool>,
-    /// The device has refused memory.
-    was_refused: Cell<bool>,
+    /// New bytes that the device refused last, if it did.
+    pub(super) refused: Cell<u64>,
     /// How much lanes had been robbed of when this gathered.
     taken_back: Cell<u64>,
     /// Up to where streams were asked.
@@ -326,7 +326,7 @@ impl<'a> Climb<'a> {
             postponed: None,
             after,
             is_loose: Cell::new(false),
-            was_refused: Cell::new(false),
+            refused: Cell::new(0),
             taken_back: Cell::new(0),
             asked: RefCell::default(),
             fences: Cell::default(),
@@ -463,12 +463,13 @@ impl Climb<'_> {
     pub(super) fn grown(&self) -> Result<Option<Lent>, Refusal> {
         let settings = &self.engine.settings;
         let waits = (settings.order == Order::WaitFirst).then_some(settings.wait_limit);
+        let waits = waits.filter(|_| self.may_wait());
         let held_back_by = self.held_back_by();
         let is_held_back = !held_back_by.fences.is_empty();
         let growth = match () {
             () if !self.may_call() => Growth::None,
-            () if is_held_back => Growth::Remap,
-            () => Growth::Allowed,
+            () if is_held_back => self.growth_held_back(waits),
+            () => self.growth(),
         };
         if let Some(lent) = self.fetch(waits, growth)? {
             return Ok(Some(lent));
@@ -499,12 +500,12 @@ impl Climb<'_> {
             return Ok(None);
         }
         if !self.engine.settings.geometry.virtual_memory && self.engine.trim_to(0)? > 0 {
-            self.was_refused.set(false);
+            self.refused.set(0);
             if let Some(lent) = self.fetch(None, Growth::Allowed)? {
                 return Ok(Some(lent));
             }
         }
-        if !self.was_refused.get() || !self.engine.make_way_for(self.request.bytes) {
+        if self.refused.get() == 0 || !self.engine.make_way_for(self.request.bytes) {
             return Ok(None);
         }
         Ok(self.fetch(None, Growth::Allowed)?)
@@ -531,9 +532,22 @@ impl Climb<'_> {
             && self.engine.settings.reuse.internal_dependencies
     }
 
-    /// Puts a span together, with the device's help if it may grow.
+    /// Puts a span together, with the device's help if it may grow. What the device has no new memory for is moved.
     fn fetch(&self, waits: Option<WaitLimit>, growth: Growth) -> Result<Option<Lent>, DeviceError> {
-        let plan = self.with_waits(waits.filter(|_| self.may_wait()), |view| {
+        let waits = waits.filter(|_| self.may_wait());
+        let lent = self.fetch_so(waits, growth)?;
+        if lent.is_none() && self.could_do_with_less(waits, growth) {
+            return self.fetch_so(waits, Growth::Allowed);
+        }
+        Ok(lent)
+    }
+
+    fn fetch_so(
+        &self,
+        waits: Option<WaitLimit>,
+        growth: Growth,
+    ) -> Result<Option<Lent>, DeviceError> {
+        let plan = self.with_waits(waits, |view| {
             self.engine.ledger.lock().plan(self.request, view, growth)
         });
         let Some(plan) = plan else {
@@ -544,11 +558,13 @@ impl Climb<'_> {
 
     /// Carries a plan out for the stream, or for a hoard. None, if the device has no memory for it.
     pub(super) fn carry_out(&self, plan: Plan, whom: For) -> Result<Option<Lent>, DeviceError> {
+        // Mapping what there is may need some, too.
+        let new = plan.new_bytes().max(1);
         match self.engine.carry_out(plan, whom) {
             Ok(Some(grant)) => self.lend_in_order(grant, Rung::Grown),
             Ok(None) => Ok(None),
             Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
-                self.was_refused.set(true);
+                self.refused.set(new);
                 self.engine.pressure.note(true);
                 Ok(None)
             }

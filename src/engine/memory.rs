@@ -277,6 +277,7 @@ impl Engine {
             tally::add(&self.tally.handles_created, done.len() as u64 - moved);
         }
         let created = done.len() as u64 - moved;
+        self.note_moves(if is_wish { 0 } else { moved }, created);
         let bytes = |handles| handles * self.settings.geometry.handle_bytes;
         let entry = self.entry();
         let grant = self.commit(whom, |ledger| {

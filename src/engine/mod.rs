@@ -13,6 +13,7 @@
 //! | `postponed` | waits on the device, once all of them are had |
 //! | `hoard` | memory set aside for one holder |
 //! | `unpooled` | the same where nothing is pooled |
+//! | `budget` | whether free memory is moved, or more is taken |
 //! | `patience` | what is awaited before new memory is taken |
 //! | `pressure` | what is done when the device refuses it |
 //! | `release` | the way back: a free, a further use, a grant that nobody took |
@@ -32,6 +33,7 @@
 
 mod asking;
 pub(crate) mod bell;
+mod budget;
 mod estate;
 mod figures;
 mod fill;
@@ -80,7 +82,7 @@ use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
 use crate::lane::{Bounds, Events, Lane};
 use crate::ledger::policy::{Order, Reuse, WaitLimit};
-use crate::ledger::{Geometry, Ledger, Totals};
+use crate::ledger::{Budget, Geometry, Ledger, Remapping, Totals};
 use crate::sync::{
     Arc, Busy, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain,
 };
@@ -121,6 +123,7 @@ pub(crate) struct Settings {
     pub(crate) order: Order,
     pub(crate) reuse: Reuse,
     pub(crate) wait_limit: WaitLimit,
+    pub(crate) remapping: Remapping,
     pub(crate) upkeep: UpkeepSettings,
     pub(crate) fills: Fills,
     /// Entries of the journal at most; none is kept for 0.
@@ -138,6 +141,7 @@ pub(crate) struct Engine {
     pub(crate) tally: Tally,
     pub(crate) upkeep: Upkeep,
     pub(crate) pressure: Pressure,
+    budget: Mutex<Budget>,
     /// The ledger's, for who only wants to look. Read by every allocation, written by a resize.
     capacity: CachePadded<SharedNumber>,
     /// The capacity was set to less than was held.
@@ -181,6 +185,7 @@ impl Engine {
             tally: Tally::new(),
             upkeep: Upkeep::new(settings.upkeep.clone()),
             pressure: Pressure::new(make_way),
+            budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
             is_shrunk: SharedFlag::new(false),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             ledger: Busy::new(Guards::Ledger, Ledger::new(settings.geometry)),

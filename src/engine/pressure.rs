@@ -60,6 +60,11 @@ impl Engine {
         info.map_or(0, |info| info.free)
     }
 
+    /// Whether the device refused, and has less than so many bytes by now.
+    pub(super) fn is_short_of(&self, bytes: u64) -> bool {
+        self.pressure.is_felt() && self.left_on_device() < bytes
+    }
+
     /// What could be released at once for another pool, in bytes; nothing while somebody waits for it here.
     /// If need be, after taking back what lanes keep, and asking what has completed.
     pub(crate) fn could_give(&self, asks: bool) -> u64 {

@@ -42,6 +42,7 @@
 //! | `window` | where a contiguous span costs least to put together |
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `growth` | how much is taken from the device at a time |
+//! | `remapping` | how much of the time goes into mapping free memory elsewhere |
 //! | `place` | right above a block, or with room to grow into |
 //! | `hoard` | memory set aside for one holder |
 //! | `exchange` | one piece for many of a hoard |
@@ -70,6 +71,7 @@ mod lookup;
 mod place;
 mod plan;
 pub(crate) mod policy;
+mod remapping;
 #[cfg(test)]
 mod tests;
 mod totals;
@@ -88,6 +90,8 @@ pub(crate) use hoard::{HoardId, Moves};
 pub(crate) use lookup::{Found, Holding};
 pub(crate) use place::Place;
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
+pub(crate) use remapping::Budget;
+pub use remapping::Remapping;
 pub(crate) use totals::Totals;
 pub(crate) use trim::Release;
 pub(crate) use window::Growth;
@@ -211,6 +215,9 @@ pub(crate) struct Ledger {
     pub(crate) lent_peaks: Peaks,
     /// Claimed for releases that are under way, in bytes.
     releasing: u64,
+    /// The most that was in use when something was moved, or might have been. Not a high-water mark, which its readers
+    /// reset.
+    most_in_use: u64,
     /// What was held when the capacity was last set: it may be more.
     held_at_resize: u64,
 }
@@ -230,6 +237,7 @@ impl Ledger {
             totals: Totals::default(),
             lent_peaks: Peaks::default(),
             releasing: 0,
+            most_in_use: 0,
             held_at_resize: 0,
         }
     }

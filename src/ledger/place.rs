@@ -105,7 +105,7 @@ impl Ledger {
             };
             run.push(self.as_piece(above, kind));
             if block.end() >= end {
-                return Some(self.price(&run, start, request.bytes));
+                return Some(self.price(&run, start, request.bytes, growth));
             }
         }
         None
@@ -123,7 +123,8 @@ impl Ledger {
         }
         let hole = self.hole_for(request.bytes.checked_add(room)?)?;
         let piece = self.as_piece(hole, super::window::Kind::Hole);
-        Some(self.price(&[piece], self.blocks[hole].address, request.bytes))
+        let start = self.blocks[hole].address;
+        Some(self.price(&[piece], start, request.bytes, growth))
     }
 
     /// Keeps addresses above a claimed window for it.

@@ -49,6 +49,16 @@ pub(crate) struct Outcome {
     pub(crate) lost: bool,
 }
 
+impl Plan {
+    /// What it takes from the device, in bytes.
+    pub(crate) fn new_bytes(&self) -> u64 {
+        match self {
+            Self::Map(mapping) => mapping.new_bytes(),
+            Self::Memory(bytes, _) => *bytes,
+        }
+    }
+}
+
 impl Mapping {
     /// One block of new memory, in a hole that is claimed already.
     pub(super) fn of_new(hole: BlockId, start: u64, bytes: u64, handle_bytes: u64) -> Self {
@@ -88,6 +98,17 @@ impl Ledger {
         request.bytes <= self.geometry.capacity.saturating_sub(taken)
     }
 
+    /// How many new handles a plan would take, if there can be one.
+    pub(crate) fn new_handles(
+        &self,
+        request: Request,
+        view: &View<'_>,
+        growth: Growth,
+    ) -> Option<u64> {
+        let window = self.cheapest_window(request, view, growth)?;
+        Some(window.new)
+    }
+
     /// Bytes that may still be taken from the device, and bytes that are free. A plan that grows needs no more than
     /// both.
     pub(crate) fn left_and_free(&self) -> (u64, u64) {
@@ -102,6 +123,10 @@ impl Ledger {
         growth: Growth,
     ) -> Option<Plan> {
         if let Some(window) = self.cheapest_window(request, view, growth) {
+            if growth.is_sparing() {
+                let in_use = self.totals.in_use.current + request.bytes;
+                self.most_in_use = self.most_in_use.max(in_use);
+            }
             let mapping = self.claim(window, request);
             if let (Place::WithRoom(room), Some(last)) = (view.place, mapping.pieces.last()) {
                 self.keep_room(*last, room);

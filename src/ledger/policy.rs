@@ -30,7 +30,8 @@ use std::time::Duration;
     serde(rename_all = "snake_case")
 )]
 pub enum Order {
-    /// Take more from the device, or map free memory elsewhere, before making a stream wait.
+    /// Take more from the device, or map free memory elsewhere (which of them, [`Remapping`](crate::Remapping) says),
+    /// before making a stream wait.
     ///
     /// The default: growth happens a few times in a service's life, a stall at every turn. Where there is no more to
     /// be taken or mapped, a stream that may be made to wait, as [`WaitLimit`] says, waits for pending memory of just

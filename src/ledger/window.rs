@@ -65,16 +65,49 @@ pub(crate) enum Growth {
     Remap,
     /// The same, and new memory for what is missing, within the capacity.
     Allowed,
+    /// The same, and so many handles are moved at most while there is new memory instead: within the capacity, and
+    /// until the pool is [twice](MOST_TIMES) what was in use at the most.
+    Sparing(u64),
+    /// New memory and nothing moved, while the capacity has it.
+    New,
 }
 
+impl Growth {
+    /// Whether there may be new memory for what could be moved.
+    pub(crate) fn is_sparing(self) -> bool {
+        matches!(self, Self::Sparing(_) | Self::New)
+    }
+
+    /// Handles that may be moved.
+    fn moves(self) -> u64 {
+        match self {
+            Self::None | Self::New => 0,
+            Self::Sparing(moves) => moves,
+            Self::Remap | Self::Allowed => u64::MAX,
+        }
+    }
+}
+
+/// Times the most that was in use, that a pool may become to spare moves.
+const MOST_TIMES: u64 = 2;
+
 impl Ledger {
-    /// The cheapest window for the request, if there is one within the capacity.
+    /// The cheapest window for the request, if there is one within the capacity. Moves are spared if there can be new
+    /// memory for them.
     pub(super) fn cheapest_window(
         &self,
         request: Request,
         view: &View<'_>,
         growth: Growth,
     ) -> Option<Window> {
+        let window = self.window(request, view, growth);
+        if window.is_none() && growth.is_sparing() {
+            return self.window(request, view, Growth::Allowed);
+        }
+        window
+    }
+
+    fn window(&self, request: Request, view: &View<'_>, growth: Growth) -> Option<Window> {
         let best = match view.place {
             Place::Anywhere => self.cheapest_anywhere(request, view, growth),
             Place::Above(id, end) => self.window_above((id, end), request, view, growth),
@@ -82,7 +115,8 @@ impl Ledger {
         };
         let most = match growth {
             Growth::None | Growth::Remap => 0,
-            Growth::Allowed => self.handles_left(),
+            Growth::Allowed | Growth::New => self.handles_left(),
+            Growth::Sparing(_) => self.handles_left().min(self.handles_to_spare(request)),
         };
         best.filter(|window| window.new <= most)
     }
@@ -99,10 +133,10 @@ impl Ledger {
             for (id, _) in self.blocks.from(segment.first) {
                 match self.kind(id, view, growth) {
                     Some(kind) => run.push(self.as_piece(id, kind)),
-                    None => self.search_run(&mut run, request, &mut best),
+                    None => self.search_run(&mut run, request, growth, &mut best),
                 }
             }
-            self.search_run(&mut run, request, &mut best);
+            self.search_run(&mut run, request, growth, &mut best);
         }
         best
     }
@@ -110,6 +144,15 @@ impl Ledger {
     /// Handles that the device may still be asked for.
     pub(super) fn handles_left(&self) -> u64 {
         self.bytes_left() / self.geometry.handle_bytes
+    }
+
+    /// New handles that the pool may have to spare moves.
+    fn handles_to_spare(&self, request: Request) -> u64 {
+        let most = self
+            .most_in_use
+            .max(self.totals.in_use.current + request.bytes);
+        let held = self.totals.reserved.current + self.totals.planned;
+        most.saturating_mul(MOST_TIMES).saturating_sub(held) / self.geometry.handle_bytes
     }
 
     pub(super) fn as_piece(&self, id: BlockId, kind: Kind) -> Piece {
@@ -133,7 +176,13 @@ impl Ledger {
 
     /// Tries the windows that begin at a piece's start or finish at a piece's end: the price only
     /// changes there. Leaves the run empty.
-    fn search_run(&self, run: &mut Vec<Piece>, request: Request, best: &mut Option<Window>) {
+    fn search_run(
+        &self,
+        run: &mut Vec<Piece>,
+        request: Request,
+        growth: Growth,
+        best: &mut Option<Window>,
+    ) {
         let (Some(head), Some(tail)) = (run.first(), run.last()) else {
             return;
         };
@@ -145,7 +194,7 @@ impl Ledger {
                     piece.end.saturating_sub(request.bytes) / request.alignment * request.alignment;
                 for start in [at_start, at_end] {
                     if start >= head && start + request.bytes <= tail {
-                        let window = self.price(run, start, request.bytes);
+                        let window = self.price(run, start, request.bytes, growth);
                         best.get_or_insert(window).yield_to(window);
                     }
                 }
@@ -154,7 +203,7 @@ impl Ledger {
         run.clear();
     }
 
-    pub(super) fn price(&self, run: &[Piece], start: u64, bytes: u64) -> Window {
+    pub(super) fn price(&self, run: &[Piece], start: u64, bytes: u64, growth: Growth) -> Window {
         let end = start + bytes;
         let first = run.partition_point(|piece| piece.end <= start);
         let (mut maps, mut inside, mut is_pending) = (0, 0, false);
@@ -175,7 +224,7 @@ impl Ledger {
         }
         let elsewhere = self.totals.whole_free_handles.saturating_sub(inside);
         Window {
-            new: maps.saturating_sub(elsewhere),
+            new: maps.saturating_sub(elsewhere.min(growth.moves())),
             maps,
             is_pending,
             forecast,

@@ -88,7 +88,8 @@ pub struct Statistics {
     pub growths: u64,
     /// Handles taken from the device.
     pub handles_created: u64,
-    /// Handles mapped elsewhere.
+    /// Handles mapped elsewhere. Where these are few, and more is free than a request lacked, it was given new memory for
+    /// want of time: see [`Remapping`](crate::Remapping).
     pub remaps: u64,
     /// Waits on the device that the pool inserted.
     pub device_waits: u64,

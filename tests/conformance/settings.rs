@@ -5,7 +5,7 @@ use crate::common::MIB;
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use std::time::Duration;
-use weirpool::{Block, CoalesceHeuristic, GrowBy, ReleaseThreshold, Rung, Sealing};
+use weirpool::{Block, CoalesceHeuristic, GrowBy, ReleaseThreshold, Remapping, Rung, Sealing};
 
 const SHORT: Duration = Duration::from_millis(1);
 
@@ -143,4 +143,34 @@ pub(crate) fn a_pool_grows_by_a_factor<B: Bench>() {
     worker.take_nothing(4 * MIB);
     blocks.iter().for_each(|block| worker.fill(block, 1));
     end(&site, &worker, blocks);
+}
+
+/// What is free in pieces is mapped together, or more is taken; where there is no more it is mapped together (or given
+/// back for as much) whatever is set. What is in use stays as it is.
+pub(crate) fn free_memory_is_moved_or_more_is_taken<B: Bench>() {
+    for (remapping, capacity, held) in [
+        (Remapping::Always, 32, 16),
+        (Remapping::default(), 32, 16),
+        (Remapping::Never, 32, 24),
+        (Remapping::Never, 16, 16),
+    ] {
+        let (site, probe) = Site::<B>::probed(capacity * MIB, |builder| {
+            builder
+                .remapping(remapping)
+                .lane_bytes(0)
+                .handle_bytes(2 * MIB)
+        });
+        let worker = site.worker();
+        let blocks: Vec<_> = (0..8).map(|_| worker.take(2 * MIB)).collect();
+        blocks.iter().for_each(|block| worker.fill(block, 1));
+        let kept: Vec<_> = blocks.into_iter().skip(1).step_by(2).collect();
+        worker.settle();
+        let whole = worker.take(8 * MIB);
+        worker.use_up(&whole, 2);
+        let is_moved = site.is_virtual() || capacity == 16;
+        let held = if is_moved { held } else { 24 };
+        assert_eq!(probe.held(), held * MIB, "{remapping:?}");
+        drop(whole);
+        end(&site, &worker, kept);
+    }
 }

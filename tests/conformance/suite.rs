@@ -77,7 +77,8 @@ macro_rules! suite {
                     a_threshold_may_be_set_later,
                     lanes_keep_what_they_may,
                     events_are_recorded_as_often_as_is_said,
-                    a_pool_grows_by_a_factor;
+                    a_pool_grows_by_a_factor,
+                    free_memory_is_moved_or_more_is_taken;
                 external:
                     an_external_stream_is_found_again,
                     a_recycled_handle_is_another_stream,

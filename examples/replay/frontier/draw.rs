@@ -1,9 +1,9 @@
-//! Draws the frontier: a colour for each trace, a line for each policy.
+//! Draws the frontier: a colour for each trace, a line for each way.
 //!
 //! Both axes are logarithmic, that of memory in what is reserved beyond what is requested.
 
 use super::labels::{Labels, Place};
-use super::{Frontier, MIB, Point, Remapping};
+use super::{Frontier, MIB, Point, Way};
 use crate::chart::{self, Canvas, Drawn, FONT, GRID, INK, PAPER};
 use anyhow::{Context, anyhow};
 use plotters::chart::ChartContext;
@@ -138,9 +138,9 @@ fn guides(chart: &mut Chart<'_, '_>, shares: Range<f64>, wastes: Range<f64>) -> 
 
 fn lines(chart: &mut Chart<'_, '_>, frontier: &Frontier) -> Drawn {
     for (trace, color) in colors(frontier) {
-        for remapping in Remapping::ALL {
-            let points = frontier.line(trace, remapping).map(place);
-            match dashes(remapping) {
+        for way in Way::ALL {
+            let points = frontier.line(trace, way).map(place);
+            match dashes(way) {
                 None => {
                     chart.draw_series(LineSeries::new(points, color.stroke_width(2)))?;
                 }
@@ -161,20 +161,22 @@ fn colors(frontier: &Frontier) -> impl Iterator<Item = (&str, RGBColor)> {
 }
 
 /// The size of dashes and of the gaps between them.
-fn dashes(remapping: Remapping) -> Option<(u32, u32)> {
-    match remapping {
-        Remapping::GrowFirst => None,
-        Remapping::WaitFirst => Some((12, 8)),
-        Remapping::None => Some((2, 6)),
+fn dashes(way: Way) -> Option<(u32, u32)> {
+    match way {
+        Way::GrowFirst => None,
+        Way::Always => Some((24, 4)),
+        Way::Never => Some((6, 6)),
+        Way::WaitFirst => Some((12, 8)),
+        Way::Plain => Some((2, 6)),
     }
 }
 
 fn marks(chart: &mut Chart<'_, '_>, frontier: &Frontier) -> Drawn {
     for (trace, color) in colors(frontier) {
-        for remapping in Remapping::ALL {
-            for point in frontier.line(trace, remapping) {
+        for way in Way::ALL {
+            for point in frontier.line(trace, way) {
                 let at = place(point);
-                mark(chart.plotting_area(), at, remapping, color)?;
+                mark(chart.plotting_area(), at, way, color)?;
                 if point.handle_bytes == frontier.default_handle {
                     let ring = Circle::new(at, DEFAULT, INK.stroke_width(2));
                     chart.plotting_area().draw(&ring)?;
@@ -185,21 +187,22 @@ fn marks(chart: &mut Chart<'_, '_>, frontier: &Frontier) -> Drawn {
     Ok(())
 }
 
-/// A ring fits around a dot, where two policies come to the same.
-fn mark<C>(
-    area: &DrawingArea<SVGBackend<'_>, C>,
-    at: C::From,
-    remapping: Remapping,
-    color: RGBColor,
-) -> Drawn
+/// A ring and a frame fit around a dot, where several come to the same.
+fn mark<C>(area: &DrawingArea<SVGBackend<'_>, C>, at: C::From, way: Way, color: RGBColor) -> Drawn
 where
     C: plotters::coord::CoordTranslate,
     C::From: Clone + 'static,
 {
-    match remapping {
-        Remapping::GrowFirst => area.draw(&Circle::new(at, DOT, color.filled()))?,
-        Remapping::WaitFirst => area.draw(&Circle::new(at, RING, color.stroke_width(2)))?,
-        Remapping::None => area.draw(&TriangleMarker::new(at, RING, color.filled()))?,
+    match way {
+        Way::GrowFirst => area.draw(&Circle::new(at, DOT, color.filled()))?,
+        Way::Always => {
+            let frame = [(-RING, -RING), (RING, RING)];
+            let frame = Rectangle::new(frame, color.stroke_width(2));
+            area.draw(&(EmptyElement::at(at) + frame))?;
+        }
+        Way::Never => area.draw(&Cross::new(at, DOT, color.stroke_width(2)))?,
+        Way::WaitFirst => area.draw(&Circle::new(at, RING, color.stroke_width(2)))?,
+        Way::Plain => area.draw(&TriangleMarker::new(at, RING, color.filled()))?,
     }
     Ok(())
 }
@@ -237,9 +240,9 @@ fn waste(ratio: f64) -> f64 {
     (ratio - 1.0).max(LEAST)
 }
 
-/// Traces in a row, policies in the next.
+/// Traces in a row, ways in the next.
 fn legend(canvas: &Canvas<'_>, frontier: &Frontier) -> Drawn {
-    const WIDTH: i32 = 240;
+    const WIDTH: i32 = 250;
     let columns = |row| (0..).map(move |column| (100 + column * WIDTH, row));
     let text = |text: String, (x, y): Place| {
         let font = (FONT, 24).into_font().color(&INK);
@@ -250,11 +253,11 @@ fn legend(canvas: &Canvas<'_>, frontier: &Frontier) -> Drawn {
         canvas.draw(&Rectangle::new(key, color.filled()))?;
         text(trace.to_owned(), at)?;
     }
-    for (remapping, at) in Remapping::ALL.into_iter().zip(columns(LEGEND[1])) {
-        line_key(canvas, at, remapping)?;
-        text(remapping.to_string(), at)?;
+    for (way, at) in Way::ALL.into_iter().zip(columns(LEGEND[1])) {
+        line_key(canvas, at, way)?;
+        text(way.to_string(), at)?;
     }
-    let at = (100 + 3 * WIDTH, LEGEND[1]);
+    let at = (100 + Way::ALL.len() as i32 * WIDTH, LEGEND[1]);
     canvas.draw(&Circle::new(
         (at.0 + 20, at.1),
         DEFAULT,
@@ -265,14 +268,14 @@ fn legend(canvas: &Canvas<'_>, frontier: &Frontier) -> Drawn {
     Ok(())
 }
 
-fn line_key(canvas: &Canvas<'_>, (x, y): Place, remapping: Remapping) -> Drawn {
+fn line_key(canvas: &Canvas<'_>, (x, y): Place, way: Way) -> Drawn {
     let ends = vec![(x, y), (x + 40, y)];
-    match dashes(remapping) {
+    match dashes(way) {
         None => canvas.draw(&PathElement::new(ends, INK.stroke_width(2)))?,
         Some((size, gap)) => {
             let style = INK.stroke_width(2);
             canvas.draw(&DashedPathElement::new(ends, size, gap, style))?;
         }
     }
-    mark(canvas, (x + 20, y), remapping, INK)
+    mark(canvas, (x + 20, y), way, INK)
 }

@@ -1,6 +1,6 @@
-//! All points as text: a table for each policy, a line a handle size, a column a trace.
+//! All points as text: a table for each way, a line a handle size, a column a trace.
 
-use super::{Frontier, Point, Remapping};
+use super::{Frontier, Point, Way};
 use crate::units;
 use std::fmt::Write;
 
@@ -14,23 +14,23 @@ pub(super) fn table(frontier: &Frontier) -> String {
         text,
         "reserved / requested (device time of the trace time)\n"
     );
-    let of_each = Remapping::ALL.map(|remapping| of(frontier, remapping));
+    let of_each = Way::ALL.map(|way| of(frontier, way));
     text.push_str(&of_each.join("\n"));
     text
 }
 
-fn of(frontier: &Frontier, remapping: Remapping) -> String {
+fn of(frontier: &Frontier, way: Way) -> String {
     let traces = frontier.traces();
-    let mut text = format!("{remapping}\n{:HANDLE$}", "handle");
+    let mut text = format!("{way}\n{:HANDLE$}", "handle");
     for trace in &traces {
         let _ = write!(text, "{trace:>width$}", width = width(trace));
     }
     text.push('\n');
-    for handle in handles(frontier, remapping) {
+    for handle in handles(frontier, way) {
         let size = units::binary_bytes(handle);
         let _ = write!(text, "{size:HANDLE$}");
         for trace in &traces {
-            let mut line = frontier.line(trace, remapping);
+            let mut line = frontier.line(trace, way);
             let point = line.find(|point| point.handle_bytes == handle);
             let cell = point.map(cell).unwrap_or_default();
             let _ = write!(text, "{cell:>width$}", width = width(trace));
@@ -40,9 +40,9 @@ fn of(frontier: &Frontier, remapping: Remapping) -> String {
     text
 }
 
-fn handles(frontier: &Frontier, remapping: Remapping) -> Vec<u64> {
+fn handles(frontier: &Frontier, way: Way) -> Vec<u64> {
     let points = frontier.points.iter();
-    let points = points.filter(|point| point.remapping == remapping);
+    let points = points.filter(|point| point.way == way);
     let mut handles: Vec<_> = points.map(|point| point.handle_bytes).collect();
     handles.sort_unstable();
     handles.dedup();

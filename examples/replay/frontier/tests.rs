@@ -1,10 +1,10 @@
 use super::*;
 use crate::report::tests::report_of;
 
-fn point(trace: &str, remapping: Remapping, mebibytes: u64) -> Point {
+fn point(trace: &str, way: Way, mebibytes: u64) -> Point {
     Point {
         trace: trace.to_owned(),
-        remapping,
+        way,
         handle_bytes: mebibytes * MIB,
         share: 8.0 / mebibytes as f64,
         ratio: 1.0 + mebibytes as f64 / 100.0,
@@ -13,9 +13,9 @@ fn point(trace: &str, remapping: Remapping, mebibytes: u64) -> Point {
 
 fn frontier() -> Frontier {
     let points = ["bert", "resnet"].into_iter().flat_map(|trace| {
-        Remapping::ALL
+        Way::ALL
             .into_iter()
-            .flat_map(move |remapping| [2, 16, 48].map(|size| point(trace, remapping, size)))
+            .flat_map(move |way| [2, 16, 48].map(|size| point(trace, way, size)))
     });
     Frontier {
         points: points.collect(),
@@ -37,7 +37,9 @@ fn a_picture_has_titles_axes_guides_a_legend_and_sizes() {
         "resnet",
         "grow-first",
         "wait-first",
-        "no remapping",
+        "remapping always",
+        "remapping never",
+        "plain memory",
         "default: 16 MiB",
     ] {
         assert!(svg.contains(text), "{text}");
@@ -60,9 +62,9 @@ fn nothing_and_what_costs_nothing_are_drawn_too() {
 #[test]
 fn the_table_has_every_point_in_aligned_columns() {
     let text = table::table(&frontier());
-    assert_eq!(text.matches("1.160 (0.50 %)").count(), 6, "{text}");
+    assert_eq!(text.matches("1.160 (0.50 %)").count(), 10, "{text}");
     let lines: Vec<_> = text.lines().filter(|line| line.contains("MiB")).collect();
-    assert_eq!(lines.len(), 9, "{text}");
+    assert_eq!(lines.len(), 15, "{text}");
     assert!(
         lines.iter().all(|line| line.len() == lines[0].len()),
         "{text}"
@@ -72,7 +74,7 @@ fn the_table_has_every_point_in_aligned_columns() {
 #[test]
 fn a_point_is_of_its_report() {
     let report = report_of("bert", &["--lag=1ms"]);
-    let point = Point::new(&report, Remapping::WaitFirst);
+    let point = Point::new(&report, Way::WaitFirst);
     assert_eq!(
         (point.trace.as_str(), point.handle_bytes),
         ("bert", 2 * MIB)
