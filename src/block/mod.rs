@@ -2,12 +2,14 @@
 //!
 //! | file | about |
 //! |---|---|
+//! | `charge` | to whom it is charged |
 //! | `order` | its use as an argument of work, and what that comes after |
 //! | `further` | on which further streams it was used, and for what |
 //! | `leave` | its end in the order of another stream |
 //! | `copies` | copies between host and device |
 //! | `host` | the host's own use of memory that it sees |
 
+mod charge;
 mod copies;
 mod further;
 mod host;
@@ -23,6 +25,7 @@ use crate::device::{DeviceAddress, DeviceError};
 use crate::engine::{Lent, Loans, Rung, Use};
 use crate::error::{AllocError, StreamError};
 use crate::id::Ticket;
+use crate::lane::Entered;
 use crate::ledger::Place;
 use crate::measure::Tag;
 use crate::rare::Rare;
@@ -30,6 +33,7 @@ use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
 use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Passages, Registration, Reserved};
+use charge::Charge;
 use further::FurtherStreams;
 use std::fmt;
 use std::future::Future;
@@ -49,10 +53,7 @@ use std::task::{Context, Poll};
 pub struct Block {
     registration: Arc<Registration>,
     lent: Option<Lent>,
-    /// What was not asked for of its bytes.
-    rounding: u32,
-    /// Whose account it is on.
-    tag: Option<Tag>,
+    charge: Charge,
     /// Further streams that it was used on.
     further: Mutex<Rare<Extra>>,
 }
@@ -102,8 +103,7 @@ impl Block {
         Ok(Self {
             registration: registration.clone(),
             lent: Some(lent),
-            rounding,
-            tag: demand.tag,
+            charge: Charge::new(rounding, demand.tag),
             further: Mutex::new(Guards::Block, Rare::NONE),
         })
     }
@@ -115,8 +115,7 @@ impl Block {
         Self {
             registration: registration.clone(),
             lent: Some(lent),
-            rounding,
-            tag: None,
+            charge: Charge::new(rounding, None),
             further: Mutex::new(Guards::Block, Rare::NONE),
         }
     }
@@ -150,8 +149,7 @@ impl Block {
         Ok(Self {
             registration: registration.clone(),
             lent: Some(lent),
-            rounding,
-            tag: None,
+            charge: Charge::new(rounding, None),
             further: Mutex::new(Guards::Block, Rare::new(extra)),
         })
     }
@@ -209,7 +207,7 @@ impl Block {
         let lent = self.lent.as_mut().expect("taken only when the block ends");
         lent.bytes += extension.bytes;
         lent.after = lent.after.max(extension.after);
-        self.rounding = self.rounding.saturating_add(demand.rounding);
+        self.charge.add_rounding(demand.rounding);
         if let Some(tag) = demand.tag {
             registration.note_more(tag);
         }
@@ -256,13 +254,13 @@ impl Block {
     /// The bytes that were requested.
     #[inline]
     pub fn requested(&self) -> u64 {
-        self.size() - u64::from(self.rounding)
+        self.size() - u64::from(self.charge.rounding())
     }
 
     /// To whose account it goes, if it was allocated with a [tag](crate::Allocate::tag).
     #[inline]
     pub fn tag(&self) -> Option<Tag> {
-        self.tag.or_else(|| {
+        self.charge.tag().or_else(|| {
             let extra = self.further.lock();
             extra.as_ref()?.reserved.as_ref()?.tag()
         })
@@ -314,7 +312,7 @@ impl Block {
         self.take()
     }
 
-    #[inline(always)]
+    #[inline]
     fn take(&mut self) -> Option<Use> {
         // Field by field, which stays in registers.
         let Lent {
@@ -324,7 +322,7 @@ impl Block {
             id,
             address,
             bytes,
-            rounding: self.rounding,
+            rounding: self.charge.rounding(),
         })
     }
 
@@ -334,7 +332,7 @@ impl Block {
         let lanes = self.lanes();
         if let (Some(onlookers), Some(lent)) = (&self.registration.onlookers, &self.lent) {
             let mut waits_for = &lanes[..];
-            let block = lent.as_used(self.rounding);
+            let block = lent.as_used(self.charge.rounding());
             let registration = &self.registration;
             let left_at = self.left_at();
             let is_first_after_all =
@@ -360,6 +358,15 @@ impl Block {
         }
     }
 
+    /// Of what the block says itself: what the plain case has of it is in registers.
+    #[cold]
+    #[inline(never)]
+    fn free_slowly(&self, entered: Entered<'_>) {
+        let Registration { service, lane, .. } = &*self.registration;
+        let block = self.lent().as_used(self.charge.rounding());
+        service.engine.free_slowly(lane, block, entered);
+    }
+
     #[cold]
     #[inline(never)]
     fn end_slowly(&mut self) {
@@ -378,7 +385,7 @@ impl Block {
     /// Takes the block off its tag's account, once it is freed.
     #[inline]
     fn note_freed(&mut self, bytes: u64, address: u64) {
-        if let Some(tag) = self.tag {
+        if let Some(tag) = self.charge.tag() {
             self.registration.note_freed(tag, bytes);
         }
         if let Some(extra) = &**self.further.get_mut() {
@@ -480,17 +487,20 @@ impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
         let is_plain = self.registration.onlookers.is_none()
-            && self.tag.is_none()
+            && self.charge.is_nobodys()
             && self.further.get_mut().is_none();
         if !is_plain {
             return self.end_slowly();
         }
-        let Some(block) = self.take() else {
+        let Some(lent) = &self.lent else {
             return;
         };
         let Registration { service, lane, .. } = &*self.registration;
-        service.engine.free(lane, block);
-        trace::freed(lane.id, block.bytes, block.address);
+        let block = || lent.as_used(self.charge.rounding());
+        if let Err(entered) = service.engine.free_at_once(lane, lent.bytes, block) {
+            self.free_slowly(entered);
+        }
+        trace::freed(lane.id, lent.bytes, lent.address);
     }
 }
 

@@ -58,7 +58,7 @@ impl Lent {
     }
 
     /// As it is freed, with what was not asked for of its bytes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn as_used(&self, rounding: u32) -> Use {
         Use {
             id: self.id,

@@ -13,15 +13,30 @@ impl Engine {
     /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
     #[inline]
     pub(crate) fn free(&self, lane: &Lane, block: Use) -> Ticket {
-        match lane.keep_at_once(block, &self.gate) {
+        match self.free_at_once(lane, block.bytes, || block) {
             Ok(ticket) => ticket,
             Err(entered) => self.free_slowly(lane, block, entered),
         }
     }
 
+    /// The same in the plain case.
+    ///
+    /// # Errors
+    /// When it is not the plain case: it is still to be [freed](Self::free_slowly).
+    #[inline(always)]
+    pub(crate) fn free_at_once<'a>(
+        &self,
+        lane: &'a Lane,
+        bytes: u64,
+        block: impl FnOnce() -> Use,
+    ) -> Result<Ticket, Entered<'a>> {
+        lane.keep_at_once(bytes, block, &self.gate)
+    }
+
+    /// The same in any case.
     #[cold]
     #[inline(never)]
-    fn free_slowly(&self, lane: &Lane, block: Use, entered: Entered<'_>) -> Ticket {
+    pub(crate) fn free_slowly(&self, lane: &Lane, block: Use, entered: Entered<'_>) -> Ticket {
         let now = if lane.shelves(block.bytes) {
             self.shelves_now()
         } else {

@@ -66,7 +66,7 @@ impl Front {
         }
     }
 
-    /// What is kept of a size that has a stack, or of a little larger one, unless somebody waits for memory.
+    /// What is kept of a size that has a stack, unless somebody waits for memory.
     #[inline(always)]
     pub(super) fn take_at_once(
         &mut self,
@@ -77,18 +77,23 @@ impl Front {
         if gate.load(Ordering::Relaxed) != 0 {
             return None;
         }
-        let Some(kept) = self.cache.pop_stacked(bytes) else {
-            return self.take_near(bytes, rounding);
-        };
+        let kept = self.cache.pop_stacked(bytes)?;
         self.note_taken(&kept);
         self.book.note_hit(bytes, rounding);
         Some(kept)
     }
 
-    /// A block that is a little larger than what is asked for, where there is none of the size.
-    #[cold]
-    #[inline(never)]
-    fn take_near(&mut self, bytes: u64, rounding: u32) -> Option<Kept> {
+    /// A block that is a little larger than what is asked for, where there is none of the size, unless somebody waits
+    /// for memory.
+    pub(super) fn take_near(
+        &mut self,
+        bytes: u64,
+        rounding: u32,
+        gate: &SharedState,
+    ) -> Option<Kept> {
+        if gate.load(Ordering::Relaxed) != 0 {
+            return None;
+        }
         let kept = self.cache.pop_near(bytes)?;
         self.note_taken(&kept);
         let surplus = (kept.bytes - bytes) as u32;
@@ -100,7 +105,7 @@ impl Front {
     #[inline(always)]
     pub(super) fn keep_at_once(
         &mut self,
-        block: Use,
+        block: impl FnOnce() -> Use,
         bounds: &Bounds,
         gate: &SharedState,
     ) -> Option<Ticket> {
@@ -109,7 +114,7 @@ impl Front {
             address,
             bytes,
             rounding,
-        } = block;
+        } = block();
         let (ticket, unsealed) = (self.open, self.unsealed.saturating_add(bytes));
         if gate.load(Ordering::Relaxed) != 0 || unsealed > bounds.unsealed {
             return None;

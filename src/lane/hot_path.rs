@@ -73,7 +73,8 @@ impl Lane {
         }
         let mut front = self.enter();
         if wanted == Wanted::Near && bytes <= self.bounds.largest {
-            return front.take_at_once(bytes, rounding, gate);
+            let kept = front.take_at_once(bytes, rounding, gate);
+            return kept.or_else(|| take_near(front, bytes, rounding, gate));
         }
         let kept = front.pop(bytes, gate)?;
         front.book.note_hit(bytes, rounding);
@@ -98,7 +99,10 @@ impl Lane {
             return self.take_aside(bytes, rounding, gate).ok_or(Miss::Empty);
         }
         let mut front = self.enter();
-        front.take_at_once(bytes, rounding, gate).ok_or(Miss::Empty)
+        match front.take_at_once(bytes, rounding, gate) {
+            Some(kept) => Ok(kept),
+            None => take_near(front, bytes, rounding, gate).ok_or(Miss::Empty),
+        }
     }
 
     /// The front, of who may meet another there.
@@ -146,6 +150,9 @@ impl Lane {
     /// Frees a block that was used on this stream alone, in the plain case: the lane has no sides, it is kept on its
     /// stack, and nothing is to be sealed. Returns the ticket under which it was freed.
     ///
+    /// The block is read once the lock is had: what was stored just before is in the cache by then, whatever parts it was
+    /// stored in.
+    ///
     /// The gate is read inside the critical section: who raises it drains the lane afterwards, so a
     /// block is either drained or not kept.
     ///
@@ -154,15 +161,18 @@ impl Lane {
     #[inline(always)]
     pub(crate) fn keep_at_once(
         &self,
-        block: Use,
+        bytes: u64,
+        block: impl FnOnce() -> Use,
         gate: &SharedState,
     ) -> Result<Ticket, Entered<'_>> {
-        if block.bytes > self.bounds.largest || self.crowd.are_made() {
+        if bytes > self.bounds.largest || self.crowd.are_made() {
             return Err(Entered(None));
         }
         let mut front = self.enter();
-        let kept = front.keep_at_once(block, &self.bounds, gate);
-        kept.ok_or(Entered(Some(front)))
+        match front.keep_at_once(block, &self.bounds, gate) {
+            Some(ticket) => Ok(ticket),
+            None => Err(Entered(Some(front))),
+        }
     }
 
     /// Frees a block that was used on this stream alone, in any case.
@@ -246,4 +256,16 @@ impl Lane {
     fn shelve(&self, front: &mut Front, kept: Kept, now: Duration) -> bool {
         front.cache.shelve(kept, now, self.bounds.shelf)
     }
+}
+
+/// Where there is nothing of the size. The lock is let go in here: of the plain case that is another end.
+#[cold]
+#[inline(never)]
+fn take_near(
+    mut front: Guard<'_, Front>,
+    bytes: u64,
+    rounding: u32,
+    gate: &SharedState,
+) -> Option<Kept> {
+    front.take_near(bytes, rounding, gate)
 }

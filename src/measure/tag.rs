@@ -68,6 +68,18 @@ impl Tag {
         self.0.get() as usize - 1
     }
 
+    /// The number that it is; never zero.
+    #[inline(always)]
+    pub(crate) fn number(self) -> u32 {
+        self.0.get()
+    }
+
+    /// The tag that is this number, if it is not zero.
+    #[inline(always)]
+    pub(crate) fn of_number(number: u32) -> Option<Self> {
+        NonZeroU32::new(number).map(Self)
+    }
+
     pub(super) fn numbered(index: usize) -> Self {
         let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
         Self(number.expect("fewer than 2^32 names"))

@@ -224,8 +224,6 @@ impl Allocate<'_> {
 }
 
 impl Allocate<'_> {
-    #[cold]
-    #[inline(never)]
     fn poll_slowly(
         &mut self,
         miss: Miss,
@@ -259,6 +257,19 @@ impl Allocate<'_> {
         Poll::Ready(Block::new(self.registration, lent, &demand, caller))
     }
 
+    /// Into a place of its own. Would it be returned, it would be written where the plain case's block goes, and that
+    /// would go through memory as well.
+    #[cold]
+    #[inline(never)]
+    fn poll_into(
+        &mut self,
+        polled: &mut Poll<Result<Block, AllocError>>,
+        miss: Miss,
+        context: &mut Context<'_>,
+    ) {
+        *polled = self.poll_slowly(miss, context);
+    }
+
     /// It waits. What the reservation of its scope lacked may be there by now: of what the pressure hook freed, say.
     #[cold]
     fn draw_late(&mut self, demand: &Demand) -> Poll<Result<Block, AllocError>> {
@@ -289,6 +300,8 @@ impl Future for Allocate<'_> {
                 Err(why) => miss = why,
             }
         }
-        this.poll_slowly(miss, context)
+        let mut polled = Poll::Pending;
+        this.poll_into(&mut polled, miss, context);
+        polled
     }
 }

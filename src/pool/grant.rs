@@ -32,7 +32,16 @@ impl Pool {
     pub(super) fn grant_now(&self, call: Call<'_>) -> Result<Block, AllocError> {
         match self.grant_at_once(call) {
             Ok(block) => Ok(block),
-            Err(miss) => self.grant_slowly(call, miss),
+            Err(miss) => {
+                let Call {
+                    registration,
+                    bytes,
+                    alignment,
+                    tag,
+                    place,
+                } = call;
+                self.grant_slowly(registration, bytes, alignment, tag, place, miss)
+            }
         }
     }
 
@@ -69,11 +78,19 @@ impl Pool {
         Ok(Block::at_once(registration, lent, rounding))
     }
 
+    /// With the parts of the call, which stay in registers so.
     #[cold]
     #[inline(never)]
-    fn grant_slowly(&self, call: Call<'_>, miss: Miss) -> Result<Block, AllocError> {
-        let (registration, place) = (call.registration, call.place);
-        let demand = self.demand(registration, call.bytes, call.alignment, call.tag)?;
+    fn grant_slowly(
+        &self,
+        registration: &Arc<Registration>,
+        bytes: u64,
+        alignment: u64,
+        tag: Option<Tag>,
+        place: &'static Location<'static>,
+        miss: Miss,
+    ) -> Result<Block, AllocError> {
+        let demand = self.demand(registration, bytes, alignment, tag)?;
         if let Some(drawn) = self.draw(registration, &demand, place) {
             return drawn;
         }
