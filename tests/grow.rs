@@ -320,3 +320,30 @@ fn caches_grow_among_others() {
         pool.check_conserved().unwrap();
     }
 }
+
+/// A handle is any multiple of the device's step: a block grows by whole ones, into what is free right above it.
+#[test]
+fn handles_need_not_be_a_power_of_two() {
+    const THREE: u64 = 3 * HANDLE;
+    let device = manual();
+    let pool = builder(&device, 16 * THREE)
+        .handle_bytes(THREE)
+        .lane_bytes(0);
+    let pool = pool.build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let mut cache = pool.allocate(&stream, THREE).room(THREE).try_now().unwrap();
+    let above = pool.try_allocate(&stream, 8 * THREE).unwrap();
+    let far = pool.try_allocate(&stream, THREE).unwrap();
+    now(cache.grow(THREE)).unwrap();
+    drop(above);
+    for handles in 3..=6 {
+        now(cache.grow(THREE)).unwrap();
+        assert_eq!(cache.size(), handles * THREE);
+        pool.check().unwrap();
+    }
+    let reservation = now(pool.reserve(2 * THREE)).unwrap();
+    pool.coalesce().unwrap();
+    pool.check().unwrap();
+    drop((cache, far, reservation));
+    pool.check_conserved().unwrap();
+}

@@ -192,6 +192,27 @@ fn who_is_refused_new_memory_has_what_is_free() {
     pool.check_conserved().unwrap();
 }
 
+/// A device that cannot even map what is moved is not asked again by the same request: each time a handle is lost.
+#[test]
+fn who_is_refused_a_move_asks_once() {
+    for remapping in POLICIES {
+        let device = manual();
+        let capacity = if remapping == Remapping::Never {
+            32
+        } else {
+            512
+        } * MIB;
+        let pool = pool_with(&device, capacity, remapping);
+        let (_, stream) = stream(&device, &pool);
+        let kept = in_pieces(&pool, &stream);
+        (0..4).for_each(|_| device.fail_next(Call::Map, DeviceErrorKind::OutOfMemory));
+        pool.try_allocate(&stream, 4 * HANDLE).unwrap_err();
+        assert_eq!(figures(&pool), (0, 15), "{remapping:?}");
+        drop(kept);
+        pool.check_conserved().unwrap();
+    }
+}
+
 /// A reservation in pieces gets what it draws in one, by each policy, with memory to spare or without.
 #[test]
 fn who_draws_gets_its_own_whatever_the_policy() {

@@ -30,13 +30,18 @@ impl Climb<'_> {
 
     /// The device refused what was to be new: whether less of it would do, were more that is free moved.
     pub(super) fn could_do_with_less(&self, waits: Option<WaitLimit>, growth: Growth) -> bool {
-        let refused = self.refused.get();
         let handle = self.engine.settings.geometry.handle_bytes;
-        growth.is_sparing()
-            && refused > 0
+        let is_less = |new| new * handle < self.refused.get();
+        self.was_refused_new(growth)
             && self
                 .new_handles(waits, Growth::Allowed)
-                .is_some_and(|new| new * handle < refused)
+                .is_some_and(is_less)
+    }
+
+    /// Whether the device refused what was to be new, that moves might have been made for. What it refuses to map is not
+    /// tried again: a handle is lost each time.
+    pub(super) fn was_refused_new(&self, growth: Growth) -> bool {
+        growth.is_sparing() && self.refused.get() >= self.engine.settings.geometry.handle_bytes
     }
 
     fn new_handles(&self, waits: Option<WaitLimit>, growth: Growth) -> Option<u64> {

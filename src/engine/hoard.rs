@@ -173,7 +173,7 @@ impl Climb<'_> {
     ) -> Result<Option<Lent>, Refusal> {
         let growth = self.growth();
         let lent = self.exchanged_so(hoard, request, growth, failed)?;
-        if lent.is_none() && growth.is_sparing() && self.refused.get() > 0 {
+        if lent.is_none() && self.was_refused_new(growth) {
             return self.exchanged_so(hoard, request, Growth::Allowed, failed);
         }
         Ok(lent)

@@ -300,10 +300,14 @@ impl Ledger {
 
     /// Where in the block the request would lie, as an offset.
     fn placement(&self, id: BlockId, request: Request) -> Option<u64> {
-        debug_assert!(request.alignment.is_power_of_two());
         let block = &self.blocks[id];
-        // To the next multiple, without a division.
-        let offset = block.address.wrapping_neg() & (request.alignment - 1);
+        let offset = if request.alignment.is_power_of_two() {
+            // To the next multiple, without a division.
+            block.address.wrapping_neg() & (request.alignment - 1)
+        } else {
+            // A handle can be any multiple of the device's step.
+            block.address.next_multiple_of(request.alignment) - block.address
+        };
         (offset + request.bytes <= block.bytes).then_some(offset)
     }
 

@@ -61,7 +61,8 @@ pub enum Remapping {
     /// 256 moves that were not made are saved for when they are needed, and each new handle comes with 4: a pool that
     /// grows to its size packs on its way.
     Share(f64),
-    /// Only where there is no new memory. The least time of the host's, and the most memory.
+    /// Only where there is no new memory. The least time of the host's, and the most memory: the capacity is its only
+    /// bound, and not twice what was in use.
     Never,
 }
 
@@ -88,6 +89,9 @@ const BURST: u32 = 256;
 
 /// Moves that a new handle comes with.
 const WITH_NEW: u32 = 4;
+
+/// What accrues at a time at least: so much, rounded to nanoseconds, is nearly exact.
+const LEAST: Duration = Duration::from_nanos(100);
 
 /// What may be moved, by the clock: a bucket into which a share of the time flows.
 #[derive(Debug)]
@@ -134,9 +138,13 @@ impl Budget {
     fn accrue(&mut self, now: Duration, share: f64) {
         // Of several who look at the clock the latest may be first.
         let elapsed = now.saturating_sub(self.at);
-        self.at += elapsed;
         let accrued = Duration::try_from_secs_f64(elapsed.as_secs_f64() * share);
-        self.add(accrued.unwrap_or(Duration::MAX));
+        let accrued = accrued.unwrap_or(Duration::MAX);
+        // A part of a nanosecond would be lost, at each look: it is left until it has become more.
+        if accrued >= LEAST {
+            self.at += elapsed;
+            self.add(accrued);
+        }
     }
 
     fn add(&mut self, credit: Duration) {
@@ -213,6 +221,18 @@ mod tests {
         assert_eq!(moves(&mut budget, us(10_000)), 0);
         assert_eq!(moves(&mut budget, us(5_000)), 0);
         assert_eq!(moves(&mut budget, us(10_512)), 1, "and takes nothing away");
+    }
+
+    #[test]
+    fn a_small_share_accrues_however_often_it_is_looked_at() {
+        let mut budget = Budget::new(Remapping::Share(0.0001));
+        budget.note(256, 0);
+        // 64 us in 640 ms, but for what is rounded.
+        let moves: Vec<_> = (1..165_000)
+            .map(|look| moves(&mut budget, us(4 * look)))
+            .collect();
+        let first = moves.iter().position(|moves| *moves == 1);
+        assert!(first.is_some_and(|first| (155_000..165_000).contains(&first)));
     }
 
     #[test]

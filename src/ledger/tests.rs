@@ -316,6 +316,25 @@ fn two_growers_do_not_both_take_the_last_of_the_capacity() {
     sound(&ledger);
 }
 
+/// Handles need not be a power of two, and what is to move in whole handles is aligned to them.
+#[test]
+fn any_alignment_is_honoured() {
+    let mut ledger = ledger(false);
+    let address = BASE + GRANULE; // as plain memory may lie
+    let whole = ledger.add_segment(address, 16 * MIB, State::Free);
+    ledger.totals.reserved.add(16 * MIB);
+    ledger.file(whole);
+    for alignment in [1, GRANULE, 3 * MIB, 4 * MIB, 5 * GRANULE] {
+        let request = Request {
+            bytes: MIB,
+            alignment,
+        };
+        let taken = ledger.take(request, &view(A, &Clock::default())).unwrap();
+        assert_eq!(taken.address % alignment, 0, "{alignment}");
+        ledger.check().unwrap();
+    }
+}
+
 #[test]
 fn alignment_is_honoured_and_the_rest_stays_usable() {
     let mut ledger = ledger(true);

@@ -168,6 +168,8 @@ impl ByTicket {
 
     fn sweep(&mut self, is_waiting: impl Fn(Ticket, BlockId) -> bool) {
         self.entries.retain(|(ticket, id)| is_waiting(*ticket, *id));
+        // One that was taken and came back at the same ticket is there twice, and others may be in between.
+        self.entries.make_contiguous().sort_unstable();
         let mut last = None;
         self.entries
             .retain(|entry| last.replace(*entry) != Some(*entry));
@@ -176,5 +178,28 @@ impl ByTicket {
     fn next_due(&mut self, ticket: Ticket) -> Option<(Ticket, BlockId)> {
         let (due, _) = self.entries.front()?;
         (*due <= ticket).then(|| self.entries.pop_front())?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two blocks, of which one is taken and freed while the other waits, and no event comes in between.
+    #[test]
+    fn turns_at_one_ticket_take_no_more_memory() {
+        let blocks = [0, 1].map(BlockId::of_slot);
+        let mut index = ByTicket::default();
+        let freed = |index: &mut ByTicket, id| index.insert(Ticket(1), id, |_, _| true);
+        blocks.iter().for_each(|id| freed(&mut index, *id));
+        for _ in 0..1000 {
+            for id in blocks {
+                index.note_gone();
+                freed(&mut index, id);
+            }
+        }
+        assert!(index.entries.len() < 100, "{}", index.entries.len());
+        let due: BTreeSet<_> = std::iter::from_fn(|| index.next_due(Ticket(1))).collect();
+        assert_eq!(due, blocks.map(|id| (Ticket(1), id)).into());
     }
 }
