@@ -44,6 +44,9 @@ const RATE: Unit = Unit::rate("M operations/s");
 const MEMORY: Unit = Unit::cost("times");
 const FAILURES: Unit = Unit::cost("allocations");
 
+/// What a pool is built with, by what it is called in the table.
+type Setting = (&'static str, fn(PoolBuilder) -> PoolBuilder);
+
 /// Who did how well.
 type Figures = Vec<(Who, Spread)>;
 
@@ -81,33 +84,36 @@ fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
         note(Who::Driver, player.told());
     }
     let mix = "mix, 512 B to 64 MiB, 256 live";
-    let [on_demand, larger, remapped] = [
-        (|builder| builder.sealing(Sealing::OnDemand)) as fn(PoolBuilder) -> PoolBuilder,
-        |builder| builder.handle_bytes(16 << 20),
-        |builder| builder.remapping(Remapping::Always),
-    ]
-    .map(|set| by_itself(&Pooled::with(ground, set), effort));
-    vec![
-        Row::new(mix, OPERATION, took).beside("mix time"),
-        Row::new(format!("{mix}, sealed on demand"), OPERATION, on_demand.0),
-        Row::new(format!("{mix}, handles of 16 MiB"), OPERATION, larger.0),
-        Row::new(format!("{mix}, remapping always"), OPERATION, remapped.0),
-        Row::new(format!("{mix}: reserved over live"), MEMORY, memory).beside("mix memory"),
-        Row::new(
-            format!("{mix}: reserved over live, handles of 16 MiB"),
-            MEMORY,
-            larger.1,
-        ),
-        Row::new(
-            format!("{mix}: reserved over live, remapping always"),
-            MEMORY,
-            remapped.1,
-        ),
-        Row::new(format!("{mix}: failures"), FAILURES, failed),
-    ]
+    let settings: [Setting; 4] = [
+        ("by itself", |builder| builder),
+        ("sealed on demand", |builder| {
+            builder.sealing(Sealing::OnDemand)
+        }),
+        ("handles of 16 MiB", |builder| {
+            builder.handle_bytes(16 << 20)
+        }),
+        ("remapping always", |builder| {
+            builder.remapping(Remapping::Always)
+        }),
+    ];
+    let mut rows = vec![Row::new(mix, OPERATION, took).beside("mix time")];
+    let of_memory = format!("{mix}: reserved over live");
+    let mut memories = vec![Row::new(&of_memory, MEMORY, memory).beside("mix memory")];
+    for (label, set) in settings {
+        let (took, memory) = by_itself(&Pooled::with(ground, set), effort);
+        // As the peers' programs are.
+        rows.push(Row::new(format!("{mix}, {label}"), OPERATION, took).beside("mix time"));
+        let label = format!("{of_memory}, {label}");
+        memories.push(Row::new(label, MEMORY, memory).beside("mix memory"));
+    }
+    let failures = Row::new(format!("{mix}: failures"), FAILURES, failed);
+    rows.extend(memories);
+    rows.push(failures);
+    rows
 }
 
-/// What the pool takes with other settings, with nobody beside it: time, and memory.
+/// What the pool takes with some settings and with nobody beside it, whose time its budget for remapping would count:
+/// time, and memory.
 fn by_itself<G: Ground>(pooled: &Pooled<'_, G>, effort: Effort) -> (Figures, Figures) {
     let mut player = Player::new(pooled);
     let operations = effort.of(OPERATIONS);
