@@ -533,8 +533,8 @@ impl Climb<'_> {
     }
 
     /// Puts a span together, with the device's help if it may grow. What the device has no new memory for is moved.
+    /// `waits` only if the stream may wait at all.
     fn fetch(&self, waits: Option<WaitLimit>, growth: Growth) -> Result<Option<Lent>, DeviceError> {
-        let waits = waits.filter(|_| self.may_wait());
         let lent = self.fetch_so(waits, growth)?;
         if lent.is_none() && self.could_do_with_less(waits, growth) {
             return self.fetch_so(waits, Growth::Allowed);

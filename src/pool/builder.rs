@@ -214,9 +214,9 @@ impl PoolBuilder {
         self
     }
 
-    /// How much of the time goes into mapping free memory elsewhere, rather than taking more. Default: an eighth of it,
-    /// which no service at the pace of its kernels reaches, and which keeps an allocation every few hundred
-    /// nanoseconds from waiting for the driver. [`Remapping`] has an example.
+    /// How much of the time goes into mapping free memory elsewhere, rather than taking more. Default: an eighth of it.
+    /// The traces of `replay` stay far below that at their own pace; who allocates every few hundred nanoseconds would
+    /// wait for the driver most of the time. [`Remapping`] has an example.
     ///
     /// A share is more than 0, and 1 at most: otherwise building fails with
     /// [`InvalidShare`](BuildError::InvalidShare).

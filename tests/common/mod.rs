@@ -1,5 +1,5 @@
 //! What the tests have in common.
-#![allow(dead_code, unused_imports, unused_macros)]
+#![allow(dead_code, unused_imports)]
 
 mod external;
 mod pass_on;
