@@ -118,7 +118,10 @@ impl Engine {
         if lane.timeline.is_full() && !lane.is_external {
             return lane.expect_seal(closed.ticket.next());
         }
-        let _ = self.noted(lane.record(closed, &*self.device, &self.events));
+        let recorded = self.noted(lane.record(closed, &*self.device, &self.events));
+        if let (Ok(marker), true) = (recorded, self.is_open()) {
+            lane.note_sealed(marker.sealed_at);
+        }
     }
 
     /// Something came back, or was held and is not any more: who waits may be served. Where nothing is
