@@ -184,6 +184,10 @@ fn events_are_further_apart_where_frees_come_close() {
     let all = pool.try_allocate(&other, 256 * MIB).unwrap();
     drop(all);
     assert_eq!([(); 3].map(|()| frees(close)), [5, 9, 17]);
+    // Some is to go back to the device.
+    pool.set_release_threshold(ReleaseThreshold::Bytes(192 * MIB))
+        .unwrap();
+    assert_eq!([(); 4].map(|()| frees(close)), [33, 5, 5, 5]);
 }
 
 /// What a stream gets, with work of its own or idle, while 8 MiB are about to be complete on another one and

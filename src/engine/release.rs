@@ -119,8 +119,10 @@ impl Engine {
             return lane.expect_seal(closed.ticket.next());
         }
         let recorded = self.noted(lane.record(closed, &*self.device, &self.events));
-        if let (Ok(marker), true) = (recorded, self.is_open()) {
-            lane.note_sealed(marker.sealed_at);
+        // Unless somebody waits for it, or it goes back to the device, it may well take a little longer.
+        match recorded {
+            Ok(marker) if self.is_open() && self.keeps_all() => lane.note_sealed(marker.sealed_at),
+            _ => lane.note_wanted(),
         }
     }
 

@@ -136,7 +136,11 @@ mod tests {
         }
         for bound in [0, u64::MAX] {
             let spacing = Spacing::new(bound, true);
-            assert_eq!(after(&spacing, [1, 2, 3]), bound, "there is nothing to widen");
+            assert_eq!(
+                after(&spacing, [1, 2, 3]),
+                bound,
+                "there is nothing to widen"
+            );
         }
     }
 }

@@ -251,7 +251,7 @@ pub enum Sealing {
     /// Once so many bytes were freed on a stream since its last event, and not taken again by it.
     Bytes(u64),
     /// The same, and up to eight times as many where there would be an event every few microseconds and nobody else wants
-    /// what was freed: an event takes as long as several allocations. The default, with 4 MiB.
+    /// what was freed, nor does any go back to the device: an event takes as long as several allocations. The default, with 4 MiB.
     Spaced(u64),
     /// When somebody asks: a waiter, an allocation that finds nothing else, [`Stream::seal`].
     ///
