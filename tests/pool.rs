@@ -153,6 +153,43 @@ fn events_are_recorded_by_free_by_bytes_or_on_demand() {
     assert_eq!(records(Sealing::OnDemand), (0, 1));
 }
 
+/// What frees cost where they come close to each other, and what is left of that once somebody else wants the memory.
+#[test]
+fn events_are_further_apart_where_frees_come_close() {
+    const BYTES: u64 = MIB;
+    let device = manual();
+    let sealing = Sealing::Spaced(4 * BYTES);
+    let pool = builder(&device, 256 * MIB).sealing(sealing).lane_bytes(0);
+    let pool = pool.build().unwrap();
+    let [(_, stream), (_, other)] = [(); 2].map(|()| stream(&device, &pool));
+    // After how many frees there is the next event, with so much time from one to the next.
+    let frees = |between| {
+        let before = device.counters().calls(Call::Record);
+        let mut frees = 0;
+        while device.counters().calls(Call::Record) == before {
+            drop(pool.try_allocate(&stream, BYTES).unwrap());
+            device.advance(between);
+            frees += 1;
+        }
+        frees
+    };
+    let (close, apart) = (us(0), us(20));
+    assert_eq!([(); 3].map(|()| frees(apart)), [5, 5, 5]);
+    assert_eq!([(); 6].map(|()| frees(close)), [5, 5, 9, 17, 33, 33]);
+    // The first that comes late is of the bound there was.
+    assert_eq!([(); 3].map(|()| frees(apart)), [33, 5, 5]);
+    assert_eq!([(); 3].map(|()| frees(close)), [5, 5, 9]);
+    // Some is not sealed, and somebody else wants all.
+    drop(pool.try_allocate(&stream, BYTES).unwrap());
+    let all = pool.try_allocate(&other, 256 * MIB).unwrap();
+    drop(all);
+    assert_eq!([(); 3].map(|()| frees(close)), [5, 9, 17]);
+    // Some is to go back to the device.
+    pool.set_release_threshold(ReleaseThreshold::Bytes(192 * MIB))
+        .unwrap();
+    assert_eq!([(); 4].map(|()| frees(close)), [33, 5, 5, 5]);
+}
+
 /// What a stream gets, with work of its own or idle, while 8 MiB are about to be complete on another one and
 /// more could be taken from the device.
 fn rung_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Rung {

@@ -319,6 +319,7 @@ fn sealing() -> impl Strategy<Value = Sealing> {
     prop_oneof![
         Just(Sealing::EveryFree),
         Just(Sealing::Bytes(MIB)),
+        Just(Sealing::Spaced(MIB)),
         Just(Sealing::OnDemand),
     ]
 }

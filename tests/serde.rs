@@ -111,6 +111,10 @@ fn settings_are_data() {
     let share = Remapping::Share(0.5);
     assert_eq!(round_trip(&share), json!({ "share": 0.5 }));
     assert_eq!(round_trip(&Sealing::Bytes(4096)), json!({ "bytes": 4096 }));
+    assert_eq!(
+        round_trip(&Sealing::Spaced(4096)),
+        json!({ "spaced": 4096 })
+    );
     assert_eq!(round_trip(&Sealing::OnDemand), json!("on_demand"));
     assert_eq!(round_trip(&Reuse::NONE)["opportunistic"], json!(false));
     let half = ReleaseThreshold::Fraction(0.5);

@@ -153,7 +153,8 @@ pub(crate) struct Policy {
     #[arg(long, value_name = "POLICIES", default_value = "all")]
     pub(crate) reuse: ReuseNames,
 
-    /// When the event of a free is recorded: every-free, on-demand, or after so many bytes
+    /// When the event of a free is recorded: every-free, on-demand, after so many bytes as 4MiB, or
+    /// spaced:4MiB for up to eight times as many where frees come close to each other
     /// [default: the pool's]
     #[arg(long, value_name = "POLICY")]
     pub(crate) sealing: Option<SealingName>,
@@ -344,6 +345,7 @@ pub(crate) enum SealingName {
     EveryFree,
     OnDemand,
     Bytes(u64),
+    Spaced(u64),
 }
 
 impl FromStr for SealingName {
@@ -353,9 +355,17 @@ impl FromStr for SealingName {
         match text {
             "every-free" => Ok(Self::EveryFree),
             "on-demand" => Ok(Self::OnDemand),
-            _ => bytes(text).map(Self::Bytes).map_err(|_| {
-                format!("`{text}` is no sealing, expected every-free, on-demand or bytes as 4MiB")
-            }),
+            _ => {
+                let sealed = match text.strip_prefix("spaced:") {
+                    Some(text) => bytes(text).map(Self::Spaced),
+                    None => bytes(text).map(Self::Bytes),
+                };
+                sealed.map_err(|_| {
+                    format!(
+                        "`{text}` is no sealing, expected every-free, on-demand, bytes as 4MiB, or spaced:4MiB"
+                    )
+                })
+            }
         }
     }
 }
@@ -366,6 +376,7 @@ impl fmt::Display for SealingName {
             Self::EveryFree => formatter.write_str("every-free"),
             Self::OnDemand => formatter.write_str("on-demand"),
             Self::Bytes(bytes) => write!(formatter, "{bytes}"),
+            Self::Spaced(bytes) => write!(formatter, "spaced:{bytes}"),
         }
     }
 }
@@ -443,7 +454,7 @@ mod tests {
         for text in ["all", "none", "follow-event-dependencies"] {
             assert_eq!(text.parse::<ReuseNames>().unwrap().to_string(), text);
         }
-        for text in ["every-free", "on-demand", "4096"] {
+        for text in ["every-free", "on-demand", "4096", "spaced:4096"] {
             assert_eq!(text.parse::<SealingName>().unwrap().to_string(), text);
         }
         for text in ["always", "never", "0.125"] {

@@ -232,5 +232,6 @@ fn sealing(name: SealingName) -> Sealing {
         SealingName::EveryFree => Sealing::EveryFree,
         SealingName::OnDemand => Sealing::OnDemand,
         SealingName::Bytes(bytes) => Sealing::Bytes(bytes),
+        SealingName::Spaced(bytes) => Sealing::Spaced(bytes),
     }
 }

@@ -127,7 +127,7 @@ impl Engine {
     /// Asks a stream with many events on their way how far it is, so that they come back and their
     /// number is bounded (I8).
     pub(super) fn thin_out(&self, lane: &Lane) {
-        if lane.timeline.is_crowded() {
+        if lane.is_crowded() {
             // A failure is noted, and met again by who needs the answer.
             let _ = self.harvest_lane(lane);
             self.catch_up(lane);
@@ -194,6 +194,9 @@ impl Engine {
     pub(super) fn seal_for_others(&self, lane: &Lane) -> Result<(), DeviceError> {
         if lane.is_external {
             return Ok(());
+        }
+        if lane.is_dirty() {
+            lane.note_wanted();
         }
         self.seal(lane)
     }

@@ -197,6 +197,7 @@ impl Engine {
                     largest: 0,
                     shelf: 0,
                     unsealed: 0,
+                    may_widen: false,
                     is_crowded: false,
                 },
             )),

@@ -118,7 +118,12 @@ impl Engine {
         if lane.timeline.is_full() && !lane.is_external {
             return lane.expect_seal(closed.ticket.next());
         }
-        let _ = self.noted(lane.record(closed, &*self.device, &self.events));
+        let recorded = self.noted(lane.record(closed, &*self.device, &self.events));
+        // Unless somebody waits for it, or it goes back to the device, it may well take a little longer.
+        match recorded {
+            Ok(marker) if self.is_open() && self.keeps_all() => lane.note_sealed(marker.sealed_at),
+            _ => lane.note_wanted(),
+        }
     }
 
     /// Something came back, or was held and is not any more: who waits may be served. Where nothing is

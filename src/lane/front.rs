@@ -107,6 +107,7 @@ impl Front {
         &mut self,
         block: impl FnOnce() -> Use,
         bounds: &Bounds,
+        seals_above: u64,
         gate: &SharedState,
     ) -> Option<Ticket> {
         let Use {
@@ -116,7 +117,7 @@ impl Front {
             rounding,
         } = block();
         let (ticket, unsealed) = (self.open, self.unsealed.saturating_add(bytes));
-        if gate.load(Ordering::Relaxed) != 0 || unsealed > bounds.unsealed {
+        if gate.load(Ordering::Relaxed) != 0 || unsealed > seals_above {
             return None;
         }
         let kept = Kept {

@@ -169,7 +169,7 @@ impl Lane {
             return Err(Entered(None));
         }
         let mut front = self.enter();
-        match front.keep_at_once(block, &self.bounds, gate) {
+        match front.keep_at_once(block, &self.bounds, self.spacing.bound(), gate) {
             Some(ticket) => Ok(ticket),
             None => Err(Entered(Some(front))),
         }
@@ -208,7 +208,7 @@ impl Lane {
         let Some(kept) = kept else {
             return self.keep(self.front.lock(), block, now, gate);
         };
-        let seals = kept.unsealed > self.bounds.unsealed;
+        let seals = kept.unsealed > self.spacing.bound();
         let close = || self.front.lock().close_if(true, &self.crowd);
         Freed {
             ticket: kept.ticket,
@@ -244,7 +244,7 @@ impl Lane {
         // What is on the shelf is sealed by the next call for the stream that does not take it from there; unless there
         // may be none.
         let is_put_off = is_shelved && !self.is_external;
-        let is_due = front.unsealed > self.bounds.unsealed && !is_put_off;
+        let is_due = front.unsealed > self.spacing.bound() && !is_put_off;
         Freed {
             ticket,
             is_kept: is_stacked || is_shelved,

@@ -27,6 +27,7 @@ mod hot_path;
 mod marker;
 mod pace;
 mod shelf;
+mod spacing;
 mod timeline;
 
 pub(crate) use cache::Kept;
@@ -44,6 +45,7 @@ use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use crowd::Crowd;
 use front::Front;
+use spacing::Spacing;
 use std::any::Any;
 use std::time::Duration;
 
@@ -58,6 +60,8 @@ pub(crate) struct Bounds {
     pub(crate) shelf: u64,
     /// Unsealed bytes above which a free seals.
     pub(crate) unsealed: u64,
+    /// It may be more where frees come close to each other.
+    pub(crate) may_widen: bool,
     /// Threads have caches of their own from the start, and not only once they have met.
     pub(crate) is_crowded: bool,
 }
@@ -80,6 +84,7 @@ pub(crate) struct Lane {
     /// seals it for others.
     pub(crate) is_external: bool,
     bounds: Bounds,
+    spacing: Spacing,
     front: CachePadded<Mutex<Front>>,
     crowd: Crowd,
     pub(crate) timeline: Timeline,
@@ -121,6 +126,7 @@ impl Lane {
             takes_waits: stream.takes_waits(),
             is_external,
             bounds,
+            spacing: Spacing::new(bounds.unsealed, bounds.may_widen),
             front: CachePadded::new(Mutex::new(Guards::Lane, front)),
             crowd,
             timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
@@ -148,14 +154,14 @@ impl Lane {
 
     /// Whether more was freed than may be left without an event.
     pub(crate) fn owes_seal(&self) -> bool {
-        self.front.lock().unsealed > self.bounds.unsealed
+        self.front.lock().unsealed > self.spacing.bound()
     }
 
     /// Notes the last use of a block on this stream that is freed through the ledger.
     pub(crate) fn note_use(&self, bytes: u64, gate: &SharedState) -> Freed {
         let mut front = self.front.lock();
         let ticket = front.note_use(bytes);
-        let seals = gate.load(Ordering::Relaxed) != 0 || front.unsealed > self.bounds.unsealed;
+        let seals = gate.load(Ordering::Relaxed) != 0 || front.unsealed > self.spacing.bound();
         Freed {
             ticket,
             is_kept: false,
@@ -168,6 +174,21 @@ impl Lane {
     pub(crate) fn expect_seal(&self, ticket: Ticket) {
         let mut front = self.front.lock();
         front.is_dirty |= ticket >= front.open && !front.is_host;
+    }
+
+    /// Whether a free that seals should [ask](Timeline::is_crowded) how far the stream is.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.timeline.is_crowded(self.spacing.is_close())
+    }
+
+    /// A free has sealed.
+    pub(crate) fn note_sealed(&self, at: Duration) {
+        self.spacing.note_sealed(at);
+    }
+
+    /// Somebody else wants what was freed: the next frees are sealed soon.
+    pub(crate) fn note_wanted(&self) {
+        self.spacing.reset();
     }
 
     /// The open ticket: work submitted up to now is proven by it, or by a later one.
@@ -357,6 +378,7 @@ impl Lane {
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("record", kind, reason));
         }
+        self.note_wanted();
         self.mark(device, events).map(Some)
     }
 

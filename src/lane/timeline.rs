@@ -43,7 +43,7 @@ impl Markers {
     }
 }
 
-/// Fewer markers than this are not worth asking after.
+/// Fewer markers than this are not worth asking after, unless there is another every few microseconds.
 const FEWEST_WORTH_ASKING: usize = 16;
 
 /// No free records another event while so many are on their way: the next covers it (I8).
@@ -57,7 +57,7 @@ impl Timeline {
             completed: SharedNumber::new(completed.0),
             clock: Mutex::new(Guards::Clock, Clock::default()),
             latency: SharedNumber::new(0),
-            crowd: SharedNumber::new(FEWEST_WORTH_ASKING as u64),
+            crowd: SharedNumber::new(0),
         }
     }
 
@@ -129,16 +129,18 @@ impl Timeline {
     }
 
     /// Whether a free should ask how far the stream is before it records another event. Asked in vain,
-    /// it is not asked again before there are twice as many.
-    pub(crate) fn is_crowded(&self) -> bool {
-        let crowd = self.crowd.load(Ordering::Relaxed);
-        self.markers.lock().on_their_way.len() as u64 >= crowd
+    /// it is not asked again before there are twice as many. Where frees come close to each other, each event counts:
+    /// what is not known to be complete does not merge with what is, and there is much of it.
+    pub(crate) fn is_crowded(&self, is_close: bool) -> bool {
+        let fewest = if is_close { 1 } else { FEWEST_WORTH_ASKING };
+        let crowd = self.crowd.load(Ordering::Relaxed) as usize;
+        self.markers.lock().on_their_way.len() >= crowd.max(fewest)
     }
 
     /// It was asked; what is left sets when to ask again.
     pub(crate) fn note_asked(&self) {
         let left = self.markers.lock().on_their_way.len();
-        let crowd = (2 * left).clamp(FEWEST_WORTH_ASKING, MOST_ON_THEIR_WAY);
+        let crowd = (2 * left).min(MOST_ON_THEIR_WAY);
         self.crowd.store(crowd as u64, Ordering::Relaxed);
     }
 

@@ -235,6 +235,7 @@ impl ReleaseThreshold {
 ///
 /// assert_eq!(events(Sealing::EveryFree)?, 64);
 /// assert_eq!(events(Sealing::Bytes(1 << 20))?, 3); // whenever more than that was freed
+/// assert_eq!(events(Sealing::Spaced(1 << 18))?, 4); // after 5, 9, 17 and 33, since they come at once; and not 12 times
 /// assert_eq!(events(Sealing::OnDemand)?, 0); // until somebody needs it, or `Stream::seal`
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -249,6 +250,9 @@ pub enum Sealing {
     EveryFree,
     /// Once so many bytes were freed on a stream since its last event, and not taken again by it.
     Bytes(u64),
+    /// The same, and up to eight times as many where there would be an event every few microseconds and nobody else wants
+    /// what was freed, nor does any go back to the device: an event takes as long as several allocations. The default, with 4 MiB.
+    Spaced(u64),
     /// When somebody asks: a waiter, an allocation that finds nothing else, [`Stream::seal`].
     ///
     /// [`Stream::seal`]: crate::Stream::seal
@@ -257,7 +261,7 @@ pub enum Sealing {
 
 impl Default for Sealing {
     fn default() -> Self {
-        Self::Bytes(4 << 20)
+        Self::Spaced(4 << 20)
     }
 }
 
@@ -266,7 +270,7 @@ impl Sealing {
     pub(crate) fn bound(self) -> u64 {
         match self {
             Self::EveryFree => 0,
-            Self::Bytes(bytes) => bytes,
+            Self::Bytes(bytes) | Self::Spaced(bytes) => bytes,
             Self::OnDemand => u64::MAX,
         }
     }

@@ -420,6 +420,7 @@ impl PoolBuilder {
                 largest: 0,
                 shelf: 0,
                 unsealed: 0,
+                may_widen: false,
                 is_crowded: false,
             };
         }
@@ -433,6 +434,7 @@ impl PoolBuilder {
                 _ => self.shelf,
             },
             unsealed: self.sealing.bound(),
+            may_widen: matches!(self.sealing, Sealing::Spaced(_)),
             is_crowded: self.is_crowded,
         }
     }

@@ -55,6 +55,12 @@ impl Book {
         self.memory.insert(name, bytes);
         self.peak = self.peak.max(self.held());
     }
+
+    fn unless_broken(&self, name: &'static str) -> Result<(), DeviceError> {
+        let sticky = DeviceErrorKind::Sticky;
+        let error = || DeviceError::new(name, sticky, "broken on purpose");
+        if self.is_broken { Err(error()) } else { Ok(()) }
+    }
 }
 
 impl Probe {
@@ -114,7 +120,8 @@ impl Probe {
         self.book().refused.insert(name, kind);
     }
 
-    /// Makes every call fail from now on, as after a kernel that faulted. What runs on the device ends as ever.
+    /// Makes every call fail from now on, as after a kernel that faulted. What runs on the device ends as ever, and of that
+    /// nobody learns.
     pub(crate) fn break_device(&self) {
         self.book().is_broken = true;
     }
@@ -160,10 +167,7 @@ impl Probe {
     fn enter(&self, name: &'static str) -> Result<&dyn Device, DeviceError> {
         let mut book = self.book();
         *book.calls.entry(name).or_default() += 1;
-        if book.is_broken {
-            let sticky = DeviceErrorKind::Sticky;
-            return Err(DeviceError::new(name, sticky, "broken on purpose"));
-        }
+        book.unless_broken(name)?;
         if let Some(kind) = book.refused.get(name) {
             return Err(DeviceError::new(name, *kind, "a fault that was asked for"));
         }
@@ -249,6 +253,8 @@ unsafe impl Device for Probe {
         }
         let answer = device.query(event);
         self.amid("query");
+        // What the device did after it broke is no answer, whenever it was asked.
+        self.book().unless_broken("query")?;
         answer
     }
 
