@@ -57,7 +57,7 @@ impl Timeline {
             completed: SharedNumber::new(completed.0),
             clock: Mutex::new(Guards::Clock, Clock::default()),
             latency: SharedNumber::new(0),
-            crowd: SharedNumber::new(0),
+            crowd: SharedNumber::new(FEWEST_WORTH_ASKING as u64),
         }
     }
 
