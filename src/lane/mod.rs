@@ -27,6 +27,8 @@ mod hot_path;
 mod marker;
 mod pace;
 mod shelf;
+mod slot;
+mod stash;
 mod timeline;
 
 pub(crate) use cache::Kept;
@@ -34,14 +36,15 @@ pub(crate) use count::Counts;
 pub(crate) use front::Closed;
 pub(crate) use hot_path::{Entered, Freed, Miss, Use, Wanted};
 pub(crate) use marker::{Events, Marker};
+pub(crate) use slot::{Guarded, Leased, Slot, Slots};
+pub(crate) use stash::Stash;
 pub(crate) use timeline::Timeline;
 
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStream};
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fence};
 use crate::measure::Waits;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
-use crossbeam_utils::CachePadded;
+use crate::sync::{Arc, Ordering, SharedState, plain};
 use crowd::Crowd;
 use front::Front;
 use std::any::Any;
@@ -80,7 +83,7 @@ pub(crate) struct Lane {
     /// seals it for others.
     pub(crate) is_external: bool,
     bounds: Bounds,
-    front: CachePadded<Mutex<Front>>,
+    front: Leased,
     crowd: Crowd,
     pub(crate) timeline: Timeline,
     /// How requests for the stream waited.
@@ -100,7 +103,12 @@ impl Drop for Visit<'_> {
 }
 
 impl Lane {
-    pub(crate) fn new(id: StreamId, stream: &dyn DeviceStream, mut bounds: Bounds) -> Self {
+    pub(crate) fn new(
+        id: StreamId,
+        stream: &dyn DeviceStream,
+        mut bounds: Bounds,
+        slot: Leased,
+    ) -> Self {
         let raw = stream.raw();
         let is_external = stream.external_id().is_some();
         let is_host = raw == RawStream::HOST;
@@ -115,18 +123,23 @@ impl Lane {
         if bounds.is_crowded && bounds.has_sides(is_host) {
             crowd.make_sides(bounds, front.open);
         }
+        slot.lock().front = front;
         Self {
             id,
             raw,
             takes_waits: stream.takes_waits(),
             is_external,
             bounds,
-            front: CachePadded::new(Mutex::new(Guards::Lane, front)),
+            front: slot,
             crowd,
             timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
             waits: Waits::default(),
             keep_alive: stream.keep_alive(),
         }
+    }
+
+    pub(crate) fn slot(&self) -> &Slot {
+        &self.front
     }
 
     /// Whether the stream is the host: what it did is over when it goes on.
