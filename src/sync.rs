@@ -158,26 +158,41 @@ impl<T: ?Sized> Drop for Guard<'_, T> {
 
 /// What is never given back to the allocator, so that a guard of it depends on nobody's count. Models count it: to
 /// them it would be a new one in each execution.
-#[cfg(not(weirpool_loom))]
-pub(crate) type Lasting<T> = &'static T;
-#[cfg(weirpool_loom)]
-pub(crate) type Lasting<T> = plain::Arc<T>;
+#[derive(Debug)]
+pub(crate) struct Lasting<T: ?Sized + 'static>(
+    #[cfg(not(weirpool_loom))] pub(crate) &'static T,
+    #[cfg(weirpool_loom)] pub(crate) plain::Arc<T>,
+);
 
-/// Makes a value last.
-pub(crate) fn lasting<T>(value: T) -> Lasting<T> {
-    #[cfg(not(weirpool_loom))]
-    return Box::leak(Box::new(value));
-    #[cfg(weirpool_loom)]
-    return plain::Arc::new(value);
+impl<T> Lasting<T> {
+    pub(crate) fn new(value: T) -> Self {
+        #[cfg(not(weirpool_loom))]
+        return Self(Box::leak(Box::new(value)));
+        #[cfg(weirpool_loom)]
+        return Self(plain::Arc::new(value));
+    }
 }
 
-/// The same value for somebody else, who may have it for longer.
-#[inline(always)]
-pub(crate) fn lasting_copy<T: ?Sized>(value: &Lasting<T>) -> Lasting<T> {
-    #[cfg(not(weirpool_loom))]
-    return value;
-    #[cfg(weirpool_loom)]
-    return value.clone();
+impl<T: ?Sized> Clone for Lasting<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        #[cfg(not(weirpool_loom))]
+        return Self(self.0);
+        #[cfg(weirpool_loom)]
+        return Self(self.0.clone());
+    }
+}
+
+impl<T: ?Sized> std::ops::Deref for Lasting<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        #[cfg(not(weirpool_loom))]
+        return self.0;
+        #[cfg(weirpool_loom)]
+        return &self.0;
+    }
 }
 
 macro_rules! shared_atomic {

@@ -27,12 +27,12 @@ use crate::device::{DeviceAddress, DeviceError};
 use crate::engine::{Lent, Loans, Rung, Use};
 use crate::error::{AllocError, StreamError};
 use crate::id::Ticket;
-use crate::lane::{Entered, Slot};
+use crate::lane::Entered;
 use crate::ledger::Place;
 use crate::measure::Tag;
 use crate::rare::Rare;
 use crate::stream::Stream;
-use crate::sync::{Arc, Guards, Mutex, lasting_copy};
+use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
 use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Passages, Registration, Reserved};
 use charge::Charge;
@@ -377,8 +377,9 @@ impl Block {
             return;
         };
         if self.further.get_mut().is_none() {
-            let Registration { service, lane, .. } = &**self.registration;
-            service.engine.free(lane, block);
+            let registration = &self.registration;
+            let (engine, lane) = (&registration.service.engine, &registration.lane);
+            engine.free(lane, &registration.slot, block);
         } else {
             self.free_further(&block);
         }
@@ -406,7 +407,8 @@ impl Block {
         let is_its_streams_alone = self.further.get_mut().is_none();
         let fences = if is_its_streams_alone {
             let lane = &self.registration.lane;
-            let ticket: Ticket = service.engine.free(lane, block);
+            let slot = &self.registration.slot;
+            let ticket: Ticket = service.engine.free(lane, slot, block);
             std::iter::once(lane.fence(ticket)).collect()
         } else {
             let home = &self.registration.lane;
@@ -504,7 +506,7 @@ impl Drop for Block {
             slot,
             ..
         } = &**self.registration;
-        let (stream, slot) = (lane.id, lasting_copy::<Slot<_>>(slot));
+        let (stream, slot) = (lane.id, slot.clone());
         let block = || lent.as_used(self.charge.rounding());
         match service.engine.free_at_once(lane, &slot, lent.bytes, block) {
             Ok(mut front) => front.left.put(&mut self.registration.0),

@@ -182,14 +182,15 @@ const NOBODY: StreamId = StreamId(0);
 
 impl Engine {
     /// Rung 1: what the stream freed, from its lane.
-    pub(crate) fn take_own(
+    pub(crate) fn take_own<K: ?Sized>(
         &self,
         lane: &Lane,
+        slot: &Slot<K>,
         bytes: u64,
         rounding: u32,
         wanted: Wanted,
     ) -> Option<Lent> {
-        let kept = lane.take(bytes, rounding, wanted, &self.gate);
+        let kept = lane.take(slot, bytes, rounding, wanted, &self.gate);
         kept.map(Lent::of_lane)
     }
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 impl Engine {
     /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
     #[inline]
-    pub(crate) fn free(&self, lane: &Lane, block: Use) -> Ticket {
-        match lane.keep_at_once(lane.slot(), block.bytes, || block, &self.gate) {
+    pub(crate) fn free<K>(&self, lane: &Lane, slot: &Slot<K>, block: Use) -> Ticket {
+        match lane.keep_at_once(slot, block.bytes, || block, &self.gate) {
             Ok((ticket, _)) => ticket,
             Err(entered) => self.free_slowly(lane, block, entered),
         }
@@ -38,7 +38,7 @@ impl Engine {
     /// The same in any case.
     #[cold]
     #[inline(never)]
-    pub(crate) fn free_slowly<K: ?Sized>(
+    pub(crate) fn free_slowly<K>(
         &self,
         lane: &Lane,
         block: Use,

@@ -55,6 +55,7 @@ impl Front {
     }
 
     /// What is kept of that size, unless somebody waits for memory.
+    #[inline]
     pub(super) fn pop(&mut self, bytes: u64, gate: &SharedState) -> Option<Kept> {
         if gate.load(Ordering::Relaxed) != 0 {
             return None;

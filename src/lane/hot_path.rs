@@ -6,7 +6,7 @@
 
 use super::Lane;
 use super::cache::Kept;
-use super::front::Closed;
+use super::front::{Closed, Front};
 use super::slot::{Guarded, Slot};
 use super::stash::Stash;
 use crate::id::Ticket;
@@ -53,7 +53,7 @@ pub(crate) enum Miss {
 
 /// Where the front is, whose case was not plain; if it was entered, it is not left in between.
 #[derive(Debug)]
-pub(crate) struct Entered<'a, K: ?Sized> {
+pub(crate) struct Entered<'a, K> {
     slot: &'a Slot<K>,
     guarded: Option<Guard<'a, Guarded<K>>>,
 }
@@ -62,8 +62,9 @@ impl Lane {
     /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
     /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes. What is given may
     /// be a little larger, if [near](Wanted::Near) does.
-    pub(crate) fn take(
+    pub(crate) fn take<K: ?Sized>(
         &self,
+        slot: &Slot<K>,
         bytes: u64,
         rounding: u32,
         wanted: Wanted,
@@ -76,7 +77,7 @@ impl Lane {
         if self.crowd.are_made() {
             return self.take_aside(bytes, rounding, gate);
         }
-        let mut front = self.enter(&self.front);
+        let mut front = self.enter(slot);
         if wanted == Wanted::Near && bytes <= self.bounds.largest {
             let kept = front.take_at_once(bytes, rounding, gate);
             return kept.or_else(|| take_near(front, bytes, rounding, gate));
@@ -169,7 +170,7 @@ impl Lane {
     /// # Errors
     /// When it is not the plain case: it is still to be [freed](Self::free).
     #[inline(always)]
-    pub(crate) fn keep_at_once<'a, K: ?Sized>(
+    pub(crate) fn keep_at_once<'a, K>(
         &self,
         slot: &'a Slot<K>,
         bytes: u64,
@@ -193,7 +194,7 @@ impl Lane {
     /// Frees a block that was used on this stream alone, in any case.
     ///
     /// A block too large for a stack may go on the shelf, if there is a `now` for it.
-    pub(crate) fn free<K: ?Sized>(
+    pub(crate) fn free<K>(
         &self,
         block: &Use,
         entered: Entered<'_, K>,
@@ -202,7 +203,9 @@ impl Lane {
     ) -> Freed {
         let mut front = match entered.guarded {
             Some(front) => front,
-            None if self.crowd.are_made() => return self.free_aside(block, now, gate),
+            None if self.crowd.are_made() => {
+                return self.free_aside(entered.slot, block, now, gate);
+            }
             None => self.enter(entered.slot),
         };
         front.book.note_free(block.bytes, block.rounding);
@@ -217,11 +220,17 @@ impl Lane {
 
     #[cold]
     #[inline(never)]
-    fn free_aside(&self, block: &Use, now: Option<Duration>, gate: &SharedState) -> Freed {
+    fn free_aside<K>(
+        &self,
+        slot: &Slot<K>,
+        block: &Use,
+        now: Option<Duration>,
+        gate: &SharedState,
+    ) -> Freed {
         let side = self.crowd.own();
         let kept = side.and_then(|side| self.crowd.keep(side, block, self.bounds, gate));
         let Some(kept) = kept else {
-            return self.keep(self.front.lock(), block, now, gate);
+            return self.keep(slot.lock(), block, now, gate);
         };
         let seals = kept.unsealed > self.bounds.unsealed;
         let close = || self.front.lock().close_if(true, &self.crowd);
@@ -233,7 +242,7 @@ impl Lane {
     }
 
     #[inline]
-    fn keep<K: ?Sized>(
+    fn keep<K>(
         &self,
         mut front: Guard<'_, Guarded<K>>,
         block: &Use,
@@ -268,7 +277,7 @@ impl Lane {
     }
 
     #[cold]
-    fn shelve(&self, front: &mut super::front::Front, kept: Kept, now: Duration) -> bool {
+    fn shelve(&self, front: &mut Front, kept: Kept, now: Duration) -> bool {
         front.cache.shelve(kept, now, self.bounds.shelf)
     }
 }

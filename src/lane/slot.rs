@@ -8,7 +8,7 @@
 //! it without the type: on the hot path nothing is looked up by it.
 
 use super::front::Front;
-use crate::sync::{Guard, Guards, Lasting, Mutex, lasting, lasting_copy, plain};
+use crate::sync::{Guard, Guards, Lasting, Mutex, plain};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -75,14 +75,14 @@ impl<K: Opaque + Default + 'static> Slots<K> {
                 front: Front::vacant(),
                 left: K::default(),
             };
-            lasting(Slot(Mutex::new(Guards::Lane, guarded)))
+            Lasting::new(Slot(Mutex::new(Guards::Lane, guarded)))
         });
         let lease = Lease {
             slots: self,
-            slot: lasting_copy::<Slot<K>>(&slot),
+            slot: slot.clone(),
         };
         let leased = Leased {
-            slot: lasting_copy::<Slot<K>>(&slot),
+            slot: Lasting::<Slot>(slot.clone().0),
             _lease: Box::new(lease),
         };
         (slot, leased)
@@ -100,8 +100,7 @@ impl<K> Drop for Lease<K> {
         let gone = std::mem::replace(&mut self.slot.lock().front, Front::vacant());
         drop(gone);
         if !cfg!(weirpool_loom) {
-            let slot = lasting_copy::<Slot<K>>(&self.slot);
-            self.slots.0.lock().push(slot);
+            self.slots.0.lock().push(self.slot.clone());
         }
     }
 }
@@ -133,7 +132,7 @@ mod tests {
         let mut seen = HashSet::new();
         for round in 0..100 {
             let leases: Vec<_> = (0..=round % 3).map(|_| SLOTS.lease()).collect();
-            seen.extend(leases.iter().map(|(slot, _)| std::ptr::from_ref(*slot)));
+            seen.extend(leases.iter().map(|(slot, _)| std::ptr::from_ref(&**slot)));
         }
         assert_eq!(seen.len(), 3);
         assert_eq!(SLOTS.0.lock().len(), 3);

@@ -96,7 +96,7 @@ impl Pool {
         if let Some(drawn) = self.draw(registration, &demand, place) {
             return drawn;
         }
-        let lent = match take_own((&**registration).into(), &demand, miss) {
+        let lent = match take_own(registration, &demand, miss) {
             Some(lent) => lent,
             None => self.climb_now(registration, demand)?,
         };

@@ -139,7 +139,7 @@ mod tests {
         for _ in 0..ROUNDS {
             let stream = pool.register(&device.create_stream()).unwrap();
             drop(pool.try_allocate(&stream, 4096).unwrap());
-            slots.insert(std::ptr::from_ref(stream.registration().slot));
+            slots.insert(std::ptr::from_ref(&*stream.registration().slot));
         }
         assert!(slots.len() < ROUNDS / 2, "{} slots", slots.len());
     }
