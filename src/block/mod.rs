@@ -34,7 +34,9 @@ use crate::rare::Rare;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Passages, Registration, Reserved};
+use crate::wait::{
+    Caller, Demand, Ending, Granted, Left, Onlookers, Passages, Registration, Reserved,
+};
 use charge::Charge;
 use further::FurtherStreams;
 use hold::Hold;
@@ -364,10 +366,11 @@ impl Block {
     /// Of what the block says itself: what the plain case has of it is in registers.
     #[cold]
     #[inline(never)]
-    fn free_slowly<K>(&self, entered: Entered<'_, K>) {
-        let Registration { service, lane, .. } = &**self.registration;
+    fn free_slowly(&self, entered: Entered<'_, Left>) {
+        let registration = &self.registration;
+        let (engine, lane) = (&registration.service.engine, &registration.lane);
         let block = self.lent().as_used(self.charge.rounding());
-        service.engine.free_slowly(lane, block, entered);
+        engine.free_slowly(lane, &registration.slot, block, entered);
     }
 
     #[cold]

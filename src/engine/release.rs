@@ -15,7 +15,7 @@ impl Engine {
     pub(crate) fn free<K>(&self, lane: &Lane, slot: &Slot<K>, block: Use) -> Ticket {
         match lane.keep_at_once(slot, block.bytes, || block, &self.gate) {
             Ok((ticket, _)) => ticket,
-            Err(entered) => self.free_slowly(lane, block, entered),
+            Err(entered) => self.free_slowly(lane, slot, block, entered),
         }
     }
 
@@ -41,6 +41,7 @@ impl Engine {
     pub(crate) fn free_slowly<K>(
         &self,
         lane: &Lane,
+        slot: &Slot<K>,
         block: Use,
         entered: Entered<'_, K>,
     ) -> Ticket {
@@ -49,7 +50,7 @@ impl Engine {
         } else {
             None
         };
-        let freed = lane.free(&block, entered, now, &self.gate);
+        let freed = lane.free(slot, &block, entered, now, &self.gate);
         let ticket = freed.ticket;
         if !freed.is_kept || freed.closed.is_some() {
             self.finish_free(lane, block.id, freed);

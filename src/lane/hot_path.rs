@@ -51,12 +51,9 @@ pub(crate) enum Miss {
     Unasked,
 }
 
-/// Where the front is, whose case was not plain; if it was entered, it is not left in between.
+/// The front, if it was entered and the case was not plain: it is not left in between.
 #[derive(Debug)]
-pub(crate) struct Entered<'a, K> {
-    slot: &'a Slot<K>,
-    guarded: Option<Guard<'a, Guarded<K>>>,
-}
+pub(crate) struct Entered<'a, K>(Option<Guard<'a, Guarded<K>>>);
 
 impl Lane {
     /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
@@ -178,16 +175,12 @@ impl Lane {
         gate: &SharedState,
     ) -> Result<(Ticket, Guard<'a, Guarded<K>>), Entered<'a, K>> {
         if bytes > self.bounds.largest || self.crowd.are_made() {
-            let guarded = None;
-            return Err(Entered { slot, guarded });
+            return Err(Entered(None));
         }
         let mut front = self.enter(slot);
         match front.keep_at_once(block, &self.bounds, gate) {
             Some(ticket) => Ok((ticket, front)),
-            None => {
-                let guarded = Some(front);
-                Err(Entered { slot, guarded })
-            }
+            None => Err(Entered(Some(front))),
         }
     }
 
@@ -196,17 +189,18 @@ impl Lane {
     /// A block too large for a stack may go on the shelf, if there is a `now` for it.
     pub(crate) fn free<K>(
         &self,
+        slot: &Slot<K>,
         block: &Use,
         entered: Entered<'_, K>,
         now: Option<Duration>,
         gate: &SharedState,
     ) -> Freed {
-        let mut front = match entered.guarded {
+        let mut front = match entered.0 {
             Some(front) => front,
             None if self.crowd.are_made() => {
-                return self.free_aside(entered.slot, block, now, gate);
+                return self.free_aside(slot, block, now, gate);
             }
-            None => self.enter(entered.slot),
+            None => self.enter(slot),
         };
         front.book.note_free(block.bytes, block.rounding);
         self.keep(front, block, now, gate)

@@ -25,7 +25,7 @@ impl Drop for Presence {
 }
 
 /// What freed blocks leave with their stream: the count of its owners that each of them was.
-type Left = Stash<Arc<Registration>>;
+pub(crate) type Left = Stash<Arc<Registration>>;
 
 static SLOTS: Slots<Left> = Slots::new();
 
