@@ -5,6 +5,9 @@
 //! merge, but for a few on its [shelf]. A request that finds none of its size may have one that is a
 //! little larger. On this path one lock is taken, the lane's own, and no shared cache line is written.
 //!
+//! A freed block [leaves](stash) its count of the stream's owners there as well, for the next one. So the front lies in a
+//! [slot] that is recycled, and never given back to the allocator.
+//!
 //! A lane also numbers the stream's points. Everything freed joins the *open* ticket; closing it
 //! opens the next. The order is always: close under the lane's lock, unlock, record, publish. To
 //! record first and close after would be wrong: a free in between would be covered by an event older
