@@ -8,6 +8,7 @@
 mod external;
 mod figures;
 mod grants;
+mod handles;
 mod limits;
 mod releases;
 mod reservations;

@@ -16,13 +16,25 @@ use std::task::{Context, Poll};
 ///
 /// A handle, cheap to clone. The pool keeps the device's stream usable while any clone or block of it
 /// is alive, and until what was freed on it is complete.
-#[derive(Clone)]
 pub struct Stream {
     registration: Arc<Registration>,
 }
 
+impl Clone for Stream {
+    fn clone(&self) -> Self {
+        Self::from_registration(self.registration.clone())
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.registration.note_handle_gone();
+    }
+}
+
 impl Stream {
     pub(crate) fn from_registration(registration: Arc<Registration>) -> Self {
+        registration.note_handle();
         Self { registration }
     }
 
@@ -53,6 +65,7 @@ impl Stream {
 
     /// Whether nothing of it is in use: no block or request, nor another handle.
     pub(crate) fn is_idle(&self) -> bool {
+        self.registration.settle();
         Arc::strong_count(&self.registration) == 1
     }
 

@@ -38,7 +38,7 @@ pub(crate) enum Guards {
 /// A mutex that does not poison: a panic while it is held is a bug of this crate, and the
 /// invariants, not the flag, say whether the data is sound.
 #[derive(Debug)]
-pub(crate) struct Mutex<T> {
+pub(crate) struct Mutex<T: ?Sized> {
     #[cfg(debug_assertions)]
     guards: Guards,
     inner: primitive::Mutex<T>,
@@ -54,7 +54,9 @@ impl<T> Mutex<T> {
             inner: primitive::Mutex::new(value),
         }
     }
+}
 
+impl<T: ?Sized> Mutex<T> {
     /// None while somebody else has it.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
@@ -127,11 +129,11 @@ impl<T> Busy<T> {
 
 /// The guard of a [`Mutex`].
 #[derive(Debug)]
-pub(crate) struct Guard<'a, T> {
+pub(crate) struct Guard<'a, T: ?Sized> {
     inner: primitive::MutexGuard<'a, T>,
 }
 
-impl<T> std::ops::Deref for Guard<'_, T> {
+impl<T: ?Sized> std::ops::Deref for Guard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -140,7 +142,7 @@ impl<T> std::ops::Deref for Guard<'_, T> {
     }
 }
 
-impl<T> std::ops::DerefMut for Guard<'_, T> {
+impl<T: ?Sized> std::ops::DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.inner
@@ -148,9 +150,48 @@ impl<T> std::ops::DerefMut for Guard<'_, T> {
 }
 
 #[cfg(debug_assertions)]
-impl<T> Drop for Guard<'_, T> {
+impl<T: ?Sized> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         tally::unlocked();
+    }
+}
+
+/// What is never given back to the allocator, so that a guard of it depends on nobody's count. Models count it: to
+/// them it would be a new one in each execution.
+#[derive(Debug)]
+pub(crate) struct Lasting<T: ?Sized + 'static>(
+    #[cfg(not(weirpool_loom))] pub(crate) &'static T,
+    #[cfg(weirpool_loom)] pub(crate) plain::Arc<T>,
+);
+
+impl<T> Lasting<T> {
+    pub(crate) fn new(value: T) -> Self {
+        #[cfg(not(weirpool_loom))]
+        return Self(Box::leak(Box::new(value)));
+        #[cfg(weirpool_loom)]
+        return Self(plain::Arc::new(value));
+    }
+}
+
+impl<T: ?Sized> Clone for Lasting<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        #[cfg(not(weirpool_loom))]
+        return Self(self.0);
+        #[cfg(weirpool_loom)]
+        return Self(self.0.clone());
+    }
+}
+
+impl<T: ?Sized> std::ops::Deref for Lasting<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        #[cfg(not(weirpool_loom))]
+        return self.0;
+        #[cfg(weirpool_loom)]
+        return &self.0;
     }
 }
 
@@ -255,6 +296,13 @@ impl SharedNumber {
         #[cfg(debug_assertions)]
         tally::wrote();
         self.0.fetch_add(value, order)
+    }
+
+    #[inline]
+    pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        #[cfg(debug_assertions)]
+        tally::wrote();
+        self.0.fetch_sub(value, order)
     }
 }
 

@@ -3,7 +3,10 @@
 mod common;
 
 use common::*;
-use weirpool::device::sim::{Checker, Clock, SimDevice};
+use std::any::Any;
+use std::sync::{Arc, Weak};
+use weirpool::device::sim::{Checker, Clock, SimDevice, SimStream};
+use weirpool::device::{DeviceId, DeviceStream, RawStream};
 use weirpool::*;
 
 const KIB: u64 = 1 << 10;
@@ -87,4 +90,74 @@ fn a_larger_block_has_no_more_elements() {
         assert_eq!(pool.statistics().lost_to_rounding, 0);
         pool.check_conserved().unwrap();
     }
+}
+
+/// A stream of which can be seen whether the pool has let it go.
+struct Watched(SimStream, Arc<()>);
+
+impl DeviceStream for Watched {
+    fn device_id(&self) -> DeviceId {
+        self.0.device_id()
+    }
+
+    fn raw(&self) -> RawStream {
+        self.0.raw()
+    }
+
+    fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::new((self.0.keep_alive(), self.1.clone()))
+    }
+}
+
+/// A pool, and a stream of it that blocks were freed on; with what is gone once the stream is.
+fn watched(checker: Checker) -> (Pool, Stream, Weak<()>) {
+    let device = SimDevice::builder().memory(1 << 30).checker(checker);
+    let device = device.clock(Clock::Manual).build();
+    let pool = pool(&device, 256 * MIB);
+    let work = Watched(device.create_stream(), Arc::new(()));
+    let stream = pool.register(&work).unwrap();
+    // The first of a size have no place in the lane yet, and leave nothing.
+    for _ in 0..2 {
+        drop([(); 3].map(|()| pool.try_allocate(&stream, 64 * KIB).unwrap()));
+    }
+    (pool, stream, Arc::downgrade(&work.1))
+}
+
+/// What freed blocks leave with a stream keeps it from being let go no longer than its last handle and block.
+#[test]
+fn a_stream_goes_with_its_last_handle_and_block() {
+    type Ends = fn(Stream, Block, Block);
+    let orders: [Ends; 5] = [
+        |stream, one, other| drop((one, other, stream)),
+        |stream, one, other| drop((one, stream, other)),
+        |stream, one, other| drop((stream, one, other)),
+        |stream, one, other| drop((stream.clone(), one, stream, other)),
+        // Another handle, once there was none.
+        |stream, one, other| {
+            drop(stream);
+            drop((other.stream(), one, other.stream(), other));
+        },
+    ];
+    for checker in CHECKERS {
+        for end in orders {
+            let (pool, stream, alive) = watched(checker);
+            let [one, other] = [(); 2].map(|()| pool.try_allocate(&stream, 64 * KIB).unwrap());
+            end(stream, one, other);
+            pool.harvest().unwrap();
+            assert!(alive.upgrade().is_none(), "the stream is kept");
+            pool.check_conserved().unwrap();
+        }
+    }
+}
+
+/// So it does when the pool's handles went before.
+#[test]
+fn a_stream_may_outlive_its_pool() {
+    let (pool, stream, alive) = watched(Checker::Off);
+    let block = pool.try_allocate(&stream, 64 * KIB).unwrap();
+    drop(pool);
+    drop(block);
+    assert!(alive.upgrade().is_some());
+    drop(stream);
+    assert!(alive.upgrade().is_none());
 }

@@ -17,7 +17,7 @@ impl Block {
     pub(super) fn lanes(&self) -> SmallVec<[Arc<Lane>; 2]> {
         let further = self.further.lock();
         let is_left = further.as_ref().is_some_and(|all| all.left_at.is_some());
-        let own = (!is_left).then_some(&self.registration);
+        let own = (!is_left).then_some(&*self.registration);
         let further = further.iter().flat_map(|all| all.streams.registrations());
         let all = own.into_iter().chain(further);
         all.map(|used_on| used_on.lane.clone()).collect()
@@ -78,7 +78,7 @@ impl Block {
     /// Frees a block that is not its own stream's alone.
     pub(super) fn free_further(&mut self, block: &Use) {
         let (lanes, earlier) = (self.lanes(), self.earlier());
-        let Registration { service, lane, .. } = &*self.registration;
+        let Registration { service, lane, .. } = &**self.registration;
         service.engine.free_many(lane, &lanes, earlier, block);
     }
 }

@@ -5,6 +5,7 @@
 //! | `charge` | to whom it is charged |
 //! | `order` | its use as an argument of work, and what that comes after |
 //! | `further` | on which further streams it was used, and for what |
+//! | `hold` | its count of its stream's owners |
 //! | `leave` | its end in the order of another stream |
 //! | `copies` | copies between host and device |
 //! | `host` | the host's own use of memory that it sees |
@@ -12,6 +13,7 @@
 mod charge;
 mod copies;
 mod further;
+mod hold;
 mod host;
 mod leave;
 mod order;
@@ -32,9 +34,12 @@ use crate::rare::Rare;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Passages, Registration, Reserved};
+use crate::wait::{
+    Caller, Demand, Ending, Granted, Left, Onlookers, Passages, Registration, Reserved,
+};
 use charge::Charge;
 use further::FurtherStreams;
+use hold::Hold;
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
@@ -51,7 +56,7 @@ use std::task::{Context, Poll};
 /// that as well.
 #[must_use = "a block is freed when it is dropped"]
 pub struct Block {
-    registration: Arc<Registration>,
+    registration: Hold,
     lent: Option<Lent>,
     charge: Charge,
     /// Further streams that it was used on.
@@ -101,7 +106,7 @@ impl Block {
         tell_granted(registration, &lent, demand.tag);
         let rounding = demand.rounding_of(lent.bytes);
         Ok(Self {
-            registration: registration.clone(),
+            registration: Hold::new(registration.clone()),
             lent: Some(lent),
             charge: Charge::new(rounding, demand.tag),
             further: Mutex::new(Guards::Block, Rare::NONE),
@@ -110,10 +115,10 @@ impl Block {
 
     /// A block that the lane had, of nobody's account, and nobody looks on.
     #[inline(always)]
-    pub(crate) fn at_once(registration: &Arc<Registration>, lent: Lent, rounding: u32) -> Self {
-        tell_granted(registration, &lent, None);
+    pub(crate) fn at_once(registration: Arc<Registration>, lent: Lent, rounding: u32) -> Self {
+        tell_granted(&registration, &lent, None);
         Self {
-            registration: registration.clone(),
+            registration: Hold::new(registration),
             lent: Some(lent),
             charge: Charge::new(rounding, None),
             further: Mutex::new(Guards::Block, Rare::NONE),
@@ -147,7 +152,7 @@ impl Block {
         };
         let rounding = demand.rounding_of(lent.bytes);
         Ok(Self {
-            registration: registration.clone(),
+            registration: Hold::new(registration.clone()),
             lent: Some(lent),
             charge: Charge::new(rounding, None),
             further: Mutex::new(Guards::Block, Rare::new(extra)),
@@ -189,7 +194,7 @@ impl Block {
         caller: Caller,
     ) -> Result<(), AllocError> {
         let mut extension = loans.into_iter().next().expect("one was asked for");
-        let registration = self.registration.clone();
+        let registration = Arc::clone(&self.registration);
         let engine = &registration.service.engine;
         if let Err(error) = self.order_after(&mut extension, caller) {
             let lanes = std::slice::from_ref(&registration.lane);
@@ -216,7 +221,7 @@ impl Block {
 
     /// Fills what it is to grow by, and orders the further streams after that.
     fn order_after(&self, extension: &mut Lent, caller: Caller) -> Result<(), DeviceError> {
-        let Registration { service, lane, .. } = &*self.registration;
+        let Registration { service, lane, .. } = &**self.registration;
         if let Some(onlookers) = self.registration.onlookers.as_deref() {
             let (after, block) = (extension.after, extension.as_used(0));
             extension.after =
@@ -273,7 +278,7 @@ impl Block {
 
     /// The stream that it was allocated on.
     pub fn stream(&self) -> Stream {
-        Stream::from_registration(self.registration.clone())
+        Stream::from_registration(Arc::clone(&self.registration))
     }
 
     /// Frees the block in the order of the streams that it was used on, as dropping it does, and gives
@@ -361,10 +366,11 @@ impl Block {
     /// Of what the block says itself: what the plain case has of it is in registers.
     #[cold]
     #[inline(never)]
-    fn free_slowly(&self, entered: Entered<'_>) {
-        let Registration { service, lane, .. } = &*self.registration;
+    fn free_slowly(&self, entered: Entered<'_, Left>) {
+        let registration = &self.registration;
+        let (engine, lane) = (&registration.service.engine, &registration.lane);
         let block = self.lent().as_used(self.charge.rounding());
-        service.engine.free_slowly(lane, block, entered);
+        engine.free_slowly(lane, &registration.slot, block, entered);
     }
 
     #[cold]
@@ -374,8 +380,9 @@ impl Block {
             return;
         };
         if self.further.get_mut().is_none() {
-            let Registration { service, lane, .. } = &*self.registration;
-            service.engine.free(lane, block);
+            let registration = &self.registration;
+            let (engine, lane) = (&registration.service.engine, &registration.lane);
+            engine.free(lane, &registration.slot, block);
         } else {
             self.free_further(&block);
         }
@@ -403,7 +410,8 @@ impl Block {
         let is_its_streams_alone = self.further.get_mut().is_none();
         let fences = if is_its_streams_alone {
             let lane = &self.registration.lane;
-            let ticket: Ticket = service.engine.free(lane, block);
+            let slot = &self.registration.slot;
+            let ticket: Ticket = service.engine.free(lane, slot, block);
             std::iter::once(lane.fence(ticket)).collect()
         } else {
             let home = &self.registration.lane;
@@ -495,12 +503,19 @@ impl Drop for Block {
         let Some(lent) = &self.lent else {
             return;
         };
-        let Registration { service, lane, .. } = &*self.registration;
+        let Registration {
+            service,
+            lane,
+            slot,
+            ..
+        } = &**self.registration;
+        let (stream, slot) = (lane.id, slot.clone());
         let block = || lent.as_used(self.charge.rounding());
-        if let Err(entered) = service.engine.free_at_once(lane, lent.bytes, block) {
-            self.free_slowly(entered);
+        match service.engine.free_at_once(lane, &slot, lent.bytes, block) {
+            Ok(mut front) => front.left.put(&mut self.registration.0),
+            Err(entered) => self.free_slowly(entered),
         }
-        trace::freed(lane.id, lent.bytes, lent.address);
+        trace::freed(stream, lent.bytes, lent.address);
     }
 }
 

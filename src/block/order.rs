@@ -219,7 +219,7 @@ impl Block {
         access: Access,
         on: Option<&Arc<Registration>>,
     ) -> Result<Points, DeviceError> {
-        let own = &self.registration;
+        let own = &*self.registration;
         let is_on_own = on.is_some_and(|on| Arc::ptr_eq(on, own));
         let own = (!is_on_own).then(|| Earlier {
             registration: own.clone(),

@@ -6,7 +6,7 @@ use super::postponed::Postponed;
 use super::{Engine, HistoryEvent, Rung, tally};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::{StreamId, Ticket};
-use crate::lane::{Kept, Lane, Miss, Use, Wanted};
+use crate::lane::{Kept, Lane, Miss, Slot, Stash, Use, Wanted};
 use crate::ledger::policy::{Donor, Order, Taker, WaitLimit};
 use crate::ledger::{
     BlockId, Clock, Fence, Fences, Fit, Forecast, Grant, Growth, Place, Plan, Request, View,
@@ -182,30 +182,32 @@ const NOBODY: StreamId = StreamId(0);
 
 impl Engine {
     /// Rung 1: what the stream freed, from its lane.
-    pub(crate) fn take_own(
+    pub(crate) fn take_own<K: ?Sized>(
         &self,
         lane: &Lane,
+        slot: &Slot<K>,
         bytes: u64,
         rounding: u32,
         wanted: Wanted,
     ) -> Option<Lent> {
-        let kept = lane.take(bytes, rounding, wanted, &self.gate);
+        let kept = lane.take(slot, bytes, rounding, wanted, &self.gate);
         kept.map(Lent::of_lane)
     }
 
-    /// The same in the plain case.
+    /// The same in the plain case, with what an earlier block left in the lane's `slot`, if one did.
     ///
     /// # Errors
     /// When there is nothing, or it is not the plain case.
     #[inline(always)]
-    pub(crate) fn take_own_at_once(
+    pub(crate) fn take_own_at_once<O>(
         &self,
         lane: &Lane,
+        slot: &Slot<Stash<O>>,
         bytes: u64,
         rounding: u32,
-    ) -> Result<Lent, Miss> {
-        let kept = lane.take_at_once(bytes, rounding, &self.gate)?;
-        Ok(Lent::of_lane(kept))
+    ) -> Result<(Lent, Option<O>), Miss> {
+        let (kept, left) = lane.take_at_once(slot, bytes, rounding, &self.gate)?;
+        Ok((Lent::of_lane(kept), left))
     }
 
     /// The rungs above the lane, in the order of the policy; the first that gives ends it.

@@ -80,7 +80,7 @@ use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Host, Memor
 use crate::error::{BuildError, StreamError};
 use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
-use crate::lane::{Bounds, Events, Lane};
+use crate::lane::{Bounds, Events, Lane, Leased, Slots};
 use crate::ledger::policy::{Order, Reuse, WaitLimit};
 use crate::ledger::{Budget, Geometry, Ledger, Remapping, Totals};
 use crate::sync::{
@@ -129,6 +129,9 @@ pub(crate) struct Settings {
     /// Entries of the journal at most; none is kept for 0.
     pub(crate) history: usize,
 }
+
+/// Of lanes that are no stream's: nothing is left there.
+static NOBODYS: Slots<()> = Slots::new();
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -200,6 +203,7 @@ impl Engine {
                     may_widen: false,
                     is_crowded: false,
                 },
+                NOBODYS.lease().1,
             )),
             lanes: Busy::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
@@ -214,11 +218,15 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Adds a stream, with an id of its own (I7).
+    /// Adds a stream, with an id of its own (I7), and the slot that its front is in.
     ///
     /// # Errors
     /// When it is of another device, or the device cannot keep its order.
-    pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
+    pub(crate) fn register(
+        &self,
+        stream: &dyn DeviceStream,
+        slot: Leased,
+    ) -> Result<Arc<Lane>, StreamError> {
         if stream.device_id() != self.device.id() {
             return Err(StreamError::ForeignDevice);
         }
@@ -227,7 +235,7 @@ impl Engine {
         // Streams that went away are seen off by those that come: their number stays bounded.
         self.harvest_retired();
         let id = self.next_stream_id();
-        let lane = Arc::new(Lane::new(id, stream, self.settings.lane));
+        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, slot));
         // Known to the ledger before anybody can free on it; with what is complete from the start.
         self.ledger.lock().register(id, lane.timeline.completed());
         let mut registry = self.lanes.lock();

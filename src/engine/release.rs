@@ -3,46 +3,54 @@
 use super::{Engine, Lent};
 use crate::device::DeviceError;
 use crate::id::Ticket;
-use crate::lane::{Closed, Entered, Freed, Lane, Use};
+use crate::lane::{Closed, Entered, Freed, Guarded, Lane, Slot, Use};
 use crate::ledger::policy::Order;
 use crate::ledger::{BlockId, Fence, Fences, Whose};
-use crate::sync::Arc;
+use crate::sync::{Arc, Guard};
 use std::time::Duration;
 
 impl Engine {
     /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
     #[inline]
-    pub(crate) fn free(&self, lane: &Lane, block: Use) -> Ticket {
-        match self.free_at_once(lane, block.bytes, || block) {
-            Ok(ticket) => ticket,
-            Err(entered) => self.free_slowly(lane, block, entered),
+    pub(crate) fn free<K>(&self, lane: &Lane, slot: &Slot<K>, block: Use) -> Ticket {
+        match lane.keep_at_once(slot, block.bytes, || block, &self.gate) {
+            Ok((ticket, _)) => ticket,
+            Err(entered) => self.free_slowly(lane, slot, block, entered),
         }
     }
 
-    /// The same in the plain case.
+    /// The same in the plain case. Returns the lane's `slot`, in which the block may leave something.
     ///
     /// # Errors
     /// When it is not the plain case: it is still to be [freed](Self::free_slowly).
     #[inline(always)]
-    pub(crate) fn free_at_once<'a>(
+    pub(crate) fn free_at_once<'a, K>(
         &self,
-        lane: &'a Lane,
+        lane: &Lane,
+        slot: &'a Slot<K>,
         bytes: u64,
         block: impl FnOnce() -> Use,
-    ) -> Result<Ticket, Entered<'a>> {
-        lane.keep_at_once(bytes, block, &self.gate)
+    ) -> Result<Guard<'a, Guarded<K>>, Entered<'a, K>> {
+        let freed = lane.keep_at_once(slot, bytes, block, &self.gate);
+        freed.map(|(_, guarded)| guarded)
     }
 
     /// The same in any case.
     #[cold]
     #[inline(never)]
-    pub(crate) fn free_slowly(&self, lane: &Lane, block: Use, entered: Entered<'_>) -> Ticket {
+    pub(crate) fn free_slowly<K>(
+        &self,
+        lane: &Lane,
+        slot: &Slot<K>,
+        block: Use,
+        entered: Entered<'_, K>,
+    ) -> Ticket {
         let now = if lane.shelves(block.bytes) {
             self.shelves_now()
         } else {
             None
         };
-        let freed = lane.free(&block, entered, now, &self.gate);
+        let freed = lane.free(slot, &block, entered, now, &self.gate);
         let ticket = freed.ticket;
         if !freed.is_kept || freed.closed.is_some() {
             self.finish_free(lane, block.id, freed);

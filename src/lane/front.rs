@@ -9,7 +9,7 @@ use crate::sync::{Ordering, SharedState};
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Front {
+pub(crate) struct Front {
     pub(super) cache: Cache,
     pub(super) is_host: bool,
     pub(super) open: Ticket,
@@ -35,6 +35,11 @@ pub(crate) struct Closed {
 }
 
 impl Front {
+    /// Of no lane.
+    pub(super) fn vacant() -> Self {
+        Self::new(0, false)
+    }
+
     pub(super) fn new(largest: u64, is_host: bool) -> Self {
         Self {
             cache: Cache::new(largest),
@@ -50,6 +55,7 @@ impl Front {
     }
 
     /// What is kept of that size, unless somebody waits for memory.
+    #[inline]
     pub(super) fn pop(&mut self, bytes: u64, gate: &SharedState) -> Option<Kept> {
         if gate.load(Ordering::Relaxed) != 0 {
             return None;

@@ -7,6 +7,8 @@
 use super::Lane;
 use super::cache::Kept;
 use super::front::{Closed, Front};
+use super::slot::{Guarded, Slot};
+use super::stash::Stash;
 use crate::id::Ticket;
 use crate::ledger::BlockId;
 use crate::sync::{Guard, Ordering, SharedState};
@@ -51,14 +53,15 @@ pub(crate) enum Miss {
 
 /// The front, if it was entered and the case was not plain: it is not left in between.
 #[derive(Debug)]
-pub(crate) struct Entered<'a>(Option<Guard<'a, Front>>);
+pub(crate) struct Entered<'a, K>(Option<Guard<'a, Guarded<K>>>);
 
 impl Lane {
     /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
     /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes. What is given may
     /// be a little larger, if [near](Wanted::Near) does.
-    pub(crate) fn take(
+    pub(crate) fn take<K: ?Sized>(
         &self,
+        slot: &Slot<K>,
         bytes: u64,
         rounding: u32,
         wanted: Wanted,
@@ -71,7 +74,7 @@ impl Lane {
         if self.crowd.are_made() {
             return self.take_aside(bytes, rounding, gate);
         }
-        let mut front = self.enter();
+        let mut front = self.enter(slot);
         if wanted == Wanted::Near && bytes <= self.bounds.largest {
             let kept = front.take_at_once(bytes, rounding, gate);
             return kept.or_else(|| take_near(front, bytes, rounding, gate));
@@ -81,47 +84,51 @@ impl Lane {
         Some(kept)
     }
 
-    /// The same, in the plain case: of a size that has a stack.
+    /// The same, in the plain case: of a size that has a stack. With what an earlier block left in the lane's `slot`, if
+    /// one did.
     ///
     /// # Errors
     /// When there is nothing, or it is not the plain case.
     #[inline(always)]
-    pub(crate) fn take_at_once(
+    pub(crate) fn take_at_once<O>(
         &self,
+        slot: &Slot<Stash<O>>,
         bytes: u64,
         rounding: u32,
         gate: &SharedState,
-    ) -> Result<Kept, Miss> {
+    ) -> Result<(Kept, Option<O>), Miss> {
         if bytes > self.bounds.largest {
             return Err(Miss::Unasked);
         }
+        let alone = |kept: Option<Kept>| kept.map(|kept| (kept, None)).ok_or(Miss::Empty);
         if self.crowd.are_made() {
-            return self.take_aside(bytes, rounding, gate).ok_or(Miss::Empty);
+            return alone(self.take_aside(bytes, rounding, gate));
         }
-        let mut front = self.enter();
+        let mut front = self.enter(slot);
         match front.take_at_once(bytes, rounding, gate) {
-            Some(kept) => Ok(kept),
-            None => take_near(front, bytes, rounding, gate).ok_or(Miss::Empty),
+            Some(kept) => Ok((kept, front.left.take())),
+            None => alone(take_near(front, bytes, rounding, gate)),
         }
     }
 
-    /// The front, of who may meet another there.
+    /// The front, of who may meet another there. It is in the lane's slot.
     #[inline(always)]
-    fn enter(&self) -> Guard<'_, Front> {
+    fn enter<'a, K: ?Sized>(&self, slot: &'a Slot<K>) -> Guard<'a, Guarded<K>> {
+        debug_assert!(std::ptr::addr_eq(slot, &*self.front), "another lane's");
         if cfg!(weirpool_loom) {
             // Models have sides from the start, or none.
-            return self.front.lock();
+            return slot.lock();
         }
-        match self.front.try_lock() {
+        match slot.try_lock() {
             Some(front) => front,
-            None => self.enter_after_another(),
+            None => self.enter_after_another(slot),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn enter_after_another(&self) -> Guard<'_, Front> {
-        let front = self.front.lock();
+    fn enter_after_another<'a, K: ?Sized>(&self, slot: &'a Slot<K>) -> Guard<'a, Guarded<K>> {
+        let front = slot.lock();
         if self.crowd.note_meeting() && self.bounds.has_sides(front.is_host) {
             self.crowd.make_sides(self.bounds, front.open);
         }
@@ -148,7 +155,8 @@ impl Lane {
     }
 
     /// Frees a block that was used on this stream alone, in the plain case: the lane has no sides, it is kept on its
-    /// stack, and nothing is to be sealed. Returns the ticket under which it was freed.
+    /// stack, and nothing is to be sealed. Returns the ticket under which it was freed, and the lane's `slot`, still locked:
+    /// the block may leave something there.
     ///
     /// The block is read once the lock is had: what was stored just before is in the cache by then, whatever parts it was
     /// stored in.
@@ -159,18 +167,19 @@ impl Lane {
     /// # Errors
     /// When it is not the plain case: it is still to be [freed](Self::free).
     #[inline(always)]
-    pub(crate) fn keep_at_once(
+    pub(crate) fn keep_at_once<'a, K>(
         &self,
+        slot: &'a Slot<K>,
         bytes: u64,
         block: impl FnOnce() -> Use,
         gate: &SharedState,
-    ) -> Result<Ticket, Entered<'_>> {
+    ) -> Result<(Ticket, Guard<'a, Guarded<K>>), Entered<'a, K>> {
         if bytes > self.bounds.largest || self.crowd.are_made() {
             return Err(Entered(None));
         }
-        let mut front = self.enter();
+        let mut front = self.enter(slot);
         match front.keep_at_once(block, &self.bounds, self.spacing.bound(), gate) {
-            Some(ticket) => Ok(ticket),
+            Some(ticket) => Ok((ticket, front)),
             None => Err(Entered(Some(front))),
         }
     }
@@ -178,17 +187,20 @@ impl Lane {
     /// Frees a block that was used on this stream alone, in any case.
     ///
     /// A block too large for a stack may go on the shelf, if there is a `now` for it.
-    pub(crate) fn free(
+    pub(crate) fn free<K>(
         &self,
+        slot: &Slot<K>,
         block: &Use,
-        entered: Entered<'_>,
+        entered: Entered<'_, K>,
         now: Option<Duration>,
         gate: &SharedState,
     ) -> Freed {
         let mut front = match entered.0 {
             Some(front) => front,
-            None if self.crowd.are_made() => return self.free_aside(block, now, gate),
-            None => self.enter(),
+            None if self.crowd.are_made() => {
+                return self.free_aside(slot, block, now, gate);
+            }
+            None => self.enter(slot),
         };
         front.book.note_free(block.bytes, block.rounding);
         self.keep(front, block, now, gate)
@@ -202,11 +214,17 @@ impl Lane {
 
     #[cold]
     #[inline(never)]
-    fn free_aside(&self, block: &Use, now: Option<Duration>, gate: &SharedState) -> Freed {
+    fn free_aside<K>(
+        &self,
+        slot: &Slot<K>,
+        block: &Use,
+        now: Option<Duration>,
+        gate: &SharedState,
+    ) -> Freed {
         let side = self.crowd.own();
         let kept = side.and_then(|side| self.crowd.keep(side, block, self.bounds, gate));
         let Some(kept) = kept else {
-            return self.keep(self.front.lock(), block, now, gate);
+            return self.keep(slot.lock(), block, now, gate);
         };
         let seals = kept.unsealed > self.spacing.bound();
         let close = || self.front.lock().close_if(true, &self.crowd);
@@ -218,9 +236,9 @@ impl Lane {
     }
 
     #[inline]
-    fn keep(
+    fn keep<K>(
         &self,
-        mut front: Guard<'_, Front>,
+        mut front: Guard<'_, Guarded<K>>,
         block: &Use,
         now: Option<Duration>,
         gate: &SharedState,
@@ -261,8 +279,8 @@ impl Lane {
 /// Where there is nothing of the size. The lock is let go in here: of the plain case that is another end.
 #[cold]
 #[inline(never)]
-fn take_near(
-    mut front: Guard<'_, Front>,
+fn take_near<K: ?Sized>(
+    mut front: Guard<'_, Guarded<K>>,
     bytes: u64,
     rounding: u32,
     gate: &SharedState,

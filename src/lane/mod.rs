@@ -5,6 +5,9 @@
 //! merge, but for a few on its [shelf]. A request that finds none of its size may have one that is a
 //! little larger. On this path one lock is taken, the lane's own, and no shared cache line is written.
 //!
+//! A freed block [leaves](stash) its count of the stream's owners there as well, for the next one. So the front lies in a
+//! [slot] that is recycled, and never given back to the allocator.
+//!
 //! A lane also numbers the stream's points. Everything freed joins the *open* ticket; closing it
 //! opens the next. The order is always: close under the lane's lock, unlock, record, publish. To
 //! record first and close after would be wrong: a free in between would be covered by an event older
@@ -27,7 +30,9 @@ mod hot_path;
 mod marker;
 mod pace;
 mod shelf;
+mod slot;
 mod spacing;
+mod stash;
 mod timeline;
 
 pub(crate) use cache::Kept;
@@ -35,14 +40,15 @@ pub(crate) use count::Counts;
 pub(crate) use front::Closed;
 pub(crate) use hot_path::{Entered, Freed, Miss, Use, Wanted};
 pub(crate) use marker::{Events, Marker};
+pub(crate) use slot::{Guarded, Leased, Slot, Slots};
+pub(crate) use stash::Stash;
 pub(crate) use timeline::Timeline;
 
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStream};
 use crate::id::{StreamId, Ticket};
 use crate::ledger::{BlockId, Fence};
 use crate::measure::Waits;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState, plain};
-use crossbeam_utils::CachePadded;
+use crate::sync::{Arc, Ordering, SharedState, plain};
 use crowd::Crowd;
 use front::Front;
 use spacing::Spacing;
@@ -85,7 +91,7 @@ pub(crate) struct Lane {
     pub(crate) is_external: bool,
     bounds: Bounds,
     spacing: Spacing,
-    front: CachePadded<Mutex<Front>>,
+    front: Leased,
     crowd: Crowd,
     pub(crate) timeline: Timeline,
     /// How requests for the stream waited.
@@ -105,7 +111,12 @@ impl Drop for Visit<'_> {
 }
 
 impl Lane {
-    pub(crate) fn new(id: StreamId, stream: &dyn DeviceStream, mut bounds: Bounds) -> Self {
+    pub(crate) fn new(
+        id: StreamId,
+        stream: &dyn DeviceStream,
+        mut bounds: Bounds,
+        slot: Leased,
+    ) -> Self {
         let raw = stream.raw();
         let is_external = stream.external_id().is_some();
         let is_host = raw == RawStream::HOST;
@@ -120,6 +131,7 @@ impl Lane {
         if bounds.is_crowded && bounds.has_sides(is_host) {
             crowd.make_sides(bounds, front.open);
         }
+        slot.lock().front = front;
         Self {
             id,
             raw,
@@ -127,12 +139,16 @@ impl Lane {
             is_external,
             bounds,
             spacing: Spacing::new(bounds.unsealed, bounds.may_widen),
-            front: CachePadded::new(Mutex::new(Guards::Lane, front)),
+            front: slot,
             crowd,
             timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
             waits: Waits::default(),
             keep_alive: stream.keep_alive(),
         }
+    }
+
+    pub(crate) fn slot(&self) -> &Slot {
+        &self.front
     }
 
     /// Whether the stream is the host: what it did is over when it goes on.

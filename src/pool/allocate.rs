@@ -238,7 +238,7 @@ impl Allocate<'_> {
                 self.allocation.end();
                 return Poll::Ready(drawn);
             }
-            own = take_own((&**self.registration).into(), &demand, miss);
+            own = take_own(self.registration, &demand, miss);
         }
         let lent = match own {
             Some(lent) => {

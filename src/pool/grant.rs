@@ -72,7 +72,9 @@ impl Pool {
         }
         let rounded = round_up(bytes, step);
         let surplus = (rounded - bytes) as u32;
-        let lent = engine.take_own_at_once(&registration.lane, rounded, surplus)?;
+        let Registration { lane, slot, .. } = &**registration;
+        let (lent, left) = engine.take_own_at_once(lane, slot, rounded, surplus)?;
+        let registration = left.unwrap_or_else(|| registration.clone());
         // It may be a little larger than that.
         let rounding = (lent.bytes - bytes) as u32;
         Ok(Block::at_once(registration, lent, rounding))
@@ -94,7 +96,7 @@ impl Pool {
         if let Some(drawn) = self.draw(registration, &demand, place) {
             return drawn;
         }
-        let lent = match take_own((&**registration).into(), &demand, miss) {
+        let lent = match take_own(registration, &demand, miss) {
             Some(lent) => lent,
             None => self.climb_now(registration, demand)?,
         };

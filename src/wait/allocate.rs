@@ -7,7 +7,7 @@ use crate::device::Alarm;
 use crate::engine::bell::Member;
 use crate::engine::{Effort, Expected, HistoryEvent, Lent, Loans, Parts, Patience, Refusal};
 use crate::error::AllocError;
-use crate::lane::{Lane, Miss, Wanted};
+use crate::lane::{Lane, Miss, Slot, Wanted};
 use crate::ledger::Place;
 use crate::measure::{LimitReached, Tag};
 use crate::rare::Rare;
@@ -331,14 +331,15 @@ pub(crate) enum Denial<'a> {
 }
 
 /// What the stream's lane has, of who has no tag to claim for, and may not have asked it yet.
-pub(crate) fn take_own(asker: Asker<'_>, demand: &Demand, miss: Miss) -> Option<Lent> {
+pub(crate) fn take_own(registration: &Registration, demand: &Demand, miss: Miss) -> Option<Lent> {
     match (demand.tag, miss) {
-        (None, Miss::Unasked) => own(asker, demand),
+        (None, Miss::Unasked) => own(registration.into(), &registration.slot, demand),
         (Some(_), _) | (_, Miss::Empty) => None,
     }
 }
 
-fn own(asker: Asker<'_>, demand: &Demand) -> Option<Lent> {
+/// From the lane's `slot`.
+fn own<K: ?Sized>(asker: Asker<'_>, slot: &Slot<K>, demand: &Demand) -> Option<Lent> {
     let Asker { service, lane } = asker;
     let (engine, request) = (&service.engine, demand.request);
     if request.alignment > engine.settings.alignment {
@@ -349,7 +350,7 @@ fn own(asker: Asker<'_>, demand: &Demand) -> Option<Lent> {
         None => Wanted::Near,
         Some(_) => Wanted::Exactly,
     };
-    engine.take_own(lane, request.bytes, demand.rounding, wanted)
+    engine.take_own(lane, slot, request.bytes, demand.rounding, wanted)
 }
 
 /// The ladder without the queue: for who does not wait, and for the first poll of who does. Who has no tag has
@@ -366,7 +367,7 @@ pub(crate) fn try_now<'a>(
 ) -> Result<Lent, Denial<'a>> {
     let claim = claim(asker, demand)?;
     if claim.is_some() {
-        if let Some(lent) = own(asker, demand) {
+        if let Some(lent) = own(asker, asker.lane.slot(), demand) {
             Claim::keep(claim);
             return Ok(lent);
         }

@@ -4,9 +4,9 @@ use super::natives::{Native, Roll};
 use super::{Onlookers, Service};
 use crate::device::DeviceStream;
 use crate::error::StreamError;
-use crate::lane::Lane;
+use crate::lane::{Lane, Slot, Slots, Stash};
 use crate::measure::Tag;
-use crate::sync::{Arc, plain};
+use crate::sync::{Arc, Lasting, Ordering, SharedNumber, plain};
 
 /// Held by the pool's handles and its registrations; the last one out tells the reclaimers that were
 /// made to last.
@@ -24,11 +24,21 @@ impl Drop for Presence {
     }
 }
 
-/// One count for a stream: a block holds it, so that a free writes no line that other streams write.
+/// What freed blocks leave with their stream: the count of its owners that each of them was.
+pub(crate) type Left = Stash<Arc<Registration>>;
+
+static SLOTS: Slots<Left> = Slots::new();
+
+/// One count for a stream: a block holds it, so that a free writes no line that other streams write. It leaves it to the
+/// next one, so that neither counts.
 #[derive(Debug)]
 pub(crate) struct Registration {
     pub(crate) service: Arc<Service>,
     pub(crate) lane: Arc<Lane>,
+    /// In which the lane's front is.
+    pub(crate) slot: Lasting<Slot<Left>>,
+    /// Handles of the stream, which can be given something: while there are any, counts are left with it.
+    handles: SharedNumber,
     pub(crate) presence: plain::Arc<Presence>,
     /// Who is told of blocks' lives, if anybody is.
     pub(crate) onlookers: Option<plain::Arc<Onlookers>>,
@@ -46,16 +56,41 @@ impl Registration {
         stream: &dyn DeviceStream,
     ) -> Result<Arc<Self>, StreamError> {
         let service = presence.service.clone();
-        let lane = service.engine.register(stream)?;
+        let (slot, leased) = SLOTS.lease();
+        let lane = service.engine.register(stream, leased)?;
         let registration = Arc::new(Self {
             onlookers: service.onlookers.clone(),
             native: Native::of(stream, &*service.engine.device),
             service,
             lane,
+            slot,
+            handles: SharedNumber::new(0),
             presence: presence.clone(),
         });
         presence.roll.enter(&registration);
         Ok(registration)
+    }
+
+    /// Somebody has a handle of the stream more.
+    pub(crate) fn note_handle(&self) {
+        if self.handles.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.slot.lock().left.open();
+        }
+    }
+
+    /// Or less. Whoever was the first opened the stash before it went, so this closes it after that. What is let go here is
+    /// not the last count: the handle has one.
+    pub(crate) fn note_handle_gone(&self) {
+        if self.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let left = self.slot.lock().left.close();
+            drop(left);
+        }
+    }
+
+    /// Lets the counts go that freed blocks left.
+    pub(crate) fn settle(&self) {
+        let left = self.slot.lock().left.empty();
+        drop(left);
     }
 
     /// A block was granted to a tag, with so much more than was claimed. Out of the way of those that have
@@ -85,5 +120,27 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         self.service.engine.retire(&self.lane);
+    }
+}
+
+#[cfg(all(test, not(weirpool_loom)))]
+mod tests {
+    use crate::Pool;
+    use crate::device::sim::SimDevice;
+    use std::collections::HashSet;
+
+    /// Other tests take slots as well, at most as many as they have streams at a time.
+    #[test]
+    fn streams_that_come_have_the_slots_of_those_that_went() {
+        const ROUNDS: usize = 2000;
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).build().unwrap();
+        let mut slots = HashSet::new();
+        for _ in 0..ROUNDS {
+            let stream = pool.register(&device.create_stream()).unwrap();
+            drop(pool.try_allocate(&stream, 4096).unwrap());
+            slots.insert(std::ptr::from_ref(&*stream.registration().slot));
+        }
+        assert!(slots.len() < ROUNDS / 2, "{} slots", slots.len());
     }
 }
