@@ -99,7 +99,7 @@ fn new_handles_come_with_moves() {
     while figures(&pool).1 <= held {
         turn(&pool, &stream);
     }
-    assert_eq!(figures(&pool).0, BURST + 4 * new);
+    assert_eq!(figures(&pool).0, BURST + new);
 }
 
 #[test]

@@ -58,7 +58,7 @@ pub enum Remapping {
     /// [`guide::choices`](crate::guide::choices) says why.
     ///
     /// It is the pool's, on the device's clock, however many threads there are: 1953 moves a second for an eighth. Up to
-    /// 256 moves that were not made are saved for when they are needed, and each new handle comes with 4: a pool that
+    /// 256 moves that were not made are saved for when they are needed, and each new handle comes with 1: a pool that
     /// grows to its size packs on its way.
     Share(f64),
     /// Only where there is no new memory. The least time of the host's, and the most memory: the capacity is its only
@@ -88,7 +88,7 @@ const MOVE: Duration = Duration::from_micros(64);
 const BURST: u32 = 256;
 
 /// Moves that a new handle comes with.
-const WITH_NEW: u32 = 4;
+const WITH_NEW: u32 = 1;
 
 /// What accrues at a time at least: so much, rounded to nanoseconds, is nearly exact.
 const LEAST: Duration = Duration::from_nanos(100);
@@ -206,9 +206,9 @@ mod tests {
         let mut budget = an_eighth();
         budget.note(256, 0);
         budget.note(0, 3);
-        assert_eq!(moves(&mut budget, us(0)), 12);
-        budget.note(6, 1);
-        assert_eq!(moves(&mut budget, us(0)), 10);
+        assert_eq!(moves(&mut budget, us(0)), 3);
+        budget.note(2, 4);
+        assert_eq!(moves(&mut budget, us(0)), 5);
         budget.note(0, u64::MAX);
         assert_eq!(moves(&mut budget, us(0)), 256);
     }
