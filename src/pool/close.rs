@@ -5,7 +5,7 @@ use crate::observe::LeakReport;
 use crate::wait::{Drain, Service};
 
 impl Pool {
-    /// Ends the granting: who waits fails with [`AllocError::Closed`], and so does every later
+    /// Ends the granting: who waits fails with [`AllocError::Closed`](crate::AllocError::Closed), and so does every later
     /// allocation. Live blocks stay valid, and are freed as ever: the report names those, and the reservations, that
     /// live at this moment (see [`leaks`](Self::leaks)). The first time, a subscriber of `tracing` is warned of them, if
     /// there are any.

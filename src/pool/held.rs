@@ -17,7 +17,7 @@ impl Pool {
     ///
     /// More of it serves who waits for memory at once. Less of it fails who waits for more than that; what
     /// is held above it is released if it is free, and the rest a while after it comes back (see
-    /// [`upkeep_interval`](PoolBuilder::upkeep_interval)).
+    /// [`upkeep_interval`](crate::PoolBuilder::upkeep_interval)).
     ///
     /// ```
     /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};
