@@ -1,8 +1,7 @@
 //! Several grants, all or none; and memory that is complete for everybody.
 
 use super::Engine;
-use super::ladder::{Effort, Lent, Refusal, may_submit};
-use super::patience::Patience;
+use super::ladder::{Effort, Lent, Patience, Refusal, may_submit};
 use super::postponed::Postponed;
 use crate::device::DeviceErrorKind;
 use crate::id::Ticket;

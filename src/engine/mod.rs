@@ -7,15 +7,11 @@
 //! | file | about |
 //! |---|---|
 //! | `ladder` | where memory comes from, rung by rung |
-//! | `asking` | what is asked of the device before memory is taken elsewhere |
-//! | `rung` | the rungs by their names |
 //! | `many` | several grants, all or none |
 //! | `postponed` | waits on the device, once all of them are had |
 //! | `hoard` | memory set aside for one holder |
 //! | `unpooled` | the same where nothing is pooled |
-//! | `budget` | whether free memory is moved, or more is taken |
-//! | `patience` | what is awaited before new memory is taken |
-//! | `pressure` | what is done when the device refuses it |
+//! | `pressure` | what is done when the device refuses memory |
 //! | `release` | the way back: a free, a further use, a grant that nobody took |
 //! | `fill` | filling what is granted or freed |
 //! | `harvest` | what has completed, and what lanes keep |
@@ -31,9 +27,7 @@
 //! | `tally` | counts of the slow path |
 //! | `figures` | what can be told |
 
-mod asking;
 pub(crate) mod bell;
-mod budget;
 mod estate;
 mod figures;
 mod fill;
@@ -44,12 +38,10 @@ mod ladder;
 mod lookup;
 mod many;
 mod memory;
-mod patience;
 mod postponed;
 mod pressure;
 mod release;
 mod resize;
-mod rung;
 mod survey;
 mod tally;
 mod unpooled;
@@ -63,12 +55,11 @@ pub(crate) use harvest::Watches;
 pub(crate) use hoard::Drawn;
 pub use journal::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use journal::{Extent, Pages};
-pub(crate) use ladder::{Effort, Lent, Refusal};
+pub use ladder::Rung;
+pub(crate) use ladder::{Effort, Expected, Lent, Patience, Refusal};
 pub use lookup::{BlockInfo, BlockState};
 pub(crate) use many::{Loans, Part, Parts};
-pub(crate) use patience::{Expected, Patience};
 pub(crate) use pressure::MakeWay;
-pub use rung::Rung;
 pub(crate) use survey::Survey;
 pub use survey::{ReservationInfo, SegmentInfo};
 pub(crate) use tally::Tally;

@@ -7,9 +7,10 @@
 
 use super::block::{BlockId, State};
 use super::fence::Fences;
+use super::filing::free_or_pending;
 use super::fit::{Best, PROBES};
 use super::index::BySize;
-use super::{Grant, Ledger, Request, View, free_or_pending};
+use super::{Grant, Ledger, Request, View};
 use std::num::NonZeroU32;
 
 /// A hoard's name; never used again for another.

@@ -35,6 +35,8 @@
 //! |---|---|
 //! | `block` | the nodes and their states |
 //! | `fence` | fence sets and vector clocks |
+//! | `view` | what an asker may have |
+//! | `completion` | what has completed, and what was pending on it |
 //! | `filing` | states, indexes and totals, moved together |
 //! | `index` | finding a block by size, by who freed it, by ticket |
 //! | `fit` | the best of the blocks that do |
@@ -43,6 +45,7 @@
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `growth` | how much is taken from the device at a time |
 //! | `remapping` | how much of the time goes into mapping free memory elsewhere |
+//! | `handles` | handles by number |
 //! | `place` | right above a block, or with room to grow into |
 //! | `hoard` | memory set aside for one holder |
 //! | `exchange` | one piece for many of a hoard |
@@ -57,6 +60,7 @@
 mod block;
 pub(crate) mod check;
 mod coalesce;
+mod completion;
 mod exchange;
 mod fence;
 mod figures;
@@ -64,6 +68,7 @@ mod filing;
 mod fit;
 mod forecast;
 mod growth;
+mod handles;
 mod heuristic;
 mod hoard;
 mod index;
@@ -76,6 +81,7 @@ mod remapping;
 mod tests;
 mod totals;
 mod trim;
+mod view;
 mod window;
 
 pub(crate) use block::{BlockId, State};
@@ -94,12 +100,13 @@ pub(crate) use remapping::Budget;
 pub use remapping::Remapping;
 pub(crate) use totals::Totals;
 pub(crate) use trim::Release;
+pub(crate) use view::View;
 pub(crate) use window::Growth;
 
 use crate::id::{StreamId, Ticket};
 use crate::measure::Peaks;
 use block::{Block, Blocks};
-use filing::free_or_pending;
+use handles::Handles;
 use index::{ByDonor, BySize};
 use std::collections::BTreeMap;
 
@@ -126,47 +133,6 @@ pub(crate) struct Geometry {
 pub(crate) struct Request {
     pub(crate) bytes: u64,
     pub(crate) alignment: u64,
-}
-
-/// Who asks: which fences do not keep a block from it.
-pub(crate) struct View<'a> {
-    pub(crate) stream: StreamId,
-    /// What the stream comes after, as far as the policy lets it count.
-    pub(crate) after: &'a Clock,
-    /// Which further fences the stream may be made to wait for on the device, and when they are expected to be
-    /// complete.
-    pub(crate) waits: Option<&'a dyn Fn(Fence) -> Option<Forecast>>,
-    /// Where it is to lie.
-    pub(crate) place: Place,
-}
-
-impl View<'_> {
-    /// Whether a block with these fences may be had by this asker; and when the last of those that it would have to
-    /// wait for is expected.
-    fn forecast(&self, fences: &Fences) -> Option<Forecast> {
-        // The most frequent case, and the only one that a search without waits goes on with.
-        if fences.single().is_some_and(|fence| self.is_ordered(fence)) {
-            return Some(Forecast::default());
-        }
-        let mut to_wait_for = fences.iter().filter(|fence| !self.is_ordered(*fence));
-        to_wait_for.try_fold(Forecast::default(), |last, fence| {
-            Some(last.and(self.waits?(fence)?))
-        })
-    }
-
-    /// Whether the asker comes after the fence already.
-    pub(crate) fn is_ordered(&self, fence: Fence) -> bool {
-        fence.stream == self.stream || self.after.covers(fence)
-    }
-
-    /// Whether nothing that waits for another stream can be had.
-    fn has_only_its_own(&self) -> bool {
-        self.waits.is_none() && self.after.is_empty()
-    }
-
-    fn considers(&self, donor: StreamId) -> bool {
-        donor == self.stream || self.waits.is_some() || self.after.of(donor) != Ticket::ZERO
-    }
 }
 
 /// A block taken from the ledger. It is given back with its fences, or used and freed.
@@ -379,111 +345,5 @@ impl Ledger {
         };
         self.settle(id, state);
         whose
-    }
-
-    /// Whether anything is pending that waits for this stream: what is set aside is not.
-    pub(crate) fn is_waiting_for(&self, stream: StreamId) -> bool {
-        self.pending.bytes_waiting_for(stream) > 0
-    }
-
-    /// Drops the fences that are complete.
-    pub(crate) fn discharge(&self, fences: &mut Fences) {
-        fences.discharge(|fence| self.is_complete(fence));
-    }
-
-    fn is_complete(&self, fence: Fence) -> bool {
-        let completed = self.completed.get(&fence.stream);
-        completed.is_none_or(|completed| fence.ticket <= *completed)
-    }
-
-    /// Learns that a ticket is complete, and all before it of that stream. Says whether that is new.
-    ///
-    /// I4: a ticket completes once; hearing of it again changes nothing.
-    pub(crate) fn complete(&mut self, stream: StreamId, ticket: Ticket) -> bool {
-        if self.is_complete(Fence { stream, ticket }) {
-            return false;
-        }
-        self.completed.insert(stream, ticket);
-        while let Some((due, id)) = self.pending.next_due(stream, ticket) {
-            let fence = Fence {
-                stream,
-                ticket: due,
-            };
-            if !self.blocks.is_waiting(id, fence) {
-                continue;
-            }
-            let State::Pending(fences) = &self.blocks[id].state else {
-                unreachable!("only pending blocks are filed by ticket");
-            };
-            // If it waits for no other stream, that was all.
-            let mut left = match fences.single() {
-                Some(_) => Fences::default(),
-                None => fences.clone(),
-            };
-            self.discharge(&mut left);
-            self.unfile(id);
-            self.settle(id, free_or_pending(left));
-        }
-        true
-    }
-
-    /// Makes a stream known, so that its tickets count: those after `completed`.
-    pub(crate) fn register(&mut self, stream: StreamId, completed: Ticket) {
-        self.completed.insert(stream, completed);
-    }
-
-    /// Forgets a stream whose work is complete: its id is never used again (I7).
-    pub(crate) fn forget(&mut self, stream: StreamId) {
-        self.complete(stream, Ticket::LAST);
-        self.pending.forget(stream);
-        self.completed.remove(&stream);
-    }
-
-    /// The handles that lie wholly inside a block.
-    fn whole_handles(&self, block: &Block) -> Handles {
-        // Most blocks are too small for any, and are spared the divisions.
-        if self.geometry.virtual_memory && block.bytes >= self.geometry.handle_bytes {
-            Handles::within(block.address, block.end(), self.geometry.handle_bytes)
-        } else {
-            Handles::default()
-        }
-    }
-}
-
-/// A run of handle-sized slots of the address space, by number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Handles {
-    pub(crate) first: u64,
-    pub(crate) end: u64,
-}
-
-impl Handles {
-    /// Those wholly inside the addresses.
-    fn within(start: u64, end: u64, handle_bytes: u64) -> Self {
-        let first = start.div_ceil(handle_bytes);
-        Self {
-            first,
-            end: (end / handle_bytes).max(first),
-        }
-    }
-
-    /// Those that the addresses touch.
-    fn touching(start: u64, end: u64, handle_bytes: u64) -> Self {
-        Self {
-            first: start / handle_bytes,
-            end: end.div_ceil(handle_bytes),
-        }
-    }
-
-    fn count(self) -> u64 {
-        self.end - self.first
-    }
-
-    fn both(self, other: Self) -> Self {
-        let first = self.first.max(other.first);
-        Self {
-            first,
-            end: self.end.min(other.end).max(first),
-        }
     }
 }

@@ -5,8 +5,9 @@
 //! *planned*, so that nobody else counts on either.
 
 use super::block::{BlockId, State, Was};
+use super::filing::free_or_pending;
 use super::window::{Growth, Window};
-use super::{Fences, GRANULE, Grant, Ledger, Place, Request, View, free_or_pending};
+use super::{Fences, GRANULE, Grant, Ledger, Place, Request, View};
 
 /// Something to ask of the device before the request can be granted.
 #[derive(Debug)]

@@ -6,7 +6,7 @@
 //! that must be mapped, then whether it binds the request to pending work, and until when.
 
 use super::block::{BlockId, State};
-use super::{Forecast, Handles, Ledger, Place, Request, View};
+use super::{Forecast, Ledger, Place, Request, View};
 use std::cmp::Ordering;
 
 /// A place for a request, and its price; the order of the fields is the order of preference.
@@ -239,9 +239,5 @@ impl Ledger {
         self.whole_handles(block)
             .both(self.handles_touched(start.max(piece.start), end.min(piece.end)))
             .count()
-    }
-
-    pub(super) fn handles_touched(&self, start: u64, end: u64) -> Handles {
-        Handles::touching(start, end, self.geometry.handle_bytes)
     }
 }

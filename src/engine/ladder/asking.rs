@@ -5,8 +5,8 @@
 //! alone are asked, beginning with what is expected first; and where no more memory is to be had, a stream that may wait
 //! for it on the device is not kept by asking, if it waits for a short while. Only then everybody is asked.
 
-use super::ladder::{Climb, donor_of, find};
-use super::{Lent, Refusal, Rung};
+use super::view::{donor_of, find};
+use super::{Climb, Lent, Refusal, Rung};
 use crate::device::DeviceError;
 use crate::lane::Lane;
 use crate::ledger::policy::Order;

@@ -4,7 +4,8 @@
 //! was on its way when the allocation came is awaited, if it is expected in time, and no longer than it
 //! may be expected: after that it grows.
 
-use super::ladder::{Climb, donor_of, find};
+use super::Climb;
+use super::view::{donor_of, find};
 use crate::lane::Lane;
 use crate::ledger::Fences;
 use crate::ledger::policy::Order;

@@ -1,13 +1,13 @@
 //! The budget for remapping, as a climb and its plans see it.
 
-use super::Engine;
-use super::ladder::Climb;
+use super::Climb;
+use crate::engine::Engine;
 use crate::ledger::Growth;
 use crate::ledger::policy::WaitLimit;
 
 impl Climb<'_> {
     /// How this request is to grow. Where the device has no new memory, what is free has to do.
-    pub(super) fn growth(&self) -> Growth {
+    pub(in crate::engine) fn growth(&self) -> Growth {
         let growth = self.engine.growth();
         if self.refused.get() > 0
             || growth.is_sparing() && self.engine.is_short_of(self.request.bytes)
@@ -40,7 +40,7 @@ impl Climb<'_> {
 
     /// Whether the device refused what was to be new, that moves might have been made for. What it refuses to map is not
     /// tried again: a handle is lost each time.
-    pub(super) fn was_refused_new(&self, growth: Growth) -> bool {
+    pub(in crate::engine) fn was_refused_new(&self, growth: Growth) -> bool {
         growth.is_sparing() && self.refused.get() >= self.engine.settings.geometry.handle_bytes
     }
 
@@ -62,7 +62,7 @@ impl Engine {
     }
 
     /// Handles were moved for somebody, and some are new.
-    pub(super) fn note_moves(&self, moved: u64, new: u64) {
+    pub(in crate::engine) fn note_moves(&self, moved: u64, new: u64) {
         if moved + new > 0 {
             self.budget.lock().note(moved, new);
         }

@@ -1,0 +1,171 @@
+//! What becomes of it where the device cannot fill.
+
+use super::*;
+use weirpool::device::DeviceErrorKind::{Other, Sticky, Unsupported};
+use weirpool::device::sim::{Clock, Fault};
+
+/// The memory is there again, whoever asked for it, and the figures say so.
+#[test]
+fn an_allocation_that_cannot_be_filled_fails_and_loses_nothing() {
+    for bytes in [512, MIB, 9 * MIB] {
+        let place = Place::new(zero_on_allocate);
+        drop(place.take(bytes)); // what follows is from the lane too
+        for awaited in [false, true] {
+            place.device.fail_next(Call::Fill, Other);
+            let refused = match awaited {
+                false => place.pool.try_allocate(&place.stream, bytes).map(drop),
+                true => now(place.pool.allocate(&place.stream, bytes)).map(drop),
+            };
+            let Err(AllocError::Device(error)) = refused else {
+                panic!("{refused:?}");
+            };
+            assert_eq!((error.kind(), error.call()), (Other, "fill"));
+            place.pool.check().unwrap();
+            let statistics = place.pool.statistics();
+            assert_eq!(statistics.used.current, 0);
+            assert_eq!(statistics.allocations, statistics.frees);
+        }
+        drop(place.take(bytes));
+        let all = place.take(64 * MIB);
+        assert_eq!(place.byte_at(all.address(), all.size()), 0);
+        drop(all);
+        place.assert_sound();
+    }
+}
+
+/// Nor does its tag: what it claimed is there for the next.
+#[test]
+fn a_tags_bytes_are_not_lost_with_a_fill() {
+    let tag = Tag::new("fills");
+    let place = Place::new(|builder| zero_on_allocate(builder).tag_limit(tag, MIB));
+    let allocate = || place.pool.allocate(&place.stream, MIB).tag(tag);
+    place.device.fail_next(Call::Fill, Other);
+    let refused = allocate().try_now().unwrap_err();
+    assert!(matches!(refused, AllocError::Device(_)), "{refused}");
+    let block = allocate().try_now().unwrap();
+    let mut held = allocate();
+    assert!(poll(&mut held).is_pending());
+    drop(block);
+    place.device.fail_next(Call::Fill, Other);
+    let refused = now(held).unwrap_err();
+    assert!(matches!(refused, AllocError::Device(_)), "{refused}");
+    drop(now(allocate()).unwrap());
+    let statistics = place.pool.statistics_of_tag(tag);
+    assert_eq!(statistics.used.current, 0);
+    place.assert_sound();
+}
+
+/// Who waits is told, and the next one in the queue has the memory.
+#[test]
+fn a_waiting_allocation_that_cannot_be_filled_lets_the_next_one_in() {
+    let place = Place::new(zero_on_allocate);
+    let all = place.take(64 * MIB);
+    let mut first = place.pool.allocate(&place.stream, 64 * MIB);
+    let mut second = place.pool.allocate(&place.stream, 64 * MIB);
+    assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+    drop(all);
+    place.device.fail_next(Call::Fill, Other);
+    let refused = place.finish(first).unwrap_err();
+    assert!(matches!(refused, AllocError::Device(_)), "{refused}");
+    let block = place.finish(second).unwrap();
+    assert_eq!(place.byte_at(block.address(), block.size()), 0);
+    drop(block);
+    place.assert_sound();
+}
+
+/// As of a stream that is captured: the memory is granted as it is.
+#[test]
+fn where_the_stream_does_not_run_now_the_fill_is_left_out() {
+    let place = Place::new(|builder| {
+        builder
+            .fill_on_allocate(Fill::Zero)
+            .fill_on_free(Fill::Poison)
+    });
+    let block = place.take(MIB);
+    let address = block.address();
+    write_after(&place.work, &block, 5, 7);
+    place.device.fail_next(Call::Fill, Unsupported);
+    drop(block);
+    place.device.fail_next(Call::Fill, Unsupported);
+    let block = place.take(MIB);
+    assert_eq!(block.address(), address);
+    assert_eq!(place.byte_at(address, MIB), 7);
+    drop(block);
+    assert_eq!(place.byte_at(address, MIB), POISON);
+    place.assert_sound();
+}
+
+/// A free has nobody to tell: the memory goes back as it is, in the order of all its streams.
+#[test]
+fn a_free_that_cannot_be_filled_is_a_free() {
+    for call in [Call::Fill, Call::Record, Call::Wait] {
+        for kind in [Other, Unsupported] {
+            let place = Place::new(|builder| poison_on_free(builder).capacity(8 * MIB));
+            let (other, further) = stream(&place.device, &place.pool);
+            let block = place.take(8 * MIB);
+            let address = block.address();
+            block.used_on(&further).unwrap();
+            write_after(&other, &block, 300, 7);
+            place.device.fail_next(call, kind);
+            drop(block);
+            let (_, third) = stream(&place.device, &place.pool);
+            let block = place.pool.try_allocate(&third, 8 * MIB).unwrap();
+            assert_eq!(block.address(), address);
+            assert!(contents(&place, &third, &block) == vec![7; 8 << 20]);
+            drop(block);
+            assert_eq!(place.byte_at(address, 8 * MIB), POISON);
+            place.assert_sound();
+        }
+    }
+}
+
+#[test]
+fn a_device_that_breaks_in_a_fill_ends_the_pool_and_nobody_panics() {
+    for on_free in [false, true] {
+        let place = Place::new(|builder| {
+            builder
+                .fill_on_allocate(Fill::Zero)
+                .fill_on_free(Fill::Zero)
+        });
+        let block = place.take(MIB);
+        let mut waiting = place.pool.allocate(&place.stream, 64 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        place.device.script(Call::Fill, 1, Fault::Fails(Sticky));
+        if on_free {
+            drop(block);
+        } else {
+            drop(waiting);
+            let refused = place.pool.try_allocate(&place.stream, MIB).unwrap_err();
+            assert!(matches!(&refused, AllocError::Device(error) if error.is_sticky()));
+            waiting = place.pool.allocate(&place.stream, 64 * MIB);
+            drop(block);
+        }
+        let told = now(waiting).unwrap_err();
+        assert!(matches!(&told, AllocError::Device(error) if error.is_sticky()));
+        place.pool.check().unwrap();
+    }
+}
+
+/// Nothing orders the streams, so nothing is written over what may be in use.
+#[test]
+fn streams_that_cannot_be_made_to_wait_are_not_filled_behind() {
+    let device = SimDevice::builder()
+        .clock(Clock::Manual)
+        .device_side_waits(false)
+        .build();
+    let place = Place::on(device, poison_on_free);
+    let (other, further) = stream(&place.device, &place.pool);
+    let block = place.take(MIB);
+    let address = block.address();
+    block.used_on(&further).unwrap();
+    write_after(&other, &block, 300, 7);
+    drop(block);
+    assert_eq!(place.byte_at(address, MIB), 7);
+    assert_eq!(place.fills(), 0);
+    // Used on its own stream alone it is.
+    let block = place.take(2 * MIB);
+    let address = block.address();
+    drop(block);
+    assert_eq!(place.byte_at(address, 2 * MIB), POISON);
+    place.assert_sound();
+}

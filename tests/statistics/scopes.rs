@@ -1,0 +1,128 @@
+//! Figures between two moments.
+
+use super::*;
+
+/// Small blocks come and go through the lane, where the ledger sees nothing of them.
+#[test]
+fn the_peak_of_a_scope_is_exact_on_one_stream() {
+    let (_device, pool, stream) = site();
+    let warm: Vec<_> = (0..4)
+        .map(|_| pool.try_allocate(&stream, MIB).unwrap())
+        .collect();
+    drop(warm);
+    let scope = pool.statistics_scope();
+    for _ in 0..3 {
+        let first = pool.try_allocate(&stream, MIB).unwrap();
+        let second = pool.try_allocate(&stream, 1000).unwrap();
+        drop((first, second));
+    }
+    let figures = scope.end();
+    assert_eq!((figures.used_before, figures.used_after), (0, 0));
+    assert_eq!(figures.peak, MIB + 1024);
+    assert_eq!((figures.allocations, figures.frees), (6, 6));
+    assert_eq!(figures.allocated, 3 * (MIB + 1024));
+    assert_eq!(figures.freed, figures.allocated);
+    assert_eq!(figures.hits.total(), 6);
+    assert_eq!(figures.hits.of(Rung::Lane), 5, "all but the first 1000");
+}
+
+/// Nested ones, and ones that overlap, each with a peak of its own.
+#[test]
+fn scopes_nest_and_overlap() {
+    let (_device, pool, stream) = site();
+    let take = |mib| pool.try_allocate(&stream, mib * MIB).unwrap();
+    let outer = pool.statistics_scope();
+    drop(take(16));
+    let kept = take(1);
+    let inner = pool.statistics_scope();
+    drop(take(4));
+    let overlapping = pool.statistics_scope();
+    let inner = inner.end();
+    drop(take(8));
+    let [outer, overlapping] = [outer, overlapping].map(StatisticsScope::end);
+    let told = [outer, inner, overlapping].map(|figures| {
+        let mib = [figures.used_before, figures.peak, figures.retained()].map(|b| b / MIB);
+        (figures.allocations, figures.frees, mib)
+    });
+    assert_eq!(
+        told,
+        [(4, 3, [0, 16, 1]), (1, 1, [1, 5, 0]), (1, 1, [1, 9, 0])]
+    );
+    drop(kept);
+}
+
+/// RMM's counters go below zero here: what was allocated before a scope is freed in it.
+#[test]
+fn what_was_allocated_before_a_scope_may_be_freed_in_it() {
+    let (_device, pool, stream) = site();
+    let blocks = [4, 2].map(|mib| pool.try_allocate(&stream, mib * MIB).unwrap());
+    let scope = pool.statistics_scope();
+    drop(blocks);
+    let small = pool.try_allocate(&stream, 512).unwrap();
+    let figures = scope.read();
+    assert_eq!((figures.frees, figures.freed), (2, 6 * MIB));
+    assert_eq!((figures.retained(), figures.allocated), (0, 512));
+    assert_eq!((figures.peak, figures.peak_growth()), (6 * MIB, 0));
+    drop(small);
+    assert_eq!(scope.end().frees, 3);
+}
+
+/// A stream that comes and goes while a scope is open counts for it, and so does one that went before
+/// its lane was let go.
+#[test]
+fn streams_that_come_and_go_count_for_open_scopes() {
+    let (device, pool, first) = site();
+    let early = pool.register(&device.create_stream()).unwrap();
+    drop(pool.try_allocate(&early, 4096).unwrap());
+    let scope = pool.statistics_scope();
+    let late = pool.register(&device.create_stream()).unwrap();
+    pool.reset_high_water_marks();
+    drop(pool.try_allocate(&early, MIB).unwrap());
+    drop(pool.try_allocate(&late, 2 * MIB).unwrap());
+    pool.reset_high_water_marks();
+    drop((early, late));
+    pool.harvest().unwrap();
+    assert_eq!(pool.statistics_by_stream().len(), 1, "the others are gone");
+    drop(pool.try_allocate(&first, 4 * MIB).unwrap());
+    let figures = scope.end();
+    assert_eq!((figures.allocations, figures.frees), (3, 3));
+    assert_eq!(figures.allocated, 7 * MIB);
+    assert!((4 * MIB..=7 * MIB).contains(&figures.peak), "{figures:?}");
+    let all = pool.statistics();
+    assert_eq!((all.allocations, all.frees, all.live_blocks), (4, 4, 0));
+    assert_eq!(all.hits.total(), 4);
+}
+
+#[test]
+fn a_scope_counts_what_all_threads_do() {
+    let (device, pool, _) = site();
+    let scope = pool.statistics_scope();
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            let stream = pool.register(&device.create_stream()).unwrap();
+            let pool = &pool;
+            threads.spawn(move || {
+                for _ in 0..100 {
+                    let _block = pool.try_allocate(&stream, 64 << 10).unwrap();
+                    let _inner = pool.statistics_scope().end();
+                }
+            });
+        }
+    });
+    let figures = scope.end();
+    assert_eq!((figures.allocations, figures.frees), (400, 400));
+    assert_eq!(figures.retained(), 0);
+    assert!((64 << 10..=4 * (64 << 10)).contains(&figures.peak));
+}
+
+#[test]
+fn a_scope_tells_who_waited_in_it() {
+    let (device, pool, stream) = site();
+    let scope = pool.statistics_scope();
+    wait_for(&device, &pool, &stream, None, 30);
+    let inner = pool.statistics_scope();
+    wait_for(&device, &pool, &stream, None, 50);
+    let [scope, inner] = [scope, inner].map(StatisticsScope::end);
+    assert_eq!((inner.waits, inner.waited), (1, us(50)));
+    assert_eq!((scope.waits, scope.waited), (2, us(80)));
+}

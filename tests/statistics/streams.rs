@@ -1,0 +1,80 @@
+//! A stream's own figures.
+
+use super::*;
+
+#[test]
+fn a_stream_has_figures_of_its_own() {
+    let device = manual();
+    let pool = pool(&device, 64 * MIB);
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let large = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let small = pool.try_allocate(&a, 1000).unwrap();
+    let others = pool.try_allocate(&b, MIB).unwrap();
+    let figures = pool.statistics_of(&a).unwrap();
+    assert_eq!(figures.stream, a.id());
+    assert_eq!(figures.used.current, 8 * MIB + 1024);
+    assert_eq!(figures.lost_to_rounding, 24);
+    assert_eq!(
+        (figures.allocations, figures.frees, figures.lane_hits),
+        (2, 0, 0)
+    );
+
+    use_block(&work, &large, us(100));
+    drop((large, small));
+    let figures = pool.statistics_of(&a).unwrap();
+    assert_eq!(
+        (figures.used.current, figures.used.high),
+        (0, 8 * MIB + 1024)
+    );
+    assert_eq!(
+        (figures.pending, figures.kept_by_lane),
+        (8 * MIB + 1024, 1024)
+    );
+    assert_eq!(figures.lost_to_rounding, 0);
+    assert_eq!(pool.statistics_of(&b).unwrap().pending, 0);
+
+    a.seal().unwrap();
+    device.advance(us(100));
+    pool.harvest().unwrap();
+    let figures = pool.statistics_of(&a).unwrap();
+    assert_eq!((figures.pending, figures.latency), (0, us(100)));
+    let by_stream = pool.statistics_by_stream();
+    assert_eq!(by_stream[0], figures);
+    let used: u64 = by_stream.iter().map(|of| of.used.current).sum();
+    assert_eq!(used, pool.statistics().used.current);
+    drop(others);
+}
+
+#[test]
+fn a_stream_of_another_pool_has_no_figures_here() {
+    let (device, pool, _) = site();
+    let (_, foreign) = stream(&device, &common::pool(&device, 8 * MIB));
+    assert_eq!(
+        pool.statistics_of(&foreign).unwrap_err(),
+        StreamError::ForeignPool
+    );
+}
+
+/// What is pending on two streams is pending on each.
+#[test]
+fn memory_used_on_two_streams_is_pending_on_both() {
+    let device = manual();
+    let pool = pool(&device, 64 * MIB);
+    let [(work, a), (other, b)] = [(); 2].map(|()| stream(&device, &pool));
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    block.used_on(&b).unwrap();
+    run(&work, us(10));
+    run(&other, us(20));
+    drop(block);
+    let pending = |stream| pool.statistics_of(stream).unwrap().pending / MIB;
+    assert_eq!((pending(&a), pending(&b)), (8, 8));
+    assert_eq!(
+        pool.statistics().pending.current,
+        8 * MIB,
+        "and counted once"
+    );
+    device.advance(us(10));
+    pool.harvest().unwrap();
+    assert_eq!((pending(&a), pending(&b)), (0, 8));
+}

@@ -1,0 +1,120 @@
+//! Whose memory it is.
+
+use super::*;
+
+#[test]
+fn a_tag_has_what_was_allocated_for_it() {
+    let (_device, pool, stream) = site();
+    let [decode, prefill] = ["tag test: decode", "tag test: prefill"].map(Tag::new);
+    let take = |tag, bytes| pool.allocate(&stream, bytes).tag(tag).try_now().unwrap();
+    assert_eq!(pool.statistics_of_tag(decode).allocations, 0);
+    let blocks = [1000, 5000].map(|bytes| take(decode, bytes));
+    drop(take(decode, 8 * MIB));
+    let other = take(prefill, 512);
+    let untagged = pool.try_allocate(&stream, MIB).unwrap();
+    assert_eq!((blocks[0].tag(), untagged.tag()), (Some(decode), None));
+
+    let figures = pool.statistics_of_tag(decode);
+    let level = |current, high| {
+        let level = figures.used;
+        assert_eq!((level.current, level.high), (current, high));
+    };
+    level(1024 + 5120, 1024 + 5120 + 8 * MIB);
+    assert_eq!((figures.allocations, figures.frees), (3, 1));
+    assert_eq!(pool.statistics_of_tag(prefill).used.current, 512);
+    let tags: Vec<_> = pool.statistics_by_tag().iter().map(|of| of.tag).collect();
+    assert!(tags.len() == 2 && tags.contains(&decode) && tags.contains(&prefill));
+
+    drop(other);
+    std::thread::spawn(move || drop(blocks)).join().unwrap();
+    pool.reset_high_water_marks();
+    let figures = pool.statistics_of_tag(decode);
+    assert_eq!((figures.used.current, figures.used.high), (0, 0));
+    assert_eq!((figures.allocations, figures.frees), (3, 3));
+}
+
+/// A deallocation that is awaited, one in the order of further streams, and one that is refused.
+#[test]
+fn every_way_to_free_credits_the_tag() {
+    let (device, pool, stream) = site();
+    let (_, further) = common::stream(&device, &pool);
+    let foreign = {
+        let other = common::pool(&device, 8 * MIB);
+        common::stream(&device, &other).1
+    };
+    let tag = Tag::new("tag test: ways");
+    let take = || pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
+    let used = || pool.statistics_of_tag(tag).used.current / MIB;
+    let awaited = take().deallocate();
+    assert_eq!(used(), 0, "used until it is freed, not until that is over");
+    drop(awaited);
+    drop(take().deallocate_on(&further).unwrap());
+    assert_eq!(used(), 0);
+    let refused = take().deallocate_on(&foreign).unwrap_err();
+    assert_eq!(used(), 1);
+    drop(refused);
+    let shared = take();
+    shared.used_on(&further).unwrap();
+    drop(shared);
+    assert_eq!(used(), 0);
+    assert_eq!(pool.statistics_of_tag(tag).frees, 4);
+    assert_eq!(pool.statistics_of(&stream).unwrap().frees, 4);
+    assert_eq!(pool.statistics_of(&further).unwrap().frees, 0);
+}
+
+/// A grant that nobody takes, and a request that fails, are on nobody's account.
+#[test]
+fn what_is_not_taken_is_not_charged() {
+    let (_device, pool, stream) = site();
+    let tag = Tag::new("tag test: untaken");
+    let all = pool.try_allocate(&stream, 64 * MIB).unwrap();
+    assert!(pool.allocate(&stream, MIB).tag(tag).try_now().is_err());
+    let mut head = pool.allocate(&stream, 64 * MIB).tag(tag);
+    let mut next = pool.allocate(&stream, MIB);
+    assert!(poll(&mut head).is_pending() && poll(&mut next).is_pending());
+    assert_eq!(pool.statistics_of_tag(tag).waits.waiting, 1);
+    drop(all);
+    assert!(poll(&mut next).is_pending(), "served the head");
+    drop(head);
+    drop(now(next).unwrap());
+    let figures = pool.statistics_of_tag(tag);
+    assert_eq!((figures.used.high, figures.allocations), (0, 0));
+    assert_eq!((figures.waits.waiting, figures.waits.served), (0, 1));
+    let all = pool.statistics();
+    assert_eq!((all.allocations, all.frees), (2, 2));
+    assert!(all.hits.total() > 2, "grants that passed on are hits");
+}
+
+#[test]
+fn waits_are_counted_for_pool_stream_and_tag() {
+    let (device, pool, stream) = site();
+    let (_, idle) = common::stream(&device, &pool);
+    let tag = Tag::new("tag test: waits");
+    wait_for(&device, &pool, &stream, Some(tag), 40);
+    wait_for(&device, &pool, &stream, None, 70);
+    let full = pool.try_allocate(&stream, 64 * MIB).unwrap();
+    let mut given_up = pool.allocate(&stream, MIB).tag(tag);
+    assert!(poll(&mut given_up).is_pending());
+    drop((given_up, full));
+
+    let of_tag = pool.statistics_of_tag(tag).waits;
+    assert_eq!((of_tag.served, of_tag.abandoned), (1, 1));
+    assert_eq!((of_tag.longest, of_tag.total), (us(40), us(40)));
+    let of_pool = pool.statistics().waits;
+    assert_eq!(pool.statistics_of(&stream).unwrap().waits, of_pool);
+    assert_eq!((of_pool.served, of_pool.longest), (2, us(70)));
+    assert_eq!(
+        pool.statistics_of(&idle).unwrap().waits,
+        WaitStatistics::default()
+    );
+}
+
+#[test]
+fn tags_are_counted_by_pool() {
+    let (device, pool, stream) = site();
+    let other = common::pool(&device, 8 * MIB);
+    let tag = Tag::new("tag test: pools");
+    let _block = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
+    assert_eq!(other.statistics_of_tag(tag).used.current, 0);
+    assert!(other.statistics_by_tag().is_empty());
+}

@@ -1,0 +1,23 @@
+//! Tags as tenants.
+//!
+//! | file | about |
+//! |---|---|
+//! | `limits` | what a tag may have at once, and who is held for it |
+//! | `turns` | how tags with weights take turns |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod limits;
+mod turns;
+
+use common::*;
+use weirpool::*;
+
+fn tags<const N: usize>(test: &str) -> [Tag; N] {
+    std::array::from_fn(|index| Tag::new(&format!("{test}: {index}")))
+}
+
+fn used(pool: &Pool, tag: Tag) -> u64 {
+    pool.statistics_of_tag(tag).used.current
+}

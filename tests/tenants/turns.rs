@@ -1,0 +1,115 @@
+//! How tags with weights take turns.
+
+use super::*;
+use std::collections::BTreeMap;
+use std::task::Poll;
+
+/// While tenants of weights 1, 2 and 4 and some without a tag all have requests waiting, what each got over
+/// its weight differs by no more than one largest request of each over its weight; and in each, the first
+/// come is the first served.
+#[test]
+fn tenants_get_memory_by_weight() {
+    const LARGEST: u64 = 4 * MIB;
+    let device = manual();
+    let weighted: [Tag; 3] = tags("by weight");
+    let weights = [1, 2, 4];
+    let pool = weighted
+        .iter()
+        .zip(weights)
+        .fold(builder(&device, LARGEST), |builder, (tag, weight)| {
+            builder.tag_weight(*tag, weight)
+        });
+    let pool = pool.build().unwrap();
+    assert_eq!(weighted.map(|tag| pool.tag_weight(tag)), weights);
+    let (_, stream) = stream(&device, &pool);
+    let all = pool.try_allocate(&stream, LARGEST).unwrap();
+    let flows = [
+        Some(weighted[0]),
+        Some(weighted[1]),
+        Some(weighted[2]),
+        None,
+    ];
+    let weight_of = |flow: Option<Tag>| match flow {
+        Some(tag) => pool.tag_weight(tag),
+        None => 1,
+    };
+    let mut random = fastrand::Rng::with_seed(7);
+    // In an order of coming in which each flow floods in its turn.
+    let mut waiting = Vec::new();
+    for flow in flows {
+        for number in 0..100 {
+            let allocate = pool.allocate(&stream, random.u64(1..=LARGEST));
+            let mut allocate = flow.into_iter().fold(allocate, Allocate::tag);
+            assert!(poll(&mut allocate).is_pending());
+            waiting.push((flow, number, allocate));
+        }
+    }
+    drop(all);
+    let mut got = BTreeMap::<Option<Tag>, u64>::new();
+    let mut served = BTreeMap::<Option<Tag>, u32>::new();
+    while flows.iter().all(|flow| served.get(flow) < Some(&100)) {
+        let ready = waiting
+            .iter_mut()
+            .enumerate()
+            .find_map(|(at, (_, _, allocate))| match poll(allocate) {
+                Poll::Ready(block) => Some((at, block.unwrap())),
+                Poll::Pending => None,
+            });
+        let (at, block) = ready.expect("somebody is served");
+        let (flow, number, _) = waiting.remove(at);
+        let before = served.entry(flow).or_default();
+        assert_eq!(*before, number, "the first come first");
+        *before += 1;
+        *got.entry(flow).or_default() += block.size();
+        for (one, other) in flows
+            .iter()
+            .flat_map(|one| flows.iter().map(move |other| (one, other)))
+        {
+            let share = |flow: &Option<Tag>| {
+                let weight = f64::from(weight_of(*flow));
+                (
+                    got.get(flow).copied().unwrap_or(0) as f64 / weight,
+                    LARGEST as f64 / weight,
+                )
+            };
+            let ((one, most_one), (other, most_other)) = (share(one), share(other));
+            assert!(one - other <= most_one + most_other, "{got:?}");
+        }
+        drop(block);
+    }
+    assert!(got.len() == 4);
+}
+
+/// A flow that had nothing to ask for saves no turns up; and one that gives up pays for nothing.
+#[test]
+fn turns_are_not_saved_up() {
+    let device = manual();
+    let [late, steady] = tags("saved up");
+    let pool = builder(&device, 2 * MIB)
+        .tag_weight(late, 1)
+        .tag_weight(steady, 1)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let wait = |tag| {
+        let mut allocate = pool.allocate(&stream, 2 * MIB).tag(tag);
+        assert!(poll(&mut allocate).is_pending());
+        allocate
+    };
+    let mut held = pool.try_allocate(&stream, 2 * MIB).unwrap();
+    let mut steadies: std::collections::VecDeque<_> = (0..6).map(|_| wait(steady)).collect();
+    for _ in 0..3 {
+        drop(held);
+        held = now(steadies.pop_front().unwrap()).unwrap();
+    }
+    let given_up = wait(late);
+    let mut lates: std::collections::VecDeque<_> = (0..3).map(|_| wait(late)).collect();
+    drop(given_up);
+    // In turns from here on.
+    for _ in 0..3 {
+        drop(held);
+        held = now(lates.pop_front().unwrap()).expect("its turn");
+        drop(held);
+        held = now(steadies.pop_front().unwrap()).expect("its turn");
+    }
+}

@@ -1,0 +1,230 @@
+//! Who drives, and who is woken for it.
+
+use super::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::{Poll, Wake, Waker};
+
+/// Nobody waits, no wake-ups: a lasting reclaimer is polled only when there is something to do.
+#[test]
+fn a_reclaimer_sleeps_while_nobody_waits() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (work, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let mut reclaimer = pool.reclaimer();
+    let (woken, waker) = Count::new();
+    assert!(poll_with(&mut reclaimer, &waker).is_pending());
+    for _ in 0..1000 {
+        let block = pool.try_allocate(&a, MIB).unwrap();
+        use_block(&work, &block, us(10));
+        drop(block);
+        device.advance(us(3));
+    }
+    assert_eq!(woken.get(), 0, "nobody waited");
+    device.advance(us(10_000));
+
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let mut waiting = pool.allocate(&b, 8 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    use_block(&work, &block, us(10_000));
+    drop(block);
+    assert_eq!(woken.get(), 1, "the free");
+    assert!(poll_with(&mut reclaimer, &waker).is_pending());
+    device.advance(us(9_000));
+    assert_eq!(woken.get(), 1, "nothing has happened");
+    device.advance(us(1_000_000));
+    assert_eq!(woken.get(), 2, "the completion");
+    assert_eq!(pool.statistics().waits.waiting, 1);
+    assert!(poll_with(&mut reclaimer, &waker).is_pending());
+    assert_eq!(pool.statistics().waits.waiting, 0, "the reclaimer granted");
+    assert!(poll(&mut waiting).is_ready());
+    drop(waiting);
+    let quiet = woken.get();
+    device.advance(us(1_000_000));
+    assert_eq!(woken.get(), quiet);
+    drop((a, b));
+    drop(pool);
+    assert!(woken.get() > quiet, "the last handle went");
+    assert!(poll(&mut reclaimer).is_ready());
+}
+
+/// Polled for nothing, as beside another future that was woken, the reclaimer asks the device nothing.
+#[test]
+fn a_reclaimer_that_is_polled_for_nothing_does_nothing() {
+    let device = manual();
+    let (pool, work, _, block) = full(&device);
+    let (_, b) = stream(&device, &pool);
+    let mut reclaimer = pool.reclaimer();
+    assert!(poll(&mut reclaimer).is_pending());
+    let mut waiting = pool.allocate(&b, 8 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    use_block(&work, &block, us(10));
+    drop(block);
+    assert!(poll(&mut reclaimer).is_pending());
+    let calls = device.counters().device_calls;
+    for _ in 0..100 {
+        assert!(poll(&mut reclaimer).is_pending());
+    }
+    assert_eq!(device.counters().device_calls, calls);
+    device.advance(us(10));
+    assert!(poll(&mut reclaimer).is_pending());
+    assert_eq!(pool.statistics().waits.waiting, 0, "the completion rang");
+    assert!(poll(&mut waiting).is_ready());
+}
+
+/// A waker that panics takes who serves along; what that had begun to serve is served by the next poll.
+#[test]
+fn what_a_panic_left_unserved_is_served_by_the_next_poll() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics");
+        }
+    }
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let mut first = pool.allocate(&a, 4 * MIB);
+    assert!(poll_with(&mut first, &Waker::from(Arc::new(Panics))).is_pending());
+    let (woken, waker) = Count::new();
+    let mut second = pool.allocate(&a, 4 * MIB);
+    assert!(poll_with(&mut second, &waker).is_pending());
+    let freed = catch_unwind(AssertUnwindSafe(|| drop(block)));
+    assert!(freed.is_err(), "the first is woken");
+    let mut reclaimer = pool.reclaimer();
+    let served = catch_unwind(AssertUnwindSafe(|| poll(&mut reclaimer)));
+    assert!(served.is_err(), "the first is granted");
+    let before = woken.get();
+    assert!(poll(&mut reclaimer).is_pending());
+    assert_eq!(woken.get(), before + 1, "the second is granted");
+    assert!(poll(&mut first).is_ready() && poll(&mut second).is_ready());
+}
+
+/// A reclaimer that nobody polls is made up for by the one waiter who is served next, wherever it stands.
+#[test]
+fn beside_the_reclaimer_the_one_is_woken_who_is_served_next() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let mut reclaimer = pool.reclaimer();
+    let [driver, plain, urgent] = [(); 3].map(|()| Count::new());
+    assert!(poll_with(&mut reclaimer, &driver.1).is_pending());
+    let mut first = pool.allocate(&a, 8 * MIB);
+    let mut second = pool.allocate(&a, 8 * MIB).priority(1);
+    assert!(poll_with(&mut first, &plain.1).is_pending());
+    assert!(poll_with(&mut second, &urgent.1).is_pending());
+    let woken = || [&driver, &plain, &urgent].map(|(count, _)| count.get());
+    assert_eq!(woken(), [0, 0, 0]);
+    drop(block);
+    assert_eq!(woken(), [1, 0, 1]);
+    let Poll::Ready(Ok(block)) = poll_with(&mut second, &urgent.1) else {
+        panic!("it serves itself");
+    };
+    assert_eq!(woken(), [1, 0, 2], "its own grant");
+    drop(block);
+    assert_eq!(woken(), [2, 1, 2], "the first is next now");
+    assert!(poll_with(&mut first, &plain.1).is_ready());
+    pool.check_conserved().unwrap();
+}
+
+/// One that was granted its memory, and has not taken it yet, is not who is served next.
+#[test]
+fn a_free_between_grant_and_take_wakes_the_next() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    drop(block);
+    let [one, two] = [(); 2].map(|()| pool.try_allocate(&a, 4 * MIB).unwrap());
+    let mut reclaimer = pool.reclaimer();
+    assert!(poll(&mut reclaimer).is_pending());
+    let mut first = pool.allocate(&a, 4 * MIB);
+    assert!(poll(&mut first).is_pending());
+    let (woken, waker) = Count::new();
+    let mut second = pool.allocate(&a, 4 * MIB);
+    assert!(poll_with(&mut second, &waker).is_pending());
+    drop(one);
+    assert_eq!(woken.get(), 0);
+    assert!(
+        poll_with(&mut second, &waker).is_pending(),
+        "this poll granted the first"
+    );
+    drop(two);
+    assert_eq!(woken.get(), 1);
+    assert!(poll_with(&mut second, &waker).is_ready());
+    assert!(poll(&mut first).is_ready());
+    pool.check_conserved().unwrap();
+}
+
+/// The driver goes away: the next waiter takes over.
+#[test]
+fn when_the_driver_goes_away_a_waiter_takes_over() {
+    let device = manual();
+    let (pool, work, a, block) = full(&device);
+    let mut reclaimer = pool.reclaimer();
+    assert!(poll(&mut reclaimer).is_pending());
+    let (_, b) = stream(&device, &pool);
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&b, MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    use_block(&work, &block, us(10));
+    drop(block);
+    let before = woken.get();
+    drop(reclaimer);
+    assert!(
+        woken.get() > before,
+        "a ring that it did not answer goes to the waiters"
+    );
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    let before = woken.get();
+    device.advance(us(10));
+    assert!(woken.get() > before, "the waiter drives now");
+    assert!(poll(&mut waiting).is_ready());
+    drop(a);
+}
+
+/// Where memory calls block, growing happens on a thread of its own, and the waiter is served by it.
+#[test]
+fn slow_growth_is_not_done_inside_a_poll() {
+    let device = SimDevice::builder()
+        .memory(1 << 30)
+        .blocking_memory_calls(true)
+        .build();
+    let pool = builder(&device, 64 * MIB).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let mut allocation = pool.allocate(&stream, 8 * MIB);
+    let first = poll(&mut allocation);
+    assert!(first.is_pending(), "the first poll makes no memory call");
+    let block = futures::executor::block_on(allocation).unwrap();
+    assert_eq!(block.rung(), Rung::Grown);
+    drop(block);
+    pool.check_conserved().unwrap();
+}
+
+/// The thread that is to grow may come when the waiter has what another gave back meanwhile. The memory is taken all the
+/// same, and the next one finds it: what is short for moments only would be short for ever.
+#[test]
+fn growth_that_came_late_is_for_the_next() {
+    for _ in 0..100 {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .blocking_memory_calls(true)
+            .build();
+        let pool = builder(&device, 16 * MIB).build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let first = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let mut waiting = pool.allocate(&stream, 8 * MIB);
+        assert!(poll(&mut waiting).is_pending());
+        // Served by this, or by what is taken from the device.
+        drop(first);
+        let second = futures::executor::block_on(waiting).unwrap();
+        let since = std::time::Instant::now();
+        while pool.statistics().reserved.current < 16 * MIB {
+            assert!(since.elapsed().as_secs() < 60, "nothing is taken for it");
+            std::thread::yield_now();
+        }
+        let third = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        drop((second, third));
+        pool.check_conserved().unwrap();
+    }
+}

@@ -1,0 +1,29 @@
+//! What waiting does.
+//!
+//! | file | about |
+//! |---|---|
+//! | `queue` | order, cancellation, time, and the end of the waiting |
+//! | `driving` | who drives, and who is woken for it |
+//! | `executors` | waiting on executors of any kind |
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod driving;
+mod executors;
+mod queue;
+
+use common::*;
+use weirpool::device::sim::SimDevice;
+use weirpool::*;
+
+/// A pool with a block that takes all of it, on a stream of its own.
+fn full(device: &SimDevice) -> (Pool, weirpool::device::sim::SimStream, Stream, Block) {
+    let pool = builder(device, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (work, stream) = stream(device, &pool);
+    let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    (pool, work, stream, block)
+}

@@ -1,0 +1,251 @@
+//! Order, cancellation, time, and the end of the waiting.
+
+use super::*;
+use std::task::Poll;
+
+#[test]
+fn an_allocation_waits_for_a_free_and_for_its_work() {
+    let device = manual();
+    let (pool, work, _a, block) = full(&device);
+    let (_, b) = stream(&device, &pool);
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&b, MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    use_block(&work, &block, us(100));
+    drop(block);
+    assert!(woken.get() > 0, "a free while somebody waits is heard");
+    assert!(
+        poll_with(&mut waiting, &waker).is_pending(),
+        "the work runs still"
+    );
+    let before = woken.get();
+    device.advance(us(100));
+    assert!(woken.get() > before, "the device is watched");
+    let Poll::Ready(Ok(granted)) = poll_with(&mut waiting, &waker) else {
+        panic!("granted");
+    };
+    assert_eq!(pool.statistics().waits.served, 1);
+    assert_eq!(pool.statistics().waits.longest, us(100));
+    drop(granted);
+    pool.check_conserved().unwrap();
+}
+
+/// First come, first served: nothing behind the head is granted first, and try fails.
+#[test]
+fn nobody_overtakes_the_head_of_the_queue() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    drop(block);
+    let small = pool.try_allocate(&a, MIB).unwrap();
+    let (_, b) = stream(&device, &pool);
+    let mut head = pool.allocate(&b, 8 * MIB);
+    assert!(poll(&mut head).is_pending());
+    let mut next = pool.allocate(&b, MIB);
+    assert!(
+        poll(&mut next).is_pending(),
+        "there is room for it, but it came second"
+    );
+    let error = pool.try_allocate(&a, 512).unwrap_err();
+    let AllocError::Exhausted(shortfall) = error else {
+        panic!("{error}")
+    };
+    assert_eq!(shortfall.waiting, 2);
+    drop(small);
+    let first = now(head).unwrap();
+    assert!(poll(&mut next).is_pending());
+    drop(first);
+    assert!(poll(&mut next).is_ready());
+    assert!(
+        pool.try_allocate(&a, 512).is_ok(),
+        "the queue is empty again"
+    );
+}
+
+/// A warm lane does not starve the queue: lanes are drained and bypassed while anybody waits.
+#[test]
+fn a_warm_lane_does_not_starve_the_queue() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (_, a) = stream(&device, &pool);
+    let (_, b) = stream(&device, &pool);
+    let blocks: Vec<_> = (0..8)
+        .map(|_| pool.try_allocate(&a, MIB).unwrap())
+        .collect();
+    let mut waiting = pool.allocate(&b, 4 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    for block in blocks {
+        drop(block);
+        if pool.statistics().waits.waiting > 0 {
+            assert!(pool.try_allocate(&a, MIB).is_err(), "the lane is bypassed");
+        }
+    }
+    assert!(poll(&mut waiting).is_ready());
+}
+
+#[test]
+fn a_cancelled_waiter_leaves_the_queue_and_the_next_is_served() {
+    let device = manual();
+    let (pool, _, _, block) = full(&device);
+    drop(block);
+    let (_, a) = stream(&device, &pool);
+    let half = pool.try_allocate(&a, 4 * MIB).unwrap();
+    let mut head = pool.allocate(&a, 8 * MIB);
+    let mut next = pool.allocate(&a, 4 * MIB);
+    assert!(poll(&mut head).is_pending());
+    let (woken, waker) = Count::new();
+    assert!(poll_with(&mut next, &waker).is_pending());
+    drop(head);
+    assert!(woken.get() > 0);
+    assert!(poll(&mut next).is_ready());
+    assert_eq!(pool.statistics().waits.abandoned, 1);
+    drop(half);
+    pool.check_conserved().unwrap();
+}
+
+/// Dropped after the grant and before it was taken: the grant passes on.
+#[test]
+fn a_grant_that_nobody_takes_passes_on() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let mut head = pool.allocate(&a, 8 * MIB);
+    let mut next = pool.allocate(&a, 8 * MIB);
+    let (_, head_waker) = Count::new();
+    assert!(poll_with(&mut head, &head_waker).is_pending());
+    assert!(poll(&mut next).is_pending());
+    drop(block);
+    assert!(
+        poll(&mut next).is_pending(),
+        "this poll drove, and granted the head"
+    );
+    let (woken, waker) = Count::new();
+    assert!(poll_with(&mut next, &waker).is_pending());
+    drop(head);
+    assert!(woken.get() > 0);
+    assert!(poll(&mut next).is_ready());
+    pool.check().unwrap();
+}
+
+#[test]
+fn a_future_never_polled_takes_nothing() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    drop(pool.allocate(&a, 8 * MIB));
+    drop(block);
+    assert!(pool.try_allocate(&a, 8 * MIB).is_ok());
+    pool.check_conserved().unwrap();
+}
+
+/// A forgotten future may leak its place or its grant, and nothing else.
+#[test]
+fn a_forgotten_grant_leaks_only_itself() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (_, a) = stream(&device, &pool);
+    let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+    let mut waiting = pool.allocate(&a, 2 * MIB);
+    assert!(poll(&mut waiting).is_pending());
+    let mut second = pool.allocate(&a, 2 * MIB);
+    assert!(poll(&mut second).is_pending());
+    drop(block);
+    assert!(poll(&mut second).is_ready());
+    std::mem::forget(waiting);
+    assert!(pool.try_allocate(&a, 6 * MIB).is_ok());
+    assert!(pool.try_allocate(&a, 8 * MIB).is_err());
+    pool.check().unwrap();
+}
+
+/// Whose it is was settled when it joined the queue: that tag claimed the memory.
+#[test]
+fn several_are_for_the_tag_they_waited_for() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let [first, later] = ["waiting: first", "waiting: later"].map(Tag::new);
+    let mut many = pool.allocate_many(&a, [MIB, MIB]).tag(first);
+    let mut reserve = pool.reserve(MIB).tag(first);
+    assert!(poll(&mut many).is_pending() && poll(&mut reserve).is_pending());
+    drop(block);
+    let blocks = now(many.tag(later)).unwrap();
+    let reservation = now(reserve.tag(later)).unwrap();
+    assert!(blocks.iter().all(|block| block.tag() == Some(first)));
+    assert_eq!(reservation.tag(), Some(first));
+    drop((blocks, reservation));
+    for tag in [first, later] {
+        assert_eq!(pool.statistics_of_tag(tag).used.current, 0);
+    }
+    pool.check_conserved().unwrap();
+}
+
+#[test]
+fn a_timeout_is_on_the_devices_clock() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&a, MIB).timeout(us(50));
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    device.advance(us(49));
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    let before = woken.get();
+    device.advance(us(1));
+    assert!(woken.get() > before);
+    let Poll::Ready(Err(AllocError::TimedOut { waited, shortfall })) = poll(&mut waiting) else {
+        panic!("timed out");
+    };
+    assert_eq!((waited, shortfall.requested), (us(50), MIB));
+    drop(block);
+    assert!(pool.try_allocate(&a, 8 * MIB).is_ok());
+}
+
+#[test]
+fn closing_fails_who_waits_and_keeps_live_blocks() {
+    let device = manual();
+    let (pool, _, a, block) = full(&device);
+    let (woken, waker) = Count::new();
+    let mut waiting = pool.allocate(&a, MIB);
+    assert!(poll_with(&mut waiting, &waker).is_pending());
+    pool.close();
+    assert_eq!(woken.get(), 1);
+    assert_eq!(now(waiting).unwrap_err(), AllocError::Closed);
+    assert_eq!(pool.try_allocate(&a, 1).unwrap_err(), AllocError::Closed);
+    assert_eq!(now(pool.allocate(&a, 1)).unwrap_err(), AllocError::Closed);
+    assert!(pool.is_closed());
+    now(block.deallocate()).unwrap();
+    pool.check_conserved().unwrap();
+}
+
+/// I10: a broken device fails every waiter; what is pending is leaked rather than reused.
+#[test]
+fn a_broken_device_fails_every_waiter() {
+    let device = manual();
+    let (pool, work, a, block) = full(&device);
+    let (_, b) = stream(&device, &pool);
+    let (woken, waker) = Count::new();
+    let mut first = pool.allocate(&b, MIB);
+    let mut second = pool.allocate(&b, MIB);
+    assert!(poll_with(&mut first, &waker).is_pending());
+    assert!(poll_with(&mut second, &waker).is_pending());
+    use_block(&work, &block, us(100));
+    drop(block);
+    assert!(poll_with(&mut second, &waker).is_pending());
+    let before = woken.get();
+    device.break_device("an illegal address");
+    assert!(woken.get() > before, "watches are called on errors too");
+    for waiting in [first, second] {
+        let error = now(waiting).unwrap_err();
+        assert!(matches!(error, AllocError::Device(_)), "{error}");
+    }
+    let error = pool.try_allocate(&a, 1).unwrap_err();
+    assert!(matches!(error, AllocError::Device(_)), "{error}");
+    assert_eq!(
+        pool.statistics().pending.current,
+        8 * MIB,
+        "leaked, not reused"
+    );
+    assert!(a.event().is_err());
+    assert!(now(a.synchronize()).is_err());
+}
