@@ -190,6 +190,35 @@ fn events_are_further_apart_where_frees_come_close() {
     assert_eq!([(); 4].map(|()| frees(close)), [33, 5, 5, 5]);
 }
 
+/// Where frees come close, each that seals asks how far the stream is; behind a long kernel not each of them.
+#[test]
+fn who_asks_in_vain_asks_less_and_less() {
+    const EVENTS: u64 = 256;
+    let device = manual();
+    let pool = builder(&device, 256 * MIB).sealing(Sealing::Spaced(MIB));
+    let pool = pool.lane_bytes(0).build().unwrap();
+    let (work, stream) = stream(&device, &pool);
+    // How many queries there are for so many events.
+    let queries = |events| {
+        let count = || [Call::Record, Call::Query].map(|call| device.counters().calls(call));
+        let [records, queries] = count();
+        while count()[0] < records + events {
+            drop(pool.try_allocate(&stream, MIB).unwrap());
+        }
+        count()[1] - queries
+    };
+    queries(8);
+    assert_eq!(queries(EVENTS), EVENTS);
+    run(&work, us(1000));
+    // The oldest and the newest, whenever there are twice as many.
+    let most = 2 * (u64::from(EVENTS.ilog2()) + 1);
+    let in_vain = queries(EVENTS);
+    assert!(in_vain <= most, "{in_vain} queries");
+    device.advance_to_end();
+    queries(EVENTS);
+    assert_eq!(queries(EVENTS), EVENTS);
+}
+
 /// What a stream gets, with work of its own or idle, while 8 MiB are about to be complete on another one and
 /// more could be taken from the device.
 fn rung_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Rung {

@@ -7,11 +7,12 @@
 //! What is left here keeps its stream alive, and the stream keeps the lane, in which it is left. So that is done only
 //! while the stream has a handle: with the last one the stash is closed, and what was in it is let go.
 
+use std::fmt;
+
 /// Counts kept at most. Frees come before grants by a few blocks, or by many, and then most are counted anyway.
 const ROOM: usize = 8;
 
 /// See the [module](self). What it keeps is nothing to the lane.
-#[derive(Debug)]
 pub(crate) struct Stash<O> {
     left: [Option<O>; ROOM],
     /// The first of them are there.
@@ -69,6 +70,16 @@ impl<O> Stash<O> {
     pub(crate) fn empty(&mut self) -> [Option<O>; ROOM] {
         self.count = 0;
         std::mem::replace(&mut self.left, [const { None }; ROOM])
+    }
+}
+
+/// Without what was left: that is the stream, which has this.
+impl<O> fmt::Debug for Stash<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stash")
+            .field("count", &self.count)
+            .field("room", &self.room)
+            .finish_non_exhaustive()
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct Timeline {
     clock: Mutex<Clock>,
     /// How long an event took from record to being seen complete: a running mean, in nanoseconds.
     pub(super) latency: SharedNumber,
-    /// Markers on their way from which on the next free that seals asks how far the stream is.
+    /// Asked in vain, the stream is not asked by a free again before so many markers are on their way.
     crowd: SharedNumber,
 }
 
@@ -57,7 +57,7 @@ impl Timeline {
             completed: SharedNumber::new(completed.0),
             clock: Mutex::new(Guards::Clock, Clock::default()),
             latency: SharedNumber::new(0),
-            crowd: SharedNumber::new(FEWEST_WORTH_ASKING as u64),
+            crowd: SharedNumber::new(0),
         }
     }
 

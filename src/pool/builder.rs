@@ -202,7 +202,8 @@ impl PoolBuilder {
         self
     }
 
-    /// When the event of a free is recorded. Default: once 4 MiB were freed on a stream.
+    /// When the event of a free is recorded. Default: once 4 MiB were freed on a stream, or up to 32 MiB where
+    /// frees come close to each other.
     pub fn sealing(mut self, sealing: Sealing) -> Self {
         self.sealing = sealing;
         self
