@@ -207,7 +207,9 @@ fn who_asks_in_vain_asks_less_and_less() {
         }
         count()[1] - queries
     };
-    queries(8);
+    // A new stream is not asked before there are some.
+    assert_eq!(queries(8), 0);
+    queries(16);
     assert_eq!(queries(EVENTS), EVENTS);
     run(&work, us(1000));
     // The oldest and the newest, whenever there are twice as many.

@@ -18,7 +18,8 @@ pub(crate) struct Timeline {
     clock: Mutex<Clock>,
     /// How long an event took from record to being seen complete: a running mean, in nanoseconds.
     pub(super) latency: SharedNumber,
-    /// Asked in vain, the stream is not asked by a free again before so many markers are on their way.
+    /// A stream that nobody asked yet, or that was asked in vain, is not asked by a free before so many markers are on
+    /// their way.
     crowd: SharedNumber,
 }
 
@@ -57,7 +58,7 @@ impl Timeline {
             completed: SharedNumber::new(completed.0),
             clock: Mutex::new(Guards::Clock, Clock::default()),
             latency: SharedNumber::new(0),
-            crowd: SharedNumber::new(0),
+            crowd: SharedNumber::new(FEWEST_WORTH_ASKING as u64),
         }
     }
 
