@@ -79,8 +79,10 @@ impl Bounds {
     }
 }
 
-/// A registered stream; see the [module](self).
+/// A registered stream; see the [module](self). On cache lines of its own: the hot path reads it, and what lies beside it may
+/// be another stream's.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Lane {
     pub(crate) id: StreamId,
     pub(crate) raw: RawStream,

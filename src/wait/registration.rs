@@ -30,8 +30,9 @@ pub(crate) type Left = Stash<Arc<Registration>>;
 static SLOTS: Slots<Left> = Slots::new();
 
 /// One count for a stream: a block holds it, so that a free writes no line that other streams write. It leaves it to the
-/// next one, so that neither counts.
+/// next one, so that neither counts. On cache lines of its own, as the [lane](Lane) is.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Registration {
     pub(crate) service: Arc<Service>,
     pub(crate) lane: Arc<Lane>,
