@@ -3,75 +3,46 @@
 use super::*;
 use loom::thread;
 use std::any::Any;
-use weirpool::device::{DeviceId, DeviceStream, RawStream};
+use std::sync::Weak;
+use weirpool::device::DeviceStream;
 
 const SMALL: u64 = 4096;
 
-/// A stream of which can be seen whether the pool has let it go.
-struct Watched(SimStream, Arc<()>);
+/// Of a stream, gone once the pool lets it go.
+type Alive = Weak<dyn Any + Send + Sync>;
 
-impl DeviceStream for Watched {
-    fn device_id(&self) -> DeviceId {
-        self.0.device_id()
-    }
-
-    fn raw(&self) -> RawStream {
-        self.0.raw()
-    }
-
-    fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
-        Arc::new((self.0.keep_alive(), self.1.clone()))
-    }
-}
-
-/// A pool and a stream, with a block of it that is used and one that was freed.
-struct World {
-    pool: Pool,
-    stream: Stream,
-    block: Block,
-    alive: std::sync::Weak<()>,
-}
-
-impl World {
-    fn new() -> Self {
-        let device = unwatched();
-        let pool = pool_keeping(&device, 2 * SMALL);
-        let watched = Watched(device.create_stream(), Arc::new(()));
-        let stream = pool.register(&watched).unwrap();
+/// A model of a pool and a stream, with a block of it that is used and one that was freed. Nothing of the stream is kept
+/// once `play` is over.
+fn model_of_an_end(name: &'static str, play: fn(&Pool, Stream, Block)) {
+    model(name, move || {
+        let (pool, stream, alive) = pool_and_stream();
         let take = || pool.try_allocate(&stream, SMALL).unwrap();
         // The first of a size have no place in the lane yet, and leave nothing.
         drop((take(), take()));
         let (block, freed) = (take(), take());
         drop(freed);
-        Self {
-            pool,
-            stream,
-            block,
-            alive: Arc::downgrade(&watched.1),
-        }
-    }
+        play(&pool, stream, block);
+        pool.harvest().unwrap();
+        assert!(alive.upgrade().is_none(), "the stream is kept");
+        pool.check_conserved().unwrap();
+    });
 }
 
-fn assert_gone(pool: &Pool, alive: &std::sync::Weak<()>) {
-    pool.harvest().unwrap();
-    assert!(alive.upgrade().is_none(), "the stream is kept");
-    pool.check_conserved().unwrap();
+fn pool_and_stream() -> (Pool, Stream, Alive) {
+    let device = unwatched();
+    let pool = pool_keeping(&device, 2 * SMALL);
+    let work = device.create_stream();
+    let stream = pool.register(&work).unwrap();
+    (pool, stream, std::sync::Arc::downgrade(&work.keep_alive()))
 }
 
 /// A block is freed while the last handle goes: its count is let go with what was left, or is its own to drop.
 #[test]
 fn the_last_handle_against_a_free() {
-    model("the last handle against a free", || {
-        let World {
-            pool,
-            stream,
-            block,
-            alive,
-        } = World::new();
+    model_of_an_end("the last handle against a free", |_, stream, block| {
         let freeing = thread::spawn(move || drop(block));
         drop(stream);
         freeing.join().unwrap();
-        assert_gone(&pool, &alive);
     });
 }
 
@@ -79,57 +50,42 @@ fn the_last_handle_against_a_free() {
 /// is gone.
 #[test]
 fn a_grant_against_a_free_and_the_last_handle() {
-    model("a grant against a free and the last handle", || {
-        let World {
-            pool,
-            stream,
-            block,
-            alive,
-        } = World::new();
-        let freeing = thread::spawn(move || drop(block));
-        let granted = pool.try_allocate(&stream, SMALL).unwrap();
-        drop(stream);
-        drop(granted);
-        freeing.join().unwrap();
-        assert_gone(&pool, &alive);
-    });
+    model_of_an_end(
+        "a grant against a free and the last handle",
+        |pool, stream, block| {
+            let freeing = thread::spawn(move || drop(block));
+            let granted = pool.try_allocate(&stream, SMALL).unwrap();
+            drop(stream);
+            drop(granted);
+            freeing.join().unwrap();
+        },
+    );
 }
 
-/// Two handles go at once, each after a free.
+/// Two handles go at once, one of them after a free.
 #[test]
-fn two_last_handles_with_a_free_each() {
-    model("two last handles with a free each", || {
-        let World {
-            pool,
-            stream,
-            block,
-            alive,
-        } = World::new();
+fn two_last_handles_and_a_free() {
+    model_of_an_end("two last handles and a free", |_, stream, block| {
         let other = stream.clone();
         let leaving = thread::spawn(move || drop((block, other)));
         drop(stream);
         leaving.join().unwrap();
-        assert_gone(&pool, &alive);
     });
 }
 
 /// A handle is made from a block while the last other one goes: counts are left while it is there, and not after.
 #[test]
 fn a_handle_from_a_block_against_the_last_one() {
-    model("a handle from a block against the last one", || {
-        let World {
-            pool,
-            stream,
-            block,
-            alive,
-        } = World::new();
-        let again = thread::spawn(move || {
-            let again = block.stream();
-            drop(block);
-            drop(again);
-        });
-        drop(stream);
-        again.join().unwrap();
-        assert_gone(&pool, &alive);
-    });
+    model_of_an_end(
+        "a handle from a block against the last one",
+        |_, stream, block| {
+            let again = thread::spawn(move || {
+                let again = block.stream();
+                drop(block);
+                drop(again);
+            });
+            drop(stream);
+            again.join().unwrap();
+        },
+    );
 }

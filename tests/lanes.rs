@@ -5,8 +5,8 @@ mod common;
 use common::*;
 use std::any::Any;
 use std::sync::{Arc, Weak};
-use weirpool::device::sim::{Checker, Clock, SimDevice, SimStream};
-use weirpool::device::{DeviceId, DeviceStream, RawStream};
+use weirpool::device::DeviceStream;
+use weirpool::device::sim::{Checker, Clock, SimDevice};
 use weirpool::*;
 
 const KIB: u64 = 1 << 10;
@@ -92,35 +92,18 @@ fn a_larger_block_has_no_more_elements() {
     }
 }
 
-/// A stream of which can be seen whether the pool has let it go.
-struct Watched(SimStream, Arc<()>);
-
-impl DeviceStream for Watched {
-    fn device_id(&self) -> DeviceId {
-        self.0.device_id()
-    }
-
-    fn raw(&self) -> RawStream {
-        self.0.raw()
-    }
-
-    fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
-        Arc::new((self.0.keep_alive(), self.1.clone()))
-    }
-}
-
-/// A pool, and a stream of it that blocks were freed on; with what is gone once the stream is.
-fn watched(checker: Checker) -> (Pool, Stream, Weak<()>) {
+/// A pool, and a stream of it that blocks were freed on; with what is gone once the pool lets the stream go.
+fn watched(checker: Checker) -> (Pool, Stream, Weak<dyn Any + Send + Sync>) {
     let device = SimDevice::builder().memory(1 << 30).checker(checker);
     let device = device.clock(Clock::Manual).build();
     let pool = pool(&device, 256 * MIB);
-    let work = Watched(device.create_stream(), Arc::new(()));
+    let work = device.create_stream();
     let stream = pool.register(&work).unwrap();
     // The first of a size have no place in the lane yet, and leave nothing.
     for _ in 0..2 {
         drop([(); 3].map(|()| pool.try_allocate(&stream, 64 * KIB).unwrap()));
     }
-    (pool, stream, Arc::downgrade(&work.1))
+    (pool, stream, Arc::downgrade(&work.keep_alive()))
 }
 
 /// What freed blocks leave with a stream keeps it from being let go no longer than its last handle and block.

@@ -84,8 +84,11 @@ fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
         note(Who::Driver, player.told());
     }
     let mix = "mix, 512 B to 64 MiB, 256 live";
-    let settings: [Setting; 4] = [
+    let settings: [Setting; 5] = [
         ("by itself", |builder| builder),
+        ("sealed each 4 MiB", |builder| {
+            builder.sealing(Sealing::Bytes(4 << 20))
+        }),
         ("sealed on demand", |builder| {
             builder.sealing(Sealing::OnDemand)
         }),

@@ -149,6 +149,7 @@ impl Lane {
         }
     }
 
+    /// The slot that its front is in, of who does not know what is left there.
     pub(crate) fn slot(&self) -> &Slot {
         &self.front
     }

@@ -67,7 +67,7 @@ impl<K: Opaque + Default + 'static> Slots<K> {
         Self(plain::Mutex::new(Vec::new()))
     }
 
-    /// A slot for a lane, which gives it back in the end. Nobody may have it for longer but to drop it.
+    /// A slot for a lane, which gives it back in the end: who has the lane may lock it, and nobody else.
     pub(crate) fn lease(&'static self) -> (Lasting<Slot<K>>, Leased) {
         let vacant = self.0.lock().pop();
         let slot = vacant.unwrap_or_else(|| {
@@ -99,6 +99,7 @@ impl<K> Drop for Lease<K> {
     fn drop(&mut self) {
         let gone = std::mem::replace(&mut self.slot.lock().front, Front::vacant());
         drop(gone);
+        // A slot of one execution of a model is none of the next.
         if !cfg!(weirpool_loom) {
             self.slots.0.lock().push(self.slot.clone());
         }

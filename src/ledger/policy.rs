@@ -250,8 +250,9 @@ pub enum Sealing {
     EveryFree,
     /// Once so many bytes were freed on a stream since its last event, and not taken again by it.
     Bytes(u64),
-    /// The same, and up to eight times as many where there would be an event every few microseconds and nobody else wants
-    /// what was freed, nor does any go back to the device: an event takes as long as several allocations. The default, with 4 MiB.
+    /// The same, but once up to eight times as many were while there would be an event every few microseconds otherwise: an
+    /// event takes as long as several allocations. Not where somebody else wants what was freed, or memory is given back
+    /// to the device unasked. The default, with 4 MiB; [`guide::choices`](crate::guide::choices) says why.
     Spaced(u64),
     /// When somebody asks: a waiter, an allocation that finds nothing else, [`Stream::seal`].
     ///
