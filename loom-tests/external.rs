@@ -4,7 +4,7 @@ use super::*;
 use loom::thread;
 use std::any::Any;
 use weirpool::device::{DeviceId, DeviceStream, RawStream};
-use weirpool::{AllocError, Rung, WaitLimit};
+use weirpool::{AllocError, Source, WaitLimit};
 
 /// A stream that nobody keeps.
 struct External(DeviceId, RawStream);
@@ -31,7 +31,7 @@ impl DeviceStream for External {
 fn waiting_pool(device: &SimDevice) -> Pool {
     Pool::builder(device.clone())
         .capacity(2 * MIB)
-        .handle_bytes(2 * MIB)
+        .chunk_bytes(2 * MIB)
         .lane_bytes(4096)
         .wait_limit(WaitLimit::Unlimited)
         .build()
@@ -64,7 +64,7 @@ fn a_free_against_who_wants_the_memory() {
         });
         match pool.try_allocate(&b, 2 * MIB) {
             Ok(block) => {
-                assert_eq!(block.rung(), Rung::DeviceWait);
+                assert_eq!(block.source(), Source::DeviceWait);
                 run(&work_b, 1);
                 device.advance(Duration::from_micros(9));
                 assert!(work_b.backlog() > 0, "b came before a's last use");
@@ -76,7 +76,7 @@ fn a_free_against_who_wants_the_memory() {
         freeing.join().unwrap();
         b.seal().unwrap();
         device.advance(Duration::from_micros(20));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         assert_eq!(pool.statistics().pending.current, 0);
         pool.check_conserved().unwrap();
     });
@@ -99,7 +99,7 @@ fn a_request_given_up_against_who_serves() {
             let pool = pool.clone();
             thread::spawn(move || {
                 drop(block);
-                pool.harvest().unwrap();
+                pool.reap().unwrap();
             })
         };
         let polled = waiting.as_mut().poll_once();

@@ -18,7 +18,7 @@ fn a_scope_against_a_stream_that_goes() {
             let pool = pool.clone();
             thread::spawn(move || {
                 drop(a);
-                pool.harvest().unwrap();
+                pool.reap().unwrap();
             })
         };
         let scope = pool.statistics_scope();

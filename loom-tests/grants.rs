@@ -102,8 +102,8 @@ fn two_streams_robbing_one_lane() {
             drop(pool.try_allocate(&a, 2 * MIB).unwrap());
         }
         a.seal().unwrap();
-        pool.harvest().unwrap();
-        assert_eq!(pool.statistics().kept_by_lanes, 2 * MIB);
+        pool.reap().unwrap();
+        assert_eq!(pool.statistics().cached_in_lanes, 2 * MIB);
         let other = {
             let pool = pool.clone();
             thread::spawn(move || pool.try_allocate(&b, MIB).unwrap())
@@ -130,7 +130,7 @@ fn cancel_against_grant() {
             let pool = pool.clone();
             thread::spawn(move || {
                 drop(block);
-                pool.harvest().unwrap();
+                pool.reap().unwrap();
             })
         };
         drop(waiting);
@@ -187,9 +187,9 @@ fn two_waiters_one_block() {
     });
 }
 
-/// One thread harvests and asks for nothing; another waits: it is served by what was harvested.
+/// One thread reaps and asks for nothing; another waits: it is served by what was reaped.
 #[test]
-fn harvest_elsewhere_against_enqueue() {
+fn reap_elsewhere_against_enqueue() {
     model("harvest elsewhere against enqueue", || {
         let device = device();
         let pool = pool(&device);

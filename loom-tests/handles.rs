@@ -22,7 +22,7 @@ fn model_of_an_end(name: &'static str, play: fn(&Pool, Stream, Block)) {
         let (block, freed) = (take(), take());
         drop(freed);
         play(&pool, stream, block);
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         assert!(alive.upgrade().is_none(), "the stream is kept");
         pool.check_conserved().unwrap();
     });

@@ -58,7 +58,7 @@ fn two_requests_against_the_limit() {
     });
 }
 
-/// The first one at the door gives up while the tag frees: the second is let in.
+/// The first one at the quota queue gives up while the tag frees: the second is let in.
 #[test]
 fn giving_up_at_the_door_against_a_free() {
     let tag = Tag::new("loom: gives up");
@@ -120,20 +120,20 @@ fn close_against_a_request_over_the_limit() {
     });
 }
 
-/// Who frees and lets nobody in leaves a knot behind, while somebody looks for one: it is seen in the end, by one who
+/// Who frees and lets nobody in leaves a deadlock behind, while somebody looks for one: it is seen in the end, by one who
 /// is polled only when it is woken.
 #[test]
-fn a_free_that_leaves_a_knot_against_a_look() {
+fn a_free_that_leaves_a_deadlock_against_a_look() {
     const GRACE: Duration = Duration::from_millis(1);
     let tag = Tag::new("loom: leaves a knot");
     model("a free that leaves a knot against a look", move || {
         let device = device();
         let pool = Pool::builder(device.clone())
             .capacity(2 * MIB)
-            .handle_bytes(2 * MIB)
+            .chunk_bytes(2 * MIB)
             .tag_limit(tag, MIB)
-            .knot_grace(GRACE)
-            .fail_knots_after(GRACE)
+            .deadlock_grace(GRACE)
+            .fail_deadlocks_after(GRACE)
             .build()
             .unwrap();
         let (_, a) = stream(&device, &pool);

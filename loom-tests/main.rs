@@ -69,7 +69,7 @@ fn pool_keeping(device: &SimDevice, lane_bytes: u64) -> Pool {
     };
     Pool::builder(device.clone())
         .capacity(2 * MIB)
-        .handle_bytes(2 * MIB)
+        .chunk_bytes(2 * MIB)
         .lane_bytes(lane_bytes)
         .reuse(reuse)
         .build()

@@ -3,7 +3,7 @@
 use super::*;
 use loom::future::block_on;
 use loom::thread;
-use weirpool::Rung;
+use weirpool::Source;
 
 /// A free while an event closes the ticket: memory that another stream gets through the event is
 /// behind the freeing stream's work.
@@ -22,7 +22,7 @@ fn sealing_against_a_free() {
         let event = a.event().unwrap();
         b.wait(&event).unwrap();
         if let Ok(block) = pool.try_allocate(&b, 2 * MIB) {
-            assert_ne!(block.rung(), Rung::Free, "a is still at it");
+            assert_ne!(block.source(), Source::Free, "a is still at it");
             run(&work_b, 1);
             device.advance(Duration::from_micros(9));
             assert!(work_b.backlog() > 0, "b came before a's last use");
@@ -53,15 +53,15 @@ fn two_sealers() {
         drop(other);
         a.seal().unwrap();
         sealing.join().unwrap();
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         assert_eq!(pool.statistics().pending.current, 0);
         pool.check_conserved().unwrap();
     });
 }
 
-/// A deallocation is awaited while another thread harvests: it completes once, and is heard of.
+/// A deallocation is awaited while another thread reaps: it completes once, and is heard of.
 #[test]
-fn deallocation_against_harvest() {
+fn deallocation_against_reap() {
     model("deallocation against harvest", || {
         let device = device();
         let pool = pool(&device);
@@ -73,7 +73,7 @@ fn deallocation_against_harvest() {
             let (pool, device) = (pool.clone(), device.clone());
             thread::spawn(move || {
                 device.advance(Duration::from_micros(10));
-                pool.harvest().unwrap();
+                pool.reap().unwrap();
             })
         };
         block_on(freed).unwrap();
@@ -101,9 +101,9 @@ fn last_handles_from_two_threads() {
     });
 }
 
-/// Two threads harvest the same completion: the block is free once.
+/// Two threads reap the same completion: the block is free once.
 #[test]
-fn a_completion_harvested_twice() {
+fn a_completion_reaped_twice() {
     model("a completion harvested twice", || {
         let device = device();
         let pool = pool(&device);
@@ -115,9 +115,9 @@ fn a_completion_harvested_twice() {
         device.advance(Duration::from_micros(10));
         let other = {
             let pool = pool.clone();
-            thread::spawn(move || pool.harvest().unwrap())
+            thread::spawn(move || pool.reap().unwrap())
         };
-        let mine = pool.harvest().unwrap();
+        let mine = pool.reap().unwrap();
         let theirs = other.join().unwrap();
         assert!(mine || theirs, "somebody saw it");
         assert_eq!(pool.statistics().free, 2 * MIB);
@@ -125,7 +125,7 @@ fn a_completion_harvested_twice() {
     });
 }
 
-/// Two threads harvest a stream of which one of two points is passed: neither takes for passed what it
+/// Two threads reap a stream of which one of two points is passed: neither takes for passed what it
 /// did not ask after.
 #[test]
 fn two_harvesters_of_a_stream_half_way() {
@@ -141,9 +141,9 @@ fn two_harvesters_of_a_stream_half_way() {
         a.seal().unwrap();
         let other = {
             let pool = pool.clone();
-            thread::spawn(move || pool.harvest().unwrap())
+            thread::spawn(move || pool.reap().unwrap())
         };
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         other.join().unwrap();
         let statistics = pool.statistics();
         assert_eq!((statistics.free, statistics.pending.current), (MIB, MIB));
@@ -171,15 +171,15 @@ fn asking_after_the_newest_against_a_seal() {
                 run(&work, 10);
                 drop(third);
                 a.seal().unwrap();
-                pool.harvest().unwrap();
+                pool.reap().unwrap();
                 a
             })
         };
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         let _a = sealing.join().unwrap();
         assert_eq!(pool.statistics().pending.current, MIB / 2);
         device.advance(Duration::from_micros(10));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         assert_eq!(pool.statistics().pending.current, 0);
         pool.check_conserved().unwrap();
     });
@@ -203,9 +203,9 @@ fn a_lane_freed_into_while_it_is_drained() {
     });
 }
 
-/// A stream's last handle goes while another thread harvests it.
+/// A stream's last handle goes while another thread reaps it.
 #[test]
-fn a_stream_going_away_against_harvest() {
+fn a_stream_going_away_against_reap() {
     model("a stream going away against harvest", || {
         let device = device();
         let pool = pool(&device);
@@ -213,16 +213,16 @@ fn a_stream_going_away_against_harvest() {
         let (_, b) = stream(&device, &pool);
         drop(pool.try_allocate(&a, 4096).unwrap());
         let leaving = thread::spawn(move || drop((a, work)));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         leaving.join().unwrap();
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
         pool.check_conserved().unwrap();
     });
 }
 
-/// A block is said to be used on a further stream while its own stream's earlier life is harvested.
+/// A block is said to be used on a further stream while its own stream's earlier life is reaped.
 #[test]
-fn used_on_against_harvest() {
+fn used_on_against_reap() {
     model("used on against harvest", || {
         let device = device();
         let pool = pool(&device);
@@ -234,7 +234,7 @@ fn used_on_against_harvest() {
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         let harvesting = {
             let pool = pool.clone();
-            thread::spawn(move || pool.harvest().unwrap())
+            thread::spawn(move || pool.reap().unwrap())
         };
         block.used_on(&b).unwrap();
         run(&work_b, 1);

@@ -9,7 +9,7 @@ use weirpool::{AllocError, Reservation, WaitLimit};
 fn waiting_pool(device: &SimDevice, capacity: u64) -> Pool {
     Pool::builder(device.clone())
         .capacity(capacity)
-        .handle_bytes(2 * MIB)
+        .chunk_bytes(2 * MIB)
         .lane_bytes(4096)
         .wait_limit(WaitLimit::Unlimited)
         .build()
@@ -112,7 +112,7 @@ fn a_draw_against_the_end_of_a_stream() {
             let device = device.clone();
             thread::spawn(move || {
                 device.advance(Duration::from_micros(20));
-                pool.harvest().unwrap();
+                pool.reap().unwrap();
             })
         };
         let drawing = {

@@ -10,7 +10,7 @@ use weirpool::{AllocError, Overtaking, PoolBuilder, PressureHook, Shortfall};
 fn pool_with(device: &SimDevice, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Pool {
     let builder = Pool::builder(device.clone())
         .capacity(2 * MIB)
-        .handle_bytes(2 * MIB)
+        .chunk_bytes(2 * MIB)
         .lane_bytes(4096)
         .reuse(Reuse {
             internal_dependencies: false,
@@ -33,7 +33,7 @@ fn drain_against_a_free() {
         // The gate is open again: what is freed is kept.
         drop(pool.try_allocate(&a, 4096).unwrap());
         let again = pool.try_allocate(&a, 4096).unwrap();
-        assert_eq!(again.rung(), weirpool::Rung::Lane);
+        assert_eq!(again.source(), weirpool::Source::Lane);
         drop(again);
         pool.check_conserved().unwrap();
     });

@@ -3,7 +3,7 @@
 use super::*;
 use loom::future::block_on;
 use loom::thread;
-use weirpool::Rung;
+use weirpool::Source;
 
 const SMALL: u64 = 4096;
 
@@ -15,7 +15,7 @@ fn crowded(device: &SimDevice) -> Pool {
     };
     Pool::builder(device.clone())
         .capacity(2 * MIB)
-        .handle_bytes(2 * MIB)
+        .chunk_bytes(2 * MIB)
         .lane_bytes(4 * SMALL)
         .per_thread_caches()
         .reuse(reuse)
@@ -40,7 +40,7 @@ fn sealing_against_a_free_to_a_side() {
         let event = a.event().unwrap();
         b.wait(&event).unwrap();
         if let Ok(block) = pool.try_allocate(&b, 2 * MIB) {
-            assert_ne!(block.rung(), Rung::Free, "a is still at it");
+            assert_ne!(block.source(), Source::Free, "a is still at it");
             run(&work_b, 1);
             device.advance(Duration::from_micros(9));
             assert!(work_b.backlog() > 0, "b came before a's last use");
@@ -113,7 +113,7 @@ fn two_sides_of_one_stream() {
         assert_eq!(statistics.used.current, 0);
         drop(a);
         device.advance(Duration::from_micros(1));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         pool.check_conserved().unwrap();
     });
 }

@@ -1,8 +1,8 @@
 //! Copies between host and device, awaited.
 
 use crate::device::{DeviceError, Transfer, Watch};
+use crate::queue::Registration;
 use crate::sync::Arc;
-use crate::wait::Registration;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
@@ -23,13 +23,13 @@ impl Copy {
         context: &mut Context<'_>,
         take: impl FnOnce(&mut dyn Transfer) -> Result<Option<R>, DeviceError>,
     ) -> Poll<Result<R, DeviceError>> {
-        let engine = &self.registration.service.engine;
+        let driver = &self.registration.service.driver;
         self.watch = None;
-        if let Some(taken) = engine.noted(take(&mut *self.transfer))? {
+        if let Some(taken) = driver.noted(take(&mut *self.transfer))? {
             return Poll::Ready(Ok(taken));
         }
         // If it completes before this line, the watch calls at once.
-        let watch = Watch::new(&engine.device, self.transfer.event(), context.waker());
+        let watch = Watch::new(&driver.device, self.transfer.event(), context.waker());
         self.watch = Some(watch);
         Poll::Pending
     }

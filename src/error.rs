@@ -175,18 +175,18 @@ pub enum AllocError {
     /// Nothing is on its way back, and nobody who waits can be served: those who wait hold what the others
     /// wait for, or somebody else holds it for long. Free what is held and try again, or
     /// [reserve](crate::Pool::reserve) all that a request needs up front. Only where the pool has a
-    /// [limit](crate::PoolBuilder::fail_knots_after) for that.
+    /// [limit](crate::PoolBuilder::fail_deadlocks_after) for that.
     #[error("nobody who waits can be served, and nothing is on its way back: {0}")]
-    Knotted(Box<Shortfall>),
+    Deadlocked(Box<Shortfall>),
     /// The same among those who wait for the limit of a tag: it has as much as it may, and its requests hold that
     /// themselves while they wait for more. Free what is held and try again, [reserve](crate::Pool::reserve) all that
     /// a request needs up front, or raise the limit with [`Pool::set_tag_limit`](crate::Pool::set_tag_limit). Only
-    /// where the pool has a [limit](crate::PoolBuilder::fail_knots_after) for knots.
+    /// where the pool has a [limit](crate::PoolBuilder::fail_deadlocks_after) for deadlocks.
     #[error(
         "{requested} bytes requested for {tag}, which has {used} of the {limit} bytes that it may have, and \
          nothing of that is on its way back: its requests wait for each other"
     )]
-    KnottedAtLimit {
+    DeadlockedAtLimit {
         /// For whom.
         tag: Tag,
         /// What was asked for, rounded to the pool's step, in bytes.
@@ -296,10 +296,10 @@ pub enum BuildError {
         share: f64,
     },
     /// Handles must be a multiple of the device's step.
-    #[error("handles of {handle_bytes} bytes are not a positive multiple of {granularity} bytes")]
+    #[error("handles of {chunk_bytes} bytes are not a positive multiple of {granularity} bytes")]
     InvalidHandle {
         /// What was asked for, in bytes.
-        handle_bytes: u64,
+        chunk_bytes: u64,
         /// The device's step, in bytes.
         granularity: u64,
     },

@@ -10,9 +10,9 @@ use crate::buffer::Buffer;
 use crate::device::cuda::{default_of, names_of, of_native};
 use crate::device::{DeviceError, DeviceErrorKind, RawStream};
 use crate::error::StreamError;
+use crate::queue::{Registration, block_on};
 use crate::shared::{SharedBlock, SharedBuffer};
 use crate::sync::{Arc, plain};
-use crate::wait::{Registration, block_on};
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use std::future::poll_fn;
@@ -29,11 +29,11 @@ impl Guest {
     fn of(stream: &CudaStream, home: &Arc<Registration>) -> Result<Self, StreamError> {
         let default = default_of(stream);
         let (device, raw) = names_of(default.as_deref().unwrap_or(stream));
-        let engine = &home.service.engine;
-        if device != engine.device.id() {
+        let driver = &home.service.driver;
+        if device != driver.device.id() {
             return Err(StreamError::ForeignDevice);
         }
-        engine.expect_seen_by(raw)?;
+        driver.expect_seen_by(raw)?;
         if home.lane.raw == raw && !home.lane.is_external {
             return Ok(Self::Registered(home.clone()));
         }
@@ -71,7 +71,7 @@ impl Guest {
 /// Where the stream takes no wait (the legacy default one, or one that is being captured), the host waits.
 fn come_after(registration: &Registration, point: &Point) -> Result<(), DeviceError> {
     let Registration { service, lane, .. } = registration;
-    let ordered = (service.engine).bring_behind(lane, &point.registration.lane, &point.marker);
+    let ordered = (service.driver).bring_behind(lane, &point.registration.lane, &point.marker);
     match ordered {
         Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
             let mut passage = point.passage();
@@ -86,8 +86,8 @@ impl Point {
         if !self.marker.has_event() {
             return Ok(());
         }
-        let engine = &self.registration.service.engine;
-        engine.noted(engine.device.wait(stranger, self.marker.event()))
+        let driver = &self.registration.service.driver;
+        driver.noted(driver.device.wait(stranger, self.marker.event()))
     }
 }
 

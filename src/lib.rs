@@ -37,7 +37,7 @@
 //!   ordering is inserted.
 //! - **fence set**: the points, at most one of each stream, that must be complete, or come before, for a
 //!   block to be reused.
-//! - **lane**: the pool's cache in front of each stream, bounded in bytes. **Ledger**: the shared book of
+//! - **lane**: the pool's cache in front of each stream, bounded in bytes. **Heap**: the shared book of
 //!   segments and blocks behind the lanes.
 //! - **reserved**, **used**, **pending**: bytes held from the device, owned by somebody, given back but
 //!   not complete; each with its high-water mark. The names are CUDA's and HIP's.
@@ -53,24 +53,24 @@
 //! # One allocation, followed through the layers
 //!
 //! 1. [`Pool::allocate`] checks nothing yet: it makes an [`Allocate`], which borrows its handles.
-//! 2. Its first poll checks the request at the door and rounds it to 512 bytes.
+//! 2. Its first poll checks the request at the quota queue and rounds it to 512 bytes.
 //! 3. The **lane** of the stream is asked: one lock of its own, one pop. If it has a block of that size, or
 //!    else one that is larger by an eighth at most, that is all: no device call, no shared cache line
-//!    written ([`Rung::Lane`]).
-//! 4. The **engine** climbs the [reuse ladder](Rung): the **ledger** for what is known to be free, of
+//!    written ([`Source::Lane`]).
+//! 4. The **driver** climbs the [reuse ladder](Source): the **heap** for what is known to be free, of
 //!    this stream, or ordered before it, unless that would break up a large piece; whatever fits best
 //!    after asking the **device** what has completed; the same after taking back what other lanes keep;
 //!    then growing, by mapping free memory elsewhere or taking more; then memory pending on another
 //!    stream, behind a wait on the device (which comes before the asking where there is no more to be
 //!    had, and the wait is [short](Order::GrowFirst)).
-//! 5. If no rung gives, the future joins the **queue** in `wait`, and the gate is closed: lanes are
-//!    bypassed, every free goes to the ledger, and rings.
+//! 5. If no source gives, the future joins the **queue** in `wait`, and the gate is closed: lanes are
+//!    bypassed, every free goes to the heap, and rings.
 //! 6. A [`Reclaimer`] on the runtime, and the waiters themselves, are woken by such a free, and by the
 //!    device when a stream gets further. Whoever is polled first climbs the ladder for the head of the
 //!    queue, sets the grant, and then wakes the one who has it.
 //! 7. The [`Block`] is used in the order of its stream. Used on a further stream, it is told so with
 //!    [`Block::used_on`].
-//! 8. Dropped, it goes to the lane, or to the ledger as pending under the stream's open ticket. Once
+//! 8. Dropped, it goes to the lane, or to the heap as pending under the stream's open ticket. Once
 //!    enough was freed, the ticket is *sealed*: closed under the lane's lock, and its event recorded
 //!    after the lock is let go. When the event is seen complete, the block is free.
 //!
@@ -88,9 +88,9 @@
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | what is asked of them |
 //! | `wait` | queue, futures, reclaimer | how memory is found |
-//! | `engine` | one allocation and one free, through lanes, ledger and device | who waits |
+//! | `driver` | one allocation and one free, through lanes, heap and device | who waits |
 //! | `lane` | a stream's front and its points: the hot path | how memory is searched |
-//! | `ledger` | the book of segments and blocks; policies are pure functions beside it | clock, device, async, locks |
+//! | `heap` | the book of segments and blocks; policies are pure functions beside it | clock, device, async, locks |
 //! | `device` | the contract, and the backends | everything above |
 //! | `trace` | what is told to a subscriber of `tracing` | |
 //! | `error`, `id` | what can go wrong; names that are numbers | |
@@ -127,17 +127,18 @@ mod copy;
 mod current;
 #[allow(unsafe_code)]
 pub mod device;
-mod engine;
+mod driver;
 mod error;
 pub mod guide;
+mod heap;
 mod id;
 #[cfg(feature = "cuda")]
 mod interop;
 mod lane;
-mod ledger;
 mod measure;
 mod observe;
 mod pool;
+mod queue;
 mod rare;
 mod raw;
 mod registry;
@@ -147,22 +148,21 @@ mod sync;
 #[cfg(feature = "tower")]
 mod tower;
 mod trace;
-mod wait;
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
 pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};
-pub use engine::{
+pub use driver::{
     BlockInfo, BlockOrigin, BlockState, Fill, HistoryEntry, HistoryEvent, Occupancy,
-    ReservationInfo, ReservationOrigin, Rung, SegmentInfo, Site, Upstream,
+    ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Upstream,
 };
 pub use error::{
     AllocError, BuildError, CopyError, DrainError, Shortfall, StreamError, TagShortfall,
 };
+pub use heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
+pub use heap::{CoalesceHeuristic, GrowBy, PoolFigures, Remapping};
 pub use id::StreamId;
-pub use ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-pub use ledger::{CoalesceHeuristic, GrowBy, PoolFigures, Remapping};
 pub use measure::{Bucket, Histogram, Level, Tag, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
@@ -174,12 +174,12 @@ pub use pool::{
     Allocate, AllocateMany, AllocateWithRoom, Drawing, Layout, Pool, PoolBuilder, Reservation,
     Reserve, find_pool, pool_of, pools,
 };
+pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
 pub use raw::{RawError, RawPool};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 #[cfg(feature = "tower")]
 pub use tower::{Need, ReserveError, ReserveFuture, ReserveLayer, ReserveService};
-pub use wait::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -4,8 +4,8 @@ use crate::device::{DeviceError, RawStream};
 use crate::error::StreamError;
 use crate::id::StreamId;
 use crate::lane::Marker;
+use crate::queue::{Passage, Presence, Registration};
 use crate::sync::{Arc, plain};
-use crate::wait::{Passage, Presence, Registration};
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -28,13 +28,13 @@ impl Clone for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.registration.note_handle_gone();
+        self.registration.note_chunk_gone();
     }
 }
 
 impl Stream {
     pub(crate) fn from_registration(registration: Arc<Registration>) -> Self {
-        registration.note_handle();
+        registration.note_chunk();
         Self { registration }
     }
 
@@ -60,7 +60,7 @@ impl Stream {
     /// Whether nobody holds the device's stream but the pool.
     pub(crate) fn is_abandoned(&self) -> bool {
         let Registration { lane, service, .. } = &*self.registration;
-        lane.is_abandoned(&*service.engine.device)
+        lane.is_abandoned(&*service.driver.device)
     }
 
     /// Whether nothing of it is in use: no block or request, nor another handle.
@@ -79,7 +79,7 @@ impl Stream {
     /// When the device cannot record one.
     pub fn event(&self) -> Result<Event, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        let marker = service.engine.mark(lane)?;
+        let marker = service.driver.mark(lane)?;
         Ok(Event {
             registration: self.registration.clone(),
             marker,
@@ -97,7 +97,7 @@ impl Stream {
             return Err(StreamError::ForeignPool);
         }
         let Registration { service, lane, .. } = &*self.registration;
-        Ok(service.engine.order_behind(lane, &event.marker)?)
+        Ok(service.driver.order_behind(lane, &event.marker)?)
     }
 
     /// Waits until all work submitted to the stream so far is complete.
@@ -118,7 +118,7 @@ impl Stream {
     /// When the device cannot; the memory stays pending.
     pub fn seal(&self) -> Result<(), DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        service.engine.seal(lane)
+        service.driver.seal(lane)
     }
 }
 

@@ -22,16 +22,16 @@ pub(crate) use primitive::atomic::Ordering;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Guards {
     Lane,
-    Ledger,
+    Heap,
     Markers,
     Clock,
     Events,
     Registry,
     Queue,
     Waiter,
-    Bell,
+    Notifier,
     Block,
-    Journal,
+    EventLog,
     Budget,
 }
 
@@ -66,7 +66,7 @@ impl<T: ?Sized> Mutex<T> {
             Err(std::sync::TryLockError::WouldBlock) => return None,
         };
         #[cfg(debug_assertions)]
-        tally::locked(self.guards);
+        counters::locked(self.guards);
         Some(Guard { inner })
     }
 
@@ -77,7 +77,7 @@ impl<T: ?Sized> Mutex<T> {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         #[cfg(debug_assertions)]
-        tally::locked(self.guards);
+        counters::locked(self.guards);
         Guard { inner }
     }
 }
@@ -152,7 +152,7 @@ impl<T: ?Sized> std::ops::DerefMut for Guard<'_, T> {
 #[cfg(debug_assertions)]
 impl<T: ?Sized> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        tally::unlocked();
+        counters::unlocked();
     }
 }
 
@@ -215,14 +215,14 @@ macro_rules! shared_atomic {
             #[inline]
             pub(crate) fn store(&self, value: $value, order: Ordering) {
                 #[cfg(debug_assertions)]
-                tally::wrote();
+                counters::wrote();
                 self.0.store(value, order);
             }
 
             #[inline]
             pub(crate) fn swap(&self, value: $value, order: Ordering) -> $value {
                 #[cfg(debug_assertions)]
-                tally::wrote();
+                counters::wrote();
                 self.0.swap(value, order)
             }
 
@@ -235,7 +235,7 @@ macro_rules! shared_atomic {
                 failure: Ordering,
             ) -> Result<$value, $value> {
                 #[cfg(debug_assertions)]
-                tally::wrote();
+                counters::wrote();
                 self.0.compare_exchange(current, new, success, failure)
             }
         }
@@ -256,14 +256,14 @@ impl SharedState {
     #[inline]
     pub(crate) fn fetch_or(&self, bits: u8, order: Ordering) -> u8 {
         #[cfg(debug_assertions)]
-        tally::wrote();
+        counters::wrote();
         self.0.fetch_or(bits, order)
     }
 
     #[inline]
     pub(crate) fn fetch_and(&self, bits: u8, order: Ordering) -> u8 {
         #[cfg(debug_assertions)]
-        tally::wrote();
+        counters::wrote();
         self.0.fetch_and(bits, order)
     }
 }
@@ -272,7 +272,7 @@ impl SharedNumber {
     #[inline]
     pub(crate) fn fetch_max(&self, value: u64, order: Ordering) -> u64 {
         #[cfg(debug_assertions)]
-        tally::wrote();
+        counters::wrote();
         self.0.fetch_max(value, order)
     }
 
@@ -287,21 +287,21 @@ impl SharedNumber {
         next: impl FnMut(u64) -> Option<u64>,
     ) -> Result<u64, u64> {
         #[cfg(debug_assertions)]
-        tally::wrote();
+        counters::wrote();
         self.0.fetch_update(order, Ordering::Relaxed, next)
     }
 
     #[inline]
     pub(crate) fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
         #[cfg(debug_assertions)]
-        tally::wrote();
+        counters::wrote();
         self.0.fetch_add(value, order)
     }
 
     #[inline]
     pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         #[cfg(debug_assertions)]
-        tally::wrote();
+        counters::wrote();
         self.0.fetch_sub(value, order)
     }
 }
@@ -319,7 +319,7 @@ impl Count {
     /// Wraps around: differences stay right.
     pub(crate) fn add(&self, count: u64) {
         #[cfg(debug_assertions)]
-        tally::wrote();
+        counters::wrote();
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
@@ -329,7 +329,7 @@ impl Count {
 
     pub(crate) fn set(&self, value: u64) {
         #[cfg(debug_assertions)]
-        tally::wrote();
+        counters::wrote();
         self.0.store(value, Ordering::Relaxed);
     }
 
@@ -337,7 +337,7 @@ impl Count {
     pub(crate) fn raise(&self, value: u64) {
         if value > self.get() {
             #[cfg(debug_assertions)]
-            tally::wrote();
+            counters::wrote();
             self.0.fetch_max(value, Ordering::Relaxed);
         }
     }
@@ -403,7 +403,7 @@ pub(crate) mod plain {
 #[track_caller]
 pub(crate) fn assert_unlocked(what: &str) {
     #[cfg(debug_assertions)]
-    tally::assert_unlocked(what);
+    counters::assert_unlocked(what);
     #[cfg(not(debug_assertions))]
     let _ = what;
 }
@@ -411,7 +411,7 @@ pub(crate) fn assert_unlocked(what: &str) {
 /// What the calling thread did since it last asked: locks by name, and writes to shared atomics.
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 pub(crate) fn census() -> Census {
-    tally::take()
+    counters::take()
 }
 
 /// The answer of [`census`].
@@ -423,7 +423,7 @@ pub(crate) struct Census {
 }
 
 #[cfg(all(debug_assertions, not(weirpool_loom)))]
-mod tally {
+mod counters {
     use super::{Census, Guards};
     use std::cell::{Cell, RefCell};
 
@@ -469,9 +469,9 @@ mod tally {
     }
 }
 
-/// loom runs its threads as coroutines of one, so a thread-local tally would mix them up.
+/// loom runs its threads as coroutines of one, so a thread-local counters would mix them up.
 #[cfg(all(debug_assertions, weirpool_loom))]
-mod tally {
+mod counters {
     use super::Guards;
 
     pub(super) fn locked(_: Guards) {}

@@ -3,7 +3,7 @@
 use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::pool::{Drawing, Pool, Reservation, terms};
-use crate::wait::Terms;
+use crate::queue::Terms;
 use pin_project_lite::pin_project;
 use std::fmt;
 use std::future::Future;
@@ -60,7 +60,7 @@ pub enum ReserveError<E> {
 /// It reserves what a request will need before the inner service is called, and has the inner
 /// service's future draw from that reservation: however deep in it memory is allocated, it neither waits nor
 /// fails while what was reserved does. Requests that hold some memory and wait for more are thereby impossible,
-/// and with them the knots that they tie.
+/// and with them the deadlocks that they tie.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};

@@ -55,7 +55,7 @@ impl Donor {
 fn waited_for(device: &SimDevice, pool: &Pool, bytes: u64) -> DeviceAddress {
     let (work, taker) = stream(device, pool);
     let block = pool.try_allocate(&taker, bytes).unwrap();
-    assert_eq!(block.rung(), Rung::DeviceWait);
+    assert_eq!(block.source(), Source::DeviceWait);
     use_block(&work, &block, us(1));
     device.advance(us(100_000));
     assert_eq!(device.violations(), []);

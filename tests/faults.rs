@@ -32,13 +32,13 @@ fn growth_that_fails_half_way_loses_nothing() {
             let pool = pool(&device, 16 * MIB);
             let (_, stream) = stream(&device, &pool);
             device.script(call, nth, Fault::Fails(OutOfMemory));
-            let refused = pool.try_allocate(&stream, 4 * HANDLE).unwrap_err();
+            let refused = pool.try_allocate(&stream, 4 * CHUNK).unwrap_err();
             assert!(
                 matches!(refused, AllocError::Exhausted(_)),
                 "{call:?} {nth}: {refused}"
             );
             is_consistent(&device, &pool);
-            let block = pool.try_allocate(&stream, 4 * HANDLE).unwrap();
+            let block = pool.try_allocate(&stream, 4 * CHUNK).unwrap();
             drop(block);
             pool.check_conserved().unwrap();
         }
@@ -51,10 +51,10 @@ fn a_remap_that_fails_half_way_loses_nothing() {
     for call in [Call::Unmap, Call::Map] {
         for nth in 1..=2 {
             let device = manual();
-            let pool = pool(&device, 4 * HANDLE);
+            let pool = pool(&device, 4 * CHUNK);
             let (_, stream) = stream(&device, &pool);
             let blocks: Vec<_> = (0..4)
-                .map(|_| pool.try_allocate(&stream, HANDLE).unwrap())
+                .map(|_| pool.try_allocate(&stream, CHUNK).unwrap())
                 .collect();
             let mut kept = Vec::new();
             for (n, block) in blocks.into_iter().enumerate() {
@@ -64,13 +64,13 @@ fn a_remap_that_fails_half_way_loses_nothing() {
             }
             now(stream.synchronize()).unwrap();
             device.script(call, nth, Fault::Fails(Other));
-            let refused = pool.try_allocate(&stream, 2 * HANDLE).unwrap_err();
+            let refused = pool.try_allocate(&stream, 2 * CHUNK).unwrap_err();
             assert!(
                 matches!(refused, AllocError::Device(_)),
                 "{call:?} {nth}: {refused}"
             );
             is_consistent(&device, &pool);
-            drop(pool.try_allocate(&stream, 2 * HANDLE).unwrap());
+            drop(pool.try_allocate(&stream, 2 * CHUNK).unwrap());
             drop(kept);
             pool.check_conserved().unwrap();
         }
@@ -82,13 +82,13 @@ fn a_release_that_fails_keeps_what_was_not_released() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
     let (_, stream) = stream(&device, &pool);
-    drop(pool.try_allocate(&stream, 4 * HANDLE).unwrap());
+    drop(pool.try_allocate(&stream, 4 * CHUNK).unwrap());
     now(stream.synchronize()).unwrap();
     device.script(Call::Unmap, 3, Fault::Fails(Other));
     assert!(pool.trim_to(0).is_err());
     is_consistent(&device, &pool);
-    assert_eq!(pool.statistics().reserved.current, 2 * HANDLE);
-    assert_eq!(pool.trim_to(0).unwrap(), 2 * HANDLE);
+    assert_eq!(pool.statistics().reserved.current, 2 * CHUNK);
+    assert_eq!(pool.trim_to(0).unwrap(), 2 * CHUNK);
 }
 
 /// The device is full for a while: an allocation waits for what the pool itself will have.
@@ -278,8 +278,8 @@ fn a_device_side_wait_that_fails_gives_the_block_back() {
     assert!(b.wait(&event).is_err());
     let granted = pool.try_allocate(&b, 8 * MIB).unwrap();
     assert_eq!(
-        granted.rung(),
-        Rung::DeviceWait,
+        granted.source(),
+        Source::DeviceWait,
         "the failed wait taught nothing"
     );
     drop(granted);
@@ -311,12 +311,12 @@ fn memory_that_is_unmapped_and_not_given_back_is_not_granted() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
     let (_, stream) = stream(&device, &pool);
-    drop(pool.try_allocate(&stream, 4 * HANDLE).unwrap());
+    drop(pool.try_allocate(&stream, 4 * CHUNK).unwrap());
     now(stream.synchronize()).unwrap();
     device.fail_next(Call::Destroy, Other);
     assert!(pool.trim_to(0).is_err());
     pool.check().unwrap();
-    let block = pool.try_allocate(&stream, 4 * HANDLE).unwrap();
+    let block = pool.try_allocate(&stream, 4 * CHUNK).unwrap();
     assert!(device.is_mapped(block.address(), block.size()));
     drop(block);
     now(stream.synchronize()).unwrap();
@@ -392,11 +392,14 @@ fn a_device_side_wait_that_fails_is_not_the_last_word() {
     };
     used_for(us(100));
     device.advance(us(100));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     used_for(us(10));
     device.advance(us(10)); // sooner than expected: nobody has asked
     device.script(Call::Wait, 1, Fault::Fails(Other));
-    assert_eq!(pool.try_allocate(&b, 8 * MIB).unwrap().rung(), Rung::Free);
+    assert_eq!(
+        pool.try_allocate(&b, 8 * MIB).unwrap().source(),
+        Source::Free
+    );
     assert_eq!(device.counters().calls(Call::Wait), 1);
     pool.check_conserved().unwrap();
 }
@@ -436,11 +439,14 @@ fn an_event_with_an_error_costs_no_memory() {
     let blocks = [8 * MIB, 4 * MIB].map(|bytes| pool.try_allocate(&a, bytes).unwrap());
     used_for(pool.try_allocate(&a, 4 * MIB).unwrap(), us(1000));
     device.advance(us(1000));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     let reserved = pool.statistics().reserved.current;
     device.script(Call::Record, 1, Fault::Reports(Other));
     blocks.into_iter().for_each(|block| used_for(block, us(10)));
     device.advance(us(20)); // sooner than expected
-    assert_eq!(pool.try_allocate(&b, 8 * MIB).unwrap().rung(), Rung::Free);
+    assert_eq!(
+        pool.try_allocate(&b, 8 * MIB).unwrap().source(),
+        Source::Free
+    );
     assert_eq!(pool.statistics().reserved.current, reserved);
 }

@@ -43,7 +43,7 @@ fn a_block_grows_into_its_room() {
     drop((cache, others));
     stream.seal().unwrap();
     device.advance(us(1000));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     assert_eq!(pool.statistics().allocations, pool.statistics().frees);
     drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
     pool.check_conserved().unwrap();
@@ -156,10 +156,10 @@ fn further_streams_come_after_what_it_grows_by() {
     b.seal().unwrap();
     device.advance(us(150));
     let (_, c) = stream(&device, &pool);
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     assert_eq!(pool.statistics().pending.current, 4 * MIB);
     device.advance(us(50));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     drop(pool.try_allocate(&c, 32 * MIB).unwrap());
     pool.check_conserved().unwrap();
 }
@@ -315,7 +315,7 @@ fn caches_grow_among_others() {
         drop((caches, others));
         stream.seal().unwrap();
         device.advance(us(1000));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
         pool.check_conserved().unwrap();
     }
@@ -324,10 +324,10 @@ fn caches_grow_among_others() {
 /// A handle is any multiple of the device's step: a block grows by whole ones, into what is free right above it.
 #[test]
 fn handles_need_not_be_a_power_of_two() {
-    const THREE: u64 = 3 * HANDLE;
+    const THREE: u64 = 3 * CHUNK;
     let device = manual();
     let pool = builder(&device, 16 * THREE)
-        .handle_bytes(THREE)
+        .chunk_bytes(THREE)
         .lane_bytes(0);
     let pool = pool.build().unwrap();
     let (_, stream) = stream(&device, &pool);

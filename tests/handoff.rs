@@ -216,7 +216,7 @@ fn what_is_complete_sooner_than_expected_counts() {
         used_for(us(10));
         device.advance(us(10));
         let block = pool.try_allocate(&other.1, BLOCK).unwrap();
-        assert_eq!(block.rung(), Rung::Free);
+        assert_eq!(block.source(), Source::Free);
         assert_eq!(pool.statistics().reserved.current, BLOCK);
     }
 }
@@ -237,23 +237,23 @@ fn nobody_waits_for_long_without_asking() {
     };
     for _ in 0..2 {
         device.advance(us(50_000));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         used(&slow, BLOCK, us(50_000));
     }
     used(&quick, 2 * BLOCK, us(10));
     device.advance(us(10));
     let block = pool.try_allocate(&taker.1, BLOCK).unwrap();
-    assert_eq!(block.rung(), Rung::Free);
+    assert_eq!(block.source(), Source::Free);
     // Nor for what should have come long ago.
     drop(block);
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     slow.0.submit(Operation::new(us(1_000_000)));
     used(&slow, BLOCK, us(10));
     device.advance(us(200_000));
     used(&quick, 2 * BLOCK, us(10));
     device.advance(us(10));
     let block = pool.try_allocate(&taker.1, BLOCK).unwrap();
-    assert_eq!(block.rung(), Rung::Free);
+    assert_eq!(block.source(), Source::Free);
 }
 
 /// A large piece of the stream's own is broken up rather than that the stream waits for another's.
@@ -261,24 +261,24 @@ fn nobody_waits_for_long_without_asking() {
 fn nobody_waits_for_others_who_has_more_of_his_own() {
     let device = manual();
     let limit = WaitLimit::Unlimited;
-    let builder = builder(&device, 6 * HANDLE).wait_limit(limit);
+    let builder = builder(&device, 6 * CHUNK).wait_limit(limit);
     let pool = builder.build().unwrap();
     let [own, other] = [(); 2].map(|()| stream(&device, &pool));
-    let large = pool.try_allocate(&own.1, 4 * HANDLE).unwrap();
+    let large = pool.try_allocate(&own.1, 4 * CHUNK).unwrap();
     let used = || {
-        let block = pool.try_allocate(&other.1, 2 * HANDLE).unwrap();
+        let block = pool.try_allocate(&other.1, 2 * CHUNK).unwrap();
         use_block(&other.0, &block, us(100));
         drop(block);
         other.1.seal().unwrap();
     };
     used();
     device.advance(us(100));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     used();
     use_block(&own.0, &large, us(100));
     drop(large);
-    let block = pool.try_allocate(&own.1, 2 * HANDLE).unwrap();
-    assert_eq!(block.rung(), Rung::SameStream);
+    let block = pool.try_allocate(&own.1, 2 * CHUNK).unwrap();
+    assert_eq!(block.source(), Source::SameStream);
     drop(block);
     pool.check_conserved().unwrap();
 }

@@ -33,7 +33,7 @@ impl Unified {
 }
 
 fn layout(bytes: u64) -> Layout {
-    Layout::from_size_align(bytes as usize, HANDLE as usize).unwrap()
+    Layout::from_size_align(bytes as usize, CHUNK as usize).unwrap()
 }
 
 // SAFETY: pinned memory is the allocator's, from `allocate` to `free`, and every other call is the simulated

@@ -23,13 +23,13 @@ fn with_a_stream(checker: Checker) -> (Pool, Stream) {
 }
 
 /// Frees one block, asks for another: its size, and whence it is.
-fn after_a_free(of: u64, request: Allocate<'_>, on: (&Pool, &Stream)) -> (u64, Rung) {
+fn after_a_free(of: u64, request: Allocate<'_>, on: (&Pool, &Stream)) -> (u64, Source) {
     drop(on.0.try_allocate(on.1, of).unwrap());
     let block = request.try_now().unwrap();
     let figures = on.0.statistics();
     assert_eq!(figures.used.current, block.size());
     assert_eq!(figures.lost_to_rounding, block.size() - block.requested());
-    (block.size(), block.rung())
+    (block.size(), block.source())
 }
 
 #[test]
@@ -38,11 +38,11 @@ fn a_block_that_is_larger_by_an_eighth_does() {
         let on = (&pool, &stream);
         let ask = |bytes| pool.allocate(&stream, bytes);
         let larger = after_a_free(72 * KIB, ask(64 * KIB), on);
-        assert_eq!(larger, (72 * KIB, Rung::Lane));
+        assert_eq!(larger, (72 * KIB, Source::Lane));
         // What is too large by a step stays where it is.
-        let (size, rung) = after_a_free(1153 * KIB, ask(1024 * KIB), on);
+        let (size, source) = after_a_free(1153 * KIB, ask(1024 * KIB), on);
         assert_eq!(size, 1024 * KIB);
-        assert_ne!(rung, Rung::Lane);
+        assert_ne!(source, Source::Lane);
         // Of several the smallest, and one of the size before all.
         for sizes in [[110, 105, 100], [100, 110, 105]] {
             let blocks = sizes.map(|size| pool.try_allocate(&stream, size * KIB).unwrap());
@@ -85,7 +85,10 @@ fn a_larger_block_has_no_more_elements() {
         assert_eq!((awaited.size(), awaited.requested()), (72 * KIB, 65 * KIB));
         drop(awaited);
         let exact = pool.try_allocate(&stream, 72 * KIB).unwrap();
-        assert_eq!((exact.requested(), exact.rung()), (72 * KIB, Rung::Lane));
+        assert_eq!(
+            (exact.requested(), exact.source()),
+            (72 * KIB, Source::Lane)
+        );
         drop(exact);
         assert_eq!(pool.statistics().lost_to_rounding, 0);
         pool.check_conserved().unwrap();
@@ -126,7 +129,7 @@ fn a_stream_goes_with_its_last_handle_and_block() {
             let (pool, stream, alive) = watched(checker);
             let [one, other] = [(); 2].map(|()| pool.try_allocate(&stream, 64 * KIB).unwrap());
             end(stream, one, other);
-            pool.harvest().unwrap();
+            pool.reap().unwrap();
             assert!(alive.upgrade().is_none(), "the stream is kept");
             pool.check_conserved().unwrap();
         }

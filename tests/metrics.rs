@@ -130,7 +130,7 @@ fn figures_are_published_when_asked_for() {
         ("pending_high_bytes", figures.pending.high),
         ("free_bytes", figures.free),
         ("largest_free_bytes", figures.largest_free),
-        ("kept_by_lanes_bytes", 1024),
+        ("cached_in_lanes_bytes", 1024),
         ("lost_to_rounding_bytes", 0),
         ("releasable_bytes", figures.releasable_bytes),
         ("live_blocks", 1),
@@ -138,14 +138,14 @@ fn figures_are_published_when_asked_for() {
         ("allocations", 3),
         ("frees", 2),
         ("growths", figures.growths),
-        ("handles_created", figures.handles_created),
+        ("chunks_created", figures.chunks_created),
         ("remaps", 0),
         ("device_waits", 0),
         ("released_bytes", 0),
         ("events_created", figures.events_created),
         ("waits_served", 0),
         ("waits_abandoned", 0),
-        ("waits_knotted", 0),
+        ("waits_deadlocked", 0),
         ("waits_refused", 0),
         ("waits_shed", 0),
     ];
@@ -166,13 +166,13 @@ fn figures_are_published_when_asked_for() {
     assert_eq!(units["weirpool_wait_seconds"], Some(Unit::Seconds));
 }
 
-/// Who was turned away, and who a knot failed, of all and by tag.
+/// Who was turned away, and who a deadlock failed, of all and by tag.
 #[test]
 fn who_was_not_served_is_published() {
     let device = manual();
     let pool = builder(&device, 8 * MIB)
         .queue_limit(1)
-        .fail_knots_after(us(1))
+        .fail_deadlocks_after(us(1))
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -190,7 +190,7 @@ fn who_was_not_served_is_published() {
     with_local_recorder(&book, || pool.metrics("serving").publish());
     for (name, value, of_tag) in [
         ("waits_refused", 3.0, 2.0),
-        ("waits_knotted", 1.0, 1.0),
+        ("waits_deadlocked", 1.0, 1.0),
         ("waits_abandoned", 1.0, 1.0),
         ("waits_shed", 0.0, 0.0),
     ] {

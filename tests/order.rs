@@ -1,4 +1,4 @@
-//! In which order those are served who wait: deadlines, priorities, overtaking, knots. In virtual time.
+//! In which order those are served who wait: deadlines, priorities, overtaking, deadlocks. In virtual time.
 
 mod common;
 
@@ -156,7 +156,7 @@ fn overtaking_is_bounded() {
         let pool = base(&device)
             .overtaking(bound)
             .lane_bytes(0)
-            .knot_grace(MS * 1000)
+            .deadlock_grace(MS * 1000)
             .build()
             .unwrap();
         let (_, stream) = stream(&device, &pool);
@@ -197,7 +197,7 @@ fn who_may_pass_is_found_behind_a_flood_of_another_tag() {
     let pool = base(&device)
         .overtaking(bound)
         .lane_bytes(0)
-        .knot_grace(MS * 1000)
+        .deadlock_grace(MS * 1000)
         .tag_weight(flood, 1)
         .tag_weight(other, 1)
         .build()
@@ -233,9 +233,9 @@ fn who_may_pass_is_found_behind_a_flood_of_another_tag() {
 /// I12: a holder that asks for a little while the head asks for much is granted, not knotted, once nothing
 /// moves any more.
 #[test]
-fn a_holder_that_asks_for_a_little_is_not_knotted() {
+fn a_holder_that_asks_for_a_little_is_not_deadlocked() {
     let device = manual();
-    let pool = base(&device).knot_grace(MS * 10).build().unwrap();
+    let pool = base(&device).deadlock_grace(MS * 10).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let (woken, waker) = Count::new();
@@ -263,11 +263,11 @@ fn a_holder_that_asks_for_a_little_is_not_knotted() {
     pool.check_conserved().unwrap();
 }
 
-/// While blocks are freed now and then there is no knot: the head is not passed.
+/// While blocks are freed now and then there is no deadlock: the head is not passed.
 #[test]
 fn while_anything_moves_the_head_is_not_passed() {
     let device = manual();
-    let pool = base(&device).knot_grace(MS * 10).build().unwrap();
+    let pool = base(&device).deadlock_grace(MS * 10).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let mut held: Vec<_> = (0..6)
         .map(|_| pool.try_allocate(&stream, MIB).unwrap())
@@ -286,11 +286,11 @@ fn while_anything_moves_the_head_is_not_passed() {
     drop(now(little).unwrap());
 }
 
-/// What moves within a reservation moves, too: its holder is at work, and no knot.
+/// What moves within a reservation moves, too: its holder is at work, and no deadlock.
 #[test]
-fn who_works_in_a_reservation_is_no_knot() {
+fn who_works_in_a_reservation_is_no_deadlock() {
     let device = manual();
-    let pool = base(&device).knot_grace(MS * 10).build().unwrap();
+    let pool = base(&device).deadlock_grace(MS * 10).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let reservation = pool.reserve(4 * MIB).try_now().unwrap();
     let mut head = pool.allocate(&stream, ALL);
@@ -308,13 +308,13 @@ fn who_works_in_a_reservation_is_no_knot() {
     drop(now(head).unwrap());
 }
 
-/// While work runs that will bring memory back there is no knot, however long it takes.
+/// While work runs that will bring memory back there is no deadlock, however long it takes.
 #[test]
-fn while_memory_is_pending_there_is_no_knot() {
+fn while_memory_is_pending_there_is_no_deadlock() {
     let device = manual();
     let pool = base(&device)
-        .knot_grace(MS)
-        .fail_knots_after(MS)
+        .deadlock_grace(MS)
+        .fail_deadlocks_after(MS)
         .build()
         .unwrap();
     let (work, stream_a) = stream(&device, &pool);
@@ -333,9 +333,9 @@ fn while_memory_is_pending_there_is_no_knot() {
 
 /// Two who hold what the other waits for: the first fails after the limit, frees, and the other goes on.
 #[test]
-fn a_knot_fails_its_head_if_that_is_asked_for() {
+fn a_deadlock_fails_its_head_if_that_is_asked_for() {
     let device = manual();
-    let pool = base(&device).fail_knots_after(MS * 50).build().unwrap();
+    let pool = base(&device).fail_deadlocks_after(MS * 50).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let [one, other] = [0; 2].map(|_| pool.try_allocate(&stream, 4 * MIB).unwrap());
     let (woken, waker) = Count::new();
@@ -351,12 +351,12 @@ fn a_knot_fails_its_head_if_that_is_asked_for() {
             panic!("the first is the head");
         }
     }
-    let Poll::Ready(Err(AllocError::Knotted(shortfall))) = poll_with(&mut first, &waker) else {
+    let Poll::Ready(Err(AllocError::Deadlocked(shortfall))) = poll_with(&mut first, &waker) else {
         panic!("nothing moves");
     };
     assert_eq!((shortfall.used, shortfall.waiting), (ALL, 2));
     let waits = pool.statistics().waits;
-    assert_eq!((waits.knotted, waits.abandoned), (1, 1));
+    assert_eq!((waits.deadlocked, waits.abandoned), (1, 1));
     assert!(poll_with(&mut second, &waker).is_pending());
     drop(one);
     drop(now(second).unwrap());
@@ -364,11 +364,11 @@ fn a_knot_fails_its_head_if_that_is_asked_for() {
     pool.check_conserved().unwrap();
 }
 
-/// Who asks for a rare place is no measure for those who take any: they are served in a knot.
+/// Who asks for a rare place is no measure for those who take any: they are served in a deadlock.
 #[test]
-fn who_needs_a_rare_place_hides_nobody_from_a_knot() {
+fn who_needs_a_rare_place_hides_nobody_from_a_deadlock() {
     let device = manual();
-    let pool = base(&device).knot_grace(MS).build().unwrap();
+    let pool = base(&device).deadlock_grace(MS).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let blocks = (0..8).map(|_| pool.try_allocate(&stream, MIB).unwrap());
     // The upper halves of two handles are free.
@@ -376,7 +376,7 @@ fn who_needs_a_rare_place_hides_nobody_from_a_knot() {
     numbered.retain(|(number, _)| ![1, 3].contains(number));
     let mut head = pool.allocate(&stream, ALL);
     assert!(poll(&mut head).is_pending());
-    let mut rare = pool.allocate(&stream, 512).alignment(HANDLE);
+    let mut rare = pool.allocate(&stream, 512).alignment(CHUNK);
     assert!(poll(&mut rare).is_pending());
     let mut little = pool.allocate(&stream, MIB);
     assert!(poll(&mut little).is_pending());
@@ -387,14 +387,14 @@ fn who_needs_a_rare_place_hides_nobody_from_a_knot() {
 
 /// A device that is full refuses: those who can be served are, all the same, when nothing moves.
 #[test]
-fn a_full_device_does_not_hide_a_knot() {
+fn a_full_device_does_not_hide_a_deadlock() {
     let device = SimDevice::builder()
         .memory(8 * MIB)
         .clock(weirpool::device::sim::Clock::Manual)
         .build();
     let _others = device.occupy(2 * MIB);
     // As by default: it may have all that the device has, which others have a part of.
-    let pool = base(&device).knot_grace(MS).build().unwrap();
+    let pool = base(&device).deadlock_grace(MS).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let mut head = pool.allocate(&stream, 4 * MIB);

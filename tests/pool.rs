@@ -7,7 +7,7 @@ use common::*;
 use weirpool::device::sim::{Backing, Call, SimDevice};
 use weirpool::*;
 
-/// Rung 3: memory freed before an event that the stream waited for.
+/// Source 3: memory freed before an event that the stream waited for.
 #[test]
 fn an_event_waited_for_makes_memory_reusable_at_once() {
     for follow in [true, false] {
@@ -29,7 +29,7 @@ fn an_event_waited_for_makes_memory_reusable_at_once() {
         let block = pool.try_allocate(&b, 8 * MIB);
         assert_eq!(block.is_ok(), follow, "{block:?}");
         if let Ok(block) = block {
-            assert_eq!(block.rung(), Rung::Ordered);
+            assert_eq!(block.source(), Source::Ordered);
             use_block(&work_b, &block, us(10));
         }
     }
@@ -52,9 +52,12 @@ fn without_the_opportunistic_policy_only_a_synchronization_frees() {
     drop(block);
     device.advance(us(100));
     let other = pool.try_allocate(&b, 8 * MIB).unwrap();
-    assert_eq!(other.rung(), Rung::Grown, "nobody asked");
+    assert_eq!(other.source(), Source::Grown, "nobody asked");
     now(a.synchronize()).unwrap();
-    assert_eq!(pool.try_allocate(&b, 8 * MIB).unwrap().rung(), Rung::Free);
+    assert_eq!(
+        pool.try_allocate(&b, 8 * MIB).unwrap().source(),
+        Source::Free
+    );
 }
 
 /// A large piece is not broken up for what another stream has freed meanwhile, which nobody has seen complete yet:
@@ -85,12 +88,12 @@ fn what_completed_unnoticed_goes_before_breaking_up_a_large_piece() {
         let again = pool.try_allocate(&b, 64 * MIB).unwrap();
         assert_eq!(again.address() == address, opportunistic);
         let whole = pool.try_allocate(&b, 256 * MIB).unwrap();
-        let rung = if opportunistic {
-            Rung::Free
+        let source = if opportunistic {
+            Source::Free
         } else {
-            Rung::Grown
+            Source::Grown
         };
-        assert_eq!(whole.rung(), rung);
+        assert_eq!(whole.source(), source);
         drop((again, between));
     }
 }
@@ -115,11 +118,14 @@ fn without_internal_dependencies_no_stream_is_made_to_wait() {
         assert_eq!(block.is_ok(), internal, "{block:?}");
         assert_eq!(pool.statistics().device_waits, u64::from(internal));
         if let Ok(block) = block {
-            assert_eq!(block.rung(), Rung::DeviceWait);
+            assert_eq!(block.source(), Source::DeviceWait);
             use_block(&work_b, &block, us(10));
         } else {
             device.advance(us(100));
-            assert_eq!(pool.try_allocate(&b, 8 * MIB).unwrap().rung(), Rung::Free);
+            assert_eq!(
+                pool.try_allocate(&b, 8 * MIB).unwrap().source(),
+                Source::Free
+            );
         }
         device.advance_to_end();
         device.assert_ordered();
@@ -223,7 +229,7 @@ fn who_asks_in_vain_asks_less_and_less() {
 
 /// What a stream gets, with work of its own or idle, while 8 MiB are about to be complete on another one and
 /// more could be taken from the device.
-fn rung_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Rung {
+fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Source {
     let device = manual();
     let settings = builder(&device, 64 * MIB).order(order).wait_limit(limit);
     let pool = settings.build().unwrap();
@@ -235,7 +241,7 @@ fn rung_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Rung {
             stream.event().unwrap();
         }
         device.advance(us(100));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
     }
     let [(work, a), (other, b)] = &streams;
     let block = pool.try_allocate(a, 8 * MIB).unwrap();
@@ -249,23 +255,23 @@ fn rung_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Rung {
     use_block(other, &block, us(10));
     device.advance_to_end();
     device.assert_ordered();
-    block.rung()
+    block.source()
 }
 
 /// Growing first takes more; waiting first makes a stream wait that has that much to do anyway.
 #[test]
 fn what_comes_first_is_growing_or_waiting() {
-    let rung = |order| rung_beside_pending(order, WaitLimit::Tail, true);
-    assert_eq!(rung(Order::GrowFirst), Rung::Grown);
-    assert_eq!(rung(Order::WaitFirst), Rung::DeviceWait);
+    let source = |order| source_beside_pending(order, WaitLimit::Tail, true);
+    assert_eq!(source(Order::GrowFirst), Source::Grown);
+    assert_eq!(source(Order::WaitFirst), Source::DeviceWait);
 }
 
 /// A stream waits within its own tail, or without a limit.
 #[test]
 fn a_stream_without_work_waits_only_without_a_limit() {
-    let rung = |limit| rung_beside_pending(Order::WaitFirst, limit, false);
-    assert_eq!(rung(WaitLimit::Tail), Rung::Grown);
-    assert_eq!(rung(WaitLimit::Unlimited), Rung::DeviceWait);
+    let source = |limit| source_beside_pending(Order::WaitFirst, limit, false);
+    assert_eq!(source(WaitLimit::Tail), Source::Grown);
+    assert_eq!(source(WaitLimit::Unlimited), Source::DeviceWait);
 }
 
 /// [15] A stream's id is never used again, whatever the device does with its handles.
@@ -359,7 +365,7 @@ fn what_a_lane_has_at_hand_is_checked_for_too() {
 
     let tag = Tag::new("at hand");
     let tagged = pool.allocate(&stream, 4096).tag(tag).try_now().unwrap();
-    assert_eq!((tagged.rung(), tagged.address()), (Rung::Lane, address));
+    assert_eq!((tagged.source(), tagged.address()), (Source::Lane, address));
     assert_eq!(pool.statistics_of_tag(tag).used.current, 4096);
     drop(tagged);
     assert_eq!(pool.statistics_of_tag(tag).used.current, 0);

@@ -150,7 +150,7 @@ fn a_refusal_says_what_the_device_has() {
 fn a_growth_that_is_refused_keeps_nothing() {
     let device = small(true);
     let pool = builder(&device, 64 * MIB)
-        .upkeep_interval(us(1000))
+        .maintenance_interval(us(1000))
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -191,7 +191,7 @@ fn what_the_device_says_is_not_relied_on() {
     drop(one.try_allocate(&a, 32 * MIB).unwrap());
     device.script(Call::Create, 3, Fault::Fails(DeviceErrorKind::OutOfMemory));
     let block = other.try_allocate(&b, 16 * MIB).unwrap();
-    assert_eq!(reserved(&one), 32 * MIB - HANDLE);
+    assert_eq!(reserved(&one), 32 * MIB - CHUNK);
     assert_eq!(reserved(&other), 16 * MIB);
     drop(block);
     one.check_conserved().unwrap();
@@ -206,7 +206,7 @@ fn without_pooling_others_give_way_and_who_waits_asks_again() {
     let (_, a) = stream(&device, &keeper);
     let unpooled = Pool::builder(device.clone())
         .unpooled()
-        .upkeep_interval(us(1000));
+        .maintenance_interval(us(1000));
     let unpooled = unpooled.build().unwrap();
     let (_, b) = stream(&device, &unpooled);
     drop(keeper.try_allocate(&a, 64 * MIB).unwrap());
@@ -235,7 +235,7 @@ fn without_pooling_others_give_way_and_who_waits_asks_again() {
 fn who_was_refused_asks_again() {
     let device = small(true);
     let pool = builder(&device, 64 * MIB)
-        .upkeep_interval(us(1000))
+        .maintenance_interval(us(1000))
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);

@@ -36,7 +36,7 @@ enum Action {
     Order { before: usize, after: usize },
     Seal { stream: usize },
     Advance { micros: u64 },
-    Harvest,
+    Reap,
     Trim { mib: u64 },
 }
 
@@ -52,7 +52,7 @@ fn action() -> impl Strategy<Value = Action> {
         1 => (stream(), stream()).prop_map(|(before, after)| Action::Order { before, after }),
         1 => stream().prop_map(|stream| Action::Seal { stream }),
         2 => (1..80u64).prop_map(|micros| Action::Advance { micros }),
-        1 => Just(Action::Harvest),
+        1 => Just(Action::Reap),
         1 => (0..16u64).prop_map(|mib| Action::Trim { mib }),
     ]
 }
@@ -271,7 +271,7 @@ impl World {
             }
             Action::Seal { stream } => self.stream(stream).1.seal().unwrap(),
             Action::Advance { micros } => self.device.advance(us(micros)),
-            Action::Harvest => drop(self.pool.harvest().unwrap()),
+            Action::Reap => drop(self.pool.reap().unwrap()),
             Action::Trim { mib } => drop(self.pool.trim_to(mib * MIB).unwrap()),
             Action::Use { .. } | Action::Share { .. } => {}
         }

@@ -6,11 +6,11 @@ mod common;
 #[allow(dead_code)]
 mod probe;
 
-use common::{External, HANDLE, MIB, builder, manual, run, us};
+use common::{CHUNK, External, MIB, builder, manual, run, us};
 use probe::Probe;
 use std::collections::BTreeSet;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
-use weirpool::{AllocError, Current, Fill, Pool, RawPool, Rung, StreamId, current};
+use weirpool::{AllocError, Current, Fill, Pool, RawPool, Source, StreamId, current};
 
 fn raw_pool(device: &SimDevice, capacity: u64) -> RawPool {
     RawPool::new(&builder(device, capacity).build().unwrap())
@@ -90,7 +90,7 @@ fn a_long_backlog_is_sealed_free_by_free() {
     let device = manual();
     let probe = Probe::new(std::sync::Arc::new(device.clone()));
     let pool = Pool::builder_shared(probe.device()).capacity(8 * MIB);
-    let raw = RawPool::new(&pool.handle_bytes(HANDLE).build().unwrap());
+    let raw = RawPool::new(&pool.chunk_bytes(CHUNK).build().unwrap());
     let work = device.create_stream();
     let stream = External::of(&work);
     let addresses: Vec<_> = (0..FREES)
@@ -115,13 +115,13 @@ fn a_long_backlog_is_sealed_free_by_free() {
 #[test]
 fn what_is_freed_elsewhere_is_filled_there() {
     let device = manual();
-    let pool = builder(&device, HANDLE).fill_on_free(Fill::Poison);
+    let pool = builder(&device, CHUNK).fill_on_free(Fill::Poison);
     let raw = RawPool::new(&pool.build().unwrap());
     let [earlier, gone, other] = [(); 3].map(|()| device.create_stream());
-    let address = raw.try_allocate(&earlier, HANDLE).unwrap();
-    earlier.submit(Operation::new(us(20)).writes(address, HANDLE));
+    let address = raw.try_allocate(&earlier, CHUNK).unwrap();
+    earlier.submit(Operation::new(us(20)).writes(address, CHUNK));
     raw.free(address, &earlier).unwrap();
-    let again = raw.try_allocate(&External::of(&gone), HANDLE).unwrap();
+    let again = raw.try_allocate(&External::of(&gone), CHUNK).unwrap();
     assert_eq!(again, address);
     drop(gone);
     // The checker would tell if the fill came before what is there now.
@@ -133,8 +133,8 @@ fn what_is_freed_elsewhere_is_filled_there() {
     device.read(address, &mut bytes).unwrap();
     assert_eq!(bytes, [Fill::Poison.byte(); 16]);
     let stream = raw.stream(&other).unwrap();
-    let block = raw.pool().try_allocate(&stream, HANDLE).unwrap();
-    assert_ne!(block.rung(), Rung::DeviceWait);
+    let block = raw.pool().try_allocate(&stream, CHUNK).unwrap();
+    assert_ne!(block.source(), Source::DeviceWait);
     drop(block);
     device.advance_to_end();
     raw.pool().check_conserved().unwrap();
@@ -147,11 +147,11 @@ fn a_free_that_comes_too_early_is_seen() {
         .clock(weirpool::device::sim::Clock::Manual)
         .checker(weirpool::device::sim::Checker::Collect)
         .build();
-    let raw = raw_pool(&device, HANDLE);
+    let raw = raw_pool(&device, CHUNK);
     let [gone, other] = [(); 2].map(|()| device.create_stream());
     for is_ordered in [true, false] {
-        let address = raw.try_allocate(&External::of(&gone), HANDLE).unwrap();
-        gone.submit(Operation::new(us(5)).writes(address, HANDLE));
+        let address = raw.try_allocate(&External::of(&gone), CHUNK).unwrap();
+        gone.submit(Operation::new(us(5)).writes(address, CHUNK));
         if is_ordered {
             device.advance_to_end();
             assert_eq!(gone.backlog(), 0);
@@ -167,7 +167,7 @@ fn a_free_that_comes_too_early_is_seen() {
 #[test]
 fn a_stream_of_another_device_is_refused() {
     let (device, elsewhere) = (manual(), manual());
-    let raw = raw_pool(&device, HANDLE);
+    let raw = raw_pool(&device, CHUNK);
     let (work, stranger) = (device.create_stream(), elsewhere.create_stream());
     for stranger in [External::of(&stranger), External::of(&stranger)] {
         let refused = raw.try_allocate(&stranger, 512).unwrap_err();

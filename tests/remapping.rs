@@ -21,14 +21,14 @@ fn pool_with(device: &SimDevice, capacity: u64, remapping: Remapping) -> Pool {
 
 /// Lends 8 of 16 handles, every second one, and lets the others go.
 fn in_pieces(pool: &Pool, stream: &Stream) -> Vec<Block> {
-    let blocks = [(); 16].map(|()| pool.try_allocate(stream, HANDLE).unwrap());
+    let blocks = [(); 16].map(|()| pool.try_allocate(stream, CHUNK).unwrap());
     blocks.into_iter().skip(1).step_by(2).collect()
 }
 
 /// Has 16 MiB put together of what is free in pieces.
 fn turn(pool: &Pool, stream: &Stream) {
     let kept = in_pieces(pool, stream);
-    drop(pool.try_allocate(stream, 8 * HANDLE).unwrap());
+    drop(pool.try_allocate(stream, 8 * CHUNK).unwrap());
     pool.check().unwrap();
     drop(kept);
 }
@@ -36,7 +36,7 @@ fn turn(pool: &Pool, stream: &Stream) {
 /// Handles moved so far, and handles held.
 fn figures(pool: &Pool) -> (u64, u64) {
     let figures = pool.statistics();
-    (figures.remaps, figures.reserved.current / HANDLE)
+    (figures.remaps, figures.reserved.current / CHUNK)
 }
 
 #[test]
@@ -46,8 +46,8 @@ fn free_memory_is_moved_or_more_is_taken() {
         let pool = pool_with(&device, 512 * MIB, remapping);
         let (_, stream) = stream(&device, &pool);
         let kept = in_pieces(&pool, &stream);
-        let whole = pool.try_allocate(&stream, 8 * HANDLE).unwrap();
-        assert_eq!(whole.rung(), Rung::Grown);
+        let whole = pool.try_allocate(&stream, 8 * CHUNK).unwrap();
+        assert_eq!(whole.source(), Source::Grown);
         assert_eq!(figures(&pool), expected, "{remapping:?}");
         drop((kept, whole));
         pool.check_conserved().unwrap();
@@ -94,7 +94,7 @@ fn new_handles_come_with_moves() {
     let new = held - 16;
     // More lives from here on, so that all that is held is needed.
     let _more: Vec<_> = (0..new)
-        .map(|_| pool.try_allocate(&stream, HANDLE).unwrap())
+        .map(|_| pool.try_allocate(&stream, CHUNK).unwrap())
         .collect();
     while figures(&pool).1 <= held {
         turn(&pool, &stream);
@@ -134,7 +134,7 @@ fn a_pool_becomes_no_larger_than_twice_what_was_used() {
         }
         let held = pool.statistics().reserved.high;
         assert!(
-            !is_bounded || held <= 2 * most.next_multiple_of(HANDLE),
+            !is_bounded || held <= 2 * most.next_multiple_of(CHUNK),
             "{held}"
         );
         assert!(is_bounded || pool.statistics().remaps == 0);
@@ -152,7 +152,7 @@ fn nothing_fails_for_a_policy() {
             let capacity = if is_of_the_device { 1024 } else { 32 } * MIB;
             let pool = pool_with(&device, capacity, remapping);
             let (_, stream) = stream(&device, &pool);
-            drop(pool.try_allocate(&stream, 16 * HANDLE).unwrap());
+            drop(pool.try_allocate(&stream, 16 * CHUNK).unwrap());
             let others = is_of_the_device.then(|| device.occupy(u64::MAX));
             (0..100).for_each(|_| turn(&pool, &stream));
             let (moved, held) = figures(&pool);
@@ -178,15 +178,15 @@ fn who_is_refused_new_memory_has_what_is_free() {
         .memory_info(weirpool::device::MemoryKind::Device)
         .unwrap()
         .free;
-    let others = device.occupy(free - 3 * HANDLE);
-    let whole = pool.try_allocate(&stream, 8 * HANDLE).unwrap();
+    let others = device.occupy(free - 3 * CHUNK);
+    let whole = pool.try_allocate(&stream, 8 * CHUNK).unwrap();
     assert_eq!(figures(&pool), (8, 16));
     drop(others);
     drop((whole, kept));
     // One that fails otherwise says so.
     let kept = in_pieces(&pool, &stream);
     device.fail_next(Call::Create, DeviceErrorKind::Other);
-    let failed = pool.try_allocate(&stream, 12 * HANDLE).unwrap_err();
+    let failed = pool.try_allocate(&stream, 12 * CHUNK).unwrap_err();
     assert!(matches!(failed, AllocError::Device(_)), "{failed}");
     drop(kept);
     pool.check_conserved().unwrap();
@@ -206,7 +206,7 @@ fn who_is_refused_a_move_asks_once() {
         let (_, stream) = stream(&device, &pool);
         let kept = in_pieces(&pool, &stream);
         (0..4).for_each(|_| device.fail_next(Call::Map, DeviceErrorKind::OutOfMemory));
-        pool.try_allocate(&stream, 4 * HANDLE).unwrap_err();
+        pool.try_allocate(&stream, 4 * CHUNK).unwrap_err();
         assert_eq!(figures(&pool), (0, 15), "{remapping:?}");
         drop(kept);
         pool.check_conserved().unwrap();
@@ -223,9 +223,9 @@ fn who_draws_gets_its_own_whatever_the_policy() {
             let (_, stream) = stream(&device, &pool);
             let reservation = pool.reserve(32 * MIB).try_now().unwrap();
             let draw = |bytes| reservation.allocate(&stream, bytes).unwrap();
-            let blocks = [(); 16].map(|()| draw(HANDLE));
+            let blocks = [(); 16].map(|()| draw(CHUNK));
             let kept: Vec<_> = blocks.into_iter().step_by(2).collect();
-            let whole = draw(8 * HANDLE);
+            let whole = draw(8 * CHUNK);
             let takes_more = remapping == Remapping::Never && capacity > 32 * MIB;
             assert_eq!(figures(&pool).1 > 16, takes_more, "{remapping:?}");
             assert_eq!(reservation.left(), 0);
@@ -242,10 +242,10 @@ fn a_block_grows_into_moved_or_new_memory() {
         let device = manual();
         let pool = pool_with(&device, 512 * MIB, remapping);
         let (_, stream) = stream(&device, &pool);
-        let cache = pool.allocate(&stream, HANDLE).room(64 * MIB);
+        let cache = pool.allocate(&stream, CHUNK).room(64 * MIB);
         let mut cache = cache.try_now().unwrap();
         let kept = in_pieces(&pool, &stream);
-        now(cache.grow(8 * HANDLE)).unwrap();
+        now(cache.grow(8 * CHUNK)).unwrap();
         assert_eq!(figures(&pool), expected, "{remapping:?}");
         drop((kept, cache));
         pool.check_conserved().unwrap();
@@ -274,20 +274,20 @@ fn who_may_wait_waits_before_more_is_moved() {
         let pool = builder.remapping(remapping).build().unwrap();
         let (_, stream_a) = stream(&device, &pool);
         let (work, b) = stream(&device, &pool);
-        let running = pool.try_allocate(&b, 8 * HANDLE).unwrap();
+        let running = pool.try_allocate(&b, 8 * CHUNK).unwrap();
         // How long it takes is known.
-        let turn = pool.try_allocate(&b, HANDLE).unwrap();
+        let turn = pool.try_allocate(&b, CHUNK).unwrap();
         use_block(&work, &turn, us(100));
         drop(turn);
         b.seal().unwrap();
         device.advance(us(100));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         let kept = in_pieces(&pool, &stream_a);
         let before = figures(&pool);
         use_block(&work, &running, us(100));
         drop(running);
         b.seal().unwrap();
-        let mut allocation = pool.allocate(&stream_a, 8 * HANDLE);
+        let mut allocation = pool.allocate(&stream_a, 8 * CHUNK);
         let polled = poll(&mut allocation);
         assert_eq!(polled.is_pending(), waits, "{remapping:?}");
         let block = match polled {
@@ -314,7 +314,7 @@ fn what_is_asked_for_is_neither_limited_nor_counted() {
     let (_, stream) = stream(&device, &pool);
     for _ in 0..100 {
         let kept = in_pieces(&pool, &stream);
-        assert_eq!(pool.coalesce().unwrap(), 8 * HANDLE);
+        assert_eq!(pool.coalesce().unwrap(), 8 * CHUNK);
         drop(kept);
         pool.coalesce().unwrap();
     }
@@ -322,7 +322,7 @@ fn what_is_asked_for_is_neither_limited_nor_counted() {
     let moved = figures(&pool).0;
     assert!(moved > 2 * BURST, "{moved}");
     let kept = in_pieces(&pool, &stream);
-    let whole = pool.try_allocate(&stream, 8 * HANDLE).unwrap();
+    let whole = pool.try_allocate(&stream, 8 * CHUNK).unwrap();
     let (all, held) = figures(&pool);
     assert!(all > moved && held == 16, "{all} {held}");
     drop((kept, whole));
@@ -330,7 +330,7 @@ fn what_is_asked_for_is_neither_limited_nor_counted() {
     let pool = pool_with(&device, 512 * MIB, Remapping::Never);
     let stream = pool.create_stream().unwrap();
     let kept = in_pieces(&pool, &stream);
-    assert_eq!(pool.coalesce().unwrap(), 8 * HANDLE);
+    assert_eq!(pool.coalesce().unwrap(), 8 * CHUNK);
     assert_eq!(figures(&pool), (8, 16));
     drop(kept);
 }
@@ -357,7 +357,7 @@ fn plain_memory_stays_where_it_is() {
         let pool = pool_with(&device, 512 * MIB, remapping);
         let stream = pool.create_stream().unwrap();
         let kept = in_pieces(&pool, &stream);
-        let whole = pool.try_allocate(&stream, 8 * HANDLE).unwrap();
+        let whole = pool.try_allocate(&stream, 8 * CHUNK).unwrap();
         assert_eq!(figures(&pool), (0, 24));
         drop((kept, whole));
         device.advance(Duration::from_millis(1));

@@ -112,7 +112,7 @@ fn less_fails_who_waits_for_more_together() {
 fn nonsense_is_refused() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
-    let refused = pool.resize(HANDLE - 1);
+    let refused = pool.resize(CHUNK - 1);
     assert!(matches!(refused, Err(BuildError::CapacityTooSmall { .. })));
     assert_eq!(pool.capacity(), 16 * MIB);
     assert_eq!(

@@ -125,8 +125,8 @@ fn settings_are_data() {
     assert_eq!(round_trip(&by), json!({ "at_least": 4096 }));
     assert_eq!(round_trip(&Pooling::Disabled), json!("disabled"));
     assert_eq!(round_trip(&MemoryKind::Pinned), json!("pinned"));
-    for rung in Rung::ALL {
-        round_trip(&rung);
+    for source in Source::ALL {
+        round_trip(&source);
     }
     let wrong = serde_json::from_str::<Sealing>("\"sometimes\"");
     assert!(wrong.is_err());

@@ -45,7 +45,7 @@ fn the_last_handle_frees_behind_every_use() {
         drop(kept);
         let (work, other) = stream(&device, &pool);
         let again = pool.try_allocate(&other, 8 * MIB).unwrap();
-        assert_eq!(again.rung(), Rung::DeviceWait);
+        assert_eq!(again.source(), Source::DeviceWait);
         use_block(&work, &again, us(1));
         drop(again);
         device.advance_to_end();

@@ -104,7 +104,7 @@ fn unsafe_lives_in_the_device_layer() {
 }
 
 #[test]
-fn the_ledger_knows_no_clock_device_or_lock() {
+fn the_heap_knows_no_clock_device_or_lock() {
     for (path, layer, code) in read() {
         if layer == "ledger" {
             for word in ["Instant", "Mutex", "Waker", "Future", "async ", "device::"] {
@@ -116,11 +116,11 @@ fn the_ledger_knows_no_clock_device_or_lock() {
 
 #[test]
 fn the_table_in_the_door_is_this_one() {
-    let door = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
-    let door = fs::read_to_string(door).expect("the door");
+    let quota_queue = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
+    let quota_queue = fs::read_to_string(quota_queue).expect("the door");
     for layer in LAYERS {
         let named = format!("`{layer}`");
-        assert!(door.contains(&named), "lib.rs does not name {named}");
+        assert!(quota_queue.contains(&named), "lib.rs does not name {named}");
     }
 }
 

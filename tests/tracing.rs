@@ -102,7 +102,7 @@ fn site(device: &SimDevice, capacity: u64) -> (Pool, Stream) {
 }
 
 #[test]
-fn grants_and_frees_are_told_with_their_rung() {
+fn grants_and_frees_are_told_with_their_source() {
     listening(|listener| {
         let device = manual();
         let (pool, stream) = site(&device, 8 * MIB);
@@ -201,7 +201,7 @@ fn growth_remapping_and_trimming_are_told() {
 }
 
 #[test]
-fn harvests_and_waits_on_the_device_are_told() {
+fn reaps_and_waits_on_the_device_are_told() {
     listening(|listener| {
         let device = manual();
         let (pool, first) = site(&device, 8 * MIB);
@@ -209,7 +209,7 @@ fn harvests_and_waits_on_the_device_are_told() {
         drop(pool.try_allocate(&first, 8 * MIB).unwrap());
         device.advance(us(1));
         listener.take("");
-        assert!(pool.harvest().unwrap());
+        assert!(pool.reap().unwrap());
         assert_eq!(listener.take(""), ["TRACE harvested streams=1"]);
         let work = device.stream(first.raw());
         let block = pool.try_allocate(&first, 8 * MIB).unwrap();
@@ -253,7 +253,7 @@ fn running_out_is_told_with_every_figure() {
 
 /// Who waits for what others hold for good is told of once, with who they are.
 #[test]
-fn a_knot_is_told_once_with_who_holds_what() {
+fn a_deadlock_is_told_once_with_who_holds_what() {
     listening(|listener| {
         let device = manual();
         let tag = Tag::new("tracing: holder");
@@ -265,7 +265,7 @@ fn a_knot_is_told_once_with_who_holds_what() {
             assert!(poll(&mut waiting).is_pending());
             device.advance(us(20_000));
         }
-        let told = listener.take("WARN knotted");
+        let told = listener.take("WARN deadlocked");
         let [line] = told.as_slice() else {
             panic!("{told:?}");
         };
@@ -279,7 +279,7 @@ fn a_knot_is_told_once_with_who_holds_what() {
 }
 
 #[test]
-fn a_knot_at_a_limit_is_told_once_with_the_limit_and_its_holders() {
+fn a_deadlock_at_a_limit_is_told_once_with_the_limit_and_its_holders() {
     listening(|listener| {
         let device = manual();
         let [tag, other] = ["tracing: limited", "tracing: unlimited"].map(Tag::new);
@@ -303,7 +303,7 @@ fn a_knot_at_a_limit_is_told_once_with_the_limit_and_its_holders() {
             panic!("{told:?}");
         };
         for part in [
-            "knotted at limit",
+            "deadlocked at limit",
             "tag=\"tracing: limited\"",
             "tag_used=6291456",
             "tag_limit=8388608",
@@ -404,7 +404,7 @@ fn a_subscriber_may_call_the_pool() {
         fn event(&self, _: &Event<'_>) {
             self.0.check().unwrap();
             self.0.statistics_of(&self.1).unwrap();
-            self.0.harvest().unwrap();
+            self.0.reap().unwrap();
         }
         fn enter(&self, _: &Id) {}
         fn exit(&self, _: &Id) {}

@@ -35,7 +35,10 @@ fn uses_on_the_blocks_own_stream_call_no_device() {
     }
     assert_eq!(device.counters().device_calls, before.device_calls);
     drop(block);
-    assert_eq!(pool.try_allocate(&home, MIB).unwrap().rung(), Rung::Lane);
+    assert_eq!(
+        pool.try_allocate(&home, MIB).unwrap().source(),
+        Source::Lane
+    );
 }
 
 /// One event behind a write serves all who read; the own stream's, which need not tell, is recorded each time.

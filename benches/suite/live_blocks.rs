@@ -1,8 +1,8 @@
 //! What an operation costs where there are many live blocks already, and what the pool's own books take.
 //!
 //! One of them, whichever, is freed, and another of a random size is allocated. Once on one stream in a pool
-//! whose lanes keep nothing, so that each free goes to the ledger, and each allocation is searched for there;
-//! once on 64 streams in a pool with its defaults, so that blocks move between lanes and ledger.
+//! whose lanes keep nothing, so that each free goes to the heap, and each allocation is searched for there;
+//! once on 64 streams in a pool with its defaults, so that blocks move between lanes and heap.
 
 use super::contender::Contender;
 use super::effort::{Amount, Effort};
@@ -23,28 +23,28 @@ const BYTES: Unit = Unit::cost("bytes");
 /// How the pool is set, and on how many streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
-    Ledger,
+    Heap,
     Lanes,
 }
 
 impl Case {
     fn streams(self) -> usize {
         match self {
-            Self::Ledger => 1,
+            Self::Heap => 1,
             Self::Lanes => 64,
         }
     }
 
     fn label(self) -> &'static str {
         match self {
-            Self::Ledger => "ledger only",
+            Self::Heap => "ledger only",
             Self::Lanes => "64 streams",
         }
     }
 
     fn pooled<G: Ground>(self, ground: &G) -> Pooled<'_, G> {
         match self {
-            Self::Ledger => Pooled::with(ground, |builder| builder.lane_bytes(0)),
+            Self::Heap => Pooled::with(ground, |builder| builder.lane_bytes(0)),
             Self::Lanes => Pooled::new(ground),
         }
     }
@@ -56,7 +56,7 @@ pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
         Amount::Modest | Amount::Full => [1_000, 10_000, 100_000],
     };
     let mut rows = Vec::new();
-    for case in [Case::Ledger, Case::Lanes] {
+    for case in [Case::Heap, Case::Lanes] {
         let by_count = counts.map(|count| turned(ground, case, count, effort));
         let (least, most) = (counts[0], counts[2]);
         let label = format!("the same, {most} over {least}");

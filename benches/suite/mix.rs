@@ -92,9 +92,7 @@ fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
         ("sealed on demand", |builder| {
             builder.sealing(Sealing::OnDemand)
         }),
-        ("handles of 16 MiB", |builder| {
-            builder.handle_bytes(16 << 20)
-        }),
+        ("handles of 16 MiB", |builder| builder.chunk_bytes(16 << 20)),
         ("remapping always", |builder| {
             builder.remapping(Remapping::Always)
         }),

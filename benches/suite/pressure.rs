@@ -190,9 +190,9 @@ fn waiting<G: Ground>(
         builder
             .capacity(capacity)
             .initial_size(capacity)
-            .handle_bytes(model::HANDLE)
-            // A request keeps its memory for many steps, and is no knot for it.
-            .knot_grace(Duration::from_secs(60))
+            .chunk_bytes(model::CHUNK)
+            // A request keeps its memory for many steps, and is no deadlock for it.
+            .deadlock_grace(Duration::from_secs(60))
     });
     let seats = Seats::new(ground, &pooled);
     let weights = pooled.allocate(&seats.lines[0], model::WEIGHTS);

@@ -37,7 +37,7 @@ impl Kind {
         };
         Shared {
             bytes,
-            step: model::HANDLE,
+            step: model::CHUNK,
         }
     }
 

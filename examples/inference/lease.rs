@@ -91,7 +91,7 @@ mod tests {
         let sim = SimDevice::new();
         let capacity = model::largest();
         let pool = Pool::builder(sim.clone()).capacity(capacity);
-        let pool = pool.handle_bytes(model::HANDLE).build().unwrap();
+        let pool = pool.chunk_bytes(model::CHUNK).build().unwrap();
         let (stream, request) = (pool.create_stream().unwrap(), request(24));
         let timer = Timer::new(Arc::new(sim.clone()));
         let lease = sim.block_on(Admission::Wait.lease(&pool, &request, &timer));
@@ -110,7 +110,7 @@ mod tests {
     fn who_retries_gives_up_after_its_tries() {
         let sim = SimDevice::new();
         let pool = Pool::builder(sim.clone()).capacity(model::largest());
-        let pool = pool.handle_bytes(model::HANDLE).build().unwrap();
+        let pool = pool.chunk_bytes(model::CHUNK).build().unwrap();
         let timer = Timer::new(Arc::new(sim.clone()));
         let retry = Admission::Retry { tries: 3, seed: 1 };
         let lease = || {

@@ -7,7 +7,7 @@
 use std::ops::RangeInclusive;
 
 /// The pool's own step of memory.
-pub(crate) const HANDLE: u64 = 16 << 20;
+pub(crate) const CHUNK: u64 = 16 << 20;
 
 /// Taken once, for all requests.
 pub(crate) const WEIGHTS: u64 = 512 << 20;
@@ -49,7 +49,7 @@ pub(crate) fn largest() -> u64 {
 pub(crate) fn average() -> u64 {
     let lengths = STEPS.count() as u64;
     let all: u64 = STEPS.map(peak).sum();
-    (all / lengths).next_multiple_of(HANDLE)
+    (all / lengths).next_multiple_of(CHUNK)
 }
 
 #[cfg(test)]
@@ -77,7 +77,7 @@ mod tests {
     fn two_average_requests_have_room_for_any() {
         assert!(largest() <= 2 * average());
         for bytes in [WEIGHTS, ACTIVATION, PAGE, average(), largest()] {
-            assert_eq!(bytes % HANDLE, 0);
+            assert_eq!(bytes % CHUNK, 0);
         }
     }
 }

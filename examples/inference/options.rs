@@ -77,7 +77,7 @@ pub(crate) struct Limits {
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = room)]
     pub(crate) room: usize,
 
-    /// Requests in flight, at most; more wait at the door
+    /// Requests in flight, at most; more wait at the quota queue
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count)]
     pub(crate) in_flight: usize,
 

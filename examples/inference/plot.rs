@@ -68,13 +68,13 @@ fn queue(canvas: &Canvas<'_>, samples: &[Sample]) -> Drawn {
     let top = samples
         .iter()
         .map(counts)
-        .map(|(_, in_flight, door)| in_flight.max(door));
+        .map(|(_, in_flight, quota_queue)| in_flight.max(quota_queue));
     let mut chart = chart::axes(canvas, 54, end(samples), top.max().unwrap_or(0) as f64)?;
     let of =
         |place: fn((u64, u64, u64)) -> u64| steps(samples, |sample| place(counts(sample)) as f64);
     chart::area(&mut chart, of(|(waiting, ..)| waiting), ORANGE)?;
     chart::line(&mut chart, of(|(_, in_flight, _)| in_flight), NAVY)?;
-    chart::line(&mut chart, of(|(.., door)| door), RED)?;
+    chart::line(&mut chart, of(|(.., quota_queue)| quota_queue), RED)?;
     let entries = [
         ("for memory", ORANGE, AREA),
         ("in flight", NAVY, LINE),

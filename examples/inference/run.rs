@@ -81,11 +81,11 @@ async fn admit(
     options: &Options,
     spawner: &dyn Spawn,
 ) -> anyhow::Result<Vec<Record>> {
-    let door = Arc::new(Semaphore::new(options.limits.in_flight));
+    let quota_queue = Arc::new(Semaphore::new(options.limits.in_flight));
     let mut records = Vec::new();
     for request in requests {
         service.timer.sleep_until(request.arrives).await;
-        let place = door.clone().acquire_owned().await?;
+        let place = quota_queue.clone().acquire_owned().await?;
         let served = service.clone().serve(request.clone());
         let served = Box::pin(async move {
             let record = served.await;
@@ -119,9 +119,9 @@ impl Run {
             .capacity(kind.capacity(options))
             // All of it at once: a wait is for other requests then, and not for the driver.
             .initial_size(kind.capacity(options))
-            .handle_bytes(model::HANDLE)
-            // A request keeps its memory for many steps, and is no knot for it.
-            .knot_grace(PATIENCE)
+            .chunk_bytes(model::CHUNK)
+            // A request keeps its memory for many steps, and is no deadlock for it.
+            .deadlock_grace(PATIENCE)
             .build()?;
         let lines = (0..options.limits.streams).map(|_| line(&*machine, &pool));
         let lines: Vec<_> = lines.collect::<anyhow::Result<_>>()?;
@@ -168,7 +168,7 @@ impl Run {
             .deallocate()
             .await?;
         let pool = &self.service.pool;
-        pool.harvest()?;
+        pool.reap()?;
         let conserved = pool.check_conserved();
         conserved.map_err(|missing| anyhow!("memory is missing: {missing}"))
     }

@@ -52,7 +52,7 @@ mod tests {
         let requests = vec![request; 3];
         let shared = Shared {
             bytes: 2 * model::peak(8),
-            step: model::HANDLE,
+            step: model::CHUNK,
         };
         let theory = Theory::of(&requests, 4, shared);
         assert!((theory.device - 50.0).abs() < 1e-9, "{theory:?}");

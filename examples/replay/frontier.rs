@@ -42,7 +42,7 @@ enum Way {
 struct Point {
     trace: String,
     way: Way,
-    handle_bytes: u64,
+    chunk_bytes: u64,
     /// Device time of all driver calls, in per cent of the trace's own time.
     share: f64,
     /// Peak reserved over peak requested.
@@ -55,7 +55,7 @@ struct Frontier {
     points: Vec<Point>,
     conditions: String,
     /// The handle size of a pool that is not told any.
-    default_handle: u64,
+    default_chunk: u64,
 }
 
 /// Replays all `traces` in all ways, draws them into `file` and prints them.
@@ -68,7 +68,7 @@ pub(crate) fn show(
     let mut frontier = Frontier {
         points: Vec::new(),
         conditions: conditions(options),
-        default_handle: default_handle(site, traces, &options.policy)?,
+        default_chunk: default_chunk(site, traces, &options.policy)?,
     };
     for (trace, way, handle) in replays(traces) {
         let report = replay(site, trace, &under(options, way, handle))?;
@@ -110,12 +110,12 @@ fn replay(site: &impl Site, trace: &Trace, options: &Options) -> anyhow::Result<
 }
 
 /// A pool with little capacity has smaller ones than others.
-fn default_handle(site: &impl Site, traces: &[Trace], policy: &Policy) -> anyhow::Result<u64> {
+fn default_chunk(site: &impl Site, traces: &[Trace], policy: &Policy) -> anyhow::Result<u64> {
     let Some(trace) = traces.first() else {
         return Ok(0);
     };
     let device = site.machine(trace, policy)?.device();
-    Ok(session::pool(device, policy)?.handle_bytes())
+    Ok(session::pool(device, policy)?.chunk_bytes())
 }
 
 fn conditions(options: &Options) -> String {
@@ -134,7 +134,7 @@ impl Point {
         Self {
             trace: report.trace.clone(),
             way,
-            handle_bytes: report.handle_bytes,
+            chunk_bytes: report.chunk_bytes,
             share: 100.0 * report.device_ns as f64 / report.trace_ns as f64,
             ratio: report.reserved_over_requested,
         }

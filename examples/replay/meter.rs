@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 use weirpool::device::{
-    AlarmId, Capabilities, Device, DeviceError, DeviceId, MemoryInfo, MemoryKind, PhysicalHandle,
-    RawEvent, RawStream, Referee, Transfer, WatchId,
+    AlarmId, Capabilities, Chunk, Device, DeviceError, DeviceId, MemoryInfo, MemoryKind, RawEvent,
+    RawStream, Referee, Transfer, WatchId,
 };
 
 /// A device that does as `device` does, and times it.
@@ -140,15 +140,15 @@ unsafe impl<D: Device> Device for Metered<D> {
         self.memory_call(|device| device.unreserve(address, bytes))
     }
 
-    fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
+    fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         self.memory_call(|device| device.create(bytes))
     }
 
-    fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError> {
+    fn destroy(&self, handle: Chunk) -> Result<(), DeviceError> {
         self.memory_call(|device| device.destroy(handle))
     }
 
-    fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError> {
+    fn map(&self, address: u64, handle: Chunk, bytes: u64) -> Result<(), DeviceError> {
         self.memory_call(|device| device.map(address, handle, bytes))
     }
 

@@ -30,7 +30,7 @@ pub(crate) struct Outcome {
     pub(crate) stall: Option<Duration>,
     /// When all tasks and all work on the device were done.
     pub(crate) makespan: Duration,
-    pub(crate) handle_bytes: u64,
+    pub(crate) chunk_bytes: u64,
     pub(crate) device_calls: u64,
     pub(crate) device_time: Duration,
     pub(crate) memory_time: Duration,
@@ -96,7 +96,7 @@ pub(crate) struct Report {
     pub(crate) stall_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) makespan_over_unlimited: Option<f64>,
-    pub(crate) handle_bytes: u64,
+    pub(crate) chunk_bytes: u64,
     pub(crate) device_calls: u64,
     pub(crate) device_ns: u64,
     /// The part of it that memory calls took.
@@ -157,7 +157,7 @@ impl Report {
             device_waits: outcome.device_waits,
             stall_ns: outcome.stall.map(nanoseconds),
             makespan_over_unlimited: unlimited.map(|unlimited| ratio(outcome.makespan, unlimited)),
-            handle_bytes: outcome.handle_bytes,
+            chunk_bytes: outcome.chunk_bytes,
             device_calls: outcome.device_calls,
             device_ns: nanoseconds(outcome.device_time),
             memory_ns: nanoseconds(outcome.memory_time),

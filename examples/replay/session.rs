@@ -180,7 +180,7 @@ pub(crate) fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<P
         builder = builder.capacity(bytes);
     }
     if let Some(bytes) = policy.handle {
-        builder = builder.handle_bytes(bytes);
+        builder = builder.chunk_bytes(bytes);
     }
     if let Some(bytes) = policy.lane {
         builder = builder.lane_bytes(bytes);

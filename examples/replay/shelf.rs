@@ -24,7 +24,7 @@ enum Place<T> {
 }
 
 impl<T> Shelf<T> {
-    /// A shelf with places for the ids `0..length`.
+    /// A large-block cache with places for the ids `0..length`.
     pub(crate) fn new(length: usize) -> Self {
         let places = (0..length).map(|_| Place::Empty(None)).collect();
         Self {

@@ -65,7 +65,7 @@ const LINES: [Line; 36] = [
     }),
     GAP,
     ("handle size", |report| {
-        Some(binary_bytes(report.handle_bytes))
+        Some(binary_bytes(report.chunk_bytes))
     }),
     ("growths", |report| Some(count(report.growths))),
     ("remaps", |report| Some(count(report.remaps))),

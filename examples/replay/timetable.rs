@@ -24,7 +24,7 @@ pub(crate) struct Limits {
     /// For memory, at full speed, before time goes on.
     pub(crate) quiet: Duration,
     /// For memory, when no operation is due any more.
-    pub(crate) knot: Duration,
+    pub(crate) deadlock: Duration,
     /// For the device, when nobody waits for memory.
     pub(crate) lost: Duration,
 }
@@ -42,7 +42,7 @@ impl Limits {
         };
         Self {
             quiet: quiet.saturating_add(behind),
-            knot: Duration::from_secs(1).saturating_add(behind),
+            deadlock: Duration::from_secs(1).saturating_add(behind),
             lost: Duration::from_secs(60).saturating_add(behind),
         }
     }
@@ -169,7 +169,9 @@ impl Time for Timetable {
 
     fn pass(&self, hope: Option<Hope>) -> bool {
         std::hint::spin_loop();
-        let Limits { quiet, knot, .. } = self.limits;
+        let Limits {
+            quiet, deadlock, ..
+        } = self.limits;
         let goes_on = match self.pace {
             Pace::Trace => self.wake_due() || self.next().is_some(),
             Pace::Full => {
@@ -178,7 +180,7 @@ impl Time for Timetable {
         };
         goes_on
             || match hope {
-                Some(hope) => self.may_come(hope, knot),
+                Some(hope) => self.may_come(hope, deadlock),
                 None => self.may_do_something(),
             }
     }
@@ -232,7 +234,7 @@ mod tests {
     /// At once sure that nothing comes, but for what is quiet only after ages.
     const HASTE: Limits = Limits {
         quiet: AGES,
-        knot: Duration::ZERO,
+        deadlock: Duration::ZERO,
         lost: Duration::ZERO,
     };
 
@@ -346,11 +348,11 @@ mod tests {
                 timetable.pass(hope);
                 timetable.pass(hope)
             };
-            let (knot, lost) = (AGES, AGES);
+            let (deadlock, lost) = (AGES, AGES);
             assert!(!passes(HASTE, None));
             assert!(passes(Limits { lost, ..HASTE }, None));
             assert!(!passes(Limits { lost, ..HASTE }, Some(hope(1, 2, 2))));
-            assert!(passes(Limits { knot, ..HASTE }, Some(hope(1, 2, 2))));
+            assert!(passes(Limits { deadlock, ..HASTE }, Some(hope(1, 2, 2))));
             assert!(passes(HASTE, Some(hope(1, 3, 2))), "a call is on its way");
         }
     }

@@ -4,14 +4,14 @@ use super::charge::Charge;
 use super::hold::Hold;
 use super::{Block, Extra};
 use crate::device::DeviceError;
-use crate::engine::Lent;
+use crate::driver::Allocation;
 use crate::error::AllocError;
 use crate::id::Ticket;
 use crate::measure::Tag;
+use crate::queue::{Caller, Demand, Ending, Granted, Observers, Registration, Reserved};
 use crate::rare::Rare;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use crate::wait::{Caller, Demand, Ending, Granted, Onlookers, Registration, Reserved};
 
 impl Block {
     /// # Errors
@@ -19,23 +19,24 @@ impl Block {
     #[inline]
     pub(crate) fn new(
         registration: &Arc<Registration>,
-        mut lent: Lent,
+        mut allocation: Allocation,
         demand: &Demand,
         caller: Caller,
     ) -> Result<Self, AllocError> {
         // Before the block is made: a call while it lives would cost every allocation some nanoseconds.
         if let Some(tag) = demand.tag {
-            registration.note_granted(tag, lent.bytes - demand.request.bytes);
+            registration.note_granted(tag, allocation.bytes - demand.request.bytes);
         }
-        if let Some(onlookers) = registration.onlookers.as_deref() {
+        if let Some(observers) = registration.observers.as_deref() {
             // Of a copy, so that where nobody looks on it stays in registers.
-            lent.after = begin_charged(registration, onlookers, &lent.seen(), demand, caller)?;
+            allocation.after =
+                begin_charged(registration, observers, &allocation.seen(), demand, caller)?;
         }
-        tell_granted(registration, &lent, demand.tag);
-        let rounding = demand.rounding_of(lent.bytes);
+        tell_granted(registration, &allocation, demand.tag);
+        let rounding = demand.rounding_of(allocation.bytes);
         Ok(Self {
             registration: Hold::new(registration.clone()),
-            lent: Some(lent),
+            allocation: Some(allocation),
             charge: Charge::new(rounding, demand.tag),
             further: Mutex::new(Guards::Block, Rare::NONE),
         })
@@ -43,11 +44,15 @@ impl Block {
 
     /// A block that the lane had, of nobody's account, and nobody looks on.
     #[inline(always)]
-    pub(crate) fn at_once(registration: Arc<Registration>, lent: Lent, rounding: u32) -> Self {
-        tell_granted(&registration, &lent, None);
+    pub(crate) fn at_once(
+        registration: Arc<Registration>,
+        allocation: Allocation,
+        rounding: u32,
+    ) -> Self {
+        tell_granted(&registration, &allocation, None);
         Self {
             registration: Hold::new(registration),
-            lent: Some(lent),
+            allocation: Some(allocation),
             charge: Charge::new(rounding, None),
             further: Mutex::new(Guards::Block, Rare::NONE),
         }
@@ -59,7 +64,7 @@ impl Block {
     /// As [`new`](Self::new).
     pub(crate) fn reserved(
         registration: &Arc<Registration>,
-        mut lent: Lent,
+        mut allocation: Allocation,
         demand: &Demand,
         caller: Caller,
         reserved: &Arc<Reserved>,
@@ -69,19 +74,19 @@ impl Block {
             tag: reserved.tag(),
             ..*demand
         };
-        if let Some(onlookers) = registration.onlookers.as_deref() {
-            lent.after = begin(registration, onlookers, &lent, &demand, caller)
-                .inspect_err(|_| reserved.note_freed(lent.bytes))?;
+        if let Some(observers) = registration.observers.as_deref() {
+            allocation.after = begin(registration, observers, &allocation, &demand, caller)
+                .inspect_err(|_| reserved.note_freed(allocation.bytes))?;
         }
-        tell_granted(registration, &lent, demand.tag);
+        tell_granted(registration, &allocation, demand.tag);
         let extra = Extra {
             reserved: Some(reserved.clone()),
             ..Extra::default()
         };
-        let rounding = demand.rounding_of(lent.bytes);
+        let rounding = demand.rounding_of(allocation.bytes);
         Ok(Self {
             registration: Hold::new(registration.clone()),
-            lent: Some(lent),
+            allocation: Some(allocation),
             charge: Charge::new(rounding, None),
             further: Mutex::new(Guards::Block, Rare::new(extra)),
         })
@@ -90,13 +95,13 @@ impl Block {
 
 /// With as many bytes as are told of when it is freed.
 #[inline(always)]
-fn tell_granted(registration: &Registration, lent: &Lent, tag: Option<Tag>) {
+fn tell_granted(registration: &Registration, allocation: &Allocation, tag: Option<Tag>) {
     let asked = trace::Asked {
         stream: registration.lane.id,
-        bytes: lent.bytes,
+        bytes: allocation.bytes,
         tag,
     };
-    trace::granted(asked, &lent.rung, lent.address);
+    trace::granted(asked, &allocation.source, allocation.address);
 }
 
 /// A block is granted after that point of its stream, and somebody looks on. Returns the point that a further
@@ -108,32 +113,32 @@ fn tell_granted(registration: &Registration, lent: &Lent, tag: Option<Tag>) {
 #[inline(never)]
 fn begin(
     registration: &Registration,
-    onlookers: &Onlookers,
-    lent: &Lent,
+    observers: &Observers,
+    allocation: &Allocation,
     demand: &Demand,
     caller: Caller,
 ) -> Result<Ticket, DeviceError> {
-    let (engine, lane) = (&registration.service.engine, &registration.lane);
+    let (driver, lane) = (&registration.service.driver, &registration.lane);
     let granted = Granted {
-        lent,
+        allocation,
         demand,
         lane,
         caller,
     };
-    onlookers.granted(engine, granted);
-    let block = lent.as_used(demand.rounding_of(lent.bytes));
-    let filled = registration.fill_granted(onlookers, lent.after, block, caller.place);
+    observers.granted(driver, granted);
+    let block = allocation.as_used(demand.rounding_of(allocation.bytes));
+    let filled = registration.fill_granted(observers, allocation.after, block, caller.location);
     if filled.is_err() {
         let lanes = std::slice::from_ref(lane);
         let ending = Ending {
-            lent,
+            allocation,
             lanes,
             waits_for: lanes,
-            place: None,
+            location: None,
         };
-        onlookers.ending(engine, ending);
+        observers.ending(driver, ending);
         // Past the lane: it may be a reservation's.
-        engine.free_many(lane, lanes, None, &block);
+        driver.free_many(lane, lanes, None, &block);
     }
     filled
 }
@@ -144,14 +149,14 @@ fn begin(
 #[inline(never)]
 fn begin_charged(
     registration: &Registration,
-    onlookers: &Onlookers,
-    lent: &Lent,
+    observers: &Observers,
+    allocation: &Allocation,
     demand: &Demand,
     caller: Caller,
 ) -> Result<Ticket, AllocError> {
-    let begun = begin(registration, onlookers, lent, demand, caller);
+    let begun = begin(registration, observers, allocation, demand, caller);
     if let (Err(_), Some(tag)) = (&begun, demand.tag) {
-        registration.note_freed(tag, lent.bytes);
+        registration.note_freed(tag, allocation.bytes);
     }
     Ok(begun?)
 }

@@ -4,9 +4,9 @@ use super::{Access, Block};
 use crate::copy::{Download, Upload};
 use crate::device::DeviceError;
 use crate::error::CopyError;
+use crate::queue::Registration;
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::wait::Registration;
 use std::ops::Range;
 use std::panic::Location;
 
@@ -88,7 +88,7 @@ impl Block {
                 size: self.size(),
             });
         }
-        Ok(self.lent().address + start)
+        Ok(self.allocation().address + start)
     }
 }
 
@@ -96,9 +96,9 @@ impl Block {
 fn start_upload(stream: &Stream, address: u64, bytes: &[u8]) -> Result<Upload, DeviceError> {
     let registration: &Arc<Registration> = stream.registration();
     let Registration { service, lane, .. } = &**registration;
-    let device = &service.engine.device;
+    let device = &service.driver.device;
     let transfer = device.upload(lane.raw, address, bytes, Location::caller());
-    let transfer = service.engine.noted(transfer)?;
+    let transfer = service.driver.noted(transfer)?;
     Ok(Upload::new(registration.clone(), transfer))
 }
 
@@ -106,8 +106,8 @@ fn start_upload(stream: &Stream, address: u64, bytes: &[u8]) -> Result<Upload, D
 fn start_download(stream: &Stream, address: u64, bytes: u64) -> Result<Download, DeviceError> {
     let registration: &Arc<Registration> = stream.registration();
     let Registration { service, lane, .. } = &**registration;
-    let device = &service.engine.device;
+    let device = &service.driver.device;
     let transfer = device.download(lane.raw, address, bytes, Location::caller());
-    let transfer = service.engine.noted(transfer)?;
+    let transfer = service.driver.noted(transfer)?;
     Ok(Download::new(registration.clone(), transfer))
 }

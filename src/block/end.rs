@@ -2,13 +2,13 @@
 
 use super::Block;
 use crate::device::DeviceError;
-use crate::engine::{Lent, Use};
+use crate::driver::{Allocation, Use};
 use crate::error::StreamError;
 use crate::id::Ticket;
 use crate::lane::Entered;
+use crate::queue::{Ending, Left, Passages, Registration};
 use crate::stream::Stream;
 use crate::trace;
-use crate::wait::{Ending, Left, Passages, Registration};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -21,8 +21,8 @@ impl Block {
     pub fn deallocate(mut self) -> Deallocation {
         let deallocation = self.free_awaited(Location::caller());
         // Only now: the block is freed even if this panics.
-        if let Some(onlookers) = self.registration.onlookers.as_deref() {
-            onlookers.call_out();
+        if let Some(observers) = self.registration.observers.as_deref() {
+            observers.call_out();
         }
         deallocation
     }
@@ -43,9 +43,9 @@ impl Block {
         }
     }
 
-    fn free_awaited(&mut self, place: &'static Location<'static>) -> Deallocation {
+    fn free_awaited(&mut self, location: &'static Location<'static>) -> Deallocation {
         let block = self
-            .end(Some(place))
+            .end(Some(location))
             .expect("taken only when the block ends");
         let (lanes, earlier) = (self.lanes(), self.earlier());
         let service = &self.registration.service;
@@ -53,21 +53,21 @@ impl Block {
         let fences = if is_its_streams_alone {
             let lane = &self.registration.lane;
             let slot = &self.registration.slot;
-            let ticket: Ticket = service.engine.free(lane, slot, block);
+            let ticket: Ticket = service.driver.free(lane, slot, block);
             std::iter::once(lane.fence(ticket)).collect()
         } else {
             let home = &self.registration.lane;
-            service.engine.free_many(home, &lanes, earlier, &block)
+            service.driver.free_many(home, &lanes, earlier, &block)
         };
         let passages = Passages::new(service, &lanes, &fences);
         self.note_freed(block.bytes, block.address);
         Deallocation(passages)
     }
 
-    /// The onlookers hear of it before anybody else can be given the memory.
-    fn end(&mut self, place: Option<&'static Location<'static>>) -> Option<Use> {
-        if self.registration.onlookers.is_some() {
-            self.renounce(place);
+    /// The observers hear of it before anybody else can be given the memory.
+    fn end(&mut self, location: Option<&'static Location<'static>>) -> Option<Use> {
+        if self.registration.observers.is_some() {
+            self.renounce(location);
         }
         self.take()
     }
@@ -75,9 +75,9 @@ impl Block {
     #[inline]
     fn take(&mut self) -> Option<Use> {
         // Field by field, which stays in registers.
-        let Lent {
+        let Allocation {
             id, address, bytes, ..
-        } = self.lent.take()?;
+        } = self.allocation.take()?;
         Some(Use {
             id,
             address,
@@ -88,15 +88,17 @@ impl Block {
 
     #[cold]
     #[inline(never)]
-    fn renounce(&mut self, place: Option<&'static Location<'static>>) {
+    fn renounce(&mut self, location: Option<&'static Location<'static>>) {
         let lanes = self.lanes();
-        if let (Some(onlookers), Some(lent)) = (&self.registration.onlookers, &self.lent) {
+        if let (Some(observers), Some(allocation)) =
+            (&self.registration.observers, &self.allocation)
+        {
             let mut waits_for = &lanes[..];
-            let block = lent.as_used(self.charge.rounding());
+            let block = allocation.as_used(self.charge.rounding());
             let registration = &self.registration;
             let left_at = self.left_at();
             let is_first_after_all =
-                registration.fill_ending(onlookers, &lanes, left_at, block, place);
+                registration.fill_ending(observers, &lanes, left_at, block, location);
             if is_first_after_all && left_at.is_none() {
                 // Its own stream comes after the others by now: it is freed in the order of that alone.
                 waits_for = &lanes[..1];
@@ -109,12 +111,12 @@ impl Block {
                 }
             }
             let ending = Ending {
-                lent,
+                allocation,
                 lanes: &lanes,
                 waits_for,
-                place,
+                location,
             };
-            onlookers.ending(&self.registration.service.engine, ending);
+            observers.ending(&self.registration.service.driver, ending);
         }
     }
 
@@ -126,8 +128,8 @@ impl Block {
         };
         if self.further.get_mut().is_none() {
             let registration = &self.registration;
-            let (engine, lane) = (&registration.service.engine, &registration.lane);
-            engine.free(lane, &registration.slot, block);
+            let (driver, lane) = (&registration.service.driver, &registration.lane);
+            driver.free(lane, &registration.slot, block);
         } else {
             self.free_further(&block);
         }
@@ -139,9 +141,9 @@ impl Block {
     #[inline(never)]
     fn free_slowly(&self, entered: Entered<'_, Left>) {
         let registration = &self.registration;
-        let (engine, lane) = (&registration.service.engine, &registration.lane);
-        let block = self.lent().as_used(self.charge.rounding());
-        engine.free_slowly(lane, &registration.slot, block, entered);
+        let (driver, lane) = (&registration.service.driver, &registration.lane);
+        let block = self.allocation().as_used(self.charge.rounding());
+        driver.free_slowly(lane, &registration.slot, block, entered);
     }
 
     /// Takes the block off its tag's account, once it is freed.
@@ -160,13 +162,13 @@ impl Block {
 impl Drop for Block {
     #[inline]
     fn drop(&mut self) {
-        let is_plain = self.registration.onlookers.is_none()
+        let is_plain = self.registration.observers.is_none()
             && self.charge.is_nobodys()
             && self.further.get_mut().is_none();
         if !is_plain {
             return self.end_slowly();
         }
-        let Some(lent) = &self.lent else {
+        let Some(allocation) = &self.allocation else {
             return;
         };
         let Registration {
@@ -176,12 +178,15 @@ impl Drop for Block {
             ..
         } = &**self.registration;
         let (stream, slot) = (lane.id, slot.clone());
-        let block = || lent.as_used(self.charge.rounding());
-        match service.engine.free_at_once(lane, &slot, lent.bytes, block) {
-            Ok(mut front) => front.left.put(&mut self.registration.0),
+        let block = || allocation.as_used(self.charge.rounding());
+        match service
+            .driver
+            .free_at_once(lane, &slot, allocation.bytes, block)
+        {
+            Ok(mut state) => state.left.put(&mut self.registration.0),
             Err(entered) => self.free_slowly(entered),
         }
-        trace::freed(stream, lent.bytes, lent.address);
+        trace::freed(stream, allocation.bytes, allocation.address);
     }
 }
 

@@ -2,11 +2,11 @@
 
 use super::Block;
 use crate::device::DeviceError;
-use crate::engine::{Lent, Loans};
+use crate::driver::{Allocation, Allocations};
 use crate::error::AllocError;
-use crate::ledger::Place;
+use crate::heap::Placement;
+use crate::queue::{Caller, Demand, Registration};
 use crate::sync::Arc;
-use crate::wait::{Caller, Demand, Registration};
 
 impl Block {
     /// Addresses above it are kept for it. It bypasses the lane when it is freed, so that they do not stay kept.
@@ -19,9 +19,9 @@ impl Block {
         extra.as_ref().is_some_and(|extra| extra.has_room)
     }
 
-    pub(crate) fn place_above(&self) -> Place {
-        let lent = self.lent();
-        Place::Above(lent.id, lent.address + lent.bytes)
+    pub(crate) fn placement_above(&self) -> Placement {
+        let allocation = self.allocation();
+        Placement::Above(allocation.id, allocation.address + allocation.bytes)
     }
 
     /// It has grown by what was lent right above it.
@@ -30,29 +30,32 @@ impl Block {
     /// When a further stream cannot be ordered after that, or it cannot be filled; the block is as it was, then.
     pub(crate) fn extend(
         &mut self,
-        loans: Loans,
+        allocations: Allocations,
         demand: &Demand,
         caller: Caller,
     ) -> Result<(), AllocError> {
-        let mut extension = loans.into_iter().next().expect("one was asked for");
+        let mut extension = allocations.into_iter().next().expect("one was asked for");
         let registration = Arc::clone(&self.registration);
-        let engine = &registration.service.engine;
+        let driver = &registration.service.driver;
         if let Err(error) = self.order_after(&mut extension, caller) {
             let lanes = std::slice::from_ref(&registration.lane);
-            engine.free_many(&lanes[0], lanes, None, &extension.as_used(0));
+            driver.free_many(&lanes[0], lanes, None, &extension.as_used(0));
             if let Some(tag) = demand.tag {
-                registration.service.disclaim(tag, extension.bytes);
+                registration.service.uncharge(tag, extension.bytes);
             }
             return Err(error.into());
         }
-        if let Some(onlookers) = registration.onlookers.as_deref() {
-            let (lent, lane) = (self.lent(), &*registration.lane);
-            onlookers.grown(engine, lent, extension.bytes, lane, caller);
+        if let Some(observers) = registration.observers.as_deref() {
+            let (allocation, lane) = (self.allocation(), &*registration.lane);
+            observers.grown(driver, allocation, extension.bytes, lane, caller);
         }
-        engine.join_lent(self.lent(), &extension);
-        let lent = self.lent.as_mut().expect("taken only when the block ends");
-        lent.bytes += extension.bytes;
-        lent.after = lent.after.max(extension.after);
+        driver.join_used(self.allocation(), &extension);
+        let allocation = self
+            .allocation
+            .as_mut()
+            .expect("taken only when the block ends");
+        allocation.bytes += extension.bytes;
+        allocation.after = allocation.after.max(extension.after);
         self.charge.add_rounding(demand.rounding);
         if let Some(tag) = demand.tag {
             registration.note_more(tag);
@@ -61,18 +64,18 @@ impl Block {
     }
 
     /// Fills what it is to grow by, and orders the further streams after that.
-    fn order_after(&self, extension: &mut Lent, caller: Caller) -> Result<(), DeviceError> {
+    fn order_after(&self, extension: &mut Allocation, caller: Caller) -> Result<(), DeviceError> {
         let Registration { service, lane, .. } = &**self.registration;
-        if let Some(onlookers) = self.registration.onlookers.as_deref() {
+        if let Some(observers) = self.registration.observers.as_deref() {
             let (after, block) = (extension.after, extension.as_used(0));
             extension.after =
                 self.registration
-                    .fill_granted(onlookers, after, block, caller.place)?;
+                    .fill_granted(observers, after, block, caller.location)?;
         }
         let mut further = self.lanes().into_iter().skip(1);
         further.try_for_each(|further| {
-            let engine = &service.engine;
-            engine.order_after_grant(lane, extension.after, &further)
+            let driver = &service.driver;
+            driver.order_after_grant(lane, extension.after, &further)
         })
     }
 }

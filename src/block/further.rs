@@ -4,8 +4,8 @@
 //! the stream was given so far. Knows nothing of the device.
 
 use crate::lane::Marker;
+use crate::queue::Registration;
 use crate::sync::Arc;
-use crate::wait::Registration;
 use smallvec::SmallVec;
 
 /// What a use does with the bytes, as far as it was told.
@@ -28,7 +28,7 @@ enum Writes {
     /// By work that was submitted: all of it before the point, if one was recorded yet.
     Submitted(Option<Arc<Marker>>),
     /// By work that may not be submitted yet, as long as the block is borrowed for it.
-    Lent,
+    Allocation,
     /// By work that is told of no more.
     Always,
 }
@@ -64,7 +64,7 @@ impl Further {
             _ if self.reads && access != Access::Read => None,
             (Writes::Nothing, _) => return None,
             (Writes::Submitted(point), _) => point.clone(),
-            (Writes::Lent | Writes::Always, _) => None,
+            (Writes::Allocation | Writes::Always, _) => None,
         };
         Some(Earlier {
             registration: self.registration.clone(),
@@ -77,7 +77,7 @@ impl Further {
             (Access::Read, _) => self.reads = true,
             (Access::Always, _) => self.writes = Writes::Always,
             (_, Writes::Always) => {}
-            (Access::Any, _) => self.writes = Writes::Lent,
+            (Access::Any, _) => self.writes = Writes::Allocation,
             (Access::Write, _) => self.writes = Writes::Submitted(None),
         }
     }

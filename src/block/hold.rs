@@ -1,7 +1,7 @@
 //! What a block holds its stream by.
 
+use crate::queue::Registration;
 use crate::sync::Arc;
-use crate::wait::Registration;
 use std::ops::Deref;
 
 /// A count of the stream's owners. It is there for as long as the block is, and left with the stream when that is freed.

@@ -4,7 +4,7 @@ use super::order::Point;
 use super::{Access, Block};
 use crate::device::HostView;
 use crate::error::StreamError;
-use crate::wait::Passage;
+use crate::queue::Passage;
 use bytemuck::{AnyBitPattern, NoUninit};
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -51,16 +51,16 @@ impl Block {
         &mut self,
         count: usize,
     ) -> impl Future<Output = Result<HostGuard<'_, T>, StreamError>> + Send {
-        let place = Location::caller();
+        let location = Location::caller();
         let uses = self.uses_of_all();
         async move {
             for mut passage in uses? {
                 poll_fn(|context| passage.poll(context)).await?;
             }
-            let engine = &self.registration.service.engine;
-            let view = HostView::new(&engine.device, self.lent().address, count, place);
+            let driver = &self.registration.service.driver;
+            let view = HostView::new(&driver.device, self.allocation().address, count, location);
             Ok(HostGuard {
-                view: engine.noted(view)?,
+                view: driver.noted(view)?,
                 block: PhantomData,
             })
         }
@@ -69,7 +69,7 @@ impl Block {
     /// The points behind all uses so far.
     fn uses_of_all(&self) -> Result<Vec<Passage>, StreamError> {
         let service = &self.registration.service;
-        if !service.engine.settings.kind.is_seen_by_host() {
+        if !service.driver.settings.kind.is_seen_by_host() {
             return Err(StreamError::UnseenByHost);
         }
         let points = self.points_before(Access::Write, None)?;

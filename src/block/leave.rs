@@ -2,14 +2,14 @@
 
 use super::Block;
 use super::further::Access;
-use crate::engine::Use;
+use crate::driver::Use;
 use crate::error::StreamError;
+use crate::heap::Fence;
 use crate::id::Ticket;
 use crate::lane::Lane;
-use crate::ledger::Fence;
+use crate::queue::Registration;
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::wait::Registration;
 use smallvec::SmallVec;
 
 impl Block {
@@ -58,7 +58,7 @@ impl Block {
         if self.registration.lane.id == further.lane.id {
             return Ok(());
         }
-        let after = self.lent().after;
+        let after = self.allocation().after;
         let mut all = self.further.lock();
         let all = all.get_or_insert_default();
         all.streams.note(further, Access::Always);
@@ -79,6 +79,6 @@ impl Block {
     pub(super) fn free_further(&mut self, block: &Use) {
         let (lanes, earlier) = (self.lanes(), self.earlier());
         let Registration { service, lane, .. } = &**self.registration;
-        service.engine.free_many(lane, &lanes, earlier, block);
+        service.driver.free_many(lane, &lanes, earlier, block);
     }
 }

@@ -31,13 +31,13 @@ pub use host::HostGuard;
 pub(crate) use order::Point;
 
 use crate::device::DeviceAddress;
-use crate::engine::{Lent, Rung};
+use crate::driver::{Allocation, Source};
 use crate::id::Ticket;
 use crate::measure::Tag;
+use crate::queue::{Registration, Reserved};
 use crate::rare::Rare;
 use crate::stream::Stream;
 use crate::sync::{Arc, Mutex};
-use crate::wait::{Registration, Reserved};
 use charge::Charge;
 use further::FurtherStreams;
 use hold::Hold;
@@ -54,7 +54,7 @@ use std::fmt;
 #[must_use = "a block is freed when it is dropped"]
 pub struct Block {
     registration: Hold,
-    lent: Option<Lent>,
+    allocation: Option<Allocation>,
     charge: Charge,
     /// Further streams that it was used on.
     further: Mutex<Rare<Extra>>,
@@ -93,8 +93,10 @@ impl Block {
     }
 
     #[inline]
-    fn lent(&self) -> &Lent {
-        self.lent.as_ref().expect("taken only when the block ends")
+    fn allocation(&self) -> &Allocation {
+        self.allocation
+            .as_ref()
+            .expect("taken only when the block ends")
     }
 
     /// The device address of the first byte.
@@ -103,14 +105,14 @@ impl Block {
     /// known to the pool: call [`used_on`](Self::used_on) first, or give it [`on`](Self::on) instead, which does.
     #[inline]
     pub fn address(&self) -> DeviceAddress {
-        DeviceAddress::from_bits(self.lent().address)
+        DeviceAddress::from_bits(self.allocation().address)
     }
 
     /// The bytes that may be used: what was requested, rounded up; or up to an eighth more, where the stream had freed
     /// a block of that size.
     #[inline]
     pub fn size(&self) -> u64 {
-        self.lent().bytes
+        self.allocation().bytes
     }
 
     /// The bytes that were requested.
@@ -129,8 +131,8 @@ impl Block {
     }
 
     /// Where the memory came from.
-    pub fn rung(&self) -> Rung {
-        self.lent().rung
+    pub fn source(&self) -> Source {
+        self.allocation().source
     }
 
     /// The stream that it was allocated on.
@@ -145,7 +147,7 @@ impl fmt::Debug for Block {
             .field("address", &self.address())
             .field("size", &self.size())
             .field("stream", &self.registration.lane.id)
-            .field("rung", &self.rung())
+            .field("rung", &self.source())
             .finish_non_exhaustive()
     }
 }

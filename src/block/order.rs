@@ -5,9 +5,9 @@ use super::further::{Access, Earlier};
 use crate::device::{Argument, DeviceError, DeviceErrorKind};
 use crate::error::StreamError;
 use crate::lane::Marker;
+use crate::queue::{Passage, Registration};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::wait::{Passage, Registration};
 use smallvec::SmallVec;
 use std::ops::Range;
 
@@ -118,7 +118,7 @@ impl Block {
     /// submitted; who [reads](Self::read_on) or writes it later comes after it.
     ///
     /// What the block's own stream was given so far counts as an earlier use, since it need not be told. Where
-    /// kernels on several streams hand-shake, that may be a knot: use [`on`](Self::on) there.
+    /// kernels on several streams hand-shake, that may be a deadlock: use [`on`](Self::on) there.
     ///
     /// # Errors
     /// As [`read_on`](Self::read_on).
@@ -150,7 +150,10 @@ impl Block {
     }
 
     fn argument(&self, part: Range<u64>) -> Argument<'_> {
-        Argument::new(self.lent().address + part.start, part.end - part.start)
+        Argument::new(
+            self.allocation().address + part.start,
+            part.end - part.start,
+        )
     }
 
     pub(super) fn expect_of_pool(&self, stream: &Stream) -> Result<(), StreamError> {
@@ -168,8 +171,12 @@ impl Block {
         if Arc::ptr_eq(&self.registration, further) || self.note_if_known(further, access) {
             return Ok(());
         }
-        let engine = &self.registration.service.engine;
-        engine.order_after_grant(&self.registration.lane, self.lent().after, &further.lane)?;
+        let driver = &self.registration.service.driver;
+        driver.order_after_grant(
+            &self.registration.lane,
+            self.allocation().after,
+            &further.lane,
+        )?;
         // Only now: who finds it there relies on the order.
         let mut extra = self.further.lock();
         let extra = extra.get_or_insert_default();
@@ -189,13 +196,13 @@ impl Block {
         further: &Arc<Registration>,
         access: Access,
     ) -> Result<(), DeviceError> {
-        let engine = &self.registration.service.engine;
+        let driver = &self.registration.service.driver;
         for Point {
             registration,
             marker,
         } in self.points_before(access, Some(further))?
         {
-            engine.bring_behind(&further.lane, &registration.lane, &marker)?;
+            driver.bring_behind(&further.lane, &registration.lane, &marker)?;
         }
         self.conclude(further, access)
     }
@@ -250,7 +257,7 @@ impl Block {
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("record", kind, reason));
         }
-        let marker = registration.service.engine.mark(&registration.lane)?;
+        let marker = registration.service.driver.mark(&registration.lane)?;
         if let Some(extra) = &mut **self.further.lock() {
             extra.streams.keep(&registration, &marker);
         }

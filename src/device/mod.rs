@@ -67,7 +67,7 @@ handle!(
     RawEvent);
 handle!(
     /// The backend's own name of a piece of physical memory.
-    PhysicalHandle);
+    Chunk);
 handle!(
     /// A watch set by [`Device::watch`].
     WatchId);
@@ -217,20 +217,20 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`DeviceErrorKind::OutOfMemory`] when there is not so much; nothing is taken then.
-    fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError>;
+    fn create(&self, bytes: u64) -> Result<Chunk, DeviceError>;
 
     /// Gives physical memory back; it must not be mapped. Can wait.
     ///
     /// # Errors
     /// When the handle is unknown or still mapped.
-    fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError>;
+    fn destroy(&self, handle: Chunk) -> Result<(), DeviceError>;
 
     /// Maps a whole handle of `bytes` at `address`, inside a reserved range where nothing is
     /// mapped, accessible to the device. Can wait.
     ///
     /// # Errors
     /// On failure nothing is mapped.
-    fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError>;
+    fn map(&self, address: u64, handle: Chunk, bytes: u64) -> Result<(), DeviceError>;
 
     /// Unmaps what [`map`](Self::map) mapped there. No work that touches it may be running or
     /// submitted: the call does not wait for the device. Can wait.

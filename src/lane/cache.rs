@@ -1,14 +1,14 @@
-//! The blocks that a lane keeps: a stack for each size, so that taking and keeping are O(1); and a shelf for few
+//! The blocks that a lane keeps: a stack for each size, so that taking and keeping are O(1); and a large-block cache for few
 //! large ones.
 
-use super::shelf::Shelf;
+use super::large_cache::LargeCache;
+use crate::heap::{BlockId, GRANULE};
 use crate::id::Ticket;
-use crate::ledger::{BlockId, GRANULE};
 use std::time::Duration;
 
 /// A block that a stream freed and its lane kept.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kept {
+pub(crate) struct CachedBlock {
     pub(crate) id: BlockId,
     pub(crate) address: u64,
     pub(crate) bytes: u64,
@@ -28,14 +28,14 @@ const RUN: usize = 32;
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     /// Of no bytes, if the slot is vacant.
-    kept: Kept,
+    cached: CachedBlock,
     /// The slot below in its stack, or the next vacant one.
     below: u32,
 }
 
 impl Slot {
-    fn kept(&self) -> Option<Kept> {
-        (self.kept.bytes > 0).then_some(self.kept)
+    fn cached(&self) -> Option<CachedBlock> {
+        (self.cached.bytes > 0).then_some(self.cached)
     }
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Cache {
     vacant: u32,
     /// In the stacks.
     bytes: u64,
-    shelf: Shelf,
+    large_cache: LargeCache,
 }
 
 impl Cache {
@@ -59,12 +59,12 @@ impl Cache {
             slots: Vec::new(),
             vacant: NONE,
             bytes: 0,
-            shelf: Shelf::default(),
+            large_cache: LargeCache::default(),
         }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes + self.shelf.bytes()
+        self.bytes + self.large_cache.bytes()
     }
 
     /// Whether a block has a stack, and may be kept there among `bound` bytes.
@@ -74,8 +74,8 @@ impl Cache {
     }
 
     /// Keeps a block that has no stack, if there is a place for it among `bound` bytes.
-    pub(crate) fn shelve(&mut self, kept: Kept, since: Duration, bound: u64) -> bool {
-        !self.has_size(kept.bytes) && self.shelf.put(kept, since, bound)
+    pub(crate) fn shelve(&mut self, cached: CachedBlock, since: Duration, bound: u64) -> bool {
+        !self.has_size(cached.bytes) && self.large_cache.put(cached, since, bound)
     }
 
     /// Whether blocks of this size have a stack.
@@ -86,9 +86,12 @@ impl Cache {
 
     /// Keeps a block of a size that [`has_size`](Self::has_size).
     #[inline]
-    pub(crate) fn push(&mut self, kept: Kept) {
-        let top = &mut self.tops[(kept.bytes / GRANULE) as usize];
-        let slot = Slot { kept, below: *top };
+    pub(crate) fn push(&mut self, cached: CachedBlock) {
+        let top = &mut self.tops[(cached.bytes / GRANULE) as usize];
+        let slot = Slot {
+            cached,
+            below: *top,
+        };
         *top = match self.vacant {
             NONE => {
                 self.slots.push(slot);
@@ -101,17 +104,17 @@ impl Cache {
                 vacant
             }
         };
-        self.bytes += kept.bytes;
+        self.bytes += cached.bytes;
     }
 
     /// Keeps a block if it has a stack, there is room for it among `bound` bytes, and a slot. Says whether it did.
     #[inline(always)]
-    pub(crate) fn push_at_once(&mut self, kept: Kept, bound: u64) -> bool {
-        let total = self.bytes + kept.bytes;
+    pub(crate) fn push_at_once(&mut self, cached: CachedBlock, bound: u64) -> bool {
+        let total = self.bytes + cached.bytes;
         if total > bound {
             return false;
         }
-        let Some(top) = self.tops.get_mut((kept.bytes / GRANULE) as usize) else {
+        let Some(top) = self.tops.get_mut((cached.bytes / GRANULE) as usize) else {
             return false;
         };
         let Some(place) = self.slots.get_mut(self.vacant as usize) else {
@@ -119,36 +122,36 @@ impl Cache {
         };
         let below = std::mem::replace(top, self.vacant);
         self.vacant = place.below;
-        *place = Slot { kept, below };
+        *place = Slot { cached, below };
         self.bytes = total;
         true
     }
 
     /// Takes the block of exactly this size that was kept last: the one most likely to be warm.
     #[inline]
-    pub(crate) fn pop(&mut self, bytes: u64) -> Option<Kept> {
+    pub(crate) fn pop(&mut self, bytes: u64) -> Option<CachedBlock> {
         if self.has_size(bytes) {
             self.pop_stacked(bytes)
         } else {
-            self.shelf.take(bytes)
+            self.large_cache.take(bytes)
         }
     }
 
     /// The same, of a size that has a stack.
     #[inline(always)]
-    pub(crate) fn pop_stacked(&mut self, bytes: u64) -> Option<Kept> {
+    pub(crate) fn pop_stacked(&mut self, bytes: u64) -> Option<CachedBlock> {
         let top = self.tops.get_mut((bytes / GRANULE) as usize)?;
         let place = self.slots.get_mut(*top as usize)?;
         let slot = *place;
-        place.kept.bytes = 0;
+        place.cached.bytes = 0;
         place.below = self.vacant;
         self.vacant = std::mem::replace(top, slot.below);
-        self.bytes -= slot.kept.bytes;
-        Some(slot.kept)
+        self.bytes -= slot.cached.bytes;
+        Some(slot.cached)
     }
 
     /// Takes the next larger block that has a stack, if it is larger by an eighth at most.
-    pub(crate) fn pop_near(&mut self, bytes: u64) -> Option<Kept> {
+    pub(crate) fn pop_near(&mut self, bytes: u64) -> Option<CachedBlock> {
         let size = (bytes / GRANULE) as usize;
         let most = self.tops.len().min(size + size / NEAR + 1);
         let near = self.tops.get(size + 1..most)?;
@@ -160,35 +163,35 @@ impl Cache {
     }
 
     /// Takes everything.
-    pub(crate) fn drain(&mut self) -> Vec<Kept> {
-        let mut all = self.drain_stacks();
-        self.shelf.drain(&mut all);
+    pub(crate) fn drain(&mut self) -> Vec<CachedBlock> {
+        let mut all = self.flush_stacks();
+        self.large_cache.drain(&mut all);
         all
     }
 
-    /// Takes everything but what is on the shelf for less than `age`.
-    pub(crate) fn drain_older(&mut self, now: Duration, age: Duration) -> Vec<Kept> {
-        let mut all = self.drain_stacks();
-        self.shelf.take_older(now, age, &mut all);
+    /// Takes everything but what is on the large-block cache for less than `age`.
+    pub(crate) fn flush_older(&mut self, now: Duration, age: Duration) -> Vec<CachedBlock> {
+        let mut all = self.flush_stacks();
+        self.large_cache.take_older(now, age, &mut all);
         all
     }
 
-    /// Takes what is on the shelf.
-    pub(crate) fn drain_shelf(&mut self) -> Vec<Kept> {
+    /// Takes what is on the large-block cache.
+    pub(crate) fn flush_large_cache(&mut self) -> Vec<CachedBlock> {
         let mut all = Vec::new();
-        self.shelf.drain(&mut all);
+        self.large_cache.drain(&mut all);
         all
     }
 
-    fn drain_stacks(&mut self) -> Vec<Kept> {
+    fn flush_stacks(&mut self) -> Vec<CachedBlock> {
         if self.bytes == 0 {
             return Vec::new();
         }
         // By the slots: there are far fewer than sizes.
         let mut all = Vec::with_capacity(self.slots.len());
-        for kept in self.slots.iter().filter_map(Slot::kept) {
-            self.tops[(kept.bytes / GRANULE) as usize] = NONE;
-            all.push(kept);
+        for cached in self.slots.iter().filter_map(Slot::cached) {
+            self.tops[(cached.bytes / GRANULE) as usize] = NONE;
+            all.push(cached);
         }
         self.slots.clear();
         (self.vacant, self.bytes) = (NONE, 0);
@@ -196,20 +199,20 @@ impl Cache {
     }
 
     /// All that is kept.
-    pub(crate) fn all(&self) -> impl Iterator<Item = Kept> + '_ {
-        let stacked = self.slots.iter().filter_map(Slot::kept);
-        stacked.chain(self.shelf.all())
+    pub(crate) fn all(&self) -> impl Iterator<Item = CachedBlock> + '_ {
+        let stacked = self.slots.iter().filter_map(Slot::cached);
+        stacked.chain(self.large_cache.all())
     }
 
     /// Bytes kept under tickets up to `ticket`.
     pub(crate) fn bytes_up_to(&self, ticket: Ticket) -> u64 {
         if self.bytes == 0 {
             // As long as somebody waits, and then it is asked for often.
-            return self.shelf.bytes_up_to(ticket);
+            return self.large_cache.bytes_up_to(ticket);
         }
         self.all()
-            .filter(|kept| kept.ticket <= ticket)
-            .map(|kept| kept.bytes)
+            .filter(|cached| cached.ticket <= ticket)
+            .map(|cached| cached.bytes)
             .sum()
     }
 }
@@ -218,8 +221,8 @@ impl Cache {
 mod tests {
     use super::*;
 
-    fn kept(id: u32, bytes: u64) -> Kept {
-        Kept {
+    fn cached(id: u32, bytes: u64) -> CachedBlock {
+        CachedBlock {
             id: BlockId::of_slot(id as usize),
             address: u64::from(id) << 30,
             bytes,
@@ -231,15 +234,15 @@ mod tests {
     fn the_last_kept_of_a_size_comes_first() {
         let mut cache = Cache::new(4096);
         for (id, bytes) in [(1, 512), (2, 1024), (3, 512)] {
-            cache.push(kept(id, bytes));
+            cache.push(cached(id, bytes));
         }
         assert_eq!(cache.bytes(), 2048);
         assert_eq!(cache.bytes_up_to(Ticket(2)), 1536);
         assert_eq!(cache.pop(512).unwrap().id, BlockId::of_slot(3));
         assert_eq!(cache.pop(512).unwrap().id, BlockId::of_slot(1));
         assert!(cache.pop(512).is_none());
-        cache.push(kept(4, 4096));
-        let mut left: Vec<_> = cache.drain().iter().map(|kept| kept.id).collect();
+        cache.push(cached(4, 4096));
+        let mut left: Vec<_> = cache.drain().iter().map(|cached| cached.id).collect();
         left.sort_unstable();
         assert_eq!(left, [2, 4].map(BlockId::of_slot));
         assert_eq!(cache.bytes(), 0);

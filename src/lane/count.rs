@@ -125,11 +125,11 @@ pub(crate) struct LaneFigures {
     /// Bytes of live blocks.
     pub(crate) used: Level,
     /// Bytes kept.
-    pub(crate) kept: u64,
+    pub(crate) cached: u64,
     /// Bytes kept that are complete on every stream.
-    pub(crate) kept_complete: u64,
+    pub(crate) cached_complete: u64,
     /// Threads count by themselves: the highest is what was seen of it.
-    is_crowded: bool,
+    is_sharded: bool,
 }
 
 /// More bytes than there are, of which as many as there are streams can be added up.
@@ -138,7 +138,7 @@ const UNKNOWN: u64 = 1 << 62;
 impl LaneFigures {
     /// What the used bytes were never above.
     pub(crate) fn bound(&self) -> u64 {
-        if self.is_crowded {
+        if self.is_sharded {
             UNKNOWN
         } else {
             self.used.high
@@ -149,47 +149,47 @@ impl LaneFigures {
 impl Lane {
     /// Counts a block of the stream that came from above the lane.
     pub(crate) fn count_from_above(&self, bytes: u64, rounding: u32) {
-        match self.crowd.own() {
-            Some(side) => side.lock().counts.note_from_above(bytes, rounding),
-            None => self.front.lock().book.note_from_above(bytes, rounding),
+        match self.shards.own() {
+            Some(shard) => shard.lock().counts.note_from_above(bytes, rounding),
+            None => self.state.lock().book.note_from_above(bytes, rounding),
         }
     }
 
     /// Counts what a block of the stream grew by.
     pub(crate) fn count_growth(&self, bytes: u64, rounding: u32) {
-        match self.crowd.own() {
-            Some(side) => side.lock().counts.note_bytes(bytes, rounding),
-            None => self.front.lock().book.note_bytes(bytes, rounding),
+        match self.shards.own() {
+            Some(shard) => shard.lock().counts.note_bytes(bytes, rounding),
+            None => self.state.lock().book.note_bytes(bytes, rounding),
         }
     }
 
     /// Counts the free of a block of the stream that was used on others as well.
     pub(crate) fn count_free(&self, bytes: u64, rounding: u32) {
-        match self.crowd.own() {
-            Some(side) => side.lock().counts.note_free(bytes, rounding),
-            None => self.front.lock().book.note_free(bytes, rounding),
+        match self.shards.own() {
+            Some(shard) => shard.lock().counts.note_free(bytes, rounding),
+            None => self.state.lock().book.note_free(bytes, rounding),
         }
     }
 
     pub(crate) fn figures(&self) -> LaneFigures {
         let completed = self.timeline.completed();
         let mut figures = {
-            let front = self.front.lock();
+            let state = self.state.lock();
             LaneFigures {
-                counts: front.book.counts,
-                used: front.book.used(),
-                kept: front.cache.bytes(),
-                kept_complete: front.cache.bytes_up_to(completed),
-                is_crowded: self.crowd.are_made(),
+                counts: state.book.counts,
+                used: state.book.used(),
+                cached: state.cache.bytes(),
+                cached_complete: state.cache.bytes_up_to(completed),
+                is_sharded: self.shards.are_made(),
             }
         };
-        for side in self.crowd.all() {
-            let side = side.lock();
-            figures.counts.add(&side.counts);
-            figures.kept += side.cache().bytes();
-            figures.kept_complete += side.cache().bytes_up_to(completed);
+        for shard in self.shards.all() {
+            let shard = shard.lock();
+            figures.counts.add(&shard.counts);
+            figures.cached += shard.cache().bytes();
+            figures.cached_complete += shard.cache().bytes_up_to(completed);
         }
-        if figures.is_crowded {
+        if figures.is_sharded {
             figures.used.current = figures.counts.used();
             figures.used.high = figures.used.high.max(figures.used.current);
         }
@@ -197,34 +197,34 @@ impl Lane {
     }
 
     /// What the sides counted so far.
-    fn counts_aside(&self) -> Counts {
+    fn counts_in_shards(&self) -> Counts {
         let mut counts = Counts::default();
-        for side in self.crowd.all() {
-            counts.add(&side.lock().counts);
+        for shard in self.shards.all() {
+            counts.add(&shard.lock().counts);
         }
         counts
     }
 
     /// Keeps the highest that the used bytes are since now. Returns what is counted so far.
     pub(crate) fn begin(&self, mark: Mark) -> Counts {
-        let mut counts = self.counts_aside();
-        let book = &mut self.front.lock().book;
+        let mut counts = self.counts_in_shards();
+        let book = &mut self.state.lock().book;
         counts.add(&book.counts);
         book.peaks.begin(mark, counts.used());
         counts
     }
 
     pub(crate) fn end(&self, mark: Mark) {
-        self.front.lock().book.peaks.end(mark);
+        self.state.lock().book.peaks.end(mark);
     }
 
-    /// What is counted so far, and the highest that the used bytes have been since a mark: in a crowd, no more than
+    /// What is counted so far, and the highest that the used bytes have been since a mark: in a shards, no more than
     /// a number that they were not above.
     pub(crate) fn counts_since(&self, mark: Mark) -> (Counts, u64) {
-        let mut counts = self.counts_aside();
-        let book = &self.front.lock().book;
+        let mut counts = self.counts_in_shards();
+        let book = &self.state.lock().book;
         counts.add(&book.counts);
-        let high = match self.crowd.are_made() {
+        let high = match self.shards.are_made() {
             true => UNKNOWN,
             false => book.high_since(mark),
         };
@@ -232,8 +232,8 @@ impl Lane {
     }
 
     pub(crate) fn reset_high(&self) {
-        let mut counts = self.counts_aside();
-        let book = &mut self.front.lock().book;
+        let mut counts = self.counts_in_shards();
+        let book = &mut self.state.lock().book;
         counts.add(&book.counts);
         book.peaks.reset(counts.used());
     }

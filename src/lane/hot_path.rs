@@ -5,16 +5,16 @@
 //! to be compiled into its caller, where the block stays in registers.
 
 use super::Lane;
-use super::cache::Kept;
-use super::front::{Closed, Front};
+use super::cache::CachedBlock;
+use super::ref_cache::RefCache;
 use super::slot::{Guarded, Slot};
-use super::stash::Stash;
+use super::state::{Closed, StreamState};
+use crate::heap::BlockId;
 use crate::id::Ticket;
-use crate::ledger::BlockId;
 use crate::sync::{Guard, Ordering, SharedState};
 use std::time::Duration;
 
-/// A block that is freed, as the lane and the engine need to know it.
+/// A block that is freed, as the lane and the driver need to know it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use {
     pub(crate) id: BlockId,
@@ -56,7 +56,7 @@ pub(crate) enum Miss {
 pub(crate) struct Entered<'a, K>(Option<Guard<'a, Guarded<K>>>);
 
 impl Lane {
-    /// Rung 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
+    /// Source 1: what this stream freed, at once. Nothing while the gate is not open: the waiters'
     /// claim on memory comes before a warm cache. `rounding` is what was not asked for of the bytes. What is given may
     /// be a little larger, if [near](Wanted::Near) does.
     pub(crate) fn take<K: ?Sized>(
@@ -66,22 +66,22 @@ impl Lane {
         rounding: u32,
         wanted: Wanted,
         gate: &SharedState,
-    ) -> Option<Kept> {
-        if bytes > self.bounds.largest && bytes > self.bounds.shelf {
+    ) -> Option<CachedBlock> {
+        if bytes > self.bounds.largest && bytes > self.bounds.large_cache {
             // Never kept: there is nothing to lock for.
             return None;
         }
-        if self.crowd.are_made() {
+        if self.shards.are_made() {
             return self.take_aside(bytes, rounding, gate);
         }
-        let mut front = self.enter(slot);
+        let mut state = self.enter(slot);
         if wanted == Wanted::Near && bytes <= self.bounds.largest {
-            let kept = front.take_at_once(bytes, rounding, gate);
-            return kept.or_else(|| take_near(front, bytes, rounding, gate));
+            let cached = state.take_at_once(bytes, rounding, gate);
+            return cached.or_else(|| take_near(state, bytes, rounding, gate));
         }
-        let kept = front.pop(bytes, gate)?;
-        front.book.note_hit(bytes, rounding);
-        Some(kept)
+        let cached = state.pop(bytes, gate)?;
+        state.book.note_hit(bytes, rounding);
+        Some(cached)
     }
 
     /// The same, in the plain case: of a size that has a stack. With what an earlier block left in the lane's `slot`, if
@@ -92,35 +92,36 @@ impl Lane {
     #[inline(always)]
     pub(crate) fn take_at_once<O>(
         &self,
-        slot: &Slot<Stash<O>>,
+        slot: &Slot<RefCache<O>>,
         bytes: u64,
         rounding: u32,
         gate: &SharedState,
-    ) -> Result<(Kept, Option<O>), Miss> {
+    ) -> Result<(CachedBlock, Option<O>), Miss> {
         if bytes > self.bounds.largest {
             return Err(Miss::Unasked);
         }
-        let alone = |kept: Option<Kept>| kept.map(|kept| (kept, None)).ok_or(Miss::Empty);
-        if self.crowd.are_made() {
+        let alone =
+            |cached: Option<CachedBlock>| cached.map(|cached| (cached, None)).ok_or(Miss::Empty);
+        if self.shards.are_made() {
             return alone(self.take_aside(bytes, rounding, gate));
         }
-        let mut front = self.enter(slot);
-        match front.take_at_once(bytes, rounding, gate) {
-            Some(kept) => Ok((kept, front.left.take())),
-            None => alone(take_near(front, bytes, rounding, gate)),
+        let mut state = self.enter(slot);
+        match state.take_at_once(bytes, rounding, gate) {
+            Some(cached) => Ok((cached, state.left.take())),
+            None => alone(take_near(state, bytes, rounding, gate)),
         }
     }
 
     /// The front, of who may meet another there. It is in the lane's slot.
     #[inline(always)]
     fn enter<'a, K: ?Sized>(&self, slot: &'a Slot<K>) -> Guard<'a, Guarded<K>> {
-        debug_assert!(std::ptr::addr_eq(slot, &*self.front), "another lane's");
+        debug_assert!(std::ptr::addr_eq(slot, &*self.state), "another lane's");
         if cfg!(weirpool_loom) {
             // Models have sides from the start, or none.
             return slot.lock();
         }
         match slot.try_lock() {
-            Some(front) => front,
+            Some(state) => state,
             None => self.enter_after_another(slot),
         }
     }
@@ -128,30 +129,30 @@ impl Lane {
     #[cold]
     #[inline(never)]
     fn enter_after_another<'a, K: ?Sized>(&self, slot: &'a Slot<K>) -> Guard<'a, Guarded<K>> {
-        let front = slot.lock();
-        if self.crowd.note_meeting() && self.bounds.has_sides(front.is_host) {
-            self.crowd.make_sides(self.bounds, front.open);
+        let state = slot.lock();
+        if self.shards.note_meeting() && self.bounds.has_shards(state.is_host) {
+            self.shards.make_shards(self.bounds, state.open);
         }
-        front
+        state
     }
 
     #[cold]
     #[inline(never)]
-    fn take_aside(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<Kept> {
-        let side = self.crowd.own()?;
+    fn take_aside(&self, bytes: u64, rounding: u32, gate: &SharedState) -> Option<CachedBlock> {
+        let shard = self.shards.own()?;
         {
-            let mut side = side.lock();
+            let mut shard = shard.lock();
             if gate.load(Ordering::Relaxed) != 0 {
                 return None;
             }
-            let kept = side.take(bytes, rounding);
-            if kept.is_some() {
-                return kept;
+            let cached = shard.take(bytes, rounding);
+            if cached.is_some() {
+                return cached;
             }
         }
-        let kept = self.front.lock().pop(bytes, gate)?;
-        side.lock().counts.note_hit(bytes, rounding);
-        Some(kept)
+        let cached = self.state.lock().pop(bytes, gate)?;
+        shard.lock().counts.note_hit(bytes, rounding);
+        Some(cached)
     }
 
     /// Frees a block that was used on this stream alone, in the plain case: the lane has no sides, it is kept on its
@@ -174,19 +175,19 @@ impl Lane {
         block: impl FnOnce() -> Use,
         gate: &SharedState,
     ) -> Result<(Ticket, Guard<'a, Guarded<K>>), Entered<'a, K>> {
-        if bytes > self.bounds.largest || self.crowd.are_made() {
+        if bytes > self.bounds.largest || self.shards.are_made() {
             return Err(Entered(None));
         }
-        let mut front = self.enter(slot);
-        match front.keep_at_once(block, &self.bounds, self.spacing.bound(), gate) {
-            Some(ticket) => Ok((ticket, front)),
-            None => Err(Entered(Some(front))),
+        let mut state = self.enter(slot);
+        match state.keep_at_once(block, &self.bounds, self.spacing.bound(), gate) {
+            Some(ticket) => Ok((ticket, state)),
+            None => Err(Entered(Some(state))),
         }
     }
 
     /// Frees a block that was used on this stream alone, in any case.
     ///
-    /// A block too large for a stack may go on the shelf, if there is a `now` for it.
+    /// A block too large for a stack may go on the large-block cache, if there is a `now` for it.
     pub(crate) fn free<K>(
         &self,
         slot: &Slot<K>,
@@ -195,21 +196,21 @@ impl Lane {
         now: Option<Duration>,
         gate: &SharedState,
     ) -> Freed {
-        let mut front = match entered.0 {
-            Some(front) => front,
-            None if self.crowd.are_made() => {
+        let mut state = match entered.0 {
+            Some(state) => state,
+            None if self.shards.are_made() => {
                 return self.free_aside(slot, block, now, gate);
             }
             None => self.enter(slot),
         };
-        front.book.note_free(block.bytes, block.rounding);
-        self.keep(front, block, now, gate)
+        state.book.note_free(block.bytes, block.rounding);
+        self.keep(state, block, now, gate)
     }
 
-    /// Whether a block of so many bytes may be kept on the shelf.
+    /// Whether a block of so many bytes may be kept on the large-block cache.
     #[inline]
-    pub(crate) fn shelves(&self, bytes: u64) -> bool {
-        bytes > self.bounds.largest && bytes <= self.bounds.shelf
+    pub(crate) fn large_caches(&self, bytes: u64) -> bool {
+        bytes > self.bounds.largest && bytes <= self.bounds.large_cache
     }
 
     #[cold]
@@ -221,15 +222,15 @@ impl Lane {
         now: Option<Duration>,
         gate: &SharedState,
     ) -> Freed {
-        let side = self.crowd.own();
-        let kept = side.and_then(|side| self.crowd.keep(side, block, self.bounds, gate));
-        let Some(kept) = kept else {
+        let shard = self.shards.own();
+        let cached = shard.and_then(|shard| self.shards.keep(shard, block, self.bounds, gate));
+        let Some(cached) = cached else {
             return self.keep(slot.lock(), block, now, gate);
         };
-        let seals = kept.unsealed > self.spacing.bound();
-        let close = || self.front.lock().close_if(true, &self.crowd);
+        let seals = cached.unsealed > self.spacing.bound();
+        let close = || self.state.lock().close_if(true, &self.shards);
         Freed {
-            ticket: kept.ticket,
+            ticket: cached.ticket,
             is_kept: true,
             closed: seals.then(close).flatten(),
         }
@@ -238,7 +239,7 @@ impl Lane {
     #[inline]
     fn keep<K>(
         &self,
-        mut front: Guard<'_, Guarded<K>>,
+        mut state: Guard<'_, Guarded<K>>,
         block: &Use,
         now: Option<Duration>,
         gate: &SharedState,
@@ -246,33 +247,34 @@ impl Lane {
         let Use {
             id, address, bytes, ..
         } = *block;
-        let ticket = front.note_use(bytes);
+        let ticket = state.note_use(bytes);
         let is_bypassed = gate.load(Ordering::Relaxed) != 0;
-        let kept = Kept {
+        let cached = CachedBlock {
             id,
             address,
             bytes,
             ticket,
         };
-        let is_stacked = !is_bypassed && front.cache.has_room(bytes, self.bounds.bytes);
+        let is_stacked = !is_bypassed && state.cache.has_room(bytes, self.bounds.bytes);
         if is_stacked {
-            front.cache.push(kept);
+            state.cache.push(cached);
         }
-        let is_shelved = !is_bypassed && now.is_some_and(|now| self.shelve(&mut front, kept, now));
-        // What is on the shelf is sealed by the next call for the stream that does not take it from there; unless there
+        let is_shelved =
+            !is_bypassed && now.is_some_and(|now| self.shelve(&mut state, cached, now));
+        // What is on the large-block cache is sealed by the next call for the stream that does not take it from there; unless there
         // may be none.
         let is_put_off = is_shelved && !self.is_external;
-        let is_due = front.unsealed > self.spacing.bound() && !is_put_off;
+        let is_due = state.unsealed > self.spacing.bound() && !is_put_off;
         Freed {
             ticket,
             is_kept: is_stacked || is_shelved,
-            closed: front.close_if(is_bypassed || is_due, &self.crowd),
+            closed: state.close_if(is_bypassed || is_due, &self.shards),
         }
     }
 
     #[cold]
-    fn shelve(&self, front: &mut Front, kept: Kept, now: Duration) -> bool {
-        front.cache.shelve(kept, now, self.bounds.shelf)
+    fn shelve(&self, state: &mut StreamState, cached: CachedBlock, now: Duration) -> bool {
+        state.cache.shelve(cached, now, self.bounds.large_cache)
     }
 }
 
@@ -280,10 +282,10 @@ impl Lane {
 #[cold]
 #[inline(never)]
 fn take_near<K: ?Sized>(
-    mut front: Guard<'_, Guarded<K>>,
+    mut state: Guard<'_, Guarded<K>>,
     bytes: u64,
     rounding: u32,
     gate: &SharedState,
-) -> Option<Kept> {
-    front.take_near(bytes, rounding, gate)
+) -> Option<CachedBlock> {
+    state.take_near(bytes, rounding, gate)
 }

@@ -1,8 +1,8 @@
 //! Markers: the device's events, pooled, each with the ticket that it proves.
 
 use crate::device::{Device, DeviceError, RawEvent, RawStream};
+use crate::heap::Clock;
 use crate::id::{StreamId, Ticket};
-use crate::ledger::Clock;
 use crate::measure::{Histogram, Recorder};
 use crate::sync::{Arc, Busy, Guards, assert_unlocked, plain};
 use std::time::Duration;

@@ -1,11 +1,11 @@
 //! The lane: a stream's front, through which it frees and takes again without asking anybody.
 //!
 //! What a stream freed it may reuse at once, since its own order protects it. A lane keeps such
-//! blocks, up to a bound of bytes and a largest size: larger ones go to the ledger, where neighbours
-//! merge, but for a few on its [shelf]. A request that finds none of its size may have one that is a
+//! blocks, up to a bound of bytes and a largest size: larger ones go to the heap, where neighbours
+//! merge, but for a few on its [large-block cache]. A request that finds none of its size may have one that is a
 //! little larger. On this path one lock is taken, the lane's own, and no shared cache line is written.
 //!
-//! A freed block [leaves](stash) its count of the stream's owners there as well, for the next one. So the front lies in a
+//! A freed block [leaves](ref_cache) its count of the stream's owners there as well, for the next one. So the front lies in a
 //! [slot] that is recycled, and never given back to the allocator.
 //!
 //! A lane also numbers the stream's points. Everything freed joins the *open* ticket; closing it
@@ -19,39 +19,39 @@
 //! An external stream's owner may destroy it whenever none of its calls is under way. So every free closes
 //! and records, and nobody records on it, or has it wait, on another's behalf.
 //!
-//! The lane knows its stream and the device; nothing of the ledger's search or of who waits.
+//! The lane knows its stream and the device; nothing of the heap's search or of who waits.
 
 mod cache;
 mod count;
-mod crowd;
-mod front;
-mod harvest;
 mod hot_path;
+mod large_cache;
 mod marker;
 mod pace;
-mod shelf;
+mod reap;
+mod ref_cache;
+mod shards;
 mod slot;
 mod spacing;
-mod stash;
+mod state;
 mod timeline;
 
-pub(crate) use cache::Kept;
+pub(crate) use cache::CachedBlock;
 pub(crate) use count::Counts;
-pub(crate) use front::Closed;
 pub(crate) use hot_path::{Entered, Freed, Miss, Use, Wanted};
 pub(crate) use marker::{Events, Marker};
+pub(crate) use ref_cache::RefCache;
 pub(crate) use slot::{Guarded, Leased, Slot, Slots};
-pub(crate) use stash::Stash;
+pub(crate) use state::Closed;
 pub(crate) use timeline::Timeline;
 
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStream};
+use crate::heap::{BlockId, Fence};
 use crate::id::{StreamId, Ticket};
-use crate::ledger::{BlockId, Fence};
 use crate::measure::Waits;
 use crate::sync::{Arc, Ordering, SharedState, plain};
-use crowd::Crowd;
-use front::Front;
+use shards::Shards;
 use spacing::Spacing;
+use state::StreamState;
 use std::any::Any;
 use std::time::Duration;
 
@@ -63,18 +63,18 @@ pub(crate) struct Bounds {
     /// Largest block kept.
     pub(crate) largest: u64,
     /// Bytes of larger blocks kept at most.
-    pub(crate) shelf: u64,
+    pub(crate) large_cache: u64,
     /// Unsealed bytes above which a free seals.
     pub(crate) unsealed: u64,
     /// It may be more where frees come close to each other.
     pub(crate) may_widen: bool,
     /// Threads have caches of their own from the start, and not only once they have met.
-    pub(crate) is_crowded: bool,
+    pub(crate) is_sharded: bool,
 }
 
 impl Bounds {
     /// Whether there may be caches beside the front's. What the host freed is complete as it is.
-    fn has_sides(self, is_host: bool) -> bool {
+    fn has_shards(self, is_host: bool) -> bool {
         self.bytes > 0 && !is_host
     }
 }
@@ -93,8 +93,8 @@ pub(crate) struct Lane {
     pub(crate) is_external: bool,
     bounds: Bounds,
     spacing: Spacing,
-    front: Leased,
-    crowd: Crowd,
+    state: Leased,
+    shards: Shards,
     pub(crate) timeline: Timeline,
     /// How requests for the stream waited.
     pub(crate) waits: Waits,
@@ -108,7 +108,7 @@ pub(crate) struct Visit<'a>(&'a Lane);
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        self.0.front.lock().visitors -= 1;
+        self.0.state.lock().visitors -= 1;
     }
 }
 
@@ -128,12 +128,12 @@ impl Lane {
             // There is nothing to be sealed, however much is freed.
             bounds.unsealed = u64::MAX;
         }
-        let front = Front::new(bounds.largest, is_host);
-        let crowd = Crowd::new();
-        if bounds.is_crowded && bounds.has_sides(is_host) {
-            crowd.make_sides(bounds, front.open);
+        let state = StreamState::new(bounds.largest, is_host);
+        let shards = Shards::new();
+        if bounds.is_sharded && bounds.has_shards(is_host) {
+            shards.make_shards(bounds, state.open);
         }
-        slot.lock().front = front;
+        slot.lock().state = state;
         Self {
             id,
             raw,
@@ -141,8 +141,8 @@ impl Lane {
             is_external,
             bounds,
             spacing: Spacing::new(bounds.unsealed, bounds.may_widen),
-            front: slot,
-            crowd,
+            state: slot,
+            shards,
             timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
             waits: Waits::default(),
             keep_alive: stream.keep_alive(),
@@ -151,7 +151,7 @@ impl Lane {
 
     /// The slot that its front is in, of who does not know what is left there.
     pub(crate) fn slot(&self) -> &Slot {
-        &self.front
+        &self.state
     }
 
     /// Whether the stream is the host: what it did is over when it goes on.
@@ -173,31 +173,31 @@ impl Lane {
 
     /// Whether more was freed than may be left without an event.
     pub(crate) fn owes_seal(&self) -> bool {
-        self.front.lock().unsealed > self.spacing.bound()
+        self.state.lock().unsealed > self.spacing.bound()
     }
 
-    /// Notes the last use of a block on this stream that is freed through the ledger.
+    /// Notes the last use of a block on this stream that is freed through the heap.
     pub(crate) fn note_use(&self, bytes: u64, gate: &SharedState) -> Freed {
-        let mut front = self.front.lock();
-        let ticket = front.note_use(bytes);
-        let seals = gate.load(Ordering::Relaxed) != 0 || front.unsealed > self.spacing.bound();
+        let mut state = self.state.lock();
+        let ticket = state.note_use(bytes);
+        let seals = gate.load(Ordering::Relaxed) != 0 || state.unsealed > self.spacing.bound();
         Freed {
             ticket,
             is_kept: false,
-            closed: front.close_if(seals, &self.crowd),
+            closed: state.close_if(seals, &self.shards),
         }
     }
 
     /// Memory waits for a ticket under which nothing may have been freed: if it is open, it must be
     /// sealed for that.
     pub(crate) fn expect_seal(&self, ticket: Ticket) {
-        let mut front = self.front.lock();
-        front.is_dirty |= ticket >= front.open && !front.is_host;
+        let mut state = self.state.lock();
+        state.is_dirty |= ticket >= state.open && !state.is_host;
     }
 
-    /// Whether a free that seals should [ask](Timeline::is_crowded) how far the stream is.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.timeline.is_crowded(self.spacing.is_close())
+    /// Whether a free that seals should [ask](Timeline::is_sharded) how far the stream is.
+    pub(crate) fn is_sharded(&self) -> bool {
+        self.timeline.is_sharded(self.spacing.is_close())
     }
 
     /// A free has sealed.
@@ -212,84 +212,85 @@ impl Lane {
 
     /// The open ticket: work submitted up to now is proven by it, or by a later one.
     pub(crate) fn open_ticket(&self) -> Ticket {
-        self.front.lock().open
+        self.state.lock().open
     }
 
     /// Whether anything is in the cache.
     pub(crate) fn is_keeping(&self) -> bool {
-        let is_in_front = || self.front.lock().cache.bytes() > 0;
-        let mut sides = self.crowd.all();
-        is_in_front() || sides.any(|side| side.lock().cache().bytes() > 0)
+        let is_in_front = || self.state.lock().cache.bytes() > 0;
+        let mut shards = self.shards.all();
+        is_in_front() || shards.any(|shard| shard.lock().cache().bytes() > 0)
     }
 
     /// Takes everything out of the caches.
-    pub(crate) fn drain(&self) -> Vec<Kept> {
-        let kept = self.front.lock().cache.drain();
-        self.with_sides(kept)
+    pub(crate) fn drain(&self) -> Vec<CachedBlock> {
+        let cached = self.state.lock().cache.drain();
+        self.with_shards(cached)
     }
 
-    /// The same, but for what is on the shelf for less than `age`.
-    pub(crate) fn drain_older(&self, now: Duration, age: Duration) -> Vec<Kept> {
-        let kept = self.front.lock().cache.drain_older(now, age);
-        self.with_sides(kept)
+    /// The same, but for what is on the large-block cache for less than `age`.
+    pub(crate) fn flush_older(&self, now: Duration, age: Duration) -> Vec<CachedBlock> {
+        let cached = self.state.lock().cache.flush_older(now, age);
+        self.with_shards(cached)
     }
 
-    /// Takes what is on the shelf.
-    pub(crate) fn drain_shelf(&self) -> Vec<Kept> {
-        self.front.lock().cache.drain_shelf()
+    /// Takes what is on the large-block cache.
+    pub(crate) fn flush_large_cache(&self) -> Vec<CachedBlock> {
+        self.state.lock().cache.flush_large_cache()
     }
 
     /// With everything that the sides keep.
-    fn with_sides(&self, mut kept: Vec<Kept>) -> Vec<Kept> {
-        for side in self.crowd.all() {
-            kept.append(&mut side.lock().drain());
+    fn with_shards(&self, mut cached: Vec<CachedBlock>) -> Vec<CachedBlock> {
+        for shard in self.shards.all() {
+            cached.append(&mut shard.lock().drain());
         }
-        kept
+        cached
     }
 
     /// Takes everything out of the cache of a stream that neither took from it nor closed a ticket since
     /// the last time that this was asked.
-    pub(crate) fn drain_if_idle(&self) -> Vec<Kept> {
-        let mut sides = self.crowd.all();
-        let hits_aside = sides
+    pub(crate) fn flush_if_idle(&self) -> Vec<CachedBlock> {
+        let mut shards = self.shards.all();
+        let hits_aside = shards
             .by_ref()
-            .map(|side| side.lock().counts.hits)
+            .map(|shard| shard.lock().counts.hits)
             .sum::<u64>();
-        let mut front = self.front.lock();
-        let look = (front.book.hits() + hits_aside, front.open);
-        let is_idle = std::mem::replace(&mut front.last_look, look) == look;
+        let mut state = self.state.lock();
+        let look = (state.book.hits() + hits_aside, state.open);
+        let is_idle = std::mem::replace(&mut state.last_look, look) == look;
         if !is_idle {
             return Vec::new();
         }
-        let kept = front.cache.drain();
-        drop(front);
-        self.with_sides(kept)
+        let cached = state.cache.drain();
+        drop(state);
+        self.with_shards(cached)
     }
 
     /// The ticket under which a block is kept; none, if it is not.
     pub(crate) fn ticket_of(&self, id: BlockId) -> Option<Ticket> {
-        let mut all = self.kept().into_iter();
-        all.find(|(kept, _)| *kept == id).map(|(_, ticket)| ticket)
+        let mut all = self.cached().into_iter();
+        all.find(|(cached, _)| *cached == id)
+            .map(|(_, ticket)| ticket)
     }
 
     /// All blocks that are kept, with their tickets.
-    pub(crate) fn kept(&self) -> Vec<(BlockId, Ticket)> {
-        let named = |kept: Kept| (kept.id, kept.ticket);
-        let mut all: Vec<_> = self.front.lock().cache.all().map(named).collect();
-        for side in self.crowd.all() {
-            all.extend(side.lock().cache().all().map(named));
+    pub(crate) fn cached(&self) -> Vec<(BlockId, Ticket)> {
+        let named = |cached: CachedBlock| (cached.id, cached.ticket);
+        let mut all: Vec<_> = self.state.lock().cache.all().map(named).collect();
+        for shard in self.shards.all() {
+            all.extend(shard.lock().cache().all().map(named));
         }
         all
     }
 
     /// Keeps nothing any more.
-    pub(crate) fn retire(&self) -> Vec<Kept> {
-        let kept = {
-            let mut front = self.front.lock();
-            front.is_retired = true;
-            front.cache.drain()
+    pub(crate) fn retire(&self) -> Vec<CachedBlock> {
+        let cached = {
+            let mut state = self.state.lock();
+            state.is_retired = true;
+            state.cache.drain()
         };
-        self.with_sides(kept)
+        self.with_shards(cached)
     }
 
     /// Whether the stream is gone, with all that was freed on it: nothing unsealed, and every ticket that
@@ -297,26 +298,26 @@ impl Lane {
     /// published yet.)
     pub(crate) fn is_done(&self) -> bool {
         let completed = self.timeline.completed();
-        let front = self.front.lock();
-        let is_dirty = front.is_dirty || self.crowd.is_dirty();
-        let is_quiet = !is_dirty && front.visitors == 0;
-        front.is_retired && is_quiet && completed >= front.open.previous()
+        let state = self.state.lock();
+        let is_dirty = state.is_dirty || self.shards.is_dirty();
+        let is_quiet = !is_dirty && state.visitors == 0;
+        state.is_retired && is_quiet && completed >= state.open.previous()
     }
 
     /// Whether the stream's last handle is gone.
     pub(crate) fn is_retired(&self) -> bool {
-        self.front.lock().is_retired
+        self.state.lock().is_retired
     }
 
     /// Keeps the lane from being done, for as long as the answer is held.
     pub(crate) fn visit(&self) -> Visit<'_> {
-        self.front.lock().visitors += 1;
+        self.state.lock().visitors += 1;
         Visit(self)
     }
 
     /// Whether something was freed that no event covers.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.front.lock().is_dirty || self.crowd.is_dirty()
+        self.state.lock().is_dirty || self.shards.is_dirty()
     }
 
     /// Records an event for what was freed so far, if no event covers it yet.
@@ -329,9 +330,9 @@ impl Lane {
         events: &Arc<Events>,
     ) -> Result<Option<Arc<Marker>>, DeviceError> {
         let closed = {
-            let mut front = self.front.lock();
-            let is_dirty = front.is_dirty || self.crowd.is_dirty();
-            front.close_if(is_dirty, &self.crowd)
+            let mut state = self.state.lock();
+            let is_dirty = state.is_dirty || self.shards.is_dirty();
+            state.close_if(is_dirty, &self.shards)
         };
         closed
             .map(|closed| self.record(closed, device, events))
@@ -350,7 +351,7 @@ impl Lane {
         if self.is_host() {
             return Ok(self.host_marker(device));
         }
-        let closed = self.front.lock().close(&self.crowd);
+        let closed = self.state.lock().close(&self.shards);
         self.record(closed, device, events)
     }
 
@@ -432,7 +433,7 @@ impl Lane {
                 }))
             }
             Err(error) => {
-                self.front.lock().is_dirty = true;
+                self.state.lock().is_dirty = true;
                 Err(error)
             }
         }

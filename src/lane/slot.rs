@@ -1,13 +1,13 @@
 //! Where fronts lie: in slots, which are recycled and never given back to the allocator.
 //!
-//! A freed block leaves [its count](super::stash) of the stream's owners under the lock of the front, which it reached
+//! A freed block leaves [its count](super::ref_cache) of the stream's owners under the lock of the front, which it reached
 //! through that count. So the lock must not depend on it. (Memory that stays of one type: Greenwald and Cheriton, 1996.)
 //! There are as many slots as there ever were lanes at a time; one that is vacant has no cache.
 //!
 //! What is left beside a front is of a type that the lane does not know. Who does has the slot as it is, and the lane has
 //! it without the type: on the hot path nothing is looked up by it.
 
-use super::front::Front;
+use super::state::StreamState;
 use crate::sync::{Guard, Guards, Lasting, Mutex, plain};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -20,24 +20,24 @@ impl<T: fmt::Debug + Send + Sync> Opaque for T {}
 /// What the lock of a lane guards.
 #[derive(Debug)]
 pub(crate) struct Guarded<K: ?Sized> {
-    pub(super) front: Front,
+    pub(super) state: StreamState,
     /// What freed blocks left.
     pub(crate) left: K,
 }
 
 impl<K: ?Sized> Deref for Guarded<K> {
-    type Target = Front;
+    type Target = StreamState;
 
     #[inline(always)]
-    fn deref(&self) -> &Front {
-        &self.front
+    fn deref(&self) -> &StreamState {
+        &self.state
     }
 }
 
 impl<K: ?Sized> DerefMut for Guarded<K> {
     #[inline(always)]
-    fn deref_mut(&mut self) -> &mut Front {
-        &mut self.front
+    fn deref_mut(&mut self) -> &mut StreamState {
+        &mut self.state
     }
 }
 
@@ -72,7 +72,7 @@ impl<K: Opaque + Default + 'static> Slots<K> {
         let vacant = self.0.lock().pop();
         let slot = vacant.unwrap_or_else(|| {
             let guarded = Guarded {
-                front: Front::vacant(),
+                state: StreamState::vacant(),
                 left: K::default(),
             };
             Lasting::new(Slot(Mutex::new(Guards::Lane, guarded)))
@@ -97,7 +97,7 @@ struct Lease<K: 'static> {
 
 impl<K> Drop for Lease<K> {
     fn drop(&mut self) {
-        let gone = std::mem::replace(&mut self.slot.lock().front, Front::vacant());
+        let gone = std::mem::replace(&mut self.slot.lock().state, StreamState::vacant());
         drop(gone);
         // A slot of one execution of a model is none of the next.
         if !cfg!(weirpool_loom) {

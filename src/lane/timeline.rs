@@ -3,8 +3,8 @@
 
 use super::marker::Marker;
 use super::pace::Pace;
+use crate::heap::Clock;
 use crate::id::Ticket;
-use crate::ledger::Clock;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(crate) struct Timeline {
     pub(super) latency: SharedNumber,
     /// A stream that nobody asked yet, or that was asked in vain, is not asked by a free before so many markers are on
     /// their way.
-    crowd: SharedNumber,
+    shards: SharedNumber,
 }
 
 #[derive(Debug, Default)]
@@ -58,7 +58,7 @@ impl Timeline {
             completed: SharedNumber::new(completed.0),
             clock: Mutex::new(Guards::Clock, Clock::default()),
             latency: SharedNumber::new(0),
-            crowd: SharedNumber::new(FEWEST_WORTH_ASKING as u64),
+            shards: SharedNumber::new(FEWEST_WORTH_ASKING as u64),
         }
     }
 
@@ -132,17 +132,17 @@ impl Timeline {
     /// Whether a free should ask how far the stream is before it records another event. Asked in vain,
     /// it is not asked again before there are twice as many. Where frees come close to each other, each event counts:
     /// what is not known to be complete does not merge with what is, and there is much of it.
-    pub(crate) fn is_crowded(&self, is_close: bool) -> bool {
+    pub(crate) fn is_sharded(&self, is_close: bool) -> bool {
         let fewest = if is_close { 1 } else { FEWEST_WORTH_ASKING };
-        let crowd = self.crowd.load(Ordering::Relaxed) as usize;
-        self.markers.lock().on_their_way.len() >= crowd.max(fewest)
+        let shards = self.shards.load(Ordering::Relaxed) as usize;
+        self.markers.lock().on_their_way.len() >= shards.max(fewest)
     }
 
     /// It was asked; what is left sets when to ask again.
     pub(crate) fn note_asked(&self) {
         let left = self.markers.lock().on_their_way.len();
-        let crowd = (2 * left).min(MOST_ON_THEIR_WAY);
-        self.crowd.store(crowd as u64, Ordering::Relaxed);
+        let shards = (2 * left).min(MOST_ON_THEIR_WAY);
+        self.shards.store(shards as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn is_full(&self) -> bool {

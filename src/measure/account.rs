@@ -6,7 +6,7 @@
 //! of the same tag write: it compares with the limit and adds in one step (to read first and add after
 //! would let two pass together: rmm#869). What has no tag touches none of this.
 //!
-//! A request that may claim nothing is *held* at the door, by whoever keeps the queue. That somebody is held
+//! A request that may claim nothing is *held* at the quota queue, by whoever keeps the queue. That somebody is held
 //! stands in the same word as what is claimed, so that whoever disclaims cannot overlook it, and a newcomer
 //! of the same tag does not pass.
 
@@ -19,7 +19,7 @@ use crossbeam_utils::CachePadded;
 use std::fmt;
 use std::num::NonZeroU32;
 
-/// Somebody of this tag is held at the door.
+/// Somebody of this tag is held at the quota queue.
 const HELD: u64 = 1 << 63;
 
 /// More was claimed than the limit allows, or others of the same tag come first.
@@ -30,7 +30,7 @@ pub(crate) struct LimitReached;
 #[derive(Debug)]
 pub(crate) struct Account {
     /// Bytes of live blocks, and of requests that were let in; with [`HELD`].
-    claimed: SharedNumber,
+    charged: SharedNumber,
     /// Those of requests that wait in the queue.
     promised: Count,
     /// What may be claimed at most.
@@ -45,7 +45,7 @@ pub(crate) struct Account {
 impl Account {
     fn new() -> Self {
         Self {
-            claimed: SharedNumber::new(0),
+            charged: SharedNumber::new(0),
             promised: Count::default(),
             limit: SharedNumber::new(u64::MAX),
             weight: Count::default(),
@@ -60,58 +60,58 @@ impl Account {
     /// # Errors
     /// When that is not so.
     #[inline]
-    pub(crate) fn claim(&self, bytes: u64) -> Result<(), LimitReached> {
-        self.update(|claimed| (claimed & HELD == 0).then(|| self.with(claimed, bytes))?)
+    pub(crate) fn charge(&self, bytes: u64) -> Result<(), LimitReached> {
+        self.update(|charged| (charged & HELD == 0).then(|| self.with(charged, bytes))?)
     }
 
     /// The same for one who is held: who comes after it does not matter.
     ///
     /// # Errors
     /// When the limit does not allow it.
-    pub(crate) fn claim_for_held(&self, bytes: u64) -> Result<(), LimitReached> {
-        self.update(|claimed| self.with(claimed, bytes))
+    pub(crate) fn charge_throttled(&self, bytes: u64) -> Result<(), LimitReached> {
+        self.update(|charged| self.with(charged, bytes))
     }
 
     /// The same, and if the limit does not allow it, notes that somebody is held from now on.
     ///
     /// # Errors
     /// When the limit does not allow it.
-    pub(crate) fn claim_or_hold(&self, bytes: u64) -> Result<(), LimitReached> {
+    pub(crate) fn charge_or_throttle(&self, bytes: u64) -> Result<(), LimitReached> {
         let mut is_held = false;
-        self.update(|claimed| {
-            let with = (claimed & HELD == 0).then(|| self.with(claimed, bytes));
+        self.update(|charged| {
+            let with = (charged & HELD == 0).then(|| self.with(charged, bytes));
             is_held = with.flatten().is_none();
-            with.flatten().or(Some(claimed | HELD))
+            with.flatten().or(Some(charged | HELD))
         })?;
         if is_held { Err(LimitReached) } else { Ok(()) }
     }
 
     /// Nobody of this tag is held any more.
     pub(crate) fn end_holding(&self) {
-        let _ = self.update(|claimed| Some(claimed & !HELD));
+        let _ = self.update(|charged| Some(charged & !HELD));
     }
 
-    fn with(&self, claimed: u64, bytes: u64) -> Option<u64> {
-        let with = (claimed & !HELD).checked_add(bytes)?;
+    fn with(&self, charged: u64, bytes: u64) -> Option<u64> {
+        let with = (charged & !HELD).checked_add(bytes)?;
         let limit = self.limit.load(Ordering::Relaxed).min(HELD - 1);
-        (with <= limit).then_some(with | claimed & HELD)
+        (with <= limit).then_some(with | charged & HELD)
     }
 
     fn update(&self, next: impl FnMut(u64) -> Option<u64>) -> Result<(), LimitReached> {
-        let updated = self.claimed.fetch_update(Ordering::AcqRel, next);
+        let updated = self.charged.fetch_update(Ordering::AcqRel, next);
         updated.map(drop).map_err(|_| LimitReached)
     }
 
     /// Bytes that a block has over what was asked for it: they are there already.
     pub(crate) fn claim_more(&self, bytes: u64) {
-        self.claimed.fetch_add(bytes, Ordering::Relaxed);
+        self.charged.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Bytes are not claimed any more. Says whether somebody is held who may now be let in.
     #[inline]
-    pub(crate) fn disclaim(&self, bytes: u64) -> bool {
+    pub(crate) fn uncharge(&self, bytes: u64) -> bool {
         let before = self
-            .claimed
+            .charged
             .fetch_add(bytes.wrapping_neg(), Ordering::AcqRel);
         debug_assert!(before & !HELD >= bytes, "a tag frees what it was granted");
         before & HELD != 0
@@ -179,9 +179,9 @@ impl Account {
         self.holdings.moves()
     }
 
-    /// Whether somebody of this tag is held at the door.
+    /// Whether somebody of this tag is held at the quota queue.
     pub(crate) fn is_holding(&self) -> bool {
-        self.claimed.load(Ordering::Relaxed) & HELD != 0
+        self.charged.load(Ordering::Relaxed) & HELD != 0
     }
 
     /// Whether a request that claimed bytes waits in the queue.
@@ -190,8 +190,8 @@ impl Account {
     }
 
     fn used_now(&self) -> u64 {
-        let claimed = self.claimed.load(Ordering::Relaxed) & !HELD;
-        claimed.saturating_sub(self.promised.get())
+        let charged = self.charged.load(Ordering::Relaxed) & !HELD;
+        charged.saturating_sub(self.promised.get())
     }
 
     pub(crate) fn used(&self) -> Level {
@@ -203,8 +203,8 @@ impl Account {
     }
 
     /// Bytes of live blocks, and of requests that were let in.
-    pub(crate) fn claimed(&self) -> u64 {
-        self.claimed.load(Ordering::Relaxed) & !HELD
+    pub(crate) fn charged(&self) -> u64 {
+        self.charged.load(Ordering::Relaxed) & !HELD
     }
 
     pub(crate) fn limit(&self) -> Option<u64> {
@@ -239,7 +239,7 @@ impl Account {
     }
 }
 
-/// The first shelf is for so many tags; each further one for twice as many as the one before.
+/// The first large-block cache is for so many tags; each further one for twice as many as the one before.
 const FIRST_SHELF: usize = 16;
 
 /// Shelves for as many tags as there can be.
@@ -306,7 +306,7 @@ fn first_index_of(shelf: usize) -> usize {
     (FIRST_SHELF << shelf) - FIRST_SHELF
 }
 
-/// The shelf of a tag, and its place there.
+/// The large-block cache of a tag, and its place there.
 fn place_of(tag: Tag) -> (usize, usize) {
     let from_first = tag.index() + FIRST_SHELF;
     let shelf = (from_first.ilog2() - FIRST_SHELF.ilog2()) as usize;
@@ -337,7 +337,7 @@ mod tests {
 
     #[cfg(not(weirpool_loom))]
     fn grant(account: &Account, bytes: u64) {
-        account.claim(bytes).unwrap();
+        account.charge(bytes).unwrap();
         account.note_granted(STREAM);
     }
 
@@ -346,13 +346,13 @@ mod tests {
     fn nothing_is_claimed_over_the_limit() {
         let account = Account::new();
         account.set_limit(Some(1024));
-        assert_eq!(account.claim(1025), Err(LimitReached));
+        assert_eq!(account.charge(1025), Err(LimitReached));
         grant(&account, 1024);
-        assert_eq!(account.claim_or_hold(512), Err(LimitReached));
-        assert_eq!(account.claimed(), 1024);
-        assert!(account.disclaim(512), "somebody is held");
-        assert_eq!(account.claim(512), Err(LimitReached), "and comes first");
-        assert_eq!(account.claim_for_held(512), Ok(()));
+        assert_eq!(account.charge_or_throttle(512), Err(LimitReached));
+        assert_eq!(account.charged(), 1024);
+        assert!(account.uncharge(512), "somebody is held");
+        assert_eq!(account.charge(512), Err(LimitReached), "and comes first");
+        assert_eq!(account.charge_throttled(512), Ok(()));
         account.promise(512);
         account.end_holding();
         let used = account.used();
@@ -360,8 +360,8 @@ mod tests {
         account.end_promise(512);
         assert_eq!(account.used().current, 1024);
         account.set_limit(None);
-        assert_eq!(account.claim(1 << 40), Ok(()));
-        assert_eq!(account.claim(u64::MAX), Err(LimitReached));
+        assert_eq!(account.charge(1 << 40), Ok(()));
+        assert_eq!(account.charge(u64::MAX), Err(LimitReached));
     }
 
     #[cfg(not(weirpool_loom))]
@@ -373,7 +373,7 @@ mod tests {
         grant(accounts.of(many), 512);
         grant(accounts.of(few), 1024);
         grant(accounts.of(few), 512);
-        assert!(!accounts.of(few).disclaim(1024));
+        assert!(!accounts.of(few).uncharge(1024));
         accounts.of(few).note_freed(STREAM);
         let used: Vec<_> = accounts
             .iter()

@@ -15,9 +15,9 @@ pub struct WaitStatistics {
     pub served: u64,
     /// Requests that waited, and were not served: cancelled, timed out, or failed.
     pub abandoned: u64,
-    /// Those of them that failed by a [knot](crate::PoolBuilder::fail_knots_after), in the queue or at the limit of
+    /// Those of them that failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the queue or at the limit of
     /// their tag.
-    pub knotted: u64,
+    pub deadlocked: u64,
     /// Requests that were turned away before they waited, since as many did as
     /// [may](crate::PoolBuilder::queue_limit).
     pub refused: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Waits {
     waiting: Count,
     served: Count,
     abandoned: Count,
-    knotted: Count,
+    deadlocked: Count,
     refused: Count,
     shed: Count,
     longest: Count,
@@ -61,9 +61,9 @@ impl Waits {
         self.waiting.subtract(1);
     }
 
-    /// One that has begun is about to fail by a knot.
-    pub(crate) fn note_knotted(&self) {
-        self.knotted.add(1);
+    /// One that has begun is about to fail by a deadlock.
+    pub(crate) fn note_deadlocked(&self) {
+        self.deadlocked.add(1);
     }
 
     /// One does not begin: the queue is full.
@@ -81,7 +81,7 @@ impl Waits {
             waiting: usize::try_from(self.waiting.get()).unwrap_or(usize::MAX),
             served: self.served.get(),
             abandoned: self.abandoned.get(),
-            knotted: self.knotted.get(),
+            deadlocked: self.deadlocked.get(),
             refused: self.refused.get(),
             shed: self.shed.get(),
             longest: Duration::from_nanos(self.longest.get()),

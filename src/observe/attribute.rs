@@ -1,9 +1,9 @@
 //! The figures and settings that CUDA's and HIP's pools have, by their names.
 
 use super::Statistics;
-use crate::engine::Engine;
-use crate::ledger::High;
-use crate::wait::Service;
+use crate::driver::Driver;
+use crate::heap::High;
+use crate::queue::Service;
 
 /// An attribute of CUDA's and HIP's memory pools: for code that is moved here from
 /// `cudaMemPoolGetAttribute`, or that is written against several pools. All of them, and more, are in
@@ -96,13 +96,13 @@ pub enum AttributeError {
 
 impl Attribute {
     pub(crate) fn read(self, service: &Service) -> u64 {
-        let reuse = service.engine.settings.reuse;
+        let reuse = service.driver.settings.reuse;
         let figures = || Statistics::of(service);
         match self {
             Self::ReuseFollowEventDependencies => reuse.follow_event_dependencies.into(),
             Self::ReuseAllowOpportunistic => reuse.opportunistic.into(),
             Self::ReuseAllowInternalDependencies => reuse.internal_dependencies.into(),
-            Self::ReleaseThreshold => service.engine.upkeep.threshold(),
+            Self::ReleaseThreshold => service.driver.maintenance.threshold(),
             Self::ReservedMemCurrent => figures().reserved.current,
             Self::ReservedMemHigh => figures().reserved.high,
             Self::UsedMemCurrent => figures().used.current,
@@ -110,24 +110,24 @@ impl Attribute {
         }
     }
 
-    pub(crate) fn set(self, engine: &Engine, value: u64) -> Result<(), AttributeError> {
+    pub(crate) fn set(self, driver: &Driver, value: u64) -> Result<(), AttributeError> {
         match self {
             Self::ReleaseThreshold => {
-                engine.set_release_threshold(value);
+                driver.set_release_threshold(value);
                 Ok(())
             }
-            Self::ReservedMemHigh => self.reset(High::Reserved, engine, value),
-            Self::UsedMemHigh => self.reset(High::Lent, engine, value),
+            Self::ReservedMemHigh => self.reset(High::Reserved, driver, value),
+            Self::UsedMemHigh => self.reset(High::Used, driver, value),
             attribute => Err(AttributeError::ReadOnly { attribute }),
         }
     }
 
-    fn reset(self, high: High, engine: &Engine, value: u64) -> Result<(), AttributeError> {
+    fn reset(self, high: High, driver: &Driver, value: u64) -> Result<(), AttributeError> {
         if value != 0 {
             let attribute = self;
             return Err(AttributeError::NotZero { attribute, value });
         }
-        engine.reset_high(high);
+        driver.reset_high(high);
         Ok(())
     }
 }

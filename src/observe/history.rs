@@ -1,6 +1,6 @@
 //! What happened lately.
 
-use crate::engine::{Engine, HistoryEntry, Pages};
+use crate::driver::{Driver, HistoryEntry, Pages};
 use std::fmt;
 
 /// The last things that happened in a pool, the oldest first: see [`Pool::history`](crate::Pool::history).
@@ -17,8 +17,8 @@ pub struct History {
 }
 
 impl History {
-    pub(crate) fn of(engine: &Engine) -> Self {
-        engine.pages().into()
+    pub(crate) fn of(driver: &Driver) -> Self {
+        driver.pages().into()
     }
 }
 

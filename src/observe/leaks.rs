@@ -2,7 +2,7 @@
 
 use super::snapshot::age;
 use super::units::{Bytes, Milliseconds};
-use crate::engine::{BlockInfo, BlockState, Engine, ReservationInfo, Site};
+use crate::driver::{BlockInfo, BlockState, Driver, ReservationInfo, Site};
 use crate::measure::Tag;
 use crate::trace;
 use std::collections::BTreeMap;
@@ -43,16 +43,16 @@ type Origin<'a> = (&'a Site, Option<Tag>, Duration);
 type Place<'a> = (Option<&'a Site>, Option<&'static str>);
 
 impl LeakReport {
-    pub(crate) fn of(engine: &Engine) -> Self {
-        let (segments, reservations) = engine.holdings();
+    pub(crate) fn of(driver: &Driver) -> Self {
+        let (segments, reservations) = driver.holdings();
         let blocks = segments.into_iter().flat_map(|segment| segment.blocks);
         let used = blocks.filter(|block| block.state == BlockState::Used);
         Self {
             blocks: used.collect(),
             reservations,
-            keeps_history: engine.has_journal(),
+            keeps_history: driver.has_event_log(),
             // Not earlier than what is told.
-            time: engine.device.now(),
+            time: driver.device.now(),
         }
     }
 

@@ -4,10 +4,10 @@
 //! how often figures are collected, and a pool that nobody asks pays nothing.
 
 use super::{Statistics, TagStatistics};
-use crate::engine::Rung;
+use crate::driver::Source;
 use crate::measure::{Histogram, Level};
+use crate::queue::Presence;
 use crate::sync::plain::Arc;
-use crate::wait::Presence;
 use ::metrics::{SharedString, Unit, counter, gauge, histogram};
 use std::fmt;
 
@@ -18,11 +18,11 @@ use std::fmt;
 ///
 /// | kind | names, after `weirpool_` |
 /// |---|---|
-/// | gauges | `capacity_bytes`, `reserved_bytes`, `reserved_high_bytes`, `used_bytes`, `used_high_bytes`, `pending_bytes`, `pending_high_bytes`, `free_bytes`, `largest_free_bytes`, `kept_by_lanes_bytes`, `lost_to_rounding_bytes`, `releasable_bytes`, `fragmentation`, `live_blocks`, `waiting` |
-/// | counters | `allocations`, `frees`, `waits_served`, `waits_abandoned`, `waits_knotted`, `waits_refused`, `waits_shed`, `growths`, `handles_created`, `remaps`, `device_waits`, `released_bytes`, `events_created` |
-/// | counters with the label `rung` | `grants` |
+/// | gauges | `capacity_bytes`, `reserved_bytes`, `reserved_high_bytes`, `used_bytes`, `used_high_bytes`, `pending_bytes`, `pending_high_bytes`, `free_bytes`, `largest_free_bytes`, `cached_in_lanes_bytes`, `lost_to_rounding_bytes`, `releasable_bytes`, `fragmentation`, `live_blocks`, `waiting` |
+/// | counters | `allocations`, `frees`, `waits_served`, `waits_abandoned`, `waits_deadlocked`, `waits_refused`, `waits_shed`, `growths`, `chunks_created`, `remaps`, `device_waits`, `released_bytes`, `events_created` |
+/// | counters with the label `source` | `grants` |
 /// | histograms | `wait_seconds`, `pending_age_seconds`: each publication records what came since the last |
-/// | with the label `tag` | gauges `tag_used_bytes`, `tag_used_high_bytes`, `tag_waiting`; counters `tag_allocations`, `tag_frees`, `tag_waits_served`, `tag_waits_abandoned`, `tag_waits_knotted`, `tag_waits_refused`, `tag_waits_shed` |
+/// | with the label `tag` | gauges `tag_used_bytes`, `tag_used_high_bytes`, `tag_waiting`; counters `tag_allocations`, `tag_frees`, `tag_waits_served`, `tag_waits_abandoned`, `tag_waits_deadlocked`, `tag_waits_refused`, `tag_waits_shed` |
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -61,12 +61,12 @@ impl Metrics {
         }
         let service = &self.presence.service;
         let figures = Statistics::of(service);
-        self.publish_levels(&figures, service.engine.capacity());
+        self.publish_levels(&figures, service.driver.capacity());
         self.publish_counts(&figures);
         for tag in TagStatistics::of_all(&service.queue.accounts) {
             self.publish_tag(&tag);
         }
-        let (wait_times, pending_ages) = (service.queue.times(), service.engine.pending_ages());
+        let (wait_times, pending_ages) = (service.queue.times(), service.driver.pending_ages());
         self.record("weirpool_wait_seconds", &wait_times.since(&self.wait_times));
         self.record(
             "weirpool_pending_age_seconds",
@@ -99,7 +99,7 @@ impl Metrics {
             ("weirpool_capacity_bytes", capacity),
             ("weirpool_free_bytes", figures.free),
             ("weirpool_largest_free_bytes", figures.largest_free),
-            ("weirpool_kept_by_lanes_bytes", figures.kept_by_lanes),
+            ("weirpool_cached_in_lanes_bytes", figures.cached_in_lanes),
             ("weirpool_lost_to_rounding_bytes", figures.lost_to_rounding),
             ("weirpool_releasable_bytes", figures.releasable_bytes),
             ("weirpool_live_blocks", figures.live_blocks),
@@ -116,11 +116,11 @@ impl Metrics {
             ("weirpool_frees", figures.frees),
             ("weirpool_waits_served", figures.waits.served),
             ("weirpool_waits_abandoned", figures.waits.abandoned),
-            ("weirpool_waits_knotted", figures.waits.knotted),
+            ("weirpool_waits_deadlocked", figures.waits.deadlocked),
             ("weirpool_waits_refused", figures.waits.refused),
             ("weirpool_waits_shed", figures.waits.shed),
             ("weirpool_growths", figures.growths),
-            ("weirpool_handles_created", figures.handles_created),
+            ("weirpool_handles_created", figures.chunks_created),
             ("weirpool_remaps", figures.remaps),
             ("weirpool_device_waits", figures.device_waits),
             ("weirpool_released_bytes", figures.released),
@@ -128,10 +128,10 @@ impl Metrics {
         ] {
             counter!(name, "pool" => self.pool.clone()).absolute(value);
         }
-        for rung in Rung::ALL {
-            let (pool, rung_name) = (self.pool.clone(), rung.name());
-            counter!("weirpool_grants", "pool" => pool, "rung" => rung_name)
-                .absolute(figures.hits.of(rung));
+        for source in Source::ALL {
+            let (pool, source_name) = (self.pool.clone(), source.name());
+            counter!("weirpool_grants", "pool" => pool, "rung" => source_name)
+                .absolute(figures.hits.of(source));
         }
     }
 
@@ -153,7 +153,7 @@ impl Metrics {
             ("weirpool_tag_frees", figures.frees),
             ("weirpool_tag_waits_served", figures.waits.served),
             ("weirpool_tag_waits_abandoned", figures.waits.abandoned),
-            ("weirpool_tag_waits_knotted", figures.waits.knotted),
+            ("weirpool_tag_waits_deadlocked", figures.waits.deadlocked),
             ("weirpool_tag_waits_refused", figures.waits.refused),
             ("weirpool_tag_waits_shed", figures.waits.shed),
         ] {
@@ -188,7 +188,7 @@ fn describe() {
         ("weirpool_free_bytes", "any stream can have it at once"),
         ("weirpool_largest_free_bytes", "the largest free block"),
         (
-            "weirpool_kept_by_lanes_bytes",
+            "weirpool_cached_in_lanes_bytes",
             "kept for the stream that freed it",
         ),
         (
@@ -219,7 +219,7 @@ fn describe() {
             "requests that waited, and were not served",
         ),
         (
-            "weirpool_waits_knotted",
+            "weirpool_waits_deadlocked",
             "those of them that failed by a knot",
         ),
         (

@@ -1,10 +1,10 @@
-//! What can be seen of a pool. Reads, never steers: asking neither seals nor harvests.
+//! What can be seen of a pool. Reads, never steers: asking neither seals nor reaps.
 //!
 //! | file | about |
 //! |---|---|
 //! | `statistics` | a pool's figures |
 //! | `parts` | those of a stream, and of a tag |
-//! | `hits` | grants by the rung that gave them |
+//! | `hits` | grants by the source that gave them |
 //! | `scope` | what happens between two moments |
 //! | `attribute` | the figures and settings that CUDA's and HIP's pools have, by their names |
 //! | `snapshot` | all segments and blocks |

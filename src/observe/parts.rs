@@ -1,6 +1,6 @@
 //! The figures of a stream, and of a tag.
 
-use crate::engine::Engine;
+use crate::driver::Driver;
 use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::measure::{Accounts, Level, Tag, WaitStatistics};
@@ -34,7 +34,7 @@ pub struct StreamStatistics {
     /// complete. What waits for several streams counts for each.
     pub pending: u64,
     /// What its lane keeps.
-    pub kept_by_lane: u64,
+    pub cached_in_lane: u64,
     /// What live blocks have over what was asked for.
     pub lost_to_rounding: u64,
     /// Blocks granted so far, in number.
@@ -51,13 +51,13 @@ pub struct StreamStatistics {
 }
 
 impl StreamStatistics {
-    pub(crate) fn of(engine: &Engine, lane: &Lane) -> Self {
+    pub(crate) fn of(driver: &Driver, lane: &Lane) -> Self {
         let figures = lane.figures();
         Self {
             stream: lane.id,
             used: figures.used,
-            pending: engine.pending_on(lane),
-            kept_by_lane: figures.kept,
+            pending: driver.pending_on(lane),
+            cached_in_lane: figures.cached,
             lost_to_rounding: figures.counts.rounding,
             allocations: figures.counts.allocations(),
             lane_hits: figures.counts.hits,

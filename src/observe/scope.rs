@@ -3,8 +3,8 @@
 use super::Hits;
 use crate::lane::Counts;
 use crate::measure::{Mark, WaitStatistics};
+use crate::queue::Presence;
 use crate::sync::plain::Arc;
-use crate::wait::Presence;
 use std::fmt;
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ pub struct ScopeStatistics {
     pub frees: u64,
     /// Bytes of those.
     pub freed: u64,
-    /// Grants by the rung that gave them.
+    /// Grants by the source that gave them.
     pub hits: Hits,
     /// Requests that waited, and were served.
     pub waits: u64,
@@ -72,10 +72,10 @@ impl ScopeStatistics {
 impl StatisticsScope {
     pub(crate) fn new(presence: Arc<Presence>) -> Self {
         let service = &presence.service;
-        let (mark, counts) = service.engine.begin();
+        let (mark, counts) = service.driver.begin();
         let before = Before {
             counts,
-            hits: Hits::of_engine(&service.engine, &counts),
+            hits: Hits::of_engine(&service.driver, &counts),
             waits: service.queue.statistics(),
         };
         Self {
@@ -93,7 +93,7 @@ impl StatisticsScope {
             waits,
         } = &self.before;
         let service = &self.presence.service;
-        let (after, high) = service.engine.counts_since(self.mark);
+        let (after, high) = service.driver.counts_since(self.mark);
         let waits_after = service.queue.statistics();
         ScopeStatistics {
             used_before: before.used(),
@@ -103,7 +103,7 @@ impl StatisticsScope {
             allocated: after.granted.wrapping_sub(before.granted),
             frees: after.frees - before.frees,
             freed: after.freed.wrapping_sub(before.freed),
-            hits: Hits::of_engine(&service.engine, &after).since(hits),
+            hits: Hits::of_engine(&service.driver, &after).since(hits),
             waits: waits_after.served - waits.served,
             waited: waits_after.total.saturating_sub(waits.total),
         }
@@ -117,7 +117,7 @@ impl StatisticsScope {
 
 impl Drop for StatisticsScope {
     fn drop(&mut self) {
-        self.presence.service.engine.end(self.mark);
+        self.presence.service.driver.end(self.mark);
     }
 }
 

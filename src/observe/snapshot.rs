@@ -2,8 +2,8 @@
 
 use super::History;
 use super::units::{Bytes, Milliseconds};
-use crate::engine::{BlockInfo, BlockState, SegmentInfo, Survey};
-use crate::wait::Presence;
+use crate::driver::{BlockInfo, BlockState, HeapWalk, SegmentInfo};
+use crate::queue::Presence;
 use std::fmt;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct Snapshot {
     /// What the pool may hold from the device at most, in bytes.
     pub capacity: u64,
     /// The size of its physical handles, in bytes; the least of its segments, where memory is plain.
-    pub handle_bytes: u64,
+    pub chunk_bytes: u64,
     /// Whether segments are ranges of addresses to which memory is mapped, rather than memory.
     pub virtual_memory: bool,
     /// Whether the pool keeps a [history](crate::PoolBuilder::history).
@@ -34,17 +34,17 @@ pub struct Snapshot {
 
 impl Snapshot {
     pub(crate) fn of(presence: &Presence) -> Self {
-        let engine = &presence.service.engine;
-        let Survey { segments, pages } = engine.survey();
-        let geometry = &engine.settings.geometry;
+        let driver = &presence.service.driver;
+        let HeapWalk { segments, pages } = driver.heap_walk();
+        let geometry = &driver.settings.geometry;
         Self {
             // Not earlier than what is told.
-            time: engine.device.now(),
+            time: driver.device.now(),
             name: presence.name.as_deref().map(str::to_owned),
-            capacity: engine.capacity(),
-            handle_bytes: geometry.handle_bytes,
+            capacity: driver.capacity(),
+            chunk_bytes: geometry.chunk_bytes,
             virtual_memory: geometry.virtual_memory,
-            keeps_history: engine.has_journal(),
+            keeps_history: driver.has_event_log(),
             segments,
             history: pages.into(),
         }
@@ -135,7 +135,7 @@ impl Snapshot {
                 write!(f, " waits for {}", Listed(&block.waits_for))?;
             }
             if let (Some(origin), Some(age)) = (&block.origin, self.age_of(block)) {
-                write!(f, " {} {}", origin.rung.name(), Milliseconds(age))?;
+                write!(f, " {} {}", origin.source.name(), Milliseconds(age))?;
                 if let Some(tag) = origin.tag {
                     write!(f, " {tag}")?;
                 }

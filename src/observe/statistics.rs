@@ -1,10 +1,10 @@
 //! A pool's figures.
 
 use super::Hits;
-use crate::engine::InLanes;
+use crate::driver::InLanes;
 use crate::measure::{Level, WaitStatistics, fragmentation};
+use crate::queue::Service;
 use crate::sync::{Ordering, SharedNumber};
-use crate::wait::Service;
 
 /// A pool's figures at one moment; bytes unless said otherwise.
 ///
@@ -61,7 +61,7 @@ pub struct Statistics {
     /// Free blocks, in number.
     pub free_blocks: usize,
     /// What lanes keep for their own streams: in `pending`, or in `free` once complete.
-    pub kept_by_lanes: u64,
+    pub cached_in_lanes: u64,
     /// What live blocks have over what was asked for: sizes are rounded to 512 bytes, and a block from a stream's lane
     /// may be an eighth larger.
     pub lost_to_rounding: u64,
@@ -73,21 +73,21 @@ pub struct Statistics {
     #[doc(alias = "getAllocationCount")]
     pub live_blocks: u64,
     /// Handles held from the device, in number; segments, where memory is plain.
-    pub handles: u64,
+    pub chunks: u64,
     /// Those of them that are wholly free, in number: what [`trim_to(0)`](crate::Pool::trim_to) would
-    /// give back, were it not to harvest first, and to take back what lanes keep.
-    pub releasable_handles: u64,
+    /// give back, were it not to reap first, and to take back what lanes keep.
+    pub releasable_chunks: u64,
     /// Bytes of those.
     #[doc(alias = "getReleasableSize")]
     pub releasable_bytes: u64,
-    /// Grants by the rung that gave them; those included that nobody took, and that passed on.
+    /// Grants by the source that gave them; those included that nobody took, and that passed on.
     pub hits: Hits,
     /// How requests waited.
     pub waits: WaitStatistics,
     /// Times that memory was mapped, or taken from the device.
     pub growths: u64,
     /// Handles taken from the device.
-    pub handles_created: u64,
+    pub chunks_created: u64,
     /// Handles mapped elsewhere. Where these are few, and more is free than a request lacked, it was given new memory for
     /// want of time: see [`Remapping`](crate::Remapping).
     pub remaps: u64,
@@ -101,39 +101,39 @@ pub struct Statistics {
 
 impl Statistics {
     pub(crate) fn of(service: &Service) -> Self {
-        let engine = &service.engine;
-        let lanes = engine.in_lanes();
-        let figures = engine.ledger_figures();
+        let driver = &service.driver;
+        let lanes = driver.in_lanes();
+        let figures = driver.heap_figures();
         let totals = &figures.totals;
-        let tally = &engine.tally;
+        let counters = &driver.counters;
         let read = |number: &SharedNumber| number.load(Ordering::Relaxed);
-        let pending = totals.pending.current + lanes.kept - lanes.kept_complete;
+        let pending = totals.pending.current + lanes.cached - lanes.cached_complete;
         Self {
             reserved: totals.reserved,
-            used: used(totals.lent, &lanes),
+            used: used(totals.used, &lanes),
             pending: Level {
                 current: pending,
                 high: totals.pending.high.max(pending),
             },
-            free: totals.free.current + lanes.kept_complete,
+            free: totals.free.current + lanes.cached_complete,
             largest_free: figures.largest_free,
             free_blocks: figures.free_blocks,
-            kept_by_lanes: lanes.kept,
+            cached_in_lanes: lanes.cached,
             lost_to_rounding: lanes.counts.rounding,
             allocations: lanes.counts.allocations(),
             frees: lanes.counts.frees,
             live_blocks: lanes.counts.live(),
-            handles: figures.handles,
-            releasable_handles: figures.releasable_handles,
+            chunks: figures.chunks,
+            releasable_chunks: figures.releasable_chunks,
             releasable_bytes: figures.releasable_bytes,
-            hits: Hits::of_engine(engine, &lanes.counts),
+            hits: Hits::of_engine(driver, &lanes.counts),
             waits: service.queue.statistics(),
-            growths: read(&tally.growths),
-            handles_created: read(&tally.handles_created),
-            remaps: read(&tally.remaps),
-            device_waits: read(&tally.device_waits),
-            released: read(&tally.released),
-            events_created: engine.events_created(),
+            growths: read(&counters.growths),
+            chunks_created: read(&counters.chunks_created),
+            remaps: read(&counters.remaps),
+            device_waits: read(&counters.device_waits),
+            released: read(&counters.released),
+            events_created: driver.events_created(),
         }
     }
 
@@ -147,11 +147,11 @@ impl Statistics {
 }
 
 /// Two bounds of the high are known, and the lower one counts: see
-/// [`Engine::counts_since`](crate::engine::Engine::counts_since).
-fn used(lent: Level, lanes: &InLanes) -> Level {
-    let current = lent.current.saturating_sub(lanes.kept);
+/// [`Driver::counts_since`](crate::driver::Driver::counts_since).
+fn used(allocation: Level, lanes: &InLanes) -> Level {
+    let current = allocation.current.saturating_sub(lanes.cached);
     Level {
         current,
-        high: lent.high.min(lanes.high).max(current),
+        high: allocation.high.min(lanes.high).max(current),
     }
 }

@@ -1,7 +1,7 @@
 //! Who may wait, at run time.
 
 use super::Pool;
-use crate::wait::QueueLimit;
+use crate::queue::QueueLimit;
 use std::time::Duration;
 
 impl Pool {

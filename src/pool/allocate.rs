@@ -5,9 +5,9 @@ use crate::block::Block;
 use crate::error::AllocError;
 use crate::lane::Miss;
 use crate::measure::Tag;
+use crate::queue::{Acquisition, Caller, Demand, Registration, Terms, block_on, take_own};
 use crate::stream::Stream;
 use crate::sync::Arc;
-use crate::wait::{Allocation, Caller, Demand, Registration, Terms, block_on, take_own};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -43,12 +43,12 @@ use std::time::Duration;
 pub struct Allocate<'a> {
     pool: &'a Pool,
     registration: &'a Arc<Registration>,
-    allocation: Allocation<'a>,
+    allocation: Acquisition<'a>,
     bytes: u64,
     alignment: u64,
     tag: Option<Tag>,
     terms: Terms,
-    place: &'static Location<'static>,
+    location: &'static Location<'static>,
 }
 
 impl<'a> Allocate<'a> {
@@ -57,18 +57,18 @@ impl<'a> Allocate<'a> {
         pool: &'a Pool,
         stream: &'a Stream,
         bytes: u64,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Self {
         let registration = stream.registration();
         Self {
             pool,
             registration,
-            allocation: Allocation::new((&**registration).into()),
+            allocation: Acquisition::new((&**registration).into()),
             bytes,
             alignment: 1,
             tag: None,
             terms: Terms::default(),
-            place,
+            location,
         }
     }
 
@@ -137,7 +137,7 @@ impl<'a> Allocate<'a> {
 
     /// Keeps addresses for `bytes` more above the block, into which it can [grow](Block::grow): no memory, which
     /// comes as it grows. Where memory is virtual. The block is made of whole
-    /// [handles](super::PoolBuilder::handle_bytes), so choose them small for blocks that begin small.
+    /// [handles](super::PoolBuilder::chunk_bytes), so choose them small for blocks that begin small.
     ///
     /// A pool has several times as many addresses as its capacity, and what room is kept of them is nobody else's
     /// until the block is freed.
@@ -149,7 +149,7 @@ impl<'a> Allocate<'a> {
             whose,
             (self.bytes, bytes),
             (self.tag, self.terms),
-            self.place,
+            self.location,
         )
     }
 }
@@ -218,7 +218,7 @@ impl Allocate<'_> {
             bytes: self.bytes,
             alignment: self.alignment,
             tag: self.tag,
-            place: self.place,
+            location: self.location,
         }
     }
 }
@@ -234,27 +234,27 @@ impl Allocate<'_> {
             .demand(self.registration, self.bytes, self.alignment, self.tag)?;
         let mut own = None;
         if self.allocation.is_new() {
-            if let Some(drawn) = self.pool.draw(self.registration, &demand, self.place) {
+            if let Some(drawn) = self.pool.draw(self.registration, &demand, self.location) {
                 self.allocation.end();
                 return Poll::Ready(drawn);
             }
             own = take_own(self.registration, &demand, miss);
         }
-        let lent = match own {
-            Some(lent) => {
+        let allocation = match own {
+            Some(allocation) => {
                 self.allocation.end();
-                lent
+                allocation
             }
             None => match self.allocation.poll(&demand, &self.terms, context) {
-                Poll::Ready(lent) => lent?,
+                Poll::Ready(allocation) => allocation?,
                 Poll::Pending => return self.draw_late(&demand),
             },
         };
         let caller = Caller {
-            place: self.place,
+            location: self.location,
             waited: self.allocation.has_waited(),
         };
-        Poll::Ready(Block::new(self.registration, lent, &demand, caller))
+        Poll::Ready(Block::new(self.registration, allocation, &demand, caller))
     }
 
     /// Into a place of its own. Would it be returned, it would be written where the plain case's block goes, and that
@@ -273,7 +273,9 @@ impl Allocate<'_> {
     /// It waits. What the reservation of its scope lacked may be there by now: of what the pressure hook freed, say.
     #[cold]
     fn draw_late(&mut self, demand: &Demand) -> Poll<Result<Block, AllocError>> {
-        let drawn = self.pool.draw_late(self.registration, demand, self.place);
+        let drawn = self
+            .pool
+            .draw_late(self.registration, demand, self.location);
         match drawn {
             Some(drawn) => {
                 self.allocation.abandon();

@@ -3,13 +3,15 @@
 use super::terms::terms;
 use super::{Layout, Pool, exhausted};
 use crate::block::Block;
-use crate::engine::{Effort, Loans, Part, Parts};
+use crate::driver::{Allocations, Effort, Part, Parts};
 use crate::error::AllocError;
-use crate::ledger::{Place, Request};
+use crate::heap::{Placement, Request};
 use crate::measure::Tag;
+use crate::queue::{
+    Acquisition, Caller, Demand, Denial, Registration, Terms, block_on, try_all_now,
+};
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{Allocation, Caller, Demand, Denial, Registration, Terms, block_on, try_all_now};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -31,16 +33,16 @@ use std::time::Duration;
 pub struct AllocateMany<'a> {
     pool: &'a Pool,
     registration: &'a Arc<Registration>,
-    allocation: Allocation<'a>,
+    allocation: Acquisition<'a>,
     layouts: Box<[Layout]>,
     /// What they come to, once it was polled.
     asked: Option<Asked>,
     tag: Option<Tag>,
     terms: Terms,
-    place: &'static Location<'static>,
+    location: &'static Location<'static>,
 }
 
-/// Layouts, checked at the door.
+/// Layouts, checked at the quota queue.
 #[derive(Debug)]
 pub(super) struct Asked {
     /// What all of them are together.
@@ -78,16 +80,16 @@ impl Pool {
         AllocateMany {
             pool: self,
             registration,
-            allocation: Allocation::new((&**registration).into()),
+            allocation: Acquisition::new((&**registration).into()),
             layouts: layouts.into_iter().map(Into::into).collect(),
             asked: None,
             tag: None,
             terms: Terms::default(),
-            place: Location::caller(),
+            location: Location::caller(),
         }
     }
 
-    /// Checks layouts at the door: what each part is asked for, and what all of them are together.
+    /// Checks layouts at the quota queue: what each part is asked for, and what all of them are together.
     pub(super) fn parts_of(
         &self,
         layouts: &[Layout],
@@ -108,7 +110,7 @@ impl Pool {
         let parts = Parts {
             all: all.collect::<plain::Arc<[_]>>(),
             is_for_everybody,
-            place: Place::Anywhere,
+            placement: Placement::Anywhere,
         };
         let alignment = 1;
         let demand = Demand {
@@ -145,7 +147,7 @@ impl AllocateMany<'_> {
         let demand = asked.demand;
         let asker = (&**self.registration).into();
         match try_all_now(asker, demand, &asked.parts, Effort::Immediate) {
-            Ok(loans) => self.blocks(loans, &asked, false),
+            Ok(allocations) => self.blocks(allocations, &asked, false),
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(..)) => Err(exhausted(self.registration, &demand)),
             Err(Denial::OverLimit(tag)) => {
@@ -169,14 +171,22 @@ impl AllocateMany<'_> {
         self.pool.parts_of(&self.layouts, self.tag, false)
     }
 
-    fn blocks(&self, loans: Loans, asked: &Asked, waited: bool) -> Result<Vec<Block>, AllocError> {
-        let place = self.place;
-        let caller = Caller { place, waited };
+    fn blocks(
+        &self,
+        allocations: Allocations,
+        asked: &Asked,
+        waited: bool,
+    ) -> Result<Vec<Block>, AllocError> {
+        let location = self.location;
+        let caller = Caller { location, waited };
         let parts = &asked.parts.all;
-        let blocks = loans.into_iter().zip(&**parts).map(|(lent, part)| {
-            let demand = Demand::of_part(*part, asked.demand.tag);
-            Block::new(self.registration, lent, &demand, caller)
-        });
+        let blocks = allocations
+            .into_iter()
+            .zip(&**parts)
+            .map(|(allocation, part)| {
+                let demand = Demand::of_part(*part, asked.demand.tag);
+                Block::new(self.registration, allocation, &demand, caller)
+            });
         // All of them first: what is lent has an owner from here on, whatever becomes of the others.
         let blocks: Vec<_> = blocks.collect();
         blocks.into_iter().collect()
@@ -198,9 +208,9 @@ impl Future for AllocateMany<'_> {
         let polled = this
             .allocation
             .poll_all(demand, parts, &this.terms, context);
-        let loans = ready!(polled)?;
+        let allocations = ready!(polled)?;
         let waited = this.allocation.has_waited();
         let asked = this.asked.take().expect("what was asked for just now");
-        Poll::Ready(this.blocks(loans, &asked, waited))
+        Poll::Ready(this.blocks(allocations, &asked, waited))
     }
 }

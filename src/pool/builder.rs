@@ -2,15 +2,15 @@
 
 use super::Pool;
 use crate::device::Device;
-use crate::engine::{Engine, Fills, Settings, UpkeepSettings, Upstream};
+use crate::driver::{Driver, Fills, MaintenanceSettings, Settings, Upstream};
 use crate::error::BuildError;
+use crate::heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
+use crate::heap::{CoalesceHeuristic, GRANULE, GrowBy, Remapping};
 use crate::lane::Bounds;
-use crate::ledger::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-use crate::ledger::{CoalesceHeuristic, GRANULE, GrowBy, Remapping};
 use crate::measure::Tag;
+use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Rules};
 use crate::registry;
 use crate::sync::plain;
-use crate::wait::{Hook, Overtaking, PressureHook, QueueLimit, Rules};
 use std::time::Duration;
 
 /// A lane keeps blocks of up to 2 MiB: the sizes that are asked for most often, and too small for
@@ -21,10 +21,10 @@ const LARGEST_IN_LANE: u64 = 2 << 20;
 const LANE: u64 = 8 << 20;
 
 /// And 64 MiB of larger ones: a request's largest buffer, or a few of a batch.
-const SHELF: u64 = 64 << 20;
+const LARGE_CACHE: u64 = 64 << 20;
 
 /// Long against a batch of requests, after which memory is taken again; short against a person's patience.
-const UPKEEP_INTERVAL: Duration = Duration::from_millis(10);
+const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Builds a [`Pool`].
 #[derive(Debug)]
@@ -40,8 +40,8 @@ pub struct PoolBuilder {
     pub(super) handle: Option<u64>,
     pub(super) alignment: u64,
     lane: u64,
-    shelf: u64,
-    is_crowded: bool,
+    large_cache: u64,
+    is_sharded: bool,
     order: Order,
     reuse: Reuse,
     sealing: Sealing,
@@ -49,7 +49,7 @@ pub struct PoolBuilder {
     remapping: Remapping,
     release_threshold: ReleaseThreshold,
     pub(super) heuristic: Option<CoalesceHeuristic>,
-    upkeep_interval: Duration,
+    maintenance_interval: Duration,
     pub(super) fills: Fills,
     history: usize,
     rules: Rules,
@@ -71,8 +71,8 @@ impl PoolBuilder {
             handle: None,
             alignment: GRANULE,
             lane: LANE,
-            shelf: SHELF,
-            is_crowded: false,
+            large_cache: LARGE_CACHE,
+            is_sharded: false,
             order: Order::default(),
             reuse: Reuse::default(),
             sealing: Sealing::default(),
@@ -80,7 +80,7 @@ impl PoolBuilder {
             remapping: Remapping::default(),
             release_threshold: ReleaseThreshold::default(),
             heuristic: None,
-            upkeep_interval: UPKEEP_INTERVAL,
+            maintenance_interval: MAINTENANCE_INTERVAL,
             fills: Fills::default(),
             history: 0,
             rules: Rules::default(),
@@ -149,13 +149,13 @@ impl PoolBuilder {
     /// where the capacity is small.
     ///
     /// Smaller handles waste less memory and cost more device time: each is mapped by itself.
-    pub fn handle_bytes(mut self, bytes: u64) -> Self {
+    pub fn chunk_bytes(mut self, bytes: u64) -> Self {
         self.handle = Some(bytes);
         self
     }
 
     /// How many bytes each stream's lane may keep for that stream, in blocks of up to 2 MiB. Default: 8 MiB. With 0
-    /// every free goes to the ledger: less fragmentation, slower.
+    /// every free goes to the heap: less fragmentation, slower.
     ///
     /// Such a block is given to a request of its size; or to one that is smaller by an eighth at most, if that finds none
     /// of its own and has no [tag](crate::Allocate::tag). Threads that have [caches of their own](Self::per_thread_caches) get
@@ -174,7 +174,7 @@ impl PoolBuilder {
     /// [waiting](Order::WaitFirst) comes before growing, nothing is kept so. The event behind it is recorded by the
     /// stream's next free, or allocation of another size, or when somebody asks.
     pub fn lane_large_bytes(mut self, bytes: u64) -> Self {
-        self.shelf = bytes;
+        self.large_cache = bytes;
         self
     }
 
@@ -186,7 +186,7 @@ impl PoolBuilder {
     /// first keeps that much, or somebody looks for memory beyond the lanes. The highest that a stream's used bytes
     /// were is then what was seen of it, by whoever asked.
     pub fn per_thread_caches(mut self) -> Self {
-        self.is_crowded = true;
+        self.is_sharded = true;
         self
     }
 
@@ -241,8 +241,8 @@ impl PoolBuilder {
     /// How long after memory came back the pool releases and coalesces, where the two settings above ask
     /// for it; what was used in between is not released. Default: 10 ms, on the device's clock; less than
     /// 0.1 ms counts as that.
-    pub fn upkeep_interval(mut self, interval: Duration) -> Self {
-        self.upkeep_interval = interval;
+    pub fn maintenance_interval(mut self, interval: Duration) -> Self {
+        self.maintenance_interval = interval;
         self
     }
 
@@ -250,7 +250,7 @@ impl PoolBuilder {
     /// whom it was allocated. See [`Pool::history`](crate::Pool::history). Default: 0, none, and then
     /// nothing is paid for it.
     ///
-    /// Each allocation and each free then takes the ledger's lock and one that all share: for finding out, and
+    /// Each allocation and each free then takes the heap's lock and one that all share: for finding out, and
     /// not for every day. An entry takes some 200 bytes.
     #[doc(alias = "_record_memory_history")]
     pub fn history(mut self, entries: usize) -> Self {
@@ -297,15 +297,15 @@ impl PoolBuilder {
     /// that is told as a warning to a subscriber of `tracing`. Default: 10 ms, on the device's clock.
     ///
     /// The same grace is given to the requests of a tag that wait for its [limit](Pool::set_tag_limit): see
-    /// [`guide::services`](crate::guide::services#knots).
-    pub fn knot_grace(mut self, grace: Duration) -> Self {
-        self.rules.knot_grace = grace;
+    /// [`guide::services`](crate::guide::services#deadlocks).
+    pub fn deadlock_grace(mut self, grace: Duration) -> Self {
+        self.rules.deadlock_grace = grace;
         self
     }
 
-    /// How long a knot lasts before the head of the queue fails with
-    /// [`Knotted`](crate::AllocError::Knotted), so that what its task holds can come free; or the first of those
-    /// who wait for the limit of a tag, with [`KnottedAtLimit`](crate::AllocError::KnottedAtLimit). Default: for
+    /// How long a deadlock lasts before the head of the queue fails with
+    /// [`Deadlocked`](crate::AllocError::Deadlocked), so that what its task holds can come free; or the first of those
+    /// who wait for the limit of a tag, with [`DeadlockedAtLimit`](crate::AllocError::DeadlockedAtLimit). Default: for
     /// ever, since a block may be held for long with good reason.
     ///
     /// ```
@@ -323,8 +323,8 @@ impl PoolBuilder {
     /// # drop(held);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn fail_knots_after(mut self, limit: Duration) -> Self {
-        self.rules.knot_limit = Some(limit);
+    pub fn fail_deadlocks_after(mut self, limit: Duration) -> Self {
+        self.rules.deadlock_limit = Some(limit);
         self
     }
 
@@ -366,7 +366,7 @@ impl PoolBuilder {
         }
         let settings = self.settings()?;
         let pool = Pool::new(
-            Engine::new(self.device, settings, registry::make_way)?,
+            Driver::new(self.device, settings, registry::spill)?,
             self.name,
             self.rules,
             self.hook,
@@ -398,18 +398,18 @@ impl PoolBuilder {
             reuse: self.reuse,
             wait_limit: self.wait_limit,
             remapping: self.remapping,
-            upkeep: self.upkeep(total)?,
+            maintenance: self.maintenance(total)?,
             fills: self.fills,
             history: self.history,
         })
     }
 
-    fn upkeep(&self, total: u64) -> Result<UpkeepSettings, BuildError> {
+    fn maintenance(&self, total: u64) -> Result<MaintenanceSettings, BuildError> {
         check_threshold(self.release_threshold)?;
-        Ok(UpkeepSettings {
+        Ok(MaintenanceSettings {
             threshold: self.release_threshold.bytes(total),
             heuristic: self.heuristic.clone(),
-            interval: self.upkeep_interval,
+            interval: self.maintenance_interval,
         })
     }
 
@@ -419,24 +419,24 @@ impl PoolBuilder {
             return Bounds {
                 bytes: 0,
                 largest: 0,
-                shelf: 0,
+                large_cache: 0,
                 unsealed: 0,
                 may_widen: false,
-                is_crowded: false,
+                is_sharded: false,
             };
         }
         Bounds {
             bytes: self.lane,
             largest: LARGEST_IN_LANE.min(self.lane) / GRANULE * GRANULE,
-            shelf: match self.sealing {
+            large_cache: match self.sealing {
                 // Each free is to be seen complete by itself.
                 Sealing::EveryFree => 0,
                 _ if self.lane == 0 => 0,
-                _ => self.shelf,
+                _ => self.large_cache,
             },
             unsealed: self.sealing.bound(),
             may_widen: matches!(self.sealing, Sealing::Spaced(_)),
-            is_crowded: self.is_crowded,
+            is_sharded: self.is_sharded,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Pool;
 use crate::observe::LeakReport;
-use crate::wait::{Drain, Service};
+use crate::queue::{Drain, Service};
 
 impl Pool {
     /// Ends the granting: who waits fails with [`AllocError::Closed`](crate::AllocError::Closed), and so does every later
@@ -20,7 +20,7 @@ impl Pool {
 
     /// Whether [`close`](Self::close) was called.
     pub fn is_closed(&self) -> bool {
-        self.service().engine.is_closed()
+        self.service().driver.is_closed()
     }
 
     /// Waits until everything came back: nobody waits for memory, no block lives, no reservation does, and
@@ -46,7 +46,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// While somebody drains, no stream's lane keeps what is freed: each free takes the ledger's lock and
+    /// While somebody drains, no stream's lane keeps what is freed: each free takes the heap's lock and
     /// records an event.
     pub fn drain(&self) -> Drain {
         Drain::new(self.presence.clone())

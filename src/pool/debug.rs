@@ -7,8 +7,8 @@ impl Pool {
     /// All segments and blocks, now, with whence they are and what led there, where the pool keeps a
     /// [history](crate::PoolBuilder::history).
     ///
-    /// Taken under the ledger's lock, in time proportional to the number of blocks and the length of the
-    /// history; neither seals nor harvests. Blocks never overlap, and tile the memory. Each is used, pending
+    /// Taken under the heap's lock, in time proportional to the number of blocks and the length of the
+    /// history; neither seals nor reaps. Blocks never overlap, and tile the memory. Each is used, pending
     /// or free as of when its stream's lane was read: at rest, the sums are those of
     /// [`statistics`](Self::statistics).
     ///
@@ -50,7 +50,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn history(&self) -> History {
-        History::of(&self.service().engine)
+        History::of(&self.service().driver)
     }
 
     /// The blocks that are in use now, and the reservations that live: to be asked when nobody should have any more.
@@ -70,6 +70,6 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn leaks(&self) -> LeakReport {
-        LeakReport::of(&self.service().engine)
+        LeakReport::of(&self.service().driver)
     }
 }

@@ -1,15 +1,15 @@
-//! A request at the door: checked, and rounded to the pool's step.
+//! A request at the quota queue: checked, and rounded to the pool's step.
 
 use super::Pool;
 use super::grant::round_up;
 use crate::error::AllocError;
-use crate::ledger::Request;
+use crate::heap::Request;
 use crate::measure::Tag;
+use crate::queue::{Demand, Registration};
 use crate::sync::plain;
-use crate::wait::{Demand, Registration};
 
 impl Pool {
-    /// Checks a request at the door, and rounds it to the pool's step.
+    /// Checks a request at the quota queue, and rounds it to the pool's step.
     #[inline]
     pub(super) fn demand(
         &self,
@@ -27,8 +27,8 @@ impl Pool {
         if !plain::Arc::ptr_eq(&registration.presence, &self.presence) {
             return Err(AllocError::ForeignStream);
         }
-        if let Some(onlookers) = registration.onlookers.as_deref() {
-            onlookers.call_out();
+        if let Some(observers) = registration.observers.as_deref() {
+            observers.call_out();
         }
         Ok(())
     }
@@ -40,19 +40,19 @@ impl Pool {
         alignment: u64,
         tag: Option<Tag>,
     ) -> Result<Demand, AllocError> {
-        let engine = &self.presence.service.engine;
-        let capacity = engine.capacity();
+        let driver = &self.presence.service.driver;
+        let capacity = driver.capacity();
         if bytes > capacity {
             return Err(AllocError::TooLarge {
                 requested: bytes,
                 capacity,
             });
         }
-        let largest = engine.capabilities.granularity;
+        let largest = driver.capabilities.granularity;
         if !alignment.is_power_of_two() || alignment > largest {
             return Err(AllocError::InvalidAlignment { alignment, largest });
         }
-        let step = engine.settings.alignment;
+        let step = driver.settings.alignment;
         let request = Request {
             bytes: round_up(bytes, step),
             alignment: alignment.max(step),

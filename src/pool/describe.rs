@@ -2,7 +2,7 @@
 
 use super::Pool;
 use crate::device::{DeviceId, MemoryKind};
-use crate::engine::Upstream;
+use crate::driver::Upstream;
 use std::fmt::Write;
 
 impl Pool {
@@ -37,7 +37,7 @@ impl Pool {
 
     /// What is in use, and, where it is not what was asked for, why.
     fn memory(&self) -> String {
-        let settings = &self.service().engine.settings;
+        let settings = &self.service().driver.settings;
         match (settings.upstream, settings.kind) {
             _ if settings.geometry.virtual_memory => "virtual device memory".into(),
             (Upstream::Virtual, _) if settings.is_pooled => {
@@ -50,7 +50,7 @@ impl Pool {
 
     fn steps(&self) -> String {
         if self.is_pooled() {
-            format!(" in steps of {} MiB", self.handle_bytes() >> 20)
+            format!(" in steps of {} MiB", self.chunk_bytes() >> 20)
         } else {
             ", not pooled".into()
         }
@@ -58,16 +58,16 @@ impl Pool {
 
     /// The device that the pool is over.
     pub fn device_id(&self) -> DeviceId {
-        self.service().engine.device.id()
+        self.service().driver.device.id()
     }
 
     /// The kind of the pool's memory.
     pub fn memory_kind(&self) -> MemoryKind {
-        self.service().engine.settings.kind
+        self.service().driver.settings.kind
     }
 
     /// Whether what was freed is kept; see [`unpooled`](crate::PoolBuilder::unpooled).
     pub fn is_pooled(&self) -> bool {
-        self.service().engine.settings.is_pooled
+        self.service().driver.settings.is_pooled
     }
 }

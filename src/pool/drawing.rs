@@ -1,8 +1,8 @@
 //! In which reservations' scopes a task is.
 
+use crate::queue::{Reserved, hooks_entered};
 use crate::sync::Arc;
 use crate::sync::plain::{AtomicU64, Ordering};
-use crate::wait::{Reserved, hooks_entered};
 use pin_project_lite::pin_project;
 use std::cell::RefCell;
 use std::future::Future;

@@ -2,7 +2,7 @@
 
 use super::Pool;
 use crate::error::StreamError;
-use crate::ledger::High;
+use crate::heap::High;
 use crate::measure::{Histogram, Tag};
 #[cfg(feature = "metrics")]
 use crate::observe::Metrics;
@@ -12,7 +12,7 @@ use crate::observe::{
 use crate::stream::Stream;
 
 impl Pool {
-    /// The pool's figures, now. Neither seals nor harvests; see [`harvest`](Self::harvest).
+    /// The pool's figures, now. Neither seals nor reaps; see [`reap`](Self::reap).
     pub fn statistics(&self) -> Statistics {
         Statistics::of(self.service())
     }
@@ -26,7 +26,7 @@ impl Pool {
             return Err(StreamError::ForeignPool);
         }
         let lane = &stream.registration().lane;
-        Ok(StreamStatistics::of(&self.service().engine, lane))
+        Ok(StreamStatistics::of(&self.service().driver, lane))
     }
 
     /// The figures of every stream that is registered, or was and has memory pending, now; in the order of
@@ -42,11 +42,11 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn statistics_by_stream(&self) -> Vec<StreamStatistics> {
-        let engine = &self.service().engine;
-        let lanes = engine.lanes();
+        let driver = &self.service().driver;
+        let lanes = driver.lanes();
         lanes
             .iter()
-            .map(|lane| StreamStatistics::of(engine, lane))
+            .map(|lane| StreamStatistics::of(driver, lane))
             .collect()
     }
 
@@ -93,7 +93,7 @@ impl Pool {
     /// complete. So it tells of the device, and of how often somebody asks. An event counts once, however
     /// many frees it covers. See [`Histogram`] for an example.
     pub fn pending_ages(&self) -> Histogram {
-        self.service().engine.pending_ages()
+        self.service().driver.pending_ages()
     }
 
     /// Sets the high-water marks of the statistics, those of streams and tags included, to the present
@@ -101,7 +101,7 @@ impl Pool {
     pub fn reset_high_water_marks(&self) {
         let service = self.service();
         for high in High::ALL {
-            service.engine.reset_high(high);
+            service.driver.reset_high(high);
         }
         service.queue.accounts.reset_highs();
     }
@@ -124,7 +124,7 @@ impl Pool {
     #[doc(alias = "cuMemPoolSetAttribute")]
     #[doc(alias = "hipMemPoolSetAttribute")]
     pub fn set_attribute(&self, attribute: Attribute, value: u64) -> Result<(), AttributeError> {
-        attribute.set(&self.service().engine, value)
+        attribute.set(&self.service().driver, value)
     }
 
     /// The figures for the recorder of the [`metrics`](https://docs.rs/metrics) crate that is installed

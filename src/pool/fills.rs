@@ -1,7 +1,7 @@
 //! Pools that fill their memory.
 
 use super::PoolBuilder;
-use crate::engine::Fill;
+use crate::driver::Fill;
 
 impl PoolBuilder {
     /// Fills every block that is allocated, all of it, in the order of its stream, before its user has it.

@@ -3,7 +3,7 @@
 use super::Pool;
 use crate::block::Block;
 use crate::device::DeviceAddress;
-use crate::engine::BlockInfo;
+use crate::driver::BlockInfo;
 use crate::registry;
 
 /// The pool of that [name](crate::PoolBuilder::name), if one lives. What it finds is a handle like any
@@ -36,7 +36,7 @@ pub fn pools() -> Vec<Pool> {
 /// The pool, and the block of it, that a device address is in.
 ///
 /// It is for people and their tools: every living pool is asked, and the one that has the address looks
-/// through its blocks under its ledger's lock, in time proportional to their number. Allocations and frees
+/// through its blocks under its heap's lock, in time proportional to their number. Allocations and frees
 /// pay nothing for it. A pool that is being asked is held for that long.
 ///
 /// ```
@@ -64,7 +64,7 @@ pub fn pool_of(address: impl Into<DeviceAddress>) -> Option<(Pool, BlockInfo)> {
 impl Pool {
     /// The block of this pool that a device address is in, used or not; see [`pool_of`].
     pub fn block_at(&self, address: impl Into<DeviceAddress>) -> Option<BlockInfo> {
-        self.service().engine.block_at(address.into().to_bits())
+        self.service().driver.block_at(address.into().to_bits())
     }
 
     /// Whether the block is of this pool.

@@ -2,24 +2,24 @@
 
 use super::PoolBuilder;
 use crate::device::Capabilities;
-use crate::engine::Source;
+use crate::driver::MemorySource;
 use crate::error::BuildError;
-use crate::ledger::{GRANULE, Geometry, GrowBy};
+use crate::heap::{GRANULE, Geometry, GrowBy};
 
 /// Handles of 8 MiB: on an H200 a handle costs about 22 us to make accessible whatever its size up to
 /// 32 MiB, so fewer are cheaper; but only what is wholly free can be mapped elsewhere, so larger ones
 /// leave more unused. `guide::choices` has the frontier.
-const HANDLE: u64 = 8 << 20;
+const CHUNK: u64 = 8 << 20;
 
 /// A capacity is not cut by more than a 64th to fit the handles: smaller handles are used instead.
 const LARGEST_CUT: u64 = 64;
 
 /// Handles should be a few dozen at least, or one block would pin too large a part of the pool.
-const FEWEST_HANDLES: u64 = 32;
+const FEWEST_CHUNKS: u64 = 32;
 
 impl PoolBuilder {
     /// What the device is asked for.
-    pub(super) fn source(&self, capabilities: &Capabilities) -> Result<Source, BuildError> {
+    pub(super) fn source(&self, capabilities: &Capabilities) -> Result<MemorySource, BuildError> {
         let mut source = self.upstream.source(capabilities);
         if let Some(source) = source.as_mut() {
             source.is_virtual &= self.is_pooled;
@@ -34,7 +34,7 @@ impl PoolBuilder {
     pub(super) fn geometry(
         &self,
         capabilities: &Capabilities,
-        source: Source,
+        source: MemorySource,
         total: u64,
     ) -> Result<Geometry, BuildError> {
         let granularity = capabilities.granularity;
@@ -45,20 +45,20 @@ impl PoolBuilder {
                 granularity,
             });
         }
-        let handle_bytes = match self.handle {
+        let chunk_bytes = match self.handle {
             Some(handle) => {
                 let most = capacity / granularity * granularity;
                 valid_handle(handle, granularity)?.min(most)
             }
-            None if self.is_pooled => handle_for(capacity, granularity),
+            None if self.is_pooled => chunk_for(capacity, granularity),
             // An allocation is a segment of its own, no larger than it must be.
             None => granularity,
         };
-        let capacity = capacity / handle_bytes * handle_bytes;
+        let capacity = capacity / chunk_bytes * chunk_bytes;
         self.check_sizes(capacity)?;
         Ok(Geometry {
             capacity,
-            handle_bytes,
+            chunk_bytes,
             granularity,
             virtual_memory: source.is_virtual,
             growth: self.growth,
@@ -99,8 +99,8 @@ impl PoolBuilder {
     pub(super) fn check_conflicts(&self) -> Result<(), BuildError> {
         let keeps = [
             (self.initial > 0, "initial_size"),
-            (self.growth != GrowBy::Handles, "growth"),
-            (self.handle.is_some(), "handle_bytes"),
+            (self.growth != GrowBy::Chunks, "growth"),
+            (self.handle.is_some(), "chunk_bytes"),
             (self.heuristic.is_some(), "coalesce"),
         ];
         let kept = keeps.iter().find(|(is_set, _)| *is_set && !self.is_pooled);
@@ -114,21 +114,21 @@ impl PoolBuilder {
     }
 }
 
-fn valid_handle(handle_bytes: u64, granularity: u64) -> Result<u64, BuildError> {
-    if handle_bytes == 0 || handle_bytes % granularity != 0 {
+fn valid_handle(chunk_bytes: u64, granularity: u64) -> Result<u64, BuildError> {
+    if chunk_bytes == 0 || chunk_bytes % granularity != 0 {
         return Err(BuildError::InvalidHandle {
-            handle_bytes,
+            chunk_bytes,
             granularity,
         });
     }
-    Ok(handle_bytes)
+    Ok(chunk_bytes)
 }
 
 /// The largest handle, up to the default, that leaves enough of them and wastes little capacity.
-fn handle_for(capacity: u64, granularity: u64) -> u64 {
-    let mut handle = HANDLE.max(granularity);
+fn chunk_for(capacity: u64, granularity: u64) -> u64 {
+    let mut handle = CHUNK.max(granularity);
     let is_too_large = |handle: u64| {
-        capacity / handle < FEWEST_HANDLES || capacity % handle > capacity / LARGEST_CUT
+        capacity / handle < FEWEST_CHUNKS || capacity % handle > capacity / LARGEST_CUT
     };
     while handle > granularity && is_too_large(handle) {
         handle /= 2;
@@ -144,10 +144,10 @@ mod tests {
 
     #[test]
     fn handles_fit_the_capacity() {
-        assert_eq!(handle_for(8 << 30, 2 * MIB), 8 * MIB);
-        assert_eq!(handle_for((8 << 30) + 2 * MIB, 2 * MIB), 8 * MIB);
-        assert_eq!(handle_for(100 * MIB, 2 * MIB), 2 * MIB);
-        assert_eq!(handle_for(2 * MIB, 2 * MIB), 2 * MIB);
-        assert_eq!(handle_for(1 << 30, 2 * MIB), 8 * MIB);
+        assert_eq!(chunk_for(8 << 30, 2 * MIB), 8 * MIB);
+        assert_eq!(chunk_for((8 << 30) + 2 * MIB, 2 * MIB), 8 * MIB);
+        assert_eq!(chunk_for(100 * MIB, 2 * MIB), 2 * MIB);
+        assert_eq!(chunk_for(2 * MIB, 2 * MIB), 2 * MIB);
+        assert_eq!(chunk_for(1 << 30, 2 * MIB), 8 * MIB);
     }
 }

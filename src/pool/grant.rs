@@ -2,12 +2,12 @@
 
 use super::{Pool, drawing, exhausted};
 use crate::block::Block;
-use crate::engine::{Effort, Lent};
+use crate::driver::{Allocation, Effort};
 use crate::error::AllocError;
 use crate::lane::Miss;
 use crate::measure::Tag;
+use crate::queue::{Caller, Demand, Denial, Registration, take_own, try_now};
 use crate::sync::{Arc, plain};
-use crate::wait::{Caller, Demand, Denial, Registration, take_own, try_now};
 use std::panic::Location;
 
 /// What is asked for, before anything of it is checked.
@@ -17,7 +17,7 @@ pub(super) struct Call<'a> {
     pub(super) bytes: u64,
     pub(super) alignment: u64,
     pub(super) tag: Option<Tag>,
-    pub(super) place: &'static Location<'static>,
+    pub(super) location: &'static Location<'static>,
 }
 
 /// To a multiple of the step, and one at least. The step is a power of two, and the capacity a multiple of it: for
@@ -38,9 +38,9 @@ impl Pool {
                     bytes,
                     alignment,
                     tag,
-                    place,
+                    location,
                 } = call;
-                self.grant_slowly(registration, bytes, alignment, tag, place, miss)
+                self.grant_slowly(registration, bytes, alignment, tag, location, miss)
             }
         }
     }
@@ -58,12 +58,12 @@ impl Pool {
             alignment,
             ..
         } = call;
-        let engine = &registration.service.engine;
-        let step = engine.settings.alignment;
+        let driver = &registration.service.driver;
+        let step = driver.settings.alignment;
         let is_plain = plain::Arc::ptr_eq(&registration.presence, &self.presence)
-            && registration.onlookers.is_none()
+            && registration.observers.is_none()
             && call.tag.is_none()
-            && bytes <= engine.capacity()
+            && bytes <= driver.capacity()
             && alignment.is_power_of_two()
             && alignment <= step
             && !drawing::is_any();
@@ -73,11 +73,11 @@ impl Pool {
         let rounded = round_up(bytes, step);
         let surplus = (rounded - bytes) as u32;
         let Registration { lane, slot, .. } = &**registration;
-        let (lent, left) = engine.take_own_at_once(lane, slot, rounded, surplus)?;
+        let (allocation, left) = driver.take_own_at_once(lane, slot, rounded, surplus)?;
         let registration = left.unwrap_or_else(|| registration.clone());
         // It may be a little larger than that.
-        let rounding = (lent.bytes - bytes) as u32;
-        Ok(Block::at_once(registration, lent, rounding))
+        let rounding = (allocation.bytes - bytes) as u32;
+        Ok(Block::at_once(registration, allocation, rounding))
     }
 
     /// With the parts of the call, which stay in registers so.
@@ -89,29 +89,29 @@ impl Pool {
         bytes: u64,
         alignment: u64,
         tag: Option<Tag>,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
         miss: Miss,
     ) -> Result<Block, AllocError> {
         let demand = self.demand(registration, bytes, alignment, tag)?;
-        if let Some(drawn) = self.draw(registration, &demand, place) {
+        if let Some(drawn) = self.draw(registration, &demand, location) {
             return drawn;
         }
-        let lent = match take_own(registration, &demand, miss) {
-            Some(lent) => lent,
+        let allocation = match take_own(registration, &demand, miss) {
+            Some(allocation) => allocation,
             None => self.climb_now(registration, demand)?,
         };
         let waited = false;
-        let caller = Caller { place, waited };
-        Block::new(registration, lent, &demand, caller)
+        let caller = Caller { location, waited };
+        Block::new(registration, allocation, &demand, caller)
     }
 
     fn climb_now(
         &self,
         registration: &Arc<Registration>,
         demand: Demand,
-    ) -> Result<Lent, AllocError> {
+    ) -> Result<Allocation, AllocError> {
         match try_now((&**registration).into(), &demand, Effort::Immediate) {
-            Ok(lent) => Ok(lent),
+            Ok(allocation) => Ok(allocation),
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(..)) => Err(exhausted(registration, &demand)),
             Err(Denial::OverLimit(tag)) => {

@@ -3,14 +3,14 @@
 use super::Pool;
 use super::terms::terms;
 use crate::block::Block;
-use crate::engine::{Effort, Loans, Parts};
+use crate::driver::{Allocations, Effort, Parts};
 use crate::error::AllocError;
-use crate::ledger::Place;
+use crate::heap::Placement;
 use crate::measure::Tag;
-use crate::sync::Arc;
-use crate::wait::{
-    Allocation, Asker, Caller, Demand, Denial, Registration, Terms, block_on, try_all_now,
+use crate::queue::{
+    Acquisition, Asker, Caller, Demand, Denial, Registration, Terms, block_on, try_all_now,
 };
+use crate::sync::Arc;
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -33,13 +33,13 @@ use std::time::Duration;
 pub struct AllocateWithRoom<'a> {
     pool: &'a Pool,
     registration: &'a Arc<Registration>,
-    allocation: Allocation<'a>,
+    allocation: Acquisition<'a>,
     /// What was asked for, in bytes; and how much more it may become.
     bytes: u64,
     room: u64,
     tag: Option<Tag>,
     terms: Terms,
-    place: &'static Location<'static>,
+    location: &'static Location<'static>,
     wanted: Option<(Demand, Parts)>,
 }
 
@@ -48,17 +48,17 @@ impl<'a> AllocateWithRoom<'a> {
         (pool, registration): (&'a Pool, &'a Arc<Registration>),
         (bytes, room): (u64, u64),
         (tag, terms): (Option<Tag>, Terms),
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Self {
         Self {
             pool,
             registration,
-            allocation: Allocation::new((&**registration).into()),
+            allocation: Acquisition::new((&**registration).into()),
             bytes,
             room,
             tag,
             terms,
-            place,
+            location,
             wanted: None,
         }
     }
@@ -71,8 +71,8 @@ impl<'a> AllocateWithRoom<'a> {
     /// As [`Pool::try_allocate`], and when it is [awaited](Self).
     pub fn try_now(self) -> Result<Block, AllocError> {
         let (demand, parts) = self.wanted()?;
-        let loans = grant_now((&**self.registration).into(), &demand, &parts)?;
-        self.block(loans, &demand, false)
+        let allocations = grant_now((&**self.registration).into(), &demand, &parts)?;
+        self.block(allocations, &demand, false)
     }
 
     /// Blocks this thread until there is memory: as [`Allocate::blocking`](super::Allocate::blocking).
@@ -86,18 +86,26 @@ impl<'a> AllocateWithRoom<'a> {
 
     fn wanted(&self) -> Result<(Demand, Parts), AllocError> {
         self.pool.expect_of(self.registration)?;
-        let handle = handle_of(self.registration)?;
+        let handle = chunk_of(self.registration)?;
         let room = self.room.checked_next_multiple_of(handle);
         let room = room.ok_or(AllocError::NoRoom { room: 0 })?;
         let demand = rounded(self.registration, self.bytes, handle, self.tag)?;
-        Ok((demand, Parts::one(demand.as_part(), Place::WithRoom(room))))
+        Ok((
+            demand,
+            Parts::one(demand.as_part(), Placement::WithRoom(room)),
+        ))
     }
 
-    fn block(&self, loans: Loans, demand: &Demand, waited: bool) -> Result<Block, AllocError> {
-        let place = self.place;
-        let caller = Caller { place, waited };
-        let lent = loans.into_iter().next().expect("one was asked for");
-        let mut block = Block::new(self.registration, lent, demand, caller)?;
+    fn block(
+        &self,
+        allocations: Allocations,
+        demand: &Demand,
+        waited: bool,
+    ) -> Result<Block, AllocError> {
+        let location = self.location;
+        let caller = Caller { location, waited };
+        let allocation = allocations.into_iter().next().expect("one was asked for");
+        let mut block = Block::new(self.registration, allocation, demand, caller)?;
         block.give_room();
         Ok(block)
     }
@@ -115,8 +123,8 @@ impl Future for AllocateWithRoom<'_> {
         let polled = this
             .allocation
             .poll_all(&demand, &parts, &this.terms, context);
-        let loans = ready!(polled)?;
-        Poll::Ready(this.block(loans, &demand, this.allocation.has_waited()))
+        let allocations = ready!(polled)?;
+        Poll::Ready(this.block(allocations, &demand, this.allocation.has_waited()))
     }
 }
 
@@ -126,11 +134,11 @@ impl Block {
     /// generation do; the idea is vAttention's (Prabhu et al., 2024).
     ///
     /// Addresses are what limits it. A block that was allocated with [room](crate::Allocate::room) grows in steps
-    /// of the pool's [handles](crate::PoolBuilder::handle_bytes), as far as its room goes, whatever others do. Any
+    /// of the pool's [handles](crate::PoolBuilder::chunk_bytes), as far as its room goes, whatever others do. Any
     /// other block grows if what lies above it happens to be nobody's.
     ///
     /// The bytes that come with it are for use in the order of the same streams as the block. Who holds a block and
-    /// waits to have it grow can be in a knot with others who do the same: [reserve](crate::Pool::reserve) where
+    /// waits to have it grow can be in a deadlock with others who do the same: [reserve](crate::Pool::reserve) where
     /// that matters. A block of a reservation does not grow.
     ///
     /// ```
@@ -157,18 +165,18 @@ impl Block {
     /// with it what was left of the block's room.
     #[track_caller]
     pub fn grow(&mut self, bytes: u64) -> impl Future<Output = Result<(), AllocError>> + '_ {
-        let place = Location::caller();
+        let location = Location::caller();
         async move {
             let (demand, parts) = self.extension(bytes)?;
             let registration = self.registration().clone();
-            let mut allocation = Allocation::new((&*registration).into());
+            let mut allocation = Acquisition::new((&*registration).into());
             let terms = Terms::default();
             let granted = std::future::poll_fn(|context| {
                 allocation.poll_all(&demand, &parts, &terms, context)
             });
-            let loans = granted.await?;
+            let allocations = granted.await?;
             let waited = allocation.has_waited();
-            self.extend(loans, &demand, Caller { place, waited })
+            self.extend(allocations, &demand, Caller { location, waited })
         }
     }
 
@@ -180,23 +188,23 @@ impl Block {
     pub fn try_grow(&mut self, bytes: u64) -> Result<(), AllocError> {
         let (demand, parts) = self.extension(bytes)?;
         let registration = self.registration().clone();
-        let loans = grant_now((&*registration).into(), &demand, &parts)?;
-        let (place, waited) = (Location::caller(), false);
-        self.extend(loans, &demand, Caller { place, waited })
+        let allocations = grant_now((&*registration).into(), &demand, &parts)?;
+        let (location, waited) = (Location::caller(), false);
+        self.extend(allocations, &demand, Caller { location, waited })
     }
 
     fn extension(&self, bytes: u64) -> Result<(Demand, Parts), AllocError> {
         let registration = self.registration();
-        let settings = &registration.service.engine.settings;
+        let settings = &registration.service.driver.settings;
         let step = match self.has_room() {
-            true => handle_of(registration)?,
+            true => chunk_of(registration)?,
             false => settings.alignment,
         };
         if self.is_reserved() || !settings.is_pooled {
             return Err(AllocError::NoRoom { room: 0 });
         }
         let demand = rounded(registration, bytes, step, self.tag())?;
-        Ok((demand, Parts::one(demand.as_part(), self.place_above())))
+        Ok((demand, Parts::one(demand.as_part(), self.placement_above())))
     }
 }
 
@@ -207,7 +215,7 @@ fn rounded(
     step: u64,
     tag: Option<Tag>,
 ) -> Result<Demand, AllocError> {
-    let capacity = registration.service.engine.capacity();
+    let capacity = registration.service.driver.capacity();
     let whole = bytes.max(1).checked_next_multiple_of(step);
     let whole = whole.filter(|whole| *whole <= capacity);
     let Some(whole) = whole else {
@@ -223,16 +231,16 @@ fn rounded(
 ///
 /// # Errors
 /// Where there are none.
-fn handle_of(registration: &Registration) -> Result<u64, AllocError> {
-    let settings = &registration.service.engine.settings;
+fn chunk_of(registration: &Registration) -> Result<u64, AllocError> {
+    let settings = &registration.service.driver.settings;
     if settings.is_pooled && settings.geometry.virtual_memory {
-        Ok(settings.geometry.handle_bytes)
+        Ok(settings.geometry.chunk_bytes)
     } else {
         Err(AllocError::NoRoom { room: 0 })
     }
 }
 
-fn grant_now(asker: Asker<'_>, demand: &Demand, parts: &Parts) -> Result<Loans, AllocError> {
+fn grant_now(asker: Asker<'_>, demand: &Demand, parts: &Parts) -> Result<Allocations, AllocError> {
     let Asker { service, lane } = asker;
     try_all_now(asker, *demand, parts, Effort::Immediate).map_err(|denial| match denial {
         Denial::Failed(error) => error,

@@ -3,13 +3,13 @@
 use super::{Pool, builder};
 use crate::device::DeviceError;
 use crate::error::BuildError;
-use crate::ledger::policy::ReleaseThreshold;
-use crate::wait::Service;
+use crate::heap::policy::ReleaseThreshold;
+use crate::queue::Service;
 
 impl Pool {
     /// What the pool may hold from the device at most, in bytes.
     pub fn capacity(&self) -> u64 {
-        self.service().engine.capacity()
+        self.service().driver.capacity()
     }
 
     /// Sets what the pool may hold from the device at most, in bytes; rounded down to whole handles, and to
@@ -17,7 +17,7 @@ impl Pool {
     ///
     /// More of it serves who waits for memory at once. Less of it fails who waits for more than that; what
     /// is held above it is released if it is free, and the rest a while after it comes back (see
-    /// [`upkeep_interval`](crate::PoolBuilder::upkeep_interval)).
+    /// [`maintenance_interval`](crate::PoolBuilder::maintenance_interval)).
     ///
     /// ```
     /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};
@@ -33,9 +33,9 @@ impl Pool {
     /// [`BuildError::CapacityTooSmall`] for less than a handle; the device's error when it cannot reserve
     /// addresses, and nothing changed, or cannot release memory.
     pub fn resize(&self, bytes: u64) -> Result<u64, BuildError> {
-        let engine = &self.service().engine;
-        let total = engine.device.memory_info(engine.settings.kind)?.total;
-        let handle = self.handle_bytes();
+        let driver = &self.service().driver;
+        let total = driver.device.memory_info(driver.settings.kind)?.total;
+        let handle = self.chunk_bytes();
         let capacity = bytes.min(total) / handle * handle;
         if capacity == 0 {
             return Err(BuildError::CapacityTooSmall {
@@ -43,17 +43,17 @@ impl Pool {
                 granularity: handle,
             });
         }
-        let resized = engine.resize(capacity);
+        let resized = driver.resize(capacity);
         // Even if memory could not be released: who waits for more than the capacity is told.
         Service::serve(self.service());
-        engine.bell.ring_held();
+        driver.notifier.notify_throttled();
         resized?;
         Ok(capacity)
     }
 
     /// The size of the physical handles, in bytes: the step in which the pool grows, remaps and trims.
-    pub fn handle_bytes(&self) -> u64 {
-        self.service().engine.settings.geometry.handle_bytes
+    pub fn chunk_bytes(&self) -> u64 {
+        self.service().driver.settings.geometry.chunk_bytes
     }
 
     /// Gives free memory back to the device until `bytes` are reserved, or no more is free. Takes back
@@ -74,11 +74,11 @@ impl Pool {
     /// # Errors
     /// When the device cannot; what it released before counts.
     pub fn trim_to(&self, bytes: u64) -> Result<u64, DeviceError> {
-        let engine = &self.service().engine;
-        engine.drain_lanes();
-        engine.seal_lanes()?;
-        engine.harvest()?;
-        engine.trim_to(bytes)
+        let driver = &self.service().driver;
+        driver.flush_lanes();
+        driver.seal_lanes()?;
+        driver.reap()?;
+        driver.trim_to(bytes)
     }
 
     /// Makes all that is free one piece, with what lanes keep: by mapping it together, without copying, or
@@ -103,7 +103,7 @@ impl Pool {
     /// # Errors
     /// When the device cannot; nothing is lost.
     pub fn coalesce(&self) -> Result<u64, DeviceError> {
-        self.service().engine.coalesce()
+        self.service().driver.coalesce()
     }
 
     /// Sets how much the pool may hold before it gives free memory back by itself.
@@ -115,15 +115,15 @@ impl Pool {
     /// When it is a fraction that is none, or the device cannot tell how much memory it has.
     pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<(), BuildError> {
         builder::check_threshold(threshold)?;
-        let engine = &self.service().engine;
-        let total = engine.device.memory_info(engine.settings.kind)?.total;
-        engine.set_release_threshold(threshold.bytes(total));
+        let driver = &self.service().driver;
+        let total = driver.device.memory_info(driver.settings.kind)?.total;
+        driver.set_release_threshold(threshold.bytes(total));
         Ok(())
     }
 
     /// How much the pool may hold before it gives free memory back by itself, in bytes; `u64::MAX` where it
     /// keeps all.
     pub fn release_threshold(&self) -> u64 {
-        self.service().engine.upkeep.threshold()
+        self.service().driver.maintenance.threshold()
     }
 }

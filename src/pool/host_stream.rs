@@ -43,7 +43,7 @@ impl Pool {
     /// # Errors
     /// [`StreamError::UnseenByHost`] when the pool's memory is the device's alone.
     pub fn host_stream(&self) -> Result<Stream, StreamError> {
-        self.register(&Host(self.service().engine.device.id()))
+        self.register(&Host(self.service().driver.device.id()))
     }
 }
 
@@ -51,7 +51,7 @@ impl Pool {
 mod tests {
     use super::*;
     use crate::device::sim::SimDevice;
-    use crate::engine::Upstream;
+    use crate::driver::Upstream;
 
     #[test]
     fn streams_of_the_host_are_seen_off_by_those_that_come() {
@@ -60,7 +60,7 @@ mod tests {
         for _ in 0..20 {
             let host = pool.host_stream().unwrap();
             drop(pool.try_allocate(&host, 4096).unwrap());
-            assert_eq!(pool.service().engine.lanes().len(), 1);
+            assert_eq!(pool.service().driver.lanes().len(), 1);
         }
     }
 }

@@ -45,13 +45,13 @@ use own_stream::OwnStream;
 
 use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
-use crate::engine::Engine;
+use crate::driver::Driver;
 use crate::error::{AllocError, BuildError, StreamError};
-use crate::ledger::PoolFigures;
+use crate::heap::PoolFigures;
+use crate::queue::{Demand, Hook, Presence, Reclaimer, Registration, Roll, Rules, Service};
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{Demand, Hook, Presence, Reclaimer, Registration, Roll, Rules, Service};
 use std::fmt;
 use std::panic::Location;
 
@@ -88,12 +88,12 @@ impl Pool {
     }
 
     fn new(
-        engine: Engine,
+        driver: Driver,
         name: Option<String>,
         rules: Rules,
         hook: Option<Hook>,
     ) -> Result<Self, BuildError> {
-        let service = Arc::new(Service::new(engine, rules, hook));
+        let service = Arc::new(Service::new(driver, rules, hook));
         let name = name.map(Into::into);
         let presence = plain::Arc::new(Presence {
             service,
@@ -102,7 +102,7 @@ impl Pool {
         });
         registry::enter(&presence)?;
         Service::start(&presence.service);
-        Service::start_upkeep(&presence.service);
+        Service::start_maintenance(&presence.service);
         Ok(Self { presence })
     }
 
@@ -141,13 +141,13 @@ impl Pool {
     /// # Errors
     /// When the device cannot make one.
     pub fn create_stream(&self) -> Result<Stream, StreamError> {
-        let device = &self.service().engine.device;
+        let device = &self.service().driver.device;
         self.register(&OwnStream::new(device)?)
     }
 
     /// Allocates `bytes` for use in the order of `stream`, waiting for memory if there is none.
     ///
-    /// The future's first poll tries everything that the [reuse ladder](crate::Rung) has. If that gives
+    /// The future's first poll tries everything that the [reuse ladder](crate::Source) has. If that gives
     /// nothing it joins the queue: first come, first served, and nothing behind the head is granted
     /// first. Zero bytes are a valid request, for a block with an address of its own. See [`Allocate`]
     /// for alignment, timeout, errors and cancellation.
@@ -165,7 +165,7 @@ impl Pool {
     /// # Errors
     /// [`AllocError::Exhausted`] when there is not enough, after asking what has completed, taking
     /// back what lanes keep, and growing; and whenever anybody waits already. What another thread is
-    /// releasing or moving at that moment (a trim, a growth, the upkeep) counts as taken. Otherwise as
+    /// releasing or moving at that moment (a trim, a growth, the maintenance) counts as taken. Otherwise as
     /// [`Allocate`].
     #[inline]
     #[track_caller]
@@ -190,7 +190,7 @@ impl Pool {
             bytes,
             alignment,
             tag: None,
-            place: Location::caller(),
+            location: Location::caller(),
         };
         self.grant_now(call)
     }
@@ -200,8 +200,8 @@ impl Pool {
     ///
     /// # Errors
     /// What the device says instead of an answer.
-    pub fn harvest(&self) -> Result<bool, DeviceError> {
-        let has_news = self.service().engine.harvest()?;
+    pub fn reap(&self) -> Result<bool, DeviceError> {
+        let has_news = self.service().driver.reap()?;
         if has_news {
             Service::serve(self.service());
         }
@@ -216,7 +216,7 @@ impl Pool {
     #[doc(alias = "getLargestAvailableBlock")]
     #[doc(alias = "getBlocksInPool")]
     pub fn figures(&self) -> PoolFigures {
-        self.service().engine.figures()
+        self.service().driver.figures()
     }
 
     /// A reclaimer to spawn on an executor of one's own; see [`Reclaimer`] for when that is of use.
@@ -234,16 +234,16 @@ impl Pool {
     /// # Ok::<(), weirpool::BuildError>(())
     /// ```
     pub fn describe_device(&self) -> String {
-        self.service().engine.device.describe()
+        self.service().driver.device.describe()
     }
 
     /// Checks the pool's invariants, which hold at every moment. Takes time in proportion to the
-    /// number of blocks, under the ledger's lock: for tests.
+    /// number of blocks, under the heap's lock: for tests.
     ///
     /// # Errors
     /// The first invariant that does not hold.
     pub fn check(&self) -> Result<(), String> {
-        self.service().engine.check()
+        self.service().driver.check()
     }
 
     /// Checks the invariants, and that every block was given back. Takes back what lanes keep.
@@ -251,7 +251,7 @@ impl Pool {
     /// # Errors
     /// What does not hold, or was not given back.
     pub fn check_conserved(&self) -> Result<(), String> {
-        self.service().engine.check_conserved()
+        self.service().driver.check_conserved()
     }
 }
 

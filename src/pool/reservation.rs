@@ -3,12 +3,12 @@
 use super::drawing::{self, Drawing};
 use super::{Layout, Pool};
 use crate::block::Block;
-use crate::engine::{Drawn, Loans};
+use crate::driver::{Allocations, Drawn};
 use crate::error::AllocError;
 use crate::measure::Tag;
+use crate::queue::{Caller, Demand, Registration, Reserved};
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
-use crate::wait::{Caller, Demand, Registration, Reserved};
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
@@ -31,7 +31,7 @@ use std::panic::Location;
 ///   between;
 /// - after frees, whatever a gap, or gaps beside each other, are large enough for; and where memory is
 ///   [virtual](crate::device::Capabilities::virtual_memory), whatever is a multiple of the pool's
-///   [handles](crate::PoolBuilder::handle_bytes), as long as everything else allocated of it is: whole handles of
+///   [handles](crate::PoolBuilder::chunk_bytes), as long as everything else allocated of it is: whole handles of
 ///   the reservation are mapped where they make one piece, once the work on them is complete;
 /// - for anything else that would fit if what is left were one piece, the pieces are exchanged for as many bytes
 ///   in one of what the pool has free, or may take from the device. No more can be promised without moving
@@ -59,11 +59,11 @@ pub struct Reservation {
 impl Reservation {
     pub(super) fn new(
         pool: &Pool,
-        loans: Loans,
+        allocations: Allocations,
         tag: Option<Tag>,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Self {
-        let reserved = Reserved::new(pool.presence.clone(), loans, tag, place);
+        let reserved = Reserved::new(pool.presence.clone(), allocations, tag, location);
         Self {
             reserved: Arc::new(reserved),
         }
@@ -80,16 +80,16 @@ impl Reservation {
         stream: &Stream,
         layout: impl Into<Layout>,
     ) -> Result<Block, AllocError> {
-        let (layout, place) = (layout.into(), Location::caller());
+        let (layout, location) = (layout.into(), Location::caller());
         let registration = stream.registration();
         let pool = self.pool();
         let Layout { bytes, alignment } = layout;
         let demand = pool.demand(registration, bytes, alignment, None)?;
         match self.reserved.draw(&registration.lane, &demand)? {
-            Drawn::Lent(lent) => {
+            Drawn::Allocation(allocation) => {
                 let waited = false;
-                let caller = Caller { place, waited };
-                Block::reserved(registration, lent, &demand, caller, &self.reserved)
+                let caller = Caller { location, waited };
+                Block::reserved(registration, allocation, &demand, caller, &self.reserved)
             }
             Drawn::Short { left, largest } => Err(AllocError::NotReserved {
                 requested: demand.request.bytes,
@@ -121,7 +121,7 @@ impl Reservation {
 
     /// Reserves so many bytes more, waiting for them in the queue like anybody: in a piece of their own.
     ///
-    /// Who holds a reservation and waits for more can be in a knot with others who do the same.
+    /// Who holds a reservation and waits for more can be in a deadlock with others who do the same.
     ///
     /// # Errors
     /// As [`Reserve`](super::Reserve); the reservation is as it was.
@@ -147,8 +147,8 @@ impl Reservation {
         if let Some(tag) = self.tag() {
             reserve = reserve.tag(tag);
         }
-        let loans = std::future::poll_fn(|context| reserve.poll_loans(context)).await?;
-        self.reserved.add(loans);
+        let allocations = std::future::poll_fn(|context| reserve.poll_allocations(context)).await?;
+        self.reserved.add(allocations);
         Ok(())
     }
 
@@ -169,10 +169,10 @@ impl Reservation {
     /// ```
     #[track_caller]
     pub fn split(&mut self, bytes: u64) -> Result<Self, AllocError> {
-        let place = Location::caller();
-        let step = self.pool().service().engine.settings.alignment;
+        let location = Location::caller();
+        let step = self.pool().service().driver.settings.alignment;
         let bytes = bytes.max(1).checked_next_multiple_of(step);
-        let other = bytes.and_then(|bytes| self.reserved.split(bytes, place));
+        let other = bytes.and_then(|bytes| self.reserved.split(bytes, location));
         let (left, largest) = self.reserved.left();
         match other {
             Some(other) => Ok(Self {
@@ -242,13 +242,13 @@ impl Pool {
         &self,
         registration: &Arc<Registration>,
         demand: &Demand,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Option<Result<Block, AllocError>> {
         if !drawing::is_any() {
             return None;
         }
         let waited = false;
-        let caller = Caller { place, waited };
+        let caller = Caller { location, waited };
         let reserved = self.in_scope(demand)?;
         Self::draw_from(&reserved, registration, demand, caller)
     }
@@ -259,10 +259,10 @@ impl Pool {
         &self,
         registration: &Arc<Registration>,
         demand: &Demand,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Option<Result<Block, AllocError>> {
         let waited = true;
-        let caller = Caller { place, waited };
+        let caller = Caller { location, waited };
         let reserved = self.in_scope(demand)?;
         let may_do = reserved.left().0 >= demand.request.bytes;
         may_do
@@ -290,8 +290,8 @@ impl Pool {
             ..*demand
         };
         match reserved.draw(&registration.lane, &demand) {
-            Ok(Drawn::Lent(lent)) => {
-                let block = Block::reserved(registration, lent, &demand, caller, reserved);
+            Ok(Drawn::Allocation(allocation)) => {
+                let block = Block::reserved(registration, allocation, &demand, caller, reserved);
                 Some(block)
             }
             Ok(Drawn::Short { .. }) => None,

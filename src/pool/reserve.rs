@@ -4,10 +4,10 @@ use super::allocate_many::Asked;
 use super::reservation::Reservation;
 use super::terms::terms;
 use super::{Layout, Pool};
-use crate::engine::{Effort, Loans};
+use crate::driver::{Allocations, Effort};
 use crate::error::AllocError;
 use crate::measure::Tag;
-use crate::wait::{Allocation, Asker, Denial, Terms, block_on, try_all_now};
+use crate::queue::{Acquisition, Asker, Denial, Terms, block_on, try_all_now};
 use std::future::Future;
 use std::panic::Location;
 use std::pin::Pin;
@@ -28,7 +28,7 @@ use std::time::Duration;
 #[must_use = "futures do nothing unless polled"]
 pub struct Reserve<'a> {
     pool: &'a Pool,
-    allocation: Allocation<'a>,
+    allocation: Acquisition<'a>,
     layouts: Box<[Layout]>,
     /// What they come to, once it was polled.
     asked: Option<Asked>,
@@ -36,13 +36,13 @@ pub struct Reserve<'a> {
     is_whole: bool,
     tag: Option<Tag>,
     terms: Terms,
-    place: &'static Location<'static>,
+    location: &'static Location<'static>,
 }
 
 impl Pool {
     /// Sets `bytes` aside, in one piece that is complete on every stream, waiting for them if they are not
     /// free. Where memory is virtual and they are as many, it begins with one of the pool's
-    /// [handles](crate::PoolBuilder::handle_bytes). See [`Reservation`] for what can be relied on.
+    /// [handles](crate::PoolBuilder::chunk_bytes). See [`Reservation`] for what can be relied on.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -89,13 +89,13 @@ impl Pool {
     ) -> Reserve<'_> {
         Reserve {
             pool: self,
-            allocation: Allocation::new(self.asker()),
+            allocation: Acquisition::new(self.asker()),
             layouts: layouts.into_iter().map(Into::into).collect(),
             asked: None,
             is_whole: false,
             tag: None,
             terms: Terms::default(),
-            place: Location::caller(),
+            location: Location::caller(),
         }
     }
 
@@ -103,7 +103,7 @@ impl Pool {
         let service = self.service();
         Asker {
             service,
-            lane: &service.engine.nobody,
+            lane: &service.driver.nobody,
         }
     }
 }
@@ -117,12 +117,12 @@ impl Reserve<'_> {
         self,
         tag: Option<Tag>,
         terms: Terms,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Self {
         Self {
             tag,
             terms,
-            place,
+            location,
             ..self
         }
     }
@@ -135,10 +135,10 @@ impl Reserve<'_> {
         let Asked { demand, parts } = self.asked()?;
         let service = self.pool.service();
         match try_all_now(self.pool.asker(), demand, &parts, Effort::Immediate) {
-            Ok(loans) => Ok(self.reservation(loans, demand.tag)),
+            Ok(allocations) => Ok(self.reservation(allocations, demand.tag)),
             Err(Denial::Failed(error)) => Err(error),
             Err(Denial::Short(..)) => {
-                let shortfall = service.exhausted(&service.engine.nobody, &demand);
+                let shortfall = service.exhausted(&service.driver.nobody, &demand);
                 Err(AllocError::Exhausted(shortfall.into()))
             }
             Err(Denial::OverLimit(tag)) => Err(service.limit_reached(tag, demand.request.bytes)),
@@ -155,25 +155,25 @@ impl Reserve<'_> {
     }
 
     fn asked(&self) -> Result<Asked, AllocError> {
-        let settings = &self.pool.service().engine.settings;
+        let settings = &self.pool.service().driver.settings;
         if !settings.is_pooled {
             return Err(AllocError::NotReservable);
         }
         let mut asked = self.pool.parts_of(&self.layouts, self.tag, true)?;
         if self.is_whole && settings.geometry.virtual_memory {
-            asked.parts.align_to_handles(settings.geometry.handle_bytes);
+            asked.parts.align_to_chunks(settings.geometry.chunk_bytes);
         }
         Ok(asked)
     }
 
-    fn reservation(&self, loans: Loans, tag: Option<Tag>) -> Reservation {
-        Reservation::new(self.pool, loans, tag, self.place)
+    fn reservation(&self, allocations: Allocations, tag: Option<Tag>) -> Reservation {
+        Reservation::new(self.pool, allocations, tag, self.location)
     }
 
-    pub(super) fn poll_loans(
+    pub(super) fn poll_allocations(
         &mut self,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Loans, AllocError>> {
+    ) -> Poll<Result<Allocations, AllocError>> {
         let asked = match self.asked.take() {
             Some(asked) => asked,
             None => self.asked()?,
@@ -190,8 +190,8 @@ impl Future for Reserve<'_> {
     type Output = Result<Reservation, AllocError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let loans = ready!(self.poll_loans(context))?;
+        let allocations = ready!(self.poll_allocations(context))?;
         let tag = self.asked.as_ref().and_then(|asked| asked.demand.tag);
-        Poll::Ready(Ok(self.reservation(loans, tag)))
+        Poll::Ready(Ok(self.reservation(allocations, tag)))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Pool;
 use crate::measure::Tag;
-use crate::wait::Service;
+use crate::queue::Service;
 
 impl Pool {
     /// Sets how many bytes `tag` may have of this pool at once; with `None`, any number.
@@ -41,10 +41,10 @@ impl Pool {
     /// ```
     pub fn set_tag_limit(&self, tag: Tag, limit: Option<u64>) {
         let service = self.service();
-        service.queue.set_limit(tag, limit, &service.engine.gate);
-        // Who waits for more than that is told, in the line or at the door.
+        service.queue.set_limit(tag, limit, &service.driver.gate);
+        // Who waits for more than that is told, in the line or at the quota queue.
         Service::serve(service);
-        service.engine.bell.ring_held();
+        service.driver.notifier.notify_throttled();
     }
 
     /// How many bytes `tag` may have of this pool at once, if that is limited.

@@ -5,10 +5,10 @@
 //! or a free.
 
 use crate::device::DeviceId;
-use crate::engine::Engine;
+use crate::driver::Driver;
 use crate::error::BuildError;
+use crate::queue::Presence;
 use crate::sync::plain::{Arc, Mutex, Weak};
-use crate::wait::Presence;
 
 static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
@@ -42,7 +42,7 @@ pub(crate) fn enter(pool: &Arc<Presence>) -> Result<(), BuildError> {
     }
     pools.push(Entry {
         name: pool.name.clone(),
-        device: pool.service.engine.device.id(),
+        device: pool.service.driver.device.id(),
         pool: Arc::downgrade(pool),
     });
     Ok(())
@@ -78,21 +78,21 @@ pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     all.into_iter().filter_map(|pool| pool.upgrade())
 }
 
-/// Has other pools over the same memory as the engine's release so many bytes of what they keep; nothing, if
+/// Has other pools over the same memory as the driver's release so many bytes of what they keep; nothing, if
 /// that would not do. Returns how many they released.
-pub(crate) fn make_way(engine: &Engine, bytes: u64) -> u64 {
-    let device = engine.device.id();
+pub(crate) fn spill(driver: &Driver, bytes: u64) -> u64 {
+    let device = driver.device.id();
     let others: Vec<_> = {
         let pools = POOLS.lock();
         let others = pools.iter().filter(|entry| entry.device == device);
         others.map(|entry| entry.pool.clone()).collect()
     };
     let others: Vec<_> = others.iter().filter_map(Weak::upgrade).collect();
-    let others = others.iter().map(|pool| &pool.service.engine);
+    let others = others.iter().map(|pool| &pool.service.driver);
     let others = others
-        .filter(|other| !std::ptr::eq(*other, engine) && other.shares_memory_with(engine))
+        .filter(|other| !std::ptr::eq(*other, driver) && other.shares_memory_with(driver))
         .collect::<Vec<_>>();
-    let left = engine.left_on_device();
+    let left = driver.left_on_device();
     // First what is there to see; what takes asking and taking back, only if it is needed.
     for asks in [false, true] {
         let offers: Vec<_> = others.iter().map(|other| other.could_give(asks)).collect();
@@ -109,11 +109,11 @@ pub(crate) fn make_way(engine: &Engine, bytes: u64) -> u64 {
     0
 }
 
-fn take_offers(others: &[&Engine], offers: &[u64], mut bytes: u64) -> u64 {
+fn take_offers(others: &[&Driver], offers: &[u64], mut bytes: u64) -> u64 {
     let mut released = 0;
     for (other, offer) in others.iter().zip(offers) {
         let given = if bytes > 0 {
-            other.give_way(bytes.min(*offer))
+            other.spill(bytes.min(*offer))
         } else {
             0
         };

@@ -28,9 +28,9 @@ pub(crate) fn granted(_: Asked, _: &impl Debug, _: u64) {}
 #[inline(always)]
 pub(crate) fn freed(_: StreamId, _: u64, _: u64) {}
 #[inline(always)]
-pub(crate) fn knotted(_: &Shortfall, _: impl FnOnce() -> String) {}
+pub(crate) fn deadlocked(_: &Shortfall, _: impl FnOnce() -> String) {}
 #[inline(always)]
-pub(crate) fn knotted_at_limit(_: &Shortfall, _: impl FnOnce() -> String) {}
+pub(crate) fn deadlocked_at_limit(_: &Shortfall, _: impl FnOnce() -> String) {}
 #[inline(always)]
 pub(crate) fn exhausted(_: &Shortfall) {}
 #[inline(always)]
@@ -42,7 +42,7 @@ pub(crate) fn remapped(_: u64, _: u64) {}
 #[inline(always)]
 pub(crate) fn trimmed(_: u64) {}
 #[inline(always)]
-pub(crate) fn harvested(_: usize) {}
+pub(crate) fn reaped(_: usize) {}
 #[inline(always)]
 pub(crate) fn device_wait(_: StreamId, _: StreamId) {}
 #[inline(always)]

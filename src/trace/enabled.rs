@@ -63,10 +63,10 @@ impl Waiting {
 }
 
 #[inline]
-pub(crate) fn granted(asked: Asked, rung: &impl Debug, address: u64) {
+pub(crate) fn granted(asked: Asked, source: &impl Debug, address: u64) {
     let Asked { stream, bytes, tag } = asked;
     let tag = || name_of(tag);
-    tell!(TRACE, stream = %stream, bytes, rung = debug(rung), address, tag = tag(), "granted");
+    tell!(TRACE, stream = %stream, bytes, source = debug(source), address, tag = tag(), "granted");
 }
 
 #[inline]
@@ -103,12 +103,12 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
 }
 
 /// Nobody who waits can be served, and nothing is on its way back.
-pub(crate) fn knotted(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
+pub(crate) fn deadlocked(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
     tell_shortfall!(WARN, shortfall, holders = holders(), "knotted");
 }
 
 /// The same of those who wait for the limit of a tag.
-pub(crate) fn knotted_at_limit(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
+pub(crate) fn deadlocked_at_limit(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
     tell_shortfall!(WARN, shortfall, holders = holders(), "knotted at limit");
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn trimmed(bytes: u64) {
 }
 
 /// So many streams were seen to have come further.
-pub(crate) fn harvested(streams: usize) {
+pub(crate) fn reaped(streams: usize) {
     tell!(TRACE, streams, "harvested");
 }
 

@@ -10,11 +10,11 @@
 //! |---|---|
 //! | `ERROR` | `device broken`: a sticky error ended the pool; told once |
 //! | `WARN` | `device error`: another error of the device, which was passed on; `leaked`: blocks and reservations that live when their pool is closed, told once, or blocks that are lost when it ends |
-//! | `WARN` | `knotted`, with the shortfall of the queue's head, and `holders`, by tag and, with a history, by place: nobody who waits can be served; told once a knot; `knotted at limit`, of those who wait for the limit of a tag |
+//! | `WARN` | `deadlocked`, with the shortfall of the queue's head, and `holders`, by tag and, with a history, by place: nobody who waits can be served; told once a deadlock; `deadlocked at limit`, of those who wait for the limit of a tag |
 //! | `WARN` | `pressure hook failed`: with its error, or that it panicked |
 //! | `INFO` | `exhausted`, with the shortfall: a request failed, or its time was over; `closed` |
 //! | `DEBUG` | `waiting`, a span from joining the queue to leaving it, and in it `waited`; `grown`, `remapped` in it; `trimmed`; `device wait`; `stream registered`, `stream gone` |
-//! | `TRACE` | `granted`, `freed`: every block, those of the lanes included; `harvested` |
+//! | `TRACE` | `granted`, `freed`: every block, those of the lanes included; `reaped` |
 
 #[cfg(not(feature = "tracing"))]
 mod disabled;

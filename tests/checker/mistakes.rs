@@ -132,7 +132,7 @@ fn a_missing_wait_is_a_race() {
 fn a_pool_that_grants_too_early_is_found() {
     let device = device().checker(Checker::Collect).build();
     let (a, b) = (device.create_stream(), device.create_stream());
-    let address = device.allocate(MemoryKind::Device, HANDLE).unwrap();
+    let address = device.allocate(MemoryKind::Device, CHUNK).unwrap();
     let referee = device.referee().unwrap();
     let here = std::panic::Location::caller();
     referee.granted(address, 4096, a.raw(), here);
@@ -156,9 +156,9 @@ fn a_pool_that_grants_too_early_is_found() {
 fn memory_that_goes_away_under_work_is_found() {
     let device = device().checker(Checker::Collect).build();
     let work = device.create_stream();
-    let address = device.allocate(MemoryKind::Device, HANDLE).unwrap();
+    let address = device.allocate(MemoryKind::Device, CHUNK).unwrap();
     work.submit(Operation::new(us(10)).writes(address, 4096));
-    device.free(MemoryKind::Device, address, HANDLE).unwrap();
+    device.free(MemoryKind::Device, address, CHUNK).unwrap();
     let found = device.violations();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].kind, ViolationKind::UnmappedWhileUsed);

@@ -186,24 +186,24 @@ fn order_goes_on_through_a_third_stream() {
     world.assert_silent();
 }
 
-/// Lane, ledger, steal by event, wait on the device, remapping: the pool orders all of them.
+/// Lane, heap, steal by event, wait on the device, remapping: the pool orders all of them.
 #[test]
 fn every_way_of_reuse_is_right() {
     let world = World::panicking();
-    let mut rungs = std::collections::HashSet::new();
+    let mut sources = std::collections::HashSet::new();
     let mut random = fastrand::Rng::with_seed(3);
     for round in 0..4000 {
         let on = random.usize(..2);
         let bytes = if random.bool() {
             MIB
         } else {
-            random.u64(1..9) * HANDLE
+            random.u64(1..9) * CHUNK
         };
         let Ok(block) = world.pool.try_allocate(&world.stream[on], bytes) else {
             world.device.advance(us(150));
             continue;
         };
-        rungs.insert(block.rung());
+        sources.insert(block.source());
         world.write(on, &block);
         match round % 16 {
             0 => world.order(on, 1 - on),
@@ -213,13 +213,13 @@ fn every_way_of_reuse_is_right() {
         drop(block);
     }
     world.assert_silent();
-    assert_eq!(rungs.len(), Rung::ALL.len(), "{rungs:?}");
+    assert_eq!(sources.len(), Source::ALL.len(), "{sources:?}");
 }
 
 #[test]
 fn remapped_memory_is_right() {
     let world = World::panicking();
-    let mut blocks: Vec<_> = (0..8).map(|_| Some(world.allocate(0, HANDLE))).collect();
+    let mut blocks: Vec<_> = (0..8).map(|_| Some(world.allocate(0, CHUNK))).collect();
     for block in blocks.iter().flatten() {
         world.write(0, block);
     }

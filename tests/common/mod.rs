@@ -17,7 +17,7 @@ use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
 use weirpool::{Block, Pool, PoolBuilder, Reuse, Stream};
 
 pub(crate) const MIB: u64 = 1 << 20;
-pub(crate) const HANDLE: u64 = 2 * MIB;
+pub(crate) const CHUNK: u64 = 2 * MIB;
 
 pub(crate) const fn us(us: u64) -> Duration {
     Duration::from_micros(us)
@@ -34,7 +34,7 @@ pub(crate) fn manual() -> SimDevice {
 pub(crate) fn builder(device: &SimDevice, capacity: u64) -> PoolBuilder {
     Pool::builder(device.clone())
         .capacity(capacity)
-        .handle_bytes(HANDLE)
+        .chunk_bytes(CHUNK)
 }
 
 pub(crate) fn pool(device: &SimDevice, capacity: u64) -> Pool {

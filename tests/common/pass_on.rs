@@ -45,11 +45,11 @@ macro_rules! pass_on {
     (@unreserve $to:tt) => {
         pass_on! { @$to unreserve(address: u64, bytes: u64) -> Result<(), DeviceError> }
     };
-    (@create $to:tt) => { pass_on! { @$to create(bytes: u64) -> Result<PhysicalHandle, DeviceError> } };
-    (@destroy $to:tt) => { pass_on! { @$to destroy(handle: PhysicalHandle) -> Result<(), DeviceError> } };
+    (@create $to:tt) => { pass_on! { @$to create(bytes: u64) -> Result<Chunk, DeviceError> } };
+    (@destroy $to:tt) => { pass_on! { @$to destroy(handle: Chunk) -> Result<(), DeviceError> } };
     (@map $to:tt) => {
         pass_on! {
-            @$to map(address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError>
+            @$to map(address: u64, handle: Chunk, bytes: u64) -> Result<(), DeviceError>
         }
     };
     (@unmap $to:tt) => { pass_on! { @$to unmap(address: u64, bytes: u64) -> Result<(), DeviceError> } };

@@ -145,7 +145,7 @@ fn written<B: Bench>(worker: &Worker<B>, at: usize, block: Block, step: u32) -> 
 /// tokio#4446: a semaphore of bytes with 32-bit permits has no lease over 4 GiB.
 pub(crate) fn a_block_of_more_than_four_gibibytes<B: Bench>() {
     const BYTES: u64 = (5 << 30) + 3 * MIB;
-    let site = Site::<B>::with(6 << 30, |builder| builder.handle_bytes(64 * MIB));
+    let site = Site::<B>::with(6 << 30, |builder| builder.chunk_bytes(64 * MIB));
     let [holder, waiter] = site.workers();
     let first = holder.take(BYTES);
     assert_eq!((first.requested(), first.size()), (BYTES, BYTES));

@@ -21,7 +21,7 @@ pub(crate) trait Bench: Clone + Send + Sync + 'static {
 
     /// Whether the driver gives a stream's handle to the next one, once it is free; `None` where it may do
     /// either.
-    const RECYCLES_HANDLES: Option<bool>;
+    const RECYCLES_STREAM_HANDLES: Option<bool>;
 
     /// A bench over a device with memory to spare, on which no work runs.
     fn new() -> Self;

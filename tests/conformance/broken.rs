@@ -185,7 +185,7 @@ type Verdict = (&'static str, Result<(), String>);
 struct Crowd {
     runtime: Runtime,
     names: Vec<&'static str>,
-    /// So many of them are in the pool's queue, or at the door of a tag.
+    /// So many of them are in the pool's queue, or at the quota queue of a tag.
     in_queue: usize,
     begun: Arc<AtomicUsize>,
     tell: Sender<Verdict>,

@@ -6,7 +6,7 @@ use crate::site::{ONLY_COMPLETE, Site, builder, eventually};
 use futures::executor::block_on;
 use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
-use weirpool::{AllocError, BuildError, GrowBy, ReleaseThreshold, Rung, Shortfall};
+use weirpool::{AllocError, BuildError, GrowBy, ReleaseThreshold, Shortfall, Source};
 
 /// [6] RMM `pool_mr_tests`: initially more than at most is refused, and so is nonsense.
 pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
@@ -26,9 +26,7 @@ pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
         Err(BuildError::CapacityTooSmall { .. })
     ));
     assert!(matches!(
-        builder::<B>(device.clone(), 8 * MIB)
-            .handle_bytes(3)
-            .build(),
+        builder::<B>(device.clone(), 8 * MIB).chunk_bytes(3).build(),
         Err(BuildError::InvalidHandle { .. })
     ));
     for alignment in [0, 3, 1 << 40] {
@@ -71,7 +69,7 @@ pub(crate) fn capacity_is_a_bound_and_its_end_is_clean<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.initial_size(8 * MIB));
     assert_eq!(probe.held(), 8 * MIB);
     let worker = site.worker();
-    let block = worker.take_from(Rung::Free, 6 * MIB);
+    let block = worker.take_from(Source::Free, 6 * MIB);
     worker.take_nothing(4 * MIB);
     worker.use_up(&block, 1);
     drop(block);
@@ -103,7 +101,7 @@ pub(crate) fn at_the_limit_trying_fails_and_awaiting_waits<B: Bench>() {
 }
 
 /// [24] pytorch#19222, #189504: what was pending when memory was short may be complete by now, and who
-/// tries again finds it. Nobody harvests in between.
+/// tries again finds it. Nobody reaps in between.
 pub(crate) fn memory_that_completed_since_is_found_by_the_next_try<B: Bench>() {
     for bytes in [8 * MIB, 2 * MIB, MIB, 4096] {
         let site = Site::<B>::without_device_waits(8 * MIB);
@@ -136,7 +134,7 @@ pub(crate) fn a_full_device_is_made_up_for_by_what_completed<B: Bench>() {
     assert!(probe.calls(call) > before);
     gate.open();
     first.settle();
-    let block = second.take_from(Rung::Free, 8 * MIB);
+    let block = second.take_from(Source::Free, 8 * MIB);
     second.use_up(&block, 2);
     second.free_and_settle(block);
     assert_eq!(probe.held(), 8 * MIB);
@@ -270,7 +268,7 @@ pub(crate) fn what_is_over_the_threshold_goes_back<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| {
         builder
             .release_threshold(ReleaseThreshold::Bytes(4 * MIB))
-            .upkeep_interval(Duration::from_millis(1))
+            .maintenance_interval(Duration::from_millis(1))
             .lane_bytes(0)
     });
     let worker = site.worker();

@@ -7,7 +7,7 @@ use crate::probe::Probe;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use futures::executor::block_on;
 use weirpool::device::{DeviceErrorKind, DeviceStream, RawStream};
-use weirpool::{Block, PoolBuilder, RawPool, Reuse, Rung, StreamError, WaitLimit};
+use weirpool::{Block, PoolBuilder, RawPool, Reuse, Source, StreamError, WaitLimit};
 
 /// A pool with its list of streams, and a probe that counts who calls for which.
 struct Guests<B: Bench> {
@@ -69,14 +69,14 @@ pub(crate) fn a_recycled_handle_is_another_stream<B: Bench>() {
         assert!(!ids.contains(&guest.stream.id()), "{handle}");
         let block = guest.take(MIB);
         // Where the last one's memory is complete, anybody has it; where not, only the last one had.
-        assert!(!matches!(block.rung(), Rung::Lane | Rung::SameStream));
+        assert!(!matches!(block.source(), Source::Lane | Source::SameStream));
         guest.use_up(&block, 1);
         drop(block);
         guest.settle();
         ids.push(guest.stream.id());
         handles.push(handle);
     }
-    if let Some(recycles) = B::RECYCLES_HANDLES {
+    if let Some(recycles) = B::RECYCLES_STREAM_HANDLES {
         assert_eq!(is_recycled, recycles, "{handles:?}");
     }
     guests.site.assert_sound();
@@ -97,7 +97,7 @@ pub(crate) fn each_free_is_sealed_before_it_returns<B: Bench>() {
         let before = guests.calls_on(&guest);
         drop(block);
         assert_eq!(guests.calls_on(&guest), before + 1, "{bytes}");
-        let block = other.take_from(Rung::DeviceWait, bytes);
+        let block = other.take_from(Source::DeviceWait, bytes);
         other.use_up(&block, 2);
         assert_eq!(guests.calls_on(&guest), before + 1, "{bytes}");
         guests.site.bench.let_run();
@@ -128,7 +128,7 @@ pub(crate) fn a_destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
         heir.take_nothing(8 * MIB);
         let mut waiting = guests.site.pool.allocate(&heir.stream, 8 * MIB);
         assert!(poll(&mut waiting).is_pending());
-        guests.site.pool.harvest().unwrap();
+        guests.site.pool.reap().unwrap();
         gate.open();
         let block = block_on(waiting).unwrap();
         heir.use_up(&block, 2);
@@ -141,7 +141,7 @@ pub(crate) fn a_destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
     let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
     let heir = guests.site.worker();
     let (name, calls, gate) = free_and_destroy(&guests, 8 * MIB);
-    let block = heir.take_from(Rung::DeviceWait, 8 * MIB);
+    let block = heir.take_from(Source::DeviceWait, 8 * MIB);
     heir.use_up(&block, 2);
     drop(block);
     let Guests { site, raw, probe } = guests;
@@ -174,7 +174,7 @@ pub(crate) fn who_waits_is_given_nothing_behind_a_wait<B: Bench>() {
         let gate = holder.use_until_opened(&all, 1);
         drop(all);
         // Anybody's call may serve.
-        guests.site.pool.harvest().unwrap();
+        guests.site.pool.reap().unwrap();
         let polled = poll(&mut waiting);
         assert_eq!(polled.is_pending(), is_external);
         assert_eq!(guests.calls_on(&waiter) == before, is_external);
@@ -200,7 +200,7 @@ pub(crate) fn a_further_stream_needs_nothing_of_an_external_one<B: Bench>() {
     let block = earlier.take(8 * MIB);
     let gate = earlier.use_until_opened(&block, 1);
     drop(block);
-    let block: Block = guest.take_from(Rung::DeviceWait, 8 * MIB);
+    let block: Block = guest.take_from(Source::DeviceWait, 8 * MIB);
     let before = guests.calls_on(&guest);
     block.used_on(&further.stream).unwrap();
     assert_eq!(guests.calls_on(&guest), before);
@@ -233,7 +233,7 @@ pub(crate) fn what_could_not_be_sealed_waits_for_the_owner<B: Bench>() {
     assert_eq!(guests.calls_on(&guest), before);
     drop(small);
     guest.settle();
-    let block = other.take_from(Rung::Free, 6 * MIB);
+    let block = other.take_from(Source::Free, 6 * MIB);
     other.use_up(&block, 2);
     other.free_and_settle(block);
     guests.site.assert_sound();

@@ -86,18 +86,18 @@ pub(crate) fn what_failed_half_way_goes_back_to_the_device<B: Bench>() {
 
 /// Whether the call was made so often, and failed.
 fn goes_back<B: Bench>(call: &'static str, nth: u64) -> bool {
-    const HANDLE: u64 = 8 * MIB;
-    let (site, probe) = Site::<B>::probed(8 * HANDLE, |builder| {
-        builder.handle_bytes(HANDLE).lane_bytes(0)
+    const CHUNK: u64 = 8 * MIB;
+    let (site, probe) = Site::<B>::probed(8 * CHUNK, |builder| {
+        builder.chunk_bytes(CHUNK).lane_bytes(0)
     });
     let worker = site.worker();
     // What the driver takes for itself when it is first asked is taken by now.
-    worker.free_and_settle(worker.take(8 * HANDLE));
+    worker.free_and_settle(worker.take(8 * CHUNK));
     site.pool.trim_to(0).unwrap();
     let before = left(&site);
-    let kept = pieces(&worker, HANDLE);
+    let kept = pieces(&worker, CHUNK);
     probe.fail(call, nth, DeviceErrorKind::OutOfMemory);
-    let first = worker.try_take(4 * HANDLE);
+    let first = worker.try_take(4 * CHUNK);
     let has_failed = probe.has_failed(call);
     probe.fail_no_more(call);
     let is_told = matches!(&first, Ok(_) | Err(AllocError::Exhausted(_)));
@@ -108,7 +108,7 @@ fn goes_back<B: Bench>(call: &'static str, nth: u64) -> bool {
     site.pool.check().unwrap();
     assert_eq!(site.pool.statistics().reserved.current, probe.held());
     drop(first);
-    works_as_before((&site, &probe), &worker, &kept, 4 * HANDLE);
+    works_as_before((&site, &probe), &worker, &kept, 4 * CHUNK);
     drop(kept);
     block_on(worker.stream.synchronize()).unwrap();
     site.pool.trim_to(0).unwrap();
@@ -117,7 +117,7 @@ fn goes_back<B: Bench>(call: &'static str, nth: u64) -> bool {
     let after = left(&site);
     let lost = before.abs_diff(after);
     assert!(
-        lost < HANDLE,
+        lost < CHUNK,
         "{call} {nth}: {before} bytes were free, and {after} are"
     );
     has_failed

@@ -6,7 +6,7 @@ use crate::site::{ONLY_COMPLETE, Site, Worker, builder};
 use futures::executor::block_on;
 use std::thread;
 use weirpool::device::DeviceErrorKind;
-use weirpool::{Block, Pool, Rung, Stream, StreamError, Upstream};
+use weirpool::{Block, Pool, Source, Stream, StreamError, Upstream};
 
 /// A pool over memory of some kind, if the device has it.
 fn site_over<B: Bench>(upstream: Upstream) -> Option<Site<B>> {
@@ -114,7 +114,7 @@ pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
         write(&host, &block, 2);
         drop(block);
         assert_eq!(site.pool.statistics().pending.current, 0);
-        let block = worker.take_from(Rung::Free, 8 * MIB);
+        let block = worker.take_from(Source::Free, 8 * MIB);
         worker.use_up(&block, 3);
         worker.free_and_settle(block);
         assert_eq!(site.pool.statistics().device_waits, 0);
@@ -140,7 +140,7 @@ pub(crate) fn a_block_is_seen_by_host_and_device<B: Bench>() {
         worker.stream.seal().unwrap();
         gate.open();
         worker.settle();
-        site.pool.harvest().unwrap();
+        site.pool.reap().unwrap();
         assert_eq!(site.pool.statistics().pending.current, 0);
         site.assert_sound();
     }
@@ -154,7 +154,7 @@ pub(crate) fn the_host_awaits_instead_of_waiting<B: Bench>() {
         let gate = worker.use_until_opened(&earlier, 1);
         let event = worker.stream.event().unwrap();
         drop(earlier);
-        let block = worker.take_from(Rung::SameStream, 8 * MIB);
+        let block = worker.take_from(Source::SameStream, 8 * MIB);
         for refused in [host.wait(&event), block.used_on(&host)] {
             let Err(StreamError::Device(error)) = refused else {
                 panic!("{refused:?}, and the device is at it still");

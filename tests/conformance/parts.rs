@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::common::MIB;
 use crate::site::{Site, Worker, settle_all};
 use futures::executor::block_on;
-use weirpool::{Block, Rung, Sealing};
+use weirpool::{Block, Sealing, Source};
 
 /// Umpire#1020: the rest of a pending block became free when a part of it was reused.
 pub(crate) fn a_part_of_pending_memory_leaves_the_rest_pending<B: Bench>() {
@@ -15,11 +15,11 @@ pub(crate) fn a_part_of_pending_memory_leaves_the_rest_pending<B: Bench>() {
         let gate = first.use_until_opened(&all, 1);
         drop(all);
         let part = if own_part {
-            first.take_from(Rung::SameStream, 4 * MIB)
+            first.take_from(Source::SameStream, 4 * MIB)
         } else {
-            second.take_from(Rung::DeviceWait, 4 * MIB)
+            second.take_from(Source::DeviceWait, 4 * MIB)
         };
-        let rest = third.take_from(Rung::DeviceWait, 4 * MIB);
+        let rest = third.take_from(Source::DeviceWait, 4 * MIB);
         third.fill(&rest, 3);
         if !own_part {
             second.fill(&part, 2);
@@ -44,8 +44,8 @@ pub(crate) fn joined_memory_waits_for_its_latest_part<B: Bench>() {
     let late = first.use_until_opened(&high, 2);
     drop(high);
     // The second stream has both, and frees them unused.
-    drop(second.take_from(Rung::DeviceWait, 8 * MIB));
-    let all = third.take_from(Rung::DeviceWait, 8 * MIB);
+    drop(second.take_from(Source::DeviceWait, 8 * MIB));
+    let all = third.take_from(Source::DeviceWait, 8 * MIB);
     third.fill(&all, 3);
     third.expect(&all, 3);
     early.open();
@@ -67,7 +67,7 @@ pub(crate) fn joined_memory_waits_for_every_stream_of_its_parts<B: Bench>() {
             Some(second.use_until_opened(&high, 2)),
         ];
         drop((low, high));
-        let all = third.take_from(Rung::DeviceWait, 8 * MIB);
+        let all = third.take_from(Source::DeviceWait, 8 * MIB);
         third.fill(&all, 3);
         third.expect(&all, 3);
         drop(gates[opened_first].take());
@@ -117,7 +117,7 @@ pub(crate) fn free_memory_in_pieces_makes_a_whole<B: Bench>() {
         is_kept
     });
     block_on(worker.stream.synchronize()).unwrap();
-    let whole = worker.take_from(Rung::Grown, if is_virtual { 8 * MIB } else { 16 * MIB });
+    let whole = worker.take_from(Source::Grown, if is_virtual { 8 * MIB } else { 16 * MIB });
     worker.use_up(&whole, 2);
     blocks.iter().for_each(|block| worker.expect(block, 1));
     assert_eq!((probe.held(), probe.peak()), (16 * MIB, 16 * MIB));

@@ -210,14 +210,14 @@ unsafe impl Device for Probe {
         destroy_event,
     }
 
-    fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
+    fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         let handle = self.enter("create")?.create(bytes)?;
         self.book().take(handle.0, bytes);
         self.amid("create");
         Ok(handle)
     }
 
-    fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError> {
+    fn destroy(&self, handle: Chunk) -> Result<(), DeviceError> {
         // Before: from then on the handle's name may be another's.
         let device = self.enter("destroy")?;
         self.book().memory.remove(&handle.0);

@@ -10,7 +10,7 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 use weirpool::device::DeviceStream;
-use weirpool::{AllocError, BlockState, RawError, RawPool, Rung};
+use weirpool::{AllocError, BlockState, RawError, RawPool, Source};
 
 fn span(address: u64, bytes: u64) -> Span {
     Span {
@@ -99,7 +99,7 @@ pub(crate) fn an_address_is_freed_on_another_stream<B: Bench>() {
         heir.take_nothing(8 * MIB);
         drop(gates);
         settle_all(&[&own, &other]);
-        let block = heir.take_from(Rung::Free, 8 * MIB);
+        let block = heir.take_from(Source::Free, 8 * MIB);
         heir.use_up(&block, 2);
         heir.free_and_settle(block);
         assert_eq!(site.pool.statistics().device_waits, 0);
@@ -128,7 +128,7 @@ pub(crate) fn an_address_is_freed_when_its_stream_is_gone<B: Bench>() {
     assert_eq!(probe.calls_on(name), calls);
     assert_eq!(site.pool.statistics().used.current, 0);
     // Whoever has it next comes after both.
-    let block = heir.take_from(Rung::DeviceWait, 8 * MIB);
+    let block = heir.take_from(Source::DeviceWait, 8 * MIB);
     heir.use_up(&block, 2);
     site.bench.let_run();
     second.open();
@@ -187,7 +187,7 @@ pub(crate) fn an_address_that_a_further_stream_uses_waits_for_it<B: Bench>() {
     heir.take_nothing(8 * MIB);
     second.open();
     further.settle();
-    let block = heir.take_from(Rung::Free, 8 * MIB);
+    let block = heir.take_from(Source::Free, 8 * MIB);
     heir.use_up(&block, 3);
     heir.free_and_settle(block);
     let refused = raw.record_stream(address, &further.work).unwrap_err();

@@ -6,7 +6,7 @@ use crate::parts::halves;
 use crate::site::{ONLY_COMPLETE, Site, Worker, eventually, settle_all};
 use futures::executor::block_on;
 use weirpool::device::DeviceStream;
-use weirpool::{PoolBuilder, Rung, Sealing};
+use weirpool::{PoolBuilder, Sealing, Source};
 
 /// [7] Umpire `check_states`, cupy `free_stream`: freed and allocated again on the same stream, at once,
 /// while its work runs: the same address, and no device call.
@@ -19,7 +19,7 @@ pub(crate) fn a_stream_gets_back_what_it_freed_with_no_device_call<B: Bench>() {
         let gate = worker.use_until_opened(&block, 1);
         let calls = probe.all_calls();
         drop(block);
-        let again = worker.take_from(Rung::Lane, bytes);
+        let again = worker.take_from(Source::Lane, bytes);
         assert_eq!(again.address(), address);
         assert_eq!(probe.all_calls(), calls);
         worker.use_up(&again, 2);
@@ -40,7 +40,7 @@ pub(crate) fn a_large_block_comes_back_to_its_stream_while_its_work_runs<B: Benc
     let memory_calls =
         || ["create", "map", "unmap", "allocate", "wait"].map(|name| probe.calls(name));
     let before = memory_calls();
-    let again = worker.take_from(Rung::SameStream, 32 * MIB);
+    let again = worker.take_from(Source::SameStream, 32 * MIB);
     assert_eq!(again.address(), address);
     assert_eq!(memory_calls(), before);
     worker.use_up(&again, 2);
@@ -79,7 +79,7 @@ pub(crate) fn with_no_room_another_stream_comes_after_the_work<B: Bench>() {
         let gate = first.use_until_opened(&blocks[0], 1);
         let address = blocks[0].address();
         drop(blocks);
-        let all = second.take_from(Rung::DeviceWait, 8 * MIB);
+        let all = second.take_from(Source::DeviceWait, 8 * MIB);
         assert_eq!(all.address(), address);
         assert_eq!(site.pool.statistics().device_waits, waits + 1);
         second.fill(&all, 2);
@@ -101,7 +101,7 @@ pub(crate) fn complete_memory_is_everybodys<B: Bench>() {
         let address = block.address();
         first.use_up(&block, 1);
         first.free_and_settle(block);
-        let block = second.take_from(Rung::Free, 8 * MIB);
+        let block = second.take_from(Source::Free, 8 * MIB);
         assert!(block.address() <= address);
         second.use_up(&block, 2);
         second.free_and_settle(block);
@@ -123,7 +123,7 @@ pub(crate) fn work_that_is_over_is_never_waited_for<B: Bench>() {
         worker.settle();
         worker.free_and_settle(block);
     }
-    site.pool.harvest().unwrap();
+    site.pool.reap().unwrap();
     let statistics = site.pool.statistics();
     assert_eq!(
         (statistics.pending.current, statistics.device_waits),
@@ -141,7 +141,7 @@ pub(crate) fn an_event_that_was_waited_for_makes_memory_reusable<B: Bench>() {
     drop(block);
     second.take_nothing(8 * MIB);
     second.come_after(&first);
-    let block = second.take_from(Rung::Ordered, 8 * MIB);
+    let block = second.take_from(Source::Ordered, 8 * MIB);
     second.fill(&block, 2);
     second.expect(&block, 2);
     site.bench.let_run();
@@ -162,7 +162,7 @@ pub(crate) fn an_event_from_before_the_free_proves_nothing<B: Bench>() {
     second.take_nothing(8 * MIB);
     gate.open();
     first.settle();
-    let block = second.take_from(Rung::Free, 8 * MIB);
+    let block = second.take_from(Source::Free, 8 * MIB);
     second.use_up(&block, 2);
     second.free_and_settle(block);
     site.assert_sound();
@@ -178,7 +178,7 @@ pub(crate) fn pending_memory_does_not_hide_complete_memory<B: Bench>() {
     let address = other.address();
     quick.use_up(&other, 2);
     quick.free_and_settle(other);
-    let block = third.take_from(Rung::Free, 4 * MIB);
+    let block = third.take_from(Source::Free, 4 * MIB);
     assert_eq!(block.address(), address);
     third.use_up(&block, 3);
     third.free_and_settle(block);
@@ -201,7 +201,7 @@ pub(crate) fn complete_memory_is_found_without_merging<B: Bench>() {
     let memory_calls =
         || ["create", "map", "unmap", "allocate", "free"].map(|name| probe.calls(name));
     let before = memory_calls();
-    let block = second.take_from(Rung::Free, MIB);
+    let block = second.take_from(Source::Free, MIB);
     assert_eq!(memory_calls(), before);
     second.use_up(&block, 2);
     second.free_and_settle(block);
@@ -220,10 +220,10 @@ pub(crate) fn two_who_ask_at_once_learn_no_more_than_either<B: Bench>() {
     let gate = first.use_until_opened(&late, 2);
     drop(late);
     let pool = site.pool.clone();
-    probe.amid_next("query", move || assert!(pool.harvest().unwrap()));
-    site.pool.harvest().unwrap();
+    probe.amid_next("query", move || assert!(pool.reap().unwrap()));
+    site.pool.reap().unwrap();
     second.take_nothing(8 * MIB);
-    let complete = second.take_from(Rung::Free, 4 * MIB);
+    let complete = second.take_from(Source::Free, 4 * MIB);
     second.take_nothing(512);
     second.use_up(&complete, 3);
     second.settle();
@@ -294,13 +294,13 @@ pub(crate) fn a_recycled_stream_handle_inherits_nothing<B: Bench>() {
     assert!(held.iter().all(|worker| worker.work.raw() != raw));
     held[0].take_nothing(MIB);
     gate.open();
-    eventually(|| site.pool.harvest().unwrap());
+    eventually(|| site.pool.reap().unwrap());
     let new: Vec<_> = (0..8).map(|_| site.worker()).collect();
     let heir = new.iter().find(|worker| worker.work.raw() == raw);
-    assert!(B::RECYCLES_HANDLES.is_none_or(|recycles| recycles == heir.is_some()));
+    assert!(B::RECYCLES_STREAM_HANDLES.is_none_or(|recycles| recycles == heir.is_some()));
     let heir = heir.unwrap_or(&new[0]);
     assert_ne!(heir.stream.id(), id);
-    let block = heir.take_from(Rung::Free, 8 * MIB);
+    let block = heir.take_from(Source::Free, 8 * MIB);
     heir.use_up(&block, 2);
     heir.free_and_settle(block);
     site.assert_sound();

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use futures::executor::block_on;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use weirpool::{AllocError, Block, Layout, Overtaking, PressureHook, Rung, Shortfall, Tag};
+use weirpool::{AllocError, Block, Layout, Overtaking, PressureHook, Shortfall, Source, Tag};
 
 /// [21] RMM `limiting_resource_adaptor`, for each tenant: who is over its limit fails, or waits, and keeps
 /// nobody else from anything.
@@ -66,8 +66,8 @@ pub(crate) fn the_head_is_passed_so_often_only<B: Bench>() {
         bytes: 4 * MIB,
     };
     let site = Site::<B>::with(16 * MIB, |builder| {
-        // No knot comes into it, however far a virtual clock gets while a thread of the pool is at work.
-        let builder = builder.knot_grace(Duration::from_secs(1 << 20));
+        // No deadlock comes into it, however far a virtual clock gets while a thread of the pool is at work.
+        let builder = builder.deadlock_grace(Duration::from_secs(1 << 20));
         builder.overtaking(bound).lane_bytes(0)
     });
     let worker = site.worker();
@@ -100,11 +100,14 @@ pub(crate) fn what_is_reserved_neither_waits_nor_is_overwritten<B: Bench>() {
     let gate = first.use_until_opened(&block, 1);
     drop(block);
     let again = reservation.allocate(&first.stream, 8 * MIB).unwrap();
-    assert_eq!((again.address(), again.rung()), (address, Rung::SameStream));
+    assert_eq!(
+        (again.address(), again.source()),
+        (address, Source::SameStream)
+    );
     first.use_up(&again, 2);
     drop(again);
     let elsewhere = reservation.allocate(&second.stream, 8 * MIB).unwrap();
-    assert_eq!(elsewhere.rung(), Rung::DeviceWait);
+    assert_eq!(elsewhere.source(), Source::DeviceWait);
     second.use_up(&elsewhere, 3);
     gate.open();
     settle_all(&[&first, &second]);

@@ -5,7 +5,7 @@ use crate::common::MIB;
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use std::time::Duration;
-use weirpool::{Block, CoalesceHeuristic, GrowBy, ReleaseThreshold, Remapping, Rung, Sealing};
+use weirpool::{Block, CoalesceHeuristic, GrowBy, ReleaseThreshold, Remapping, Sealing, Source};
 
 const SHORT: Duration = Duration::from_millis(1);
 
@@ -35,7 +35,7 @@ pub(crate) fn a_heuristic_makes_one_piece_by_itself<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
         builder
             .coalesce(CoalesceHeuristic::percent_releasable(50))
-            .upkeep_interval(SHORT)
+            .maintenance_interval(SHORT)
             .lane_bytes(0)
     });
     let worker = site.worker();
@@ -45,7 +45,7 @@ pub(crate) fn a_heuristic_makes_one_piece_by_itself<B: Bench>() {
         (figures.releasable_blocks, figures.largest_available) == (1, 10 * MIB)
     });
     assert_eq!(probe.held(), 16 * MIB);
-    let whole = worker.take_from(Rung::Free, 10 * MIB);
+    let whole = worker.take_from(Source::Free, 10 * MIB);
     worker.use_up(&whole, 2);
     drop(whole);
     end(&site, &worker, kept);
@@ -56,7 +56,7 @@ pub(crate) fn a_heuristic_of_ones_own_shrinks_the_pool<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
         builder
             .coalesce(CoalesceHeuristic::new(|figures| figures.current_size))
-            .upkeep_interval(SHORT)
+            .maintenance_interval(SHORT)
             .lane_bytes(0)
     });
     let worker = site.worker();
@@ -71,11 +71,11 @@ pub(crate) fn a_heuristic_of_ones_own_shrinks_the_pool<B: Bench>() {
 /// [18] What is free is kept, unless something else is said; that may be later.
 pub(crate) fn a_threshold_may_be_set_later<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
-        builder.upkeep_interval(SHORT).lane_bytes(0)
+        builder.maintenance_interval(SHORT).lane_bytes(0)
     });
     let worker = site.worker();
     let kept = kept_among_free(&worker);
-    site.pool.harvest().unwrap();
+    site.pool.reap().unwrap();
     assert_eq!(probe.held(), 16 * MIB);
     let threshold = ReleaseThreshold::Bytes(8 * MIB);
     site.pool.set_release_threshold(threshold).unwrap();
@@ -84,16 +84,16 @@ pub(crate) fn a_threshold_may_be_set_later<B: Bench>() {
     end(&site, &worker, kept);
 }
 
-/// With no bytes for lanes, what a stream freed comes back to it from the ledger, its work running or not.
+/// With no bytes for lanes, what a stream freed comes back to it from the heap, its work running or not.
 pub(crate) fn lanes_keep_what_they_may<B: Bench>() {
-    for (bytes, rung) in [(8 * MIB, Rung::Lane), (0, Rung::SameStream)] {
+    for (bytes, source) in [(8 * MIB, Source::Lane), (0, Source::SameStream)] {
         let site = Site::<B>::with(8 * MIB, |builder| builder.lane_bytes(bytes));
         let worker = site.worker();
         let block = worker.take(64 << 10);
         let address = block.address();
         let gate = worker.use_until_opened(&block, 1);
         drop(block);
-        let again = worker.take_from(rung, 64 << 10);
+        let again = worker.take_from(source, 64 << 10);
         assert_eq!(again.address(), address);
         gate.open();
         worker.fill(&again, 1);
@@ -158,7 +158,7 @@ pub(crate) fn free_memory_is_moved_or_more_is_taken<B: Bench>() {
             builder
                 .remapping(remapping)
                 .lane_bytes(0)
-                .handle_bytes(2 * MIB)
+                .chunk_bytes(2 * MIB)
         });
         let worker = site.worker();
         let blocks: Vec<_> = (0..8).map(|_| worker.take(2 * MIB)).collect();

@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::common::{MIB, now};
 use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
-use weirpool::{AllocError, Block, Rung, StreamError};
+use weirpool::{AllocError, Block, Source, StreamError};
 
 /// [11] Umpire, single memory space: memory that host and device see. The host's use is ordered like
 /// that of another stream.
@@ -61,7 +61,7 @@ pub(crate) fn who_takes_a_shared_block_comes_after_all_its_streams<B: Bench>() {
             let workers = site.workers::<4>();
             let (block, mut gates) = shared(&workers);
             drop(block);
-            let block = workers[taker].take_from(Rung::DeviceWait, 8 * MIB);
+            let block = workers[taker].take_from(Source::DeviceWait, 8 * MIB);
             workers[taker].fill(&block, 2);
             workers[taker].expect(&block, 2);
             gates.remove(opened_first).open();
@@ -105,7 +105,7 @@ pub(crate) fn a_block_freed_on_another_stream_keeps_the_order_of_both<B: Bench>(
         third.take_nothing(8 * MIB);
         gate.open();
         block_on(freed).unwrap();
-        let block = third.take_from(Rung::Free, 8 * MIB);
+        let block = third.take_from(Source::Free, 8 * MIB);
         third.use_up(&block, 2);
         third.free_and_settle(block);
         site.assert_sound();

@@ -101,7 +101,7 @@ impl<S: Setting> Bench for Sim<S> {
     type Work = SimStream;
     type External = External;
 
-    const RECYCLES_HANDLES: Option<bool> = Some(true);
+    const RECYCLES_STREAM_HANDLES: Option<bool> = Some(true);
     const UPSTREAM: Upstream = S::UPSTREAM;
 
     fn new() -> Self {

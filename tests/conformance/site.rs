@@ -3,12 +3,12 @@
 pub(crate) use crate::common::eventually;
 
 use crate::bench::{Bench, Gate, Span, Witness};
-use crate::common::HANDLE;
+use crate::common::CHUNK;
 use crate::probe::Probe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::Device;
-use weirpool::{AllocError, Block, Pool, PoolBuilder, Reuse, Rung, Stream, Upstream};
+use weirpool::{AllocError, Block, Pool, PoolBuilder, Reuse, Source, Stream, Upstream};
 
 /// A pool under test.
 pub(crate) struct Site<B: Bench> {
@@ -124,7 +124,7 @@ pub(crate) fn builder<B: Bench>(device: Arc<dyn Device>, capacity: u64) -> PoolB
     Pool::builder_shared(device)
         .upstream(B::UPSTREAM)
         .capacity(capacity)
-        .handle_bytes(HANDLE)
+        .chunk_bytes(CHUNK)
 }
 
 /// A stream, and what is done with memory on it.
@@ -144,9 +144,9 @@ impl<B: Bench> Worker<B> {
     }
 
     /// A block, at once, and where it came from.
-    pub(crate) fn take_from(&self, rung: Rung, bytes: u64) -> Block {
+    pub(crate) fn take_from(&self, source: Source, bytes: u64) -> Block {
         let block = self.take(bytes);
-        assert_eq!(block.rung(), rung);
+        assert_eq!(block.source(), source);
         block
     }
 

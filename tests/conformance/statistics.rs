@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::common::{MIB, poll};
 use crate::site::{Site, Worker};
 use futures::executor::block_on;
-use weirpool::{Attribute, AttributeError, Rung, Statistics, StatisticsScope, Tag};
+use weirpool::{Attribute, AttributeError, Source, Statistics, StatisticsScope, Tag};
 
 fn assert_sum(statistics: &Statistics) {
     let Statistics {
@@ -96,19 +96,20 @@ pub(crate) fn nothing_is_freed_more_than_it_was_allocated<B: Bench>() {
 }
 
 /// Every grant is counted once, by where it came from.
-pub(crate) fn grants_are_counted_by_their_rung<B: Bench>() {
+pub(crate) fn grants_are_counted_by_their_source<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [first, second] = site.workers();
-    let rungs = [Rung::Grown, Rung::SameStream].map(|rung| drop(first.take_from(rung, 8 * MIB)));
+    let sources =
+        [Source::Grown, Source::SameStream].map(|source| drop(first.take_from(source, 8 * MIB)));
     drop(second.take(8 * MIB));
     drop(second.take(MIB));
-    drop(second.take_from(Rung::Lane, MIB));
+    drop(second.take_from(Source::Lane, MIB));
     let hits = site.pool.statistics().hits;
-    assert_eq!(hits.total(), rungs.len() as u64 + 3);
-    assert_eq!(hits.of(Rung::Lane), 1);
-    assert_eq!(hits.of(Rung::Grown), 1);
-    let by_rung: u64 = Rung::ALL.iter().map(|rung| hits.of(*rung)).sum();
-    assert_eq!(by_rung, hits.total());
+    assert_eq!(hits.total(), sources.len() as u64 + 3);
+    assert_eq!(hits.of(Source::Lane), 1);
+    assert_eq!(hits.of(Source::Grown), 1);
+    let by_source: u64 = Source::ALL.iter().map(|source| hits.of(*source)).sum();
+    assert_eq!(by_source, hits.total());
 }
 
 /// [17] Umpire `getReleasableSize`, `getBlocksInPool`, `getLargestAvailableBlock`, `getAllocationCount`: what
@@ -120,11 +121,11 @@ pub(crate) fn what_can_be_released_is_what_a_trim_releases<B: Bench>() {
         let taken = probe.calls("create") + probe.calls("allocate");
         taken - probe.calls("destroy") - probe.calls("free")
     };
-    let [first, middle, last] = [4, 8, 4].map(|mib| worker.take_from(Rung::Grown, mib * MIB));
+    let [first, middle, last] = [4, 8, 4].map(|mib| worker.take_from(Source::Grown, mib * MIB));
     let figures = site.pool.statistics();
-    assert_eq!((figures.live_blocks, figures.handles), (3, held()));
+    assert_eq!((figures.live_blocks, figures.chunks), (3, held()));
     assert_eq!(
-        (figures.releasable_handles, figures.releasable_bytes),
+        (figures.releasable_chunks, figures.releasable_bytes),
         (0, 0)
     );
 
@@ -137,15 +138,12 @@ pub(crate) fn what_can_be_released_is_what_a_trim_releases<B: Bench>() {
     let figures = site.pool.statistics();
     let told = [figures.largest_free, figures.releasable_bytes];
     assert_eq!(told.map(|bytes| bytes / MIB), [8, 8]);
-    assert!((1..figures.handles).contains(&figures.releasable_handles));
+    assert!((1..figures.chunks).contains(&figures.releasable_chunks));
     assert_eq!(site.pool.trim_to(0).unwrap(), figures.releasable_bytes);
     let trimmed = site.pool.statistics();
+    assert_eq!(trimmed.chunks, figures.chunks - figures.releasable_chunks);
     assert_eq!(
-        trimmed.handles,
-        figures.handles - figures.releasable_handles
-    );
-    assert_eq!(
-        (trimmed.handles, trimmed.reserved.current),
+        (trimmed.chunks, trimmed.reserved.current),
         (held(), probe.held())
     );
     drop((first, last));

@@ -130,7 +130,7 @@ macro_rules! suite {
                     figures_add_up_at_rest,
                     high_marks_are_kept_and_reset,
                     nothing_is_freed_more_than_it_was_allocated,
-                    grants_are_counted_by_their_rung,
+                    grants_are_counted_by_their_source,
                     what_can_be_released_is_what_a_trim_releases,
                     attributes_are_those_of_cuda_and_hip,
                     scopes_nest,

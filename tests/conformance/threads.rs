@@ -35,7 +35,7 @@ pub(crate) fn submitters_of_one_stream_keep_its_order<B: Bench>() {
             scope.spawn(move || use_at_random(&worker, seed));
         }
     });
-    assert!(site.pool.statistics().hits.of(weirpool::Rung::Lane) > 0);
+    assert!(site.pool.statistics().hits.of(weirpool::Source::Lane) > 0);
     site.assert_sound();
 }
 

@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::common::{MIB, poll};
 use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
-use weirpool::{Block, Buffer, CopyError, Rung, StreamError, Upstream};
+use weirpool::{Block, Buffer, CopyError, Source, StreamError, Upstream};
 
 /// The next of `workers` writes the block, and is held after it began.
 fn write_held<B: Bench>(writer: &Worker<B>, block: &mut Block, value: u8) -> crate::bench::Gate {
@@ -111,7 +111,7 @@ pub(crate) fn a_use_in_order_is_waited_for_before_reuse<B: Bench>() {
         taker.take_nothing(8 * MIB);
         gate.open();
         further.settle();
-        let block = taker.take_from(Rung::Free, 8 * MIB);
+        let block = taker.take_from(Source::Free, 8 * MIB);
         taker.use_up(&block, 2);
         taker.free_and_settle(block);
     }

@@ -71,7 +71,7 @@ pub(crate) fn the_latest_waker_is_woken<B: Bench>() {
     eventually(|| new.iter().all(|count| count.get() > 0));
     // Whoever serves wakes the waiter that it grants to.
     eventually(|| {
-        site.pool.harvest().unwrap();
+        site.pool.reap().unwrap();
         site.pool.statistics().waits.served == 1
     });
     assert_eq!(old.get(), before, "nobody is left to hear it");
@@ -186,7 +186,7 @@ struct Caller {
 
 impl Wake for Caller {
     fn wake(self: Arc<Self>) {
-        self.pool.harvest().unwrap();
+        self.pool.reap().unwrap();
         drop(self.pool.try_allocate(&self.stream, 512));
         assert!(self.stream.event().is_ok());
         self.pool.check().unwrap();

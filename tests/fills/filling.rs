@@ -4,7 +4,7 @@ use super::*;
 use std::sync::{Arc, Mutex};
 use weirpool::device::sim::{Checker, Clock};
 
-/// Whatever rung it came from: of the lane, of the ledger, by growing.
+/// Whatever source it came from: of the lane, of the heap, by growing.
 #[test]
 fn memory_is_zero_when_it_is_allocated() {
     let place = Place::new(zero_on_allocate);
@@ -123,7 +123,7 @@ fn a_block_that_was_filled_behind_all_its_streams_is_its_own_streams_again() {
     write_after(&other, &block, 900, 7);
     drop(block);
     let block = place.take(MIB);
-    assert_eq!((block.address(), block.rung()), (address, Rung::Lane));
+    assert_eq!((block.address(), block.source()), (address, Source::Lane));
     write_after(&place.work, &block, 5, 8);
     assert_eq!(place.byte_at(address, MIB), 8);
     drop(block);
@@ -188,11 +188,11 @@ fn another_stream_finds_nothing_of_the_last_tenant() {
         }
         let block = place.pool.try_allocate(&next, 8 * MIB).unwrap();
         let expected = if settled {
-            Rung::Free
+            Source::Free
         } else {
-            Rung::DeviceWait
+            Source::DeviceWait
         };
-        assert_eq!(block.rung(), expected);
+        assert_eq!(block.source(), expected);
         let bytes = contents(&place, &next, &block);
         assert!(bytes.iter().all(|byte| *byte == 0));
         place.finish(block.deallocate()).unwrap();

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind};
-use weirpool::{Fill, Rung};
+use weirpool::{Fill, Source};
 
 type Here = Cuda<Mapped>;
 
@@ -106,7 +106,7 @@ pub(crate) fn a_capture_is_not_broken_by_what_the_pool_does() {
         scope.spawn(move || {
             while !is_over.load(Ordering::SeqCst) {
                 pool.trim_to(32 * MIB).unwrap();
-                pool.harvest().unwrap();
+                pool.reap().unwrap();
                 drop(pool.create_stream().unwrap());
                 thread::sleep(Duration::from_micros(500));
             }
@@ -212,7 +212,7 @@ pub(crate) fn a_captured_stream_keeps_what_it_freed() {
 
     captured.stream.seal().unwrap();
     captured.settle();
-    let block = other.take_from(Rung::Free, 8 * MIB);
+    let block = other.take_from(Source::Free, 8 * MIB);
     other.use_up(&block, 4);
     other.settle();
     graph.launch().unwrap();

@@ -25,7 +25,7 @@ const ACTS: [(&str, fn()); 8] = [
     (shutdown::EXIT_ELSEWHERE, shutdown::exit_elsewhere),
     (shutdown::DROP_MAPPED, shutdown::drop_mapped),
     (shutdown::DROP_PLAIN, shutdown::drop_plain),
-    (processes::HOARD, processes::hoard),
+    (processes::RESERVATION, processes::reservation),
 ];
 
 /// What this process is to do instead of testing, if it is a child.

@@ -41,9 +41,9 @@ fn use_everything(pool: &Pool, stream: &Stream, other: &Stream, mut done: impl F
     done("a free that is awaited");
     drop(pool.create_stream().unwrap());
     done("a stream of the pool's");
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     block_on(other.synchronize()).unwrap();
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     assert!(pool.trim_to(0).unwrap() > 0);
     done("a trim");
     assert_eq!(pool.statistics().used.current, 0);
@@ -95,7 +95,7 @@ pub(crate) fn the_context_of_a_thread_is_left_alone() {
     drop(first);
     drop(block);
     eventually(|| {
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         stream.strong_count() == 0
     });
     done("the end of a stream");

@@ -150,7 +150,7 @@ impl<S: Setting> Bench for Cuda<S> {
     type External = ExternalStream;
 
     // A stream's handle is an address in the driver, and may or may not come again.
-    const RECYCLES_HANDLES: Option<bool> = None;
+    const RECYCLES_STREAM_HANDLES: Option<bool> = None;
     const UPSTREAM: Upstream = S::UPSTREAM;
 
     fn new() -> Self {

@@ -81,7 +81,7 @@ pub(crate) fn fault() {
     assert_sticky(of_the_device(block_on(pool.allocate(&second, 512))));
     assert_sticky(event.is_complete());
     assert_sticky(second.event());
-    assert_sticky(pool.harvest());
+    assert_sticky(pool.reap());
     // What may be in use still is given to nobody.
     let statistics = pool.statistics();
     assert_eq!((statistics.pending.current, statistics.free), (8 * MIB, 0));

@@ -1,5 +1,5 @@
 //! Streams that hand-shake on the device: a kernel on one waits, in memory, for a kernel on the other. An
-//! allocation that made the other stream wait for the first would tie a knot that nothing unties. Kernels
+//! allocation that made the other stream wait for the first would tie a deadlock that nothing unties. Kernels
 //! that wait give up after a while, and fail the test then.
 
 use crate::bench::Bench;
@@ -7,7 +7,7 @@ use crate::common::{MIB, poll};
 use crate::cuda::{Cuda, Setting};
 use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
-use weirpool::{Block, Order, PoolBuilder, Rung, Sealing};
+use weirpool::{Block, Order, PoolBuilder, Sealing, Source};
 
 /// A number in device memory, by which streams shake hands.
 struct Flag {
@@ -88,7 +88,7 @@ fn shake_hands<S: Setting>(site: &Site<Cuda<S>>, bytes: u64) {
             drop(early);
             flag.await_on(&first);
             let block = manner.take(&second, bytes);
-            assert_ne!(block.rung(), Rung::DeviceWait);
+            assert_ne!(block.source(), Source::DeviceWait);
             second.use_up(&block, round + 100);
             flag.shake(&second);
             settle_all(&[&second, &first]);

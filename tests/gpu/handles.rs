@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::cuda::ExternalStream;
-use weirpool::{AllocError, RawPool, Rung, StreamError};
+use weirpool::{AllocError, RawPool, Source, StreamError};
 
 type Here = Cuda<Mapped>;
 
@@ -177,7 +177,7 @@ pub(crate) fn the_legacy_default_stream_waits_on_the_host() {
     let gate = site.bench.hold(&site.bench.gpu.context().default_stream());
     copy(LEGACY, place.address().to_bits(), address, place.size());
     raw.free(address, &null).unwrap();
-    let heir = other.take_from(Rung::DeviceWait, 16 * MIB);
+    let heir = other.take_from(Source::DeviceWait, 16 * MIB);
     other.use_up(&heir, 5);
     site.bench.let_run();
     gate.open();

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use weirpool::device::{Argument, DeviceStream};
-use weirpool::{Buffer, Rung};
+use weirpool::{Buffer, Source};
 
 type Here = Cuda<Mapped>;
 
@@ -147,7 +147,7 @@ pub(crate) fn memory_is_not_reused_before_a_copy_has_ended() {
         other.take_nothing(8 * MIB);
         gate.open();
         copies.settle();
-        let block = other.take_from(Rung::Free, 8 * MIB);
+        let block = other.take_from(Source::Free, 8 * MIB);
         other.use_up(&block, 2);
         other.settle();
         let value = u8::from(is_read);

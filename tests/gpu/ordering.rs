@@ -12,7 +12,7 @@ use crate::probe::Probe;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use futures::executor::block_on;
 use std::time::Duration;
-use weirpool::{Block, Reuse, Rung};
+use weirpool::{Block, Reuse, Source};
 
 /// All that there is.
 const BYTES: u64 = 8 * MIB;
@@ -53,7 +53,7 @@ pub(crate) fn who_waits_on_the_host_comes_after_a_long_kernel<S: Setting>() {
         assert!(poll(&mut waiting).is_pending(), "the kernel runs still");
         gate.open();
         let block = block_on(waiting).unwrap();
-        assert_eq!((block.address(), block.rung()), (address, Rung::Free));
+        assert_eq!((block.address(), block.source()), (address, Source::Free));
         overwrite(&second, &block);
         second.free_and_settle(block);
     }
@@ -70,7 +70,7 @@ pub(crate) fn who_waits_on_the_device_comes_after_a_long_kernel<S: Setting>() {
         let address = block.address();
         let gate = touch_and_check(&first, &block);
         drop(block);
-        let block = second.take_from(Rung::DeviceWait, BYTES);
+        let block = second.take_from(Source::DeviceWait, BYTES);
         assert_eq!(block.address(), address);
         overwrite(&second, &block);
         site.bench.let_run();
@@ -84,17 +84,21 @@ pub(crate) fn who_waits_on_the_device_comes_after_a_long_kernel<S: Setting>() {
 /// Had the allocation not been awaited: the check sees it.
 pub(crate) fn a_wrong_answer_to_a_query_is_seen<S: Setting>() {
     let taken_by = assert_seen::<S>(ONLY_COMPLETE, "query");
-    assert_eq!(taken_by, Rung::Free, "the pool takes it for complete");
+    assert_eq!(taken_by, Source::Free, "the pool takes it for complete");
 }
 
 /// Had the wait on the device been left out: the check sees it.
 pub(crate) fn a_wait_that_is_left_out_is_seen<S: Setting>() {
     let taken_by = assert_seen::<S>(Reuse::ALL, "wait");
-    assert_eq!(taken_by, Rung::DeviceWait, "the pool takes it for ordered");
+    assert_eq!(
+        taken_by,
+        Source::DeviceWait,
+        "the pool takes it for ordered"
+    );
 }
 
 /// Overwrites the memory before it is checked, because the device lies. Returns why the pool gave it away.
-fn assert_seen<S: Setting>(reuse: Reuse, lie: &'static str) -> Rung {
+fn assert_seen<S: Setting>(reuse: Reuse, lie: &'static str) -> Source {
     let (site, probe): (Site<Cuda<S>>, Probe) = Site::probed(BYTES, |builder| builder.reuse(reuse));
     let [first, second] = site.workers();
     let block = first.take(BYTES);
@@ -111,5 +115,5 @@ fn assert_seen<S: Setting>(reuse: Reuse, lie: &'static str) -> Rung {
     gate.open();
     first.settle();
     assert_eq!(site.witness.corruptions(), 1, "the check sees no mistake");
-    block.rung()
+    block.source()
 }

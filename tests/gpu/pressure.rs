@@ -5,13 +5,13 @@ use crate::common::{MIB, poll};
 use crate::cuda::{Cuda, Setting};
 use futures::executor::block_on;
 use weirpool::device::MemoryKind;
-use weirpool::{AllocError, Pool, Rung, Stream};
+use weirpool::{AllocError, Pool, Source, Stream};
 
 const STEP: u64 = 512 * MIB;
 
 /// A pool that may have all of the device, in few large handles.
 fn pool<S: Setting>(bench: &Cuda<S>) -> (Pool, Stream) {
-    let builder = Pool::builder_shared(bench.device()).handle_bytes(STEP);
+    let builder = Pool::builder_shared(bench.device()).chunk_bytes(STEP);
     let pool = builder.build().expect("a pool over the whole device");
     let stream = pool.register(&bench.stream()).expect("a stream of it");
     (pool, stream)
@@ -33,7 +33,7 @@ pub(crate) fn another_pool_gives_way<S: Setting>() {
     drop(one.try_allocate(&a, bytes - STEP).unwrap());
     assert_eq!(one.statistics().reserved.current, bytes);
     let block = other.try_allocate(&b, bytes).unwrap();
-    assert_eq!(block.rung(), Rung::Grown);
+    assert_eq!(block.source(), Source::Grown);
     let left = one.statistics().reserved.current;
     assert!((STEP..bytes).contains(&left), "{left} of {bytes}");
     let refused = one.try_allocate(&a, bytes).unwrap_err();

@@ -13,7 +13,7 @@ use std::time::Duration;
 use weirpool::device::MemoryKind;
 use weirpool::{AllocError, Block, Pool, Stream};
 
-pub(crate) const HOARD: &str = "hoard";
+pub(crate) const RESERVATION: &str = "hoard";
 
 const GIB: u64 = 1 << 30;
 const STEP: u64 = GIB / 2;
@@ -35,7 +35,7 @@ struct Place<S: Setting> {
 
 impl<S: Setting> Place<S> {
     fn new(bench: &Cuda<S>) -> Self {
-        let pool = Pool::builder_shared(bench.device()).handle_bytes(STEP);
+        let pool = Pool::builder_shared(bench.device()).chunk_bytes(STEP);
         let pool = pool.build().expect("a pool over the whole device");
         let work = bench.stream();
         let stream = pool.register(&work).expect("a stream of it");
@@ -79,7 +79,7 @@ pub(crate) fn another_process_is_waited_for<S: Setting>() {
         let [one, other] = [(); 2].map(|()| Place::new(&bench));
         one.keep(GIB);
         other.keep(2 * GIB);
-        let mut neighbour = Neighbour::start(HOARD);
+        let mut neighbour = Neighbour::start(RESERVATION);
         let said = neighbour.hear();
         assert!(said.starts_with("took"), "{said}");
         what_is_kept_is_given_first(&one, &other);
@@ -125,7 +125,7 @@ fn who_waits_so_long_only_is_told<S: Setting>(one: &Place<S>) {
 }
 
 /// What the child does: takes all but a little, and holds it until it is told, or nobody is there to tell it.
-pub(crate) fn hoard() {
+pub(crate) fn reservation() {
     let context = CudaContext::new(0).unwrap();
     let left = || context.mem_get_info().unwrap().0 as u64;
     let mut taken = Vec::new();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use weirpool::device::MemoryKind;
-use weirpool::{Block, Rung};
+use weirpool::{Block, Source};
 
 const CAPACITY: u64 = 256 * MIB;
 const STREAMS: usize = 8;
@@ -124,7 +124,7 @@ impl<S: Setting> Server<S> {
 }
 
 pub(crate) fn tasks_over_streams_keep_every_word<S: Setting>() {
-    let site = Site::<Cuda<S>>::with(CAPACITY, |builder| builder.handle_bytes(4 * MIB));
+    let site = Site::<Cuda<S>>::with(CAPACITY, |builder| builder.chunk_bytes(4 * MIB));
     let workers = site.workers::<STREAMS>();
     let words = Arc::new(AtomicU32::new(1));
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -158,11 +158,11 @@ pub(crate) fn tasks_over_streams_keep_every_word<S: Setting>() {
 
 fn report<S: Setting>(site: &Site<Cuda<S>>, served: u64) {
     let statistics = site.pool.statistics();
-    let by_rung = Rung::ALL.map(|rung| format!("{rung:?} {}", statistics.hits.of(rung)));
+    let by_source = Source::ALL.map(|source| format!("{source:?} {}", statistics.hits.of(source)));
     eprintln!(
         "soak: {served} requests served, {} of them after a wait; grants: {}; {} corruptions",
         statistics.waits.served,
-        by_rung.join(", "),
+        by_source.join(", "),
         site.witness.corruptions(),
     );
 }

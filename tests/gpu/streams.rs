@@ -7,7 +7,7 @@ use crate::site::{Site, eventually};
 use futures::executor::block_on;
 use std::sync::Arc;
 use weirpool::device::{DeviceError, DeviceErrorKind};
-use weirpool::{Rung, StreamError};
+use weirpool::{Source, StreamError};
 
 type Here = Cuda<Mapped>;
 
@@ -29,7 +29,7 @@ pub(crate) fn the_legacy_default_stream_is_never_made_to_wait() {
     let address = block.address();
     legacy.use_up(&block, 1);
     drop(block);
-    let own = legacy.take_from(Rung::SameStream, 8 * MIB);
+    let own = legacy.take_from(Source::SameStream, 8 * MIB);
     assert_eq!(own.address(), address);
     legacy.use_up(&own, 2);
 
@@ -84,7 +84,7 @@ pub(crate) fn streams_of_the_pools_own_take_work() {
     assert!(given().is_some(), "its work runs still");
     gate.open();
     eventually(|| {
-        site.pool.harvest().unwrap();
+        site.pool.reap().unwrap();
         given().is_none()
     });
     site.assert_sound();
@@ -103,7 +103,7 @@ pub(crate) fn a_stream_is_kept_for_as_long_as_its_memory_is_pending() {
     assert!(is_alive(), "its work runs still");
     gate.open();
     eventually(|| {
-        site.pool.harvest().unwrap();
+        site.pool.reap().unwrap();
         !is_alive()
     });
     site.assert_sound();

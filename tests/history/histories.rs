@@ -25,7 +25,7 @@ fn a_history_tells_what_happened_in_order() {
     let [grown, allocated, freed] = &history.entries[..] else {
         panic!("{history}");
     };
-    let (expected, grown_by) = (address.to_bits() / HANDLE * HANDLE, HANDLE);
+    let (expected, grown_by) = (address.to_bits() / CHUNK * CHUNK, CHUNK);
     assert!(
         matches!(grown.event, HistoryEvent::Grown { address, bytes } if (address.to_bits(), bytes) == (expected, grown_by))
     );
@@ -39,8 +39,8 @@ fn a_history_tells_what_happened_in_order() {
         (1, us(10), 5000)
     );
     assert_eq!(
-        (origin.tag, origin.rung, origin.waited),
-        (Some(tag), Rung::Grown, false)
+        (origin.tag, origin.source, origin.waited),
+        (Some(tag), Source::Grown, false)
     );
     assert_eq!(allocated.occupancy.used, size);
     let HistoryEvent::Freed {
@@ -56,7 +56,7 @@ fn a_history_tells_what_happened_in_order() {
     assert_eq!(further, &[second.id()]);
     assert_eq!((&site.file, site.line), (&freed_at.file, freed_at.line));
     assert_eq!(freed.occupancy.used, 0);
-    assert_eq!(freed.occupancy.reserved, HANDLE);
+    assert_eq!(freed.occupancy.reserved, CHUNK);
 }
 
 /// What is not an allocation or a free: a wait, a wait on the device, a failure, growth, and its end.
@@ -124,9 +124,9 @@ fn a_history_tells_why_it_took_so_long() {
         }),
         position(&|event| {
             matches!(event, HistoryEvent::Allocated { origin, .. }
-            if origin.waited && origin.rung == Rung::DeviceWait)
+            if origin.waited && origin.source == Source::DeviceWait)
         }),
-        position(&|event| matches!(event, HistoryEvent::Harvested { .. })),
+        position(&|event| matches!(event, HistoryEvent::Reaped { .. })),
         position(
             &|event| matches!(event, HistoryEvent::Released { bytes, .. } if *bytes == 8 * MIB),
         ),

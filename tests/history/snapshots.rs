@@ -17,7 +17,7 @@ fn a_snapshot_adds_up_whatever_blocks_are_at() {
     let kept: Vec<_> = (0..3)
         .map(|_| pool.try_allocate(&second, 4096).unwrap())
         .collect();
-    let [shared_at, pending_at, kept_at] = [&shared, &pending, &kept[0]].map(Block::address);
+    let [shared_at, pending_at, cached_at] = [&shared, &pending, &kept[0]].map(Block::address);
     use_block(&first_work, &shared, us(50));
     shared.used_on(&second).unwrap();
     use_block(&second_work, &pending, us(50));
@@ -35,7 +35,7 @@ fn a_snapshot_adds_up_whatever_blocks_are_at() {
     assert_eq!(at(used.address()), (BlockState::Used, Some(one), vec![]));
     assert_eq!(at(shared_at), (BlockState::Pending, None, vec![one, two]));
     assert_eq!(at(pending_at), (BlockState::Pending, None, vec![two]));
-    assert_eq!(at(kept_at), (BlockState::Pending, Some(two), vec![two]));
+    assert_eq!(at(cached_at), (BlockState::Pending, Some(two), vec![two]));
     let text = snapshot.to_string();
     assert!(text.contains("pending  waits for S1, S2"), "{text}");
 
@@ -133,7 +133,7 @@ fn assert_mapped(snapshot: &Snapshot) {
     };
     let mut told = std::collections::BTreeMap::new();
     let mut tell = |address: DeviceAddress, bytes: u64, is_there: bool| {
-        for offset in (0..bytes).step_by(HANDLE as usize) {
+        for offset in (0..bytes).step_by(CHUNK as usize) {
             told.insert(address + offset, is_there);
         }
     };

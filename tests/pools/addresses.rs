@@ -35,10 +35,10 @@ fn an_address_is_looked_up_in_every_state() {
         assert_eq!(waits_for(), [home.id(), other.id()]);
         assert_eq!(pool.block_at(first).unwrap().state, BlockState::Pending);
         device.advance(us(10));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         assert_eq!(waits_for(), [other.id()]);
         device.advance(us(10));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         let info = pool.block_at(first).unwrap();
         assert_eq!((info.state, info.stream), (BlockState::Free, None));
         assert!(info.waits_for.is_empty());
@@ -64,7 +64,7 @@ fn what_a_lane_keeps_is_its_streams() {
     );
     assert_eq!(info.waits_for, [home.id()]);
     device.advance(us(10));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     let info = pool.block_at(address).unwrap();
     assert_eq!(
         (info.state, info.stream),

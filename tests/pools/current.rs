@@ -85,14 +85,14 @@ fn a_stream_is_registered_once_with_the_current_pool() {
     drop(work);
     assert_eq!(device.counters().calls(Call::DestroyStream), destroyed);
     here.stream(&device.create_stream()).unwrap();
-    pool_harvested(here.pool());
+    pool_reaped(here.pool());
     let next = device.create_stream();
     assert_eq!(next.raw(), raw, "the driver gives the handle again");
     assert_ne!(here.stream(&next).unwrap().id(), id);
 }
 
-fn pool_harvested(pool: &Pool) {
-    pool.harvest().unwrap();
+fn pool_reaped(pool: &Pool) {
+    pool.reap().unwrap();
     // Streams that went away are seen off by those that come.
     drop(pool.create_stream().unwrap());
 }

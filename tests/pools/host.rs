@@ -88,7 +88,10 @@ fn the_hosts_streams_come_and_go() {
     }
     // Each was seen off by the next, with what it kept.
     let statistics = pool.statistics();
-    assert_eq!((statistics.kept_by_lanes, statistics.used.current), (0, 0));
+    assert_eq!(
+        (statistics.cached_in_lanes, statistics.used.current),
+        (0, 0)
+    );
     let all = pool.host_stream().unwrap();
     drop(pool.try_allocate(&all, 8 * MIB).unwrap());
     assert!(device.violations().is_empty());

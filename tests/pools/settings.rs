@@ -105,7 +105,7 @@ fn every_block_has_the_alignment_of_its_pool() {
             // From the lane, which keeps them by their size alone.
             let again = pool.try_allocate(&home, bytes).unwrap();
             assert_eq!(
-                again.rung() == weirpool::Rung::Lane,
+                again.source() == weirpool::Source::Lane,
                 again.size() <= 2 * MIB
             );
             assert!(again.address().is_aligned_to(step));
@@ -158,7 +158,7 @@ fn nonsense_is_refused_by_name() {
     let conflicts: [(&str, &dyn Fn(PoolBuilder) -> PoolBuilder); 4] = [
         ("initial_size", &|builder| builder.initial_size(MIB)),
         ("growth", &|builder| builder.growth(GrowBy::Factor(2.0))),
-        ("handle_bytes", &|builder| builder.handle_bytes(2 * MIB)),
+        ("chunk_bytes", &|builder| builder.chunk_bytes(2 * MIB)),
         ("coalesce", &|builder| {
             builder.coalesce(CoalesceHeuristic::blocks_releasable(1))
         }),

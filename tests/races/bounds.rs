@@ -115,7 +115,7 @@ fn a_handle_over_the_capacity_is_cut_to_steps_of_the_device() {
     let sim = manual();
     let pool = Pool::builder(sim.clone())
         .capacity(5 * MIB)
-        .handle_bytes(16 * MIB)
+        .chunk_bytes(16 * MIB)
         .build()
         .unwrap();
     // One handle of 4 MiB: a step of the device is 2.

@@ -10,7 +10,7 @@ fn a_ticket_that_is_closed_and_not_published_keeps_its_stream() {
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
         .capacity(2 * MIB)
-        .handle_bytes(HANDLE)
+        .chunk_bytes(CHUNK)
         .reuse(only_host_waits())
         .build()
         .unwrap();
@@ -39,7 +39,7 @@ fn a_grant_whose_waiter_and_stream_are_gone_keeps_its_fences() {
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
         .capacity(8 * MIB)
-        .handle_bytes(HANDLE)
+        .chunk_bytes(CHUNK)
         .wait_limit(WaitLimit::Unlimited)
         .build()
         .unwrap();
@@ -65,7 +65,7 @@ fn a_grant_whose_waiter_and_stream_are_gone_keeps_its_fences() {
     assert!(
         wc.backlog() > 0,
         "C ran on memory that A still uses; rung {:?}",
-        got.rung()
+        got.source()
     );
 }
 
@@ -76,7 +76,7 @@ fn a_marker_that_is_published_late_holds_nobody_back() {
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
         .capacity(8 * MIB)
-        .handle_bytes(HANDLE)
+        .chunk_bytes(CHUNK)
         .build()
         .unwrap();
     let work = sim.create_stream();

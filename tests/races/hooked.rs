@@ -61,7 +61,7 @@ unsafe impl Device for Hooked {
         alarm
     }
 
-    fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
+    fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         self.at("create");
         self.sim.create(bytes)
     }

@@ -9,7 +9,7 @@ fn who_queues_while_memory_is_taken_is_served_by_what_is_over() {
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
         .capacity(2 * MIB)
-        .handle_bytes(HANDLE)
+        .chunk_bytes(CHUNK)
         .build()
         .unwrap();
     let (_wa, a) = stream(&sim, &pool);
@@ -41,7 +41,7 @@ fn who_queues_while_memory_is_released_is_woken() {
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
         .capacity(2 * MIB)
-        .handle_bytes(HANDLE)
+        .chunk_bytes(CHUNK)
         .initial_size(2 * MIB)
         .build()
         .unwrap();
@@ -73,7 +73,7 @@ fn two_first_allocations_share_what_one_of_them_takes() {
         dev.on("create", || std::thread::sleep(Duration::from_millis(2)));
         let pool = Pool::builder(dev)
             .capacity(2 * MIB)
-            .handle_bytes(HANDLE)
+            .chunk_bytes(CHUNK)
             .build()
             .unwrap();
         let (served, both) = std::sync::mpsc::channel();
@@ -107,23 +107,23 @@ fn an_address_that_comes_back_at_once_is_not_forgotten() {
         .build();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
-        .capacity(8 * HANDLE)
-        .handle_bytes(HANDLE)
+        .capacity(8 * CHUNK)
+        .chunk_bytes(CHUNK)
         .build()
         .unwrap();
     let (_, a) = stream(&sim, &pool);
-    drop(pool.try_allocate(&a, 2 * HANDLE).unwrap());
+    drop(pool.try_allocate(&a, 2 * CHUNK).unwrap());
     now(a.synchronize()).unwrap();
     let taken = Arc::new(Mutex::new(None));
     let (other, stream, place) = (pool.clone(), a.clone(), taken.clone());
     dev.on("freed", move || {
-        *place.lock().unwrap() = Some(other.try_allocate(&stream, 2 * HANDLE).unwrap());
+        *place.lock().unwrap() = Some(other.try_allocate(&stream, 2 * CHUNK).unwrap());
     });
-    assert_eq!(pool.trim_to(0).unwrap(), 2 * HANDLE);
+    assert_eq!(pool.trim_to(0).unwrap(), 2 * CHUNK);
     assert!(dev.spare.lock().unwrap().is_empty(), "it was given again");
     drop(taken.lock().unwrap().take());
     now(a.synchronize()).unwrap();
-    assert_eq!(pool.trim_to(0).unwrap(), 2 * HANDLE);
+    assert_eq!(pool.trim_to(0).unwrap(), 2 * CHUNK);
     assert_eq!(dev.spare.lock().unwrap().len(), 1);
 }
 
@@ -133,19 +133,19 @@ fn two_who_trim_keep_what_both_would_keep() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
-        .capacity(16 * HANDLE)
-        .handle_bytes(HANDLE)
+        .capacity(16 * CHUNK)
+        .chunk_bytes(CHUNK)
         .build()
         .unwrap();
     let (_, a) = stream(&sim, &pool);
-    drop(pool.try_allocate(&a, 8 * HANDLE).unwrap());
+    drop(pool.try_allocate(&a, 8 * CHUNK).unwrap());
     now(a.synchronize()).unwrap();
     let other = pool.clone();
     dev.on("unmap", move || {
-        assert_eq!(other.trim_to(4 * HANDLE).unwrap(), 0);
+        assert_eq!(other.trim_to(4 * CHUNK).unwrap(), 0);
     });
-    assert_eq!(pool.trim_to(4 * HANDLE).unwrap(), 4 * HANDLE);
-    assert_eq!(pool.statistics().reserved.current, 4 * HANDLE);
+    assert_eq!(pool.trim_to(4 * CHUNK).unwrap(), 4 * CHUNK);
+    assert_eq!(pool.statistics().reserved.current, 4 * CHUNK);
     pool.check_conserved().unwrap();
 }
 
@@ -155,22 +155,22 @@ fn a_resize_counts_growth_that_is_under_way() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
-        .capacity(8 * HANDLE)
-        .handle_bytes(HANDLE)
+        .capacity(8 * CHUNK)
+        .chunk_bytes(CHUNK)
         .build()
         .unwrap();
     let (_, a) = stream(&sim, &pool);
     let other = pool.clone();
     dev.on("create", move || {
-        other.resize(2 * HANDLE).unwrap();
+        other.resize(2 * CHUNK).unwrap();
     });
-    let block = pool.try_allocate(&a, 8 * HANDLE).unwrap();
+    let block = pool.try_allocate(&a, 8 * CHUNK).unwrap();
     pool.check().unwrap();
     drop(block);
     for _ in 0..5 {
         sim.advance(us(10_000));
     }
-    assert_eq!(pool.statistics().reserved.current, 2 * HANDLE);
+    assert_eq!(pool.statistics().reserved.current, 2 * CHUNK);
     pool.check_conserved().unwrap();
 }
 
@@ -180,14 +180,14 @@ fn an_alarm_that_rings_at_once_does_not_take_the_next_along() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
-        .capacity(8 * HANDLE)
-        .handle_bytes(HANDLE)
+        .capacity(8 * CHUNK)
+        .chunk_bytes(CHUNK)
         .release_threshold(ReleaseThreshold::Bytes(0))
         .lane_bytes(0)
         .build()
         .unwrap();
     let (work, a) = stream(&sim, &pool);
-    let block = pool.try_allocate(&a, 8 * HANDLE).unwrap();
+    let block = pool.try_allocate(&a, 8 * CHUNK).unwrap();
     use_block(&work, &block, us(15_000));
     let clock = sim.clone();
     dev.on("alarm", move || clock.advance(us(10_000)));

@@ -160,7 +160,7 @@ fn trained(
             let _ = s.event().unwrap();
         }
         sim.advance(us(10));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
     }
     streams
 }

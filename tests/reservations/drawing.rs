@@ -97,11 +97,14 @@ fn what_is_freed_is_reserved_again() {
     use_block(&work_a, &block, us(100));
     drop(block);
     let again = reservation.allocate(&a, 4 * MIB).unwrap();
-    assert_eq!((again.address(), again.rung()), (address, Rung::SameStream));
+    assert_eq!(
+        (again.address(), again.source()),
+        (address, Source::SameStream)
+    );
     use_block(&work_a, &again, us(100));
     drop(again);
     let elsewhere = reservation.allocate(&b, 4 * MIB).unwrap();
-    assert_eq!(elsewhere.rung(), Rung::DeviceWait);
+    assert_eq!(elsewhere.source(), Source::DeviceWait);
     use_block(&work_b, &elsewhere, us(10)); // the checker would find it out of order
     device.advance(us(210));
     assert_eq!(work_b.backlog(), 0);
@@ -130,7 +133,7 @@ fn lanes_keep_nothing_of_a_reservation() {
         } else {
             drop(block);
         }
-        assert_eq!(pool.statistics().kept_by_lanes, 0);
+        assert_eq!(pool.statistics().cached_in_lanes, 0);
         assert_eq!(reservation.left(), 4096);
     }
     drop(reservation);
@@ -156,7 +159,7 @@ fn without_waits_on_the_device_pending_memory_is_left_alone() {
     assert!(matches!(error, AllocError::NotReserved { left, .. } if left == 4 * MIB));
     a.seal().unwrap();
     device.advance(us(100));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     drop(reservation.allocate(&b, 4 * MIB).unwrap());
 }
 

@@ -178,7 +178,7 @@ fn reservations_keep_their_bytes() {
         drop(blocks);
         reservations.clear();
         device.advance(us(100_000));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         pool.check_conserved().unwrap();
     }
 }

@@ -34,10 +34,10 @@ fn several_blocks_are_granted_together() {
     pool.check_conserved().unwrap();
 }
 
-/// Tasks that take two blocks each, one after the other, knot; together, they do not. In random order, on
+/// Tasks that take two blocks each, one after the other, deadlock; together, they do not. In random order, on
 /// many streams, with memory for two of them.
 #[test]
-fn together_there_is_no_knot() {
+fn together_there_is_no_deadlock() {
     let device = SimDevice::new();
     let pool = builder(&device, 16 * MIB).build().unwrap();
     std::thread::scope(|scope| {
@@ -65,7 +65,7 @@ fn together_there_is_no_knot() {
         }
     });
     device.block_on(async {});
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     pool.check_conserved().unwrap();
 }
 
@@ -93,10 +93,10 @@ fn what_was_tried_for_several_is_no_later_for_others() {
     drop(both);
     device.advance(us(100));
     let block = pool.try_allocate(&c, 4 * MIB).expect("its work is over");
-    assert_eq!(block.rung(), Rung::Free);
+    assert_eq!(block.source(), Source::Free);
     drop((block, held));
     device.advance(us(100_000));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     pool.check_conserved().unwrap();
 }
 
@@ -130,10 +130,14 @@ fn a_stream_does_not_wait_for_several_that_cannot_be_had() {
     drop(held);
     let blocks = now(waiting).unwrap();
     assert_eq!(device.counters().device_waits, 1);
-    assert!(blocks.iter().any(|block| block.rung() == Rung::DeviceWait));
+    assert!(
+        blocks
+            .iter()
+            .any(|block| block.source() == Source::DeviceWait)
+    );
     drop(blocks);
     device.advance(us(100));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     pool.check_conserved().unwrap();
 }
 
@@ -168,7 +172,7 @@ fn several_wait_once_before_any_is_used() {
         drop(blocks);
         drop((a, b, c));
         device.advance(us(1000));
-        pool.harvest().unwrap();
+        pool.reap().unwrap();
         pool.check_conserved().unwrap();
     }
 }
@@ -193,11 +197,15 @@ fn several_whose_wait_fails_lose_nothing() {
     );
     device.fail_next(Call::Wait, DeviceErrorKind::Unsupported);
     let blocks = pool.allocate_many(&b, both).try_now().unwrap();
-    assert_eq!(blocks[0].rung(), Rung::DeviceWait, "it takes the next one");
+    assert_eq!(
+        blocks[0].source(),
+        Source::DeviceWait,
+        "it takes the next one"
+    );
     assert_eq!(pool.statistics().device_waits, 1);
     drop(blocks);
     device.advance(us(100));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     pool.check_conserved().unwrap();
 }
 

@@ -92,22 +92,22 @@ fn draining_is_not_closing() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
-    let rung = |bytes| {
+    let source = |bytes| {
         drop(pool.try_allocate(&stream, bytes).unwrap());
-        pool.try_allocate(&stream, bytes).unwrap().rung()
+        pool.try_allocate(&stream, bytes).unwrap().source()
     };
-    assert_eq!(rung(4096), Rung::Lane);
+    assert_eq!(source(4096), Source::Lane);
     let held = pool.try_allocate(&stream, MIB).unwrap();
     let mut drains = [pool.drain(), pool.drain()];
     assert!(drains.iter_mut().all(|drain| poll(drain).is_pending()));
-    assert_ne!(rung(4096), Rung::Lane);
+    assert_ne!(source(4096), Source::Lane);
     let [one, mut other] = drains;
     drop(one); // cancelled
-    assert_ne!(rung(4096), Rung::Lane, "the other drains still");
+    assert_ne!(source(4096), Source::Lane, "the other drains still");
     assert!(poll(&mut other).is_pending());
     drop(held);
     assert_eq!(poll(&mut other), DONE);
-    assert_eq!(rung(4096), Rung::Lane);
+    assert_eq!(source(4096), Source::Lane);
 }
 
 /// After closing, who waited is out of the queue, even if its future is never looked at again.

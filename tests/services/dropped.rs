@@ -124,7 +124,7 @@ fn drop_after(times: usize, first_step: usize, make: &dyn Fn(&World) -> Subject<
     // Lanes are in use again: the gate is open.
     drop(world.pool.try_allocate(&world.stream, 4096).unwrap());
     let again = world.pool.try_allocate(&world.stream, 4096).unwrap();
-    assert_eq!(again.rung(), Rung::Lane);
+    assert_eq!(again.source(), Source::Lane);
     drop(again);
     world.pool.check_conserved().unwrap();
     assert!(world.work.backlog() == 0);

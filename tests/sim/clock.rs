@@ -72,7 +72,7 @@ fn block_on_awaits_device_work() {
 
 #[test]
 #[should_panic(expected = "waits until flag 0 is at least 1; it is 0")]
-fn block_on_names_the_knot() {
+fn block_on_names_the_deadlock() {
     let sim = SimDevice::new();
     let (stream, flag) = (sim.create_stream(), sim.flag());
     stream.wait_until(&flag, 1);

@@ -44,7 +44,7 @@ fn pending_ages_are_of_frees() {
     let event = stream.event().unwrap();
     drop(block);
     device.advance(us(80));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     assert!(event.is_complete().unwrap());
     let ages = pool.pending_ages();
     assert_eq!(

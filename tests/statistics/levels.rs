@@ -11,7 +11,7 @@ fn the_high_of_used_is_exact_on_one_stream() {
     }
     let figures = pool.statistics();
     assert_eq!((figures.used.current, figures.used.high), (0, MIB));
-    assert!(figures.kept_by_lanes > MIB);
+    assert!(figures.cached_in_lanes > MIB);
     // With two it is a bound: their highs may have been at different times.
     let (_, second) = common::stream(&device, &pool);
     drop(pool.try_allocate(&second, 128 << 10).unwrap());

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Small blocks come and go through the lane, where the ledger sees nothing of them.
+/// Small blocks come and go through the lane, where the heap sees nothing of them.
 #[test]
 fn the_peak_of_a_scope_is_exact_on_one_stream() {
     let (_device, pool, stream) = site();
@@ -23,7 +23,7 @@ fn the_peak_of_a_scope_is_exact_on_one_stream() {
     assert_eq!(figures.allocated, 3 * (MIB + 1024));
     assert_eq!(figures.freed, figures.allocated);
     assert_eq!(figures.hits.total(), 6);
-    assert_eq!(figures.hits.of(Rung::Lane), 5, "all but the first 1000");
+    assert_eq!(figures.hits.of(Source::Lane), 5, "all but the first 1000");
 }
 
 /// Nested ones, and ones that overlap, each with a peak of its own.
@@ -81,7 +81,7 @@ fn streams_that_come_and_go_count_for_open_scopes() {
     drop(pool.try_allocate(&late, 2 * MIB).unwrap());
     pool.reset_high_water_marks();
     drop((early, late));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     assert_eq!(pool.statistics_by_stream().len(), 1, "the others are gone");
     drop(pool.try_allocate(&first, 4 * MIB).unwrap());
     let figures = scope.end();

@@ -28,7 +28,7 @@ fn a_stream_has_figures_of_its_own() {
         (0, 8 * MIB + 1024)
     );
     assert_eq!(
-        (figures.pending, figures.kept_by_lane),
+        (figures.pending, figures.cached_in_lane),
         (8 * MIB + 1024, 1024)
     );
     assert_eq!(figures.lost_to_rounding, 0);
@@ -36,7 +36,7 @@ fn a_stream_has_figures_of_its_own() {
 
     a.seal().unwrap();
     device.advance(us(100));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     let figures = pool.statistics_of(&a).unwrap();
     assert_eq!((figures.pending, figures.latency), (0, us(100)));
     let by_stream = pool.statistics_by_stream();
@@ -75,6 +75,6 @@ fn memory_used_on_two_streams_is_pending_on_both() {
         "and counted once"
     );
     device.advance(us(10));
-    pool.harvest().unwrap();
+    pool.reap().unwrap();
     assert_eq!((pending(&a), pending(&b)), (0, 8));
 }

@@ -163,7 +163,7 @@ fn who_is_let_in_has_its_place_by_its_coming() {
     pool.check_conserved().unwrap();
 }
 
-/// Whenever a future is dropped, at the door, in the line, or granted, the tag has nothing in the end.
+/// Whenever a future is dropped, at the quota queue, in the line, or granted, the tag has nothing in the end.
 #[test]
 fn a_dropped_future_gives_up_what_its_tag_claimed() {
     let device = manual();
@@ -265,7 +265,7 @@ fn who_is_held_hears_of_the_pools_end() {
         end(&pool, &device, tag);
         if number == 1 {
             // The pool hears of it when it next asks.
-            let _ = pool.harvest();
+            let _ = pool.reap();
             drop(stream.event());
         }
         assert!(woken.get() > 0, "end {number} is heard");

@@ -196,7 +196,7 @@ fn slow_growth_is_not_done_inside_a_poll() {
     let first = poll(&mut allocation);
     assert!(first.is_pending(), "the first poll makes no memory call");
     let block = futures::executor::block_on(allocation).unwrap();
-    assert_eq!(block.rung(), Rung::Grown);
+    assert_eq!(block.source(), Source::Grown);
     drop(block);
     pool.check_conserved().unwrap();
 }

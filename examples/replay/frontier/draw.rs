@@ -177,7 +177,7 @@ fn marks(chart: &mut Chart<'_, '_>, frontier: &Frontier) -> Drawn {
             for point in frontier.line(trace, way) {
                 let at = place(point);
                 mark(chart.plotting_area(), at, way, color)?;
-                if point.handle_bytes == frontier.default_handle {
+                if point.chunk_bytes == frontier.default_chunk {
                     let ring = Circle::new(at, DEFAULT, INK.stroke_width(2));
                     chart.plotting_area().draw(&ring)?;
                 }
@@ -213,7 +213,7 @@ fn labels(canvas: &Canvas<'_>, chart: &Chart<'_, '_>, frontier: &Frontier) -> Dr
     for point in &frontier.points {
         labels.mark(chart.backend_coord(&place(point)), DOT);
     }
-    let is_default = |point: &&Point| point.handle_bytes == frontier.default_handle;
+    let is_default = |point: &&Point| point.chunk_bytes == frontier.default_chunk;
     let (first, rest): (Vec<_>, Vec<_>) = frontier.points.iter().partition(is_default);
     let mut labelled: Vec<Place> = Vec::new();
     for point in [first, rest].concat() {
@@ -221,7 +221,7 @@ fn labels(canvas: &Canvas<'_>, chart: &Chart<'_, '_>, frontier: &Frontier) -> Dr
         if labelled.contains(&at) {
             continue;
         }
-        let text = (point.handle_bytes / MIB).to_string();
+        let text = (point.chunk_bytes / MIB).to_string();
         if let Some(corner) = labels.find(at, text.len()) {
             let font = (FONT, 18).into_font().color(&INK);
             canvas.draw(&Text::new(text, corner, font))?;
@@ -263,7 +263,7 @@ fn legend(canvas: &Canvas<'_>, frontier: &Frontier) -> Drawn {
         DEFAULT,
         INK.stroke_width(2),
     ))?;
-    let default = frontier.default_handle / MIB;
+    let default = frontier.default_chunk / MIB;
     text(format!("default: {default} MiB"), at)?;
     Ok(())
 }

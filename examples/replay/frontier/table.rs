@@ -4,7 +4,7 @@ use super::{Frontier, Point, Way};
 use crate::units;
 use std::fmt::Write;
 
-const HANDLE: usize = 10;
+const CHUNK: usize = 10;
 const FEWEST: usize = 17;
 
 pub(super) fn table(frontier: &Frontier) -> String {
@@ -21,17 +21,17 @@ pub(super) fn table(frontier: &Frontier) -> String {
 
 fn of(frontier: &Frontier, way: Way) -> String {
     let traces = frontier.traces();
-    let mut text = format!("{way}\n{:HANDLE$}", "handle");
+    let mut text = format!("{way}\n{:CHUNK$}", "handle");
     for trace in &traces {
         let _ = write!(text, "{trace:>width$}", width = width(trace));
     }
     text.push('\n');
     for handle in handles(frontier, way) {
         let size = units::binary_bytes(handle);
-        let _ = write!(text, "{size:HANDLE$}");
+        let _ = write!(text, "{size:CHUNK$}");
         for trace in &traces {
             let mut line = frontier.line(trace, way);
-            let point = line.find(|point| point.handle_bytes == handle);
+            let point = line.find(|point| point.chunk_bytes == handle);
             let cell = point.map(cell).unwrap_or_default();
             let _ = write!(text, "{cell:>width$}", width = width(trace));
         }
@@ -43,7 +43,7 @@ fn of(frontier: &Frontier, way: Way) -> String {
 fn handles(frontier: &Frontier, way: Way) -> Vec<u64> {
     let points = frontier.points.iter();
     let points = points.filter(|point| point.way == way);
-    let mut handles: Vec<_> = points.map(|point| point.handle_bytes).collect();
+    let mut handles: Vec<_> = points.map(|point| point.chunk_bytes).collect();
     handles.sort_unstable();
     handles.dedup();
     handles

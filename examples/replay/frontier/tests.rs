@@ -5,7 +5,7 @@ fn point(trace: &str, way: Way, mebibytes: u64) -> Point {
     Point {
         trace: trace.to_owned(),
         way,
-        handle_bytes: mebibytes * MIB,
+        chunk_bytes: mebibytes * MIB,
         share: 8.0 / mebibytes as f64,
         ratio: 1.0 + mebibytes as f64 / 100.0,
     }
@@ -20,7 +20,7 @@ fn frontier() -> Frontier {
     Frontier {
         points: points.collect(),
         conditions: "lag 1.00 ms · reuse all".to_owned(),
-        default_handle: 16 * MIB,
+        default_chunk: 16 * MIB,
     }
 }
 
@@ -75,10 +75,7 @@ fn the_table_has_every_point_in_aligned_columns() {
 fn a_point_is_of_its_report() {
     let report = report_of("bert", &["--lag=1ms"]);
     let point = Point::new(&report, Way::WaitFirst);
-    assert_eq!(
-        (point.trace.as_str(), point.handle_bytes),
-        ("bert", 2 * MIB)
-    );
+    assert_eq!((point.trace.as_str(), point.chunk_bytes), ("bert", 2 * MIB));
     assert_eq!(point.ratio, 1.056);
     assert!((point.share - 100.0 * 9.0 / 299.0).abs() < 1e-9);
 }

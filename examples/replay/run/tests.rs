@@ -142,7 +142,7 @@ fn with_one_too_large() -> Trace {
 }
 
 /// Each stream holds what the other needs.
-fn knotted() -> Trace {
+fn deadlocked() -> Trace {
     trace(&[
         (0, Op::Allocate, 0, 60, 0),
         (10, Op::Allocate, 1, 60, 1),
@@ -162,7 +162,7 @@ fn what_nothing_can_satisfy_is_a_failure_and_is_skipped_with_its_free() {
 
 #[test]
 fn when_all_wait_for_memory_the_longest_wait_gives_up() {
-    let trace = knotted();
+    let trace = deadlocked();
     let report = replayed(&trace, &["--capacity=128MiB"]);
     assert_eq!(report.failures, 1);
     // Once nothing has moved for 10 ms: then the other is served by the first free.

@@ -5,8 +5,8 @@ use super::driver::check;
 use super::host_memory;
 use super::stream::{Kept, device_id, handle, is_legacy_default, raw};
 use crate::device::{
-    AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream,
-    MemoryInfo, MemoryKind, PhysicalHandle, RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, Capabilities, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId, DeviceStream,
+    MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 use crate::sync::plain::Arc;
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstreamCaptureStatus};
@@ -112,15 +112,15 @@ unsafe impl Device for CudaDevice {
         self.free_addresses(address, bytes)
     }
 
-    fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
+    fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         self.create_memory(bytes)
     }
 
-    fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError> {
+    fn destroy(&self, handle: Chunk) -> Result<(), DeviceError> {
         self.release_memory(handle)
     }
 
-    fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError> {
+    fn map(&self, address: u64, handle: Chunk, bytes: u64) -> Result<(), DeviceError> {
         self.map_memory(address, handle, bytes)
     }
 

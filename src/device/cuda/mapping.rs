@@ -2,7 +2,7 @@
 
 use super::driver::check;
 use super::memory::{Place, access};
-use crate::device::{DeviceError, PhysicalHandle};
+use crate::device::{Chunk, DeviceError};
 use cudarc::driver::sys;
 
 /// Memory at an address, and from where it is read and written.
@@ -10,7 +10,7 @@ use cudarc::driver::sys;
 pub(super) struct Mapping<'a> {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    pub(super) handle: PhysicalHandle,
+    pub(super) handle: Chunk,
     pub(super) accessors: &'a [Place],
 }
 
@@ -142,7 +142,7 @@ mod tests {
         let mapping = Mapping {
             address: 2 << 20,
             bytes: 2 << 20,
-            handle: PhysicalHandle(1),
+            handle: Chunk(1),
             accessors: &[Place::Device(0)],
         };
         // SAFETY: it maps nothing.

@@ -3,7 +3,7 @@
 use super::CudaDevice;
 use super::driver::{Visit, check};
 use super::mapping::{Driver, Mapping};
-use crate::device::{DeviceError, DeviceErrorKind, PhysicalHandle};
+use crate::device::{Chunk, DeviceError, DeviceErrorKind};
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys;
 use std::ffi::c_int;
@@ -111,7 +111,7 @@ impl CudaDevice {
         })
     }
 
-    pub(super) fn create_memory(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
+    pub(super) fn create_memory(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         let _visit = self.virtual_call("create")?;
         let properties = properties(Place::of(&self.inner.context));
         let mut handle = 0;
@@ -119,10 +119,10 @@ impl CudaDevice {
         let result =
             unsafe { sys::cuMemCreate(&mut handle, bytes as usize, properties.as_ptr(), 0) };
         check("create", result)?;
-        Ok(PhysicalHandle(handle))
+        Ok(Chunk(handle))
     }
 
-    pub(super) fn release_memory(&self, handle: PhysicalHandle) -> Result<(), DeviceError> {
+    pub(super) fn release_memory(&self, handle: Chunk) -> Result<(), DeviceError> {
         let _visit = self.virtual_call("destroy")?;
         // SAFETY: by the contract the handle is one of `create`'s, and not mapped.
         check("destroy", unsafe { sys::cuMemRelease(handle.0) })
@@ -132,7 +132,7 @@ impl CudaDevice {
     pub(super) fn map_memory(
         &self,
         address: u64,
-        handle: PhysicalHandle,
+        handle: Chunk,
         bytes: u64,
     ) -> Result<(), DeviceError> {
         let _visit = self.virtual_call("map")?;

@@ -7,7 +7,7 @@
 use super::driver::{Visit, check};
 use super::mapping::{Driver, Mapping};
 use super::memory::{Place, properties};
-use crate::device::{DeviceError, PhysicalHandle};
+use crate::device::{Chunk, DeviceError};
 use crate::sync::plain::{Arc, thread};
 use cudarc::driver::CudaContext;
 use cudarc::driver::result::device::get_attribute;
@@ -89,7 +89,7 @@ impl Stage {
         let mapping = Mapping {
             address,
             bytes: size as u64,
-            handle: PhysicalHandle(handle),
+            handle: Chunk(handle),
             accessors: &[Place::of(context), host],
         };
         let mapped = check("copy", reserved).and_then(|()| {

@@ -15,8 +15,8 @@ use super::operation::Operation;
 use super::schedule::{Item, Point};
 use super::state::State;
 use crate::device::{
-    AlarmId, Capabilities, Device, DeviceError, DeviceErrorKind, DeviceId, MemoryInfo, MemoryKind,
-    PhysicalHandle, RawEvent, RawStream, Referee, Transfer, WatchId,
+    AlarmId, Capabilities, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId, MemoryInfo,
+    MemoryKind, RawEvent, RawStream, Referee, Transfer, WatchId,
 };
 use crate::sync::plain::Arc;
 use std::panic::Location;
@@ -205,18 +205,18 @@ unsafe impl Device for SimDevice {
         )
     }
 
-    fn create(&self, bytes: u64) -> Result<PhysicalHandle, DeviceError> {
+    fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         let create = |space: &mut Space| space.create(MemoryKind::Device, bytes);
         let handle = self.memory_call(Call::Create, |_| bytes, create)?;
-        Ok(PhysicalHandle(handle))
+        Ok(Chunk(handle))
     }
 
-    fn destroy(&self, handle: PhysicalHandle) -> Result<(), DeviceError> {
+    fn destroy(&self, handle: Chunk) -> Result<(), DeviceError> {
         let size = |space: &Space| space.size_of(handle.0);
         self.memory_call(Call::Destroy, size, |space| space.destroy(handle.0))
     }
 
-    fn map(&self, address: u64, handle: PhysicalHandle, bytes: u64) -> Result<(), DeviceError> {
+    fn map(&self, address: u64, handle: Chunk, bytes: u64) -> Result<(), DeviceError> {
         self.memory_call(
             Call::Map,
             |_| bytes,

@@ -166,10 +166,10 @@ impl<'a> Idle<'a> {
     }
 
     fn report(&self) -> String {
-        let (now, knot) = self
+        let (now, deadlock) = self
             .device
             .engine
-            .peek(|state| (state.schedule.now(), state.describe_knot()));
-        format!("the simulated device is stuck at {now:?}, and the future is not done: {knot}")
+            .peek(|state| (state.schedule.now(), state.describe_deadlock()));
+        format!("the simulated device is stuck at {now:?}, and the future is not done: {deadlock}")
     }
 }

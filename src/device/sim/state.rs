@@ -205,7 +205,7 @@ impl State {
     }
 
     /// What keeps a future from being done, when nothing is due.
-    pub(super) fn describe_knot(&self) -> String {
+    pub(super) fn describe_deadlock(&self) -> String {
         let mut out = match &self.broken {
             Some(why) => format!("the device is broken: {why}"),
             None => "nothing is due".to_owned(),

@@ -91,7 +91,7 @@ fn run(bell: &Bell, engine: &Weak<Engine>) {
             Clock::Virtual | Clock::Manual => tick_virtual(&engine, &mut quiet),
         };
         drop(engine);
-        if bell.rest(rest) == Rung::Closed {
+        if bell.rest(rest) == Source::Closed {
             return;
         }
     }
@@ -205,12 +205,12 @@ impl Quiet {
 /// How the thread is woken.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
-    rung: Mutex<Option<Rung>>,
+    source: Mutex<Option<Source>>,
     sound: Condvar,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rung {
+enum Source {
     /// Look at the device, or the time for it has come.
     Look,
     /// The device is gone.
@@ -219,32 +219,32 @@ enum Rung {
 
 impl Bell {
     fn ring(&self) {
-        self.rung.lock().get_or_insert(Rung::Look);
+        self.source.lock().get_or_insert(Source::Look);
         self.sound.notify_one();
     }
 
     pub(super) fn close(&self) {
-        *self.rung.lock() = Some(Rung::Closed);
+        *self.source.lock() = Some(Source::Closed);
         self.sound.notify_one();
     }
 
     /// A ring before the rest ends it at once.
-    fn rest(&self, rest: Rest) -> Rung {
-        let rung = self.rung.lock();
-        let quiet = |rung: &mut Option<Rung>| rung.is_none();
-        let mut rung = match rest {
+    fn rest(&self, rest: Rest) -> Source {
+        let source = self.source.lock();
+        let quiet = |source: &mut Option<Source>| source.is_none();
+        let mut source = match rest {
             None => self
                 .sound
-                .wait_while(rung, quiet)
+                .wait_while(source, quiet)
                 .unwrap_or_else(|poison| poison.into_inner()),
             Some(limit) => {
                 self.sound
-                    .wait_timeout_while(rung, limit, quiet)
+                    .wait_timeout_while(source, limit, quiet)
                     .unwrap_or_else(|poison| poison.into_inner())
                     .0
             }
         };
-        rung.take().unwrap_or(Rung::Look)
+        source.take().unwrap_or(Source::Look)
     }
 }
 

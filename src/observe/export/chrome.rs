@@ -5,7 +5,7 @@
 
 use super::super::History;
 use crate::device::DeviceAddress;
-use crate::engine::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy};
+use crate::driver::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy};
 use crate::id::StreamId;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -146,7 +146,7 @@ impl Chart {
                 self.streams.insert(*stream);
                 self.instant(time, process_of(Some(*stream)), "p", event.to_string());
             }
-            HistoryEvent::Harvested { .. } => {}
+            HistoryEvent::Reaped { .. } => {}
         }
     }
 
@@ -169,7 +169,7 @@ impl Chart {
             "requested": origin.requested,
             "site": origin.site.to_string(),
             "tag": tag,
-            "rung": origin.rung.name(),
+            "rung": origin.source.name(),
             "waited": origin.waited,
         });
         let what = ("b", "block", origin.number);

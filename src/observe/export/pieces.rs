@@ -1,10 +1,10 @@
 //! What the pending blocks of a snapshot were when they were freed.
 //!
-//! Pending neighbours with the same fences are one block of the ledger. A viewer that goes back in time wants
+//! Pending neighbours with the same fences are one block of the heap. A viewer that goes back in time wants
 //! to see what was freed turn into what was used, so such a block is cut along the frees that made it.
 
 use crate::device::DeviceAddress;
-use crate::engine::{BlockInfo, BlockState, HistoryEntry, HistoryEvent};
+use crate::driver::{BlockInfo, BlockState, HistoryEntry, HistoryEvent};
 use std::collections::BTreeMap;
 
 /// A part of a block of the snapshot.

@@ -1,7 +1,7 @@
 //! What the example `replay` reads: allocations and frees, as CSV.
 
 use super::super::History;
-use crate::engine::HistoryEvent;
+use crate::driver::HistoryEvent;
 use crate::id::StreamId;
 use std::collections::BTreeSet;
 use std::io::{self, Write};

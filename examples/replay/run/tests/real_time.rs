@@ -17,14 +17,14 @@ struct RealTime {
     pace: Pace,
     /// How long is waited for memory that does not come. The simulated device, on a machine that is
     /// busy, may take long for what a GPU does at once.
-    knot: Duration,
+    deadlock: Duration,
 }
 
 const AGES: Duration = Duration::from_secs(60);
 
 const FULL: RealTime = RealTime {
     pace: Pace::Full,
-    knot: AGES,
+    deadlock: AGES,
 };
 
 const PACED: RealTime = RealTime {
@@ -47,7 +47,7 @@ impl Site for RealTime {
         let device = builder.blocking_memory_calls(true).build();
         let limits = Limits {
             quiet: policy.capacity.map_or(AGES, |_| Duration::from_millis(2)),
-            knot: self.knot,
+            deadlock: self.deadlock,
             lost: AGES,
         };
         Ok(WallMachine {
@@ -151,8 +151,8 @@ fn with_little_memory_nearly_all_is_served() {
     let trace = cross_stream(1000, 1).unwrap();
     let capacity = trace.requested_peak * 102 / 100;
     for site in [FULL, PACED] {
-        let knot = Duration::from_secs(1);
-        let site = RealTime { knot, ..site };
+        let deadlock = Duration::from_secs(1);
+        let site = RealTime { deadlock, ..site };
         let bound = format!("--capacity={capacity}");
         let options = ["--device=cuda", "--kernels", "--lag=1ms", &bound];
         let report = replayed_on(&site, &trace, &options);
@@ -165,11 +165,11 @@ fn with_little_memory_nearly_all_is_served() {
 #[test]
 fn what_cannot_be_served_fails_and_the_rest_goes_on() {
     for site in [FULL, PACED] {
-        let knot = Duration::from_millis(500);
-        let site = RealTime { knot, ..site };
+        let deadlock = Duration::from_millis(500);
+        let site = RealTime { deadlock, ..site };
         let too_large = replayed_on(&site, &with_one_too_large(), &["--capacity=100MiB"]);
         assert_eq!(too_large.failures, 1, "{too_large:?}");
-        let knotted = replayed_on(&site, &knotted(), &["--capacity=128MiB"]);
-        assert_eq!(knotted.failures, 1, "{knotted:?}");
+        let deadlocked = replayed_on(&site, &deadlocked(), &["--capacity=128MiB"]);
+        assert_eq!(deadlocked.failures, 1, "{deadlocked:?}");
     }
 }

@@ -8,9 +8,9 @@
 //! A stream is looked at only when it is on the *agenda*: when its first item arrives, when what
 //! held its head back is over. So a step costs the logarithm of the number of streams at most.
 
+mod deadlocks;
 mod flags;
 mod head;
-mod knots;
 mod stream;
 mod timeline;
 

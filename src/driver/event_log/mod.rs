@@ -1,0 +1,389 @@
+//! The event log: what happened lately, and whence each live block is. Kept where a pool was asked for a
+//! history, and not there otherwise.
+//!
+//! It is a ring under a lock of its own, which is taken last: under the heap's where memory is mapped and
+//! released, so that whoever has the heap finds both telling the same; and alone elsewhere. The device's
+//! clock is read before any of them.
+
+mod event;
+
+pub use event::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
+
+use super::Driver;
+use crate::device::Device;
+use crate::error::Shortfall;
+use crate::heap::{Outcome, ReservationId, Step, Totals};
+use crate::id::StreamId;
+use crate::measure::Tag;
+use crate::sync::{Guards, Mutex, plain};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct EventLog {
+    device: plain::Arc<dyn Device>,
+    book: Mutex<Book>,
+}
+
+/// What is kept.
+#[derive(Debug)]
+struct Book {
+    /// Entries at most.
+    most: usize,
+    entries: VecDeque<HistoryEntry>,
+    forgotten: u64,
+    known: Origins,
+    used: u64,
+    allocations: u64,
+}
+
+/// A block that somebody owns.
+#[derive(Clone, Debug)]
+pub(crate) struct Live {
+    pub(crate) size: u64,
+    pub(crate) origin: BlockOrigin,
+}
+
+/// Whence what lives is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origins {
+    /// Blocks that somebody owns, by address.
+    pub(super) live: BTreeMap<u64, Live>,
+    /// Reservations that somebody has.
+    pub(super) reservations: BTreeMap<ReservationId, ReservationOrigin>,
+}
+
+/// What can be read of a event log.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pages {
+    pub(crate) entries: Vec<HistoryEntry>,
+    pub(crate) forgotten: u64,
+}
+
+/// A block that begins, or ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+    pub(crate) stream: StreamId,
+}
+
+/// A moment: no lock is held when it is taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry<'a> {
+    event_log: &'a EventLog,
+    time: Duration,
+}
+
+impl EventLog {
+    /// None for a history of nothing.
+    pub(super) fn new(device: &plain::Arc<dyn Device>, most: usize) -> Option<Self> {
+        let book = Book {
+            most,
+            entries: VecDeque::new(),
+            forgotten: 0,
+            known: Origins::default(),
+            used: 0,
+            allocations: 0,
+        };
+        (most > 0).then(|| Self {
+            device: device.clone(),
+            book: Mutex::new(Guards::EventLog, book),
+        })
+    }
+
+    fn begin(&self) -> Entry<'_> {
+        Entry {
+            event_log: self,
+            time: self.device.now(),
+        }
+    }
+
+    /// Whence all that lives is.
+    pub(super) fn origins(&self) -> Origins {
+        self.book.lock().known.clone()
+    }
+
+    /// Whence the live block at an address is.
+    pub(super) fn origin(&self, address: u64) -> Option<BlockOrigin> {
+        let book = self.book.lock();
+        book.known
+            .live
+            .get(&address)
+            .map(|live| live.origin.clone())
+    }
+
+    /// Whence a reservation is.
+    pub(super) fn reservation(&self, reservation: ReservationId) -> Option<ReservationOrigin> {
+        self.book
+            .lock()
+            .known
+            .reservations
+            .get(&reservation)
+            .cloned()
+    }
+
+    pub(super) fn pages(&self) -> Pages {
+        let book = self.book.lock();
+        Pages {
+            entries: book.entries.iter().cloned().collect(),
+            forgotten: book.forgotten,
+        }
+    }
+}
+
+impl Book {
+    /// Times never go back, though who came later may have looked at the clock first.
+    fn push(&mut self, time: Duration, totals: Totals, event: HistoryEvent) {
+        if self.entries.len() == self.most {
+            self.entries.pop_front();
+            self.forgotten += 1;
+        }
+        let last = self.entries.back().map(|entry| entry.time);
+        self.entries.push_back(HistoryEntry {
+            time: time.max(last.unwrap_or_default()),
+            event,
+            occupancy: Occupancy {
+                reserved: totals.reserved.current,
+                used: self.used,
+                pending: totals.pending.current,
+                free: totals.free.current,
+            },
+        });
+    }
+}
+
+impl Entry<'_> {
+    pub(super) fn write(&self, totals: Totals, event: HistoryEvent) {
+        self.event_log.book.lock().push(self.time, totals, event);
+    }
+
+    /// Memory was mapped, as far as the device came; a handle may have been lost on the way.
+    pub(super) fn write_mapped(
+        &self,
+        totals: Totals,
+        steps: &[Step],
+        outcome: Outcome,
+        chunk_bytes: u64,
+    ) {
+        let mut book = self.event_log.book.lock();
+        let (done, rest) = steps.split_at(outcome.done);
+        for run in done.chunk_by(|step, next| follows(*step, *next, chunk_bytes)) {
+            let bytes = run.len() as u64 * chunk_bytes;
+            let Step { from, to } = run[0];
+            let event = match from {
+                Some(from) => HistoryEvent::Remapped {
+                    from: from.into(),
+                    to: to.into(),
+                    bytes,
+                },
+                None => HistoryEvent::Grown {
+                    address: to.into(),
+                    bytes,
+                },
+            };
+            book.push(self.time, totals, event);
+        }
+        let lost = rest.first().filter(|_| outcome.lost);
+        if let Some(from) = lost.and_then(|step| step.from) {
+            let event = HistoryEvent::Released {
+                address: from.into(),
+                bytes: chunk_bytes,
+            };
+            book.push(self.time, totals, event);
+        }
+    }
+
+    /// Spans are gone: those next to each other are told of as one.
+    pub(super) fn write_released(&self, totals: Totals, spans: &[(u64, u64)]) {
+        let mut book = self.event_log.book.lock();
+        for run in spans.chunk_by(|(at, bytes), (next, _)| at + bytes == *next) {
+            let bytes = run.iter().map(|(_, bytes)| bytes).sum();
+            let address = run[0].0.into();
+            book.push(self.time, totals, HistoryEvent::Released { address, bytes });
+        }
+    }
+}
+
+/// Whether two steps are of one run: next to each other where they come to be, and where they came from.
+fn follows(step: Step, next: Step, chunk_bytes: u64) -> bool {
+    let is_from_next = match (step.from, next.from) {
+        (Some(from), Some(next)) => from + chunk_bytes == next,
+        (None, None) => true,
+        _ => false,
+    };
+    is_from_next && step.to + chunk_bytes == next.to
+}
+
+impl Driver {
+    /// An entry to be written, if there is a event log. No lock is held.
+    pub(super) fn entry(&self) -> Option<Entry<'_>> {
+        self.event_log.as_ref().map(EventLog::begin)
+    }
+
+    /// Writes what happened. No lock is held; what is to be written is made only if there is a event log.
+    #[inline]
+    pub(crate) fn write_down(&self, event: impl FnOnce() -> HistoryEvent) {
+        if let Some(entry) = self.entry() {
+            entry.write(self.totals(), event());
+        }
+    }
+
+    /// A block was granted: its number and its time are filled in here.
+    pub(crate) fn write_granted(&self, block: Extent, origin: BlockOrigin) {
+        let Some(Entry { event_log, time }) = self.entry() else {
+            return;
+        };
+        let totals = self.totals();
+        let Extent {
+            address,
+            size,
+            stream,
+        } = block;
+        let mut book = event_log.book.lock();
+        book.allocations += 1;
+        book.used += size;
+        let origin = BlockOrigin {
+            number: book.allocations,
+            time,
+            ..origin
+        };
+        let live = Live {
+            size,
+            origin: origin.clone(),
+        };
+        book.known.live.insert(address, live);
+        let event = HistoryEvent::Allocated {
+            address: address.into(),
+            size,
+            stream,
+            origin,
+        };
+        book.push(time, totals, event);
+    }
+
+    /// A block is about to be larger: told of as one that is freed and allocated at the same address, which is what
+    /// whoever reads it knows.
+    pub(crate) fn write_grown(&self, block: Extent, bytes: u64, site: Site) {
+        let Some(Entry { event_log, time }) = self.entry() else {
+            return;
+        };
+        let totals = self.totals();
+        let (address, stream) = (block.address, block.stream);
+        let mut book = event_log.book.lock();
+        book.allocations += 1;
+        let number = book.allocations;
+        let Some(live) = book.known.live.get_mut(&address) else {
+            return;
+        };
+        let (old, before) = (live.size, live.origin.number);
+        live.size += bytes;
+        live.origin.number = number;
+        live.origin.requested += bytes;
+        let (size, origin) = (live.size, live.origin.clone());
+        let freed = HistoryEvent::Freed {
+            number: before,
+            address: address.into(),
+            size: old,
+            stream,
+            further: Vec::new(),
+            site: Some(site.clone()),
+        };
+        let allocated = HistoryEvent::Allocated {
+            address: address.into(),
+            size,
+            stream,
+            origin: BlockOrigin {
+                site,
+                time,
+                ..origin
+            },
+        };
+        book.used -= old;
+        book.push(time, totals, freed);
+        book.used += size;
+        book.push(time, totals, allocated);
+    }
+
+    /// A block is about to be freed: nobody else can have been given its memory.
+    pub(crate) fn write_ending(&self, block: Extent, further: Vec<StreamId>, site: Option<Site>) {
+        let Some(Entry { event_log, time }) = self.entry() else {
+            return;
+        };
+        let totals = self.totals();
+        let Extent {
+            address, stream, ..
+        } = block;
+        let mut book = event_log.book.lock();
+        let Some(Live { size, origin }) = book.known.live.remove(&address) else {
+            return;
+        };
+        book.used -= size;
+        let event = HistoryEvent::Freed {
+            number: origin.number,
+            address: address.into(),
+            size,
+            stream,
+            further,
+            site,
+        };
+        book.push(time, totals, event);
+    }
+
+    /// A reservation was made.
+    pub(crate) fn write_reserved(&self, reservation: ReservationId, site: Site, tag: Option<Tag>) {
+        if let Some(Entry { event_log, time }) = self.entry() {
+            let origin = ReservationOrigin { site, time, tag };
+            event_log
+                .book
+                .lock()
+                .known
+                .reservations
+                .insert(reservation, origin);
+        }
+    }
+
+    /// It is about to end.
+    pub(crate) fn write_disbanded(&self, reservation: ReservationId) {
+        if let Some(event_log) = &self.event_log {
+            event_log
+                .book
+                .lock()
+                .known
+                .reservations
+                .remove(&reservation);
+        }
+    }
+
+    /// A request failed for want of memory.
+    pub(crate) fn write_exhausted(&self, stream: StreamId, shortfall: Shortfall) {
+        let stream = stream.of_a_stream();
+        self.write_down(|| HistoryEvent::OutOfMemory { stream, shortfall });
+    }
+
+    /// Bytes of live blocks by the place that allocated them, where a history is kept; of one tag, if one is meant.
+    pub(crate) fn held_by_place(&self, of: Option<Tag>) -> Vec<(String, u64)> {
+        let known = self.event_log.as_ref().map(EventLog::origins);
+        let live = known.unwrap_or_default().live;
+        let is_meant = |block: &Live| of.is_none() || block.origin.tag == of;
+        let mut held = BTreeMap::<Site, u64>::new();
+        for block in live.into_values().filter(is_meant) {
+            *held.entry(block.origin.site).or_default() += block.size;
+        }
+        let held = held.into_iter();
+        held.map(|(site, bytes)| (site.to_string(), bytes))
+            .collect()
+    }
+
+    /// Whether a history is kept.
+    pub(crate) fn has_event_log(&self) -> bool {
+        self.event_log.is_some()
+    }
+
+    /// What happened lately.
+    pub(crate) fn pages(&self) -> Pages {
+        let pages = self.event_log.as_ref().map(EventLog::pages);
+        pages.unwrap_or_default()
+    }
+}

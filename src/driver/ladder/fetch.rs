@@ -1,0 +1,118 @@
+//! Sources 4 to 6: what is put together, of memory that is free, moved, new, or waited for on the device.
+
+use super::{Allocation, Climb, Refusal, Source};
+use crate::device::{DeviceError, DeviceErrorKind};
+use crate::driver::memory::For;
+use crate::heap::policy::{Order, WaitLimit};
+use crate::heap::{Growth, Plan};
+
+impl Climb<'_> {
+    /// Growing. Where waiting comes first, what the stream may wait for is part of the span, and new
+    /// memory is taken only once what was on its way has come and does not do.
+    pub(super) fn grown(&self) -> Result<Option<Allocation>, Refusal> {
+        let settings = &self.driver.settings;
+        let waits = (settings.order == Order::WaitFirst).then_some(settings.wait_limit);
+        let waits = waits.filter(|_| self.may_wait());
+        let held_back_by = self.held_back_by();
+        let is_held_back = !held_back_by.fences.is_empty();
+        let growth = match () {
+            () if !self.may_call() => Growth::None,
+            () if is_held_back => self.growth_held_back(waits),
+            () => self.growth(),
+        };
+        if let Some(allocation) = self.fetch(waits, growth)? {
+            return Ok(Some(allocation));
+        }
+        if is_held_back {
+            return Err(Refusal::Short(held_back_by));
+        }
+        if growth == Growth::None && self.could_grow() {
+            return Err(Refusal::NeedsThread);
+        }
+        Ok(None)
+    }
+
+    fn could_grow(&self) -> bool {
+        let heap = self.driver.heap.lock();
+        heap.could_grow(self.request, &self.view())
+    }
+
+    pub(super) fn device_wait(&self, limit: WaitLimit) -> Result<Option<Allocation>, Refusal> {
+        if !self.may_wait() {
+            return Ok(None);
+        }
+        let taken = self.with_waits(Some(limit), |view| {
+            self.driver.heap.lock().take(self.request, view)
+        });
+        match taken {
+            Some(grant) => Ok(self.lend_in_order(grant, Source::Free)?),
+            None => Ok(self.fetch(Some(limit), Growth::None)?),
+        }
+    }
+
+    /// Where memory cannot be mapped elsewhere, a free segment of the wrong size is in the way. Where the
+    /// device refuses, what other pools keep is.
+    pub(super) fn trimmed(&self) -> Result<Option<Allocation>, Refusal> {
+        if !self.may_call() {
+            return Ok(None);
+        }
+        if !self.driver.settings.geometry.virtual_memory && self.driver.trim_to(0)? > 0 {
+            self.refused.set(0);
+            if let Some(allocation) = self.fetch(None, Growth::Allowed)? {
+                return Ok(Some(allocation));
+            }
+        }
+        if self.refused.get() == 0 || !self.driver.spill_for(self.request.bytes) {
+            return Ok(None);
+        }
+        Ok(self.fetch(None, Growth::Allowed)?)
+    }
+
+    /// Puts a span together, with the device's help if it may grow. What the device has no new memory for is moved.
+    /// `waits` only if the stream may wait at all.
+    fn fetch(
+        &self,
+        waits: Option<WaitLimit>,
+        growth: Growth,
+    ) -> Result<Option<Allocation>, DeviceError> {
+        let allocation = self.fetch_so(waits, growth)?;
+        if allocation.is_none() && self.could_do_with_less(waits, growth) {
+            return self.fetch_so(waits, Growth::Allowed);
+        }
+        Ok(allocation)
+    }
+
+    fn fetch_so(
+        &self,
+        waits: Option<WaitLimit>,
+        growth: Growth,
+    ) -> Result<Option<Allocation>, DeviceError> {
+        let plan = self.with_waits(waits, |view| {
+            self.driver.heap.lock().plan(self.request, view, growth)
+        });
+        let Some(plan) = plan else {
+            return Ok(None);
+        };
+        self.carry_out(plan, For::Stream(self.lane.id))
+    }
+
+    /// Carries a plan out for the stream, or for a reservation. None, if the device has no memory for it.
+    pub(in crate::driver) fn carry_out(
+        &self,
+        plan: Plan,
+        whom: For,
+    ) -> Result<Option<Allocation>, DeviceError> {
+        // Mapping what there is may need some, too.
+        let new = plan.new_bytes().max(1);
+        match self.driver.carry_out(plan, whom) {
+            Ok(Some(grant)) => self.lend_in_order(grant, Source::Grown),
+            Ok(None) => Ok(None),
+            Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
+                self.refused.set(new);
+                self.driver.pressure.note(true);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! What a climb sees of the heap: what its stream comes after, what it may be made to wait for, and when that is
+//! expected.
+
+use super::Climb;
+use crate::heap::policy::{Donor, Taker, WaitLimit};
+use crate::heap::{Fence, Forecast, View};
+use crate::id::StreamId;
+use crate::lane::Lane;
+use crate::sync::Arc;
+
+/// No stream.
+const NOBODY: StreamId = StreamId(0);
+
+impl Climb<'_> {
+    pub(super) fn view(&self) -> View<'_> {
+        View {
+            stream: if self.is_for_everybody {
+                NOBODY
+            } else {
+                self.lane.id
+            },
+            after: &self.after,
+            waits: None,
+            placement: self.placement,
+        }
+    }
+
+    /// Looks with a view in which the stream may be made to wait within the limit.
+    pub(in crate::driver) fn with_waits<R>(
+        &self,
+        limit: Option<WaitLimit>,
+        look: impl FnOnce(&View<'_>) -> R,
+    ) -> R {
+        let Some(limit) = limit else {
+            return look(&self.view());
+        };
+        let taker = self.taker();
+        let forecast = |lane: &Lane, fence| limit.forecast(donor_of(lane, fence), taker);
+        self.with_forecasts(
+            |lane, fence| {
+                lane.can_be_awaited(fence.ticket)
+                    .then(|| forecast(lane, fence))?
+            },
+            look,
+        )
+    }
+
+    /// Looks with a view in which there are further fences that the asker may have, and when they are expected.
+    pub(super) fn with_forecasts<R>(
+        &self,
+        forecast: impl Fn(&Lane, Fence) -> Option<Forecast>,
+        look: impl FnOnce(&View<'_>) -> R,
+    ) -> R {
+        let lanes = self.driver.lanes();
+        let waits = |fence: Fence| match find(&lanes, fence) {
+            Some(lane) => forecast(lane, fence),
+            // A stream without a lane is gone, and complete, though the heap may not have heard of it yet; or it came
+            // after this look, and is found when its point is to be waited for.
+            None => Some(Forecast::default()),
+        };
+        look(&View {
+            waits: Some(&waits),
+            ..self.view()
+        })
+    }
+
+    pub(super) fn taker(&self) -> Taker {
+        let now = self.driver.device.now();
+        let timeline = &self.lane.timeline;
+        let tail = timeline
+            .newest()
+            .map_or(now, |_| now.saturating_add(timeline.latency()));
+        Taker { now, tail }
+    }
+}
+
+/// The lane of a fence; a stream that is gone has no lane, and all its work is complete.
+pub(in crate::driver) fn find(lanes: &[Arc<Lane>], fence: Fence) -> Option<&Arc<Lane>> {
+    let at = lanes
+        .binary_search_by_key(&fence.stream, |lane| lane.id)
+        .ok()?;
+    Some(&lanes[at])
+}
+
+pub(super) fn donor_of(lane: &Lane, fence: Fence) -> Donor {
+    let marker = lane.timeline.covering(fence.ticket);
+    Donor {
+        sealed_at: marker.as_ref().map(|marker| marker.sealed_at),
+        expected_at: marker.as_ref().map(|marker| marker.expected_at),
+        number: marker.map_or(u64::MAX, |marker| marker.number()),
+        latency: lane.timeline.latency(),
+    }
+}

@@ -1,0 +1,189 @@
+//! The way back: a free, a use on a further stream, a grant that nobody took.
+
+use super::{Allocation, Driver};
+use crate::device::DeviceError;
+use crate::heap::policy::Order;
+use crate::heap::{BlockId, Fence, Fences, Whose};
+use crate::id::Ticket;
+use crate::lane::{Closed, Entered, Freed, Guarded, Lane, Slot, Use};
+use crate::sync::{Arc, Guard};
+use std::time::Duration;
+
+impl Driver {
+    /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
+    #[inline]
+    pub(crate) fn free<K>(&self, lane: &Lane, slot: &Slot<K>, block: Use) -> Ticket {
+        match lane.keep_at_once(slot, block.bytes, || block, &self.gate) {
+            Ok((ticket, _)) => ticket,
+            Err(entered) => self.free_slowly(lane, slot, block, entered),
+        }
+    }
+
+    /// The same in the plain case. Returns the lane's `slot`, in which the block may leave something.
+    ///
+    /// # Errors
+    /// When it is not the plain case: it is still to be [freed](Self::free_slowly).
+    #[inline(always)]
+    pub(crate) fn free_at_once<'a, K>(
+        &self,
+        lane: &Lane,
+        slot: &'a Slot<K>,
+        bytes: u64,
+        block: impl FnOnce() -> Use,
+    ) -> Result<Guard<'a, Guarded<K>>, Entered<'a, K>> {
+        let freed = lane.keep_at_once(slot, bytes, block, &self.gate);
+        freed.map(|(_, guarded)| guarded)
+    }
+
+    /// The same in any case.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn free_slowly<K>(
+        &self,
+        lane: &Lane,
+        slot: &Slot<K>,
+        block: Use,
+        entered: Entered<'_, K>,
+    ) -> Ticket {
+        let now = if lane.large_caches(block.bytes) {
+            self.large_caches_now()
+        } else {
+            None
+        };
+        let freed = lane.free(slot, &block, entered, now, &self.gate);
+        let ticket = freed.ticket;
+        if !freed.is_kept || freed.closed.is_some() {
+            self.finish_free(lane, block.id, freed);
+        }
+        ticket
+    }
+
+    /// Now, if large blocks may stay with their streams: where memory is not to be given back unasked, nor rather
+    /// waited for than taken.
+    fn large_caches_now(&self) -> Option<Duration> {
+        let may_stay = self.settings.order == Order::GrowFirst && self.keeps_all();
+        may_stay.then(|| self.device.now())
+    }
+
+    fn finish_free(&self, lane: &Lane, id: BlockId, freed: Freed) {
+        let mut whose = Whose::Anybodys;
+        if !freed.is_kept {
+            let fences = Fences::one(lane.id, freed.ticket);
+            whose = self.heap.lock().free(id, fences);
+        }
+        self.record_closed(lane, freed.closed);
+        self.note_free(whose);
+    }
+
+    /// A block was freed. What came back to a reservation is nothing to who waits: they are not woken for it.
+    fn note_free(&self, whose: Whose) {
+        if whose == Whose::Anybodys {
+            self.notify_if_awaited();
+        }
+        self.note_return();
+    }
+
+    /// Frees a block of `home` that was used on several streams: it is pending for each of them, and for the
+    /// point where its memory's earlier life ends, if none of them comes after that. The order of each is kept.
+    /// Returns the tickets that it waits for.
+    pub(crate) fn free_many(
+        &self,
+        home: &Lane,
+        lanes: &[Arc<Lane>],
+        earlier: Option<Fence>,
+        block: &Use,
+    ) -> Fences {
+        home.count_free(block.bytes, block.rounding);
+        let noted: Vec<_> = lanes
+            .iter()
+            .map(|lane| (lane, lane.note_use(block.bytes, &self.gate)))
+            .collect();
+        let fences: Fences = noted
+            .iter()
+            .map(|(lane, freed)| lane.fence(freed.ticket))
+            .chain(earlier)
+            .collect();
+        // First, so that who finds the memory pending can have its stream wait for it: of an external stream nobody else
+        // records anything.
+        for (lane, freed) in noted {
+            self.record_closed(lane, freed.closed);
+        }
+        let whose = self.heap.lock().free(block.id, fences.clone());
+        self.note_free(whose);
+        fences
+    }
+
+    /// Records the event of a closed ticket, once in a while after asking how far the stream is, so that
+    /// events come back and their number is bounded (I8).
+    ///
+    /// A record that fails leaves the ticket to a later one, or, sticky, ends the pool; a free has
+    /// nobody to tell.
+    fn record_closed(&self, lane: &Lane, closed: Option<Closed>) {
+        let Some(closed) = closed else {
+            return;
+        };
+        self.thin_out(lane);
+        if lane.timeline.is_full() && !lane.is_external {
+            return lane.expect_seal(closed.ticket.next());
+        }
+        let recorded = self.noted(lane.record(closed, &*self.device, &self.events));
+        // Unless somebody waits for it, or it goes back to the device, it may well take a little longer.
+        match recorded {
+            Ok(marker) if self.is_open() && self.keeps_all() => lane.note_sealed(marker.sealed_at),
+            _ => lane.note_wanted(),
+        }
+    }
+
+    /// Something came back, or was held and is not any more: who waits may be served. Where nothing is
+    /// pooled the device waits for it.
+    pub(crate) fn notify_if_awaited(&self) {
+        if !self.is_open() || !self.settings.is_pooled {
+            self.notifier.notify();
+        }
+    }
+
+    /// Takes back a loan whose memory was never used: only its earlier life has to end.
+    pub(crate) fn give_back(&self, lane: &Lane, allocation: Allocation) {
+        let fences = self.fences_of(lane, &allocation);
+        self.heap.lock().give_back(allocation.id, fences);
+        self.notify_if_awaited();
+        self.note_return();
+    }
+
+    /// Orders a further stream after the grant of a block: after everything that its memory's earlier
+    /// life left, which so far only `home`'s own order kept it from.
+    ///
+    /// # Errors
+    /// When the device cannot; the stream must not use the block then.
+    pub(crate) fn order_after_grant(
+        &self,
+        home: &Lane,
+        after: Ticket,
+        further: &Lane,
+    ) -> Result<(), DeviceError> {
+        let is_ordered = home.timeline.completed() >= after
+            || further.timeline.clock().covers(home.fence(after));
+        if is_ordered {
+            return Ok(());
+        }
+        match self.marker_for(home, after)? {
+            Some(marker) => self.order_behind(further, &marker),
+            None => Ok(()),
+        }
+    }
+
+    /// A stream's last handle, and its last block, are gone: what it freed is sealed and everybody's.
+    pub(crate) fn retire(&self, lane: &Lane) {
+        {
+            let mut heap = self.heap.lock();
+            for cached in lane.retire() {
+                heap.give_back(cached.id, Fences::one(lane.id, cached.ticket));
+            }
+        }
+        // A failure is noted; the memory stays pending then.
+        let _ = self.seal_for_others(lane);
+        self.reap_retired();
+        self.notify_if_awaited();
+        self.note_return();
+    }
+}

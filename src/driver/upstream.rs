@@ -1,0 +1,106 @@
+//! Where a pool's memory comes from, and what a device that lacks it is asked for instead.
+
+use crate::device::{Capabilities, MemoryKind};
+use std::fmt;
+
+/// Where a pool's memory comes from. RMM and Umpire call these upstream resources.
+///
+/// ```
+/// use weirpool::device::{MemoryKind, sim::SimDevice};
+/// use weirpool::{BuildError, Pool, Upstream};
+///
+/// let device = SimDevice::builder().virtual_memory(false).without(MemoryKind::Pinned).build();
+/// // What can be made up for is, and the pool says so.
+/// let pool = Pool::builder(device.clone()).build()?;
+/// assert!(pool.describe().contains("plain device memory (virtual memory is not supported)"));
+/// // What cannot is an error, which names it.
+/// let refused = Pool::builder(device.clone()).upstream(Upstream::Pinned).build();
+/// assert!(matches!(refused, Err(BuildError::Unsupported { feature: "pinned host memory", .. })));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+#[non_exhaustive]
+pub enum Upstream {
+    /// Memory of the device that can be mapped elsewhere, so that free pieces make a whole. Where the
+    /// device has no virtual memory it is [`Device`](Self::Device) memory.
+    #[default]
+    Virtual,
+    /// Memory of the device, in segments that stay as they are.
+    Device,
+    /// Page-locked memory of the host, which the device sees too.
+    Pinned,
+    /// Memory that host and device see, and that moves to who uses it.
+    Managed,
+    /// Memory of the host alone: for its own [stream](crate::Pool::host_stream), and no other.
+    Host,
+}
+
+/// What a device is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemorySource {
+    pub(crate) kind: MemoryKind,
+    /// Address ranges and handles, rather than plain memory.
+    pub(crate) is_virtual: bool,
+}
+
+impl Upstream {
+    /// The kind of memory that it gives.
+    pub const fn kind(self) -> MemoryKind {
+        match self {
+            Self::Virtual | Self::Device => MemoryKind::Device,
+            Self::Pinned => MemoryKind::Pinned,
+            Self::Managed => MemoryKind::Managed,
+            Self::Host => MemoryKind::Host,
+        }
+    }
+
+    /// What a device with these capabilities is asked for; `None` where it lacks the kind.
+    pub(crate) fn source(self, capabilities: &Capabilities) -> Option<MemorySource> {
+        let kind = self.kind();
+        let source = MemorySource {
+            kind,
+            is_virtual: self == Self::Virtual && capabilities.virtual_memory,
+        };
+        capabilities.memory_kinds.contains(kind).then_some(source)
+    }
+}
+
+/// `virtual memory`, `managed memory`
+impl fmt::Display for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Virtual => f.write_str("virtual memory"),
+            other => other.kind().fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::MemoryKinds;
+
+    #[test]
+    fn virtual_memory_falls_back_to_plain_and_a_kind_to_nothing() {
+        let plain = Capabilities::plain(1 << 21);
+        let source = Upstream::Virtual.source(&plain);
+        assert_eq!(source, Upstream::Device.source(&plain));
+        assert!(source.is_some_and(|source| !source.is_virtual));
+        assert_eq!(Upstream::Managed.source(&plain), None);
+        let all = plain
+            .with_virtual_memory(true)
+            .with_memory_kinds(MemoryKinds::ALL);
+        assert!(
+            Upstream::Virtual
+                .source(&all)
+                .is_some_and(|source| source.is_virtual)
+        );
+        let managed = Upstream::Managed.source(&all);
+        assert!(managed.is_some_and(|source| !source.is_virtual));
+    }
+}

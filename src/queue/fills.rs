@@ -1,0 +1,49 @@
+//! Blocks that are filled at their beginning and their end, where the pool was asked to. Out of the way of
+//! those that are not.
+
+use super::{Observers, Registration};
+use crate::device::DeviceError;
+use crate::id::Ticket;
+use crate::lane::{Lane, Use};
+use crate::sync::Arc;
+use std::panic::Location;
+
+impl Registration {
+    /// A block was granted to the stream, after that point of it: fills it. Returns the point that a further
+    /// stream must come after.
+    ///
+    /// # Errors
+    /// When the device cannot; the block is the caller's still.
+    pub(crate) fn fill_granted(
+        &self,
+        observers: &Observers,
+        after: Ticket,
+        block: Use,
+        location: &'static Location<'static>,
+    ) -> Result<Ticket, DeviceError> {
+        let Some(fill) = observers.fills.on_allocate else {
+            return Ok(after);
+        };
+        let driver = &self.service.driver;
+        driver.fill_granted(&self.lane, after, block, fill, location)
+    }
+
+    /// A block of the stream is about to be freed, and was used on these: fills it, behind that point of the
+    /// stream, if there is one. Says whether the first of them comes after all of that now.
+    pub(crate) fn fill_ending(
+        &self,
+        observers: &Observers,
+        lanes: &[Arc<Lane>],
+        earlier: Option<Ticket>,
+        block: Use,
+        location: Option<&'static Location<'static>>,
+    ) -> bool {
+        // Of a drop nobody knows the place: the pool's own it is.
+        let location = location.unwrap_or(Location::caller());
+        observers.fills.on_free.is_some_and(|fill| {
+            let driver = &self.service.driver;
+            let earlier = earlier.map(|after| (&*self.lane, after));
+            driver.fill_freed(lanes, earlier, block, fill, location)
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! Growth off the runtime's workers: where memory calls block, the queue is served by a short-lived
+//! thread until nobody needs such a call.
+//!
+//! Meanwhile the request that needed it may have been served by what came back. The memory is taken all the same, for
+//! the next: else a pool that is short for moments only would never grow, and its requests wait for ever again.
+
+use super::Service;
+use super::demand::Wants;
+use super::waiters::Waiter;
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Grower {
+    /// A thread was started and has not begun to serve.
+    is_coming: SharedFlag,
+    /// Whom it was started for.
+    needy: Mutex<Option<Arc<Waiter>>>,
+}
+
+impl Grower {
+    pub(super) fn new() -> Self {
+        Self {
+            is_coming: SharedFlag::new(false),
+            needy: Mutex::new(Guards::Queue, None),
+        }
+    }
+
+    /// Starts the thread for one who waits, unless one is on its way.
+    pub(super) fn start_for(&self, waiter: Arc<Waiter>, service: &Arc<Service>) {
+        self.note_needy(Some(waiter));
+        self.start(service);
+    }
+
+    /// The same for what is to go back to the device.
+    pub(super) fn start(&self, service: &Arc<Service>) {
+        if self.is_coming.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let served = service.clone();
+        let thread = plain::thread::Builder::new().name("weirpool-grower".into());
+        let started = thread.spawn(move || {
+            // Before serving: a need that arises from now on gets a thread of its own.
+            served.grower.is_coming.store(false, Ordering::Release);
+            let needy = served.grower.needy.lock().take();
+            let growths = served.driver.growths();
+            while !Service::try_serve_fully(&served) {
+                plain::thread::yield_now();
+            }
+            let needy = needy.filter(|_| served.driver.growths() == growths);
+            if let Some(waiter) = needy {
+                served.grow_after_all(&waiter);
+            }
+        });
+        if started.is_err() {
+            // No thread can be had: the waiters are served by what is freed, and the next asks again.
+            self.note_needy(None);
+            self.is_coming.store(false, Ordering::Release);
+        }
+    }
+
+    /// Who was noted before is let go outside the lock: it may be the last who holds its stream.
+    fn note_needy(&self, waiter: Option<Arc<Waiter>>) {
+        let earlier = std::mem::replace(&mut *self.needy.lock(), waiter);
+        drop(earlier);
+    }
+}
+
+impl Service {
+    /// Grows for one that was served by what came back.
+    fn grow_after_all(&self, waiter: &Waiter) {
+        if waiter.is_served() && matches!(waiter.wants, Wants::Block) {
+            self.driver.grow_after_all(waiter.demand.request);
+        }
+    }
+}

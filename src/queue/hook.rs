@@ -1,0 +1,297 @@
+//! The pressure hook: whom the pool asks to free something before a request goes on waiting.
+//!
+//! It is asked for the head of the queue, once it is found that it cannot be served: once for each request,
+//! and for one at a time. Whoever serves only says so, and wakes the head; the hook's future is made and polled
+//! by the request's own future, beside its waiting, and is dropped with it. So it needs no runtime, holds up
+//! nobody, and keeps nothing alive.
+
+use super::Service;
+use super::waiters::Waiter;
+use crate::error::{AllocError, Shortfall};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
+use crate::trace;
+use async_trait::async_trait;
+use std::cell::RefCell;
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// Somebody who can free memory of the pool, and is asked to when a request must wait: by spilling to the host,
+/// by evicting what is cached, by turning work away. For
+/// [`PoolBuilder::pressure_hook`](crate::PoolBuilder::pressure_hook).
+///
+/// # When it is asked
+///
+/// When a request has reached the head of the queue and there is not enough for it: after reaping what has
+/// completed, taking back what lanes keep, and growing. Once for each such request, and for one at a time. A
+/// request of a [tag](crate::Tag) over its limit is asked for once the tag lets it in;
+/// [`try_allocate`](crate::Pool::try_allocate) never asks. What is [pending](Shortfall::pending) may do
+/// without more.
+///
+/// The request keeps its place meanwhile, and waits as ever: what the hook frees is seen at once, and so is
+/// what anybody else frees. Nothing rests on the answer.
+///
+/// # What it may do
+///
+/// Anything, in its own time: its future is polled by the request's, in its task, and holds up no other. Once
+/// the request was served, timed out or was cancelled, the future is dropped: what must go on is to be spawned.
+/// An error, or a panic, is told to a subscriber of `tracing`, and the request waits on.
+///
+/// It may allocate from the same pool, say a staging buffer: within its future such allocations go ahead of
+/// the queue, and never wait, nor ask: they fail with [`AllocError::Exhausted`] where there is not enough.
+///
+/// It works for the pool, though in the task of whoever is short: the [scopes](crate::Reservation::scope) that the
+/// request was made in are not the hook's, and nothing that it allocates is taken from what was set aside there. It
+/// may have scopes of its own. A request that was made in a scope is served by what the hook frees of the
+/// reservation, too.
+///
+/// What it holds lives as long as the pool is open: a hook with blocks, streams or handles of its own pool
+/// keeps that alive until it is [closed](crate::Pool::close). Hold them weakly otherwise.
+///
+/// ```
+/// use async_trait::async_trait;
+/// use std::sync::{Arc, Mutex};
+/// use weirpool::{Block, Pool, PressureHook, Shortfall, device::sim::SimDevice};
+///
+/// #[derive(Clone, Default)]
+/// struct Cache(Arc<Mutex<Vec<Block>>>);
+///
+/// #[async_trait]
+/// impl PressureHook for Cache {
+///     async fn relieve(&self, shortfall: Shortfall) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///         let mut missing = shortfall.requested.saturating_sub(shortfall.free + shortfall.pending);
+///         while missing > 0 {
+///             let Some(evicted) = self.0.lock().unwrap().pop() else {
+///                 return Err("the cache is empty".into());
+///             };
+///             missing = missing.saturating_sub(evicted.size());
+///         }
+///         Ok(())
+///     }
+/// }
+///
+/// # let device = SimDevice::new();
+/// let cache = Cache::default();
+/// let pool = Pool::builder(device.clone())
+///     .capacity(64 << 20)
+///     .pressure_hook(cache.clone())
+///     .build()?;
+/// let stream = pool.create_stream()?;
+/// let cached = pool.try_allocate(&stream, 48 << 20)?;
+/// cache.0.lock().unwrap().push(cached);
+/// let block = device.block_on(pool.allocate(&stream, 32 << 20))?; // evicts it
+/// # drop(block);
+/// pool.close();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[async_trait]
+pub trait PressureHook: Send + Sync {
+    /// Frees what it can, of the pool's memory. Which request needs it, and how memory stands, is in the
+    /// shortfall.
+    ///
+    /// # Errors
+    /// Whatever kept it from that: it is told, and that is all.
+    ///
+    /// # Cancel safety
+    /// It is dropped when the request is over: it must be safe to.
+    async fn relieve(&self, shortfall: Shortfall) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
+#[async_trait]
+impl<H: PressureHook + ?Sized> PressureHook for plain::Arc<H> {
+    async fn relieve(&self, shortfall: Shortfall) -> Result<(), Box<dyn Error + Send + Sync>> {
+        (**self).relieve(shortfall).await
+    }
+}
+
+/// A hook, as it is kept.
+#[derive(Clone)]
+pub(crate) struct Hook(pub(crate) plain::Arc<dyn PressureHook>);
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PressureHook")
+    }
+}
+
+/// The pool's hook, and whether it is at work.
+#[derive(Debug)]
+pub(super) struct Hooked {
+    hook: Mutex<Option<Hook>>,
+    is_busy: SharedFlag,
+}
+
+impl Hooked {
+    pub(super) fn new(hook: Option<Hook>) -> Self {
+        Self {
+            hook: Mutex::new(Guards::Queue, hook),
+            is_busy: SharedFlag::new(false),
+        }
+    }
+
+    /// It is not asked any more.
+    pub(super) fn end(&self) {
+        let hook = self.hook.lock().take();
+        // Outside the lock: it may own anything, blocks included.
+        drop(hook);
+    }
+}
+
+const NOT_ASKED: u8 = 0;
+/// It is, or was, the head of the queue, and cannot be served.
+const MAY_ASK: u8 = 1;
+const HAS_ASKED: u8 = 2;
+
+/// Where a request stands with the hook.
+#[derive(Debug)]
+pub(super) struct Turned(SharedState);
+
+impl Turned {
+    pub(super) fn new() -> Self {
+        Self(SharedState::new(NOT_ASKED))
+    }
+}
+
+impl Service {
+    /// The head of the queue cannot be served: its future is to ask.
+    pub(super) fn ask_for(&self, head: &Waiter) {
+        let has_hook = self.hooked.hook.lock().is_some();
+        // Who is at work serves when that is over, and so the head comes here again.
+        if !has_hook || self.hooked.is_busy.load(Ordering::SeqCst) {
+            return;
+        }
+        let (order, state) = (Ordering::SeqCst, &head.hook.0);
+        let found = state.compare_exchange(NOT_ASKED, MAY_ASK, order, order);
+        if found == Err(HAS_ASKED) {
+            return;
+        }
+        if let Some(waker) = head.waker() {
+            assert_unlocked("wake");
+            waker.wake();
+        }
+    }
+
+    /// What is to be polled for a request that may ask, if nobody else does now.
+    pub(super) fn ask(this: &Arc<Self>, waiter: &Waiter) -> Option<Asking> {
+        let (order, state) = (Ordering::SeqCst, &waiter.hook.0);
+        if state.load(order) != MAY_ASK || this.hooked.is_busy.swap(true, order) {
+            return None;
+        }
+        let seat = Seat(this.clone());
+        let hook = this.hooked.hook.lock().clone()?;
+        state.store(HAS_ASKED, order);
+        let shortfall = this.shortfall(&waiter.demand);
+        let future: Answer = Box::pin(async move { hook.0.relieve(shortfall).await });
+        Some(Asking {
+            future: Mutex::new(Guards::Waiter, Some(future)),
+            seat,
+        })
+    }
+
+    /// Whether this thread is within the hook of this pool.
+    pub(super) fn is_in_hook(&self) -> bool {
+        INSIDE.with_borrow(|inside| inside.contains(&self.name()))
+    }
+
+    /// Why an allocation within the hook gets nothing.
+    pub(super) fn refusal_in_hook(
+        &self,
+        denial: super::Denial<'_>,
+        demand: &super::Demand,
+    ) -> AllocError {
+        match denial {
+            super::Denial::Failed(error) => error,
+            super::Denial::Short(..) => AllocError::Exhausted(self.shortfall(demand).into()),
+            super::Denial::OverLimit(tag) => self.limit_reached(tag, demand.request.bytes),
+        }
+    }
+
+    fn name(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+}
+
+type Answer = Pin<Box<dyn Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send>>;
+
+/// The hook at work, for one request. Dropped, it is interrupted, and the next may ask.
+pub(super) struct Asking {
+    /// None once it has answered. Locked by nobody: so that this can be shared.
+    future: Mutex<Option<Answer>>,
+    seat: Seat,
+}
+
+impl Asking {
+    /// Says whether it is over.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(future) = self.future.get_mut() else {
+            return true;
+        };
+        let polled = {
+            let _inside = Inside::new(&self.seat.0);
+            catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context)))
+        };
+        match polled {
+            Ok(Poll::Pending) => return false,
+            Ok(Poll::Ready(Ok(()))) => {}
+            Ok(Poll::Ready(Err(error))) => trace::hook_failed(&error),
+            Err(_) => trace::hook_failed(&"it panicked"),
+        }
+        true
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let _inside = Inside::new(&self.seat.0);
+        // In the hook still: before its seat is free.
+        drop(self.future.get_mut().take());
+    }
+}
+
+impl fmt::Debug for Asking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asking").finish_non_exhaustive()
+    }
+}
+
+/// The one who may ask.
+struct Seat(Arc<Service>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.hooked.is_busy.store(false, Ordering::SeqCst);
+        // Whoever is the head now may be in need of it.
+        Service::serve(&self.0);
+    }
+}
+
+thread_local! {
+    /// The pools within whose hooks this thread is.
+    static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Inside;
+
+impl Inside {
+    fn new(service: &Service) -> Self {
+        INSIDE.with_borrow_mut(|inside| inside.push(service.name()));
+        Self
+    }
+}
+
+/// Within how many hooks this thread is: a scope that was entered within fewer is not theirs.
+pub(crate) fn hooks_entered() -> usize {
+    // A thread that is ending is in none.
+    INSIDE
+        .try_with(|inside| inside.borrow().len())
+        .unwrap_or_default()
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.with_borrow_mut(Vec::pop);
+    }
+}

@@ -1,0 +1,152 @@
+//! Who is told of every block's life: on a device that checks orderings its referee, and the driver's
+//! event log, where a history is kept; and what the blocks are filled with. Where there is nothing of that, an
+//! allocation and a free look at one pointer, and that is all.
+
+use super::Demand;
+use crate::device::{RawStream, Referee};
+use crate::driver::{Allocation, BlockOrigin, Driver, Extent, Fills};
+use crate::lane::Lane;
+use crate::sync::{Arc, plain};
+use smallvec::SmallVec;
+use std::panic::Location;
+use std::time::Duration;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Observers {
+    referee: Option<plain::Arc<dyn Referee>>,
+    pub(crate) fills: Fills,
+    keeps_history: bool,
+}
+
+/// A block that was granted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted<'a> {
+    pub(crate) allocation: &'a Allocation,
+    pub(crate) demand: &'a Demand,
+    pub(crate) lane: &'a Lane,
+    pub(crate) caller: Caller,
+}
+
+/// Who asked for a block, and how it came by it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    pub(crate) location: &'static Location<'static>,
+    pub(crate) waited: bool,
+}
+
+/// A block that is about to be freed: nobody else can have been given its memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ending<'a> {
+    pub(crate) allocation: &'a Allocation,
+    /// Of all streams that it was used on, its own first.
+    pub(crate) lanes: &'a [Arc<Lane>],
+    /// Those of them that its memory waits for: the others come before these.
+    pub(crate) waits_for: &'a [Arc<Lane>],
+    /// Where it was freed, if that is known: not of a drop.
+    pub(crate) location: Option<&'static Location<'static>>,
+}
+
+impl Observers {
+    /// Those of a pool, if there are any.
+    pub(crate) fn of(driver: &Driver) -> Option<plain::Arc<Self>> {
+        let observers = Self {
+            referee: driver.device.referee(),
+            fills: driver.settings.fills,
+            keeps_history: driver.has_event_log(),
+        };
+        let are_any = observers.referee.is_some()
+            || observers.fills.are_asked_for()
+            || observers.keeps_history;
+        are_any.then(|| plain::Arc::new(observers))
+    }
+
+    pub(crate) fn granted(&self, driver: &Driver, block: Granted<'_>) {
+        let Granted {
+            allocation,
+            lane,
+            caller,
+            ..
+        } = block;
+        if let Some(referee) = &self.referee {
+            referee.granted(
+                allocation.address,
+                allocation.bytes,
+                lane.raw,
+                caller.location,
+            );
+        }
+        if self.keeps_history {
+            driver.write_granted(extent(allocation, lane), origin(&block));
+        }
+    }
+
+    /// A block is about to be larger by so many bytes.
+    pub(crate) fn grown(
+        &self,
+        driver: &Driver,
+        allocation: &Allocation,
+        bytes: u64,
+        lane: &Lane,
+        caller: Caller,
+    ) {
+        if let Some(referee) = &self.referee {
+            referee.grown(allocation.address, bytes, lane.raw, caller.location);
+        }
+        if self.keeps_history {
+            driver.write_grown(extent(allocation, lane), bytes, caller.location.into());
+        }
+    }
+
+    pub(crate) fn ending(&self, driver: &Driver, block: Ending<'_>) {
+        let Ending {
+            allocation,
+            lanes,
+            waits_for,
+            location,
+        } = block;
+        if let Some(referee) = &self.referee {
+            let streams: SmallVec<[RawStream; 2]> = waits_for.iter().map(|lane| lane.raw).collect();
+            referee.freed(allocation.address, &streams, location);
+        }
+        if self.keeps_history {
+            let further = lanes[1..].iter().map(|lane| lane.id).collect();
+            driver.write_ending(
+                extent(allocation, &lanes[0]),
+                further,
+                location.map(Into::into),
+            );
+        }
+    }
+
+    /// What was found earlier, where nobody could be told.
+    ///
+    /// # Panics
+    /// With that.
+    pub(crate) fn call_out(&self) {
+        if let Some(referee) = &self.referee {
+            referee.call_out();
+        }
+    }
+}
+
+fn extent(allocation: &Allocation, lane: &Lane) -> Extent {
+    Extent {
+        address: allocation.address,
+        size: allocation.bytes,
+        stream: lane.id,
+    }
+}
+
+/// What is known of a block's allocation; the event log numbers it, and looks at the clock.
+fn origin(block: &Granted<'_>) -> BlockOrigin {
+    BlockOrigin {
+        number: 0,
+        site: block.caller.location.into(),
+        time: Duration::ZERO,
+        requested: block.demand.requested(),
+        tag: block.demand.tag,
+        source: block.allocation.source,
+        waited: block.caller.waited,
+    }
+}

@@ -1,0 +1,85 @@
+//! The future of a stream's point: it is ready once the device has passed it.
+
+use super::Service;
+use crate::device::{DeviceError, Watch};
+use crate::heap::Fences;
+use crate::id::Ticket;
+use crate::lane::{Lane, Marker};
+use crate::sync::Arc;
+use smallvec::SmallVec;
+use std::task::{Context, Poll};
+
+/// A wait for one ticket of one stream.
+///
+/// It is sealed when first polled, and watched from then on: no reclaimer is needed. Dropped, it takes
+/// its watch back, and the ticket completes all the same.
+#[derive(Debug)]
+pub(crate) struct Passage {
+    service: Arc<Service>,
+    lane: Arc<Lane>,
+    ticket: Ticket,
+    /// The marker is held for as long as its event is watched: it must not be recorded anew.
+    watch: Option<(Watch, Arc<Marker>)>,
+}
+
+impl Passage {
+    pub(crate) fn new(service: Arc<Service>, lane: Arc<Lane>, ticket: Ticket) -> Self {
+        Self {
+            service,
+            lane,
+            ticket,
+            watch: None,
+        }
+    }
+
+    /// Whether the point is passed, as far as the device says now.
+    ///
+    /// # Errors
+    /// What the device says instead.
+    pub(crate) fn is_passed(&self) -> Result<bool, DeviceError> {
+        self.service.driver.has_passed(&self.lane, self.ticket)
+    }
+
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
+        let driver = &self.service.driver;
+        if self.is_passed()? {
+            self.watch = None;
+            return Poll::Ready(Ok(()));
+        }
+        match driver.marker_for(&self.lane, self.ticket)? {
+            None => Poll::Ready(Ok(())),
+            Some(marker) => {
+                // If it completes before this line, the watch calls at once.
+                let watch = Watch::new(&driver.device, marker.event(), context.waker());
+                self.watch = Some((watch, marker));
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// A wait for several tickets: those of a deallocation.
+#[derive(Debug)]
+pub(crate) struct Passages(SmallVec<[Passage; 1]>);
+
+impl Passages {
+    /// The streams of all fences are among `lanes`.
+    pub(crate) fn new(service: &Arc<Service>, lanes: &[Arc<Lane>], fences: &Fences) -> Self {
+        let lane_of = |stream| lanes.iter().find(|lane| lane.id == stream);
+        let passages = fences.iter().filter_map(|fence| {
+            let lane = lane_of(fence.stream)?;
+            Some(Passage::new(service.clone(), lane.clone(), fence.ticket))
+        });
+        Self(passages.collect())
+    }
+
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
+        while let Some(passage) = self.0.last_mut() {
+            match passage.poll(context) {
+                Poll::Ready(Ok(())) => drop(self.0.pop()),
+                unfinished => return unfinished,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,360 @@
+//! Streams that take turns with a large block: what is left to them, for how long, and what of it others have.
+
+mod common;
+
+use common::*;
+use std::task::Poll;
+use weirpool::device::sim::{Call, SimDevice, SimStream};
+use weirpool::*;
+
+const LARGE: u64 = 8 * MIB;
+
+/// After so many turns a stream has shown that it comes back.
+const TURNS: usize = 10;
+
+fn pool(device: &SimDevice, capacity: u64) -> Pool {
+    builder(device, capacity).build().unwrap()
+}
+
+/// Takes, uses, frees. Says where it came from.
+fn turn(pool: &Pool, (work, stream): &(SimStream, Stream), bytes: u64) -> Source {
+    let block = pool.try_allocate(stream, bytes).unwrap();
+    use_block(work, &block, us(10));
+    block.source()
+}
+
+fn take_turns(pool: &Pool, line: &(SimStream, Stream)) {
+    for _ in 0..TURNS {
+        turn(pool, line, LARGE);
+    }
+    assert_eq!(pool.statistics().cached_in_lanes, LARGE);
+}
+
+#[test]
+fn who_takes_turns_calls_the_device_no_more() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let lines = [(); 4].map(|()| stream(&device, &pool));
+    for line in lines.iter().cycle().take(TURNS * lines.len()) {
+        turn(&pool, line, LARGE);
+    }
+    let calls = || device.counters().device_calls;
+    let before = calls();
+    for line in lines.iter().cycle().take(100) {
+        assert_eq!(turn(&pool, line, LARGE), Source::Lane);
+    }
+    assert_eq!(calls(), before);
+    assert_eq!(pool.statistics().cached_in_lanes, 4 * LARGE);
+    assert_eq!(reserved(&pool), 4 * LARGE);
+    device.advance(us(10_000));
+    pool.check_conserved().unwrap();
+}
+
+/// Another one takes more from the device instead; once it is not taken again for a while, it is anybody's.
+#[test]
+fn it_is_left_to_its_stream_for_a_while() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    take_turns(&pool, &line);
+    device.advance(us(150));
+    assert_eq!(reserved(&pool), LARGE);
+    let own = pool.try_allocate(&other.1, LARGE).unwrap();
+    assert_eq!((own.source(), reserved(&pool)), (Source::Grown, 2 * LARGE));
+    assert_eq!(turn(&pool, &line, LARGE), Source::Lane);
+    device.advance(us(250));
+    let more = pool.try_allocate(&other.1, LARGE).unwrap();
+    assert_eq!((more.source(), reserved(&pool)), (Source::Free, 2 * LARGE));
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    assert_ne!(turn(&pool, &line, LARGE), Source::Lane);
+}
+
+/// Where there is no more to take, it is not left to anybody, however soon; and it comes when its use is over.
+#[test]
+fn nobody_waits_for_what_is_only_kept() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB)
+        .reuse(only_host_waits())
+        .build()
+        .unwrap();
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let rest = pool.try_allocate(&other.1, 16 * MIB - LARGE).unwrap();
+    for _ in 0..TURNS {
+        turn(&pool, &line, LARGE);
+    }
+    device.advance(us(1000));
+    turn(&pool, &line, LARGE);
+    assert_eq!(pool.statistics().cached_in_lanes, LARGE);
+    // Its last use takes until then.
+    assert!(pool.try_allocate(&other.1, LARGE).is_err());
+    let mut waiting = pool.allocate(&other.1, LARGE);
+    assert!(poll(&mut waiting).is_pending());
+    device.advance(us(10));
+    let Poll::Ready(Ok(block)) = poll(&mut waiting) else {
+        panic!("it is complete");
+    };
+    use_block(&other.0, &block, us(10));
+    drop((block, rest));
+    device.advance(us(10));
+    pool.check_conserved().unwrap();
+}
+
+/// What is on the large-block cache has no event yet. The next free of its stream records one, and so does the next allocation of
+/// another size; taken again, it needs none.
+#[test]
+fn the_event_is_recorded_by_the_next_call_that_does_not_take_it() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let line = stream(&device, &pool);
+    take_turns(&pool, &line);
+    let records = || device.counters().calls(Call::Record);
+    let before = records();
+    turn(&pool, &line, LARGE);
+    assert_eq!(records(), before);
+    let other_size = pool.try_allocate(&line.1, 3 * LARGE).unwrap();
+    assert_eq!(records(), before + 1);
+    turn(&pool, &line, LARGE);
+    drop(other_size);
+    assert!(records() > before + 1);
+}
+
+/// One that also takes other sizes gives each back to everybody.
+#[test]
+fn who_takes_no_turns_keeps_nothing_large() {
+    let device = manual();
+    let pool = pool(&device, 128 * MIB);
+    let line = stream(&device, &pool);
+    for _ in 0..TURNS {
+        turn(&pool, &line, LARGE);
+        turn(&pool, &line, 2 * LARGE);
+    }
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    for _ in 0..TURNS {
+        let both = [LARGE, LARGE].map(|bytes| pool.try_allocate(&line.1, bytes).unwrap());
+        drop(both);
+    }
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+}
+
+/// Where memory is to be had by others, or given back, a large block goes its way at once.
+#[test]
+fn nothing_large_is_kept_where_memory_comes_first() {
+    let device = manual();
+    let builder = || builder(&device, 128 * MIB);
+    let pools = [
+        builder().order(Order::WaitFirst),
+        builder().release_threshold(ReleaseThreshold::Bytes(64 * MIB)),
+        builder().coalesce(CoalesceHeuristic::percent_releasable(50)),
+        builder().sealing(Sealing::EveryFree),
+        builder().lane_large_bytes(LARGE - 1),
+        builder().lane_bytes(0),
+    ];
+    for pool in pools {
+        let pool = pool.build().unwrap();
+        let line = stream(&device, &pool);
+        for _ in 0..TURNS {
+            turn(&pool, &line, LARGE);
+        }
+        assert_eq!(pool.statistics().cached_in_lanes, 0);
+    }
+}
+
+/// A large-block cache has four places, for as many sizes as there are turns with.
+#[test]
+fn what_is_kept_is_bounded() {
+    let device = manual();
+    let pool = pool(&device, 512 * MIB);
+    let line = stream(&device, &pool);
+    for bytes in [LARGE, 2 * LARGE, 3 * LARGE, 6 * LARGE] {
+        for _ in 0..TURNS {
+            turn(&pool, &line, bytes);
+        }
+    }
+    // The last would be too much.
+    assert_eq!(pool.statistics().cached_in_lanes, 6 * LARGE);
+    drop(pool.try_allocate(&line.1, 512 * MIB).unwrap());
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    drop(line);
+    device.advance(us(10_000));
+    pool.check_conserved().unwrap();
+}
+
+/// The stream of somebody else's may be destroyed after any free of it: that records the event itself.
+#[test]
+fn a_stream_of_somebody_elses_owes_no_event() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let raw = RawPool::new(&pool);
+    let work = device.create_stream();
+    let line = (work.clone(), raw.stream(&External::of(&work)).unwrap());
+    let other = stream(&device, &pool);
+    take_turns(&pool, &line);
+    assert_eq!(turn(&pool, &line, LARGE), Source::Lane);
+    let block = pool.try_allocate(&line.1, LARGE).unwrap();
+    use_block(&work, &block, us(10));
+    let mut deallocation = block.deallocate();
+    assert!(poll(&mut deallocation).is_pending());
+    device.advance(us(1000));
+    let all = pool.try_allocate(&other.1, 16 * MIB).unwrap();
+    use_block(&other.0, &all, us(10));
+    assert_eq!(poll(&mut deallocation), Poll::Ready(Ok(())));
+}
+
+/// What lies above a block and is only kept is nobody's: the block can grow.
+#[test]
+fn what_is_only_kept_is_in_nobodys_way() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let mut block = pool.try_allocate(&other.1, LARGE).unwrap();
+    take_turns(&pool, &line);
+    block.try_grow(LARGE).unwrap();
+    use_block(&other.0, &block, us(10));
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    pool.check().unwrap();
+}
+
+/// A reservation in pieces is given for what the pool has in one, though a stream keeps that for its next turn.
+#[test]
+fn who_draws_is_given_what_is_only_kept_for_pieces() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB)
+        .chunk_bytes(16 * MIB)
+        .build()
+        .unwrap();
+    let (line, other) = (stream(&device, &pool), stream(&device, &pool));
+    let reservation = pool.reserve(LARGE).try_now().unwrap();
+    let mut pieces: Vec<_> = (0..8)
+        .map(|_| Some(reservation.allocate(&other.1, MIB).unwrap()))
+        .collect();
+    take_turns(&pool, &line);
+    device.advance(us(1000));
+    pieces
+        .iter_mut()
+        .step_by(2)
+        .for_each(|piece| drop(piece.take()));
+    let one = reservation.allocate(&other.1, 3 * MIB).unwrap();
+    use_block(&other.0, &one, us(10));
+    assert_eq!(pool.statistics().cached_in_lanes, 0);
+    pool.check().unwrap();
+}
+
+/// Streams of one's own and of somebody else's that take turns, among others who wait, draw, grow, trim and resize:
+/// nobody is left waiting once all is complete, and all comes back.
+#[test]
+fn nothing_is_missing_whatever_others_do() {
+    for seed in 0..200 {
+        let device = manual();
+        let reuse = Reuse {
+            internal_dependencies: seed % 2 == 0,
+            ..Reuse::ALL
+        };
+        let builder = builder(&device, 64 * MIB).reuse(reuse);
+        let builder = match seed % 3 {
+            0 => builder.per_thread_caches(),
+            _ => builder.chunk_bytes(4 * MIB),
+        };
+        Crossroads::new(device, builder.build().unwrap(), seed).play();
+    }
+}
+
+/// Everybody at once.
+struct Crossroads {
+    device: SimDevice,
+    pool: Pool,
+    lines: Vec<(SimStream, Stream)>,
+    random: fastrand::Rng,
+    held: Vec<(usize, Block)>,
+}
+
+impl Crossroads {
+    fn new(device: SimDevice, pool: Pool, seed: u64) -> Self {
+        let raw = RawPool::new(&pool);
+        let mut lines: Vec<_> = (0..3).map(|_| stream(&device, &pool)).collect();
+        let work = device.create_stream();
+        let external = raw.stream(&External::of(&work)).unwrap();
+        lines.push((work, external));
+        Self {
+            device,
+            pool,
+            lines,
+            random: fastrand::Rng::with_seed(seed),
+            held: Vec::new(),
+        }
+    }
+
+    fn play(mut self) {
+        for _ in 0..60 {
+            self.step();
+            self.pool.check().unwrap();
+        }
+        self.held.clear();
+        self.device.advance(us(100_000));
+        now(self.pool.drain()).unwrap();
+        self.pool.check_conserved().unwrap();
+        let all = self.pool.try_allocate(&self.lines[0].1, 64 * MIB).unwrap();
+        use_block(&self.lines[0].0, &all, us(10));
+    }
+
+    fn step(&mut self) {
+        let at = self.random.usize(..self.lines.len());
+        let bytes = self.random.u64(1..=6) * 4 * MIB;
+        let line = self.lines[at].clone();
+        match self.random.u8(..12) {
+            0..=4 => self.take_turns(&line, bytes),
+            5 => {
+                if let Ok(block) = self.pool.try_allocate(&line.1, bytes) {
+                    use_block(&line.0, &block, us(20));
+                    self.held.push((at, block));
+                }
+            }
+            6 if !self.held.is_empty() => {
+                let at = self.random.usize(..self.held.len());
+                drop(self.held.swap_remove(at));
+            }
+            7 if !self.held.is_empty() => {
+                let which = self.random.usize(..self.held.len());
+                let (at, block) = &mut self.held[which];
+                if block.try_grow(4 * MIB).is_ok() {
+                    use_block(&self.lines[*at].0, block, us(10));
+                }
+            }
+            8 => self.wait(&line, bytes),
+            9 => {
+                if let Ok(reservation) = self.pool.reserve(bytes).try_now() {
+                    let block = reservation.allocate(&line.1, 4 * MIB).unwrap();
+                    use_block(&line.0, &block, us(10));
+                }
+            }
+            10 => drop(self.pool.trim_to(16 * MIB).unwrap()),
+            _ => self.device.advance(us(self.random.u64(1..400))),
+        }
+    }
+
+    fn take_turns(&self, line: &(SimStream, Stream), bytes: u64) {
+        for _ in 0..TURNS {
+            let Ok(block) = self.pool.try_allocate(&line.1, bytes) else {
+                return;
+            };
+            use_block(&line.0, &block, us(10));
+        }
+    }
+
+    /// What is not held is had, once it is complete.
+    fn wait(&mut self, line: &(SimStream, Stream), bytes: u64) {
+        let mut waiting = self.pool.allocate(&line.1, bytes);
+        let mut polled = poll(&mut waiting);
+        let held: u64 = self.held.iter().map(|(_, block)| block.size()).sum();
+        if polled.is_pending() && held + bytes > 64 * MIB {
+            return;
+        }
+        if polled.is_pending() {
+            self.device.advance(us(10_000));
+            polled = poll(&mut waiting);
+        }
+        let Poll::Ready(block) = polled else {
+            panic!("{bytes} bytes wait for nothing: {:?}", self.pool);
+        };
+        use_block(&line.0, &block.unwrap(), us(10));
+    }
+}

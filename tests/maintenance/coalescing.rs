@@ -1,0 +1,268 @@
+//! What is free becomes one piece.
+
+use super::*;
+use weirpool::device::sim::Operation;
+
+/// [16] Umpire `coalesce`: all that is free becomes one piece, and what is used keeps its bytes.
+#[test]
+fn coalescing_makes_one_piece_and_moves_nothing_in_use() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB).lane_bytes(0).build().unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let kept = every_other_one(&pool, &stream, 16);
+        for (block, value) in kept.iter().zip(1..) {
+            let (address, bytes) = (block.address(), block.size());
+            let fill = Operation::new(us(1)).writes(address, bytes);
+            work.submit(fill.run(move |memory| memory.fill(address, bytes, value)));
+        }
+        device.advance_to_end();
+        pool.reap().unwrap();
+        let before = pool.figures();
+        assert_eq!(
+            (before.releasable_blocks, before.releasable_bytes),
+            (8, 8 * CHUNK)
+        );
+        assert_eq!(pool.coalesce().unwrap(), 8 * CHUNK);
+        let after = pool.figures();
+        assert_eq!(
+            (after.releasable_blocks, after.largest_available),
+            (1, 8 * CHUNK)
+        );
+        assert_eq!(
+            (before.actual_size, before.current_size),
+            (after.actual_size, after.current_size)
+        );
+        for (block, value) in kept.iter().zip(1..) {
+            let mut bytes = vec![0; CHUNK as usize];
+            device.read(block.address(), &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == value));
+        }
+        let whole = pool.try_allocate(&stream, 8 * CHUNK).unwrap();
+        assert_eq!(whole.source(), Source::Free);
+        drop((whole, kept));
+        pool.check().unwrap();
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// What is one piece already costs no memory call, however often.
+#[test]
+fn coalescing_again_does_nothing() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB).lane_bytes(0).build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let _kept = every_other_one(&pool, &stream, 16);
+        device.advance_to_end();
+        pool.coalesce().unwrap();
+        let calls = memory_calls(&device);
+        for _ in 0..5 {
+            assert_eq!(pool.coalesce().unwrap(), 8 * CHUNK);
+        }
+        assert_eq!(memory_calls(&device), calls);
+    }
+}
+
+/// Memory that work may touch is neither moved nor released; what has completed since is seen.
+#[test]
+fn pending_memory_is_left_alone_until_it_is_complete() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB).lane_bytes(0).build().unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let take = |_| pool.try_allocate(&stream, CHUNK).unwrap();
+        let blocks: Vec<_> = (0..8).map(take).collect();
+        blocks
+            .iter()
+            .for_each(|block| use_block(&work, block, us(100)));
+        let kept: Vec<_> = blocks.into_iter().step_by(2).collect();
+        let calls = memory_calls(&device);
+        assert_eq!(pool.coalesce().unwrap(), 0);
+        assert_eq!(pool.trim_to(0).unwrap(), 0);
+        assert_eq!(memory_calls(&device), calls);
+        device.advance_to_end();
+        assert_eq!(
+            pool.coalesce().unwrap(),
+            4 * CHUNK,
+            "nobody had to ask in between"
+        );
+        drop(kept);
+        device.assert_ordered();
+    }
+}
+
+/// [16] A heuristic is asked a while after memory came back, and no memory call is made by the free.
+#[test]
+fn a_heuristic_coalesces_by_itself() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .coalesce(CoalesceHeuristic::blocks_releasable(3))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let take = |_| pool.try_allocate(&stream, CHUNK).unwrap();
+        let mut blocks: Vec<_> = (0..16).map(take).collect();
+        for n in 1..=3 {
+            drop(blocks.remove(n));
+        }
+        let_pass(&device, 3);
+        assert_eq!(pool.figures().releasable_blocks, 3, "not yet");
+        let calls = memory_calls(&device);
+        drop(blocks.remove(4));
+        drop(blocks.remove(5));
+        assert_eq!(memory_calls(&device), calls);
+        let_pass(&device, 3);
+        let figures = pool.figures();
+        assert_eq!(
+            (figures.releasable_blocks, figures.largest_available),
+            (1, 5 * CHUNK)
+        );
+        pool.check().unwrap();
+    }
+}
+
+/// [16] Percent, to the high-water mark; and a function of one's own.
+#[test]
+fn heuristics_shrink_to_the_mark_and_may_be_ones_own() {
+    for own in [false, true] {
+        let device = manual();
+        let heuristic = if own {
+            CoalesceHeuristic::new(|figures| figures.current_size)
+        } else {
+            CoalesceHeuristic::percent_releasable_hwm(75)
+        };
+        let pool = builder(&device, 64 * MIB)
+            .coalesce(heuristic)
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let blocks: Vec<_> = (0..16)
+            .map(|_| pool.try_allocate(&stream, CHUNK).unwrap())
+            .collect();
+        drop(blocks);
+        pool.reap().unwrap();
+        pool.reset_high_water_marks();
+        let _small = pool.try_allocate(&stream, CHUNK).unwrap();
+        let other = pool.try_allocate(&stream, 3 * CHUNK).unwrap();
+        drop(other);
+        let_pass(&device, 1);
+        let_pass(&device, 1);
+        let left = if own { CHUNK } else { 4 * CHUNK };
+        assert_eq!(pool.statistics().reserved.current, left, "own: {own}");
+        pool.check().unwrap();
+    }
+}
+
+/// Umpire#906: a high-water mark that is no multiple of the step must not make the pool reallocate at
+/// every turn. Umpire#846: coalescing and freeing must not call each other for ever.
+#[test]
+fn an_odd_mark_does_not_reallocate_at_every_turn() {
+    for device in devices() {
+        let pool = builder(&device, 256 * MIB)
+            .coalesce(CoalesceHeuristic::percent_releasable_hwm(100))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let mut calls = Vec::new();
+        for _ in 0..20 {
+            let blocks = [3 * MIB + 512, 5 * MIB + 1536, 777, 9 * MIB + 4608]
+                .map(|bytes| pool.try_allocate(&stream, bytes).unwrap());
+            blocks
+                .iter()
+                .for_each(|block| use_block(&work, block, us(5)));
+            drop(blocks);
+            let_pass(&device, 2);
+            calls.push(memory_calls(&device));
+        }
+        assert_eq!(calls[5], calls[19], "{calls:?}");
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// While somebody waits coalescing is put off, and not forgotten.
+#[test]
+fn coalescing_is_put_off_and_not_forgotten() {
+    let device = manual();
+    let pool = builder(&device, 16 * CHUNK)
+        .coalesce(CoalesceHeuristic::blocks_releasable(1))
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let kept = every_other_one(&pool, &stream, 16);
+    let mut waiter = pool.allocate(&stream, 16 * CHUNK);
+    assert!(poll(&mut waiter).is_pending());
+    let_pass(&device, 3);
+    assert_eq!(pool.figures().releasable_blocks, 8);
+    drop(waiter);
+    let_pass(&device, 3);
+    assert_eq!(pool.figures().releasable_blocks, 1);
+    drop(kept);
+}
+
+/// A heuristic may ask for anything.
+#[test]
+fn a_heuristic_may_ask_for_more_than_there_is() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .coalesce(CoalesceHeuristic::new(|_| u64::MAX))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let _kept = every_other_one(&pool, &stream, 16);
+        let_pass(&device, 3);
+        assert_eq!(pool.figures().largest_available, 8 * CHUNK);
+        pool.check().unwrap();
+    }
+}
+
+/// What the pool is to have afterwards is one piece, whatever of it was released for that.
+#[test]
+fn what_is_left_after_shrinking_is_one_piece() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .coalesce(CoalesceHeuristic::new(|_| 4 * CHUNK))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let mut blocks: Vec<_> = (0..16)
+            .map(|_| Some(pool.try_allocate(&stream, CHUNK).unwrap()))
+            .collect();
+        // One in use, and of what is free the pieces are 1, 6 and 8 handles.
+        let used = blocks[1].take();
+        let other = blocks[8].take();
+        blocks.clear();
+        drop(other);
+        let_pass(&device, 1);
+        let figures = pool.figures();
+        assert_eq!(figures.actual_size, 4 * CHUNK);
+        assert_eq!(figures.largest_available, 3 * CHUNK);
+        drop(used);
+        pool.check().unwrap();
+    }
+}
+
+/// What is put together is lent to nobody: the marks do not see it used.
+#[test]
+fn coalescing_is_no_use() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .initial_size(4 * CHUNK)
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        assert_eq!(pool.statistics().used.high, 0);
+        let (_, stream) = stream(&device, &pool);
+        let kept = every_other_one(&pool, &stream, 16);
+        device.advance_to_end();
+        pool.reset_high_water_marks();
+        pool.coalesce().unwrap();
+        assert_eq!(pool.statistics().used.high, 8 * CHUNK);
+        assert_eq!(pool.figures().high_water_mark, 8 * CHUNK);
+        drop(kept);
+        pool.check().unwrap();
+    }
+}

@@ -1,0 +1,273 @@
+//! What is above the threshold goes back.
+
+use super::*;
+use std::time::Duration;
+use weirpool::device::sim::Checker;
+
+/// [18] CUDA, HIP `ReleaseThreshold`: what is held above it is given back, a while after it came back.
+#[test]
+fn memory_above_the_threshold_is_released_by_itself() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .release_threshold(ReleaseThreshold::Bytes(4 * CHUNK))
+            .build()
+            .unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let blocks: Vec<_> = (0..16)
+            .map(|_| pool.try_allocate(&stream, CHUNK).unwrap())
+            .collect();
+        blocks
+            .iter()
+            .for_each(|block| use_block(&work, block, us(100)));
+        let calls = memory_calls(&device);
+        drop(blocks);
+        assert_eq!(memory_calls(&device), calls, "not by the free");
+        let_pass(&device, 4);
+        assert_eq!(pool.statistics().reserved.current, 4 * CHUNK);
+        let calls = device.counters();
+        let_pass(&device, 100);
+        assert_eq!(device.counters(), calls, "nothing is due any more");
+    }
+}
+
+/// What is used again and again is not given away in between, however much is free at times.
+#[test]
+fn memory_that_is_used_in_between_is_not_released() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (work, stream) = stream(&device, &pool);
+    for _ in 0..50 {
+        let block = pool.try_allocate(&stream, 16 * MIB).unwrap();
+        use_block(&work, &block, us(10));
+        drop(block);
+        device.advance(us(INTERVAL / 3));
+        pool.reap().unwrap();
+    }
+    assert_eq!(device.counters().calls(Call::Create), 16 * MIB / CHUNK);
+    let_pass(&device, 3);
+    assert_eq!(pool.statistics().reserved.current, 0, "now it is not used");
+}
+
+/// [18] Warp: a fraction of the device's memory. Set later, too.
+#[test]
+fn a_threshold_may_be_a_fraction_and_may_be_set_later() {
+    let device = manual();
+    for fraction in [-0.1, 1.1, f64::NAN] {
+        let refused =
+            builder(&device, 64 * MIB).release_threshold(ReleaseThreshold::Fraction(fraction));
+        assert!(matches!(
+            refused.build(),
+            Err(BuildError::InvalidFraction { .. })
+        ));
+    }
+    let pool = pool(&device, 64 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    assert_eq!(pool.release_threshold(), u64::MAX);
+    drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
+    let_pass(&device, 5);
+    assert_eq!(
+        pool.statistics().reserved.current,
+        32 * MIB,
+        "kept by default"
+    );
+    let threshold = ReleaseThreshold::Fraction(1.0 / 128.0);
+    pool.set_release_threshold(threshold).unwrap();
+    assert_eq!(pool.release_threshold(), 8 * MIB);
+    let_pass(&device, 3);
+    assert_eq!(pool.statistics().reserved.current, 8 * MIB);
+    assert!(
+        pool.set_release_threshold(ReleaseThreshold::Fraction(2.0))
+            .is_err()
+    );
+}
+
+/// While somebody waits for memory none is given away.
+#[test]
+fn nothing_is_released_while_somebody_waits() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let holder = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let other = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let mut waiter = pool.allocate(&stream, 16 * MIB).into_future();
+    assert!(poll(&mut waiter).is_pending());
+    drop(other);
+    let_pass(&device, 5);
+    assert_eq!(pool.statistics().reserved.current, 16 * MIB);
+    drop(holder);
+    assert!(now(waiter).is_ok());
+    let_pass(&device, 5);
+    assert_eq!(pool.statistics().reserved.current, 0);
+}
+
+/// A pool whose maintenance is due ends all the same, and its memory goes back.
+#[test]
+fn maintenance_does_not_keep_the_pool() {
+    let device = SimDevice::builder()
+        .clock(Clock::Manual)
+        .checker(Checker::Off)
+        .build();
+    let pool = builder(&device, 64 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .coalesce(CoalesceHeuristic::blocks_releasable(0))
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
+    drop((stream, pool));
+    assert_eq!(device.counters().physical_in_use, 0);
+    let_pass(&device, 5);
+}
+
+/// A failing device loses nothing: the next maintenance does what is left.
+#[test]
+fn a_failed_release_is_made_up_for() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
+    device.fail_next(Call::Unmap, weirpool::device::DeviceErrorKind::Other);
+    let_pass(&device, 1);
+    pool.check().unwrap();
+    drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
+    let_pass(&device, 3);
+    assert_eq!(pool.statistics().reserved.current, 0);
+    pool.check_conserved().unwrap();
+}
+
+/// What cannot be released in whole handles is left, and nothing is due because of it.
+#[test]
+fn a_threshold_between_handles_is_no_work_for_ever() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .release_threshold(ReleaseThreshold::Bytes(4 * CHUNK + CHUNK / 2))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        drop(
+            (0..16)
+                .map(|_| pool.try_allocate(&stream, CHUNK).unwrap())
+                .collect::<Vec<_>>(),
+        );
+        let_pass(&device, 5);
+        assert_eq!(pool.statistics().reserved.current, 5 * CHUNK);
+        let counters = device.counters();
+        let_pass(&device, 20);
+        assert_eq!(device.counters(), counters, "nothing is due any more");
+    }
+}
+
+/// A closed pool gives its memory back like any other, and then has nothing to do.
+#[test]
+fn a_closed_pool_is_kept_up_too() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    pool.close();
+    drop(block);
+    let_pass(&device, 5);
+    assert_eq!(pool.statistics().reserved.current, 0);
+    let counters = device.counters();
+    let_pass(&device, 20);
+    assert_eq!(device.counters(), counters);
+}
+
+/// On a device that is broken nothing is due.
+#[test]
+fn a_broken_device_is_let_alone() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
+    device.break_device("for the test");
+    let _ = stream.event();
+    let_pass(&device, 5);
+    let counters = device.counters();
+    let_pass(&device, 20);
+    assert_eq!(device.counters(), counters);
+}
+
+/// Memory whose grant nobody took came back, too.
+#[test]
+fn a_grant_that_was_given_up_is_released() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let holder = pool.try_allocate(&stream, 16 * MIB).unwrap();
+    let mut waiter = pool.allocate(&stream, 16 * MIB);
+    assert!(poll(&mut waiter).is_pending());
+    drop(holder);
+    let mut other = pool.allocate(&stream, 512);
+    assert!(poll(&mut other).is_pending(), "the other is granted now");
+    drop(other);
+    let_pass(&device, 5);
+    assert_eq!(pool.statistics().reserved.current, 16 * MIB);
+    drop(waiter);
+    let_pass(&device, 5);
+    assert_eq!(pool.statistics().reserved.current, 0);
+}
+
+/// What was taken for several together, of which one could not be had, is above the threshold like anything else.
+#[test]
+fn what_was_taken_for_several_in_vain_is_released() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .release_threshold(ReleaseThreshold::Bytes(0))
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let held = pool.try_allocate(&stream, 16 * MIB).unwrap();
+        let several = pool.allocate_many(&stream, [32 * MIB, 24 * MIB]);
+        assert!(several.try_now().is_err());
+        assert_eq!(pool.statistics().reserved.current, 48 * MIB);
+        let_pass(&device, 3);
+        assert_eq!(pool.statistics().reserved.current, 16 * MIB);
+        drop(held);
+        let_pass(&device, 3);
+        assert_eq!(pool.statistics().reserved.current, 0);
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// No interval at all is a very short one.
+#[test]
+fn no_interval_is_a_short_one() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .maintenance_interval(Duration::ZERO)
+        .lane_bytes(0)
+        .build()
+        .unwrap();
+    let (work, stream) = stream(&device, &pool);
+    let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    use_block(&work, &block, us(1000));
+    drop(block);
+    assert_eq!(pool.statistics().reserved.current, 8 * MIB);
+    let_pass(&device, 3);
+    assert_eq!(pool.statistics().reserved.current, 0);
+}
