@@ -335,7 +335,7 @@ fn shape() -> impl Strategy<Value = Shape> {
 
 fn growth() -> impl Strategy<Value = GrowBy> {
     prop_oneof![
-        Just(GrowBy::Handles),
+        Just(GrowBy::Chunks),
         Just(GrowBy::AtLeast(5 * MIB)),
         Just(GrowBy::Factor(1.7)),
     ]

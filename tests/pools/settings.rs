@@ -31,8 +31,8 @@ fn a_pool_grows_by_what_it_is_told() {
             reserved / MIB
         };
         let by = GrowBy::AtLeast(10 * MIB);
-        assert_eq!(reserved(GrowBy::Handles, 0, &[MIB]), 2);
-        assert_eq!(reserved(GrowBy::Handles, 4 * MIB, &[4 * MIB, MIB]), 6);
+        assert_eq!(reserved(GrowBy::Chunks, 0, &[MIB]), 2);
+        assert_eq!(reserved(GrowBy::Chunks, 4 * MIB, &[4 * MIB, MIB]), 6);
         assert_eq!(reserved(by, 0, &[MIB]), 10);
         assert_eq!(reserved(by, 4 * MIB, &[4 * MIB, MIB]), 14);
         assert_eq!(reserved(by, 0, &[12 * MIB]), 12);
