@@ -174,7 +174,7 @@ impl DevicePtrMut<u8> for Block {
 /// # Ok(()) }
 /// ```
 ///
-/// What such a use comes after, and counts as, is on the page on [GPUs](crate::guide::gpu).
+/// What such a use comes after, and counts as, is on the page on [GPUs](crate::guide::gpus).
 impl<T> DeviceSlice<T> for Buffer<T> {
     fn len(&self) -> usize {
         self.len()

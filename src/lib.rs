@@ -107,17 +107,17 @@
 //!   Without it, or outside a runtime, waiters drive themselves, on any executor.
 //! - `cuda`: NVIDIA GPUs, through cudarc. Nothing of CUDA is needed to build.
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
-//!   [`guide::debugging`].
+//!   [`guide::observability`].
 //! - `tower`: a layer that reserves memory for each request of a service.
 //! - `metrics`, `tracing`, `serde`: the figures for a recorder, events and spans for a subscriber, figures
-//!   and settings as data; see [`guide::statistics`].
+//!   and settings as data; see [`guide::observability`].
 //!
 //! # More
 //!
 //! The [guide] has the argument for why reuse is safe, [several pools](guide::pools) and their names
-//! elsewhere, [streams and hooks of other libraries](guide::external), how to [test stream code](guide::testing) of your own without a GPU, how to run what there
-//! is [on a GPU](guide::gpu), [what a pool tells of itself](guide::statistics), how to [find out what went
-//! wrong](guide::debugging), how to [wait in a service](guide::services), [what was tried](guide::choices) and why the
+//! elsewhere, [streams and hooks of other libraries](guide::interoperability), how to [test stream code](guide::testing) of your own without a GPU, how to run what there
+//! is [on a GPU](guide::gpus), [what a pool tells of itself](guide::observability), how to [find out what went
+//! wrong](guide::observability), how to [wait in a service](guide::services), [what was tried](guide::performance) and why the
 //! design is what it is, and the figures with their commands.
 #![deny(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -150,7 +150,7 @@ fn is_test(file: &str, function: &str) -> bool {
 
 #[test]
 fn the_page_on_behaviours_names_tests_that_exist() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide/behaviours.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/behaviours.md");
     let page = fs::read_to_string(page).expect("the page");
     let tables = page.split("# By type").next().expect("the tables");
     let tests: Vec<_> = named_tests(tables)

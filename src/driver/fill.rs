@@ -12,7 +12,7 @@ use std::panic::Location;
 
 /// What memory is filled with: see [`PoolBuilder::fill_on_allocate`](crate::PoolBuilder::fill_on_allocate) and
 /// [`PoolBuilder::fill_on_free`](crate::PoolBuilder::fill_on_free), and the
-/// [page on debugging](crate::guide::debugging) for when each is of use.
+/// [page on debugging](crate::guide::observability) for when each is of use.
 ///
 /// ```
 /// use weirpool::Fill;

@@ -252,7 +252,7 @@ pub enum Sealing {
     Bytes(u64),
     /// The same, but once up to eight times as many were while there would be an event every few microseconds otherwise: an
     /// event takes as long as several allocations. Not where somebody else wants what was freed, or memory is given back
-    /// to the device unasked. The default, with 4 MiB; [`guide::choices`](crate::guide::choices) says why.
+    /// to the device unasked. The default, with 4 MiB; [`guide::performance`](crate::guide::performance) says why.
     Spaced(u64),
     /// When somebody asks: a waiter, an allocation that finds nothing else, [`Stream::seal`].
     ///

@@ -55,7 +55,7 @@ pub enum Remapping {
     /// What is free is moved before more is taken, however often. The least memory.
     Always,
     /// This share of the time at most: more than 0, and up to 1. The default is an eighth, and
-    /// [`guide::choices`](crate::guide::choices) says why.
+    /// [`guide::performance`](crate::guide::performance) says why.
     ///
     /// It is the pool's, on the device's clock, however many threads there are: 1953 moves a second for an eighth. Up to
     /// 256 moves that were not made are saved for when they are needed, and each new handle comes with 1: a pool that

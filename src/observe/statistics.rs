@@ -13,7 +13,7 @@ use crate::sync::{Ordering, SharedNumber};
 /// `free + used + pending = reserved`; while other threads allocate and free, the lanes are read one
 /// after the other, and the sum may be off by what moved in between.
 ///
-/// What other pools call these figures is in [`guide::statistics`](crate::guide::statistics); those that
+/// What other pools call these figures is in [`guide::observability`](crate::guide::observability); those that
 /// are about blocks, under Umpire's names, are in [`Pool::figures`](crate::Pool::figures).
 ///
 /// ```

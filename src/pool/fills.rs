@@ -35,7 +35,7 @@ impl PoolBuilder {
 
     /// Fills every block that is freed, all of it, behind all work that it was used by: with
     /// [poison](Fill::Poison) to find who uses it afterwards, with [zeros](Fill::Zero) to leave nothing to the
-    /// next tenant. Default: memory keeps what it holds. See the [page on debugging](crate::guide::debugging).
+    /// next tenant. Default: memory keeps what it holds. See the [page on debugging](crate::guide::observability).
     ///
     /// Each free then costs a call of the device. The fill is the work of the block's own stream, which is
     /// made to wait on the device for what the further streams of the block were given by then: where streams

@@ -8,7 +8,7 @@ use crate::heap::{GRANULE, Geometry, GrowBy};
 
 /// Handles of 8 MiB: on an H200 a handle costs about 22 us to make accessible whatever its size up to
 /// 32 MiB, so fewer are cheaper; but only what is wholly free can be mapped elsewhere, so larger ones
-/// leave more unused. `guide::choices` has the frontier.
+/// leave more unused. `guide::performance` has the frontier.
 const CHUNK: u64 = 8 << 20;
 
 /// A capacity is not cut by more than a 64th to fit the handles: smaller handles are used instead.

@@ -119,7 +119,7 @@ impl Pool {
     ///
     /// A stream registered twice has two lanes and two orders, each of them safe. One that nobody can keep (it
     /// has an [`external_id`](DeviceStream::external_id)) is used only inside calls that are made with it, and
-    /// every free on it records its event at once: see the [guide](crate::guide::external).
+    /// every free on it records its event at once: see the [guide](crate::guide::interoperability).
     ///
     /// # Errors
     /// [`StreamError::ForeignDevice`] when the stream is of another device; the device's error when it

@@ -1,5 +1,5 @@
 //! What a memory pool must do, whatever the device: the behaviours that peers test, and the bugs that
-//! peers had. The page `weirpool::guide::behaviours` maps each of them to the tests here.
+//! peers had. The page `weirpool::guide::testing` maps each of them to the tests here.
 //!
 //! A device takes part by a [`bench::Bench`] and one line: below, if it is simulated; in `tests/gpu`, which
 //! says so where it finds no GPU, if it is not. No test asserts how long anything takes: a stream is held

@@ -2,7 +2,7 @@
 //!
 //! Without one (no driver, no device, no NVRTC to compile the kernels with) every test is *ignored*, one
 //! line says why, and that is no failure; with `WEIRPOOL_REQUIRE_GPU` set it is. The page
-//! `weirpool::guide::gpu` says how to run it.
+//! `weirpool::guide::gpus` says how to run it.
 //!
 //! | file | about |
 //! |---|---|

@@ -1,0 +1,44 @@
+//! The guide: pages that are longer than a signature.
+//!
+//! | page | what it answers |
+//! |---|---|
+//! | [`getting_started`] | how to allocate, wait and free, on the simulated device and on a GPU |
+//! | [`concepts`] | streams, tickets, blocks, reuse, and where memory comes from |
+//! | [`services`] | waiting in a service: reservations, order, quotas, overload, shutdown |
+//! | [`testing`] | testing your own stream code without a GPU, with the checker and with loom |
+//! | [`gpus`] | memory for kernels and for cudarc's libraries; running the tests on a GPU |
+//! | [`observability`] | statistics, metrics, tracing, snapshots, histories, leaks, fills |
+//! | [`interoperability`] | streams and allocation hooks of other libraries, PyTorch |
+//! | [`pools`] | several pools, and the names that other libraries use |
+//! | [`safety`] | why reuse is safe, invariant by invariant |
+//! | [`performance`] | what is fast, what is not, and how to measure it |
+
+#[doc = include_str!("../docs/guide/getting-started.md")]
+pub mod getting_started {}
+
+#[doc = include_str!("../docs/guide/concepts.md")]
+pub mod concepts {}
+
+#[doc = include_str!("../docs/guide/services.md")]
+pub mod services {}
+
+#[doc = include_str!("../docs/guide/testing.md")]
+pub mod testing {}
+
+#[doc = include_str!("../docs/guide/gpus.md")]
+pub mod gpus {}
+
+#[doc = include_str!("../docs/guide/observability.md")]
+pub mod observability {}
+
+#[doc = include_str!("../docs/guide/interoperability.md")]
+pub mod interoperability {}
+
+#[doc = include_str!("../docs/guide/pools.md")]
+pub mod pools {}
+
+#[doc = include_str!("../docs/guide/safety.md")]
+pub mod safety {}
+
+#[doc = include_str!("../docs/guide/performance.md")]
+pub mod performance {}
