@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the ground up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 23] = [
+const LAYERS: [&str; 24] = [
     "sync", "rare", "id", "measure", "device", "error", "trace", "ledger", "lane", "engine",
     "wait", "registry", "observe", "stream", "copy", "block", "pool", "buffer", "shared",
-    "interop", "raw", "current", "tower",
+    "interop", "raw", "current", "compat", "tower",
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
