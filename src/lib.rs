@@ -97,6 +97,7 @@
 //! | `error`, `id` | what can go wrong; names that are numbers | |
 //! | `measure` | kinds of figures: levels, histograms, accounts of tags | what is counted in them |
 //! | `rare` | what few have, out of the way of those that have none | |
+//! | `fault` | mistakes that are injected on purpose, for checks of the tests | |
 //! | `sync` | the only file that names the primitives of std or loom | |
 //!
 //! `unsafe` lives in `device`; everywhere else it is denied.
@@ -131,6 +132,7 @@ mod current;
 pub mod device;
 mod driver;
 mod error;
+mod fault;
 pub mod guide;
 mod heap;
 mod id;
