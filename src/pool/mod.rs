@@ -104,7 +104,7 @@ impl Pool {
         Self { presence }
     }
 
-    fn service(&self) -> &Arc<Service> {
+    pub(crate) fn service(&self) -> &Arc<Service> {
         &self.presence.service
     }
 
