@@ -15,7 +15,7 @@ use super::terms::{Rules, Terms};
 use super::waiters::{Queue, Waiter};
 use super::{Demand, Hook};
 use crate::device::{Alarm, Device};
-use crate::driver::{Change, Driver, Effort, Publish, Settings, Spill, Watches, gate};
+use crate::driver::{Change, Driver, Effort, Settings, Spill, Watches, gate};
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::lane::Lane;
 use crate::measure::Tag;
@@ -222,8 +222,8 @@ impl Service {
     /// Publishes a change to memory or to a stream's order, if any request or drain can wait for it.
     pub(crate) fn publish(&self, change: Change) {
         match change {
-            // Throttled requests look as well, and they close no gate.
-            Change::Terms => self.notifier.publish(change),
+            // The caller served the queue. Throttled requests look for themselves.
+            Change::Terms => self.notifier.notify_throttled(),
             _ => self.driver.publish(change),
         }
     }
