@@ -209,8 +209,10 @@ fn names_in_the_table_of_names_exist() {
     let page = fs::read_to_string(root.join("docs/guide/pools.md")).expect("the page");
     let names = own_names(&page);
     assert!(names.len() > 40, "the names are found at all: {names:?}");
-    let sources: Vec<_> = read().into_iter().map(|(_, _, code)| code).collect();
-    let sources = sources.join("\n");
+    let mut texts: Vec<_> = read().into_iter().map(|(_, _, code)| code).collect();
+    let crates = sources(&root.join("crates")).into_iter();
+    texts.extend(crates.map(|path| fs::read_to_string(path).expect("a readable file")));
+    let sources = texts.join("\n");
     let exists = |name: &&str| root.join(name).is_dir() || is_declared(name, &sources);
     let missing: Vec<_> = names.into_iter().filter(|name| !exists(name)).collect();
     assert!(
