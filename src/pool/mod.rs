@@ -43,11 +43,10 @@ use reservation::ForReservation;
 
 use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
-use crate::driver::Driver;
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::heap::PoolFigures;
 use crate::lane::Miss;
-use crate::queue::{Hook, Presence, Reclaimer, Registration, Roll, Rules, Service};
+use crate::queue::{Presence, Reclaimer, Registration, Roll, Service};
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -86,13 +85,8 @@ impl Pool {
         PoolBuilder::new(device)
     }
 
-    fn new(
-        driver: Driver,
-        name: Option<String>,
-        rules: Rules,
-        hook: Option<Hook>,
-    ) -> Result<Self, BuildError> {
-        let service = Arc::new(Service::new(driver, rules, hook));
+    fn new(service: Service, name: Option<String>) -> Result<Self, BuildError> {
+        let service = Arc::new(service);
         let name = name.map(Into::into);
         let presence = plain::Arc::new(Presence {
             service,
@@ -109,7 +103,7 @@ impl Pool {
         Self { presence }
     }
 
-    fn service(&self) -> &Arc<Service> {
+    pub(crate) fn service(&self) -> &Arc<Service> {
         &self.presence.service
     }
 

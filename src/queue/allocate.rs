@@ -3,12 +3,12 @@
 //! The future that combines them is [`Request`](crate::Request), in the layer above.
 
 use super::hook::Asking;
+use super::notifier::Member;
 use super::waiters::{Newcomer, Waiter};
 use super::{Charge, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
-use crate::driver::notifier::Member;
 use crate::driver::{
-    Allocation, Allocations, Effort, Expected, HistoryEvent, Parts, Patience, Refusal,
+    Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Parts, Patience, Refusal,
 };
 use crate::error::AllocError;
 use crate::fault::injected;
@@ -227,7 +227,7 @@ impl Membership {
             true => Member::Held(position),
             false => Member::Waiter(position),
         };
-        service.driver.notifier.enlist(member, waker);
+        service.notifier.enlist(member, waker);
         if let Some(refusal) = service.refusal_of(&waiter.demand) {
             return Poll::Ready(Err(refusal));
         }
@@ -429,7 +429,7 @@ fn climb_or_deny<'a, T>(
     };
     let climbed = climb(lane, patience);
     // What was claimed or reaped on the way may be what another waits for.
-    service.driver.notify_if_awaited();
+    service.publish(Change::Memory);
     match climbed {
         Ok(allocation) => {
             Charge::keep(charge);
