@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the ground up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 23] = [
-    "sync", "rare", "id", "measure", "device", "error", "trace", "ledger", "lane", "engine",
-    "wait", "registry", "observe", "stream", "copy", "block", "pool", "buffer", "shared",
-    "interop", "raw", "current", "tower",
+const LAYERS: [&str; 25] = [
+    "sync", "fault", "rare", "id", "measure", "device", "error", "trace", "ledger", "lane",
+    "engine", "wait", "registry", "observe", "stream", "copy", "block", "pool", "buffer", "shared",
+    "interop", "raw", "current", "compat", "tower",
 ];
 
 fn sources(folder: &Path) -> Vec<PathBuf> {

@@ -13,6 +13,7 @@
 use super::holdings::Holdings;
 use super::tag::Tag;
 use super::{ByStream, Level, Streams, Waits};
+use crate::fault::injected;
 use crate::id::StreamId;
 use crate::sync::{Count, Ordering, SharedNumber, plain::OnceLock};
 use crossbeam_utils::CachePadded;
@@ -61,6 +62,12 @@ impl Account {
     /// When that is not so.
     #[inline]
     pub(crate) fn charge(&self, bytes: u64) -> Result<(), LimitReached> {
+        if injected("limit-read-then-added") {
+            let charged = self.charged.load(Ordering::Acquire);
+            self.with(charged, bytes).ok_or(LimitReached)?;
+            self.claim_more(bytes);
+            return Ok(());
+        }
         self.update(|charged| (charged & HELD == 0).then(|| self.with(charged, bytes))?)
     }
 
@@ -114,7 +121,7 @@ impl Account {
             .charged
             .fetch_add(bytes.wrapping_neg(), Ordering::AcqRel);
         debug_assert!(before & !HELD >= bytes, "a tag frees what it was granted");
-        before & HELD != 0
+        before & HELD != 0 && !injected("held-and-overlooked")
     }
 
     /// A request that claimed bytes waits in the queue.

@@ -9,6 +9,7 @@ use crate::driver::{
     Allocation, Allocations, Effort, Expected, HistoryEvent, Parts, Patience, Refusal,
 };
 use crate::error::AllocError;
+use crate::fault::injected;
 use crate::heap::Placement;
 use crate::lane::{Lane, Miss, Slot, Wanted};
 use crate::measure::{LimitReached, Tag};
@@ -308,6 +309,9 @@ impl Acquisition<'_> {
     #[inline(never)]
     pub(crate) fn abandon(&mut self) {
         if let Some(allocations) = self.finish(false) {
+            if injected("grant-dropped-with-its-future") {
+                return std::mem::forget(allocations);
+            }
             let Asker { service, lane } = self.asker;
             service.driver.give_all_back(lane, allocations);
         }

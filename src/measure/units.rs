@@ -1,11 +1,12 @@
-//! Bytes and times as people read them.
+//! Sizes and times as text.
 
 use std::fmt;
 use std::time::Duration;
 
-/// `512 B`, `1.5 KiB`, `64.0 MiB`
+/// Displays a number of bytes in binary units: `512 B`, `1.5 KiB`, `64.0 MiB`. Every size in a message or in the
+/// output of `Debug` and `Display` is printed with it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bytes(pub(super) u64);
+pub(crate) struct Bytes(pub(crate) u64);
 
 const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
 
@@ -17,7 +18,7 @@ impl fmt::Display for Bytes {
         }
         let mut value = bytes as f64 / 1024.0;
         let mut unit = 0;
-        // As it is printed, so that nothing is 1024.0 of a unit.
+        // Compares the rounded value, so that no size is printed as 1024.0 of a unit.
         while (value * 10.0).round() >= 10_240.0 && unit + 1 < UNITS.len() {
             (value, unit) = (value / 1024.0, unit + 1);
         }
@@ -26,9 +27,9 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// `12.345 ms`
+/// Displays a time in milliseconds: `12.345 ms`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Milliseconds(pub(super) Duration);
+pub(crate) struct Milliseconds(pub(crate) Duration);
 
 impl fmt::Display for Milliseconds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_printed_in_the_unit_that_fits() {
+    fn size_is_printed_in_the_largest_unit_below_it() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
