@@ -68,7 +68,6 @@ impl fmt::Debug for Ticket {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::Pool;
     use crate::device::sim::SimDevice;
 

@@ -107,22 +107,22 @@ fn a_large_piece_is_broken_up_only_if_nothing_else_may_fit() {
         let good_fit = |heap: &mut Heap, bytes| heap.take_good_fit(request(bytes), &view(A, &none));
 
         heap.give_back(own.id, Fences::one(A, Ticket(1)));
-        let Fit::GoodFit(first) = good_fit(&mut heap, 2 * CHUNK) else {
+        let Fit::Good(first) = good_fit(&mut heap, 2 * CHUNK) else {
             panic!("what is pending is its own: there is nobody to ask");
         };
         assert_eq!(first.address, large.address);
         heap.give_back(first.id, Fences::default());
 
         heap.give_back(other.id, Fences::one(B, Ticket(1)));
-        assert!(matches!(good_fit(&mut heap, 2 * CHUNK), Fit::LooseFit));
+        assert!(matches!(good_fit(&mut heap, 2 * CHUNK), Fit::Loose));
         assert!(matches!(good_fit(&mut heap, 5 * CHUNK), Fit::None));
         sound(&heap);
-        let Fit::GoodFit(close) = good_fit(&mut heap, 3 * CHUNK + GRANULE) else {
+        let Fit::Good(close) = good_fit(&mut heap, 3 * CHUNK + GRANULE) else {
             panic!("less than a handle is over");
         };
         heap.give_back(close.id, Fences::default());
         heap.complete(B, Ticket(1));
-        let Fit::GoodFit(second) = good_fit(&mut heap, 2 * CHUNK) else {
+        let Fit::Good(second) = good_fit(&mut heap, 2 * CHUNK) else {
             panic!("nothing of others is pending any more");
         };
         assert_eq!(second.bytes, 2 * CHUNK);

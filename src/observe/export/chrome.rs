@@ -195,7 +195,7 @@ impl Chart {
         }
     }
 
-    fn instant(&mut self, time: Duration, process: u32, reach: &'static str, name: String) {
+    fn instant(&mut self, time: Duration, process: u64, reach: &'static str, name: String) {
         self.events.push(Event {
             s: Some(reach),
             ..event("i", time, process, name, json!({}))
