@@ -139,6 +139,7 @@ mod interop;
 mod lane;
 mod measure;
 mod observe;
+mod policy;
 mod pool;
 mod queue;
 mod rare;
