@@ -81,6 +81,7 @@
 //! | layer | what it is | what it must not know |
 //! |---|---|---|
 //! | `tower` | memory for each request of a service | |
+//! | `compat` | names of other libraries: attributes of CUDA's and HIP's pools | |
 //! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
 //! | `interop` | blocks as cudarc's slices | what they are given to |
 //! | `raw` | addresses and handles instead of blocks and streams | |
@@ -124,6 +125,7 @@
 
 mod block;
 mod buffer;
+pub mod compat;
 mod copy;
 mod current;
 #[allow(unsafe_code)]
@@ -170,8 +172,8 @@ pub use measure::{Bucket, Histogram, Level, Tag, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
 pub use observe::{
-    Attribute, AttributeError, History, Hits, LeakReport, ScopeStatistics, Snapshot, Statistics,
-    StatisticsScope, StreamStatistics, TagStatistics,
+    History, Hits, LeakReport, ScopeStatistics, Snapshot, Statistics, StatisticsScope,
+    StreamStatistics, TagStatistics,
 };
 pub use pool::{
     Allocate, AllocateMany, AllocateWithRoom, Drawing, Layout, Pool, PoolBuilder, Reservation,

@@ -110,7 +110,7 @@ impl Pool {
         Self { presence }
     }
 
-    fn service(&self) -> &Arc<Service> {
+    pub(crate) fn service(&self) -> &Arc<Service> {
         &self.presence.service
     }
 
