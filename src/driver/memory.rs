@@ -1,6 +1,6 @@
 //! Carrying out the heap's plans on the device: what is mapped where.
 
-use super::{Driver, HistoryEvent, Settings, counters};
+use super::{Change, Driver, HistoryEvent, Settings, counters};
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind};
 use crate::heap::policy::Order;
 use crate::heap::{Exchange, Grant, Growth, Heap, Mapping, Outcome, Plan, Release, Request, Step};
@@ -178,7 +178,7 @@ impl Driver {
         if self.settings.order == Order::GrowFirst && self.is_pooling() {
             let plan = self.heap.lock().plan_one_more(request);
             let _ = self.carry_out_free(plan);
-            self.notify_if_awaited();
+            self.publish(Change::Memory);
         }
     }
 
@@ -383,7 +383,7 @@ impl Driver {
         // Only if something was held meanwhile: who waits for memory asks for this at every look, and would
         // wake itself. Where nothing is pooled, who is source tries again what failed.
         if bytes > 0 || was_claimed && self.settings.is_pooled {
-            self.notify_if_awaited();
+            self.publish(Change::Memory);
         }
     }
 

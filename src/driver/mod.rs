@@ -2,7 +2,7 @@
 //!
 //! It owns the heap, the registered lanes and what the device gave, and it is where the device is
 //! called: never under a lock (I5). It knows nothing of futures or of who waits, save that the
-//! *gate* is not open then, and that a *notifier* is to be source when something came back.
+//! *gate* is not open then, and that what makes memory reachable is to be *published*.
 //!
 //! | file | about |
 //! |---|---|
@@ -23,7 +23,7 @@
 //! | `upstream` | where memory comes from |
 //! | `memory` | carrying out the heap's plans on the device |
 //! | `deferred_release` | what outlives the pool: memory that running work may still touch |
-//! | `notifier` | how the driver is heard by whoever drives the waiting |
+//! | `publish` | how the driver reports what makes memory reachable |
 //! | `resize` | another capacity, at run time |
 //! | `maintenance` | releasing and coalescing, now and then |
 //! | `counters` | counts of the slow path |
@@ -40,9 +40,9 @@ mod heap_walk;
 mod lookup;
 mod maintenance;
 mod memory;
-pub(crate) mod notifier;
 mod parts;
 mod pressure;
+mod publish;
 mod reap;
 mod recipient;
 mod release;
@@ -67,6 +67,7 @@ pub use lookup::{BlockInfo, BlockState};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use pressure::Spill;
+pub(crate) use publish::{Change, Publish};
 pub(crate) use reap::Watches;
 pub(crate) use reservation::Drawn;
 pub use source::Source;
@@ -89,7 +90,6 @@ use crossbeam_utils::CachePadded;
 use event_log::EventLog;
 use figures::Gone;
 use memory::Memory;
-use notifier::Notifier;
 use pressure::Pressure;
 
 /// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
@@ -138,7 +138,7 @@ pub(crate) struct Driver {
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) gate: CachePadded<SharedState>,
-    pub(crate) notifier: plain::Arc<Notifier>,
+    publisher: plain::Arc<dyn Publish>,
     pub(crate) counters: Counters,
     pub(crate) maintenance: Maintenance,
     pub(crate) pressure: Pressure,
@@ -172,6 +172,7 @@ impl Driver {
         device: plain::Arc<dyn Device>,
         settings: Settings,
         spill: Spill,
+        publisher: plain::Arc<dyn Publish>,
     ) -> Result<Self, BuildError> {
         let registry = Registry {
             lanes: Arc::new(Vec::new()),
@@ -182,7 +183,7 @@ impl Driver {
         let driver = Self {
             capabilities: device.capabilities(),
             gate: CachePadded::new(SharedState::new(0)),
-            notifier: plain::Arc::new(Notifier::new()),
+            publisher,
             counters: Counters::new(),
             maintenance: Maintenance::new(settings.maintenance.clone()),
             pressure: Pressure::new(spill),
@@ -376,8 +377,7 @@ impl Driver {
         if before & gate::BROKEN == 0 {
             trace::device_broken(error);
         }
-        self.notifier.notify();
-        self.notifier.notify_throttled();
+        self.publisher.publish(Change::Terms);
     }
 
     /// Passes a device result on, taking note of an error.

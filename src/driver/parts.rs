@@ -6,7 +6,7 @@
 use super::allocation::Allocation;
 use super::recipient::{Found, find};
 use super::search::may_submit;
-use super::{Ask, Driver, Refusal, Source};
+use super::{Ask, Change, Driver, Refusal, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences, Placement, Request};
@@ -206,7 +206,7 @@ impl Driver {
             self.note(error);
         }
         if trimmed.bytes > bytes {
-            self.notify_if_awaited();
+            self.publish(Change::Memory);
         }
     }
 }

@@ -4,7 +4,7 @@ use super::allocation::Allocation;
 use super::memory::For;
 use super::parts::Allocations;
 use super::recipient::{Found, Recipient};
-use super::{Driver, Source};
+use super::{Change, Driver, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::policy::WaitLimit;
@@ -84,7 +84,7 @@ impl Driver {
     /// Ends a reservation. Its memory that is not allocated is available to all, once it is complete.
     pub(crate) fn disband(&self, reservation: ReservationId) {
         self.heap.lock().disband(reservation);
-        self.notify_if_awaited();
+        self.publish(Change::Memory);
         self.note_return();
     }
 }
@@ -220,7 +220,7 @@ impl Draw<'_> {
             }
         };
         // The pieces may serve waiters, or be more than the pool is to hold.
-        driver.notify_if_awaited();
+        driver.publish(Change::Memory);
         driver.note_return();
         Ok(found)
     }

@@ -1,11 +1,13 @@
 //! The future of an allocation: the ladder first, the queue if that gives nothing.
 
 use super::hook::Asking;
+use super::notifier::Member;
 use super::waiters::{Newcomer, Waiter};
 use super::{Charge, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
-use crate::driver::notifier::Member;
-use crate::driver::{Allocation, Allocations, Ask, Effort, Expected, HistoryEvent, Parts, Refusal};
+use crate::driver::{
+    Allocation, Allocations, Ask, Change, Effort, Expected, HistoryEvent, Parts, Refusal,
+};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::heap::Placement;
@@ -227,7 +229,7 @@ impl<'a> Acquisition<'a> {
         // Enlisted first, then looked, or served: what comes in between rings.
         if waiter.is_held() {
             let member = Member::Held(waiter.sort_key.position);
-            service.driver.notifier.enlist(member, waker);
+            service.notifier.enlist(member, waker);
             if let Some(refusal) = service.refusal_of(&waiter.demand) {
                 return Poll::Ready(Err(refusal));
             }
@@ -236,7 +238,7 @@ impl<'a> Acquisition<'a> {
             }
         } else {
             let member = Member::Waiter(waiter.sort_key.position);
-            service.driver.notifier.enlist(member, waker);
+            service.notifier.enlist(member, waker);
             Service::ensure_reclaimer(service);
             Service::serve(service);
             if asking.is_none() {
@@ -453,7 +455,7 @@ fn search_or_deny<'a, T>(
     }
     let found = search(lane, Ask::at_once(effort));
     // What was claimed or reaped on the way may be what another waits for.
-    service.driver.notify_if_awaited();
+    service.publish(Change::Memory);
     match found {
         Ok(allocation) => {
             Charge::keep(charge);
