@@ -10,9 +10,6 @@ use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::sync::Arc;
 
-/// No stream.
-const NO_STREAM: StreamId = StreamId(0);
-
 /// The stream that memory is searched for.
 pub(super) struct Recipient<'a> {
     pub(super) driver: &'a Driver,
@@ -79,7 +76,7 @@ impl<'a> Recipient<'a> {
     pub(super) fn view(&self) -> View<'_> {
         View {
             stream: if self.is_for_all {
-                NO_STREAM
+                StreamId::NONE
             } else {
                 self.lane.id
             },

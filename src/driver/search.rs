@@ -12,7 +12,7 @@ use super::{Ask, Driver, Effort, Expected, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::policy::{Order, WaitLimit};
-use crate::heap::{Clock, Fences, Fit, Growth, Placement, Request};
+use crate::heap::{Clock, Fences, Fit, Growth, Offers, Placement, Plan, Request};
 use crate::lane::Lane;
 use crate::policy::{Action, Facts, Prepare, Rules, State, Try};
 use crate::sync::Arc;
@@ -254,7 +254,7 @@ impl<'a> Search<'a> {
             let fit = heap.take_good_fit(self.request, &self.to.view());
             let (left, free) = heap.left_and_free();
             self.state.facts = Facts {
-                is_loose_fit: matches!(fit, Fit::LooseFit),
+                is_loose_fit: matches!(fit, Fit::Loose),
                 could_be_new: left >= bytes,
                 is_enough: left + free >= bytes,
                 ..self.state.facts
@@ -262,8 +262,8 @@ impl<'a> Search<'a> {
             fit
         };
         match fit {
-            Fit::GoodFit(grant) => Some(self.to.lend(grant, Source::Free)),
-            Fit::LooseFit | Fit::None => None,
+            Fit::Good(grant) => Some(self.to.lend(grant, Source::Free)),
+            Fit::Loose | Fit::None => None,
         }
     }
 
@@ -308,10 +308,14 @@ impl<'a> Search<'a> {
         let taken = self.to.with_waits(Some(limit), |view| {
             self.to.driver.heap.lock().take(self.request, view)
         });
-        match taken {
-            Some(grant) => self.to.accept(grant, Source::Free),
-            None => self.put_together(Some(limit), Growth::None),
+        if let Some(grant) = taken {
+            return self.to.accept(grant, Source::Free);
         }
+        let plan = self.to.with_waits(Some(limit), |view| {
+            let mut heap = self.to.driver.heap.lock();
+            heap.plan(self.request, view, Growth::None)
+        });
+        self.put_together(plan, Some(limit), Growth::None)
     }
 
     /// Grows. Where waiting comes first, memory that the stream may wait for counts as well, and new memory is taken
@@ -323,18 +327,30 @@ impl<'a> Search<'a> {
         let expected = self.expected();
         let is_held_back = !expected.fences.is_empty();
         let may_call = self.to.driver.may_call(self.ask.effort);
-        let growth = match () {
-            () if !may_call => Growth::None,
-            () if is_held_back => self.growth_held_back(waits),
-            () => self.to.growth(self.request.bytes),
+        let growth = if may_call {
+            self.to.growth(self.request.bytes)
+        } else {
+            Growth::None
         };
-        if let Some(found) = self.put_together(waits, growth)? {
+        // One scan tells what a plan costs, whether growing would help, and what to claim.
+        let (plan, growth, could_grow) = self.to.with_waits(waits, |view| {
+            let mut heap = self.to.driver.heap.lock();
+            let offers = heap.offers(self.request, view, growth);
+            let growth = if is_held_back && may_call {
+                growth_held_back(&offers, growth)
+            } else {
+                growth
+            };
+            let plan = heap.plan_from(&offers, self.request, view.placement, growth);
+            (plan, growth, offers.could_grow())
+        });
+        if let Some(found) = self.put_together(plan, waits, growth)? {
             return Ok(Some(found));
         }
         if is_held_back {
             return Err(Refusal::Short(expected));
         }
-        if !may_call && self.could_grow() {
+        if !may_call && could_grow {
             return Err(Refusal::NeedsThread);
         }
         if self.is_last && self.to.driver.refuses_for_no_reason(self.to.refused) {
@@ -343,63 +359,51 @@ impl<'a> Search<'a> {
         Ok(None)
     }
 
-    fn could_grow(&self) -> bool {
-        let heap = self.to.driver.heap.lock();
-        heap.could_grow(self.request, &self.to.view())
-    }
-
-    /// Returns how a request that awaits expected points may grow. If the budget has no moves left, moving would take
-    /// new memory, which is awaited like all new memory; unless no new memory is available.
-    fn growth_held_back(&self, waits: Option<WaitLimit>) -> Growth {
-        let growth = self.to.growth(self.request.bytes);
-        if growth.is_sparing() && self.new_chunks(waits, growth) > Some(0) {
-            Growth::None
-        } else {
-            Growth::Remap
-        }
-    }
-
-    /// Puts a contiguous range together, with the device's help if it may grow. If the device refuses new memory, and
-    /// moving more free memory needs less of it, free memory is moved instead.
+    /// Carries a plan out. If the device refuses its new chunks, takes fewer of them and moves more free ones.
     fn put_together(
         &mut self,
+        plan: Option<Plan>,
         waits: Option<WaitLimit>,
-        mut growth: Growth,
+        growth: Growth,
     ) -> Result<Option<Found>, DeviceError> {
-        loop {
-            let plan = self.to.with_waits(waits, |view| {
-                self.to.driver.heap.lock().plan(self.request, view, growth)
-            });
-            let Some(plan) = plan else {
-                return Ok(None);
-            };
+        let mut plan = plan;
+        while let Some(next) = plan {
             let whom = For::Stream(self.to.lane.id);
-            let found = self.to.carry_out(plan, whom)?;
+            let found = self.to.carry_out(next, whom)?;
             self.note_refused(self.to.refused);
-            if found.is_some() || !self.could_do_with_less(waits, growth) {
+            if found.is_some() || !self.to.was_refused_new(growth) {
                 return Ok(found);
             }
-            growth = Growth::Allowed;
+            plan = self.plan_with_less(waits);
         }
+        Ok(None)
     }
 
-    /// Returns whether the device refused new memory, and less of it would do if more free memory were moved.
-    fn could_do_with_less(&self, waits: Option<WaitLimit>, growth: Growth) -> bool {
+    /// Plans with fewer new chunks than the device refused, by moving more free ones.
+    fn plan_with_less(&self, waits: Option<WaitLimit>) -> Option<Plan> {
+        let (request, growth) = (self.request, Growth::Allowed);
         let chunk = self.to.driver.settings.geometry.chunk_bytes;
-        let is_less = |new| new * chunk < self.to.refused;
-        self.to.was_refused_new(growth)
-            && self.new_chunks(waits, Growth::Allowed).is_some_and(is_less)
-    }
-
-    fn new_chunks(&self, waits: Option<WaitLimit>, growth: Growth) -> Option<u64> {
         self.to.with_waits(waits, |view| {
-            let heap = self.to.driver.heap.lock();
-            heap.new_chunks(self.request, view, growth)
+            let mut heap = self.to.driver.heap.lock();
+            let offers = heap.offers(request, view, growth);
+            let new = offers.new_chunks(growth)? * chunk;
+            let is_less = new < self.to.refused;
+            is_less.then(|| heap.plan_from(&offers, request, view.placement, growth))?
         })
     }
 
     fn note_refused(&mut self, bytes: u64) {
         self.to.refused = bytes;
         self.state.facts.is_refused = bytes > 0;
+    }
+}
+
+/// Returns the growth for a request that may not take new memory yet. Where the budget lacks moves, a plan would take
+/// new memory instead, so the request waits; unless there is no new memory to take.
+fn growth_held_back(offers: &Offers, growth: Growth) -> Growth {
+    if growth.is_sparing() && offers.new_chunks(growth) > Some(0) {
+        Growth::None
+    } else {
+        Growth::Remap
     }
 }
