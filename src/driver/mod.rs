@@ -6,7 +6,7 @@
 //!
 //! | file | about |
 //! |---|---|
-//! | `ask` | how memory is asked for, and why a search ended without it |
+//! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `search` | executes the search policy |
 //! | `recipient` | the stream that memory is for |
 //! | `parts` | several blocks, all or none |
@@ -30,7 +30,6 @@
 //! | `figures` | what can be told |
 
 mod allocation;
-mod ask;
 mod counters;
 mod deferred_release;
 mod event_log;
@@ -40,6 +39,7 @@ mod heap_walk;
 mod lookup;
 mod maintenance;
 mod memory;
+mod mode;
 mod parts;
 mod pressure;
 mod publish;
@@ -54,7 +54,6 @@ mod unpooled;
 mod upstream;
 
 pub(crate) use allocation::Allocation;
-pub(crate) use ask::{Ask, Effort, Expected, Refusal};
 pub(crate) use counters::Counters;
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
@@ -65,6 +64,7 @@ pub(crate) use heap_walk::HeapWalk;
 pub use heap_walk::{ReservationInfo, SegmentInfo};
 pub use lookup::{BlockInfo, BlockState};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
+pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use pressure::Spill;
 pub(crate) use publish::{Change, Publish};

@@ -6,7 +6,7 @@
 use super::allocation::Allocation;
 use super::recipient::{Found, find};
 use super::search::may_submit;
-use super::{Ask, Change, Driver, Refusal, Source};
+use super::{Change, Driver, Mode, Refusal, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences, Placement, Request};
@@ -68,13 +68,13 @@ impl Driver {
         &self,
         lane: &Arc<Lane>,
         parts: &Parts,
-        ask: Ask<'_>,
+        mode: Mode<'_>,
     ) -> Result<Allocations, Refusal> {
         let is_several = parts.all.len() > 1 && !parts.is_for_everybody;
-        let mut found = if is_several && may_submit(lane, ask) {
-            self.find_then_wait(lane, parts, ask)?
+        let mut found = if is_several && may_submit(lane, mode) {
+            self.find_then_wait(lane, parts, mode)?
         } else {
-            self.find_parts(lane, parts, ask, None)?
+            self.find_parts(lane, parts, mode, None)?
         };
         found.sort_by_key(|(at, _)| *at);
         let allocations = found.into_iter().map(|(_, found)| found.allocation);
@@ -88,16 +88,16 @@ impl Driver {
         &self,
         lane: &Arc<Lane>,
         parts: &Parts,
-        ask: Ask<'_>,
+        mode: Mode<'_>,
     ) -> Result<FoundParts, Refusal> {
         let mut deferred = Fences::default();
-        let mut found = self.find_parts(lane, parts, ask, Some(&mut deferred))?;
+        let mut found = self.find_parts(lane, parts, mode, Some(&mut deferred))?;
         let Err(error) = self.wait_for_parts(lane, &deferred, &mut found) else {
             return Ok(found);
         };
         self.restore(found);
         match error.kind() {
-            DeviceErrorKind::Unsupported => self.find_parts(lane, parts, ask, None),
+            DeviceErrorKind::Unsupported => self.find_parts(lane, parts, mode, None),
             _ => Err(error.into()),
         }
     }
@@ -106,7 +106,7 @@ impl Driver {
         &self,
         lane: &Arc<Lane>,
         parts: &Parts,
-        ask: Ask<'_>,
+        mode: Mode<'_>,
         mut deferred: Option<&mut Fences>,
     ) -> Result<FoundParts, Refusal> {
         let mut order: SmallVec<[usize; 8]> = (0..parts.all.len()).collect();
@@ -115,10 +115,10 @@ impl Driver {
         for at in order {
             let request = parts.all[at].request;
             let part = if parts.is_for_everybody {
-                self.search_for_all(lane, request, ask)
+                self.search_for_all(lane, request, mode)
             } else {
                 let deferred = deferred.as_deref_mut();
-                self.search_at(lane, (request, parts.placement), ask, deferred)
+                self.search_at(lane, (request, parts.placement), mode, deferred)
             };
             match part {
                 Ok(part) => found.push((at, part)),

@@ -8,7 +8,7 @@ mod expected;
 use super::allocation::Allocation;
 use super::memory::For;
 use super::recipient::{Found, Recipient};
-use super::{Ask, Driver, Effort, Expected, Refusal, Source};
+use super::{Driver, Effort, Expected, Mode, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::policy::{Order, WaitLimit};
@@ -26,7 +26,7 @@ const AGE: Duration = Duration::from_micros(200);
 pub(super) struct Search<'a> {
     to: Recipient<'a>,
     request: Request,
-    ask: Ask<'a>,
+    mode: Mode<'a>,
     state: State,
     /// The points that streams were asked for during this search.
     asked: Clock,
@@ -45,10 +45,10 @@ impl Driver {
         &self,
         lane: &Arc<Lane>,
         request: Request,
-        ask: Ask<'_>,
+        mode: Mode<'_>,
     ) -> Result<Allocation, Refusal> {
         let placement = Placement::Anywhere;
-        let found = self.search_at(lane, (request, placement), ask, None)?;
+        let found = self.search_at(lane, (request, placement), mode, None)?;
         self.counters.count(found.allocation.source);
         Ok(found.allocation)
     }
@@ -62,10 +62,10 @@ impl Driver {
         &self,
         lane: &Arc<Lane>,
         (request, placement): (Request, Placement),
-        ask: Ask<'_>,
+        mode: Mode<'_>,
         deferred: Option<&mut Fences>,
     ) -> Result<Found, Refusal> {
-        let may_submit = may_submit(lane, ask);
+        let may_submit = may_submit(lane, mode);
         let mut after = Clock::default();
         if self.settings.reuse.follow_event_dependencies {
             if may_submit {
@@ -82,11 +82,11 @@ impl Driver {
             ..Recipient::new(self, lane, after)?
         };
         if !self.settings.is_pooled {
-            let allocation = self.allocate_unpooled(lane, request, ask.effort)?;
+            let allocation = self.allocate_unpooled(lane, request, mode.effort)?;
             let fences = Fences::default();
             return Ok(Found { allocation, fences });
         }
-        Search::new(to, request, ask).run()
+        Search::new(to, request, mode).run()
     }
 
     /// Searches for memory that is complete on every stream.
@@ -97,41 +97,41 @@ impl Driver {
         &self,
         lane: &Arc<Lane>,
         request: Request,
-        ask: Ask<'_>,
+        mode: Mode<'_>,
     ) -> Result<Found, Refusal> {
         let to = Recipient {
             is_for_all: true,
             ..Recipient::new(self, lane, Clock::default())?
         };
-        Search::new(to, request, ask).run()
+        Search::new(to, request, mode).run()
     }
 }
 
 /// Returns whether work may be submitted to the stream. The queue may be served after the owner of an external stream
 /// has let go of it, so queued requests of such a stream get memory that needs no submission: complete memory, or the
 /// stream's own.
-pub(super) fn may_submit(lane: &Lane, ask: Ask<'_>) -> bool {
-    !lane.is_external || !ask.is_queued
+pub(super) fn may_submit(lane: &Lane, mode: Mode<'_>) -> bool {
+    !lane.is_external || !mode.is_queued
 }
 
 impl<'a> Search<'a> {
-    fn new(to: Recipient<'a>, request: Request, ask: Ask<'a>) -> Self {
+    fn new(to: Recipient<'a>, request: Request, mode: Mode<'a>) -> Self {
         let driver = to.driver;
         let rules = Rules {
             order: driver.settings.order,
             // Waiting is synchronizing: a request in the queue may always ask.
-            may_poll: driver.settings.reuse.opportunistic || ask.is_queued,
+            may_poll: driver.settings.reuse.opportunistic || mode.is_queued,
             may_wait: to.may_wait(),
-            may_call: driver.may_call(ask.effort),
+            may_call: driver.may_call(mode.effort),
             can_remap: driver.settings.geometry.virtual_memory,
             takes_exact: to.placement == Placement::Anywhere && !to.is_for_all,
-            is_immediate: ask.effort == Effort::Immediate,
-            is_queued: ask.is_queued,
+            is_immediate: mode.effort == Effort::Immediate,
+            is_queued: mode.is_queued,
         };
         Self {
             to,
             request,
-            ask,
+            mode,
             state: State::new(rules),
             asked: Clock::default(),
             taken_back: None,
@@ -326,7 +326,7 @@ impl<'a> Search<'a> {
             .then_some(settings.wait_limit);
         let expected = self.expected();
         let is_held_back = !expected.fences.is_empty();
-        let may_call = self.to.driver.may_call(self.ask.effort);
+        let may_call = self.to.driver.may_call(self.mode.effort);
         let growth = if may_call {
             self.to.growth(self.request.bytes)
         } else {

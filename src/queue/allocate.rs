@@ -8,7 +8,7 @@ use super::waiters::{Newcomer, Waiter};
 use super::{Charge, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
 use crate::driver::{
-    Allocation, Allocations, Ask, Change, Effort, Expected, HistoryEvent, Parts, Refusal,
+    Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Mode, Parts, Refusal,
 };
 use crate::error::AllocError;
 use crate::fault::injected;
@@ -368,8 +368,8 @@ pub(crate) fn try_all_now<'a>(
     effort: Effort,
 ) -> Result<Allocations, Denial<'a>> {
     let charge = charge(asker, &demand)?;
-    let allocations = search_or_deny(asker, effort, charge, |lane, ask| {
-        asker.service.driver.search_all(lane, parts, ask)
+    let allocations = search_or_deny(asker, effort, charge, |lane, mode| {
+        asker.service.driver.search_all(lane, parts, mode)
     })?;
     count_parts(asker.lane, &allocations, parts);
     Ok(allocations)
@@ -398,9 +398,9 @@ fn try_above_the_lane<'a>(
     effort: Effort,
     charge: Option<Charge<'a>>,
 ) -> Result<Allocation, Denial<'a>> {
-    let allocation = search_or_deny(asker, effort, charge, |lane, ask| {
+    let allocation = search_or_deny(asker, effort, charge, |lane, mode| {
         let driver = &asker.service.driver;
-        driver.search(lane, demand.request, ask)
+        driver.search(lane, demand.request, mode)
     })?;
     // The lane counts what it gives itself while it is locked.
     count(asker.lane, &allocation, demand);
@@ -412,7 +412,7 @@ fn search_or_deny<'a, T>(
     asker: Asker<'a>,
     effort: Effort,
     charge: Option<Charge<'a>>,
-    search: impl FnOnce(&Arc<Lane>, Ask<'_>) -> Result<T, Refusal>,
+    search: impl FnOnce(&Arc<Lane>, Mode<'_>) -> Result<T, Refusal>,
 ) -> Result<T, Denial<'a>> {
     let Asker { service, lane } = asker;
     if let Some(refusal) = service.refusal() {
@@ -422,7 +422,7 @@ fn search_or_deny<'a, T>(
     if !service.driver.is_granting() && !service.is_in_hook() {
         return Err(Denial::Short(Expected::default(), charge));
     }
-    let found = search(lane, Ask::at_once(effort));
+    let found = search(lane, Mode::at_once(effort));
     // What was claimed or reaped on the way may be what another waits for.
     service.publish(Change::Memory);
     match found {

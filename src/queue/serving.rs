@@ -6,7 +6,7 @@
 use super::Service;
 use super::demand::Wants;
 use super::waiters::Waiter;
-use crate::driver::{Allocations, Ask, Effort, Refusal};
+use crate::driver::{Allocations, Effort, Mode, Refusal};
 use crate::error::AllocError;
 use crate::sync::{Arc, assert_unlocked};
 
@@ -107,15 +107,15 @@ impl Service {
     }
 
     fn search_for(&self, waiter: &Waiter, effort: Effort) -> Result<Allocations, Refusal> {
-        let ask = Ask::from_queue(effort, &waiter.patience);
+        let mode = Mode::from_queue(effort, &waiter.patience);
         let driver = &self.driver;
         match &waiter.wants {
             Wants::Block => {
                 let request = waiter.demand.request;
-                let allocation = driver.search(&waiter.lane, request, ask)?;
+                let allocation = driver.search(&waiter.lane, request, mode)?;
                 Ok(std::iter::once(allocation).collect())
             }
-            Wants::Parts(parts) => driver.search_all(&waiter.lane, parts, ask),
+            Wants::Parts(parts) => driver.search_all(&waiter.lane, parts, mode),
         }
     }
 

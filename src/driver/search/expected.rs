@@ -3,7 +3,7 @@
 //! Where waiting comes first, memory that streams are about to pass is worth more than new memory. Memory that was on
 //! its way when the request was made is awaited if it is expected in time, and no longer than it may be expected.
 
-use super::super::ask::Patience;
+use super::super::mode::Patience;
 use super::super::recipient::{donor_of, find};
 use super::{Expected, Search};
 use crate::heap::policy::Order;
@@ -14,7 +14,7 @@ impl Search<'_> {
     /// Returns the points that are awaited before new memory is taken; none once they are overdue.
     pub(super) fn expected(&self) -> Expected {
         let lanes = self.to.driver.lanes();
-        let mut expected = match self.ask.patience {
+        let mut expected = match self.mode.patience {
             Patience::None => return Expected::default(),
             Patience::Fresh => self.on_their_way(&lanes),
             Patience::Known(expected) if self.to.driver.device.now() >= expected.until => {

@@ -36,14 +36,14 @@ pub(crate) struct Expected {
 
 /// How memory is asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct Mode<'a> {
     pub(super) effort: Effort,
     pub(super) patience: Patience<'a>,
     /// The request waits in the queue, and any thread may serve it.
     pub(super) is_queued: bool,
 }
 
-impl Ask<'static> {
+impl Mode<'static> {
     /// Asks for a caller that has just come.
     pub(crate) fn at_once(effort: Effort) -> Self {
         let patience = match effort {
@@ -58,7 +58,7 @@ impl Ask<'static> {
     }
 }
 
-impl<'a> Ask<'a> {
+impl<'a> Mode<'a> {
     /// Asks for a request in the queue that awaits those points.
     pub(crate) fn from_queue(effort: Effort, expected: &'a Expected) -> Self {
         Self {
