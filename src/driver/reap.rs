@@ -284,7 +284,11 @@ impl Driver {
         }
         self.submit_wait(lane, marker)?;
         // After the call: see `Timeline::join`.
-        lane.timeline.join(&marker.clock);
+        if lane.timeline.join(&marker.clock) {
+            let lanes = self.lanes();
+            let is_retired = |id| lanes.binary_search_by_key(&id, |lane| lane.id).is_err();
+            lane.timeline.drop_retired(is_retired);
+        }
         lane.timeline.delay(marker.expected_at);
         Ok(())
     }
