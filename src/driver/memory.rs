@@ -3,7 +3,7 @@
 use super::{Change, Driver, HistoryEvent, Settings, counters};
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind};
 use crate::heap::policy::Order;
-use crate::heap::{Exchange, Grant, Heap, Mapping, Outcome, Plan, Release, Request, Step};
+use crate::heap::{Exchange, Grant, Growth, Heap, Mapping, Outcome, Plan, Release, Request, Step};
 use crate::id::StreamId;
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use crate::trace;
@@ -228,6 +228,22 @@ impl Driver {
             let plan = self.heap.lock().plan_one_more(request);
             let _ = self.carry_out_free(plan);
             self.publish(Change::Memory);
+        }
+    }
+
+    /// Returns how a request may grow, as far as the budget for remapping goes.
+    pub(super) fn growth(&self) -> Growth {
+        if !self.settings.geometry.virtual_memory {
+            return Growth::Allowed;
+        }
+        let now = self.device.now();
+        self.budget.lock().growth(now)
+    }
+
+    /// Charges the budget for remapped chunks, and credits it for new ones.
+    fn note_moves(&self, moved: u64, new: u64) {
+        if moved + new > 0 {
+            self.budget.lock().note(moved, new);
         }
     }
 
