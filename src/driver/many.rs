@@ -183,7 +183,7 @@ impl Driver {
         if allocation.after == Ticket::ZERO {
             return Fences::default();
         }
-        lane.expect_seal(allocation.after);
+        lane.cache.expect_seal(allocation.after);
         Fences::one(lane.id, allocation.after)
     }
 
@@ -198,7 +198,7 @@ impl Driver {
     pub(crate) fn returns_if_quiet(&self) -> Option<u64> {
         let totals = self.totals();
         let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
-        let is_kept = || self.lanes().iter().any(|lane| lane.is_keeping());
+        let is_kept = || self.lanes().iter().any(|lane| lane.cache.is_keeping());
         (is_quiet && !is_kept()).then_some(totals.returns)
     }
 }

@@ -292,7 +292,7 @@ impl Future for Allocate<'_> {
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let mut miss = Miss::Unasked;
+        let mut miss = Miss::NotSearched;
         if this.allocation.is_new() {
             match this.pool.grant_at_once(this.call()) {
                 Ok(block) => {

@@ -4,7 +4,7 @@ use super::{Pool, drawing, exhausted};
 use crate::block::Block;
 use crate::driver::{Allocation, Effort};
 use crate::error::AllocError;
-use crate::lane::Miss;
+use crate::lane::{Miss, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{Caller, Demand, Denial, Registration, take_own, try_now};
 use crate::sync::{Arc, plain};
@@ -68,13 +68,12 @@ impl Pool {
             && alignment <= step
             && !drawing::is_any();
         if !is_plain {
-            return Err(Miss::Unasked);
+            return Err(Miss::NotSearched);
         }
         let rounded = round_up(bytes, step);
         let surplus = (rounded - bytes) as u32;
-        let Registration { lane, slot, .. } = &**registration;
-        let (allocation, left) = driver.take_own_at_once(lane, slot, rounded, surplus)?;
-        let registration = left.unwrap_or_else(|| registration.clone());
+        let (cached, registration) = StreamCache::take_at_once(registration, rounded, surplus)?;
+        let allocation = Allocation::of_lane(cached);
         // It may be a little larger than that.
         let rounding = (allocation.bytes - bytes) as u32;
         Ok(Block::at_once(registration, allocation, rounding))

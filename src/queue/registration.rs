@@ -4,9 +4,9 @@ use super::natives::{Native, Roll};
 use super::{Observers, Service};
 use crate::device::DeviceStream;
 use crate::error::StreamError;
-use crate::lane::{Lane, RefCache, Slot, Slots};
+use crate::lane::{Lane, RefCache};
 use crate::measure::Tag;
-use crate::sync::{Arc, Lasting, Ordering, SharedNumber, plain};
+use crate::sync::{Arc, Ordering, SharedNumber, plain};
 
 /// Held by the pool's handles and its registrations; the last one out tells the reclaimers that were
 /// made to last.
@@ -24,11 +24,6 @@ impl Drop for Presence {
     }
 }
 
-/// What freed blocks leave with their stream: the count of its owners that each of them was.
-pub(crate) type Left = RefCache<Arc<Registration>>;
-
-static SLOTS: Slots<Left> = Slots::new();
-
 /// One count for a stream: a block holds it, so that a free writes no line that other streams write. It leaves it to the
 /// next one, so that neither counts. On cache lines of its own, as the [lane](Lane) is.
 #[derive(Debug)]
@@ -36,8 +31,6 @@ static SLOTS: Slots<Left> = Slots::new();
 pub(crate) struct Registration {
     pub(crate) service: Arc<Service>,
     pub(crate) lane: Arc<Lane>,
-    /// In which the lane's front is.
-    pub(crate) slot: Lasting<Slot<Left>>,
     /// Handles of the stream, which can be given something: while there are any, counts are left with it.
     handles: SharedNumber,
     pub(crate) presence: plain::Arc<Presence>,
@@ -57,14 +50,12 @@ impl Registration {
         stream: &dyn DeviceStream,
     ) -> Result<Arc<Self>, StreamError> {
         let service = presence.service.clone();
-        let (slot, leased) = SLOTS.lease();
-        let lane = service.driver.register(stream, leased)?;
+        let lane = service.driver.register(stream)?;
         let registration = Arc::new(Self {
             observers: service.observers.clone(),
             native: Native::of(stream, &*service.driver.device),
             service,
             lane,
-            slot,
             handles: SharedNumber::new(0),
             presence: presence.clone(),
         });
@@ -75,7 +66,7 @@ impl Registration {
     /// Somebody has a handle of the stream more.
     pub(crate) fn note_chunk(&self) {
         if self.handles.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.slot.lock().left.open();
+            self.lane.cache.with_references(RefCache::open);
         }
     }
 
@@ -89,17 +80,17 @@ impl Registration {
     /// The last handle went, and one may have come since, from a block: then that is the one to do this. It opens the reference cache
     /// under the same lock. What is let go here is not the last count: the handle has one.
     fn leave_nothing(&self) {
-        let mut slot = self.slot.lock();
-        if self.handles.load(Ordering::Relaxed) == 0 {
-            let left = slot.left.close();
-            drop(slot);
-            drop(left);
-        }
+        let is_last = || self.handles.load(Ordering::Relaxed) == 0;
+        let left = self
+            .lane
+            .cache
+            .with_references(|references| is_last().then(|| references.close()));
+        drop(left);
     }
 
     /// Lets the counts go that freed blocks left.
     pub(crate) fn settle(&self) {
-        let left = self.slot.lock().left.empty();
+        let left = self.lane.cache.with_references(RefCache::empty);
         drop(left);
     }
 
@@ -183,7 +174,7 @@ mod tests {
         for _ in 0..ROUNDS {
             let stream = pool.register(&device.create_stream()).unwrap();
             drop(pool.try_allocate(&stream, 4096).unwrap());
-            slots.insert(std::ptr::from_ref(&*stream.registration().slot));
+            slots.insert(stream.registration().lane.cache.address_of_lock());
         }
         assert!(slots.len() < ROUNDS / 2, "{} slots", slots.len());
     }

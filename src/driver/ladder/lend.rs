@@ -93,7 +93,7 @@ impl Climb<'_> {
                 let point = self.driver.present_point(self.lane);
                 (point, source.or(Source::Ordered))
             }
-            _ => (self.lane.open_ticket(), source.or(Source::Ordered)),
+            _ => (self.lane.cache.open_ticket(), source.or(Source::Ordered)),
         };
         self.fences.set(grant.fences);
         Allocation {

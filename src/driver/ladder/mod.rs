@@ -229,7 +229,7 @@ impl<'a> Climb<'a> {
 impl Climb<'_> {
     fn climb(&self) -> Result<(Allocation, Fences), Refusal> {
         self.look_for_room()?;
-        if self.lane.owes_seal() {
+        if self.lane.cache.owes_seal() {
             // What is on its large-block cache is not what it takes. A failure is noted; the next one tries again.
             let _ = self.driver.seal_for_others(self.lane);
         }
