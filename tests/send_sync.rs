@@ -1,6 +1,7 @@
 //! What may cross threads, as a table.
 
 use static_assertions::{assert_impl_all, assert_not_impl_any};
+use weirpool::compat::AttributeError;
 use weirpool::device::sim::{SimDevice, SimStream};
 use weirpool::device::{Argument, Device, DeviceAddress, DeviceError};
 use weirpool::*;

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::fmt::Debug;
+use weirpool::compat::Attribute;
 use weirpool::device::{Device, MemoryKind, Pooling};
 use weirpool::*;
 

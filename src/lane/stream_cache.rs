@@ -19,7 +19,7 @@
 
 use super::cache::{Cache, CachedBlock};
 use super::count::{Counts, Event, LaneFigures};
-use super::ref_cache::RefCache;
+use super::ref_cache::{RefCache, Registration};
 use super::shards::{Shard, Shards};
 use super::slot::{Lease, Slot};
 use super::spacing::Spacing;
@@ -28,7 +28,6 @@ use crate::fault::injected;
 use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::measure::Mark;
-use crate::queue::Registration;
 use crate::sync::{Arc, Guard, Mutex, Ordering, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;

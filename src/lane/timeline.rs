@@ -8,8 +8,8 @@ use super::marker::Marker;
 use super::pace::Pace;
 use crate::device::{Device, DeviceError};
 use crate::fault::injected;
-use crate::heap::Clock;
-use crate::id::Ticket;
+use crate::heap::{Clock, StreamClock};
+use crate::id::{StreamId, Ticket};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber, assert_unlocked};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use std::time::Duration;
 pub(crate) struct Timeline {
     markers: Mutex<Markers>,
     completed: SharedNumber,
-    clock: Mutex<Clock>,
+    clock: Mutex<StreamClock>,
     /// The time from recording an event to seeing it complete: a running mean, in nanoseconds.
     latency: SharedNumber,
     /// A free queries the stream only while at least this many markers are incomplete.
@@ -61,7 +61,7 @@ impl Timeline {
         Self {
             markers: Mutex::new(Guards::Markers, Markers::default()),
             completed: SharedNumber::new(completed.0),
-            clock: Mutex::new(Guards::Clock, Clock::default()),
+            clock: Mutex::new(Guards::Clock, StreamClock::default()),
             latency: SharedNumber::new(0),
             query_from: SharedNumber::new(FEWEST_WORTH_A_QUERY as u64),
         }
@@ -78,15 +78,23 @@ impl Timeline {
 
     /// What the stream comes after.
     pub(crate) fn clock(&self) -> Clock {
-        self.clock.lock().clone()
+        self.clock.lock().points().clone()
     }
 
     /// Notes that the stream waits for a marker of another stream, whose clock is given.
     ///
     /// To be called only after the wait call has returned. Joined earlier, an event recorded in between would claim an order
     /// that the device does not keep yet (order).
-    pub(crate) fn join(&self, clock: &Clock) {
-        self.clock.lock().join_all(clock);
+    ///
+    /// Returns whether the clock has grown so much that [`drop_retired`](Self::drop_retired) should be called.
+    #[must_use]
+    pub(crate) fn join(&self, clock: &Clock) -> bool {
+        self.clock.lock().join(clock)
+    }
+
+    /// Drops the entries of retired streams from the clock: all their work is complete.
+    pub(crate) fn drop_retired(&self, is_retired: impl Fn(StreamId) -> bool) {
+        self.clock.lock().drop_retired(is_retired);
     }
 
     /// Makes a recorded marker known. Two sealers may publish in either order: the later ticket was closed later, so its
@@ -410,4 +418,37 @@ fn complete_prefix(
         next = done.midpoint(open);
     }
     (open, answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Pool;
+    use crate::device::sim::{Operation, SimDevice};
+    use std::time::Duration;
+
+    /// A stream for each request hands its result to a stream that stays, and takes its input from there.
+    #[test]
+    fn clocks_stay_bounded_with_a_stream_per_request() {
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).build().unwrap();
+        let hub = pool.register(&device.create_stream()).unwrap();
+        let lane_of = |stream: &crate::Stream| stream.registration().lane.clone();
+        let mut longest = 0;
+        for _ in 0..1000 {
+            let work = device.create_stream();
+            let request = pool.register(&work).unwrap();
+            request.wait(&hub.event().unwrap()).unwrap();
+            let block = pool.try_allocate(&request, 1 << 20).unwrap();
+            work.submit(Operation::new(Duration::from_micros(1)));
+            drop(block);
+            hub.wait(&request.event().unwrap()).unwrap();
+            for stream in [&hub, &request] {
+                longest = longest.max(lane_of(stream).timeline.clock().iter().count());
+            }
+            drop(request);
+            device.advance(Duration::from_micros(10));
+            pool.reap().unwrap();
+        }
+        assert!(longest < 50, "{longest} entries");
+    }
 }

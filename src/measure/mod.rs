@@ -9,6 +9,7 @@
 //! | `tag` | names of tenants |
 //! | `account` | what each tenant has of one pool |
 //! | `holdings` | and on which streams |
+//! | `units` | sizes and times as text |
 
 mod account;
 mod histogram;
@@ -16,6 +17,7 @@ mod holdings;
 mod level;
 mod peak;
 mod tag;
+mod units;
 mod waits;
 
 pub(crate) use account::{Account, Accounts, LimitReached};
@@ -25,6 +27,7 @@ pub(crate) use holdings::{ByStream, Streams};
 pub use level::Level;
 pub(crate) use peak::{Mark, Peaks};
 pub use tag::Tag;
+pub(crate) use units::{Bytes, Milliseconds};
 pub use waits::WaitStatistics;
 pub(crate) use waits::Waits;
 

@@ -1,9 +1,8 @@
 //! Blocks that are in use still, and reservations that live.
 
 use super::snapshot::age;
-use super::units::{Bytes, Milliseconds};
 use crate::driver::{BlockInfo, BlockState, Driver, ReservationInfo, Site};
-use crate::measure::Tag;
+use crate::measure::{Bytes, Milliseconds, Tag};
 use crate::trace;
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,8 @@
 //! All segments and blocks of a pool.
 
 use super::History;
-use super::units::{Bytes, Milliseconds};
 use crate::driver::{BlockInfo, BlockState, HeapWalk, SegmentInfo};
+use crate::measure::{Bytes, Milliseconds};
 use crate::queue::Presence;
 use std::fmt;
 use std::time::Duration;

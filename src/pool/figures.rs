@@ -6,9 +6,7 @@ use crate::heap::High;
 use crate::measure::{Histogram, Tag};
 #[cfg(feature = "metrics")]
 use crate::observe::Metrics;
-use crate::observe::{
-    Attribute, AttributeError, Statistics, StatisticsScope, StreamStatistics, TagStatistics,
-};
+use crate::observe::{Statistics, StatisticsScope, StreamStatistics, TagStatistics};
 use crate::stream::Stream;
 
 impl Pool {
@@ -104,27 +102,6 @@ impl Pool {
             service.driver.reset_high(high);
         }
         service.queue.accounts.reset_highs();
-    }
-
-    /// A figure, or a setting, by the name that it has in CUDA and HIP. See [`Attribute`] for an example.
-    #[doc(alias = "cudaMemPoolGetAttribute")]
-    #[doc(alias = "cuMemPoolGetAttribute")]
-    #[doc(alias = "hipMemPoolGetAttribute")]
-    pub fn attribute(&self, attribute: Attribute) -> u64 {
-        attribute.read(self.service())
-    }
-
-    /// Sets the release threshold, in bytes; or a high-water mark to the present figure: `value` is 0 for
-    /// that, as in CUDA and HIP. Setting that of the used bytes resets those of the streams, too, which it
-    /// comes from.
-    ///
-    /// # Errors
-    /// For every other attribute, and every other value of a high-water mark.
-    #[doc(alias = "cudaMemPoolSetAttribute")]
-    #[doc(alias = "cuMemPoolSetAttribute")]
-    #[doc(alias = "hipMemPoolSetAttribute")]
-    pub fn set_attribute(&self, attribute: Attribute, value: u64) -> Result<(), AttributeError> {
-        attribute.set(&self.service().driver, value)
     }
 
     /// The figures for the recorder of the [`metrics`](https://docs.rs/metrics) crate that is installed

@@ -4,7 +4,8 @@ use crate::bench::Bench;
 use crate::common::{MIB, poll};
 use crate::site::{Site, Worker};
 use futures::executor::block_on;
-use weirpool::{Attribute, AttributeError, Source, Statistics, StatisticsScope, Tag};
+use weirpool::compat::{Attribute, AttributeError};
+use weirpool::{Source, Statistics, StatisticsScope, Tag};
 
 fn assert_sum(statistics: &Statistics) {
     let Statistics {
@@ -162,22 +163,22 @@ pub(crate) fn attributes_are_those_of_cuda_and_hip<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
     let pool = &site.pool;
-    let read = || FIGURES.map(|figure| pool.attribute(figure) / MIB);
+    let read = || FIGURES.map(|figure| figure.get(pool) / MIB);
     let kept = worker.take(8 * MIB);
     drop(worker.take(16 * MIB));
     block_on(worker.stream.synchronize()).unwrap();
     pool.trim_to(0).unwrap();
     assert_eq!(read(), [8, 24, 8, 24]);
-    pool.set_attribute(Attribute::ReservedMemHigh, 0).unwrap();
+    Attribute::ReservedMemHigh.set(pool, 0).unwrap();
     assert_eq!(read(), [8, 8, 8, 24], "one at a time");
-    pool.set_attribute(Attribute::UsedMemHigh, 0).unwrap();
+    Attribute::UsedMemHigh.set(pool, 0).unwrap();
     assert_eq!(read(), [8, 8, 8, 8]);
     let attribute = Attribute::UsedMemHigh;
-    let refused = pool.set_attribute(attribute, 5).unwrap_err();
+    let refused = attribute.set(pool, 5).unwrap_err();
     let value = 5;
     assert_eq!(refused, AttributeError::NotZero { attribute, value });
-    assert!(pool.set_attribute(Attribute::UsedMemCurrent, 0).is_err());
-    assert_eq!(pool.attribute(Attribute::ReuseAllowOpportunistic), 1);
+    assert!(Attribute::UsedMemCurrent.set(pool, 0).is_err());
+    assert_eq!(Attribute::ReuseAllowOpportunistic.get(pool), 1);
     drop(kept);
     site.assert_conserved();
 }

@@ -64,7 +64,7 @@ fn attributes_have_the_values_of_the_statistics() {
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
     now(stream.synchronize()).unwrap();
     pool.trim_to(0).unwrap();
-    let read = |attribute| pool.attribute(attribute);
+    let read = |attribute: Attribute| attribute.get(&pool);
     use Attribute::*;
     let figures = [
         ReservedMemCurrent,
@@ -80,24 +80,24 @@ fn attributes_have_the_values_of_the_statistics() {
     ];
     assert_eq!(settings.map(read), [1, 0, 1]);
 
-    pool.set_attribute(UsedMemHigh, 0).unwrap();
+    UsedMemHigh.set(&pool, 0).unwrap();
     assert_eq!(figures.map(|figure| read(figure) / MIB), [4, 12, 4, 4]);
-    pool.set_attribute(ReservedMemHigh, 0).unwrap();
+    ReservedMemHigh.set(&pool, 0).unwrap();
     assert_eq!(figures.map(|figure| read(figure) / MIB), [4, 4, 4, 4]);
-    let refused = pool.set_attribute(UsedMemHigh, 1).unwrap_err();
+    let refused = UsedMemHigh.set(&pool, 1).unwrap_err();
     assert!(
         refused
             .to_string()
-            .contains("UsedMemHigh can be set to 0 only")
+            .contains("can only be reset, with the value 0")
     );
     assert_eq!(read(ReleaseThreshold), u64::MAX, "all is kept");
-    pool.set_attribute(ReleaseThreshold, 32 * MIB).unwrap();
+    ReleaseThreshold.set(&pool, 32 * MIB).unwrap();
     assert_eq!(read(ReleaseThreshold), pool.release_threshold());
     for attribute in settings
         .into_iter()
         .chain([UsedMemCurrent, ReservedMemCurrent])
     {
-        let refused = pool.set_attribute(attribute, 0).unwrap_err();
+        let refused = attribute.set(&pool, 0).unwrap_err();
         assert_eq!(refused, AttributeError::ReadOnly { attribute });
     }
     drop(kept);

@@ -19,6 +19,7 @@ mod streams;
 mod tags;
 
 use common::*;
+use weirpool::compat::{Attribute, AttributeError};
 use weirpool::device::sim::SimDevice;
 use weirpool::*;
 

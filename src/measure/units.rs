@@ -1,0 +1,63 @@
+//! Sizes and times as text.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Displays a number of bytes in binary units: `512 B`, `1.5 KiB`, `64.0 MiB`. Every size in a message or in the
+/// output of `Debug` and `Display` is printed with it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bytes(pub(crate) u64);
+
+const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(bytes) = *self;
+        if bytes < 1024 {
+            return f.pad(&format!("{bytes} B"));
+        }
+        let mut value = bytes as f64 / 1024.0;
+        let mut unit = 0;
+        // Compares the rounded value, so that no size is printed as 1024.0 of a unit.
+        while (value * 10.0).round() >= 10_240.0 && unit + 1 < UNITS.len() {
+            (value, unit) = (value / 1024.0, unit + 1);
+        }
+        let unit = UNITS[unit];
+        f.pad(&format!("{value:.1} {unit}"))
+    }
+}
+
+/// Displays a time in milliseconds: `12.345 ms`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Milliseconds(pub(crate) Duration);
+
+impl fmt::Display for Milliseconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let milliseconds = self.0.as_nanos() as f64 / 1e6;
+        f.pad(&format!("{milliseconds:.3} ms"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_is_printed_in_the_largest_unit_below_it() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536, "1.5 KiB"),
+            ((1 << 20) - 1, "1.0 MiB"),
+            (64 << 20, "64.0 MiB"),
+            (1 << 40, "1.0 TiB"),
+            (u64::MAX, "16384.0 PiB"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+        assert_eq!(format!("[{:>8}]", Bytes(512)), "[   512 B]");
+        let time = Milliseconds(Duration::from_micros(12_345));
+        assert_eq!(time.to_string(), "12.345 ms");
+    }
+}
