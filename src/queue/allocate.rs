@@ -81,7 +81,7 @@ impl Waiting {
         &mut self,
         asker: Asker<'_>,
         denial: Denial<'_>,
-        ask: &Ask,
+        ask: Ask,
         terms: &Terms,
         waker: &Waker,
     ) -> Result<(), AllocError> {
@@ -100,7 +100,7 @@ impl Waiting {
         let newcomer = Newcomer {
             lane,
             demand: ask.demand,
-            wants: ask.wants.clone(),
+            wants: ask.wants,
             due: terms.due(now, &service.rules),
             since: now,
             patience,
