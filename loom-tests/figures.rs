@@ -59,7 +59,7 @@ fn a_tags_account_against_a_cancel() {
         };
         drop(block);
         let taken = waiting.join().unwrap();
-        let figures = pool.statistics_of_tag(tag);
+        let figures = pool.tag(tag).statistics();
         assert_eq!(figures.used.current, 0);
         assert_eq!((figures.allocations, figures.frees), (1 + taken, 1 + taken));
         assert_eq!(figures.waits.waiting, 0);

@@ -7,12 +7,12 @@ use weirpool::{AllocError, Tag};
 
 fn limited(device: &SimDevice, tag: Tag) -> Pool {
     let pool = pool(device);
-    pool.set_tag_limit(tag, Some(MIB));
+    pool.tag(tag).set_limit(Some(MIB));
     pool
 }
 
 fn used(pool: &Pool, tag: Tag) -> u64 {
-    pool.statistics_of_tag(tag).used.current
+    pool.tag(tag).statistics().used.current
 }
 
 /// The last bytes of a tag are freed while a request of it finds them taken: it is let in.
@@ -91,7 +91,7 @@ fn a_higher_limit_against_a_request() {
         let block = pool.allocate(&a, MIB).tag(tag).try_now().unwrap();
         let raising = {
             let pool = pool.clone();
-            thread::spawn(move || pool.set_tag_limit(tag, Some(2 * MIB)))
+            thread::spawn(move || pool.tag(tag).set_limit(Some(2 * MIB)))
         };
         drop(block_on(pool.allocate(&a, MIB).tag(tag)).unwrap());
         raising.join().unwrap();

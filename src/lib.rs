@@ -158,13 +158,13 @@ mod trace;
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
 pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
-pub use current::{Current, Entered, Scope, Scoped, current};
+pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{
     BlockInfo, BlockOrigin, BlockState, Fill, HistoryEntry, HistoryEvent, Occupancy,
     ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Upstream,
 };
 pub use error::{
-    AllocError, BuildError, CopyError, DrainError, Shortfall, StreamError, TagShortfall,
+    AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError, TagShortfall,
 };
 pub use heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
 pub use heap::{CoalesceHeuristic, GrowBy, PoolFigures, Remapping};
@@ -177,8 +177,9 @@ pub use observe::{
     StreamStatistics, TagStatistics,
 };
 pub use pool::{
-    Allocate, AllocateMany, AllocateOwned, Drawing, Grow, GrowReservation, Layout, Pool,
-    PoolBuilder, Request, Reservation, Reserve,
+    Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, Grow, GrowReservation, Health,
+    Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request, Reservation, Reserve,
+    TagAccount, TagConfig,
 };
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
 pub use shared::{SharedBlock, SharedBuffer};

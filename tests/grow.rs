@@ -199,17 +199,17 @@ fn a_tag_pays_for_what_its_blocks_grow_by() {
     let (device, pool) = site();
     let (_, stream) = stream(&device, &pool);
     let tag = Tag::new("grow: caches");
-    pool.set_tag_limit(tag, Some(8 * MIB));
+    pool.tag(tag).set_limit(Some(8 * MIB));
     let cache = pool.allocate(&stream, 4 * MIB).tag(tag).room(16 * MIB);
     let mut cache = cache.try_now().unwrap();
     cache.grow(4 * MIB).try_now().unwrap();
-    assert_eq!(pool.statistics_of_tag(tag).used.current, 8 * MIB);
+    assert_eq!(pool.tag(tag).statistics().used.current, 8 * MIB);
     assert!(matches!(
         cache.grow(2 * MIB).try_now(),
         Err(AllocError::OverLimit { .. } | AllocError::LimitReached { .. })
     ));
     drop(cache);
-    let statistics = pool.statistics_of_tag(tag);
+    let statistics = pool.tag(tag).statistics();
     assert_eq!(
         (statistics.used.current, statistics.used.high),
         (0, 8 * MIB)

@@ -429,7 +429,7 @@ fn who_fails_has_passed_nobody() {
     assert!(poll(&mut head).is_pending());
     let mut never = pool.allocate(&stream, 3 * MIB).tag(tag);
     assert!(poll(&mut never).is_pending());
-    pool.set_tag_limit(tag, Some(MIB));
+    pool.tag(tag).set_limit(Some(MIB));
     let failed = now(never);
     assert!(matches!(failed, Err(AllocError::OverLimit { .. })));
     drop(now(pool.allocate(&stream, MIB)).expect("nobody has passed the head yet"));

@@ -367,9 +367,9 @@ fn what_a_lane_has_at_hand_is_checked_for_too() {
     let tag = Tag::new("at hand");
     let tagged = pool.allocate(&stream, 4096).tag(tag).try_now().unwrap();
     assert_eq!((tagged.source(), tagged.address()), (Source::Lane, address));
-    assert_eq!(pool.statistics_of_tag(tag).used.current, 4096);
+    assert_eq!(pool.tag(tag).statistics().used.current, 4096);
     drop(tagged);
-    assert_eq!(pool.statistics_of_tag(tag).used.current, 0);
+    assert_eq!(pool.tag(tag).statistics().used.current, 0);
 
     let reservation = pool.reserve(MIB).try_now().unwrap();
     let drawn = reservation.scope(async { pool.try_allocate(&stream, 4096) });

@@ -9,6 +9,7 @@ mod probe;
 use common::{CHUNK, External, MIB, builder, manual, run, us};
 use probe::Probe;
 use std::collections::BTreeSet;
+use weirpool::PoolBuilder;
 use weirpool::compat::RawPool;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
@@ -91,7 +92,7 @@ fn a_long_backlog_is_sealed_free_by_free() {
     const FREES: u64 = 1500;
     let device = manual();
     let probe = Probe::new(std::sync::Arc::new(device.clone()));
-    let pool = Pool::builder_shared(probe.device()).capacity(8 * MIB);
+    let pool = PoolBuilder::new(probe.device()).capacity(8 * MIB);
     let raw = RawPool::new(&pool.chunk_bytes(CHUNK).build().unwrap());
     let work = device.create_stream();
     let stream = External::of(&work);

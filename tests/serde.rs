@@ -41,7 +41,7 @@ fn figures_are_data() {
     for turned_away in ["refused", "shed", "knotted"] {
         assert_eq!(figures["waits"][turned_away], 0);
     }
-    let of_tag = round_trip(&pool.statistics_of_tag(tag));
+    let of_tag = round_trip(&pool.tag(tag).statistics());
     assert_eq!(
         (&of_tag["tag"], &of_tag["frees"]),
         (&json!("serialized"), &json!(1))

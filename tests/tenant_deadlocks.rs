@@ -30,7 +30,7 @@ fn strict(device: &SimDevice, tag: Tag) -> Pool {
 }
 
 fn used(pool: &Pool, tag: Tag) -> u64 {
-    pool.statistics_of_tag(tag).used.current
+    pool.tag(tag).statistics().used.current
 }
 
 fn is_deadlocked<T>(polled: Poll<Result<T, AllocError>>) -> bool {
@@ -82,7 +82,7 @@ fn two_who_wait_for_each_other_at_the_limit() {
     assert_eq!(error, expected);
     assert!(error.to_string().contains("tenant knots: two"), "{error}");
     assert!(poll_with(&mut second, &waker).is_pending());
-    let waits = pool.statistics_of_tag(tag).waits;
+    let waits = pool.tag(tag).statistics().waits;
     assert_eq!(
         (waits.deadlocked, waits.abandoned, waits.waiting),
         (1, 1, 1)

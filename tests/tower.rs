@@ -169,7 +169,7 @@ fn terms_are_those_of_the_request() {
     assert!(poll(&mut paid).is_pending());
     drop(held);
     assert_eq!(poll(&mut paid), Poll::Ready(Ok(ALL)), "it came second");
-    assert_eq!(site.pool.statistics_of_tag(tag).used.current, 0);
+    assert_eq!(site.pool.tag(tag).statistics().used.current, 0);
     assert!(poll(&mut plain).is_ready());
 }
 
@@ -201,7 +201,7 @@ impl Service<u64> for Used {
 
     fn call(&mut self, _: u64) -> Self::Future {
         // In the call itself, not in its future.
-        std::future::ready(Ok(self.pool.statistics_of_tag(self.tag).used.current))
+        std::future::ready(Ok(self.pool.tag(self.tag).statistics().used.current))
     }
 }
 

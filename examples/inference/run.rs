@@ -21,6 +21,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
+use weirpool::PoolBuilder;
 use weirpool::testing::Invariants;
 use weirpool::{Pool, SharedBlock, Tag};
 
@@ -116,7 +117,7 @@ impl Run {
         kind: Kind,
         spawner: &dyn Spawn,
     ) -> anyhow::Result<Self> {
-        let pool = Pool::builder_shared(machine.device())
+        let pool = PoolBuilder::new(machine.device())
             .capacity(kind.capacity(options))
             // All of it at once: a wait is for other requests then, and not for the driver.
             .initial_size(kind.capacity(options))

@@ -5,7 +5,7 @@
 //! 1. what a [`Scope`] says, that this thread or this task is in;
 //! 2. where [pooling](Current::set_pooling) is disabled for the device, a pool that keeps nothing;
 //! 3. the pool that was [set](Current::set);
-//! 4. the device's [default pool](Pool::default_of).
+//! 4. the device's [default pool](default_pool).
 //!
 //! | file | about |
 //! |---|---|
@@ -31,13 +31,13 @@ use std::future::Future;
 use std::panic::Location;
 
 /// The current pool of a device: of the [scope](Scope) that the thread or task is in, or the one that was
-/// [set](Current::set), or the device's [default](Pool::default_of).
+/// [set](Current::set), or the device's [default](default_pool).
 ///
 /// Code that allocates need not be handed a pool then, nor streams that are registered:
 ///
 /// ```
 /// use weirpool::device::sim::SimDevice;
-/// use weirpool::{Pool, Scope, current};
+/// use weirpool::{Pool, Scope, current, default_pool};
 ///
 /// let device = SimDevice::new();
 /// let work = device.create_stream();
@@ -48,7 +48,7 @@ use std::panic::Location;
 ///     let block = decode().await?; // of the device's default pool
 ///     let other = Scope::pool(&scratch).run(decode()).await?; // the same code, of another pool
 ///     assert_eq!(weirpool::compat::pool_of(other.address()).unwrap().0, scratch);
-///     assert_eq!(weirpool::compat::pool_of(block.address()).unwrap().0, Pool::default_of(&device)?);
+///     assert_eq!(weirpool::compat::pool_of(block.address()).unwrap().0, default_pool(&device)?);
 ///     Ok::<(), anyhow::Error>(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -133,14 +133,14 @@ impl Current {
     ///
     /// ```
     /// use weirpool::device::sim::SimDevice;
-    /// use weirpool::{Current, Pool, current};
+    /// use weirpool::{Current, Pool, current, default_pool};
     ///
     /// let device = SimDevice::new();
     /// let pool = Pool::builder(device.clone()).capacity(1 << 30).build()?;
     /// Current::set(&pool);
     /// assert_eq!(current(&device)?.pool(), &pool);
     /// Current::reset(&device);
-    /// assert_eq!(current(&device)?.pool(), &Pool::default_of(&device)?);
+    /// assert_eq!(current(&device)?.pool(), &default_pool(&device)?);
     /// # Ok::<(), weirpool::BuildError>(())
     /// ```
     pub fn set(pool: &Pool) {
@@ -189,28 +189,26 @@ impl fmt::Debug for Current {
     }
 }
 
-impl Pool {
-    /// The device's default pool: made with the defaults of [`builder`](Self::builder) when it is first
-    /// asked for, and the same from then on. (`cudaDeviceGetDefaultMemPool`.) Nobody who does not ask for it,
-    /// directly or as the [current](current) one, pays for it.
-    ///
-    /// It is the process's, and lives as long: with the device, its address range, and the memory that it
-    /// holds, which [`trim_to`](Self::trim_to) gives back. At the end of the process it is left as it is,
-    /// not destroyed: the driver may be gone by then, and takes everything with it anyway.
-    ///
-    /// ```
-    /// use weirpool::{Pool, device::sim::SimDevice};
-    ///
-    /// let device = SimDevice::new();
-    /// let pool = Pool::default_of(&device)?;
-    /// assert_eq!(pool, Pool::default_of(&device)?);
-    /// assert_ne!(pool, Pool::default_of(&SimDevice::new())?);
-    /// # Ok::<(), weirpool::BuildError>(())
-    /// ```
-    ///
-    /// # Errors
-    /// When it cannot be made.
-    pub fn default_of(device: &impl AsDevice) -> Result<Self, BuildError> {
-        Ok(table::default_seat(device)?.pool.clone())
-    }
+/// Returns the device's default pool: built with the defaults of [`PoolConfig`](crate::PoolConfig) when it is first
+/// asked for, and the same from then on, as `cudaDeviceGetDefaultMemPool` does. It costs nothing unless it is
+/// asked for, directly or as the [current](current) pool.
+///
+/// It belongs to the process, and lives as long, with the device, its address range, and the memory that it
+/// holds; [`Pool::trim_to`] gives that back. At the end of the process it is not destroyed: the CUDA driver may be gone
+/// by then, and frees everything anyway.
+///
+/// ```
+/// use weirpool::{default_pool, device::sim::SimDevice};
+///
+/// let device = SimDevice::new();
+/// let pool = default_pool(&device)?;
+/// assert_eq!(pool, default_pool(&device)?);
+/// assert_ne!(pool, default_pool(&SimDevice::new())?);
+/// # Ok::<(), weirpool::BuildError>(())
+/// ```
+///
+/// # Errors
+/// Those of [`PoolBuilder::build`](crate::PoolBuilder::build), when it is first asked for.
+pub fn default_pool(device: &impl AsDevice) -> Result<Pool, BuildError> {
+    Ok(table::default_seat(device)?.pool.clone())
 }

@@ -29,9 +29,9 @@ use std::task::{Context, Poll};
 ///     let _entered = in_weights.enter();
 ///     assert_eq!(current(&device)?.pool(), &weights);
 ///     let _inner = Scope::pooling(&device, Pooling::Disabled).enter();
-///     assert!(!current(&device)?.pool().is_pooled());
+///     assert!(!current(&device)?.pool().describe().is_pooled);
 /// }
-/// assert_eq!(current(&device)?.pool(), &Pool::default_of(&device)?);
+/// assert_eq!(current(&device)?.pool(), &default_pool(&device)?);
 ///
 /// device.block_on(in_weights.run(async {
 ///     assert_eq!(current(&device)?.pool(), &weights); // also after an `.await`, wherever it goes on

@@ -6,7 +6,7 @@
 use super::seat::Seat;
 use crate::device::{AsDevice, DeviceId, Pooling};
 use crate::error::BuildError;
-use crate::pool::Pool;
+use crate::pool::{Pool, PoolBuilder};
 use crate::sync::plain::{Arc, Mutex};
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(super) fn seat(device: &impl AsDevice, pooling: Pooling) -> Result<Arc<Seat>
         Pooling::Disabled => made(
             device,
             |seats| &mut seats.unpooled,
-            |device| Pool::builder_shared(device.to_shared()).unpooled().build(),
+            |device| PoolBuilder::new(device.to_shared()).unpooled().build(),
         ),
         Pooling::Enabled => match present(device.device_id(), |seats| &mut seats.set) {
             Some(seat) => Ok(seat),
@@ -44,7 +44,7 @@ pub(super) fn default_seat(device: &impl AsDevice) -> Result<Arc<Seat>, BuildErr
     made(
         device,
         |seats| &mut seats.default,
-        |device| Pool::builder_shared(device.to_shared()).build(),
+        |device| PoolBuilder::new(device.to_shared()).build(),
     )
 }
 

@@ -200,6 +200,7 @@ impl Driver {
             reserved: totals.reserved.current,
             capacity: self.capacity(),
             waiting,
+            expected_wait: None,
             tag: None,
             device: self.refused_by_device(request.bytes, totals.reserved.current),
         }

@@ -21,7 +21,7 @@ use std::num::NonZeroU32;
 /// let kv_cache = Tag::new("kv-cache");
 /// # device.block_on(async {
 /// let block = pool.allocate(&stream, 64 << 20).tag(kv_cache).await?;
-/// assert_eq!(pool.statistics_of_tag(kv_cache).used.current, block.size());
+/// assert_eq!(pool.tag(kv_cache).statistics().used.current, block.size());
 /// # Ok::<(), weirpool::AllocError>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -82,7 +82,7 @@ impl StreamStatistics {
 ///     println!("{}: {} of at most {}", figures.tag, figures.used.current, figures.used.high);
 /// }
 /// # assert_eq!(pool.statistics_by_tag().len(), 2);
-/// assert_eq!(pool.statistics_of_tag(scratch).used.high, 8192);
+/// assert_eq!(pool.tag(scratch).statistics().used.high, 8192);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,9 +93,9 @@ pub struct TagStatistics {
     pub tag: Tag,
     /// In live blocks. Exact; the high may count a request that failed in that moment on another thread.
     pub used: Level,
-    /// What it may have, if that is [limited](crate::Pool::set_tag_limit).
+    /// What it may have, if that is [limited](crate::TagAccount::set_limit).
     pub limit: Option<u64>,
-    /// Its [weight](crate::Pool::set_tag_weight) in the queue; 0 if it has none.
+    /// Its [weight](crate::TagAccount::set_weight) in the queue; 0 if it has none.
     pub weight: u32,
     /// Blocks granted so far, in number.
     pub allocations: u64,

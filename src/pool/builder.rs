@@ -1,312 +1,268 @@
-//! What a pool is built with: every default stands here, with its reason.
+//! The builder of a pool: sets the fields of a [`PoolConfig`] one by one.
 
 use super::Pool;
+use super::config::{Capacity, PoolConfig};
 use crate::device::Device;
-use crate::driver::{Fills, MaintenanceSettings, Settings, Upstream};
+use crate::driver::{Fill, Upstream};
 use crate::error::BuildError;
 use crate::heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-use crate::heap::{CoalesceHeuristic, GRANULE, GrowBy, Remapping};
-use crate::lane::Bounds;
+use crate::heap::{CoalesceHeuristic, GrowBy, Remapping};
 use crate::measure::Tag;
-use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Rules, Service};
+use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Service};
 use crate::registry;
 use crate::sync::plain;
 use std::time::Duration;
 
-/// A lane keeps blocks of up to 2 MiB: the sizes that are asked for most often, and too small for
-/// their fragmentation to matter much.
-const LARGEST_IN_LANE: u64 = 2 << 20;
-
-/// A lane keeps 8 MiB: a stream's working set of small blocks, and less than a handle.
-const LANE: u64 = 8 << 20;
-
-/// And 64 MiB of larger ones: a request's largest buffer, or a few of a batch.
-const LARGE_CACHE: u64 = 64 << 20;
-
-/// Long against a batch of requests, after which memory is taken again; short against a person's patience.
-const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(10);
-
 /// Builds a [`Pool`].
+///
+/// Each setting is a field of [`PoolConfig`], where it is described; [`PoolConfig::default`] has the defaults.
 #[derive(Debug)]
 #[must_use = "a builder does nothing until it builds"]
 pub struct PoolBuilder {
-    pub(super) device: plain::Arc<dyn Device>,
-    name: Option<String>,
-    pub(super) upstream: Upstream,
-    pub(super) is_pooled: bool,
-    pub(super) capacity: Option<u64>,
-    pub(super) initial: u64,
-    pub(super) growth: GrowBy,
-    pub(super) handle: Option<u64>,
-    pub(super) alignment: u64,
-    lane: u64,
-    large_cache: u64,
-    is_sharded: bool,
-    order: Order,
-    reuse: Reuse,
-    sealing: Sealing,
-    wait_limit: WaitLimit,
-    remapping: Remapping,
-    release_threshold: ReleaseThreshold,
-    pub(super) heuristic: Option<CoalesceHeuristic>,
-    maintenance_interval: Duration,
-    pub(super) fills: Fills,
-    history: usize,
-    rules: Rules,
+    device: plain::Arc<dyn Device>,
+    config: PoolConfig,
     hook: Option<Hook>,
-    tag_limits: Vec<(Tag, u64)>,
-    tag_weights: Vec<(Tag, u32)>,
 }
 
 impl PoolBuilder {
-    pub(super) fn new(device: plain::Arc<dyn Device>) -> Self {
+    /// Begins a pool over a device that is shared already. [`Pool::builder`] takes a device of any type.
+    pub fn new(device: plain::Arc<dyn Device>) -> Self {
         Self {
             device,
-            name: None,
-            upstream: Upstream::default(),
-            is_pooled: true,
-            capacity: None,
-            initial: 0,
-            growth: GrowBy::default(),
-            handle: None,
-            alignment: GRANULE,
-            lane: LANE,
-            large_cache: LARGE_CACHE,
-            is_sharded: false,
-            order: Order::default(),
-            reuse: Reuse::default(),
-            sealing: Sealing::default(),
-            wait_limit: WaitLimit::default(),
-            remapping: Remapping::default(),
-            release_threshold: ReleaseThreshold::default(),
-            heuristic: None,
-            maintenance_interval: MAINTENANCE_INTERVAL,
-            fills: Fills::default(),
-            history: 0,
-            rules: Rules::default(),
+            config: PoolConfig::default(),
             hook: None,
-            tag_limits: Vec::new(),
-            tag_weights: Vec::new(),
         }
     }
 
-    /// A name of the pool's own among the living pools of the process, by which
-    /// [`find_pool`](crate::compat::find_pool) finds it. Default: none.
+    /// Replaces all settings, but for the [pressure hook](Self::pressure_hook).
+    pub fn config(mut self, config: PoolConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Sets the pool's [name](PoolConfig::name). Default: none.
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = Some(name.into());
+        self.config.name = Some(name.into());
         self
     }
 
-    /// Where the memory comes from. Default: [virtual memory](Upstream::Virtual) of the device.
+    /// Sets the [source](PoolConfig::upstream) of the memory. Default: [virtual memory](Upstream::Virtual).
     pub fn upstream(mut self, upstream: Upstream) -> Self {
-        self.upstream = upstream;
+        self.config.upstream = upstream;
         self
     }
 
-    /// Keeps nothing: every allocation is the device's own, in plain memory, and goes back to the device
-    /// once it is complete. Default: what was freed is kept.
-    ///
-    /// Stream order, waiting and errors are those of any pool; so are the blocks. Each allocation and each
-    /// free is a call for memory (tens of microseconds, or where [that blocks], a thread's doing), and each
-    /// block takes a whole step of the device's: it is for tools that watch the device's own allocations,
-    /// and for finding out what pooling is good for.
-    ///
-    /// [that blocks]: crate::device::Capabilities::memory_calls_block
+    /// Keeps no freed memory; see [`PoolConfig::is_pooled`]. Default: freed memory is kept.
     pub fn unpooled(mut self) -> Self {
-        self.is_pooled = false;
+        self.config.is_pooled = false;
         self
     }
 
-    /// What the pool may hold from the device at most, in bytes; rounded down to whole handles. Default:
-    /// all the memory that the device has.
+    /// Sets the [capacity](PoolConfig::capacity) in bytes; rounded down to whole chunks. Default: all the memory of
+    /// the device.
     pub fn capacity(mut self, bytes: u64) -> Self {
-        self.capacity = Some(bytes);
+        self.config.capacity = Capacity::Bytes(bytes);
         self
     }
 
-    /// What the pool takes from the device when it is built, in bytes. Default: nothing.
+    /// Sets the [capacity](PoolConfig::capacity) as a fraction of the device's memory, more than 0 and up to 1.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// let device = SimDevice::builder().memory(10 << 30).build();
+    /// let pool = Pool::builder(device).capacity_fraction(0.9).build()?;
+    /// assert_eq!(pool.capacity(), 9 << 30);
+    /// # Ok::<(), weirpool::BuildError>(())
+    /// ```
+    pub fn capacity_fraction(mut self, fraction: f64) -> Self {
+        self.config.capacity = Capacity::Fraction(fraction);
+        self
+    }
+
+    /// Sets the bytes that the pool reserves when it is [built](PoolConfig::initial_size). Default: 0.
     pub fn initial_size(mut self, bytes: u64) -> Self {
-        self.initial = bytes;
+        self.config.initial_size = bytes;
         self
     }
 
-    /// How much the pool takes from the device at a time. Default: what the request needs.
+    /// Sets how much the pool reserves [at a time](PoolConfig::growth). Default: what the request needs.
     pub fn growth(mut self, growth: GrowBy) -> Self {
-        self.growth = growth;
+        self.config.growth = growth;
         self
     }
 
-    /// Aligns every block to `bytes`: a power of two, up to the device's step. Sizes are rounded up to it as
-    /// well, so that a block that is freed can be any other. Default, and least: 512 bytes.
-    ///
-    /// One allocation can ask for more with [`Allocate::alignment`](crate::Allocate::alignment).
+    /// Sets the [alignment](PoolConfig::alignment) of every block, in bytes. Default, and minimum: 512.
     pub fn alignment(mut self, bytes: u64) -> Self {
-        self.alignment = bytes;
+        self.config.alignment = bytes;
         self
     }
 
-    /// The size of physical handles, in bytes: a multiple of the device's step. Default: 8 MiB, less
-    /// where the capacity is small.
-    ///
-    /// Smaller handles waste less memory and cost more device time: each is mapped by itself.
+    /// Sets the size of [chunks](PoolConfig::chunk_bytes), in bytes. Default: 8 MiB, or less where the capacity is
+    /// small.
     pub fn chunk_bytes(mut self, bytes: u64) -> Self {
-        self.handle = Some(bytes);
+        self.config.chunk_bytes = Some(bytes);
         self
     }
 
-    /// How many bytes each stream's lane may keep for that stream, in blocks of up to 2 MiB. Default: 8 MiB. With 0
-    /// every free goes to the heap: less fragmentation, slower.
-    ///
-    /// Such a block is given to a request of its size; or to one that is smaller by an eighth at most, if that finds none
-    /// of its own and has no [tag](crate::Allocate::tag). Threads that have [caches of their own](Self::per_thread_caches) get
-    /// what is of the size.
+    /// Sets the bytes that each [lane](PoolConfig::lane_bytes) keeps in blocks of up to 2 MiB. Default: 8 MiB.
     pub fn lane_bytes(mut self, bytes: u64) -> Self {
-        self.lane = bytes;
+        self.config.lane_bytes = bytes;
         self
     }
 
-    /// How many bytes it may keep in larger blocks: up to 4 of them, each for a request of exactly its size. Default:
-    /// 64 MiB; with 0, or where the [lane](Self::lane_bytes) keeps nothing, there are none.
-    ///
-    /// That begins once the stream has taken turns: taken what it freed last, several times in a row, and no other size
-    /// meanwhile. Such a block is its stream's for 200 us, while the pool may still grow; after that, and at once where
-    /// it may not, it is whoever's needs it. Where memory is given back unasked (a release threshold, a heuristic), or
-    /// [waiting](Order::WaitFirst) comes before growing, nothing is kept so. The event behind it is recorded by the
-    /// stream's next free, or allocation of another size, or when somebody asks.
+    /// Sets the bytes that each lane keeps in [larger blocks](PoolConfig::lane_large_bytes). Default: 64 MiB.
     pub fn lane_large_bytes(mut self, bytes: u64) -> Self {
-        self.large_cache = bytes;
+        self.config.lane_large_bytes = bytes;
         self
     }
 
-    /// Gives each thread that uses a stream a cache of its own from the start, within the stream's
-    /// [lane](Self::lane_bytes): for streams that many threads submit to. By default they get them once threads have
-    /// met at a stream's lane several times.
-    ///
-    /// Each of up to 16 keeps up to a quarter of what the lane does. What one thread frees, another finds once the
-    /// first keeps that much, or somebody looks for memory beyond the lanes. The highest that a stream's used bytes
-    /// were is then what was seen of it, by whoever asked.
+    /// Gives each thread that uses a stream a [cache of its own](PoolConfig::per_thread_caches) from the start.
+    /// Default: once threads have met at the stream's lane several times.
     pub fn per_thread_caches(mut self) -> Self {
-        self.is_sharded = true;
+        self.config.per_thread_caches = true;
         self
     }
 
-    /// Whether to grow or to make a stream wait first, when free memory does not do.
+    /// Sets whether to grow or to wait [first](PoolConfig::order). Default: [grow](Order::GrowFirst).
     pub fn order(mut self, order: Order) -> Self {
-        self.order = order;
+        self.config.order = order;
         self
     }
 
-    /// Which memory may be reused for a stream.
+    /// Sets which memory [may be reused](PoolConfig::reuse) for a stream. Default: [all](Reuse::ALL).
     pub fn reuse(mut self, reuse: Reuse) -> Self {
-        self.reuse = reuse;
+        self.config.reuse = reuse;
         self
     }
 
-    /// When the event of a free is recorded. Default: once 4 MiB were freed on a stream, or up to 32 MiB where
-    /// frees come close to each other.
+    /// Sets when the event of a free is [recorded](PoolConfig::sealing). Default: once 4 MiB were freed on a stream,
+    /// or up to 32 MiB where frees come close to each other.
     pub fn sealing(mut self, sealing: Sealing) -> Self {
-        self.sealing = sealing;
+        self.config.sealing = sealing;
         self
     }
 
-    /// How far a wait on the device may set a stream back.
+    /// Sets how far a wait on the device may [delay](PoolConfig::wait_limit) a stream. Default:
+    /// [hardly ever](WaitLimit::Tail).
     pub fn wait_limit(mut self, limit: WaitLimit) -> Self {
-        self.wait_limit = limit;
+        self.config.wait_limit = limit;
         self
     }
 
-    /// How much of the time goes into mapping free memory elsewhere, rather than taking more. Default: an eighth of it.
-    /// The traces of `replay` stay far below that at their own pace; who allocates every few hundred nanoseconds would
-    /// wait for the driver most of the time. [`Remapping`] has an example.
-    ///
-    /// A share is more than 0, and 1 at most: otherwise building fails with
-    /// [`InvalidShare`](BuildError::InvalidShare).
+    /// Sets the share of time for [remapping](PoolConfig::remapping). Default: an eighth.
     pub fn remapping(mut self, remapping: Remapping) -> Self {
-        self.remapping = remapping;
+        self.config.remapping = remapping;
         self
     }
 
-    /// How much the pool may hold before it gives free memory back by itself. Default: it keeps all.
+    /// Sets the bytes above which free memory is [given back](PoolConfig::release_threshold). Default: all is kept.
     pub fn release_threshold(mut self, threshold: ReleaseThreshold) -> Self {
-        self.release_threshold = threshold;
+        self.config.release_threshold = threshold;
         self
     }
 
-    /// When free memory is made one piece by itself. Default: when a request needs it, and no more of it.
+    /// Sets when free memory is [made one piece](PoolConfig::coalesce). Default: when a request needs it.
     pub fn coalesce(mut self, heuristic: CoalesceHeuristic) -> Self {
-        self.heuristic = Some(heuristic);
+        self.config.coalesce = Some(heuristic);
         self
     }
 
-    /// How long after memory came back the pool releases and coalesces, where the two settings above ask
-    /// for it; what was used in between is not released. Default: 10 ms, on the device's clock; less than
-    /// 0.1 ms counts as that.
+    /// Sets the interval of [maintenance](PoolConfig::maintenance_interval). Default: 10 ms.
     pub fn maintenance_interval(mut self, interval: Duration) -> Self {
-        self.maintenance_interval = interval;
+        self.config.maintenance_interval = interval;
         self
     }
 
-    /// Keeps a history: the last so many things that happened, and of each live block where, when and for
-    /// whom it was allocated. See [`Pool::history`](crate::Pool::history). Default: 0, none, and then
-    /// nothing is paid for it.
+    /// Fills every block that is [allocated](PoolConfig::fill_on_allocate). Default: memory holds what it held before.
+    /// A single request can be [filled](crate::Allocate::filled), too.
     ///
-    /// Each allocation and each free then takes the heap's lock and one that all share: for finding out, and
-    /// not for every day. An entry takes some 200 bytes.
+    /// ```
+    /// use weirpool::{Fill, Pool, device::sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone()).fill_on_allocate(Fill::Zero).build()?;
+    /// let stream = pool.register(&device.create_stream())?;
+    /// device.block_on(async {
+    ///     let block = pool.allocate(&stream, 4096).await?;
+    ///     assert_eq!(block.download(&stream, 0..4096)?.await?, [0; 4096]);
+    ///     Ok::<(), Box<dyn std::error::Error>>(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn fill_on_allocate(mut self, fill: Fill) -> Self {
+        self.config.fill_on_allocate = Some(fill);
+        self
+    }
+
+    /// Fills every block that is [freed](PoolConfig::fill_on_free). Default: memory keeps what it holds.
+    ///
+    /// ```
+    /// use weirpool::{Fill, Pool, device::sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone()).fill_on_free(Fill::Zero).build()?;
+    /// let stream = pool.register(&device.create_stream())?;
+    /// device.block_on(async {
+    ///     let secret = pool.allocate(&stream, 4096).await?;
+    ///     drop(secret.upload(&stream, 0, b"of one tenant")?);
+    ///     drop(secret);
+    ///     let next = pool.allocate(&stream, 4096).await?; // the same memory
+    ///     assert_eq!(next.download(&stream, 0..13)?.await?, [0; 13]);
+    ///     Ok::<(), Box<dyn std::error::Error>>(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn fill_on_free(mut self, fill: Fill) -> Self {
+        self.config.fill_on_free = Some(fill);
+        self
+    }
+
+    /// Sets the length of the [history](PoolConfig::history). Default: 0, which costs nothing.
     #[doc(alias = "_record_memory_history")]
     pub fn history(mut self, entries: usize) -> Self {
-        self.history = entries;
+        self.config.history = entries;
         self
     }
 
-    /// How many bytes a tag may have of the pool at once. Default: any number. See
-    /// [`Pool::set_tag_limit`].
+    /// Sets the most bytes that a tag may hold [at once](crate::TagAccount::set_limit). Default: any number.
     pub fn tag_limit(mut self, tag: Tag, bytes: u64) -> Self {
-        self.tag_limits.push((tag, bytes));
+        self.config.tags.entry(tag).or_default().limit = Some(bytes);
         self
     }
 
-    /// The weight of a tag in the queue. Default: none, which is first come, first served. See
-    /// [`Pool::set_tag_weight`].
+    /// Sets the weight of a tag [in the queue](crate::TagAccount::set_weight). Default: none, which is first come,
+    /// first served.
     pub fn tag_weight(mut self, tag: Tag, weight: u32) -> Self {
-        self.tag_weights.push((tag, weight));
+        self.config.tags.entry(tag).or_default().weight = weight;
         self
     }
 
-    /// When a request that waits and has no [deadline](crate::Allocate::deadline) is due, after it came: in
-    /// the queue it stands as if that were its deadline. Default: 1 s.
+    /// Sets when a request without a deadline [is due](PoolConfig::due_after), after it came. Default: 1 s.
     pub fn due_after(mut self, wait: Duration) -> Self {
-        self.rules.due_after = wait;
+        self.config.due_after = wait;
         self
     }
 
-    /// How much earlier a request is due for each step of its [priority](crate::Allocate::priority).
-    /// Default: 1 s. With zero, priorities count for nothing.
+    /// Sets the [step](PoolConfig::priority_step) of priorities. Default: 1 s.
     pub fn priority_step(mut self, step: Duration) -> Self {
-        self.rules.priority_step = step;
+        self.config.priority_step = step;
         self
     }
 
-    /// How often those who wait may be passed by others for whom there is memory. Default: never.
+    /// Sets how often a waiting request may be [overtaken](PoolConfig::overtaking). Default: never.
     pub fn overtaking(mut self, bound: Overtaking) -> Self {
-        self.rules.overtaking = bound;
+        self.config.overtaking = bound;
         self
     }
 
-    /// How long nothing may move before a queue that cannot be served counts as knotted: nothing is pending,
-    /// and no block is freed. Then whoever can be served is, ahead of the queue's head; and if nobody can,
-    /// that is told as a warning to a subscriber of `tracing`. Default: 10 ms, on the device's clock.
-    ///
-    /// The same grace is given to the requests of a tag that wait for its [limit](Pool::set_tag_limit): see
-    /// [`guide::services`](crate::guide::services#deadlocks).
+    /// Sets how long nothing may change before a queue counts as [deadlocked](PoolConfig::deadlock_grace). Default:
+    /// 10 ms.
     pub fn deadlock_grace(mut self, grace: Duration) -> Self {
-        self.rules.deadlock_grace = grace;
+        self.config.deadlock_grace = grace;
         self
     }
 
-    /// How long a deadlock lasts before the head of the queue fails with
-    /// [`Deadlocked`](crate::AllocError::Deadlocked), so that what its task holds can come free; or the first of those
-    /// who wait for the limit of a tag, with [`DeadlockedAtLimit`](crate::AllocError::DeadlockedAtLimit). Default: for
-    /// ever, since a block may be held for long with good reason.
+    /// Sets how long a deadlock lasts before a request [fails](PoolConfig::fail_deadlocks_after). Default: for ever.
     ///
     /// ```
     /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};
@@ -314,40 +270,35 @@ impl PoolBuilder {
     /// # let device = SimDevice::new();
     /// let pool = Pool::builder(device.clone())
     ///     .capacity(4 << 20)
-    ///     .fail_knots_after(Duration::from_millis(100))
+    ///     .fail_deadlocks_after(Duration::from_millis(100))
     ///     .build()?;
     /// # let stream = pool.create_stream()?;
     /// let held = pool.try_allocate(&stream, 4 << 20)?;
     /// let error = device.block_on(pool.allocate(&stream, 4 << 20)).unwrap_err();
-    /// assert!(matches!(error, AllocError::Knotted(_))); // it waited for itself
+    /// assert!(matches!(error, AllocError::Deadlocked(_))); // it waited for itself
     /// # drop(held);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn fail_deadlocks_after(mut self, limit: Duration) -> Self {
-        self.rules.deadlock_limit = Some(limit);
+        self.config.fail_deadlocks_after = Some(limit);
         self
     }
 
-    /// How many requests may wait at once, as a number or a [`QueueLimit`]. Default: any number. See
-    /// [`Pool::set_queue_limit`].
+    /// Sets how many requests may [wait at once](PoolConfig::queue_limit), as a number or a [`QueueLimit`]. Default:
+    /// any number.
     pub fn queue_limit(mut self, limit: impl Into<QueueLimit>) -> Self {
-        self.rules.queue_limit = limit.into();
+        self.config.queue_limit = limit.into();
         self
     }
 
-    /// Has a request fail at once, with [`Shed`](crate::AllocError::Shed), that would probably wait for longer
-    /// than its [timeout](crate::Allocate::timeout) or [deadline](crate::Allocate::deadline), rather than have
-    /// it wait in vain. Default: it waits until its time is over.
-    ///
-    /// What it would wait is [estimated](Pool::expected_wait), and whoever would be the only one who waits is
-    /// not turned away: so the estimate stays one of this hour. It is made as a request joins the queue, in time
-    /// in proportion to those who wait.
+    /// Refuses requests that would probably [wait too long](PoolConfig::load_shedding). Default: they wait until their
+    /// time is over.
     pub fn load_shedding(mut self) -> Self {
-        self.rules.sheds = true;
+        self.config.load_shedding = true;
         self
     }
 
-    /// Whom to ask to free something when a request must wait. Default: nobody.
+    /// Sets the hook that is asked to free memory when a request must wait. Default: none.
     #[doc(alias = "failure_callback_resource_adaptor")]
     pub fn pressure_hook(mut self, hook: impl PressureHook + 'static) -> Self {
         self.hook = Some(Hook(plain::Arc::new(hook)));
@@ -357,103 +308,28 @@ impl PoolBuilder {
     /// Builds the pool.
     ///
     /// # Errors
-    /// When a setting is out of range, which the error names; when the device lacks what nothing can stand
-    /// for, or cannot give what is needed; when the name is taken.
+    /// [`BuildError`] names the setting that is out of range, the feature that the device lacks, or the name that is
+    /// taken; or it is the device's error.
     pub fn build(self) -> Result<Pool, BuildError> {
-        if let Some(name) = &self.name {
-            // Before the device is asked for anything; what counts is the entering.
+        let Self {
+            device,
+            config,
+            hook,
+        } = self;
+        if let Some(name) = &config.name {
+            // Before the device is asked for anything. The name is reserved later, when the pool exists.
             registry::check_name(name)?;
         }
-        let settings = self.settings()?;
-        let (spill, hook) = (registry::spill, self.hook);
-        let service = Service::new(self.device, settings, spill, self.rules, hook)?;
-        let pool = Pool::new(service, self.name)?;
-        for (tag, bytes) in self.tag_limits {
-            pool.set_tag_limit(tag, Some(bytes));
-        }
-        for (tag, weight) in self.tag_weights {
-            pool.set_tag_weight(tag, weight);
+        let settings = config.settings(&*device)?;
+        let service = Service::new(device, settings, registry::spill, config.rules(), hook)?;
+        let pool = Pool::new(service, config.name)?;
+        for (tag, config) in config.tags {
+            let account = pool.tag(tag);
+            if config.limit.is_some() {
+                account.set_limit(config.limit);
+            }
+            account.set_weight(config.weight);
         }
         Ok(pool)
-    }
-
-    fn settings(&self) -> Result<Settings, BuildError> {
-        self.check_conflicts()?;
-        check_remapping(self.remapping)?;
-        let capabilities = self.device.capabilities();
-        let source = self.source(&capabilities)?;
-        let total = self.device.memory_info(source.kind)?.total;
-        Ok(Settings {
-            geometry: self.geometry(&capabilities, source, total)?,
-            upstream: self.upstream,
-            kind: source.kind,
-            is_pooled: self.is_pooled,
-            alignment: self.alignment_within(capabilities.granularity)?,
-            initial: self.initial,
-            lane: self.lane_bounds(),
-            order: self.order,
-            reuse: self.reuse,
-            wait_limit: self.wait_limit,
-            remapping: self.remapping,
-            maintenance: self.maintenance(total)?,
-            fills: self.fills,
-            history: self.history,
-        })
-    }
-
-    fn maintenance(&self, total: u64) -> Result<MaintenanceSettings, BuildError> {
-        check_threshold(self.release_threshold)?;
-        Ok(MaintenanceSettings {
-            threshold: self.release_threshold.bytes(total),
-            heuristic: self.heuristic.clone(),
-            interval: self.maintenance_interval,
-        })
-    }
-
-    fn lane_bounds(&self) -> Bounds {
-        if !self.is_pooled {
-            // Nothing is kept, and each free is to be seen complete by itself.
-            return Bounds {
-                bytes: 0,
-                largest: 0,
-                large_cache: 0,
-                unsealed: 0,
-                may_widen: false,
-                is_sharded: false,
-            };
-        }
-        Bounds {
-            bytes: self.lane,
-            largest: LARGEST_IN_LANE.min(self.lane) / GRANULE * GRANULE,
-            large_cache: match self.sealing {
-                // Each free is to be seen complete by itself.
-                Sealing::EveryFree => 0,
-                _ if self.lane == 0 => 0,
-                _ => self.large_cache,
-            },
-            unsealed: self.sealing.bound(),
-            may_widen: matches!(self.sealing, Sealing::Spaced(_)),
-            is_sharded: self.is_sharded,
-        }
-    }
-}
-
-/// # Errors
-/// When it is none.
-pub(super) fn check_threshold(threshold: ReleaseThreshold) -> Result<(), BuildError> {
-    match threshold {
-        ReleaseThreshold::Fraction(fraction) if !threshold.is_valid() => {
-            Err(BuildError::InvalidFraction { fraction })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// # Errors
-/// When it is no share.
-fn check_remapping(remapping: Remapping) -> Result<(), BuildError> {
-    match remapping {
-        Remapping::Share(share) if !remapping.is_valid() => Err(BuildError::InvalidShare { share }),
-        _ => Ok(()),
     }
 }

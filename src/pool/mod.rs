@@ -1,50 +1,63 @@
 //! The pool: the handle that everything begins with.
+//!
+//! | file | about |
+//! |---|---|
+//! | `mod` | construction, streams, and the requests that a pool takes |
+//! | `manage` | memory that a pool holds, its figures, its limits, its end |
+//! | `config` | the configuration: every setting and its default |
+//! | `builder` | sets a configuration field by field |
+//! | `settings` | checks a configuration, and makes the choices that it leaves open |
+//! | `request` | how a request waits, whatever it asks for |
+//! | `allocate` | requests for blocks |
+//! | `grow` | the request of a block to grow |
+//! | `reservation` | requests for reservations, and what they give |
+//! | `scope` | tasks that draw from a reservation |
+//! | `layout` | sizes with alignments |
+//! | `tags` | limits and weights of tags |
+//! | `streams` | streams that the pool makes or registers itself |
+//! | `info` | what a pool is, and how it is |
 #![allow(
     private_interfaces,
     reason = "the traits of requests are sealed: users cannot name them, nor what their methods take"
 )]
 
-mod admission;
 mod allocate;
 mod builder;
-mod close;
-mod debug;
-mod describe;
-mod figures;
-mod fills;
-mod geometry;
+mod config;
 mod grow;
-mod held;
-mod host_stream;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
-mod known_streams;
+mod info;
 mod layout;
-mod own_stream;
+mod manage;
 mod request;
 mod reservation;
 mod scope;
-mod tenants;
+mod settings;
+mod streams;
+mod tags;
 
 pub use allocate::{Allocate, AllocateMany, AllocateOwned};
 pub use builder::PoolBuilder;
+pub use config::{Capacity, PoolConfig, TagConfig};
 pub use grow::Grow;
-pub(crate) use known_streams::KnownStreams;
+pub use info::{Health, PoolDescription};
 pub use layout::Layout;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use scope::Drawing;
+pub(crate) use streams::KnownStreams;
+pub use tags::TagAccount;
 
 use allocate::{Borrowed, ForBlock, ForBlocks, Owned};
-use own_stream::OwnStream;
 use reservation::ForReservation;
+use streams::OwnStream;
 
 use crate::block::Block;
-use crate::device::{Device, DeviceError, DeviceStream};
+use crate::device::{Device, DeviceStream, Host};
 use crate::error::{AllocError, BuildError, StreamError};
-use crate::heap::PoolFigures;
 use crate::lane::Miss;
-use crate::queue::{Presence, Reclaimer, Registration, Roll, Service};
+use crate::queue::{Presence, Registration, Roll, Service};
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -53,9 +66,9 @@ use std::panic::Location;
 
 /// A stream-ordered memory pool over one device.
 ///
-/// A pool is a handle: cloning it is cheap, and all clones are the same pool. It lives for as long as
-/// a handle, a [`Stream`], a [`Block`] or a waiting future does; then its memory goes back to the
-/// device, as soon as no running work can touch it any more.
+/// A pool is a handle: cloning it is cheap, and all clones are the same pool. It lives as long as any handle,
+/// [`Stream`], [`Block`] or waiting future of it. Then its memory goes back to the device, once no running
+/// work can touch it any more.
 ///
 /// ```
 /// use weirpool::{Pool, device::sim::SimDevice};
@@ -73,14 +86,17 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Begins a pool over `device`.
+    /// Begins a pool over `device`, to be configured.
     pub fn builder(device: impl Device) -> PoolBuilder {
         PoolBuilder::new(plain::Arc::new(device))
     }
 
-    /// Begins a pool over a device that is shared already.
-    pub fn builder_shared(device: plain::Arc<dyn Device>) -> PoolBuilder {
-        PoolBuilder::new(device)
+    /// Builds a pool over `device` with a complete configuration.
+    ///
+    /// # Errors
+    /// Those of [`PoolBuilder::build`].
+    pub fn with_config(device: impl Device, config: PoolConfig) -> Result<Self, BuildError> {
+        Self::builder(device).config(config).build()
     }
 
     fn new(service: Service, name: Option<String>) -> Result<Self, BuildError> {
@@ -109,12 +125,12 @@ impl Pool {
         &self.presence.service
     }
 
-    /// Makes one of the device's streams known to the pool, so that memory can be allocated and freed
-    /// in its order. The pool keeps the stream usable for as long as it may record an event on it.
+    /// Registers one of the device's streams with the pool, so that memory can be allocated and freed in its order.
+    /// The pool keeps the stream usable as long as it may record an event on it.
     ///
-    /// A stream registered twice has two lanes and two orders, each of them safe. One that nobody can keep (it
-    /// has an [`external_id`](DeviceStream::external_id)) is used only inside calls that are made with it, and
-    /// every free on it records its event at once: see the [guide](crate::guide::interoperability).
+    /// A stream that is registered twice has two lanes and two orders, each of them safe. A stream that the pool cannot
+    /// keep (it has an [`external_id`](DeviceStream::external_id)) is used only inside calls that are made with it, and
+    /// every free on it records its event immediately: see the [guide](crate::guide::interoperability).
     ///
     /// # Errors
     /// [`StreamError::ForeignDevice`] when the stream is of another device; the device's error when it
@@ -124,20 +140,60 @@ impl Pool {
         Ok(Stream::from_registration(registration))
     }
 
-    /// Makes a stream of the device and registers it. It is destroyed when the pool does not need it any
-    /// more: after its last handle and block, and the completion of what was freed on it. For work to
-    /// be submitted to it, the device gives it by its [name](Stream::raw):
+    /// Makes a stream of the device and registers it. The stream is destroyed once the pool does not need it any more:
+    /// after its last handle and block, and the completion of the memory freed on it. To submit work to it, obtain the
+    /// device's stream by its [name](Stream::raw) from
     #[cfg_attr(
         feature = "cuda",
-        doc = "[`CudaDevice::stream`](crate::device::cuda::CudaDevice::stream),"
+        doc = "[`CudaDevice::stream`](crate::device::cuda::CudaDevice::stream) or"
     )]
-    /// [`SimDevice::stream`](crate::device::sim::SimDevice::stream).
+    /// [`SimDevice::stream`](https://docs.rs/weirpool-sim/latest/weirpool_sim/struct.SimDevice.html#method.stream).
     ///
     /// # Errors
-    /// When the device cannot make one.
+    /// The device's error when it cannot make one.
     pub fn create_stream(&self) -> Result<Stream, StreamError> {
         let device = &self.service().driver.device;
         self.register(&OwnStream::new(device)?)
+    }
+
+    /// Registers the host as a stream of this pool, whose memory the host must see. The work of this stream is what the
+    /// host does between two calls; it is in the order of the calls, and complete when the next call is made:
+    ///
+    /// - The host can read and write a block that was allocated on this stream immediately; no work is left in it. A
+    ///   block of another stream needs that stream to be awaited first, and then
+    ///   [`Block::used_on`](crate::Block::used_on).
+    /// - Memory that is freed on this stream is complete at once: it is never pending, and no event is recorded.
+    /// - The stream cannot be made to wait on the device. Await the device's work:
+    ///   [`Stream::wait`] and `used_on` fail while the event is not complete.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use weirpool::device::sim::{Operation, SimDevice};
+    /// use weirpool::{Pool, Upstream};
+    ///
+    /// let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone()).upstream(Upstream::Managed).build()?;
+    /// let (host, work) = (pool.host_stream()?, device.create_stream());
+    /// let stream = pool.register(&work)?;
+    /// device.block_on(async {
+    ///     let block = pool.allocate(&host, 1 << 20).await?;
+    ///     device.host_write(block.address(), b"weir")?; // the host's work: no copy
+    ///     block.used_on(&stream)?; // comes after it
+    ///     work.submit(Operation::new(Duration::from_micros(9)).writes(block.address(), 4));
+    ///     stream.synchronize().await?; // the host cannot be made to wait: it awaits
+    ///     device.host_read(block.address(), &mut [0; 4])?;
+    ///     Ok::<(), Box<dyn std::error::Error>>(())
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// As with [`register`](Self::register), each call makes a stream of its own. All of them are the host, which is
+    /// ordered by itself. (Umpire's host resource is one stream of execution in the same way.)
+    ///
+    /// # Errors
+    /// [`StreamError::UnseenByHost`] when the pool's memory is the device's alone.
+    pub fn host_stream(&self) -> Result<Stream, StreamError> {
+        self.register(&Host(self.service().driver.device.id()))
     }
 
     /// Allocates `bytes` bytes for use in the order of `stream`, and waits for memory if there is none.
@@ -288,48 +344,6 @@ impl Pool {
         let kind = ForReservation::of_layouts(self, layouts);
         Request::new(kind, Location::caller())
     }
-
-    /// Asks the device what has completed, frees what that proves free, and serves who waits. Says
-    /// whether anything had.
-    ///
-    /// # Errors
-    /// What the device says instead of an answer.
-    pub fn reap(&self) -> Result<bool, DeviceError> {
-        let has_news = self.service().driver.reap()?;
-        if has_news {
-            Service::serve(self.service());
-        }
-        Ok(has_news)
-    }
-
-    /// The pool's figures, as heuristics see them. Takes time in proportion to the number of blocks.
-    #[doc(alias = "getActualSize")]
-    #[doc(alias = "getCurrentSize")]
-    #[doc(alias = "getReleasableBlocks")]
-    #[doc(alias = "getReleasableSize")]
-    #[doc(alias = "getLargestAvailableBlock")]
-    #[doc(alias = "getBlocksInPool")]
-    pub fn figures(&self) -> PoolFigures {
-        self.service().driver.figures()
-    }
-
-    /// A reclaimer to spawn on an executor of one's own; see [`Reclaimer`] for when that is of use.
-    pub fn reclaimer(&self) -> Reclaimer {
-        Reclaimer::lasting(self.service())
-    }
-
-    /// The device's description line: what it is, and what it supports. Part of
-    /// [`describe`](Self::describe).
-    ///
-    /// ```
-    /// # use weirpool::{Pool, device::sim::SimDevice};
-    /// let pool = Pool::builder(SimDevice::new()).build()?;
-    /// assert!(pool.describe_device().contains("virtual memory (step 2 MiB)"));
-    /// # Ok::<(), weirpool::BuildError>(())
-    /// ```
-    pub fn describe_device(&self) -> String {
-        self.service().driver.device.describe()
-    }
 }
 
 /// Two handles of one pool are equal.
@@ -343,10 +357,27 @@ impl Eq for Pool {}
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool")
-            .field("name", &self.name())
-            .field("device", &self.describe_device())
-            .field("capacity", &self.capacity())
-            .finish_non_exhaustive()
+        let description = self.describe();
+        f.debug_tuple("Pool")
+            .field(&format_args!("{description}"))
+            .finish()
+    }
+}
+
+#[cfg(all(test, not(weirpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::device::sim::SimDevice;
+    use crate::driver::Upstream;
+
+    #[test]
+    fn finished_host_streams_are_removed_as_others_come() {
+        let builder = Pool::builder(SimDevice::new()).upstream(Upstream::Host);
+        let pool = builder.build().unwrap();
+        for _ in 0..20 {
+            let host = pool.host_stream().unwrap();
+            drop(pool.try_allocate(&host, 4096).unwrap());
+            assert_eq!(pool.service().driver.lanes().len(), 1);
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// once, with [`QueueFull`](AllocError::QueueFull), so that its client hears of it while that is of use.
 ///
 /// Requests that need not wait are granted as ever, and who waits already stays. Those that wait for their
-/// tag's [limit](crate::Pool::set_tag_limit) count.
+/// tag's [limit](crate::TagAccount::set_limit) count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct QueueLimit {
@@ -75,7 +75,7 @@ impl Admission {
 
     /// # Errors
     /// When as many wait as may.
-    pub(super) fn check(&self, bytes: u64) -> Result<(), AllocError> {
+    pub(super) fn check(&self, bytes: u64, now: Duration) -> Result<(), AllocError> {
         let is_full = self.requests >= self.limit.requests
             || self.bytes.saturating_add(bytes) > self.limit.bytes;
         if !is_full {
@@ -87,6 +87,7 @@ impl Admission {
             limit: self.limit.requests,
             waiting_bytes: self.bytes,
             limit_bytes: self.limit.bytes,
+            expected_wait: self.pace.time_for(self.bytes.saturating_add(bytes), now),
         })
     }
 
@@ -177,13 +178,14 @@ mod tests {
             requests: 2,
             bytes: 100,
         });
-        assert!(admission.check(100).is_ok() && admission.check(101).is_err());
+        let check = |admission: &Admission, bytes| admission.check(bytes, MS);
+        assert!(check(&admission, 100).is_ok() && check(&admission, 101).is_err());
         admission.join(60, MS);
-        assert!(admission.check(40).is_ok() && admission.check(41).is_err());
+        assert!(check(&admission, 40).is_ok() && check(&admission, 41).is_err());
         admission.join(0, MS);
-        assert!(admission.check(0).is_err());
+        assert!(check(&admission, 0).is_err());
         admission.leave(60, None);
-        assert!(admission.check(100).is_ok());
+        assert!(check(&admission, 100).is_ok());
     }
 
     #[test]

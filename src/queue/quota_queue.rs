@@ -40,6 +40,10 @@ impl QuotaQueue {
         Some(waiter)
     }
 
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+        self.waiters.values()
+    }
+
     fn first(&self) -> Option<&Arc<Waiter>> {
         self.waiters.values().next()
     }

@@ -275,6 +275,7 @@ impl Service {
         let waiting = self.queue.statistics().waiting;
         let shortfall = self.driver.shortfall(demand.request, waiting);
         Shortfall {
+            expected_wait: self.expected_wait(demand.request.bytes),
             tag: demand.tag.and_then(|tag| self.shortfall_of(tag)),
             ..shortfall
         }

@@ -47,7 +47,7 @@ impl Terms {
 /// waits, too. A bound above zero lets requests pass that can be served meanwhile, as long as each of those
 /// that they pass was passed no more than so often, and by no more than so many bytes: that is what its wait
 /// can be prolonged by. They are looked for among the 64 that come next if nobody else comes, in which
-/// [tags with weights](crate::Pool::set_tag_weight) take turns.
+/// [tags with weights](crate::TagAccount::set_weight) take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Overtaking {
@@ -91,30 +91,27 @@ pub(crate) struct Rules {
     pub(crate) sheds: bool,
 }
 
-impl Default for Rules {
-    fn default() -> Self {
-        Self {
-            due_after: Duration::from_secs(1),
-            priority_step: Duration::from_secs(1),
-            overtaking: Overtaking::NONE,
-            // Long against a kernel and a task's turn, short against a request's patience.
-            deadlock_grace: Duration::from_millis(10),
-            deadlock_limit: None,
-            queue_limit: QueueLimit::NONE,
-            sheds: false,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
+    fn rules() -> Rules {
+        Rules {
+            due_after: SECOND,
+            priority_step: SECOND,
+            overtaking: Overtaking::NONE,
+            deadlock_grace: SECOND,
+            deadlock_limit: None,
+            queue_limit: QueueLimit::NONE,
+            sheds: false,
+        }
+    }
+
     #[test]
     fn who_has_a_deadline_is_due_then() {
-        let rules = Rules::default();
+        let rules = rules();
         let [plain, soon, late] = [None, Some(SECOND / 10), Some(SECOND * 10)].map(|deadline| {
             let terms = Terms {
                 deadline,
@@ -128,7 +125,7 @@ mod tests {
 
     #[test]
     fn priority_counts_in_steps() {
-        let rules = Rules::default();
+        let rules = rules();
         let due = |priority, now| {
             let terms = Terms {
                 priority,

@@ -212,7 +212,7 @@ impl Standing {
     /// When somebody may not join.
     fn check(&self, newcomer: &Newcomer<'_>, rules: &Rules) -> Result<(), AllocError> {
         let bytes = newcomer.demand.request.bytes;
-        self.admission.check(bytes)?;
+        self.admission.check(bytes, newcomer.since)?;
         let Some(limit) = newcomer.limit.filter(|_| rules.sheds) else {
             return Ok(());
         };
@@ -386,6 +386,19 @@ impl Queue {
         let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
         let first = standing.fair_queue.first(self.looked_at, cost);
         first.iter().any(|first| first.sort_key == waiter.sort_key)
+    }
+
+    /// When the oldest waiter came, on the device's clock.
+    pub(crate) fn oldest(&self) -> Option<Duration> {
+        let standing = self.standing.lock();
+        let last = SortKey {
+            due: i128::MAX,
+            position: Position::MAX,
+        };
+        let queued = standing.fair_queue.before(last);
+        let throttled = standing.quota_queues.values().flat_map(QuotaQueue::all);
+        let since = queued.chain(throttled).map(|waiter| waiter.since);
+        since.min()
     }
 
     pub(crate) fn set_queue_limit(&self, limit: QueueLimit) {

@@ -55,8 +55,11 @@ pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
 }
 
 fn refuse_taken(name: &str, pools: &[Entry]) -> Result<(), BuildError> {
+    if name.is_empty() {
+        return Err(BuildError::EmptyName);
+    }
     let is_taken = |entry: &Entry| entry.is_named(name) && entry.lives();
-    if name.is_empty() || pools.iter().any(is_taken) {
+    if pools.iter().any(is_taken) {
         let name = name.to_owned();
         return Err(BuildError::NameTaken { name });
     }

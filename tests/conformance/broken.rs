@@ -240,7 +240,7 @@ impl Crowd {
     /// Frees the pieces, and waits for the stream that is held.
     fn wait_for_points(&mut self, scene: &Scene, mut pieces: Vec<Block>) {
         let Scene { pool, held, .. } = scene;
-        if pool.memory_kind().is_seen_by_host() {
+        if pool.describe().memory_kind.is_seen_by_host() {
             let mut piece = pieces.pop().unwrap();
             self.spawn("the host", async move { piece.host().await.map(drop) });
         }

@@ -28,7 +28,7 @@ pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
     ));
     assert!(matches!(
         builder::<B>(device.clone(), 8 * MIB).chunk_bytes(3).build(),
-        Err(BuildError::InvalidHandle { .. })
+        Err(BuildError::InvalidChunk { .. })
     ));
     for alignment in [0, 3, 1 << 40] {
         let refused = builder::<B>(device.clone(), 8 * MIB)

@@ -9,7 +9,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
+use weirpool::PoolBuilder;
 use weirpool::compat::{find_pool, pool_of};
+use weirpool::default_pool;
 use weirpool::device::{Device, MemoryKind, Pooling};
 use weirpool::testing::Invariants;
 use weirpool::{AllocError, BuildError, Current, Pool, Scope, StreamError, Upstream, current};
@@ -40,7 +42,7 @@ pub(crate) fn default_pools_are_their_devices<B: Bench>() {
     let devices = [here.device(), there.device()];
     let pools = devices
         .each_ref()
-        .map(|device| Pool::default_of(device).unwrap());
+        .map(|device| default_pool(device).unwrap());
     assert_ne!(pools[0], pools[1]);
     assert_eq!(whose(&here, &devices[0]).unwrap(), pools[0]);
     assert_eq!(whose(&there, &devices[1]).unwrap(), pools[1]);
@@ -48,7 +50,7 @@ pub(crate) fn default_pools_are_their_devices<B: Bench>() {
     assert_eq!(refused, AllocError::Stream(StreamError::ForeignDevice));
     // What is set, or switched, for one is not for the other.
     Current::set_pooling(&devices[0], Pooling::Disabled);
-    assert!(!whose(&here, &devices[0]).unwrap().is_pooled());
+    assert!(!whose(&here, &devices[0]).unwrap().describe().is_pooled);
     assert_eq!(whose(&there, &devices[1]).unwrap(), pools[1]);
     Current::set_pooling(&devices[0], Pooling::Enabled);
 }
@@ -59,7 +61,7 @@ pub(crate) fn named_and_default_pools_are_isolated<B: Bench>() {
     let device = site.bench.device();
     let (weights, default) = (
         named::<B>(&device, "weights"),
-        Pool::default_of(&device).unwrap(),
+        default_pool(&device).unwrap(),
     );
     assert_eq!(find_pool(weights.name().unwrap()).as_ref(), Some(&weights));
     let work = site.bench.stream();
@@ -90,7 +92,7 @@ pub(crate) fn an_override_is_undone_on_every_way_out<B: Bench>() {
     let bench = B::new();
     let device = bench.device();
     let (outer, inner) = (named::<B>(&device, "outer"), named::<B>(&device, "inner"));
-    let default = Pool::default_of(&device).unwrap();
+    let default = default_pool(&device).unwrap();
     let whose = || whose(&bench, &device);
     assert_eq!(whose().unwrap(), default);
     {
@@ -107,7 +109,7 @@ pub(crate) fn an_override_is_undone_on_every_way_out<B: Bench>() {
         assert_eq!(whose().unwrap(), outer);
         let panics = catch_unwind(AssertUnwindSafe(|| {
             let _inner = Scope::pooling(&device, Pooling::Disabled).enter();
-            assert!(!whose().unwrap().is_pooled());
+            assert!(!whose().unwrap().describe().is_pooled);
             std::panic::resume_unwind(Box::new("a panic that was asked for"));
         }));
         assert!(panics.is_err());
@@ -124,7 +126,7 @@ pub(crate) fn an_override_is_undone_on_every_way_out<B: Bench>() {
 pub(crate) fn an_override_stays_with_its_task<B: Bench, E: Executor>() {
     let bench = B::new();
     let device = bench.device();
-    let default = Pool::default_of(&device).unwrap();
+    let default = default_pool(&device).unwrap();
     let plain = (0..2).map(|_| (None, default.clone()));
     let scoped = (0..4).map(|_| named::<B>(&device, "a task's"));
     let scoped = scoped.map(|pool| (Some(Scope::pool(&pool)), pool));
@@ -177,7 +179,7 @@ pub(crate) fn what_a_device_lacks_is_made_up_for_or_named<B: Bench>() {
         match built {
             Ok(pool) => {
                 assert!(capabilities.memory_kinds.contains(kind));
-                assert_eq!(pool.memory_kind(), kind);
+                assert_eq!(pool.describe().memory_kind, kind);
                 let falls_back = upstream == Upstream::Virtual && !capabilities.virtual_memory;
                 let words = "virtual memory is not supported";
                 assert_eq!(
@@ -202,7 +204,7 @@ pub(crate) fn what_a_device_lacks_is_made_up_for_or_named<B: Bench>() {
 pub(crate) fn without_pooling_memory_goes_back_once_it_is_complete<B: Bench>() {
     let bench = B::new();
     let probe = crate::probe::Probe::new(bench.device());
-    let builder = Pool::builder_shared(probe.device()).capacity(8 * MIB);
+    let builder = PoolBuilder::new(probe.device()).capacity(8 * MIB);
     let builder = builder.upstream(B::UPSTREAM);
     let pool = builder.unpooled().build().unwrap();
     let site = Site {

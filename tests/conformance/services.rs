@@ -27,10 +27,10 @@ pub(crate) fn a_tags_limit_holds_its_own_requests_back<B: Bench>() {
     drop(first);
     let second = block_on(waiting).unwrap();
     worker.use_up(&second, 3);
-    assert_eq!(site.pool.statistics_of_tag(guest).used.current, 4 * MIB);
+    assert_eq!(site.pool.tag(guest).statistics().used.current, 4 * MIB);
     worker.settle();
     drop((other, second));
-    assert_eq!(site.pool.statistics_of_tag(guest).used.current, 0);
+    assert_eq!(site.pool.tag(guest).statistics().used.current, 0);
     site.assert_sound();
 }
 

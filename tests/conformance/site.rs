@@ -122,7 +122,7 @@ pub(crate) const ONLY_COMPLETE: Reuse = Reuse {
 };
 
 pub(crate) fn builder<B: Bench>(device: Arc<dyn Device>, capacity: u64) -> PoolBuilder {
-    Pool::builder_shared(device)
+    PoolBuilder::new(device)
         .upstream(B::UPSTREAM)
         .capacity(capacity)
         .chunk_bytes(CHUNK)

@@ -249,7 +249,7 @@ pub(crate) fn streams_and_tags_count_for_themselves<B: Bench>() {
         (figures.used.current, figures.allocations, figures.frees)
     };
     let of_tag = |tag| {
-        let figures = site.pool.statistics_of_tag(tag);
+        let figures = site.pool.tag(tag).statistics();
         (figures.used.current, figures.allocations, figures.frees)
     };
     assert_eq!(of_stream(&first), (weights.size(), 1, 0));
@@ -274,7 +274,7 @@ pub(crate) fn streams_and_tags_count_for_themselves<B: Bench>() {
         [of_stream(&first), of_stream(&second)],
         [(0, 1, 1), (0, 2, 2)]
     );
-    assert_eq!(site.pool.statistics_of_tag(tags[1]).used.high, sizes);
+    assert_eq!(site.pool.tag(tags[1]).statistics().used.high, sizes);
     assert_eq!(site.pool.statistics().lost_to_rounding, 0);
     site.assert_conserved();
 }
@@ -289,14 +289,14 @@ pub(crate) fn waits_and_pending_frees_are_timed<B: Bench>() {
     let gate = first.use_until_opened(&block, 1);
     let mut waiting = site.pool.allocate(&second.stream, MIB).tag(tag);
     assert!(poll(&mut waiting).is_pending());
-    assert_eq!(site.pool.statistics_of_tag(tag).waits.waiting, 1);
+    assert_eq!(site.pool.tag(tag).statistics().waits.waiting, 1);
     drop(block);
     gate.open();
     drop(block_on(waiting).unwrap());
 
     let waits = site.pool.statistics().waits;
     assert_eq!((waits.waiting, waits.served), (0, 1));
-    assert_eq!(site.pool.statistics_of_tag(tag).waits, waits);
+    assert_eq!(site.pool.tag(tag).statistics().waits, waits);
     let of_stream = |worker: &Worker<B>| {
         site.pool
             .statistics_of(&worker.stream)

@@ -54,7 +54,7 @@ async fn panics_with_hands_full<B: Bench>(
     worker.use_up(&drawn, 2);
     let mut seen = worker.take(MIB);
     worker.use_up(&seen, 3);
-    let is_seen = pool.memory_kind().is_seen_by_host();
+    let is_seen = pool.describe().memory_kind.is_seen_by_host();
     let mut guard = None;
     if is_seen {
         let bytes = guard.insert(seen.host().await.unwrap());

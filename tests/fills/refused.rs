@@ -51,7 +51,7 @@ fn a_tags_bytes_are_not_lost_with_a_fill() {
     let refused = now(held).unwrap_err();
     assert!(matches!(refused, AllocError::Device(_)), "{refused}");
     drop(now(allocate()).unwrap());
-    let statistics = place.pool.statistics_of_tag(tag);
+    let statistics = place.pool.tag(tag).statistics();
     assert_eq!(statistics.used.current, 0);
     place.assert_sound();
 }

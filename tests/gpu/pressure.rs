@@ -12,7 +12,7 @@ const STEP: u64 = 512 * MIB;
 
 /// A pool that may have all of the device, in few large handles.
 fn pool<S: Setting>(bench: &Cuda<S>) -> (Pool, Stream) {
-    let builder = Pool::builder_shared(bench.device()).chunk_bytes(STEP);
+    let builder = PoolBuilder::new(bench.device()).chunk_bytes(STEP);
     let pool = builder.build().expect("a pool over the whole device");
     let stream = pool.register(&bench.stream()).expect("a stream of it");
     (pool, stream)

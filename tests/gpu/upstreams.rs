@@ -49,7 +49,7 @@ fn assert_nature<S: Setting>(is_of_host: bool, is_managed: bool) {
         return;
     }
     let site = Site::<Cuda<S>>::new(64 * MIB);
-    assert_eq!(site.pool.memory_kind(), kind);
+    assert_eq!(site.pool.describe().memory_kind, kind);
     let worker = site.worker();
     let context = site.bench.gpu.context();
     context.bind_to_thread().unwrap();
@@ -114,7 +114,7 @@ pub(crate) fn the_hosts_memory_is_the_hosts() {
         let managed = info(MemoryKind::Managed);
         assert_eq!(managed.total, info(MemoryKind::Device).total);
     }
-    let pool = weirpool::Pool::builder_shared(device.clone()).upstream(Upstream::Pinned);
+    let pool = weirpool::PoolBuilder::new(device.clone()).upstream(Upstream::Pinned);
     let pool = pool.build().unwrap();
     assert!(pool.capacity() <= host.total);
     assert!(

@@ -187,9 +187,9 @@ fn a_history_knows_reservations() {
     let of_block = pool.block_at(direct.address()).unwrap().origin;
     assert_eq!(of_block.unwrap().tag, Some(tag));
     // The tag has what was reserved for it, once.
-    assert_eq!(pool.statistics_of_tag(tag).used.current, 4 * MIB);
+    assert_eq!(pool.tag(tag).statistics().used.current, 4 * MIB);
     drop((direct, in_scope, reservation));
-    assert_eq!(pool.statistics_of_tag(tag).used.current, 0);
+    assert_eq!(pool.tag(tag).statistics().used.current, 0);
 }
 
 #[test]

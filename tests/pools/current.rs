@@ -22,7 +22,7 @@ fn a_default_pool_is_made_once_and_only_when_it_is_asked_for() {
     }
     assert_eq!(reserved(), 1, "of the pool that was built, and no other");
     let all: Vec<_> = thread::scope(|scope| {
-        let ask = || Pool::default_of(&device).unwrap();
+        let ask = || default_pool(&device).unwrap();
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
         threads
             .into_iter()
@@ -35,7 +35,7 @@ fn a_default_pool_is_made_once_and_only_when_it_is_asked_for() {
     // It stays, though nobody has it.
     drop(all);
     let shared: Arc<dyn Device> = device.clone().into();
-    let again = Pool::default_of(&shared).unwrap();
+    let again = default_pool(&shared).unwrap();
     assert_eq!(reserved(), 2);
     assert_eq!(pools().iter().filter(|pool| **pool == again).count(), 1);
 }
@@ -61,7 +61,7 @@ fn the_current_pool_is_kept_alive_while_it_is_set() {
     Current::reset(&device);
     assert_eq!(
         current(&device).unwrap().pool(),
-        &Pool::default_of(&device).unwrap()
+        &default_pool(&device).unwrap()
     );
     Current::reset(&device);
 }

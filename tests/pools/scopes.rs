@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::thread;
 use weirpool::compat::pool_of;
+use weirpool::default_pool;
 use weirpool::device::Pooling;
 use weirpool::{Current, Scope, current};
 
@@ -26,12 +27,12 @@ fn the_innermost_scope_of_each_device_counts() {
     assert_eq!(current(&other).unwrap().pool(), &there);
     let two_entered = Scope::pool(&two).enter();
     let unpooled = Scope::pooling(&device, Pooling::Disabled).enter();
-    assert!(!here().is_pooled());
+    assert!(!here().describe().is_pooled);
     let pooled = Scope::pooling(&device, Pooling::Enabled).enter();
-    assert_eq!(here(), Pool::default_of(&device).unwrap());
+    assert_eq!(here(), default_pool(&device).unwrap());
     // Left in no order at all.
     drop(unpooled);
-    assert_eq!(here(), Pool::default_of(&device).unwrap());
+    assert_eq!(here(), default_pool(&device).unwrap());
     drop(pooled);
     assert_eq!(here(), two);
     drop(two_entered);
@@ -52,7 +53,7 @@ fn a_scope_is_its_threads_alone() {
         let ask = || current(&device).unwrap().pool().clone();
         threads.spawn(ask).join().unwrap()
     });
-    assert_eq!(elsewhere, Pool::default_of(&device).unwrap());
+    assert_eq!(elsewhere, default_pool(&device).unwrap());
     assert_eq!(current(&device).unwrap().pool(), &pool);
 }
 
@@ -68,7 +69,7 @@ fn a_scope_that_is_forgotten_keeps_its_pool_and_nothing_else() {
         };
         threads.spawn(forgets).join().unwrap();
     });
-    assert_eq!(name(), Pool::default_of(&device).unwrap());
+    assert_eq!(name(), default_pool(&device).unwrap());
 }
 
 /// What the inner future of a test saw: in the scope, or not, at each step.
@@ -117,7 +118,7 @@ async fn pending_once() {
 }
 
 fn is_default(device: &SimDevice) -> bool {
-    *current(device).unwrap().pool() == Pool::default_of(device).unwrap()
+    *current(device).unwrap().pool() == default_pool(device).unwrap()
 }
 
 #[test]

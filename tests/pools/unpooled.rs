@@ -176,7 +176,8 @@ fn switched_off_for_a_device_and_on_again() {
         device.describe()
     );
     let direct = current(&device).unwrap().try_allocate(&work, MIB).unwrap();
-    let owners = [&kept, &direct].map(|block| pool_of(block.address()).unwrap().0.is_pooled());
+    let owners =
+        [&kept, &direct].map(|block| pool_of(block.address()).unwrap().0.describe().is_pooled);
     assert_eq!(owners, [true, false]);
     assert_eq!(
         Current::set_pooling(&device, Pooling::Enabled),
@@ -184,7 +185,7 @@ fn switched_off_for_a_device_and_on_again() {
     );
     drop((kept, direct));
     let again = current(&device).unwrap();
-    assert!(again.pool().is_pooled());
+    assert!(again.pool().describe().is_pooled);
     assert!(
         again.pool().statistics().reserved.current > 0,
         "what was freed is kept"

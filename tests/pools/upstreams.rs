@@ -27,7 +27,7 @@ fn each_upstream_takes_its_kind_of_memory() {
             .upstream(upstream)
             .build()
             .unwrap();
-        assert_eq!(pool.memory_kind(), kind);
+        assert_eq!(pool.describe().memory_kind, kind);
         let of_host = matches!(kind, MemoryKind::Pinned | MemoryKind::Host);
         assert_eq!(pool.capacity(), if of_host { 32 * MIB } else { 64 * MIB });
         let calls = device.counters().calls(call);

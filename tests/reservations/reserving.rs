@@ -60,7 +60,7 @@ fn a_dropped_future_leaves_nothing_reserved() {
         }
         drop(reserving);
         drop((block, behind));
-        assert_eq!(pool.statistics_of_tag(tag).used.current, 0);
+        assert_eq!(pool.tag(tag).statistics().used.current, 0);
         pool.check_conserved().unwrap();
     }
     // Its own memory, once the pool was closed, is no exception.
@@ -85,7 +85,7 @@ fn a_reservation_counts_for_its_tag() {
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
-    let of_tag = || pool.statistics_of_tag(tag).used.current;
+    let of_tag = || pool.tag(tag).statistics().used.current;
     let mut reservation = pool.reserve(6 * MIB).tag(tag).try_now().unwrap();
     let refused = pool.reserve(3 * MIB).tag(tag).try_now().unwrap_err();
     assert!(matches!(refused, AllocError::LimitReached { .. }));
@@ -114,13 +114,13 @@ fn a_tag_counts_its_reservations() {
     let (_, stream) = stream(&device, &pool);
     let tag = Tag::new("counts its reservations");
     let mut reservation = pool.reserve(4 * MIB).tag(tag).try_now().unwrap();
-    let figures = pool.statistics_of_tag(tag);
+    let figures = pool.tag(tag).statistics();
     assert_eq!((figures.allocations, figures.frees), (1, 0));
     let part = reservation.split(MIB).unwrap();
     let block = reservation.allocate(&stream, MIB).unwrap();
     drop(reservation);
     drop((block, part));
-    let figures = pool.statistics_of_tag(tag);
+    let figures = pool.tag(tag).statistics();
     assert_eq!(figures.used.current, 0);
     assert_eq!(figures.used.high, 4 * MIB, "as long as it was set aside");
     assert_eq!(figures.allocations, figures.frees);

@@ -96,15 +96,15 @@ fn who_is_held_at_the_door_counts() {
     let (_, stream) = stream(&device, &pool);
     let tag = Tag::new("admission: a tenant");
     let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
-    pool.set_tag_limit(tag, Some(MIB));
+    pool.tag(tag).set_limit(Some(MIB));
     let mut at_the_door = pool.allocate(&stream, MIB).tag(tag);
     assert!(poll(&mut at_the_door).is_pending());
     let rest = pool.try_allocate(&stream, 6 * MIB).unwrap();
     let other = Tag::new("admission: another");
-    pool.set_tag_limit(other, Some(4 * MIB));
+    pool.tag(other).set_limit(Some(4 * MIB));
     let refused = now(pool.allocate(&stream, 4 * MIB).tag(other)).unwrap_err();
     assert!(matches!(refused, AllocError::QueueFull { waiting: 1, .. }));
-    let refused = [tag, other].map(|tag| pool.statistics_of_tag(tag).waits.refused);
+    let refused = [tag, other].map(|tag| pool.tag(tag).statistics().waits.refused);
     assert_eq!(refused, [0, 1]);
     drop(rest);
     drop(

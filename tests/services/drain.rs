@@ -71,7 +71,7 @@ fn a_waiter_that_gives_up_may_be_the_last() {
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let tag = Tag::new("drain: at the door");
-    pool.set_tag_limit(tag, Some(MIB));
+    pool.tag(tag).set_limit(Some(MIB));
     let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
     let mut at_the_door = pool.allocate(&stream, MIB).tag(tag);
     assert!(poll(&mut at_the_door).is_pending());

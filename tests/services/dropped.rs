@@ -168,7 +168,7 @@ fn allocate_for_a_tag_at_its_limit() {
     drop_after_every_poll(|world| {
         Box::pin(async {
             let tag = Tag::new("dropped: a tenant");
-            world.pool.set_tag_limit(tag, Some(2 * MIB));
+            world.pool.tag(tag).set_limit(Some(2 * MIB));
             let allocate = || world.pool.allocate(&world.stream, 2 * MIB).tag(tag);
             let one = async { drop(allocate().await.unwrap()) };
             let other = async { drop(allocate().await.unwrap()) };

@@ -386,7 +386,7 @@ fn who_is_held_at_the_door_does_not_ask() {
     cache.evict(4);
     let tag = Tag::new("hook: a tenant");
     let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
-    pool.set_tag_limit(tag, Some(MIB));
+    pool.tag(tag).set_limit(Some(MIB));
     let mut at_the_door = pool.allocate(&stream, MIB).tag(tag);
     assert!(poll(&mut at_the_door).is_pending());
     assert_eq!(cache.asked(), 0);

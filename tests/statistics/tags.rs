@@ -7,28 +7,28 @@ fn a_tag_has_what_was_allocated_for_it() {
     let (_device, pool, stream) = site();
     let [decode, prefill] = ["tag test: decode", "tag test: prefill"].map(Tag::new);
     let take = |tag, bytes| pool.allocate(&stream, bytes).tag(tag).try_now().unwrap();
-    assert_eq!(pool.statistics_of_tag(decode).allocations, 0);
+    assert_eq!(pool.tag(decode).statistics().allocations, 0);
     let blocks = [1000, 5000].map(|bytes| take(decode, bytes));
     drop(take(decode, 8 * MIB));
     let other = take(prefill, 512);
     let untagged = pool.try_allocate(&stream, MIB).unwrap();
     assert_eq!((blocks[0].tag(), untagged.tag()), (Some(decode), None));
 
-    let figures = pool.statistics_of_tag(decode);
+    let figures = pool.tag(decode).statistics();
     let level = |current, high| {
         let level = figures.used;
         assert_eq!((level.current, level.high), (current, high));
     };
     level(1024 + 5120, 1024 + 5120 + 8 * MIB);
     assert_eq!((figures.allocations, figures.frees), (3, 1));
-    assert_eq!(pool.statistics_of_tag(prefill).used.current, 512);
+    assert_eq!(pool.tag(prefill).statistics().used.current, 512);
     let tags: Vec<_> = pool.statistics_by_tag().iter().map(|of| of.tag).collect();
     assert!(tags.len() == 2 && tags.contains(&decode) && tags.contains(&prefill));
 
     drop(other);
     std::thread::spawn(move || drop(blocks)).join().unwrap();
     pool.reset_high_water_marks();
-    let figures = pool.statistics_of_tag(decode);
+    let figures = pool.tag(decode).statistics();
     assert_eq!((figures.used.current, figures.used.high), (0, 0));
     assert_eq!((figures.allocations, figures.frees), (3, 3));
 }
@@ -44,7 +44,7 @@ fn every_way_to_free_credits_the_tag() {
     };
     let tag = Tag::new("tag test: ways");
     let take = || pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
-    let used = || pool.statistics_of_tag(tag).used.current / MIB;
+    let used = || pool.tag(tag).statistics().used.current / MIB;
     let awaited = take().deallocate();
     assert_eq!(used(), 0, "used until it is freed, not until that is over");
     drop(awaited);
@@ -57,7 +57,7 @@ fn every_way_to_free_credits_the_tag() {
     shared.used_on(&further).unwrap();
     drop(shared);
     assert_eq!(used(), 0);
-    assert_eq!(pool.statistics_of_tag(tag).frees, 4);
+    assert_eq!(pool.tag(tag).statistics().frees, 4);
     assert_eq!(pool.statistics_of(&stream).unwrap().frees, 4);
     assert_eq!(pool.statistics_of(&further).unwrap().frees, 0);
 }
@@ -72,12 +72,12 @@ fn what_is_not_taken_is_not_charged() {
     let mut head = pool.allocate(&stream, 64 * MIB).tag(tag);
     let mut next = pool.allocate(&stream, MIB);
     assert!(poll(&mut head).is_pending() && poll(&mut next).is_pending());
-    assert_eq!(pool.statistics_of_tag(tag).waits.waiting, 1);
+    assert_eq!(pool.tag(tag).statistics().waits.waiting, 1);
     drop(all);
     assert!(poll(&mut next).is_pending(), "served the head");
     drop(head);
     drop(now(next).unwrap());
-    let figures = pool.statistics_of_tag(tag);
+    let figures = pool.tag(tag).statistics();
     assert_eq!((figures.used.high, figures.allocations), (0, 0));
     assert_eq!((figures.waits.waiting, figures.waits.served), (0, 1));
     let all = pool.statistics();
@@ -97,7 +97,7 @@ fn waits_are_counted_for_pool_stream_and_tag() {
     assert!(poll(&mut given_up).is_pending());
     drop((given_up, full));
 
-    let of_tag = pool.statistics_of_tag(tag).waits;
+    let of_tag = pool.tag(tag).statistics().waits;
     assert_eq!((of_tag.served, of_tag.abandoned), (1, 1));
     assert_eq!((of_tag.longest, of_tag.total), (us(40), us(40)));
     let of_pool = pool.statistics().waits;
@@ -115,6 +115,6 @@ fn tags_are_counted_by_pool() {
     let other = common::pool(&device, 8 * MIB);
     let tag = Tag::new("tag test: pools");
     let _block = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
-    assert_eq!(other.statistics_of_tag(tag).used.current, 0);
+    assert_eq!(other.tag(tag).statistics().used.current, 0);
     assert!(other.statistics_by_tag().is_empty());
 }

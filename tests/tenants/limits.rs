@@ -45,7 +45,7 @@ fn a_limit_refuses_who_does_not_wait() {
         .try_now()
         .unwrap();
     assert_eq!(used(&pool, guest), 8 * MIB);
-    assert_eq!(pool.statistics_of_tag(guest).limit, Some(8 * MIB));
+    assert_eq!(pool.tag(guest).statistics().limit, Some(8 * MIB));
     drop((first, rest));
     assert_eq!(used(&pool, guest), 0);
     drop(
@@ -71,7 +71,7 @@ fn who_is_held_keeps_nobody_else_waiting() {
     let (woken, waker) = Count::new();
     let mut held = allocate(guest, 4 * MIB);
     assert!(poll_with(&mut held, &waker).is_pending());
-    assert_eq!(pool.statistics_of_tag(guest).waits.waiting, 1);
+    assert_eq!(pool.tag(guest).statistics().waits.waiting, 1);
     drop(pool.try_allocate(&stream, MIB).expect("the gate is open"));
     drop(now(allocate(host, MIB)).unwrap());
     assert_eq!(woken.get(), 0);
@@ -81,7 +81,7 @@ fn who_is_held_keeps_nobody_else_waiting() {
         panic!("there is memory, and the limit allows it");
     };
     assert_eq!(used(&pool, guest), 4 * MIB);
-    let waits = pool.statistics_of_tag(guest).waits;
+    let waits = pool.tag(guest).statistics().waits;
     assert_eq!((waits.waiting, waits.served), (0, 1));
     drop(block);
     assert_eq!(used(&pool, guest), 0);
@@ -189,11 +189,11 @@ fn a_dropped_future_gives_up_what_its_tag_claimed() {
         }
         if stage == 3 {
             other = None; // grants it
-            assert!(pool.statistics_of_tag(guest).waits.waiting <= 1);
+            assert!(pool.tag(guest).statistics().waits.waiting <= 1);
         }
         drop(future);
         drop((of_guest, other, ahead));
-        let figures = pool.statistics_of_tag(guest);
+        let figures = pool.tag(guest).statistics();
         assert_eq!((figures.used.current, figures.waits.waiting), (0, 0));
         drop(allocate().try_now().unwrap());
         pool.check_conserved().unwrap();
@@ -240,7 +240,7 @@ fn who_is_held_hears_of_the_pools_end() {
     let close = |pool: &Pool, _: &SimDevice, _: Tag| drop(pool.close());
     let shatter = |_: &Pool, device: &SimDevice, _: Tag| device.break_device("an illegal address");
     let shrink = |pool: &Pool, _: &SimDevice, _: Tag| assert!(pool.resize(2 * MIB).is_ok());
-    let restrict = |pool: &Pool, _: &SimDevice, tag| pool.set_tag_limit(tag, Some(MIB));
+    let restrict = |pool: &Pool, _: &SimDevice, tag| pool.tag(tag).set_limit(Some(MIB));
     type End = fn(&Pool, &SimDevice, Tag);
     type Expected = fn(&AllocError) -> bool;
     let ends: [(End, Expected); 4] = [
@@ -286,10 +286,10 @@ fn limits_change_at_run_time() {
     let pool = pool(&device, 64 * MIB);
     let (_, stream) = stream(&device, &pool);
     let allocate = |bytes| pool.allocate(&stream, bytes).tag(guest);
-    assert_eq!(pool.tag_limit(guest), None);
+    assert_eq!(pool.tag(guest).limit(), None);
     let blocks = [0; 4].map(|_| allocate(4 * MIB).try_now().unwrap());
-    pool.set_tag_limit(guest, Some(8 * MIB));
-    assert_eq!(pool.tag_limit(guest), Some(8 * MIB));
+    pool.tag(guest).set_limit(Some(8 * MIB));
+    assert_eq!(pool.tag(guest).limit(), Some(8 * MIB));
     let (woken, waker) = Count::new();
     let mut waiting = allocate(4 * MIB);
     assert!(poll_with(&mut waiting, &waker).is_pending());
@@ -300,7 +300,7 @@ fn limits_change_at_run_time() {
         "8 MiB are there still"
     );
     let before = woken.get();
-    pool.set_tag_limit(guest, Some(12 * MIB));
+    pool.tag(guest).set_limit(Some(12 * MIB));
     assert!(woken.get() > before);
     let block = now(waiting).unwrap();
     let mut more = allocate(16 << 20);
@@ -308,9 +308,9 @@ fn limits_change_at_run_time() {
         now(allocate(13 << 20)),
         Err(AllocError::OverLimit { .. })
     ));
-    pool.set_tag_limit(guest, Some(16 << 20));
+    pool.tag(guest).set_limit(Some(16 << 20));
     assert!(poll(&mut more).is_pending());
-    pool.set_tag_limit(guest, None);
+    pool.tag(guest).set_limit(None);
     drop(now(more).unwrap());
     drop((block, blocks));
     assert_eq!(used(&pool, guest), 0);
@@ -360,7 +360,7 @@ fn threads_together_stay_within_the_limit() {
     });
     assert!(most.into_inner() <= LIMIT);
     assert!(refused.into_inner() > 0, "the limit was reached at all");
-    let figures = pool.statistics_of_tag(guest);
+    let figures = pool.tag(guest).statistics();
     assert_eq!((figures.used.current, figures.waits.waiting), (0, 0));
     pool.check_conserved().unwrap();
 }

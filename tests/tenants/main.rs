@@ -19,5 +19,5 @@ fn tags<const N: usize>(test: &str) -> [Tag; N] {
 }
 
 fn used(pool: &Pool, tag: Tag) -> u64 {
-    pool.statistics_of_tag(tag).used.current
+    pool.tag(tag).statistics().used.current
 }

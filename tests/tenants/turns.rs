@@ -20,7 +20,7 @@ fn tenants_get_memory_by_weight() {
             builder.tag_weight(*tag, weight)
         });
     let pool = pool.build().unwrap();
-    assert_eq!(weighted.map(|tag| pool.tag_weight(tag)), weights);
+    assert_eq!(weighted.map(|tag| pool.tag(tag).weight()), weights);
     let (_, stream) = stream(&device, &pool);
     let all = pool.try_allocate(&stream, LARGEST).unwrap();
     let flows = [
@@ -30,7 +30,7 @@ fn tenants_get_memory_by_weight() {
         None,
     ];
     let weight_of = |flow: Option<Tag>| match flow {
-        Some(tag) => pool.tag_weight(tag),
+        Some(tag) => pool.tag(tag).weight(),
         None => 1,
     };
     let mut random = fastrand::Rng::with_seed(7);

@@ -177,7 +177,7 @@ fn several_are_for_the_tag_they_waited_for() {
     assert_eq!(reservation.tag(), Some(first));
     drop((blocks, reservation));
     for tag in [first, later] {
-        assert_eq!(pool.statistics_of_tag(tag).used.current, 0);
+        assert_eq!(pool.tag(tag).statistics().used.current, 0);
     }
     pool.check_conserved().unwrap();
 }

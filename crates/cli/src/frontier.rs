@@ -115,7 +115,7 @@ fn default_chunk(site: &impl Site, traces: &[Trace], policy: &Policy) -> anyhow:
         return Ok(0);
     };
     let device = site.machine(trace, policy)?.device();
-    Ok(session::pool(device, policy)?.chunk_bytes())
+    Ok(session::pool(device, policy)?.describe().chunk_bytes)
 }
 
 fn conditions(options: &Options) -> String {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
+use weirpool::PoolBuilder;
 use weirpool::device::{
     AlarmId, Capabilities, Chunk, Device, DeviceError, DeviceId, MemoryInfo, MemoryKind, RawEvent,
     RawStream, Referee, Transfer, WatchId,
@@ -247,7 +248,7 @@ mod tests {
     fn calls_are_counted_as_the_device_counts_them() {
         let sim = SimDevice::new();
         let metered = Arc::new(Metered::new(sim.clone()));
-        let pool = Pool::builder_shared(metered.clone()).build().unwrap();
+        let pool = PoolBuilder::new(metered.clone()).build().unwrap();
         let works = [sim.create_stream(), sim.create_stream()];
         let of_the_test = sim.counters().device_calls - metered.calls();
         let [one, other] = [&works[0], &works[1]].map(|work| pool.register(work).unwrap());

@@ -174,7 +174,7 @@ impl<M: Machine> Driver<'_, M> {
             handover_waits: figures.waits - statistics.device_waits,
             stall: figures.stall,
             makespan,
-            chunk_bytes: self.session.pool.chunk_bytes(),
+            chunk_bytes: self.session.pool.describe().chunk_bytes,
             device_calls: figures.device_calls,
             device_time: figures.device_time,
             memory_time: figures.memory_time,

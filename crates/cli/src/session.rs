@@ -12,6 +12,7 @@ use hdrhistogram::Histogram;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::Duration;
+use weirpool::PoolBuilder;
 use weirpool::device::Device;
 use weirpool::{Block, Event, Order, Pool, Remapping, Reuse, Sealing, WaitLimit};
 
@@ -171,7 +172,7 @@ impl Tally {
 
 /// A pool under a policy.
 pub(crate) fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<Pool> {
-    let mut builder = Pool::builder_shared(device)
+    let mut builder = PoolBuilder::new(device)
         .upstream(policy.upstream.upstream())
         .order(order(policy.order))
         .reuse(reuse(policy.reuse))

@@ -10,6 +10,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::Pool;
+use weirpool::PoolBuilder;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -40,7 +41,7 @@ impl<'a> DriverPool<'a> {
         let mut pool = std::ptr::null_mut();
         // SAFETY: the properties are whole; the pool is written to the place given.
         unsafe { sys::cuMemPoolCreate(&mut pool, properties.as_ptr()) }.result()?;
-        let waiting = Pool::builder_shared(ground.device()).capacity(16 << 20);
+        let waiting = PoolBuilder::new(ground.device()).capacity(16 << 20);
         let made = Self {
             ground,
             pool: Handle(pool),

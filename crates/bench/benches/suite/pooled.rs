@@ -19,7 +19,7 @@ impl<'a, G: Ground> Pooled<'a, G> {
     }
 
     pub(crate) fn with(ground: &'a G, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
-        let builder = set(Pool::builder_shared(ground.device()));
+        let builder = set(PoolBuilder::new(ground.device()));
         let pool = builder.build().expect("settings that are in range");
         Self { ground, pool }
     }

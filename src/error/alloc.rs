@@ -1,0 +1,310 @@
+//! The errors of requests for memory.
+
+use super::{Shortfall, StreamError};
+use crate::device::{DeviceError, DeviceErrorKind};
+use crate::measure::{Bytes, Tag};
+use std::time::Duration;
+
+/// The reason why a request for memory failed. Nothing was taken, and the pool is as usable as before.
+///
+/// [`class`](Self::class) says what a service can do about it:
+///
+/// ```
+/// # use weirpool::{AllocError, ErrorClass, Pool, device::sim::SimDevice};
+/// # let pool = Pool::builder(SimDevice::new()).capacity(2 << 20).build()?;
+/// # let stream = pool.create_stream()?;
+/// # let _all = pool.try_allocate(&stream, 2 << 20)?;
+/// fn status(error: &AllocError) -> u16 {
+///     match error.class() {
+///         ErrorClass::Busy { .. } => 503, // with `Retry-After`, if `retry_after` is known
+///         ErrorClass::Invalid => 400,
+///         _ => 500,
+///     }
+/// }
+/// let error = pool.try_allocate(&stream, 4096).unwrap_err();
+/// assert!(error.is_retryable());
+/// assert_eq!(status(&error), 503);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// The request exceeds the capacity of the pool. Request less, or raise the capacity with
+    /// [`Pool::resize`](crate::Pool::resize).
+    #[error(
+        "the request of {} can never fit the pool's capacity of {}; request less, or raise the capacity",
+        Bytes(*requested), Bytes(*capacity)
+    )]
+    TooLarge {
+        /// The size of the request in bytes.
+        requested: u64,
+        /// The most bytes that the pool may reserve.
+        capacity: u64,
+    },
+    /// The alignment is not a power of two, or larger than the device's step.
+    #[error("alignment {alignment} is not a power of two from 1 to {largest}; choose one that is")]
+    InvalidAlignment {
+        /// The requested alignment in bytes.
+        alignment: u64,
+        /// The largest possible alignment in bytes.
+        largest: u64,
+    },
+    /// There is not enough memory now, or other requests wait for it already. Await
+    /// [`Pool::allocate`](crate::Pool::allocate), free memory, or raise the capacity.
+    #[error("out of memory: {0}; await the allocation, free memory, or raise the capacity")]
+    Exhausted(Box<Shortfall>),
+    /// The tag holds as much as its limit allows, or other requests of it wait already. Await
+    /// [`Pool::allocate`](crate::Pool::allocate), free memory of the tag, or raise its limit with
+    /// [`TagAccount::set_limit`](crate::TagAccount::set_limit).
+    #[error(
+        "the request of {} for tag {tag} would exceed its limit: {} of {} are held; await the allocation, free memory \
+         of the tag, or raise its limit",
+        Bytes(*requested), Bytes(*used), Bytes(*limit)
+    )]
+    LimitReached {
+        /// The tag of the request.
+        tag: Tag,
+        /// The size of the request, rounded up to the pool's step, in bytes.
+        requested: u64,
+        /// The bytes that the tag holds, and that were promised to its requests in the queue.
+        used: u64,
+        /// The most bytes that the tag may hold.
+        limit: u64,
+    },
+    /// The request exceeds the limit of its tag. Request less, or raise the limit with
+    /// [`TagAccount::set_limit`](crate::TagAccount::set_limit).
+    #[error(
+        "the request of {} can never fit the limit of tag {tag}, which is {}; request less, or raise the limit",
+        Bytes(*requested), Bytes(*limit)
+    )]
+    OverLimit {
+        /// The tag of the request.
+        tag: Tag,
+        /// The size of the request, rounded up to the pool's step, in bytes.
+        requested: u64,
+        /// The most bytes that the tag may hold.
+        limit: u64,
+    },
+    /// The timeout or deadline of the request is over. Retry later, allow a longer wait, or raise the capacity.
+    #[error(
+        "timed out after waiting {waited:?} for memory: {shortfall}; retry later, or allow a longer wait"
+    )]
+    TimedOut {
+        /// The time that the request waited, on the device's clock.
+        waited: Duration,
+        /// How memory stood at the end.
+        shortfall: Box<Shortfall>,
+    },
+    /// As many requests wait for memory as the [queue limit](crate::PoolConfig::queue_limit) allows. Retry later, or
+    /// raise the limit with [`Pool::set_queue_limit`](crate::Pool::set_queue_limit).
+    #[error(
+        "the queue is full: {waiting} requests wait for {}, {limit} may wait for {}; retry later, or raise the limit \
+         (request of {})",
+        Bytes(*waiting_bytes), Bytes(*limit_bytes), Bytes(*requested)
+    )]
+    QueueFull {
+        /// The size of the request, rounded up to the pool's step, in bytes.
+        requested: u64,
+        /// The number of waiting requests.
+        waiting: usize,
+        /// The number of requests that may wait.
+        limit: usize,
+        /// The bytes that the waiting requests asked for.
+        waiting_bytes: u64,
+        /// The bytes that waiting requests may ask for.
+        limit_bytes: u64,
+        /// The expected wait of the request behind the others, if it can be estimated.
+        expected_wait: Option<Duration>,
+    },
+    /// The expected wait of the request exceeds its timeout or deadline. Retry later, or allow a longer wait. Only where
+    /// the pool [sheds load](crate::PoolConfig::load_shedding).
+    #[error(
+        "expected wait {expected:?} exceeds the limit of {limit:?}; retry later, or raise the limit"
+    )]
+    Shed {
+        /// The expected wait, on the device's clock: an estimate.
+        expected: Duration,
+        /// The longest wait that the request allows.
+        limit: Duration,
+    },
+    /// No waiting request can be granted, and no memory is on its way back: the waiters hold what the others wait for,
+    /// or a block is held for long. Free memory and retry, or [reserve](crate::Pool::reserve) all that a request needs
+    /// up front. Only where the pool [fails deadlocks](crate::PoolConfig::fail_deadlocks_after).
+    #[error(
+        "deadlocked: no waiting request can be granted, and no memory is on its way back: {0}; free memory and retry, \
+         or reserve up front"
+    )]
+    Deadlocked(Box<Shortfall>),
+    /// The tag holds as much as its limit allows, and its requests hold that memory themselves while they wait for more.
+    /// Free memory and retry, [reserve](crate::Pool::reserve) all that a request needs up front, or raise the limit
+    /// with [`TagAccount::set_limit`](crate::TagAccount::set_limit). Only where the pool [fails
+    /// deadlocks](crate::PoolConfig::fail_deadlocks_after).
+    #[error(
+        "deadlocked at the limit of tag {tag}: the request of {} waits, {} of {} are held by requests that wait for each \
+         other; free memory and retry, reserve up front, or raise the limit",
+        Bytes(*requested), Bytes(*used), Bytes(*limit)
+    )]
+    DeadlockedAtLimit {
+        /// The tag of the request.
+        tag: Tag,
+        /// The size of the request, rounded up to the pool's step, in bytes.
+        requested: u64,
+        /// The bytes that the tag holds.
+        used: u64,
+        /// The most bytes that the tag may hold.
+        limit: u64,
+    },
+    /// The reservation has less than that left, or not in one piece. Request less, free memory of the reservation, or
+    /// [grow](crate::Reservation::grow) it.
+    #[error(
+        "the reservation has no contiguous range of {} left: {} are left, {} in one piece; request less, free memory of \
+         the reservation, or grow it",
+        Bytes(*requested), Bytes(*left), Bytes(*largest)
+    )]
+    NotReserved {
+        /// The size of the request, rounded up to the pool's step, in bytes.
+        requested: u64,
+        /// The bytes of the reservation that are not allocated.
+        left: u64,
+        /// The largest piece of them, in bytes.
+        largest: u64,
+    },
+    /// A pool that keeps nothing cannot set memory aside. Build it without
+    /// [`unpooled`](crate::PoolBuilder::unpooled).
+    #[error("an unpooled pool cannot reserve memory; build the pool without `unpooled`")]
+    NotReservable,
+    /// The block cannot [grow](crate::Block::grow) where it is: the memory, or the addresses, above it are taken. Allocate
+    /// a larger block and copy, or allocate with [room](crate::Allocate::room) from the start; if the room was refused,
+    /// ask for less.
+    #[error(
+        "no room to grow: {} of addresses are available; allocate a larger block and copy, or allocate with room from \
+         the start",
+        Bytes(*room)
+    )]
+    NoRoom {
+        /// The bytes of addresses that are available.
+        room: u64,
+    },
+    /// The request would block the thread of a current-thread tokio runtime, and with it the tasks that would free
+    /// memory. `.await` the request, or call it inside `tokio::task::spawn_blocking`.
+    #[error(
+        "a request of {} would block the thread of a current-thread tokio runtime, and all of its tasks; .await the \
+         request, or call it inside spawn_blocking",
+        Bytes(*requested)
+    )]
+    BlocksRuntime {
+        /// The size of the request, rounded up to the pool's step, in bytes.
+        requested: u64,
+    },
+    /// The pool was closed. Live blocks stay valid; no more memory is granted.
+    #[error("the pool is closed and grants no more memory; allocate from another pool")]
+    Closed,
+    /// The stream was registered with another pool. Register it with this one.
+    #[error("the stream belongs to another pool; register it with this one")]
+    ForeignStream,
+    /// The stream could not be registered with the pool, where that happens on the way.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// The device failed. If the error is sticky, every later call fails too, and memory that work may still touch is
+    /// leaked rather than reused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// What a caller can do about an [`AllocError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ErrorClass {
+    /// Memory is short at the moment: the same request may succeed later.
+    Busy {
+        /// The time after which a retry is likely to succeed, if it can be estimated.
+        retry_after: Option<Duration>,
+    },
+    /// The request can never succeed as it is: change it, or the pool's settings.
+    Invalid,
+    /// The pool was closed, or its device failed: no request will succeed.
+    Unavailable,
+}
+
+impl AllocError {
+    /// Returns what a caller can do about the error.
+    pub fn class(&self) -> ErrorClass {
+        match self {
+            Self::Exhausted(shortfall) | Self::TimedOut { shortfall, .. } => ErrorClass::Busy {
+                retry_after: shortfall.expected_wait,
+            },
+            Self::QueueFull { expected_wait, .. } => ErrorClass::Busy {
+                retry_after: *expected_wait,
+            },
+            Self::Shed { expected, limit } => ErrorClass::Busy {
+                retry_after: Some(expected.saturating_sub(*limit)),
+            },
+            Self::LimitReached { .. }
+            | Self::Deadlocked(_)
+            | Self::DeadlockedAtLimit { .. }
+            | Self::NotReserved { .. } => ErrorClass::Busy { retry_after: None },
+            Self::Device(error) | Self::Stream(StreamError::Device(error)) => of_device(error),
+            Self::TooLarge { .. }
+            | Self::InvalidAlignment { .. }
+            | Self::OverLimit { .. }
+            | Self::NotReservable
+            | Self::NoRoom { .. }
+            | Self::BlocksRuntime { .. }
+            | Self::ForeignStream
+            | Self::Stream(_) => ErrorClass::Invalid,
+            Self::Closed => ErrorClass::Unavailable,
+        }
+    }
+
+    /// Returns whether the same request may succeed later: whether the error is of the class
+    /// [`Busy`](ErrorClass::Busy).
+    pub fn is_retryable(&self) -> bool {
+        matches!(self.class(), ErrorClass::Busy { .. })
+    }
+
+    /// Returns the time after which a retry is likely to succeed, if the error is retryable and the time can be
+    /// estimated.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self.class() {
+            ErrorClass::Busy { retry_after } => retry_after,
+            ErrorClass::Invalid | ErrorClass::Unavailable => None,
+        }
+    }
+}
+
+fn of_device(error: &DeviceError) -> ErrorClass {
+    match error.kind() {
+        DeviceErrorKind::Sticky => ErrorClass::Unavailable,
+        DeviceErrorKind::Unsupported | DeviceErrorKind::InvalidArgument => ErrorClass::Invalid,
+        // The call failed; others may succeed.
+        _ => ErrorClass::Busy { retry_after: None },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shed_request_may_retry_once_the_queue_is_short_enough() {
+        let [expected, limit] = [1200, 1000].map(Duration::from_millis);
+        let error = AllocError::Shed { expected, limit };
+        assert_eq!(error.retry_after(), Some(Duration::from_millis(200)));
+        let text = "expected wait 1.2s exceeds the limit of 1s; retry later, or raise the limit";
+        assert_eq!(error.to_string(), text);
+    }
+
+    #[test]
+    fn class_separates_errors_of_the_moment_from_others() {
+        let device = |kind| AllocError::Device(DeviceError::new("create", kind, "test"));
+        assert!(device(DeviceErrorKind::OutOfMemory).is_retryable());
+        let sticky = device(DeviceErrorKind::Sticky);
+        assert_eq!(sticky.class(), ErrorClass::Unavailable);
+        assert_eq!(AllocError::Closed.class(), ErrorClass::Unavailable);
+        let too_large = AllocError::TooLarge {
+            requested: 2 << 20,
+            capacity: 1 << 20,
+        };
+        assert_eq!(too_large.class(), ErrorClass::Invalid);
+    }
+}

@@ -1,0 +1,197 @@
+//! Errors, by the call that returns them. Every message states the problem, the figures, and the remedy.
+
+mod alloc;
+mod shortfall;
+
+pub use alloc::{AllocError, ErrorClass};
+pub use shortfall::{Shortfall, TagShortfall};
+
+use crate::device::DeviceError;
+use crate::measure::Bytes;
+use std::time::Duration;
+
+/// The reason why a [drain](crate::Pool::drain) ended before everything came back.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DrainError {
+    /// Not everything came back in time. [`Pool::leaks`](crate::Pool::leaks) names the live blocks.
+    #[error(
+        "the pool is not drained after {waited:?}: {} are in use, {} pending, and {waiting} requests waiting; \
+         `Pool::leaks` names the live blocks",
+        Bytes(*used), Bytes(*pending)
+    )]
+    TimedOut {
+        /// The time that the drain waited, on the device's clock.
+        waited: Duration,
+        /// The bytes of live blocks and reservations.
+        used: u64,
+        /// The bytes freed behind work that is not complete.
+        pending: u64,
+        /// The number of waiting requests.
+        waiting: usize,
+    },
+    /// The device failed, or cannot tell when a stream has passed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// The reason why a pool could not be built, or a setting not changed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The capacity is less than one step of the device's memory, or one chunk of the pool.
+    #[error(
+        "a capacity of {} is less than one step of {}; raise the capacity to a step at least",
+        Bytes(*capacity), Bytes(*granularity)
+    )]
+    CapacityTooSmall {
+        /// The requested capacity in bytes.
+        capacity: u64,
+        /// The least possible capacity in bytes.
+        granularity: u64,
+    },
+    /// The capacity is no fraction of the device's memory: it must be more than 0, and up to 1.
+    #[error(
+        "a capacity of {fraction} of the device's memory is out of range; choose more than 0 and up to 1"
+    )]
+    InvalidCapacityFraction {
+        /// The requested fraction.
+        fraction: f64,
+    },
+    /// The initial size exceeds the capacity.
+    #[error(
+        "an initial size of {} exceeds the capacity of {}; lower the one or raise the other",
+        Bytes(*initial), Bytes(*capacity)
+    )]
+    InitialOverCapacity {
+        /// The requested initial size in bytes.
+        initial: u64,
+        /// The most bytes that the pool may reserve.
+        capacity: u64,
+    },
+    /// The release threshold is no fraction of the device's memory: it must be from 0 to 1.
+    #[error(
+        "a release threshold of {fraction} of the device's memory is out of range; choose 0 to 1"
+    )]
+    InvalidFraction {
+        /// The requested fraction.
+        fraction: f64,
+    },
+    /// The share of the time for [remapping](crate::Remapping) is out of range: it must be more than 0, and up to 1.
+    /// [`Remapping::Never`](crate::Remapping::Never) allows none, and
+    /// [`Remapping::Always`](crate::Remapping::Always) has no bound.
+    #[error(
+        "a share of {share} of the time for remapping is out of range; choose more than 0 and up to 1, \
+         `Remapping::Never` for none, or `Remapping::Always` for no bound"
+    )]
+    InvalidShare {
+        /// The requested share.
+        share: f64,
+    },
+    /// The size of chunks is no positive multiple of the device's step.
+    #[error(
+        "chunks of {chunk_bytes} bytes are no positive multiple of the device's step of {granularity} bytes; choose one"
+    )]
+    InvalidChunk {
+        /// The requested size in bytes.
+        chunk_bytes: u64,
+        /// The device's step in bytes.
+        granularity: u64,
+    },
+    /// The alignment is not a power of two, or larger than the device's step.
+    #[error("alignment {alignment} is not a power of two from 1 to {largest}; choose one that is")]
+    InvalidAlignment {
+        /// The requested alignment in bytes.
+        alignment: u64,
+        /// The largest possible alignment in bytes.
+        largest: u64,
+    },
+    /// The pool cannot grow like that.
+    #[error("a pool with a capacity of {} cannot grow like that: {reason}", Bytes(*capacity))]
+    InvalidGrowth {
+        /// The most bytes that the pool may reserve.
+        capacity: u64,
+        /// The reason, and what to choose.
+        reason: &'static str,
+    },
+    /// Two settings exclude each other.
+    #[error("`{one}` and `{other}` exclude each other; leave one of them out")]
+    Conflict {
+        /// A setting.
+        one: &'static str,
+        /// Another setting.
+        other: &'static str,
+    },
+    /// The device lacks a feature that has no substitute. Build the pool over another
+    /// [upstream](crate::PoolConfig::upstream).
+    #[error("{feature} is not supported by {device}; build the pool over another upstream")]
+    Unsupported {
+        /// The feature.
+        feature: &'static str,
+        /// The device's description line.
+        device: String,
+    },
+    /// A living pool of this process has the name. Choose another, or find that pool with
+    /// [`compat::find_pool`](crate::compat::find_pool).
+    #[error("the name {name:?} is taken by a living pool; choose another name, or find that pool")]
+    NameTaken {
+        /// The requested name.
+        name: String,
+    },
+    /// The name is empty. Leave it out, or choose one.
+    #[error("the pool's name is empty; leave it out, or choose one")]
+    EmptyName,
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// The reason why a stream could not be registered, or used with a block or an event.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StreamError {
+    /// The stream is of another device than the pool.
+    #[error("the stream is of another device than the pool; use a stream of the pool's device")]
+    ForeignDevice,
+    /// The stream, or the event, was registered with another pool. Register it with this one.
+    #[error("the stream belongs to another pool; register it with this one")]
+    ForeignPool,
+    /// The stream is the host, and the pool's memory is the device's alone. Build the pool over an
+    /// [`Upstream`](crate::Upstream) that the host sees.
+    #[error(
+        "the host does not see the pool's memory; build the pool over memory that it sees, or copy"
+    )]
+    UnseenByHost,
+    /// The pool's memory is the host's alone: only the [host's stream](crate::Pool::host_stream) can use it.
+    #[error(
+        "the device does not see the pool's memory; use the host's stream, or another upstream"
+    )]
+    UnseenByDevice,
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// The reason why bytes were not copied or filled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CopyError {
+    /// The range is not within the block.
+    #[error(
+        "bytes {start}..{end} are not within a block of {size} bytes; choose a range within it"
+    )]
+    OutOfBounds {
+        /// The first byte of the range, counted from the block's first byte.
+        start: u64,
+        /// The byte after the range's last one.
+        end: u64,
+        /// The bytes of the block.
+        size: u64,
+    },
+    /// The stream may not use the block.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}

@@ -1,0 +1,151 @@
+//! A pool in a few words: what it is, and how it is.
+
+use crate::device::{DeviceError, MemoryKind};
+use crate::driver::Upstream;
+use crate::measure::Bytes;
+use crate::queue::Presence;
+use std::fmt;
+use std::time::Duration;
+
+/// What a pool is; of [`Pool::describe`](crate::Pool::describe). Displayed, it is one line for people.
+///
+/// ```
+/// # use weirpool::{Pool, device::sim::SimDevice};
+/// let device = SimDevice::builder().memory(4 << 30).build();
+/// let pool = Pool::builder(device).name("frames").capacity(1 << 30).build()?;
+/// let description = pool.describe();
+/// assert_eq!((description.is_virtual, description.chunk_bytes), (true, 8 << 20));
+/// let line = "pool \"frames\": virtual device memory, up to 1.0 GiB in chunks of 8.0 MiB, on ";
+/// assert_eq!(description.to_string(), format!("{line}{}", description.device));
+/// # Ok::<(), weirpool::BuildError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct PoolDescription {
+    /// The pool's name, if it has one.
+    pub name: Option<String>,
+    /// The device's description line.
+    pub device: String,
+    /// The source of the memory that was asked for.
+    pub upstream: Upstream,
+    /// The kind of the memory.
+    pub memory_kind: MemoryKind,
+    /// Whether free chunks can be mapped elsewhere, so that they make one piece.
+    pub is_virtual: bool,
+    /// Whether freed memory is kept; see [`PoolConfig::is_pooled`](crate::PoolConfig::is_pooled).
+    pub is_pooled: bool,
+    /// The most bytes that the pool may reserve from the device.
+    pub capacity: u64,
+    /// The size of chunks in bytes: the step in which the pool grows, remaps and trims.
+    pub chunk_bytes: u64,
+}
+
+impl PoolDescription {
+    pub(super) fn of(presence: &Presence) -> Self {
+        let driver = &presence.service.driver;
+        let settings = &driver.settings;
+        Self {
+            name: presence.name.as_deref().map(Into::into),
+            device: driver.device.describe(),
+            upstream: settings.upstream,
+            memory_kind: settings.kind,
+            is_virtual: settings.geometry.virtual_memory,
+            is_pooled: settings.is_pooled,
+            capacity: driver.capacity(),
+            chunk_bytes: settings.geometry.chunk_bytes,
+        }
+    }
+
+    /// The memory, and the reason where it is not what was asked for.
+    fn memory(&self) -> String {
+        match (self.upstream, self.memory_kind) {
+            _ if self.is_virtual => "virtual device memory".into(),
+            (Upstream::Virtual, _) if self.is_pooled => {
+                "plain device memory (virtual memory is not supported)".into()
+            }
+            (_, MemoryKind::Device) => "plain device memory".into(),
+            (_, kind) => kind.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for PoolDescription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("pool")?;
+        if let Some(name) = &self.name {
+            write!(f, " {name:?}")?;
+        }
+        write!(f, ": {}, up to {}", self.memory(), Bytes(self.capacity))?;
+        match self.is_pooled {
+            true => write!(f, " in chunks of {}", Bytes(self.chunk_bytes))?,
+            false => f.write_str(", not pooled")?,
+        }
+        write!(f, ", on {}", self.device)
+    }
+}
+
+/// How a pool is; of [`Pool::health`](crate::Pool::health). Displayed, it is one line for people.
+///
+/// ```
+/// # use weirpool::{Pool, device::sim::SimDevice};
+/// let pool = Pool::builder(SimDevice::new()).build()?;
+/// assert!(pool.health().is_serving());
+/// pool.close();
+/// let health = pool.health();
+/// assert!(health.is_closed && !health.is_serving());
+/// assert_eq!(health.to_string(), "closed; no requests waiting");
+/// # Ok::<(), weirpool::BuildError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Health {
+    /// The sticky error of the device that ended the pool. Every request fails with it.
+    pub fault: Option<DeviceError>,
+    /// The pool was closed: every request fails with [`Closed`](crate::AllocError::Closed).
+    pub is_closed: bool,
+    /// A [drain](crate::Pool::drain) is under way.
+    pub is_draining: bool,
+    /// Requests that wait, in the queue or for the limit of a tag.
+    pub waiting: usize,
+    /// The time that the oldest of them has waited so far, on the device's clock.
+    pub oldest_wait: Option<Duration>,
+}
+
+impl Health {
+    pub(super) fn of(presence: &Presence) -> Self {
+        let service = &presence.service;
+        let driver = &service.driver;
+        let now = driver.device.now();
+        let oldest = service.queue.oldest();
+        Self {
+            fault: driver.fault(),
+            is_closed: driver.is_closed(),
+            is_draining: driver.is_draining(),
+            waiting: service.queue.statistics().waiting,
+            oldest_wait: oldest.map(|since| now.saturating_sub(since)),
+        }
+    }
+
+    /// Whether requests can be granted: the device works, and the pool is not closed.
+    pub fn is_serving(&self) -> bool {
+        self.fault.is_none() && !self.is_closed
+    }
+}
+
+impl fmt::Display for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.fault {
+            Some(fault) => write!(f, "broken: {fault}")?,
+            None if self.is_closed => f.write_str("closed")?,
+            None => f.write_str("serving")?,
+        }
+        if self.is_draining {
+            f.write_str(", draining")?;
+        }
+        match (self.waiting, self.oldest_wait) {
+            (0, _) | (_, None) => f.write_str("; no requests waiting"),
+            (waiting, Some(oldest)) => write!(f, "; {waiting} waiting, for up to {oldest:?}"),
+        }
+    }
+}

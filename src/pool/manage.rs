@@ -1,0 +1,427 @@
+//! A pool beyond its requests: the memory that it holds, its figures, its limits, and its end.
+
+use super::settings::check_threshold;
+use super::{Health, Pool, PoolDescription, TagAccount};
+use crate::device::{DeviceAddress, DeviceError, DeviceId};
+use crate::driver::{BlockInfo, Change};
+use crate::error::BuildError;
+use crate::heap::High;
+use crate::heap::policy::ReleaseThreshold;
+use crate::measure::{Histogram, Tag};
+#[cfg(feature = "metrics")]
+use crate::observe::Metrics;
+use crate::observe::{
+    History, LeakReport, Snapshot, Statistics, StatisticsScope, StreamStatistics, TagStatistics,
+};
+use crate::queue::{Drain, QueueLimit, Reclaimer, Service};
+use std::time::Duration;
+
+impl Pool {
+    /// Returns the pool's name, if it has one.
+    pub fn name(&self) -> Option<&str> {
+        self.presence.name.as_deref()
+    }
+
+    /// Returns what the pool is: its name, its memory, its capacity, and its device.
+    pub fn describe(&self) -> PoolDescription {
+        PoolDescription::of(&self.presence)
+    }
+
+    /// Returns how the pool is: whether its device works, whether it is closed, and how many requests wait for how
+    /// long. Takes time in proportion to the number of waiters.
+    pub fn health(&self) -> Health {
+        Health::of(&self.presence)
+    }
+
+    /// Returns the device that the pool is over.
+    pub fn device_id(&self) -> DeviceId {
+        self.service().driver.device.id()
+    }
+
+    /// Returns the block of this pool that a device address lies in, used or not. Takes time in proportion to the
+    /// number of blocks, under the heap's lock.
+    pub fn block_at(&self, address: impl Into<DeviceAddress>) -> Option<BlockInfo> {
+        self.service().driver.block_at(address.into().to_bits())
+    }
+
+    /// Returns the most bytes that the pool may reserve from the device.
+    pub fn capacity(&self) -> u64 {
+        self.service().driver.capacity()
+    }
+
+    /// Sets the most bytes that the pool may reserve from the device; rounded down to whole chunks, and to the memory
+    /// that the device has. Returns the new capacity.
+    ///
+    /// More capacity serves waiting requests at once. With less, waiting requests that exceed it fail. Free memory above
+    /// the capacity is released immediately, and used memory some time after it is freed (see
+    /// [`PoolConfig::maintenance_interval`](crate::PoolConfig::maintenance_interval)).
+    ///
+    /// ```
+    /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};
+    /// # let pool = Pool::builder(SimDevice::new()).capacity(64 << 20).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// assert_eq!(pool.resize(32 << 20)?, 32 << 20);
+    /// let refused = pool.try_allocate(&stream, 48 << 20);
+    /// assert!(matches!(refused, Err(AllocError::TooLarge { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`BuildError::CapacityTooSmall`] for less than a chunk. The device's error when it cannot reserve
+    /// addresses, in which case nothing changes, or cannot release memory.
+    pub fn resize(&self, bytes: u64) -> Result<u64, BuildError> {
+        let driver = &self.service().driver;
+        let total = driver.device.memory_info(driver.settings.kind)?.total;
+        let chunk = driver.settings.geometry.chunk_bytes;
+        let capacity = bytes.min(total) / chunk * chunk;
+        if capacity == 0 {
+            return Err(BuildError::CapacityTooSmall {
+                capacity: bytes,
+                granularity: chunk,
+            });
+        }
+        let resized = driver.resize(capacity);
+        // Even if memory could not be released: requests that exceed the capacity are told.
+        Service::serve(self.service());
+        self.service().publish(Change::Terms);
+        resized?;
+        Ok(capacity)
+    }
+
+    /// Gives free memory back to the device until `bytes` bytes are reserved, or no more is free. Flushes all caches
+    /// first. Returns the number of bytes released. Used and pending memory stays.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// let used = pool.try_allocate(&stream, 32 << 20)?;
+    /// drop(pool.try_allocate(&stream, 64 << 20)?);
+    /// assert_eq!(pool.trim_to(0)?, 64 << 20);
+    /// assert_eq!(pool.statistics().reserved.current, used.size());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The device's error; memory that was released before it stays released.
+    pub fn trim_to(&self, bytes: u64) -> Result<u64, DeviceError> {
+        let driver = &self.service().driver;
+        driver.flush_lanes();
+        driver.seal_lanes()?;
+        driver.reap()?;
+        driver.trim_to(bytes)
+    }
+
+    /// Makes all free memory one piece, flushing the caches first: by mapping chunks together, without copying, or,
+    /// where memory is plain, by releasing free segments and reserving one as large. Used and pending memory stays
+    /// where it is. Returns the bytes of the largest free piece. The name is Umpire's.
+    ///
+    /// May take a while, and wait for the device where memory is plain. Memory that is being moved counts as taken: a
+    /// `try_allocate` elsewhere may fail meanwhile.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).capacity(64 << 20).chunk_bytes(2 << 20).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// let blocks: Vec<_> = (0..8).map(|_| pool.try_allocate(&stream, 2 << 20)).collect::<Result<_, _>>()?;
+    /// let kept: Vec<_> = blocks.into_iter().step_by(2).collect(); // every other one is freed
+    /// assert_eq!(pool.coalesce()?, 4 * (2 << 20));
+    /// # drop(kept);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The device's error; no memory is lost.
+    pub fn coalesce(&self) -> Result<u64, DeviceError> {
+        self.service().driver.coalesce()
+    }
+
+    /// Sets the number of reserved bytes above which the pool gives free memory back without being asked.
+    ///
+    /// # Errors
+    /// [`BuildError::InvalidFraction`], or the device's error when it cannot tell how much memory it has.
+    #[doc(alias = "cudaMemPoolAttrReleaseThreshold")]
+    #[doc(alias = "hipMemPoolAttrReleaseThreshold")]
+    #[doc(alias = "set_mempool_release_threshold")]
+    pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<(), BuildError> {
+        check_threshold(threshold)?;
+        let driver = &self.service().driver;
+        let total = driver.device.memory_info(driver.settings.kind)?.total;
+        driver.set_release_threshold(threshold.bytes(total));
+        Ok(())
+    }
+
+    /// Returns the number of reserved bytes above which the pool gives free memory back without being asked;
+    /// `u64::MAX` where it keeps all.
+    pub fn release_threshold(&self) -> u64 {
+        self.service().driver.maintenance.threshold()
+    }
+
+    /// Polls the device for completed events, frees the memory that they prove free, and serves waiting requests.
+    /// Returns whether any event had completed.
+    ///
+    /// # Errors
+    /// The device's error, if it cannot tell.
+    pub fn reap(&self) -> Result<bool, DeviceError> {
+        let has_news = self.service().driver.reap()?;
+        if has_news {
+            Service::serve(self.service());
+        }
+        Ok(has_news)
+    }
+
+    /// Returns a reclaimer to spawn on an executor of the caller's; see [`Reclaimer`] for when that is of use.
+    pub fn reclaimer(&self) -> Reclaimer {
+        Reclaimer::lasting(self.service())
+    }
+
+    /// Sets how many requests may wait for memory at once: a number, or a [`QueueLimit`]. A request that would have to
+    /// wait beyond that fails at once, with [`QueueFull`](crate::AllocError::QueueFull). Requests that wait already
+    /// stay.
+    ///
+    /// ```
+    /// # use weirpool::{AllocError, Pool, QueueLimit, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone()).capacity(2 << 20).queue_limit(64).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// let all = pool.try_allocate(&stream, 2 << 20)?;
+    /// pool.set_queue_limit(0); // from now on no request may begin to wait
+    /// let refused = device.block_on(pool.allocate(&stream, 4096));
+    /// assert!(matches!(refused, Err(AllocError::QueueFull { waiting: 0, limit: 0, .. })));
+    /// pool.set_queue_limit(QueueLimit::bytes(1 << 30));
+    /// # drop(all);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_queue_limit(&self, limit: impl Into<QueueLimit>) {
+        self.service().queue.set_queue_limit(limit.into());
+    }
+
+    /// Returns how many requests may wait at once.
+    pub fn queue_limit(&self) -> QueueLimit {
+        self.service().queue.queue_limit()
+    }
+
+    /// Estimates how long a request for `bytes` bytes without a deadline would wait if it came now, on the device's
+    /// clock. `None` before at least eight waiting requests were served.
+    ///
+    /// The estimate is the bytes of the waiters ahead and its own, over the rate at which waiters were granted bytes:
+    /// the last 64 grants weigh most. Time in which no request waited does not count; a standstill counts from its
+    /// beginning. The estimate knows nothing of the work that uses live blocks, nor of weights, overtaking, or requests
+    /// that wait for the limit of a tag.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let pool = Pool::builder(SimDevice::new()).build()?;
+    /// assert_eq!(pool.expected_wait(1 << 20), None); // no request has waited yet
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn expected_wait(&self, bytes: u64) -> Option<Duration> {
+        self.service().expected_wait(bytes)
+    }
+
+    /// Returns the account of a tag with this pool: its limit, its weight in the queue, and its figures.
+    pub fn tag(&self, tag: Tag) -> TagAccount<'_> {
+        TagAccount::new(self, tag)
+    }
+
+    /// Returns the pool's current figures. Neither seals nor polls events; see [`reap`](Self::reap).
+    pub fn statistics(&self) -> Statistics {
+        Statistics::of(self.service())
+    }
+
+    /// Returns the current figures of every stream that is registered, or was and has memory pending, in the order of
+    /// their ids.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// let stream = pool.register(&device.create_stream())?;
+    /// let all = pool.statistics_by_stream();
+    /// assert_eq!(all.iter().map(|figures| figures.stream).collect::<Vec<_>>(), [stream.id()]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn statistics_by_stream(&self) -> Vec<StreamStatistics> {
+        let driver = &self.service().driver;
+        let lanes = driver.lanes();
+        lanes
+            .iter()
+            .map(|lane| StreamStatistics::of(driver, lane))
+            .collect()
+    }
+
+    /// Returns the current figures of every tag that this pool has seen. See [`TagStatistics`] for an example.
+    pub fn statistics_by_tag(&self) -> Vec<TagStatistics> {
+        TagStatistics::of_all(&self.service().queue.accounts)
+    }
+
+    /// Begins a scope, which reports what happens in the pool from now on.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// let weights = pool.try_allocate(&stream, 4 << 20)?;
+    /// let request = pool.statistics_scope();
+    /// let kept = pool.try_allocate(&stream, 1 << 20)?;
+    /// let step = pool.statistics_scope();
+    /// drop(pool.try_allocate(&stream, 2 << 20)?);
+    /// assert_eq!((step.end().allocations, request.read().allocations), (1, 2));
+    ///
+    /// let figures = request.end();
+    /// assert_eq!((figures.used_before, figures.peak), (4 << 20, 7 << 20));
+    /// assert_eq!(figures.retained(), kept.size());
+    /// # drop(weights);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn statistics_scope(&self) -> StatisticsScope {
+        StatisticsScope::new(self.presence.clone())
+    }
+
+    /// How long those waited who were served. See [`Histogram::since`] for the figures of an interval.
+    pub fn wait_times(&self) -> Histogram {
+        self.service().queue.times()
+    }
+
+    /// How long frees were pending: from the recording of an event that covers them to its being *seen*
+    /// complete. So it tells of the device, and of how often somebody asks. An event counts once, however
+    /// many frees it covers. See [`Histogram`] for an example.
+    pub fn pending_ages(&self) -> Histogram {
+        self.service().driver.pending_ages()
+    }
+
+    /// Sets all high-water marks, including those of streams and tags, to the current figures. Scopes keep
+    /// their own.
+    pub fn reset_high_water_marks(&self) {
+        let service = self.service();
+        for high in High::ALL {
+            service.driver.reset_high(high);
+        }
+        service.queue.accounts.reset_highs();
+    }
+
+    /// Returns a publisher of the pool's figures for the installed recorder of the
+    /// [`metrics`](https://docs.rs/metrics) crate, with the label `pool = name`. It publishes only when
+    /// [`publish`](crate::Metrics::publish) is called.
+    #[cfg(feature = "metrics")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+    pub fn metrics(&self, name: impl Into<String>) -> Metrics {
+        Metrics::new(self.presence.clone(), name.into())
+    }
+
+    /// Returns all segments and blocks as they are now. Where the pool keeps a
+    /// [history](crate::PoolConfig::history), it has the origin of each block and the latest events as well.
+    ///
+    /// Takes time in proportion to the number of blocks and the length of the history, under the heap's lock; neither
+    /// seals nor polls events. Blocks are disjoint and tile the memory. Each is used, pending or free as of when its
+    /// stream's lane was read: at rest, the sums are those of [`statistics`](Self::statistics).
+    ///
+    /// ```
+    /// # use weirpool::{BlockState, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// let block = pool.try_allocate(&stream, 1 << 20)?;
+    /// let snapshot = pool.snapshot();
+    /// let used: Vec<_> = snapshot.blocks_in(BlockState::Used).collect();
+    /// assert_eq!((used[0].address, used[0].stream), (block.address(), Some(stream.id())));
+    /// assert_eq!(snapshot.reserved(), pool.statistics().reserved.current);
+    /// println!("{snapshot}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "memory_snapshot")]
+    #[doc(alias = "_snapshot")]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of(&self.presence)
+    }
+
+    /// Returns the latest events of the pool; none, where it was built without a
+    /// [history](crate::PoolConfig::history).
+    ///
+    /// Takes time in proportion to its length, under the lock that allocations then share.
+    ///
+    /// ```
+    /// # use weirpool::{HistoryEvent, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone()).history(10_000).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// drop(pool.try_allocate(&stream, 1 << 20)?);
+    /// let history = pool.history();
+    /// let [.., allocated, freed] = &history.entries[..] else { unreachable!() };
+    /// assert!(matches!(&allocated.event, HistoryEvent::Allocated { origin, .. } if origin.requested == 1 << 20));
+    /// assert!(matches!(freed.event, HistoryEvent::Freed { .. }));
+    /// println!("{history}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn history(&self) -> History {
+        History::of(&self.service().driver)
+    }
+
+    /// Returns the blocks that are in use, and the reservations that live: for the moment when there should be none any
+    /// more. With a [history](crate::PoolConfig::history) it says where they come from.
+    ///
+    /// A block that was given to `mem::forget` lives for ever, and keeps its pool alive.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone()).history(1).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// std::mem::forget(pool.try_allocate(&stream, 4096)?);
+    /// let leaks = pool.leaks();
+    /// assert_eq!((leaks.blocks.len(), leaks.bytes()), (1, 4096));
+    /// println!("{leaks}"); // 1 block of 4.0 KiB, the oldest for 0.070 ms, from src/main.rs:8:21
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn leaks(&self) -> LeakReport {
+        LeakReport::of(&self.service().driver)
+    }
+
+    /// Closes the pool: waiting requests fail with [`AllocError::Closed`](crate::AllocError::Closed), and so does every
+    /// later one. Live blocks stay valid, and are freed as ever. Returns the blocks and the reservations that live at
+    /// this moment (see [`leaks`](Self::leaks)); the first call warns a subscriber of `tracing`, if there are any.
+    pub fn close(&self) -> LeakReport {
+        let is_first = Service::close(self.service());
+        let report = self.leaks();
+        if is_first {
+            report.tell();
+        }
+        report
+    }
+
+    /// Returns whether the pool was [closed](Self::close).
+    pub fn is_closed(&self) -> bool {
+        self.service().driver.is_closed()
+    }
+
+    /// Waits until everything has come back: no request waits, no block or reservation lives, and nothing is
+    /// pending. All memory that the pool holds is free then, and no work of the device touches it.
+    ///
+    /// A drain ends nothing by itself: allocations are granted meanwhile, and it is ready at a moment at which all
+    /// of them have come back. To end a service, [`close`](Self::close) the pool first:
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::{Operation, SimDevice}};
+    /// # use std::time::Duration;
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let work = device.create_stream();
+    /// # let stream = pool.register(&work)?;
+    /// let block = pool.try_allocate(&stream, 64 << 20)?;
+    /// work.submit(Operation::new(Duration::from_micros(50)));
+    /// drop(block); // pending behind that work
+    ///
+    /// pool.close(); // waiting requests fail; live blocks stay valid
+    /// device.block_on(pool.drain().timeout(Duration::from_secs(1)))?;
+    /// assert_eq!(device.now(), Duration::from_micros(50));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// During a drain no lane keeps freed memory: each free takes the heap's lock and records an event.
+    pub fn drain(&self) -> Drain {
+        Drain::new(self.presence.clone())
+    }
+}

@@ -1,0 +1,293 @@
+//! From a configuration to the settings of a driver and the rules of a queue: checks every setting once, and makes
+//! the choices that a configuration leaves open.
+
+use super::config::{Capacity, PoolConfig};
+use crate::device::{Capabilities, Device};
+use crate::driver::{Fills, MaintenanceSettings, MemorySource, Settings};
+use crate::error::BuildError;
+use crate::heap::policy::{ReleaseThreshold, Sealing};
+use crate::heap::{GRANULE, Geometry, GrowBy, Remapping};
+use crate::lane::Bounds;
+use crate::queue::Rules;
+
+/// Lanes keep blocks of up to 2 MiB: the most frequent sizes, and too small for their fragmentation to matter much.
+const LARGEST_IN_LANE: u64 = 2 << 20;
+
+/// The size of chunks where the capacity allows it. On an H200 a chunk takes about 22 µs to make accessible whatever
+/// its size up to 32 MiB, so fewer chunks are cheaper; but only wholly free chunks can be mapped elsewhere, so larger
+/// ones leave more memory unused. `guide::performance` has the frontier.
+const CHUNK: u64 = 8 << 20;
+
+/// A capacity is not cut by more than a 64th to fit the chunks: smaller chunks are used instead.
+const LARGEST_CUT: u64 = 64;
+
+/// A pool has a few dozen chunks at least, or one block would pin too large a part of it.
+const FEWEST_CHUNKS: u64 = 32;
+
+impl PoolConfig {
+    /// The rules by which requests wait.
+    pub(super) fn rules(&self) -> Rules {
+        Rules {
+            due_after: self.due_after,
+            priority_step: self.priority_step,
+            overtaking: self.overtaking,
+            deadlock_grace: self.deadlock_grace,
+            deadlock_limit: self.fail_deadlocks_after,
+            queue_limit: self.queue_limit,
+            sheds: self.load_shedding,
+        }
+    }
+
+    /// The settings of a driver of `device`.
+    ///
+    /// # Errors
+    /// When a setting is out of range, settings exclude each other, or the device lacks a feature.
+    pub(super) fn settings(&self, device: &dyn Device) -> Result<Settings, BuildError> {
+        self.check_conflicts()?;
+        check_remapping(self.remapping)?;
+        let capabilities = device.capabilities();
+        let source = self.source(&capabilities, device)?;
+        // More than this can never be reserved, and a request for it would wait for ever.
+        let total = device.memory_info(source.kind)?.total;
+        Ok(Settings {
+            geometry: self.geometry(&capabilities, source, total)?,
+            upstream: self.upstream,
+            kind: source.kind,
+            is_pooled: self.is_pooled,
+            alignment: self.alignment_within(capabilities.granularity)?,
+            initial: self.initial_size,
+            lane: self.lane_bounds(),
+            order: self.order,
+            reuse: self.reuse,
+            wait_limit: self.wait_limit,
+            remapping: self.remapping,
+            maintenance: self.maintenance(total)?,
+            fills: Fills {
+                on_allocate: self.fill_on_allocate,
+                on_free: self.fill_on_free,
+            },
+            history: self.history,
+        })
+    }
+
+    /// Settings that a pool without pooling cannot have.
+    fn check_conflicts(&self) -> Result<(), BuildError> {
+        let keeps = [
+            (self.initial_size > 0, "initial_size"),
+            (self.growth != GrowBy::Chunks, "growth"),
+            (self.chunk_bytes.is_some(), "chunk_bytes"),
+            (self.coalesce.is_some(), "coalesce"),
+        ];
+        let kept = keeps.iter().find(|(is_set, _)| *is_set && !self.is_pooled);
+        match kept {
+            Some((_, one)) => Err(BuildError::Conflict {
+                one,
+                other: "unpooled",
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// The memory that the device is asked for.
+    fn source(
+        &self,
+        capabilities: &Capabilities,
+        device: &dyn Device,
+    ) -> Result<MemorySource, BuildError> {
+        let mut source = self.upstream.source(capabilities);
+        if let Some(source) = source.as_mut() {
+            source.is_virtual &= self.is_pooled;
+        }
+        source.ok_or_else(|| BuildError::Unsupported {
+            feature: self.upstream.kind().name(),
+            device: device.describe(),
+        })
+    }
+
+    fn geometry(
+        &self,
+        capabilities: &Capabilities,
+        source: MemorySource,
+        total: u64,
+    ) -> Result<Geometry, BuildError> {
+        let granularity = capabilities.granularity;
+        let capacity = self.capacity.bytes(total)?.min(total);
+        if capacity < granularity {
+            return Err(BuildError::CapacityTooSmall {
+                capacity,
+                granularity,
+            });
+        }
+        let chunk_bytes = match self.chunk_bytes {
+            Some(chunk_bytes) => {
+                check_chunk(chunk_bytes, granularity)?;
+                chunk_bytes.min(capacity / granularity * granularity)
+            }
+            None if self.is_pooled => chunk_for(capacity, granularity),
+            // Every allocation is a segment of its own, no larger than it must be.
+            None => granularity,
+        };
+        let capacity = capacity / chunk_bytes * chunk_bytes;
+        self.check_sizes(capacity)?;
+        Ok(Geometry {
+            capacity,
+            chunk_bytes,
+            granularity,
+            virtual_memory: source.is_virtual,
+            growth: self.growth,
+        })
+    }
+
+    fn check_sizes(&self, capacity: u64) -> Result<(), BuildError> {
+        if self.initial_size > capacity {
+            return Err(BuildError::InitialOverCapacity {
+                initial: self.initial_size,
+                capacity,
+            });
+        }
+        match self.growth.fault(capacity) {
+            Some(reason) => Err(BuildError::InvalidGrowth { capacity, reason }),
+            None => Ok(()),
+        }
+    }
+
+    /// The alignment of every block. Without pooling it is the device's step, so that a block is a whole segment.
+    fn alignment_within(&self, granularity: u64) -> Result<u64, BuildError> {
+        let alignment = self.alignment;
+        if !alignment.is_power_of_two() || alignment > granularity {
+            return Err(BuildError::InvalidAlignment {
+                alignment,
+                largest: granularity,
+            });
+        }
+        Ok(match self.is_pooled {
+            true => alignment.max(GRANULE),
+            false => granularity,
+        })
+    }
+
+    fn maintenance(&self, total: u64) -> Result<MaintenanceSettings, BuildError> {
+        check_threshold(self.release_threshold)?;
+        Ok(MaintenanceSettings {
+            threshold: self.release_threshold.bytes(total),
+            heuristic: self.coalesce.clone(),
+            interval: self.maintenance_interval,
+        })
+    }
+
+    fn lane_bounds(&self) -> Bounds {
+        if !self.is_pooled {
+            // Each free is to be seen complete by itself.
+            return Bounds {
+                bytes: 0,
+                largest: 0,
+                large_cache: 0,
+                unsealed: 0,
+                may_widen: false,
+                is_sharded: false,
+            };
+        }
+        Bounds {
+            bytes: self.lane_bytes,
+            largest: LARGEST_IN_LANE.min(self.lane_bytes) / GRANULE * GRANULE,
+            large_cache: match self.sealing {
+                // Each free is to be seen complete by itself.
+                Sealing::EveryFree => 0,
+                _ if self.lane_bytes == 0 => 0,
+                _ => self.lane_large_bytes,
+            },
+            unsealed: self.sealing.bound(),
+            may_widen: matches!(self.sealing, Sealing::Spaced(_)),
+            is_sharded: self.per_thread_caches,
+        }
+    }
+}
+
+impl Capacity {
+    /// The capacity on a device of `total` bytes.
+    ///
+    /// # Errors
+    /// When it is a fraction out of range.
+    fn bytes(self, total: u64) -> Result<u64, BuildError> {
+        match self {
+            Self::Device => Ok(total),
+            Self::Bytes(bytes) => Ok(bytes),
+            Self::Fraction(fraction) if fraction > 0.0 && fraction <= 1.0 => {
+                Ok((total as f64 * fraction) as u64)
+            }
+            Self::Fraction(fraction) => Err(BuildError::InvalidCapacityFraction { fraction }),
+        }
+    }
+}
+
+/// # Errors
+/// When the threshold is a fraction out of range.
+pub(super) fn check_threshold(threshold: ReleaseThreshold) -> Result<(), BuildError> {
+    match threshold {
+        ReleaseThreshold::Fraction(fraction) if !threshold.is_valid() => {
+            Err(BuildError::InvalidFraction { fraction })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// # Errors
+/// When the share is out of range.
+fn check_remapping(remapping: Remapping) -> Result<(), BuildError> {
+    match remapping {
+        Remapping::Share(share) if !remapping.is_valid() => Err(BuildError::InvalidShare { share }),
+        _ => Ok(()),
+    }
+}
+
+/// # Errors
+/// When chunks of that size are no whole steps of the device.
+fn check_chunk(chunk_bytes: u64, granularity: u64) -> Result<(), BuildError> {
+    if chunk_bytes == 0 || chunk_bytes % granularity != 0 {
+        return Err(BuildError::InvalidChunk {
+            chunk_bytes,
+            granularity,
+        });
+    }
+    Ok(())
+}
+
+/// The largest chunk, up to the default, of which there are enough, and that wastes little capacity.
+fn chunk_for(capacity: u64, granularity: u64) -> u64 {
+    let mut chunk = CHUNK.max(granularity);
+    let is_too_large =
+        |chunk: u64| capacity / chunk < FEWEST_CHUNKS || capacity % chunk > capacity / LARGEST_CUT;
+    while chunk > granularity && is_too_large(chunk) {
+        chunk /= 2;
+    }
+    chunk
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn chunks_fit_the_capacity() {
+        assert_eq!(chunk_for(8 << 30, 2 * MIB), 8 * MIB);
+        assert_eq!(chunk_for((8 << 30) + 2 * MIB, 2 * MIB), 8 * MIB);
+        assert_eq!(chunk_for(100 * MIB, 2 * MIB), 2 * MIB);
+        assert_eq!(chunk_for(2 * MIB, 2 * MIB), 2 * MIB);
+        assert_eq!(chunk_for(1 << 30, 2 * MIB), 8 * MIB);
+    }
+
+    #[test]
+    fn fraction_is_of_the_device() {
+        assert_eq!(Capacity::Fraction(0.5).bytes(64 * MIB), Ok(32 * MIB));
+        assert_eq!(Capacity::Fraction(1.0).bytes(64 * MIB), Ok(64 * MIB));
+        for fraction in [0.0, -0.5, 1.1, f64::NAN] {
+            let refused = Capacity::Fraction(fraction).bytes(64 * MIB);
+            assert!(matches!(
+                refused,
+                Err(BuildError::InvalidCapacityFraction { .. })
+            ));
+        }
+    }
+}
