@@ -10,7 +10,6 @@ use crate::error::Shortfall;
 use crate::heap::{Figures, High, Request};
 use crate::lane::{Counts, Lane};
 use crate::measure::{Histogram, Mark};
-use crate::sync::Arc;
 
 /// What lanes counted together, those included that are gone.
 #[derive(Clone, Copy, Debug, Default)]
@@ -177,7 +176,7 @@ impl Driver {
     }
 
     pub(crate) fn end(&self, mark: Mark) {
-        let lanes: Arc<Vec<Arc<Lane>>> = {
+        let lanes = {
             let mut registry = self.lanes.lock();
             registry.gone.highs.retain(|(known, _)| *known != mark);
             registry.lanes.clone()

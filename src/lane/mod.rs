@@ -304,11 +304,6 @@ impl Lane {
         state.is_retired && is_quiet && completed >= state.open.previous()
     }
 
-    /// Whether the stream's last handle is gone.
-    pub(crate) fn is_retired(&self) -> bool {
-        self.state.lock().is_retired
-    }
-
     /// Keeps the lane from being done, for as long as the answer is held.
     pub(crate) fn visit(&self) -> Visit<'_> {
         self.state.lock().visitors += 1;

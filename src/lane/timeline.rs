@@ -132,6 +132,11 @@ impl Timeline {
         self.markers.lock().on_their_way.back().cloned()
     }
 
+    /// The markers whose events are not known to be complete, oldest first.
+    pub(crate) fn on_their_way(&self) -> Vec<Arc<Marker>> {
+        self.markers.lock().on_their_way.iter().cloned().collect()
+    }
+
     /// The first and the last marker on their way.
     pub(super) fn ends(&self) -> Option<(Arc<Marker>, Arc<Marker>)> {
         let markers = &self.markers.lock().on_their_way;
@@ -156,10 +161,6 @@ impl Timeline {
 
     pub(crate) fn is_full(&self) -> bool {
         self.markers.lock().on_their_way.len() >= MOST_ON_THEIR_WAY
-    }
-
-    pub(crate) fn is_idle(&self) -> bool {
-        self.markers.lock().on_their_way.is_empty()
     }
 }
 
