@@ -36,7 +36,7 @@ impl Allocation {
     }
 
     #[inline(always)]
-    pub(super) fn of_cache(cached: CachedBlock) -> Self {
+    pub(crate) fn of_cache(cached: CachedBlock) -> Self {
         Self {
             id: cached.id,
             address: cached.address,

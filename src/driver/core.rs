@@ -5,7 +5,7 @@ use super::{Change, Counters, Effort, Fills, MaintenanceSettings, Publish, Upstr
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
 use crate::heap::policy::{Order, Reuse, WaitLimit};
 use crate::heap::{Geometry, Heap, Remapping, Totals};
-use crate::lane::Bounds;
+use crate::lane::{Bounds, Gate};
 use crate::sync::{Busy, Guards, Mutex, Ordering, SharedNumber, SharedState, plain};
 use crate::trace;
 use crossbeam_utils::CachePadded;
@@ -52,7 +52,7 @@ pub(crate) struct Core {
     pub(crate) device: plain::Arc<dyn Device>,
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
-    pub(crate) gate: CachePadded<SharedState>,
+    pub(crate) gate: Gate,
     pub(super) publisher: plain::Arc<dyn Publish>,
     pub(crate) counters: Counters,
     pub(super) heap: Busy<Heap>,
@@ -73,7 +73,7 @@ impl Core {
         let capacity = settings.geometry.capacity;
         Self {
             capabilities: device.capabilities(),
-            gate: CachePadded::new(SharedState::new(0)),
+            gate: Gate::new(CachePadded::new(SharedState::new(0))),
             publisher,
             counters: Counters::new(),
             heap: Busy::new(Guards::Heap, Heap::new(settings.geometry)),

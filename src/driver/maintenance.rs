@@ -239,7 +239,7 @@ impl Maintenance {
             (is_over, heap.could_trim(keep), totals.pending.current > 0)
         };
         let is_watching = is_over || self.heuristic.is_some();
-        let has_room = || self.lanes().iter().any(|lane| lane.is_keeping());
+        let has_room = || self.lanes().iter().any(|lane| lane.cache.is_keeping());
         is_over && could_trim || is_watching && (is_pending || has_room())
     }
 

@@ -80,8 +80,8 @@ pub use walk::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
 use crate::device::{Device, DeviceError};
 use crate::error::BuildError;
 use crate::heap::{Placement, Request, ReservationId};
+use crate::lane::Lane;
 pub(crate) use crate::lane::Use;
-use crate::lane::{Lane, Miss, RefCache, Slot, Wanted};
 use crate::sync::{Arc, plain};
 use core::Core;
 use recipient::Recipient;
@@ -118,36 +118,6 @@ impl Driver {
         let streams = Streams::new(Core::new(device, settings, publisher));
         let maintenance = Maintenance::new(Supply::new(streams, spill)?);
         Ok(Self { maintenance })
-    }
-
-    /// Takes a block that the stream freed from its own cache.
-    pub(crate) fn take_own<K: ?Sized>(
-        &self,
-        lane: &Lane,
-        slot: &Slot<K>,
-        bytes: u64,
-        rounding: u32,
-        wanted: Wanted,
-    ) -> Option<Allocation> {
-        let cached = lane.take(slot, bytes, rounding, wanted, &self.gate);
-        cached.map(Allocation::of_cache)
-    }
-
-    /// Takes a block from the stream's own cache in the plain case, with what an earlier block left in the lane's
-    /// `slot`, if one did.
-    ///
-    /// # Errors
-    /// When the cache has no such block, or the case is not plain.
-    #[inline(always)]
-    pub(crate) fn take_own_at_once<O>(
-        &self,
-        lane: &Lane,
-        slot: &Slot<RefCache<O>>,
-        bytes: u64,
-        rounding: u32,
-    ) -> Result<(Allocation, Option<O>), Miss> {
-        let (cached, left) = lane.take_at_once(slot, bytes, rounding, &self.gate)?;
-        Ok((Allocation::of_cache(cached), left))
     }
 
     /// Searches the sources above the stream's own cache, in the order of the policy.

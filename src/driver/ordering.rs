@@ -35,8 +35,8 @@ impl Streams {
         if lane.is_external {
             return Ok(());
         }
-        if lane.is_dirty() {
-            lane.note_wanted();
+        if lane.cache.is_dirty() {
+            lane.cache.spacing().reset();
         }
         self.seal(lane)
     }
@@ -46,7 +46,7 @@ impl Streams {
     /// # Errors
     /// When the device cannot; what was freed stays pending.
     pub(crate) fn seal(&self, lane: &Lane) -> Result<(), DeviceError> {
-        if lane.is_dirty() {
+        if lane.cache.is_dirty() {
             self.thin_out(lane);
             self.noted(lane.seal(&*self.device, &self.events))?;
         }
@@ -65,7 +65,7 @@ impl Streams {
     /// Returns the stream's present point, behind all work that it was given so far. An external stream is sealed
     /// there at once: a later caller may not seal it.
     pub(super) fn present_point(&self, lane: &Lane) -> Ticket {
-        let point = lane.open_ticket();
+        let point = lane.cache.open_ticket();
         if lane.is_external {
             // A failure is noted; no stream can be made to come after the point then.
             let _ = self.mark(lane);
@@ -78,7 +78,7 @@ impl Streams {
         if point == Ticket::ZERO {
             return Fences::default();
         }
-        lane.expect_seal(point);
+        lane.cache.expect_seal(point);
         Fences::one(lane.id, point)
     }
 

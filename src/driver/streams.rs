@@ -9,7 +9,7 @@ use crate::fault::injected;
 use crate::heap::Fences;
 use crate::heap::policy::Order;
 use crate::id::{StreamId, Ticket};
-use crate::lane::{Bounds, CachedBlock, Events, Lane, Leased, Marker, Slots};
+use crate::lane::{Bounds, CachedBlock, Events, Lane, Marker};
 use crate::sync::{Arc, Busy, Guards};
 use crate::trace;
 use std::collections::BTreeMap;
@@ -32,9 +32,6 @@ pub(crate) enum Flush {
     /// Those of streams that were idle since the last such flush.
     Idle,
 }
-
-/// The slots of lanes that belong to no stream: no block leaves anything there.
-static UNREGISTERED: Slots<()> = Slots::new();
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -66,24 +63,20 @@ impl Streams {
             is_sharded: false,
         };
         let host = Host(core.device.id());
-        let slot = UNREGISTERED.lease().1;
+        let gate = core.gate.clone();
         Self {
-            nobody: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, no_cache, slot)),
+            nobody: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, no_cache, gate)),
             lanes: Busy::new(Guards::Registry, Registry::new()),
             events: Arc::new(Events::new(core.device.clone())),
             core,
         }
     }
 
-    /// Registers a stream, with an id of its own (invariant `stable-ids`). `slot` holds its state.
+    /// Registers a stream, with an id of its own (invariant `stable-ids`).
     ///
     /// # Errors
     /// When it is a stream of another device, or the device cannot keep its order.
-    pub(crate) fn register(
-        &self,
-        stream: &dyn DeviceStream,
-        slot: Leased,
-    ) -> Result<Arc<Lane>, StreamError> {
+    pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
         if stream.device_id() != self.device.id() {
             return Err(StreamError::ForeignDevice);
         }
@@ -92,7 +85,7 @@ impl Streams {
         // A new stream removes those that are gone, so that their number stays bounded.
         self.reap_retired();
         let id = self.lanes.lock().next_id();
-        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, slot));
+        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, self.gate.clone()));
         // The heap knows the stream, and what is complete from the start, before anything is freed on it.
         self.heap.lock().register(id, lane.timeline.completed());
         self.lanes.lock().insert(lane.clone());
@@ -127,7 +120,7 @@ impl Streams {
     pub(super) fn retire_lane(&self, lane: &Lane) {
         {
             let mut heap = self.heap.lock();
-            for cached in lane.retire() {
+            for cached in lane.cache.retire() {
                 heap.give_back(cached.id, Fences::one(lane.id, cached.ticket));
             }
         }
@@ -280,11 +273,11 @@ impl Streams {
     /// Asks a stream with many recorded events how far it is, so that the events come back and their number stays
     /// bounded (invariant `bounded-events`).
     pub(super) fn thin_out(&self, lane: &Lane) {
-        if lane.is_sharded() {
+        if lane.should_query() {
             // A failure is noted, and met again by the caller that needs the answer.
             let _ = self.unless_sticky(lane.timeline.reap(&*self.device));
             self.catch_up(lane);
-            lane.timeline.note_asked();
+            lane.timeline.note_queried();
         }
     }
 
@@ -303,10 +296,10 @@ impl Streams {
         let mut has_any = false;
         for lane in lanes.iter() {
             let flushed = match flush {
-                Flush::All => lane.drain(),
-                Flush::Older(age) => lane.flush_older(now, age),
-                Flush::Large => lane.flush_large_cache(),
-                Flush::Idle => lane.flush_if_idle(),
+                Flush::All => lane.cache.flush(),
+                Flush::Older(age) => lane.cache.flush_older(now, age),
+                Flush::Large => lane.cache.flush_large(),
+                Flush::Idle => lane.cache.flush_if_idle(),
             };
             for CachedBlock { id, ticket, .. } in flushed {
                 heap.take_back(id, Fences::one(lane.id, ticket));
@@ -356,7 +349,7 @@ impl Streams {
     pub(crate) fn returns_if_quiet(&self) -> Option<u64> {
         let totals = self.totals();
         let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
-        let is_cached = || self.lanes().iter().any(|lane| lane.is_keeping());
+        let is_cached = || self.lanes().iter().any(|lane| lane.cache.is_keeping());
         (is_quiet && !is_cached()).then_some(totals.returns)
     }
 

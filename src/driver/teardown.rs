@@ -61,7 +61,7 @@ impl Drop for Driver {
             return;
         }
         let lanes: Vec<_> = self.lanes().iter().cloned().collect();
-        if lanes.iter().any(|lane| lane.is_dirty()) {
+        if lanes.iter().any(|lane| lane.cache.is_dirty()) {
             return;
         }
         let deferred_release = plain::Arc::new(DeferredRelease {
@@ -154,7 +154,7 @@ impl DeferredRelease {
     /// Asks how far a stream is, from its newest event on. An event that reports an error proves nothing: the next
     /// older one is asked. Work behind such an event cannot be seen to end.
     fn progress_of(&self, lane: &Lane) -> Progress {
-        let markers = lane.timeline.on_their_way();
+        let markers = lane.timeline.incomplete();
         for (newer, marker) in markers.iter().rev().enumerate() {
             match self.device.query(marker.event()) {
                 Ok(true) if newer == 0 => return Progress::Complete,

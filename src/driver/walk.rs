@@ -186,7 +186,7 @@ impl<'a> Walk<'a> {
         let mut all = HashMap::new();
         for lane in self.lanes.iter() {
             let completed = lane.timeline.completed();
-            let cached = lane.cached().into_iter();
+            let cached = lane.cache.cached().into_iter();
             all.extend(cached.map(|(id, ticket)| (id, (lane.id, ticket, ticket <= completed))));
         }
         all
@@ -196,7 +196,7 @@ impl<'a> Walk<'a> {
     fn find_cached(&self, stream: StreamId, id: BlockId) -> Option<Cached> {
         let ticket = Ticket::ZERO;
         let lane = self.lanes.find(Fence { stream, ticket })?;
-        let ticket = lane.ticket_of(id)?;
+        let ticket = lane.cache.ticket_of(id)?;
         Some((stream, ticket, ticket <= lane.timeline.completed()))
     }
 
