@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: [&str; 26] = [
     "sync", "fault", "rare", "id", "measure", "device", "error", "trace", "heap", "policy", "lane",
     "driver", "queue", "registry", "observe", "stream", "copy", "block", "pool", "buffer",
-    "shared", "interop", "raw", "current", "compat", "tower",
+    "shared", "interop", "testing", "current", "compat", "tower",
 ];
 
 /// The one import from above: the lane keeps references to registrations under its lock, and looks at nothing in them but
