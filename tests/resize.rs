@@ -3,6 +3,8 @@
 mod common;
 
 use common::*;
+use weirpool::device::DeviceErrorKind;
+use weirpool::device::sim::SimDevice;
 use weirpool::*;
 
 /// [21] More capacity serves who waits, at once.
@@ -105,6 +107,30 @@ fn less_fails_who_waits_for_more_together() {
     assert_eq!(now(small).unwrap().len(), 2);
     assert_eq!(pool.statistics().waits.waiting, 0);
     pool.check_conserved().unwrap();
+}
+
+/// A wide address range is a convenience: a device with few addresses gets a narrower one.
+#[test]
+fn capacity_near_the_end_of_the_addresses_is_held() {
+    let device = SimDevice::builder().memory(64 << 40).build();
+    let pool = Pool::builder(device.clone()).build().unwrap();
+    assert_eq!(pool.capacity(), 64 << 40);
+    let (_, stream) = stream(&device, &pool);
+    drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
+    pool.check().unwrap();
+}
+
+#[test]
+fn capacity_beyond_the_addresses_is_an_error_with_its_figure() {
+    for capacity in [1 << 47, 15 << 60, u64::MAX] {
+        let device = SimDevice::builder().memory(capacity).build();
+        let error = Pool::builder(device).build().unwrap_err();
+        let BuildError::Device(error) = error else {
+            panic!("{capacity}: {error}");
+        };
+        assert_eq!(error.kind(), DeviceErrorKind::OutOfMemory);
+        assert!(error.to_string().contains("address"), "{error}");
+    }
 }
 
 /// [6] Nonsense is refused, and changes nothing.

@@ -6,7 +6,7 @@
 //! breathes in and out does not give memory away to take it again. What lanes keep counts once their
 //! stream has been idle for that long.
 
-use super::{Driver, gate};
+use super::{Change, Driver, gate};
 use crate::device::{Alarm, DeviceError};
 use crate::heap::{Clock, CoalesceHeuristic, Growth, Placement, PoolFigures, Request, View};
 use crate::id::StreamId;
@@ -250,7 +250,7 @@ impl Driver {
             geometry.granularity
         };
         let view = View {
-            stream: StreamId(0),
+            stream: StreamId::NONE,
             after: &Clock::default(),
             waits: None,
             placement: Placement::Anywhere,
@@ -258,7 +258,7 @@ impl Driver {
         let request = Request { bytes, alignment };
         let plan = self.heap.lock().plan(request, &view, growth);
         let done = self.carry_out_free(plan);
-        self.notify_if_awaited();
+        self.publish(Change::Memory);
         done
     }
 

@@ -1,8 +1,8 @@
 //! Several grants, all or none; and memory that is complete for everybody.
 
-use super::Driver;
 use super::deferred_waits::DeferredWaits;
 use super::ladder::{Allocation, Effort, Patience, Refusal, may_submit};
+use super::{Change, Driver};
 use crate::device::DeviceErrorKind;
 use crate::heap::{Fences, Placement, Request};
 use crate::id::Ticket;
@@ -169,7 +169,7 @@ impl Driver {
             self.note(error);
         }
         if trimmed.bytes > bytes {
-            self.notify_if_awaited();
+            self.publish(Change::Memory);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! It owns the heap, the registered lanes and what the device gave, and it is where the device is
 //! called: never under a lock (I5). It knows nothing of futures or of who waits, save that the
-//! *gate* is not open then, and that a *notifier* is to be source when something came back.
+//! *gate* is not open then, and that what makes memory reachable is to be *published*.
 //!
 //! | file | about |
 //! |---|---|
@@ -21,7 +21,7 @@
 //! | `upstream` | where memory comes from |
 //! | `memory` | carrying out the heap's plans on the device |
 //! | `deferred_release` | what outlives the pool: memory that running work may still touch |
-//! | `notifier` | how the driver is heard by whoever drives the waiting |
+//! | `publish` | how the driver reports what makes memory reachable |
 //! | `resize` | another capacity, at run time |
 //! | `maintenance` | releasing and coalescing, now and then |
 //! | `counters` | counts of the slow path |
@@ -39,8 +39,8 @@ mod lookup;
 mod maintenance;
 mod many;
 mod memory;
-pub(crate) mod notifier;
 mod pressure;
+mod publish;
 mod reap;
 mod release;
 mod reservation;
@@ -62,6 +62,7 @@ pub use lookup::{BlockInfo, BlockState};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use many::{Allocations, Part, Parts};
 pub(crate) use pressure::Spill;
+pub(crate) use publish::{Change, Publish};
 pub(crate) use reap::Watches;
 pub(crate) use reservation::Drawn;
 pub(crate) use upstream::MemorySource;
@@ -82,7 +83,6 @@ use crossbeam_utils::CachePadded;
 use event_log::EventLog;
 use figures::Gone;
 use memory::Memory;
-use notifier::Notifier;
 use pressure::Pressure;
 
 /// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
@@ -131,7 +131,7 @@ pub(crate) struct Driver {
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) gate: CachePadded<SharedState>,
-    pub(crate) notifier: plain::Arc<Notifier>,
+    publisher: plain::Arc<dyn Publish>,
     pub(crate) counters: Counters,
     pub(crate) maintenance: Maintenance,
     pub(crate) pressure: Pressure,
@@ -155,7 +155,7 @@ pub(crate) struct Driver {
 struct Registry {
     lanes: Arc<Vec<Arc<Lane>>>,
     gone: Gone,
-    next: u32,
+    next: u64,
 }
 
 impl Driver {
@@ -165,6 +165,7 @@ impl Driver {
         device: plain::Arc<dyn Device>,
         settings: Settings,
         spill: Spill,
+        publisher: plain::Arc<dyn Publish>,
     ) -> Result<Self, BuildError> {
         let registry = Registry {
             lanes: Arc::new(Vec::new()),
@@ -175,7 +176,7 @@ impl Driver {
         let driver = Self {
             capabilities: device.capabilities(),
             gate: CachePadded::new(SharedState::new(0)),
-            notifier: plain::Arc::new(Notifier::new()),
+            publisher,
             counters: Counters::new(),
             maintenance: Maintenance::new(settings.maintenance.clone()),
             pressure: Pressure::new(spill),
@@ -257,6 +258,12 @@ impl Driver {
         let id = StreamId(registry.next);
         registry.next += 1;
         id
+    }
+
+    /// Continues the ids of streams from here, as after this many registrations.
+    #[cfg(test)]
+    pub(crate) fn skip_stream_ids(&self, next: u64) {
+        self.lanes.lock().next = next;
     }
 
     /// The registered lanes, as of now.
@@ -363,8 +370,7 @@ impl Driver {
         if before & gate::BROKEN == 0 {
             trace::device_broken(error);
         }
-        self.notifier.notify();
-        self.notifier.notify_throttled();
+        self.publisher.publish(Change::Terms);
     }
 
     /// Passes a device result on, taking note of an error.

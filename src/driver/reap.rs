@@ -1,6 +1,6 @@
 //! What has completed, and what lanes keep: making memory count for everybody.
 
-use super::{Driver, HistoryEvent};
+use super::{Change, Driver, HistoryEvent};
 use crate::device::{DeviceError, DeviceErrorKind, Watch};
 use crate::heap::Fences;
 use crate::heap::policy::Order;
@@ -98,7 +98,7 @@ impl Driver {
         }
         // Whoever reaped it: who is told that memory is free finds it free.
         if self.catch_up(lane) {
-            self.notify_if_awaited();
+            self.publish(Change::Memory);
         }
         Ok(is_known())
     }
@@ -287,7 +287,9 @@ impl Driver {
         if is_complete || lane.timeline.clock().covers(donor.fence(marker.ticket)) {
             return Ok(());
         }
-        self.order_behind(lane, marker)
+        self.order_behind(lane, marker)?;
+        self.publish(Change::Order(lane.id));
+        Ok(())
     }
 
     /// Makes all that was freed count: what lanes keep is taken back, sealed, and asked after.

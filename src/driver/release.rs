@@ -1,6 +1,6 @@
 //! The way back: a free, a use on a further stream, a grant that nobody took.
 
-use super::{Allocation, Driver};
+use super::{Allocation, Change, Driver};
 use crate::device::DeviceError;
 use crate::heap::policy::Order;
 use crate::heap::{BlockId, Fence, Fences, Whose};
@@ -78,7 +78,7 @@ impl Driver {
     /// A block was freed. What came back to a reservation is nothing to who waits: they are not woken for it.
     fn note_free(&self, whose: Whose) {
         if whose == Whose::Anybodys {
-            self.notify_if_awaited();
+            self.publish(Change::Memory);
         }
         self.note_return();
     }
@@ -134,19 +134,11 @@ impl Driver {
         }
     }
 
-    /// Something came back, or was held and is not any more: who waits may be served. Where nothing is
-    /// pooled the device waits for it.
-    pub(crate) fn notify_if_awaited(&self) {
-        if !self.is_open() || !self.settings.is_pooled {
-            self.notifier.notify();
-        }
-    }
-
     /// Takes back a loan whose memory was never used: only its earlier life has to end.
     pub(crate) fn give_back(&self, lane: &Lane, allocation: Allocation) {
         let fences = self.fences_of(lane, &allocation);
         self.heap.lock().give_back(allocation.id, fences);
-        self.notify_if_awaited();
+        self.publish(Change::Memory);
         self.note_return();
     }
 
@@ -167,9 +159,11 @@ impl Driver {
             return Ok(());
         }
         match self.marker_for(home, after)? {
-            Some(marker) => self.order_behind(further, &marker),
-            None => Ok(()),
+            Some(marker) => self.order_behind(further, &marker)?,
+            None => return Ok(()),
         }
+        self.publish(Change::Order(further.id));
+        Ok(())
     }
 
     /// A stream's last handle, and its last block, are gone: what it freed is sealed and everybody's.
@@ -183,7 +177,7 @@ impl Driver {
         // A failure is noted; the memory stays pending then.
         let _ = self.seal_for_others(lane);
         self.reap_retired();
-        self.notify_if_awaited();
+        self.publish(Change::Memory);
         self.note_return();
     }
 }

@@ -3,7 +3,7 @@
 use super::ladder::{Allocation, Climb, Effort, Refusal};
 use super::many::Allocations;
 use super::memory::For;
-use super::{Driver, Source};
+use super::{Change, Driver, Source};
 use crate::heap::policy::WaitLimit;
 use crate::heap::{Exchanged, Growth, Moves, Request, ReservationId};
 use crate::lane::Lane;
@@ -79,7 +79,7 @@ impl Driver {
     /// Ends a reservation. What is not lent of it is anybody's, as soon as it is complete.
     pub(crate) fn disband(&self, reservation: ReservationId) {
         self.heap.lock().disband(reservation);
-        self.notify_if_awaited();
+        self.publish(Change::Memory);
         self.note_return();
     }
 }
@@ -215,7 +215,7 @@ impl Climb<'_> {
             }
         };
         // What the pool got for it may do for who waits, or be more than it is to keep.
-        self.driver.notify_if_awaited();
+        self.driver.publish(Change::Memory);
         self.driver.note_return();
         Ok(allocation)
     }

@@ -45,10 +45,9 @@ use own_stream::OwnStream;
 
 use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
-use crate::driver::Driver;
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::heap::PoolFigures;
-use crate::queue::{Demand, Hook, Presence, Reclaimer, Registration, Roll, Rules, Service};
+use crate::queue::{Demand, Presence, Reclaimer, Registration, Roll, Service};
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -87,13 +86,8 @@ impl Pool {
         PoolBuilder::new(device)
     }
 
-    fn new(
-        driver: Driver,
-        name: Option<String>,
-        rules: Rules,
-        hook: Option<Hook>,
-    ) -> Result<Self, BuildError> {
-        let service = Arc::new(Service::new(driver, rules, hook));
+    fn new(service: Service, name: Option<String>) -> Result<Self, BuildError> {
+        let service = Arc::new(service);
         let name = name.map(Into::into);
         let presence = plain::Arc::new(Presence {
             service,

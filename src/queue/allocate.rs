@@ -1,12 +1,12 @@
 //! The future of an allocation: the ladder first, the queue if that gives nothing.
 
 use super::hook::Asking;
+use super::notifier::Member;
 use super::waiters::{Newcomer, Waiter};
 use super::{Charge, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
-use crate::driver::notifier::Member;
 use crate::driver::{
-    Allocation, Allocations, Effort, Expected, HistoryEvent, Parts, Patience, Refusal,
+    Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Parts, Patience, Refusal,
 };
 use crate::error::AllocError;
 use crate::fault::injected;
@@ -229,7 +229,7 @@ impl<'a> Acquisition<'a> {
         // Enlisted first, then looked, or served: what comes in between rings.
         if waiter.is_held() {
             let member = Member::Held(waiter.sort_key.position);
-            service.driver.notifier.enlist(member, waker);
+            service.notifier.enlist(member, waker);
             if let Some(refusal) = service.refusal_of(&waiter.demand) {
                 return Poll::Ready(Err(refusal));
             }
@@ -238,7 +238,7 @@ impl<'a> Acquisition<'a> {
             }
         } else {
             let member = Member::Waiter(waiter.sort_key.position);
-            service.driver.notifier.enlist(member, waker);
+            service.notifier.enlist(member, waker);
             Service::ensure_reclaimer(service);
             Service::serve(service);
             if asking.is_none() {
@@ -460,7 +460,7 @@ fn climb_or_deny<'a, T>(
     };
     let climbed = climb(lane, patience);
     // What was claimed or reaped on the way may be what another waits for.
-    service.driver.notify_if_awaited();
+    service.publish(Change::Memory);
     match climbed {
         Ok(allocation) => {
             Charge::keep(charge);

@@ -26,7 +26,7 @@ pub(super) enum Served {
 impl Service {
     pub(super) fn serve_once(this: &Arc<Self>, effort: Effort) {
         // Before anything is looked at: what comes in between rings anew.
-        this.driver.notifier.answer();
+        this.notifier.answer();
         if let Err(Refusal::NeedsThread) = this.driver.return_complete(effort) {
             this.grower.start(this);
         }

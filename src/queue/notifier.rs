@@ -15,6 +15,7 @@
 //! answered may be the one who was woken for it, and serves for the others. Otherwise its leaving wakes only those
 //! who get something by it.
 
+use crate::driver::{Change, Publish};
 use crate::sync::{Guards, Mutex, Ordering, SharedNumber, assert_unlocked, plain};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -171,6 +172,15 @@ impl Members {
         let woken = reclaimers.chain(head).chain(all.into_iter().flatten());
         let woken = woken.chain(drains);
         woken.map(|(_, waker)| waker.clone()).collect()
+    }
+}
+
+impl Publish for Notifier {
+    fn publish(&self, change: Change) {
+        self.notify();
+        if change == Change::Terms {
+            self.notify_throttled();
+        }
     }
 }
 
