@@ -1,10 +1,12 @@
 //! Markers: the device's events, pooled, each with the ticket that it proves.
 
-use crate::device::{Device, DeviceError, RawEvent, RawStream};
+#![allow(unsafe_code)]
+
+use crate::device::{Device, DeviceError, Event, OwnsEvent, RawStream};
 use crate::heap::Clock;
 use crate::id::{StreamId, Ticket};
 use crate::measure::{Histogram, Recorder};
-use crate::sync::{Arc, Busy, Guards, assert_unlocked, plain};
+use crate::sync::{Arc, Busy, Guards, plain};
 use std::time::Duration;
 
 /// Events between two uses. I8: the steady state creates none.
@@ -18,7 +20,7 @@ pub(crate) struct Events {
 
 #[derive(Debug, Default)]
 struct Spare {
-    events: Vec<RawEvent>,
+    events: Vec<Event>,
     created: u64,
     recorded: u64,
 }
@@ -43,7 +45,7 @@ impl Events {
     }
 
     /// An event, and the number of its record.
-    fn take(&self) -> Result<(RawEvent, u64), DeviceError> {
+    fn take(&self) -> Result<(Event, u64), DeviceError> {
         let number = {
             let mut spare = self.spare.lock();
             spare.recorded += 1;
@@ -52,58 +54,58 @@ impl Events {
             }
             spare.recorded
         };
-        assert_unlocked("create_event");
-        let event = self.device.create_event()?;
+        let event = Event::new(&self.device)?;
         self.spare.lock().created += 1;
         Ok((event, number))
     }
 
-    fn put(&self, event: RawEvent) {
+    fn put(&self, event: Event) {
         self.spare.lock().events.push(event);
     }
 
-    /// An event recorded behind all that `stream` was given so far.
-    pub(crate) fn record(this: &Arc<Self>, stream: RawStream) -> Result<Recorded, DeviceError> {
+    /// Records an event behind everything submitted to `stream` so far.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    ///
+    /// # Safety
+    /// The stream is one of the device, and usable during the call.
+    pub(crate) unsafe fn record(
+        this: &Arc<Self>,
+        stream: RawStream,
+    ) -> Result<Recorded, DeviceError> {
         let (event, number) = this.take()?;
         let recorded = Recorded {
-            event,
+            event: Some(event),
             number,
             events: this.clone(),
         };
-        assert_unlocked("record");
-        this.device.record(recorded.event, stream)?;
+        // SAFETY: the caller guarantees the stream.
+        unsafe { recorded.event().record(stream) }?;
         Ok(recorded)
-    }
-}
-
-impl Drop for Events {
-    fn drop(&mut self) {
-        let events = std::mem::take(&mut self.spare.lock().events);
-        for event in events {
-            // An event that cannot be destroyed is the device's to clean up.
-            let _ = self.device.destroy_event(event);
-        }
     }
 }
 
 /// An event in use; spare again when dropped.
 #[derive(Debug)]
 pub(crate) struct Recorded {
-    event: RawEvent,
+    /// `None` only while it is dropped.
+    event: Option<Event>,
     /// Among all records, of all streams; from 1 on.
     number: u64,
     events: Arc<Events>,
 }
 
 impl Recorded {
-    pub(crate) fn raw(&self) -> RawEvent {
-        self.event
+    fn event(&self) -> &Event {
+        self.event.as_ref().expect("held until it is dropped")
     }
 }
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        self.events.put(self.event);
+        self.events
+            .put(self.event.take().expect("held until it is dropped"));
     }
 }
 
@@ -130,18 +132,20 @@ impl Marker {
         self.recorded.is_some()
     }
 
-    /// How many events were recorded up to this one, on whatever stream.
-    pub(crate) fn number(&self) -> u64 {
-        self.recorded.as_ref().map_or(0, |recorded| recorded.number)
-    }
-
+    /// Returns the event.
+    ///
     /// # Panics
-    /// Of the host's: nobody asks after those.
-    pub(crate) fn event(&self) -> RawEvent {
+    /// For a marker of the host, which has no event and is complete from the start.
+    pub(crate) fn event(&self) -> &Event {
         let recorded = self.recorded.as_ref();
         recorded
             .expect("a point that is awaited has an event")
-            .raw()
+            .event()
+    }
+
+    /// How many events were recorded up to this one, on whatever stream.
+    pub(crate) fn number(&self) -> u64 {
+        self.recorded.as_ref().map_or(0, |recorded| recorded.number)
     }
 
     /// These were seen complete, by who asked.
@@ -152,5 +156,11 @@ impl Marker {
             let ages = covering().map(|marker| now.saturating_sub(marker.sealed_at));
             recorded.events.ages.record_all(ages);
         }
+    }
+}
+
+impl OwnsEvent for Marker {
+    fn event(&self) -> &Event {
+        self.event()
     }
 }

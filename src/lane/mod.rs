@@ -419,7 +419,10 @@ impl Lane {
         // Before the record: a wait that returned by now was submitted before the event.
         let mut clock = self.timeline.clock();
         clock.join(self.fence(ticket));
-        match Events::record(events, self.raw) {
+        // SAFETY: the lane keeps the stream's owner; an external stream is recorded only in calls made with it.
+        #[allow(unsafe_code)]
+        let recorded = unsafe { Events::record(events, self.raw) };
+        match recorded {
             Ok(recorded) => {
                 let sealed_at = device.now();
                 Ok(self.timeline.publish(Marker {

@@ -7,7 +7,7 @@ use super::marker::Marker;
 use super::timeline::Timeline;
 use crate::device::{Device, DeviceError};
 use crate::id::Ticket;
-use crate::sync::{Arc, Ordering, assert_unlocked};
+use crate::sync::{Arc, Ordering};
 use std::time::Duration;
 
 impl Timeline {
@@ -35,14 +35,14 @@ impl Timeline {
         // All of them, most often, if that is to be expected.
         let is_likely = newest.ticket > oldest.ticket && self.is_due(&newest, device.now());
         if is_likely {
-            match is_complete(&newest, device) {
+            match is_complete(&newest) {
                 Ok(true) => return Ok(Some(self.note_complete(&newest, device.now()))),
                 Err(error) if error.is_sticky() => return Err(error),
                 // The oldest may be complete all the same.
                 _ => {}
             }
         }
-        match is_complete(&oldest, device) {
+        match is_complete(&oldest) {
             Ok(true) => self.reap_from(oldest, newest, is_likely, device),
             // What errs is not worth waiting for: the others are asked at once.
             answer if !is_likely && (asks_late || answer.is_err()) => {
@@ -65,7 +65,7 @@ impl Timeline {
         if was_newest_asked {
             markers.retain(|marker| marker.ticket < newest.ticket);
         }
-        let (complete, asked) = complete_prefix(&markers, device);
+        let (complete, asked) = complete_prefix(&markers);
         let Some(last) = markers[..complete].last() else {
             return asked.map(|()| None);
         };
@@ -89,7 +89,7 @@ impl Timeline {
         let Some((oldest, newest)) = self.ends() else {
             return Ok(None);
         };
-        if Arc::ptr_eq(&oldest, &newest) || !is_complete(&newest, device)? {
+        if Arc::ptr_eq(&oldest, &newest) || !is_complete(&newest)? {
             return Ok(None);
         }
         Ok(Some(self.note_complete(&newest, device.now())))
@@ -133,7 +133,7 @@ impl Timeline {
         ticket: Ticket,
         device: &dyn Device,
     ) -> Result<(), DeviceError> {
-        if is_complete(due, device)? {
+        if is_complete(due)? {
             self.note_complete(due, device.now());
             return Ok(());
         }
@@ -165,7 +165,7 @@ impl Timeline {
         device: &dyn Device,
     ) -> Result<bool, DeviceError> {
         if let Some(marker) = self.covering(ticket) {
-            if is_complete(&marker, device)? {
+            if is_complete(&marker)? {
                 self.note_complete(&marker, device.now());
             }
         }
@@ -218,21 +218,17 @@ impl Timeline {
     }
 }
 
-fn is_complete(marker: &Marker, device: &dyn Device) -> Result<bool, DeviceError> {
-    assert_unlocked("query");
-    device.query(marker.event())
+fn is_complete(marker: &Marker) -> Result<bool, DeviceError> {
+    marker.event().is_complete()
 }
 
 /// How many markers, from the oldest, are complete, given that the first is; and what the device said instead of an
 /// answer, where it did. A stream runs in order, so one question settles the common case (all), and halving the others.
-fn complete_prefix(
-    markers: &[Arc<Marker>],
-    device: &dyn Device,
-) -> (usize, Result<(), DeviceError>) {
+fn complete_prefix(markers: &[Arc<Marker>]) -> (usize, Result<(), DeviceError>) {
     let (mut done, mut open, mut asked) = (0, markers.len(), Ok(()));
     let mut next = open.saturating_sub(1);
     while open - done > 1 {
-        match is_complete(&markers[next], device) {
+        match is_complete(&markers[next]) {
             Ok(true) => done = next,
             Ok(false) => open = next,
             // It proves nothing; those before it may.

@@ -28,6 +28,14 @@ use std::time::Duration;
 /// safety section says what the caller guarantees. Watches and alarms are the exception: a device ignores ids that
 /// it does not know.
 ///
+/// ```compile_fail,E0133
+/// use weirpool::device::{Device, RawEvent, RawStream};
+///
+/// fn forge(device: &dyn Device) {
+///     let _ = device.record(RawEvent(0xdead), RawStream(0xbeef)); // does not compile: the call is unsafe
+/// }
+/// ```
+///
 /// # Safety
 ///
 /// The pool hands out addresses on the word of the device. An implementation guarantees that
