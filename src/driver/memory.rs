@@ -5,7 +5,7 @@
 use super::{Change, Driver, HistoryEvent, Settings, counters};
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind};
 use crate::heap::policy::Order;
-use crate::heap::{Exchange, Grant, Heap, Mapping, Outcome, Plan, Release, Request, Step};
+use crate::heap::{Exchange, Grant, Growth, Heap, Mapping, Outcome, Plan, Release, Request, Step};
 use crate::id::StreamId;
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use crate::trace;
@@ -52,6 +52,9 @@ pub(super) struct Held {
     pub(super) ranges: Vec<(u64, u64)>,
     /// Plain segments: address to bytes.
     pub(super) segments: BTreeMap<u64, u64>,
+    /// Chunks that are mapped nowhere, because the device failed to destroy them. They serve the next growth, or are
+    /// destroyed with the next release.
+    pub(super) unmapped: Vec<Chunk>,
 }
 
 impl Memory {
@@ -78,19 +81,41 @@ impl Memory {
         let is_moved = step.from.is_some();
         let chunk = match step.from {
             Some(from) => self.unmap(from),
-            None => self.device.create(self.chunk_bytes),
+            None => self.create(),
         };
         let chunk = chunk.map_err(|error| (false, error))?;
         // SAFETY: the heap plans a step to a free place of a reserved range. The chunk is one of this size that was just
         // created, or unmapped.
         let mapped = unsafe { self.device.map(step.to, chunk, self.chunk_bytes) };
         if let Err(error) = mapped {
-            // Mapped nowhere: destroyed, or leaked if even that fails.
-            // SAFETY: the chunk is not mapped, and no other code knows it.
-            let _ = unsafe { self.device.destroy(chunk) };
+            let _ = self.destroy(chunk);
             return Err((is_moved, error));
         }
         self.held.lock().chunks.insert(step.to, chunk);
+        Ok(())
+    }
+
+    fn create(&self) -> Result<Chunk, DeviceError> {
+        let unmapped = self.held.lock().unmapped.pop();
+        match unmapped {
+            Some(chunk) => Ok(chunk),
+            None => self.device.create(self.chunk_bytes),
+        }
+    }
+
+    /// Destroys a chunk that is mapped nowhere, and those that could not be destroyed before. A chunk that the device
+    /// fails to destroy is kept for the next growth.
+    fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
+        let mut unmapped = std::mem::take(&mut self.held.lock().unmapped);
+        unmapped.push(chunk);
+        while let Some(chunk) = unmapped.pop() {
+            // SAFETY: the chunk is mapped nowhere, and no other code knows it.
+            if let Err(error) = unsafe { self.device.destroy(chunk) } {
+                unmapped.push(chunk);
+                self.held.lock().unmapped.append(&mut unmapped);
+                return Err(error);
+            }
+        }
         Ok(())
     }
 
@@ -134,9 +159,7 @@ impl Memory {
             });
         }
         let chunk = self.unmap(address).map_err(|error| (false, error))?;
-        // SAFETY: the chunk was just unmapped, and no other code knows it.
-        let destroyed = unsafe { self.device.destroy(chunk) };
-        destroyed.map_err(|error| (true, error))
+        self.destroy(chunk).map_err(|error| (true, error))
     }
 }
 
@@ -212,6 +235,22 @@ impl Driver {
             let plan = self.heap.lock().plan_one_more(request);
             let _ = self.carry_out_free(plan);
             self.publish(Change::Memory);
+        }
+    }
+
+    /// Returns how a request may grow, as far as the budget for remapping goes.
+    pub(super) fn growth(&self) -> Growth {
+        if !self.settings.geometry.virtual_memory {
+            return Growth::Allowed;
+        }
+        let now = self.device.now();
+        self.budget.lock().growth(now)
+    }
+
+    /// Charges the budget for remapped chunks, and credits it for new ones.
+    fn note_moves(&self, moved: u64, new: u64) {
+        if moved + new > 0 {
+            self.budget.lock().note(moved, new);
         }
     }
 
