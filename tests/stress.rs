@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use weirpool::device::sim::{Checker, Operation, SimDevice, SimStream};
 use weirpool::device::*;
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// Work of each stream that is known to come before, by number.
