@@ -122,7 +122,10 @@ impl Filling<'_> {
         let Use { address, bytes, .. } = self.block;
         let (byte, location) = (self.fill.byte(), self.location);
         let device = &self.streams.device;
-        let filled = device.fill(lane.raw, address, bytes, byte, location);
+        // SAFETY: the lane keeps the stream's owner. The block's memory is mapped until it is free, which is after the
+        // fill, and the fill comes in the order of the block's stream, like the uses of the block.
+        #[allow(unsafe_code)]
+        let filled = unsafe { device.fill(lane.raw, address, bytes, byte, location) };
         self.streams.noted(filled)
     }
 }

@@ -17,9 +17,8 @@ use std::ops::Deref;
 use std::task::Waker;
 use std::time::Duration;
 
-/// Watches on points of streams. The marker is held while its event is watched, so that the event is not recorded
-/// again.
-pub(crate) type Watches = BTreeMap<(StreamId, Ticket), (Watch, Arc<Marker>)>;
+/// Watches on points of streams. A watch holds its marker, so that the event is not recorded again.
+pub(crate) type Watches = BTreeMap<(StreamId, Ticket), Watch<Marker>>;
 
 /// Which cached blocks are taken back.
 #[derive(Clone, Copy, Debug)]
@@ -359,11 +358,9 @@ impl Streams {
         for lane in self.lanes_to_watch() {
             for marker in lane.timeline.to_watch() {
                 let point = (lane.id, marker.ticket);
-                let watched = watches.remove(&point).unwrap_or_else(|| {
-                    let watch = Watch::new(&self.device, marker.event(), waker);
-                    (watch, marker)
-                });
-                kept.insert(point, watched);
+                let watch = watches.remove(&point);
+                let watch = watch.unwrap_or_else(|| Watch::new(marker, waker));
+                kept.insert(point, watch);
             }
         }
         *watches = kept;

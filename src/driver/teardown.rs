@@ -6,6 +6,8 @@
 //! nothing can tell when it would be safe: if the device is broken, if no event can be recorded behind what was freed
 //! last because a stream is captured, or if the last events of a stream report errors.
 
+#![allow(unsafe_code)]
+
 use super::Driver;
 use super::memory::Held;
 use super::streams::Flush;
@@ -40,8 +42,7 @@ struct DeferredRelease {
 struct Assets {
     held: Held,
     lanes: Vec<Arc<Lane>>,
-    /// The watch, and the marker whose event it watches.
-    watch: Option<(Watch, Arc<Marker>)>,
+    watch: Option<Watch<Marker>>,
 }
 
 /// How far the work is that may still touch the memory.
@@ -142,8 +143,7 @@ impl DeferredRelease {
             Some(Progress::Running(marker)) => {
                 // The watch may call at once: no lock is held here.
                 let waker = Waker::from(self.clone());
-                let watch = Watch::new(&self.device, marker.event(), &waker);
-                assets.watch = Some((watch, marker));
+                assets.watch = Some(Watch::new(marker, &waker));
                 *self.assets.lock() = Some(assets);
             }
             // Leaked.
@@ -156,7 +156,7 @@ impl DeferredRelease {
     fn progress_of(&self, lane: &Lane) -> Progress {
         let markers = lane.timeline.incomplete();
         for (newer, marker) in markers.iter().rev().enumerate() {
-            match self.device.query(marker.event()) {
+            match marker.event().is_complete() {
                 Ok(true) if newer == 0 => return Progress::Complete,
                 Ok(true) => return Progress::Unknown,
                 Ok(false) => return Progress::Running(marker.clone()),
@@ -174,19 +174,23 @@ impl DeferredRelease {
     /// Gives everything back. What the device refuses is leaked: no caller is left to be told.
     fn release(&self, held: &Held) {
         assert_unlocked("release");
-        for (address, chunk) in &held.chunks {
-            if self.device.unmap(*address, self.chunk_bytes).is_ok() {
+        // SAFETY: `held` is what the device gave to this pool and still has of it. No block exists any more, and all
+        // work that was submitted before the frees is complete (invariant `safe-teardown`).
+        unsafe {
+            for (address, chunk) in &held.chunks {
+                if self.device.unmap(*address, self.chunk_bytes).is_ok() {
+                    let _ = self.device.destroy(*chunk);
+                }
+            }
+            for chunk in &held.unmapped {
                 let _ = self.device.destroy(*chunk);
             }
-        }
-        for chunk in &held.unmapped {
-            let _ = self.device.destroy(*chunk);
-        }
-        for (address, bytes) in &held.ranges {
-            let _ = self.device.unreserve(*address, *bytes);
-        }
-        for (address, bytes) in &held.segments {
-            let _ = self.device.free(self.kind, *address, *bytes);
+            for (address, bytes) in &held.ranges {
+                let _ = self.device.unreserve(*address, *bytes);
+            }
+            for (address, bytes) in &held.segments {
+                let _ = self.device.free(self.kind, *address, *bytes);
+            }
         }
     }
 }
