@@ -4,6 +4,7 @@ use crate::device::{DeviceError, RawStream};
 use crate::error::StreamError;
 use crate::id::StreamId;
 use crate::lane::Marker;
+use crate::observe::StreamStatistics;
 use crate::queue::{Passage, Presence, Registration};
 use crate::sync::{Arc, plain};
 use std::fmt;
@@ -51,6 +52,12 @@ impl Stream {
     /// The device's own name of the stream.
     pub fn raw(&self) -> RawStream {
         self.registration.lane.raw
+    }
+
+    /// Returns the current figures of this stream.
+    pub fn statistics(&self) -> StreamStatistics {
+        let Registration { service, lane, .. } = &*self.registration;
+        StreamStatistics::of(&service.driver, lane)
     }
 
     pub(crate) fn is_of(&self, pool: &plain::Arc<Presence>) -> bool {

@@ -24,8 +24,9 @@
 //! | `notifier` | how the driver is heard by whoever drives the waiting |
 //! | `resize` | another capacity, at run time |
 //! | `maintenance` | releasing and coalescing, now and then |
+//! | `heuristic` | when to coalesce |
 //! | `counters` | counts of the slow path |
-//! | `figures` | what can be told |
+//! | `statistics`, `figures` | the pool's figures, and how they are read |
 
 mod counters;
 mod deferred_release;
@@ -34,6 +35,7 @@ mod event_log;
 mod figures;
 mod fill;
 mod heap_walk;
+mod heuristic;
 mod ladder;
 mod lookup;
 mod maintenance;
@@ -45,17 +47,18 @@ mod reap;
 mod release;
 mod reservation;
 mod resize;
+mod statistics;
 mod unpooled;
 mod upstream;
 
 pub(crate) use counters::Counters;
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
-pub(crate) use figures::InLanes;
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use heap_walk::HeapWalk;
 pub use heap_walk::{ReservationInfo, SegmentInfo};
+pub use heuristic::CoalesceHeuristic;
 pub use ladder::Source;
 pub(crate) use ladder::{Allocation, Effort, Expected, Patience, Refusal};
 pub use lookup::{BlockInfo, BlockState};
@@ -64,6 +67,7 @@ pub(crate) use many::{Allocations, Part, Parts};
 pub(crate) use pressure::Spill;
 pub(crate) use reap::Watches;
 pub(crate) use reservation::Drawn;
+pub use statistics::{Hits, Statistics};
 pub(crate) use upstream::MemorySource;
 pub use upstream::Upstream;
 
@@ -74,13 +78,14 @@ use crate::heap::{Budget, Geometry, Heap, Remapping, Totals};
 use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
 use crate::lane::{Bounds, Events, Lane, Leased, Slots};
+use crate::measure::Waits;
 use crate::sync::{
     Arc, Busy, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain,
 };
 use crate::trace;
 use crossbeam_utils::CachePadded;
 use event_log::EventLog;
-use figures::Gone;
+use figures::Retired;
 use memory::Memory;
 use notifier::Notifier;
 use pressure::Pressure;
@@ -133,6 +138,8 @@ pub(crate) struct Driver {
     pub(crate) gate: CachePadded<SharedState>,
     pub(crate) notifier: plain::Arc<Notifier>,
     pub(crate) counters: Counters,
+    /// How the pool's requests waited: counted by the queue.
+    pub(crate) waits: plain::Arc<Waits>,
     pub(crate) maintenance: Maintenance,
     pub(crate) pressure: Pressure,
     budget: Mutex<Budget>,
@@ -154,7 +161,7 @@ pub(crate) struct Driver {
 #[derive(Debug)]
 struct Registry {
     lanes: Arc<Vec<Arc<Lane>>>,
-    gone: Gone,
+    retired: Retired,
     next: u32,
 }
 
@@ -168,7 +175,7 @@ impl Driver {
     ) -> Result<Self, BuildError> {
         let registry = Registry {
             lanes: Arc::new(Vec::new()),
-            gone: Gone::default(),
+            retired: Retired::default(),
             next: 1,
         };
         let capacity = settings.geometry.capacity;
@@ -177,6 +184,7 @@ impl Driver {
             gate: CachePadded::new(SharedState::new(0)),
             notifier: plain::Arc::new(Notifier::new()),
             counters: Counters::new(),
+            waits: plain::Arc::default(),
             maintenance: Maintenance::new(settings.maintenance.clone()),
             pressure: Pressure::new(spill),
             budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
@@ -232,7 +240,7 @@ impl Driver {
         let mut registry = self.lanes.lock();
         let mut lanes = registry.lanes.as_ref().clone();
         let at = lanes.partition_point(|other| other.id < id);
-        registry.gone.greet(&lane);
+        registry.retired.introduce(&lane);
         lanes.insert(at, lane.clone());
         registry.lanes = Arc::new(lanes);
         drop(registry);
@@ -286,7 +294,7 @@ impl Driver {
             let (done, left) = lanes.partition(|lane| is_told(lane) && lane.is_done());
             registry.lanes = Arc::new(left);
             done.iter()
-                .for_each(|lane: &Arc<Lane>| registry.gone.bury(lane));
+                .for_each(|lane: &Arc<Lane>| registry.retired.absorb(lane));
             done
         };
         let mut heap = self.heap.lock();

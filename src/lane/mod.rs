@@ -36,7 +36,7 @@ mod state;
 mod timeline;
 
 pub(crate) use cache::CachedBlock;
-pub(crate) use count::Counts;
+pub(crate) use count::LaneFigures;
 pub(crate) use hot_path::{Entered, Freed, Miss, Use, Wanted};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use ref_cache::RefCache;

@@ -47,7 +47,6 @@ use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
 use crate::driver::Driver;
 use crate::error::{AllocError, BuildError, StreamError};
-use crate::heap::PoolFigures;
 use crate::queue::{Demand, Hook, Presence, Reclaimer, Registration, Roll, Rules, Service};
 use crate::registry;
 use crate::stream::Stream;
@@ -206,17 +205,6 @@ impl Pool {
             Service::serve(self.service());
         }
         Ok(has_news)
-    }
-
-    /// The pool's figures, as heuristics see them. Takes time in proportion to the number of blocks.
-    #[doc(alias = "getActualSize")]
-    #[doc(alias = "getCurrentSize")]
-    #[doc(alias = "getReleasableBlocks")]
-    #[doc(alias = "getReleasableSize")]
-    #[doc(alias = "getLargestAvailableBlock")]
-    #[doc(alias = "getBlocksInPool")]
-    pub fn figures(&self) -> PoolFigures {
-        self.service().driver.figures()
     }
 
     /// A reclaimer to spawn on an executor of one's own; see [`Reclaimer`] for when that is of use.
