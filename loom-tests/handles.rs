@@ -4,7 +4,6 @@ use super::*;
 use loom::thread;
 use std::any::Any;
 use std::sync::Weak;
-use weirpool::device::DeviceStream;
 
 const SMALL: u64 = 4096;
 

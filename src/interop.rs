@@ -7,14 +7,15 @@
 
 use crate::block::{Access, Block, Point};
 use crate::buffer::Buffer;
-use crate::device::cuda::{default_of, names_of, of_native};
+use crate::device::cuda::native::{
+    CUdeviceptr, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, default_of,
+    names_of, of_native,
+};
 use crate::device::{DeviceError, DeviceErrorKind, RawStream};
 use crate::error::StreamError;
 use crate::queue::{Registration, block_on};
 use crate::shared::{SharedBlock, SharedBuffer};
 use crate::sync::{Arc, plain};
-use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use std::future::poll_fn;
 
 /// What a stream of cudarc's is to a pool.

@@ -1,6 +1,7 @@
 //! A registered stream, and the points of it that can be awaited.
 
 use crate::device::{DeviceError, RawStream};
+use crate::driver::Change;
 use crate::error::StreamError;
 use crate::id::StreamId;
 use crate::lane::Marker;
@@ -104,7 +105,9 @@ impl Stream {
             return Err(StreamError::ForeignPool);
         }
         let Registration { service, lane, .. } = &*self.registration;
-        Ok(service.driver.order_behind(lane, &event.marker)?)
+        service.driver.order_behind(lane, &event.marker)?;
+        service.publish(Change::Order(lane.id));
+        Ok(())
     }
 
     /// Waits until all work submitted to the stream so far is complete.
@@ -125,7 +128,9 @@ impl Stream {
     /// When the device cannot; the memory stays pending.
     pub fn seal(&self) -> Result<(), DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        service.driver.seal(lane)
+        service.driver.seal(lane)?;
+        service.publish(Change::Memory);
+        Ok(())
     }
 }
 

@@ -17,6 +17,7 @@ use crossbeam_utils::Backoff;
 pub(crate) use primitive::Arc;
 use primitive::atomic;
 pub(crate) use primitive::atomic::Ordering;
+pub(crate) use weirpool_device::{assert_unlocked, plain};
 
 /// What a lock guards: the name under which the census counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +153,7 @@ impl<T: ?Sized> std::ops::DerefMut for Guard<'_, T> {
 #[cfg(debug_assertions)]
 impl<T: ?Sized> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        counters::unlocked();
+        weirpool_device::note_unlocked();
     }
 }
 
@@ -381,43 +382,6 @@ pub(crate) fn thread_number() -> usize {
     digits.parse().unwrap_or_default()
 }
 
-/// Std's primitives whatever is being modelled: for the device layer, whose calls the models take
-/// as single steps.
-pub(crate) mod plain {
-    #![allow(unused_imports, dead_code)]
-
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-    pub(crate) use std::sync::{Arc, Condvar, MutexGuard, OnceLock, Weak};
-    pub(crate) use std::thread;
-
-    /// A std mutex that does not poison.
-    #[derive(Debug, Default)]
-    pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
-
-    impl<T> Mutex<T> {
-        pub(crate) const fn new(value: T) -> Self {
-            Self(std::sync::Mutex::new(value))
-        }
-
-        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-            self.0
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-        }
-    }
-}
-
-/// Panics, in debug builds, when the calling thread holds a lock of this crate (I5: none is held
-/// across a device call, nor while a waker is called).
-#[inline]
-#[track_caller]
-pub(crate) fn assert_unlocked(what: &str) {
-    #[cfg(debug_assertions)]
-    counters::assert_unlocked(what);
-    #[cfg(not(debug_assertions))]
-    let _ = what;
-}
-
 /// What the calling thread did since it last asked: locks by name, and writes to shared atomics.
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 pub(crate) fn census() -> Census {
@@ -435,27 +399,22 @@ pub(crate) struct Census {
 #[cfg(all(debug_assertions, not(weirpool_loom)))]
 mod counters {
     use super::{Census, Guards};
-    use std::cell::{Cell, RefCell};
+    use std::cell::RefCell;
 
     thread_local! {
-        static HELD: Cell<u32> = const { Cell::new(0) };
         static CENSUS: RefCell<Census> = const {
             RefCell::new(Census { locks: Vec::new(), shared_writes: 0 })
         };
     }
 
     pub(super) fn locked(guards: Guards) {
-        HELD.with(|held| held.set(held.get() + 1));
+        weirpool_device::note_locked();
         count(
             |census| match census.locks.iter_mut().find(|(name, _)| *name == guards) {
                 Some((_, count)) => *count += 1,
                 None => census.locks.push((guards, 1)),
             },
         );
-    }
-
-    pub(super) fn unlocked() {
-        HELD.with(|held| held.set(held.get() - 1));
     }
 
     pub(super) fn wrote() {
@@ -465,12 +424,6 @@ mod counters {
     /// A thread that is ending may drop blocks, and counts no more.
     fn count(what: impl FnOnce(&mut Census)) {
         let _ = CENSUS.try_with(|census| what(&mut census.borrow_mut()));
-    }
-
-    #[track_caller]
-    pub(super) fn assert_unlocked(what: &str) {
-        let held = HELD.with(Cell::get);
-        assert!(held == 0, "I5: {what} while {held} lock(s) are held");
     }
 
     #[cfg(test)]
@@ -485,7 +438,5 @@ mod counters {
     use super::Guards;
 
     pub(super) fn locked(_: Guards) {}
-    pub(super) fn unlocked() {}
     pub(super) fn wrote() {}
-    pub(super) fn assert_unlocked(_: &str) {}
 }

@@ -5,7 +5,6 @@ mod common;
 use common::*;
 use std::any::Any;
 use std::sync::{Arc, Weak};
-use weirpool::device::DeviceStream;
 use weirpool::device::sim::{Checker, Clock, SimDevice};
 use weirpool::*;
 

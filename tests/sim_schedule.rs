@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
-use weirpool::device::{Device, DeviceStream, RawEvent};
+use weirpool::device::{Device, RawEvent};
 
 const STREAMS: usize = 4;
 const EVENTS: usize = 3;

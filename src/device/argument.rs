@@ -7,7 +7,16 @@ use std::marker::PhantomData;
 /// [`Block::on`](crate::Block::on), and nothing else makes one.
 ///
 /// On CUDA it is a kernel argument: `launch.arg(&argument)`. It borrows the block, so that the work is
-/// submitted before the block can be freed.
+/// submitted before the block can be freed. An address alone is none:
+///
+#[cfg_attr(feature = "cuda", doc = "```compile_fail,E0277")]
+#[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+/// # use cudarc::driver::{CudaFunction, CudaStream, PushKernelArg};
+/// # fn launch(block: weirpool::Block, work: &CudaStream, kernel: &CudaFunction) {
+/// let address = block.address();
+/// work.launch_builder(kernel).arg(&address); // does not compile
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it is made for work that is submitted with it"]
 pub struct Argument<'a> {
@@ -34,10 +43,19 @@ impl Argument<'_> {
     pub fn size(&self) -> u64 {
         self.bytes
     }
+}
 
-    /// What the device is given: the address, as it lies here.
-    #[cfg(feature = "cuda")]
-    pub(super) fn as_parameter(&self) -> &u64 {
-        &self.address
+#[cfg(feature = "cuda")]
+mod cuda {
+    use super::Argument;
+    use weirpool_cuda::native::{LaunchArgs, PushKernelArg};
+
+    // SAFETY: what is pushed is a `u64`, which is how the driver takes a device pointer, and it lives until
+    // the launch.
+    unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Argument<'_>> for LaunchArgs<'a> {
+        #[inline(always)]
+        fn arg(&mut self, argument: &'b Argument<'_>) -> &mut Self {
+            self.arg(&argument.address)
+        }
     }
 }

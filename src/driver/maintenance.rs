@@ -6,7 +6,7 @@
 //! breathes in and out does not give memory away to take it again. What lanes keep counts once their
 //! stream has been idle for that long.
 
-use super::{CoalesceHeuristic, Driver, gate};
+use super::{Change, CoalesceHeuristic, Driver, gate};
 use crate::device::{Alarm, DeviceError};
 use crate::heap::{Clock, Growth, Placement, Request, View};
 use crate::id::StreamId;
@@ -245,7 +245,7 @@ impl Driver {
             geometry.granularity
         };
         let view = View {
-            stream: StreamId(0),
+            stream: StreamId::NONE,
             after: &Clock::default(),
             waits: None,
             placement: Placement::Anywhere,
@@ -253,7 +253,7 @@ impl Driver {
         let request = Request { bytes, alignment };
         let plan = self.heap.lock().plan(request, &view, growth);
         let done = self.carry_out_free(plan);
-        self.notify_if_awaited();
+        self.publish(Change::Memory);
         done
     }
 

@@ -1,17 +1,25 @@
 //! Carrying out the heap's plans on the device: what is mapped where.
 
-use super::{Driver, HistoryEvent, Settings, counters};
+use super::{Change, Driver, HistoryEvent, Settings, counters};
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind};
 use crate::heap::policy::Order;
-use crate::heap::{Exchange, Grant, Heap, Mapping, Outcome, Plan, Release, Request, Step};
+use crate::heap::{Exchange, Grant, Growth, Heap, Mapping, Outcome, Plan, Release, Request, Step};
 use crate::id::StreamId;
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use crate::trace;
 use std::collections::BTreeMap;
 
-/// How many times the capacity the reserved range of addresses is: room for remapping, which moves
-/// memory to fresh addresses, before the old ones must be filled again.
-const ADDRESSES_PER_CAPACITY: u64 = 8;
+/// How many times the capacity the reserved range of addresses is. Remapping moves memory to fresh addresses, so a
+/// wider range keeps more of the old ones unused. The first size that the device has addresses for is taken.
+const ADDRESSES_PER_CAPACITY: [u64; 4] = [8, 4, 2, 1];
+
+/// Returns the bytes of a range of `times` the capacity, in whole chunks; `None` if that is no 64-bit number.
+///
+/// It has one chunk more, because the device aligns the range to its own granularity and chunks lie at multiples of
+/// their size.
+fn range_bytes(capacity: u64, times: u64, chunk: u64) -> Option<u64> {
+    (capacity.checked_mul(times)? / chunk * chunk).checked_add(chunk)
+}
 
 /// Whom a plan is carried out for.
 #[derive(Debug)]
@@ -42,6 +50,9 @@ pub(super) struct Held {
     pub(super) ranges: Vec<(u64, u64)>,
     /// Plain segments: address to bytes.
     pub(super) segments: BTreeMap<u64, u64>,
+    /// Chunks that are mapped nowhere, because the device failed to destroy them. They serve the next growth, or are
+    /// destroyed with the next release.
+    pub(super) unmapped: Vec<Chunk>,
 }
 
 impl Memory {
@@ -68,15 +79,37 @@ impl Memory {
         let is_moved = step.from.is_some();
         let chunk = match step.from {
             Some(from) => self.unmap(from),
-            None => self.device.create(self.chunk_bytes),
+            None => self.create(),
         };
         let chunk = chunk.map_err(|error| (false, error))?;
         if let Err(error) = self.device.map(step.to, chunk, self.chunk_bytes) {
-            // Neither here nor there: let go, or leaked if even that fails.
-            let _ = self.device.destroy(chunk);
+            let _ = self.destroy(chunk);
             return Err((is_moved, error));
         }
         self.held.lock().chunks.insert(step.to, chunk);
+        Ok(())
+    }
+
+    fn create(&self) -> Result<Chunk, DeviceError> {
+        let unmapped = self.held.lock().unmapped.pop();
+        match unmapped {
+            Some(chunk) => Ok(chunk),
+            None => self.device.create(self.chunk_bytes),
+        }
+    }
+
+    /// Destroys a chunk that is mapped nowhere, and those that could not be destroyed before. A chunk that the device
+    /// fails to destroy is kept for the next growth.
+    fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
+        let mut unmapped = std::mem::take(&mut self.held.lock().unmapped);
+        unmapped.push(chunk);
+        while let Some(chunk) = unmapped.pop() {
+            if let Err(error) = self.device.destroy(chunk) {
+                unmapped.push(chunk);
+                self.held.lock().unmapped.append(&mut unmapped);
+                return Err(error);
+            }
+        }
         Ok(())
     }
 
@@ -119,7 +152,7 @@ impl Memory {
                 });
         }
         let chunk = self.unmap(address).map_err(|error| (false, error))?;
-        self.device.destroy(chunk).map_err(|error| (true, error))
+        self.destroy(chunk).map_err(|error| (true, error))
     }
 }
 
@@ -135,28 +168,44 @@ pub(super) struct Trimmed {
 }
 
 impl Driver {
-    /// Reserves a range of addresses for so much memory, where memory is virtual and no range is large
-    /// enough yet.
+    /// Reserves a range of addresses for this capacity, where memory is virtual and no reserved range is large enough.
+    ///
+    /// # Errors
+    /// When the device has no free range as large as the capacity.
     pub(super) fn reserve_addresses(&self, capacity: u64) -> Result<(), DeviceError> {
         let geometry = self.settings.geometry;
         if !geometry.virtual_memory {
             return Ok(());
         }
         let chunk = geometry.chunk_bytes;
-        // A handle more, since the device aligns to its own step and handles lie at multiples of theirs.
-        let bytes = capacity.saturating_mul(ADDRESSES_PER_CAPACITY) / chunk * chunk + chunk;
-        let is_there = |(_, reserved): &(u64, u64)| *reserved >= bytes;
-        if self.memory.held.lock().ranges.iter().any(is_there) {
-            return Ok(());
+        let reason = format!("no range of addresses holds the capacity of {capacity} bytes");
+        let mut refused = DeviceError::new("reserve", DeviceErrorKind::OutOfMemory, reason);
+        let sizes = ADDRESSES_PER_CAPACITY.map(|times| range_bytes(capacity, times, chunk));
+        for bytes in sizes.into_iter().flatten() {
+            let is_there = |(_, reserved): &(u64, u64)| *reserved >= bytes;
+            if self.memory.held.lock().ranges.iter().any(is_there) {
+                return Ok(());
+            }
+            match self.device.reserve(bytes) {
+                Ok(address) => {
+                    self.add_range(address, bytes);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => refused = error,
+                Err(error) => return Err(error),
+            }
         }
-        let address = self.device.reserve(bytes)?;
+        Err(refused)
+    }
+
+    fn add_range(&self, address: u64, bytes: u64) {
+        let chunk = self.settings.geometry.chunk_bytes;
         let mut held = self.memory.held.lock();
         held.ranges.push((address, bytes));
         drop(held);
         let start = address.next_multiple_of(chunk);
         let end = (address + bytes) / chunk * chunk;
         self.heap.lock().add_range(start, end - start);
-        Ok(())
     }
 
     /// Takes the initial memory, as one free block.
@@ -178,7 +227,23 @@ impl Driver {
         if self.settings.order == Order::GrowFirst && self.is_pooling() {
             let plan = self.heap.lock().plan_one_more(request);
             let _ = self.carry_out_free(plan);
-            self.notify_if_awaited();
+            self.publish(Change::Memory);
+        }
+    }
+
+    /// Returns how a request may grow, as far as the budget for remapping goes.
+    pub(super) fn growth(&self) -> Growth {
+        if !self.settings.geometry.virtual_memory {
+            return Growth::Allowed;
+        }
+        let now = self.device.now();
+        self.budget.lock().growth(now)
+    }
+
+    /// Charges the budget for remapped chunks, and credits it for new ones.
+    fn note_moves(&self, moved: u64, new: u64) {
+        if moved + new > 0 {
+            self.budget.lock().note(moved, new);
         }
     }
 
@@ -367,7 +432,7 @@ impl Driver {
         // Only if something was held meanwhile: who waits for memory asks for this at every look, and would
         // wake itself. Where nothing is pooled, who is source tries again what failed.
         if bytes > 0 || was_claimed && self.settings.is_pooled {
-            self.notify_if_awaited();
+            self.publish(Change::Memory);
         }
     }
 

@@ -2,13 +2,15 @@
 //!
 //! It owns the heap, the registered lanes and what the device gave, and it is where the device is
 //! called: never under a lock (I5). It knows nothing of futures or of who waits, save that the
-//! *gate* is not open then, and that a *notifier* is to be source when something came back.
+//! *gate* is not open then, and that what makes memory reachable is to be *published*.
 //!
 //! | file | about |
 //! |---|---|
-//! | `ladder` | where memory comes from, source by source |
-//! | `many` | several grants, all or none |
-//! | `deferred_waits` | waits on the device, once all of them are had |
+//! | `mode` | how memory is asked for, and why a search ended without it |
+//! | `search` | executes the search policy |
+//! | `recipient` | the stream that memory is for |
+//! | `parts` | several blocks, all or none |
+//! | `allocation`, `source` | a block on its way to its user, and where it came from |
 //! | `reservation` | memory set aside for one holder |
 //! | `unpooled` | the same where nothing is pooled |
 //! | `pressure` | what is done when the device refuses memory |
@@ -21,36 +23,40 @@
 //! | `upstream` | where memory comes from |
 //! | `memory` | carrying out the heap's plans on the device |
 //! | `deferred_release` | what outlives the pool: memory that running work may still touch |
-//! | `notifier` | how the driver is heard by whoever drives the waiting |
+//! | `publish` | how the driver reports what makes memory reachable |
 //! | `resize` | another capacity, at run time |
 //! | `maintenance` | releasing and coalescing, now and then |
 //! | `heuristic` | when to coalesce |
 //! | `counters` | counts of the slow path |
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
 
+mod allocation;
 mod counters;
 mod deferred_release;
-mod deferred_waits;
 mod event_log;
 mod figures;
 mod fill;
 mod heap_walk;
 mod heuristic;
-mod ladder;
 mod lookup;
 mod maintenance;
-mod many;
 mod memory;
-pub(crate) mod notifier;
+mod mode;
+mod parts;
 mod pressure;
+mod publish;
 mod reap;
+mod recipient;
 mod release;
 mod reservation;
 mod resize;
+mod search;
+mod source;
 mod statistics;
 mod unpooled;
 mod upstream;
 
+pub(crate) use allocation::Allocation;
 pub(crate) use counters::Counters;
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
@@ -59,20 +65,22 @@ pub(crate) use fill::Fills;
 pub(crate) use heap_walk::HeapWalk;
 pub use heap_walk::{ReservationInfo, SegmentInfo};
 pub use heuristic::CoalesceHeuristic;
-pub use ladder::Source;
-pub(crate) use ladder::{Allocation, Effort, Expected, Patience, Refusal};
 pub use lookup::{BlockInfo, BlockState};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
-pub(crate) use many::{Allocations, Part, Parts};
+pub(crate) use mode::{Effort, Expected, Mode, Refusal};
+pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use pressure::Spill;
+pub(crate) use publish::{Change, Publish};
 pub(crate) use reap::Watches;
 pub(crate) use reservation::Drawn;
+pub use source::Source;
 pub use statistics::{Hits, Statistics};
 pub(crate) use upstream::MemorySource;
 pub use upstream::Upstream;
 
 use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Host, MemoryKind, RawStream};
 use crate::error::{BuildError, StreamError};
+use crate::fault::injected;
 use crate::heap::policy::{Order, Reuse, WaitLimit};
 use crate::heap::{Budget, Geometry, Heap, Remapping, Totals};
 use crate::id::StreamId;
@@ -87,7 +95,6 @@ use crossbeam_utils::CachePadded;
 use event_log::EventLog;
 use figures::Retired;
 use memory::Memory;
-use notifier::Notifier;
 use pressure::Pressure;
 
 /// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
@@ -136,7 +143,7 @@ pub(crate) struct Driver {
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
     pub(crate) gate: CachePadded<SharedState>,
-    pub(crate) notifier: plain::Arc<Notifier>,
+    publisher: plain::Arc<dyn Publish>,
     pub(crate) counters: Counters,
     /// How the pool's requests waited: counted by the queue.
     pub(crate) waits: plain::Arc<Waits>,
@@ -162,7 +169,7 @@ pub(crate) struct Driver {
 struct Registry {
     lanes: Arc<Vec<Arc<Lane>>>,
     retired: Retired,
-    next: u32,
+    next: u64,
 }
 
 impl Driver {
@@ -172,6 +179,7 @@ impl Driver {
         device: plain::Arc<dyn Device>,
         settings: Settings,
         spill: Spill,
+        publisher: plain::Arc<dyn Publish>,
     ) -> Result<Self, BuildError> {
         let registry = Registry {
             lanes: Arc::new(Vec::new()),
@@ -182,7 +190,7 @@ impl Driver {
         let driver = Self {
             capabilities: device.capabilities(),
             gate: CachePadded::new(SharedState::new(0)),
-            notifier: plain::Arc::new(Notifier::new()),
+            publisher,
             counters: Counters::new(),
             waits: plain::Arc::default(),
             maintenance: Maintenance::new(settings.maintenance.clone()),
@@ -267,6 +275,12 @@ impl Driver {
         id
     }
 
+    /// Continues the ids of streams from here, as after this many registrations.
+    #[cfg(test)]
+    pub(crate) fn skip_stream_ids(&self, next: u64) {
+        self.lanes.lock().next = next;
+    }
+
     /// The registered lanes, as of now.
     pub(crate) fn lanes(&self) -> Arc<Vec<Arc<Lane>>> {
         self.lanes.lock().lanes.clone()
@@ -293,10 +307,16 @@ impl Driver {
             let lanes = registry.lanes.iter().cloned();
             let (done, left) = lanes.partition(|lane| is_told(lane) && lane.is_done());
             registry.lanes = Arc::new(left);
-            done.iter()
-                .for_each(|lane: &Arc<Lane>| registry.retired.absorb(lane));
+            if !injected("figures-lost-with-their-stream") {
+                done.iter()
+                    .for_each(|lane: &Arc<Lane>| registry.retired.absorb(lane));
+            }
             done
         };
+        if injected("figures-lost-with-their-stream") {
+            done.iter()
+                .for_each(|lane: &Arc<Lane>| self.lanes.lock().retired.absorb(lane));
+        }
         let mut heap = self.heap.lock();
         done.iter().for_each(|lane| heap.forget(lane.id));
         // The streams' owners are let go outside the lock: a driver may be called.
@@ -371,8 +391,7 @@ impl Driver {
         if before & gate::BROKEN == 0 {
             trace::device_broken(error);
         }
-        self.notifier.notify();
-        self.notifier.notify_throttled();
+        self.publisher.publish(Change::Terms);
     }
 
     /// Passes a device result on, taking note of an error.

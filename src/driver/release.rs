@@ -1,7 +1,8 @@
 //! The way back: a free, a use on a further stream, a grant that nobody took.
 
-use super::{Allocation, Driver};
+use super::{Allocation, Allocations, Change, Driver};
 use crate::device::DeviceError;
+use crate::fault::injected;
 use crate::heap::policy::Order;
 use crate::heap::{BlockId, Fence, Fences, Whose};
 use crate::id::Ticket;
@@ -78,7 +79,7 @@ impl Driver {
     /// A block was freed. What came back to a reservation is nothing to who waits: they are not woken for it.
     fn note_free(&self, whose: Whose) {
         if whose == Whose::Anybodys {
-            self.notify_if_awaited();
+            self.publish(Change::Memory);
         }
         self.note_return();
     }
@@ -134,19 +135,11 @@ impl Driver {
         }
     }
 
-    /// Something came back, or was held and is not any more: who waits may be served. Where nothing is
-    /// pooled the device waits for it.
-    pub(crate) fn notify_if_awaited(&self) {
-        if !self.is_open() || !self.settings.is_pooled {
-            self.notifier.notify();
-        }
-    }
-
     /// Takes back a loan whose memory was never used: only its earlier life has to end.
     pub(crate) fn give_back(&self, lane: &Lane, allocation: Allocation) {
         let fences = self.fences_of(lane, &allocation);
         self.heap.lock().give_back(allocation.id, fences);
-        self.notify_if_awaited();
+        self.publish(Change::Memory);
         self.note_return();
     }
 
@@ -163,13 +156,15 @@ impl Driver {
     ) -> Result<(), DeviceError> {
         let is_ordered = home.timeline.completed() >= after
             || further.timeline.clock().covers(home.fence(after));
-        if is_ordered {
+        if is_ordered || injected("used-on-without-waiting-for-the-grant") {
             return Ok(());
         }
         match self.marker_for(home, after)? {
-            Some(marker) => self.order_behind(further, &marker),
-            None => Ok(()),
+            Some(marker) => self.order_behind(further, &marker)?,
+            None => return Ok(()),
         }
+        self.publish(Change::Order(further.id));
+        Ok(())
     }
 
     /// A stream's last handle, and its last block, are gone: what it freed is sealed and everybody's.
@@ -183,7 +178,36 @@ impl Driver {
         // A failure is noted; the memory stays pending then.
         let _ = self.seal_for_others(lane);
         self.reap_retired();
-        self.notify_if_awaited();
+        self.publish(Change::Memory);
         self.note_return();
+    }
+
+    /// Makes one block of a block and of what was allocated directly above it.
+    pub(crate) fn join_used(&self, lower: &Allocation, upper: &Allocation) {
+        self.heap.lock().join_used(lower.id, upper.id);
+    }
+
+    /// Returns the fences that are left before memory that was never used is available to all.
+    pub(super) fn fences_of(&self, lane: &Lane, allocation: &Allocation) -> Fences {
+        if allocation.after == Ticket::ZERO {
+            return Fences::default();
+        }
+        lane.expect_seal(allocation.after);
+        Fences::one(lane.id, allocation.after)
+    }
+
+    /// Takes back allocations that were never used.
+    pub(crate) fn give_all_back(&self, lane: &Lane, allocations: Allocations) {
+        for allocation in allocations {
+            self.give_back(lane, allocation);
+        }
+    }
+
+    /// Returns how many blocks came back so far, if none is on its way: pending, cached, or being moved.
+    pub(crate) fn returns_if_quiet(&self) -> Option<u64> {
+        let totals = self.totals();
+        let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
+        let is_cached = || self.lanes().iter().any(|lane| lane.is_keeping());
+        (is_quiet && !is_cached()).then_some(totals.returns)
     }
 }

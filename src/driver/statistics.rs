@@ -7,11 +7,11 @@ use std::fmt;
 /// The figures of a pool at one moment, or of a [scope](crate::StatisticsScope); in bytes unless stated otherwise.
 ///
 /// `free + used + pending + moving = reserved` at every moment, and no figure is below zero, whatever other threads
-/// do meanwhile. `used` and `pending` of a racing read are exact to the blocks that were allocated or freed during
-/// the read. The counters of different streams are read one stream after the other, each at one moment.
+/// do meanwhile. Streams are read one after another, each at one moment: while other threads allocate and free, `used`,
+/// `pending` and the counters are off by at most what those threads allocated or freed during the read.
 ///
 /// `reserved`, `used` and `pending` are the names of CUDA and HIP. The names of other pools for these figures are in
-/// [`guide::observability`](crate::guide::observability).
+/// [`guide::pools`](crate::guide::pools#figures).
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};

@@ -71,9 +71,7 @@ impl Heap {
     /// Returns the number of blocks that are used or cached by lanes; takes time in proportion to all blocks.
     pub(crate) fn used_blocks(&self) -> usize {
         let blocks = self.blocks.iter();
-        blocks
-            .filter(|(_, block)| block.state == State::Used)
-            .count()
+        blocks.filter(|(_, block)| block.state.is_used()).count()
     }
 
     /// Returns the bytes that wait for a stream, alone or with others.

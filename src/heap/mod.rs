@@ -41,12 +41,11 @@
 //! | `index` | finding a block by size, by who freed it, by ticket |
 //! | `fit` | the best of the blocks that do |
 //! | `forecast` | which of several is worth waiting for |
-//! | `window` | where a contiguous span costs least to put together |
+//! | `window` | where a contiguous range costs least to build; where a request may lie |
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `growth` | how much is taken from the device at a time |
 //! | `remapping` | how much of the time goes into mapping free memory elsewhere |
 //! | `chunks` | handles by number |
-//! | `placement` | right above a block, or with room to grow into |
 //! | `reservation` | memory set aside for one holder |
 //! | `exchange` | one piece for many of a reservation |
 //! | `trim` | giving memory back |
@@ -71,7 +70,6 @@ mod forecast;
 mod growth;
 mod index;
 mod lookup;
-mod placement;
 mod plan;
 pub(crate) mod policy;
 mod remapping;
@@ -85,13 +83,12 @@ mod window;
 
 pub(crate) use block::{BlockId, State};
 pub(crate) use exchange::{Exchange, Exchanged};
-pub(crate) use fence::{Clock, Fence, Fences};
+pub(crate) use fence::{Clock, Fence, Fences, StreamClock};
 pub(crate) use figures::Figures;
 pub(crate) use fit::Fit;
 pub(crate) use forecast::Forecast;
 pub use growth::GrowBy;
 pub(crate) use lookup::{Found, Holding};
-pub(crate) use placement::Placement;
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub(crate) use remapping::Budget;
 pub use remapping::Remapping;
@@ -99,7 +96,7 @@ pub(crate) use reservation::{Moves, ReservationId};
 pub(crate) use totals::{High, Totals};
 pub(crate) use trim::Release;
 pub(crate) use view::View;
-pub(crate) use window::Growth;
+pub(crate) use window::{Growth, Offers, Placement};
 
 use crate::id::{StreamId, Ticket};
 use block::{Block, Blocks};
@@ -168,7 +165,7 @@ pub(crate) struct Heap {
     free: BySize,
     pending: ByDonor,
     reservations: BTreeMap<ReservationId, BySize>,
-    reservations_so_far: u32,
+    reservations_so_far: u64,
     /// Of those reservations in which anything moved.
     moves: BTreeMap<ReservationId, Moves>,
     /// The last complete ticket of each live stream. A stream that is not here is gone, and all of
@@ -230,8 +227,7 @@ impl Heap {
             address,
             bytes,
             state,
-            borrower: StreamId(0),
-            reservation: None,
+            user: StreamId::NONE,
             previous: None,
             next: None,
         });
@@ -278,9 +274,11 @@ impl Heap {
         match &self.blocks[id].state {
             State::Free => true,
             State::Pending(fences) => view.forecast(fences).is_some(),
-            State::Used | State::Reserved(..) | State::Claimed(_) | State::Hole | State::Room => {
-                false
-            }
+            State::Used(_)
+            | State::Reserved(..)
+            | State::Claimed(_)
+            | State::Hole
+            | State::Room => false,
         }
     }
 
@@ -298,10 +296,10 @@ impl Heap {
             self.index(above);
         }
         let block = &mut self.blocks[id];
-        let was = std::mem::replace(&mut block.state, State::Used);
+        let was = std::mem::replace(&mut block.state, State::Used(None));
         let (address, bytes) = (block.address, block.bytes);
         self.totals.subtract(&was, bytes);
-        self.count(&State::Used, bytes);
+        self.count(&State::Used(None), bytes);
         let fences = match was {
             State::Pending(fences) | State::Reserved(_, fences) => fences,
             _ => Fences::default(),
@@ -332,8 +330,8 @@ impl Heap {
     /// Takes a lent block back; it is free once the fences are complete.
     pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) -> Whose {
         let block = &self.blocks[id];
-        debug_assert_eq!(block.state, State::Used);
-        self.totals.subtract(&State::Used, block.bytes);
+        debug_assert!(block.state.is_used());
+        self.totals.subtract(&State::Used(None), block.bytes);
         self.discharge(&mut fences);
         let state = self.after_use(id, fences);
         let whose = match state {

@@ -3,8 +3,8 @@
 
 use super::marker::Marker;
 use super::pace::Pace;
-use crate::heap::Clock;
-use crate::id::Ticket;
+use crate::heap::{Clock, StreamClock};
+use crate::id::{StreamId, Ticket};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub(crate) struct Timeline {
     /// Published markers that are not known to be complete, by ticket.
     pub(super) markers: Mutex<Markers>,
     pub(super) completed: SharedNumber,
-    clock: Mutex<Clock>,
+    clock: Mutex<StreamClock>,
     /// How long an event took from record to being seen complete: a running mean, in nanoseconds.
     pub(super) latency: SharedNumber,
     /// A stream that nobody asked yet, or that was asked in vain, is not asked by a free before so many markers are on
@@ -56,7 +56,7 @@ impl Timeline {
         Self {
             markers: Mutex::new(Guards::Markers, Markers::default()),
             completed: SharedNumber::new(completed.0),
-            clock: Mutex::new(Guards::Clock, Clock::default()),
+            clock: Mutex::new(Guards::Clock, StreamClock::default()),
             latency: SharedNumber::new(0),
             shards: SharedNumber::new(FEWEST_WORTH_ASKING as u64),
         }
@@ -72,15 +72,24 @@ impl Timeline {
 
     /// What the stream comes after.
     pub(crate) fn clock(&self) -> Clock {
-        self.clock.lock().clone()
+        self.clock.lock().points().clone()
     }
 
     /// The stream was made to wait for a marker of another.
     ///
     /// Only once the wait call has returned: joined before, an event recorded in between would claim
     /// an order that the device does not keep yet.
-    pub(crate) fn join(&self, clock: &Clock) {
-        self.clock.lock().join_all(clock);
+    ///
+    /// Returns whether the clock has grown so much that retired streams should be [dropped](Self::drop_retired) from
+    /// it.
+    #[must_use]
+    pub(crate) fn join(&self, clock: &Clock) -> bool {
+        self.clock.lock().join(clock)
+    }
+
+    /// Drops the streams that are retired from the clock: all of their work is complete.
+    pub(crate) fn drop_retired(&self, is_retired: impl Fn(StreamId) -> bool) {
+        self.clock.lock().drop_retired(is_retired);
     }
 
     /// Makes a recorded marker known. Two sealers may publish in either order: the later ticket's
@@ -151,5 +160,38 @@ impl Timeline {
 
     pub(crate) fn is_idle(&self) -> bool {
         self.markers.lock().on_their_way.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Pool;
+    use crate::device::sim::{Operation, SimDevice};
+    use std::time::Duration;
+
+    /// A stream for each request hands its result to a stream that stays, and takes its input from there.
+    #[test]
+    fn clocks_stay_bounded_with_a_stream_per_request() {
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).build().unwrap();
+        let hub = pool.register(&device.create_stream()).unwrap();
+        let lane_of = |stream: &crate::Stream| stream.registration().lane.clone();
+        let mut longest = 0;
+        for _ in 0..1000 {
+            let work = device.create_stream();
+            let request = pool.register(&work).unwrap();
+            request.wait(&hub.event().unwrap()).unwrap();
+            let block = pool.try_allocate(&request, 1 << 20).unwrap();
+            work.submit(Operation::new(Duration::from_micros(1)));
+            drop(block);
+            hub.wait(&request.event().unwrap()).unwrap();
+            for stream in [&hub, &request] {
+                longest = longest.max(lane_of(stream).timeline.clock().iter().count());
+            }
+            drop(request);
+            device.advance(Duration::from_micros(10));
+            pool.reap().unwrap();
+        }
+        assert!(longest < 50, "{longest} entries");
     }
 }

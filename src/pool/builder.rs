@@ -2,13 +2,13 @@
 
 use super::Pool;
 use crate::device::Device;
-use crate::driver::{CoalesceHeuristic, Driver, Fills, MaintenanceSettings, Settings, Upstream};
+use crate::driver::{CoalesceHeuristic, Fills, MaintenanceSettings, Settings, Upstream};
 use crate::error::BuildError;
 use crate::heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
 use crate::heap::{GRANULE, GrowBy, Remapping};
 use crate::lane::Bounds;
 use crate::measure::Tag;
-use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Rules};
+use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Rules, Service};
 use crate::registry;
 use crate::sync::plain;
 use std::time::Duration;
@@ -365,12 +365,9 @@ impl PoolBuilder {
             registry::check_name(name)?;
         }
         let settings = self.settings()?;
-        let pool = Pool::new(
-            Driver::new(self.device, settings, registry::spill)?,
-            self.name,
-            self.rules,
-            self.hook,
-        )?;
+        let (spill, hook) = (registry::spill, self.hook);
+        let service = Service::new(self.device, settings, spill, self.rules, hook)?;
+        let pool = Pool::new(service, self.name)?;
         for (tag, bytes) in self.tag_limits {
             pool.set_tag_limit(tag, Some(bytes));
         }

@@ -2,6 +2,7 @@
 
 use super::{Pool, builder};
 use crate::device::DeviceError;
+use crate::driver::Change;
 use crate::error::BuildError;
 use crate::heap::policy::ReleaseThreshold;
 use crate::queue::Service;
@@ -46,7 +47,7 @@ impl Pool {
         let resized = driver.resize(capacity);
         // Even if memory could not be released: who waits for more than the capacity is told.
         Service::serve(self.service());
-        driver.notifier.notify_throttled();
+        self.service().publish(Change::Terms);
         resized?;
         Ok(capacity)
     }

@@ -1,6 +1,7 @@
 //! What tags may have, and how they take turns.
 
 use super::Pool;
+use crate::driver::Change;
 use crate::measure::Tag;
 use crate::queue::Service;
 
@@ -44,7 +45,7 @@ impl Pool {
         service.queue.set_limit(tag, limit, &service.driver.gate);
         // Who waits for more than that is told, in the line or at the quota queue.
         Service::serve(service);
-        service.driver.notifier.notify_throttled();
+        service.publish(Change::Terms);
     }
 
     /// How many bytes `tag` may have of this pool at once, if that is limited.

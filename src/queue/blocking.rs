@@ -4,7 +4,8 @@
 //! as a reclaimer does.
 
 use super::Service;
-use crate::driver::notifier::Member;
+use super::notifier::Member;
+use crate::driver::Change;
 use crate::sync::{Arc, plain};
 use plain::{AtomicBool, Ordering, thread};
 use std::future::Future;
@@ -39,19 +40,19 @@ struct Driver<'a> {
 
 impl<'a> Driver<'a> {
     fn new(service: &'a Service, waker: &Waker) -> Self {
-        let member = service.driver.notifier.name_reclaimer();
-        service.driver.notifier.enlist(member, waker);
+        let member = service.notifier.name_reclaimer();
+        service.notifier.enlist(member, waker);
         Self { service, member }
     }
 }
 
 impl Drop for Driver<'_> {
     fn drop(&mut self) {
-        let notifier = &self.service.driver.notifier;
+        let notifier = &self.service.notifier;
         drop(notifier.resign(self.member));
         // A ring that came after the last look goes to the others.
         if notifier.is_unanswered() {
-            self.service.driver.notify_if_awaited();
+            self.service.publish(Change::Memory);
         }
     }
 }

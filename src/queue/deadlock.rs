@@ -175,7 +175,7 @@ impl Service {
     }
 
     pub(super) fn notify_at(&self, at: Duration) -> Alarm {
-        let waker = Waker::from(self.driver.notifier.clone());
+        let waker = Waker::from(self.notifier.clone());
         Alarm::new(&self.driver.device, at, &waker)
     }
 }

@@ -4,10 +4,10 @@
 //! do while somebody waits for memory; allocations are granted as ever, but not from lanes. So whoever drains
 //! is woken by what may be the last free, and by the device; nobody polls in between.
 
+use super::notifier::Member;
 use super::{Presence, Service, blocking};
 use crate::device::Alarm;
 use crate::driver::gate;
-use crate::driver::notifier::Member;
 use crate::error::DrainError;
 use crate::sync::{Guards, Mutex, Ordering, plain};
 use std::future::Future;
@@ -91,7 +91,7 @@ impl Drain {
             panic!("a drain was polled after it was ready");
         };
         // Enlisted first, then looked: what comes in between rings.
-        service.driver.notifier.enlist(*member, context.waker());
+        service.notifier.enlist(*member, context.waker());
         let settled = service.driver.settle();
         // Who waits is served, and streams are watched.
         Service::serve(service);
@@ -157,11 +157,11 @@ impl Drains {
                 .fetch_or(gate::DRAINING, Ordering::SeqCst);
         }
         drop(drains);
-        service.driver.notifier.name_drain()
+        service.notifier.name_drain()
     }
 
     fn end(&self, service: &Service, member: Member) {
-        drop(service.driver.notifier.resign(member));
+        drop(service.notifier.resign(member));
         let mut drains = self.0.lock();
         *drains -= 1;
         if *drains == 0 {

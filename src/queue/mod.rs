@@ -6,7 +6,7 @@
 //! at a time; who finds it busy leaves a note and goes, so nobody waits for a lock while the device
 //! is called.
 //!
-//! Serving is driven by the members of the [notifier](crate::driver::notifier): the [reclaimer](reclaimer) that
+//! Serving is driven by the members of the [notifier]: the [reclaimer](reclaimer) that
 //! was spawned on the runtime, and the waiters. They are woken by frees while somebody waits, but for those to a
 //! reservation, by the device when a stream gets further that memory is pending for, and when growth or a release that held memory has ended; nobody
 //! polls in between.
@@ -55,6 +55,7 @@ mod idle;
 mod maintenance;
 #[cfg_attr(not(feature = "cuda"), path = "no_natives.rs")]
 mod natives;
+pub(crate) mod notifier;
 mod observers;
 mod passage;
 mod quota_deadlock;
@@ -70,7 +71,7 @@ mod terms;
 mod waiters;
 
 pub use admission::QueueLimit;
-pub(crate) use allocate::{Acquisition, Asker, Denial, take_own, try_all_now, try_now};
+pub(crate) use allocate::{Ask, Asker, Denial, Grant, Waiting, take_own, try_all_now, try_now};
 pub(crate) use blocking::block_on;
 pub(crate) use charge::Charge;
 pub(crate) use demand::{Demand, Wants};

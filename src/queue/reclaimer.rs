@@ -1,7 +1,7 @@
 //! The reclaimer: who drives the waiting, as a plain future.
 
 use super::Service;
-use crate::driver::notifier::Member;
+use super::notifier::Member;
 use crate::sync::{Arc, Guards, Mutex};
 use std::future::Future;
 use std::pin::Pin;
@@ -57,7 +57,7 @@ impl Spawned {
     /// Lets the reclaimer go. Returns the waker by which its task hears of it.
     pub(super) fn dismiss(self, service: &Service) -> Option<Waker> {
         drop(self.link.cut());
-        service.driver.notifier.resign(self.member)
+        service.notifier.resign(self.member)
     }
 }
 
@@ -79,7 +79,7 @@ impl Reclaimer {
 
     fn new(service: &Arc<Service>, lasts: bool) -> Self {
         Self {
-            member: service.driver.notifier.name_reclaimer(),
+            member: service.notifier.name_reclaimer(),
             link: Link::new(service),
             lasts,
         }
@@ -95,14 +95,14 @@ impl Future for Reclaimer {
         };
         // Enlisted first, then looked: what comes in between rings. Polled for nothing, as beside another future that
         // was woken, it has the device asked nothing.
-        let notifier = &service.driver.notifier;
+        let notifier = &service.notifier;
         notifier.enlist(self.member, context.waker());
         if notifier.is_unanswered() {
             Service::serve(&service);
         }
         let is_over = self.lasts && service.is_orphaned() && service.queue.is_empty();
         if is_over || self.link.service().is_none() {
-            drop(service.driver.notifier.resign(self.member));
+            drop(service.notifier.resign(self.member));
             drop(self.link.cut());
             return Poll::Ready(());
         }
@@ -116,7 +116,7 @@ impl Drop for Reclaimer {
             return;
         };
         // A ring that it was woken by, and nobody answered, goes to the waiters.
-        let notifier = &service.driver.notifier;
+        let notifier = &service.notifier;
         if notifier.resign(self.member).is_some() && notifier.is_unanswered() {
             notifier.notify();
         }

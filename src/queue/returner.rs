@@ -5,7 +5,7 @@
 //! left to give back.
 
 use super::Service;
-use crate::driver::notifier::Member;
+use super::notifier::Member;
 use crate::sync::{Arc, Guards, Mutex, plain};
 use std::task::{Wake, Waker};
 
@@ -19,7 +19,7 @@ pub(super) struct Returner {
 impl Returner {
     /// Makes one a member.
     pub(super) fn enlist(service: &Arc<Service>) -> plain::Arc<Self> {
-        let notifier = &service.driver.notifier;
+        let notifier = &service.notifier;
         let member = notifier.name_reclaimer();
         let returner = plain::Arc::new(Self {
             service: Mutex::new(Guards::Registry, Some(service.clone())),
@@ -32,7 +32,7 @@ impl Returner {
     /// Ends it. What it kept alive is returned, to be let go where that can do no harm.
     pub(super) fn dismiss(&self) -> Option<Arc<Service>> {
         let service = self.service.lock().take()?;
-        drop(service.driver.notifier.resign(self.member));
+        drop(service.notifier.resign(self.member));
         Some(service)
     }
 }

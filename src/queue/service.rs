@@ -5,6 +5,7 @@ use super::drain::Drains;
 use super::grower::Grower;
 use super::hook::Hooked;
 use super::maintenance::Keeper;
+use super::notifier::{Member, Notifier};
 use super::observers::Observers;
 use super::quota_deadlock::QuotaDeadlocks;
 use super::reclaimer::Spawned;
@@ -13,10 +14,9 @@ use super::spawn;
 use super::terms::{Rules, Terms};
 use super::waiters::{Queue, Waiter};
 use super::{Demand, Hook};
-use crate::device::Alarm;
-use crate::driver::notifier::Member;
-use crate::driver::{Driver, Effort, Watches, gate};
-use crate::error::{AllocError, Shortfall, TagShortfall};
+use crate::device::{Alarm, Device};
+use crate::driver::{Change, Driver, Effort, Settings, Spill, Watches, gate};
+use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::lane::Lane;
 use crate::measure::Tag;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
@@ -36,6 +36,7 @@ const AGAIN: u8 = 2;
 pub(crate) struct Service {
     pub(crate) driver: Driver,
     pub(crate) queue: Queue,
+    pub(crate) notifier: plain::Arc<Notifier>,
     /// By what rules they wait.
     pub(super) rules: Rules,
     /// What is known of a queue that nothing moves in.
@@ -65,13 +66,24 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn new(driver: Driver, rules: Rules, hook: Option<Hook>) -> Self {
-        Self {
+    /// # Errors
+    /// As [`Driver::new`].
+    pub(crate) fn new(
+        device: plain::Arc<dyn Device>,
+        settings: Settings,
+        spill: Spill,
+        rules: Rules,
+        hook: Option<Hook>,
+    ) -> Result<Self, BuildError> {
+        let notifier = plain::Arc::new(Notifier::new());
+        let driver = Driver::new(device, settings, spill, notifier.clone())?;
+        Ok(Self {
             rules,
             deadlock: Deadlock::new(),
             quota_deadlocks: QuotaDeadlocks::new(),
             observers: Observers::of(&driver),
-            queue: Queue::new(&rules, driver.notifier.clone(), driver.waits.clone()),
+            queue: Queue::new(&rules, notifier.clone(), driver.waits.clone()),
+            notifier,
             driver,
             serving: SharedState::new(IDLE),
             watches: Mutex::new(Guards::Queue, Watches::new()),
@@ -83,7 +95,7 @@ impl Service {
             is_orphaned: SharedFlag::new(false),
             drains: Drains::new(),
             hooked: Hooked::new(hook),
-        }
+        })
     }
 
     /// Where nothing is pooled: sees to it that what was freed goes back to the device.
@@ -146,7 +158,7 @@ impl Service {
             drop(watches);
             return self.dismiss_returner();
         }
-        let waker = Waker::from(self.driver.notifier.clone());
+        let waker = Waker::from(self.notifier.clone());
         self.driver.watch_streams(&mut watches, &waker);
         *self.watches.lock() = watches;
     }
@@ -195,7 +207,7 @@ impl Service {
     /// never be polled again. The same, if it was woken to serve, and did not. After the last, nothing is
     /// watched any more.
     pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter, spills: bool) {
-        let notifier = &this.driver.notifier;
+        let notifier = &this.notifier;
         drop(notifier.resign(Member::Waiter(waiter.sort_key.position)));
         drop(notifier.resign(Member::Held(waiter.sort_key.position)));
         if let Some(tag) = waiter.demand.tag {
@@ -207,10 +219,19 @@ impl Service {
         this.tell_drains();
     }
 
+    /// Publishes a change to memory or to a stream's order, if any request or drain can wait for it.
+    pub(crate) fn publish(&self, change: Change) {
+        match change {
+            // The caller served the queue. Throttled requests look for themselves.
+            Change::Terms => self.notifier.notify_throttled(),
+            _ => self.driver.publish(change),
+        }
+    }
+
     /// Somebody left the queue.
     pub(super) fn tell_drains(&self) {
         if self.driver.is_draining() {
-            self.driver.notifier.notify_drains();
+            self.notifier.notify_drains();
         }
     }
 
@@ -223,7 +244,7 @@ impl Service {
         }
         this.hooked.end();
         Self::serve(this);
-        this.driver.notifier.notify_throttled();
+        this.publish(Change::Terms);
         is_first
     }
 
@@ -271,7 +292,7 @@ impl Service {
     /// The last handle is gone: a reclaimer that was made to last ends.
     pub(super) fn orphan(&self) {
         self.is_orphaned.store(true, Ordering::Release);
-        self.driver.notifier.notify();
+        self.notifier.notify();
         self.end_maintenance();
     }
 
@@ -285,7 +306,7 @@ struct ResetOnPanic<'a>(&'a Service);
 
 impl Drop for ResetOnPanic<'_> {
     fn drop(&mut self) {
-        self.0.driver.notifier.take_back_answer();
+        self.0.notifier.take_back_answer();
         self.0.serving.swap(IDLE, Ordering::AcqRel);
     }
 }

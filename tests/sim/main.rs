@@ -23,7 +23,7 @@ use std::future::{Future, poll_fn};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
-use weirpool::device::{Device, DeviceErrorKind, DeviceStream, RawEvent};
+use weirpool::device::{Device, DeviceErrorKind, RawEvent};
 
 const GRANULE: u64 = 2 * MIB;
 

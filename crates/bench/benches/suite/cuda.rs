@@ -1,0 +1,86 @@
+//! A GPU, with a kernel that takes as long as it is told.
+
+#[path = "../../../cli/src/cuda/driver.rs"]
+mod driver;
+
+use super::driver_pool::DriverPool;
+use super::ground::Ground;
+use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use weirpool::device::Device;
+use weirpool::device::cuda::CudaDevice;
+
+const SOURCE: &str = r#"
+extern "C" __global__ void spend(unsigned long long nanoseconds) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do {
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    } while (now - start < nanoseconds);
+}
+"#;
+
+/// See the [module](self).
+pub(crate) struct Cuda {
+    pub(crate) device: CudaDevice,
+    spend: CudaFunction,
+}
+
+/// Opens the first GPU. To be called first of all, while there is no other thread.
+///
+/// # Errors
+/// When there is no driver or no device, or the kernel cannot be compiled.
+pub(crate) fn open() -> anyhow::Result<Cuda> {
+    driver::prepare();
+    let device = CudaDevice::new(0)?;
+    let module = driver::compile(device.context(), SOURCE)?;
+    let spend = module.load_function("spend")?;
+    Ok(Cuda { device, spend })
+}
+
+impl Ground for Cuda {
+    type Work = Arc<CudaStream>;
+    type Driver<'a> = DriverPool<'a>;
+
+    fn name(&self) -> String {
+        self.device.description()
+    }
+
+    fn device(&self) -> Arc<dyn Device> {
+        Arc::new(self.device.clone())
+    }
+
+    fn create_stream(&self) -> Arc<CudaStream> {
+        self.device.create_stream().expect("a stream")
+    }
+
+    fn enter(&self) {
+        let context = self.device.context();
+        context.bind_to_thread().expect("a context that works");
+    }
+
+    fn spend(&self, work: &Arc<CudaStream>, time: Duration) {
+        let nanoseconds = time.as_nanos() as u64;
+        let shape = LaunchConfig {
+            grid_dim: (1, 1, 1),
+            block_dim: (1, 1, 1),
+            shared_mem_bytes: 0,
+        };
+        let mut launch = work.launch_builder(&self.spend);
+        launch.arg(&nanoseconds);
+        // SAFETY: the kernel touches no memory.
+        unsafe { launch.launch(shape) }.expect("a launch");
+    }
+
+    fn run<F: Future>(&self, future: F) -> F::Output {
+        futures::executor::block_on(future)
+    }
+
+    fn driver(&self, most: Option<u64>) -> Option<DriverPool<'_>> {
+        DriverPool::new(self, most)
+            .inspect_err(|error| eprintln!("the driver's own pool is left out: {error}"))
+            .ok()
+    }
+}

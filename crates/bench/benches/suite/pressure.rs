@@ -1,0 +1,311 @@
+//! An inference service with memory for 6 requests and 64 in flight: `examples/inference` in small.
+//!
+//! The requests are that example's: a number of steps, an activation for each, and a cache that grows by pages.
+//! Streams run their steps one after the other, and are scarcer than memory. A request takes what it will need
+//! up front: waiting in the pool's queue; or of the driver's pool, which has no queue, with 32 tries and
+//! exponential back-off. The floor is the same with memory for all that are in flight.
+//!
+//! In virtual time the host takes none, and once more it is late for everything, as an operating system that has to
+//! run a thread is: with many requests at each stream nobody notices, with one or two the stream idles for as long.
+
+#[allow(unused_imports, reason = "of its tests, which are the example's")]
+#[path = "../../../../examples/inference/backoff.rs"]
+mod backoff;
+#[allow(unused_imports, reason = "of its tests, which are the example's")]
+#[path = "../../../../examples/inference/model.rs"]
+mod model;
+#[allow(unused_imports, reason = "of its tests, which are the example's")]
+#[path = "../../../../examples/inference/timer.rs"]
+mod timer;
+
+use super::contender::Contender;
+use super::effort::{Amount, Effort};
+use super::ground::{Ground, Line};
+use super::pooled::Pooled;
+use super::race::Race;
+use super::row::{Row, Unit, Who};
+use backoff::Backoff;
+use fastrand::Rng;
+use futures::StreamExt;
+use futures::future::{Either, select};
+use std::pin::pin;
+use std::sync::Mutex;
+use std::time::Duration;
+use timer::Timer;
+use weirpool::Block;
+
+const STREAMS: usize = 4;
+
+/// Average requests that there is memory for.
+const ROOM: u64 = 6;
+
+const IN_FLIGHT: usize = 64;
+
+const TRIES: u32 = 32;
+
+/// What a step takes, on average.
+const STEP: Duration = Duration::from_millis(1);
+
+/// By how much a host is late that is late.
+const LATE: Duration = Duration::from_micros(60);
+
+const THROUGHPUT: Unit = Unit::rate("requests/s");
+const FAILURES: Unit = Unit::cost("requests");
+
+pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
+    let mut rows = compared(ground, effort, None);
+    if ground.is_virtual() {
+        rows.extend(compared(ground, effort, Some(LATE)));
+    }
+    rows
+}
+
+fn compared<G: Ground>(ground: &G, effort: Effort, late: Option<Duration>) -> Vec<Row> {
+    let count = match effort.amount {
+        Amount::Smoke => 12,
+        Amount::Modest => 240,
+        Amount::Full => 480,
+    };
+    let requests = requests(count);
+    let mut race = Race::new();
+    let limited = ROOM * model::average();
+    race.enter(Who::Weirpool, || waiting(ground, &requests, limited, late));
+    let unlimited = IN_FLIGHT as u64 * model::largest();
+    race.enter(Who::Floor, || waiting(ground, &requests, unlimited, late));
+    if let Some(driver) = ground.driver(Some(model::WEIGHTS + limited)) {
+        let requests = &requests;
+        race.enter(Who::Driver, move || retrying(ground, &driver, requests));
+    }
+    // In virtual time all rounds are the same.
+    let rounds = if ground.is_virtual() {
+        1
+    } else {
+        effort.few_rounds()
+    };
+    let results = race.run_cold(rounds);
+    let throughput = results.figures(|turn| turn.throughput);
+    let failures = results.figures(|turn| turn.failures as f64);
+    let clock = match late {
+        Some(late) => format!(", in virtual time, {late:?} late"),
+        None if ground.is_virtual() => ", in virtual time".to_owned(),
+        None => String::new(),
+    };
+    let label = format!("inference, memory for 6 of 64{clock}");
+    vec![
+        Row::new(format!("{label}: throughput"), THROUGHPUT, throughput),
+        Row::new(format!("{label}: failures, of {count}"), FAILURES, failures),
+    ]
+}
+
+/// What came of a run.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// Requests a second, of those that were served.
+    throughput: f64,
+    failures: usize,
+}
+
+impl Turn {
+    fn of(served: &[bool], took: Duration) -> Self {
+        let count = served.iter().filter(|is_served| **is_served).count();
+        Self {
+            throughput: count as f64 / took.as_secs_f64(),
+            failures: served.len() - count,
+        }
+    }
+}
+
+/// What each of its steps takes, the first of them longer: it reads the prompt.
+struct Request(Vec<Duration>);
+
+fn requests(count: usize) -> Vec<Request> {
+    let mut random = Rng::with_seed(1);
+    let mut request = || {
+        let steps = 0..random.usize(model::STEPS);
+        let mut steps: Vec<_> = steps.map(|_| STEP.mul_f64(0.5 + random.f64())).collect();
+        steps[0] = STEP * 2;
+        Request(steps)
+    };
+    (0..count).map(|_| request()).collect()
+}
+
+/// Streams, and how many requests each has.
+struct Seats<'a, G: Ground> {
+    ground: &'a G,
+    lines: Vec<Line<G::Work>>,
+    taken: Mutex<[usize; STREAMS]>,
+}
+
+impl<'a, G: Ground> Seats<'a, G> {
+    fn new(ground: &'a G, contender: &impl Contender<Stream = Line<G::Work>>) -> Self {
+        contender.enter();
+        Self {
+            ground,
+            lines: (0..STREAMS).map(|_| contender.stream()).collect(),
+            taken: Mutex::default(),
+        }
+    }
+
+    /// The stream that has the fewest.
+    fn sit(&self) -> usize {
+        let mut taken = self.taken.lock().expect("not poisoned");
+        let fewest = (0..STREAMS).min_by_key(|index| taken[*index]);
+        let fewest = fewest.expect("there are some");
+        taken[fewest] += 1;
+        fewest
+    }
+
+    fn leave(&self, seat: usize) {
+        self.taken.lock().expect("not poisoned")[seat] -= 1;
+    }
+}
+
+/// Serves all, so many at a time: from the first to the last.
+fn served<G: Ground, F: Future<Output = bool>>(
+    ground: &G,
+    requests: &[Request],
+    aside: impl Future,
+    serve: impl Fn(usize) -> F,
+) -> Turn {
+    let device = ground.device();
+    let start = device.now();
+    let requests = futures::stream::iter(0..requests.len()).map(serve);
+    let all = requests.buffer_unordered(IN_FLIGHT).collect::<Vec<_>>();
+    let served = match ground.run(select(pin!(all), pin!(aside))) {
+        Either::Left((served, _)) => served,
+        Either::Right(_) => unreachable!("it goes on until it is dropped"),
+    };
+    Turn::of(&served, device.now() - start)
+}
+
+/// Requests wait for memory, in the pool's queue.
+fn waiting<G: Ground>(
+    ground: &G,
+    requests: &[Request],
+    memory: u64,
+    late: Option<Duration>,
+) -> Turn {
+    let capacity = model::WEIGHTS + memory;
+    let pooled = Pooled::with(ground, |builder| {
+        builder
+            .capacity(capacity)
+            .initial_size(capacity)
+            .chunk_bytes(model::CHUNK)
+            // A request keeps its memory for many steps, and is no deadlock for it.
+            .deadlock_grace(Duration::from_secs(60))
+    });
+    let seats = Seats::new(ground, &pooled);
+    let weights = pooled.allocate(&seats.lines[0], model::WEIGHTS);
+    let timer = Timer::new(ground.device());
+    let lateness = async || {
+        if let Some(late) = late {
+            timer.sleep(late).await;
+        }
+    };
+    let turn = served(ground, requests, pooled.pool.reclaimer(), async |index| {
+        serve_waiting(&seats, &pooled, &requests[index], lateness).await
+    });
+    drop(weights.expect("memory for the weights"));
+    turn
+}
+
+async fn serve_waiting<G: Ground>(
+    seats: &Seats<'_, G>,
+    pooled: &Pooled<'_, G>,
+    request: &Request,
+    lateness: impl AsyncFn(),
+) -> bool {
+    let Request(steps) = request;
+    let memory = pooled.pool.reserve_many(model::blocks(steps.len())).await;
+    let memory = memory.expect("it waits rather than fail");
+    lateness().await;
+    let seat = seats.sit();
+    let Line { work, stream } = &seats.lines[seat];
+    let block = |bytes| -> Block { memory.allocate(stream, bytes).expect("reserved") };
+    let mut pages = Vec::new();
+    for (step, time) in steps.iter().enumerate() {
+        if model::begins_page(step) {
+            pages.push(block(model::PAGE));
+        }
+        let activation = block(model::ACTIVATION);
+        seats.ground.spend(work, *time);
+        drop(activation);
+        stream.synchronize().await.expect("work that does not fail");
+        lateness().await;
+    }
+    seats.leave(seat);
+    true
+}
+
+/// Requests try again, and give up.
+fn retrying<G: Ground, C: Contender<Stream = Line<G::Work>>>(
+    ground: &G,
+    contender: &C,
+    requests: &[Request],
+) -> Turn {
+    let seats = Seats::new(ground, contender);
+    let weights = contender.allocate(&seats.lines[0], model::WEIGHTS);
+    let timer = Timer::new(ground.device());
+    let nothing = std::future::pending::<()>();
+    let turn = served(ground, requests, nothing, async |index| {
+        serve_retrying(&seats, contender, &requests[index], &timer, index).await
+    });
+    let weights = weights.expect("memory for the weights");
+    contender.free(weights, &seats.lines[0]);
+    ground.finish(&seats.lines);
+    turn
+}
+
+async fn serve_retrying<G: Ground, C: Contender<Stream = Line<G::Work>>>(
+    seats: &Seats<'_, G>,
+    contender: &C,
+    request: &Request,
+    timer: &Timer,
+    index: usize,
+) -> bool {
+    let Request(steps) = request;
+    let mut pauses = Backoff::new(TRIES, index as u64);
+    let (seat, blocks) = loop {
+        let seat = seats.sit();
+        if let Some(blocks) = all_or_none(contender, &seats.lines[seat], steps.len()) {
+            break (seat, blocks);
+        }
+        seats.leave(seat);
+        match pauses.next() {
+            Some(pause) => timer.sleep(pause).await,
+            None => return false,
+        }
+    };
+    let line = &seats.lines[seat];
+    for time in steps {
+        seats.ground.spend(&line.work, *time);
+        let ran = line.stream.synchronize().await;
+        ran.expect("work that does not fail");
+    }
+    for block in blocks {
+        contender.free(block, line);
+    }
+    seats.leave(seat);
+    true
+}
+
+/// What a request of so many steps needs.
+fn all_or_none<C: Contender>(
+    contender: &C,
+    stream: &C::Stream,
+    steps: usize,
+) -> Option<Vec<C::Block>> {
+    let mut blocks = Vec::new();
+    for bytes in model::blocks(steps) {
+        match contender.allocate(stream, bytes) {
+            Some(block) => blocks.push(block),
+            None => {
+                for block in blocks {
+                    contender.free(block, stream);
+                }
+                return None;
+            }
+        }
+    }
+    Some(blocks)
+}

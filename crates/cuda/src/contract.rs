@@ -1,0 +1,288 @@
+//! The device contract, carried out by the driver.
+
+use super::CudaDevice;
+use super::driver::check;
+use super::host_memory;
+use super::stream::{Kept, device_id, handle, is_legacy_default, raw};
+use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstreamCaptureStatus};
+use std::any::Any;
+use std::panic::Location;
+use std::ptr::NonNull;
+use std::task::Waker;
+use std::time::Duration;
+use weirpool_device::plain::Arc;
+use weirpool_device::{
+    AlarmId, Capabilities, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId, MemoryInfo,
+    MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+};
+
+fn event_handle(event: RawEvent) -> CUevent {
+    event.0 as CUevent
+}
+
+fn unsupported(call: &'static str, reason: &'static str) -> DeviceError {
+    DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
+}
+
+impl CudaDevice {
+    /// What is given to a stream that is being captured is not run: an event of it may not be asked
+    /// after, and a wait for an event from outside breaks the capture. The question breaks nothing.
+    pub(super) fn refuse_captured(
+        call: &'static str,
+        stream: RawStream,
+    ) -> Result<(), DeviceError> {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the pool keeps the stream alive; the status is written to the place given.
+        let answer = unsafe { sys::cuStreamIsCapturing(handle(stream), &mut status) };
+        if answer == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+            let reason = "a stream is being captured that the legacy default stream is ordered with: call \
+                          again when the capture is over";
+            return Err(unsupported(call, reason));
+        }
+        check(call, answer)?;
+        if status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Ok(());
+        }
+        let reason = "the stream is being captured: call again when the capture is over";
+        Err(unsupported(call, reason))
+    }
+}
+
+// SAFETY: the driver's allocations and reserved ranges are disjoint, and a mapping with access stands
+// until it is unmapped. CUDA's streams run in order; an event's query answers that it is complete only
+// when all that was captured by its last record is; `cuStreamWaitEvent` holds later work of the stream
+// back until then. Nothing is recorded on, nor waited for by, a stream that is being captured.
+// Plain memory that the host sees has its own address on the host, for as long as it is not given back.
+unsafe impl Device for CudaDevice {
+    fn id(&self) -> DeviceId {
+        device_id(&self.inner.context)
+    }
+
+    fn describe(&self) -> String {
+        self.description()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::plain(self.inner.facts.step())
+            .with_virtual_memory(self.uses_virtual_memory())
+            .with_blocking_memory_calls(true)
+            .with_device_side_waits(true)
+            .with_memory_kinds(self.inner.facts.memory_kinds)
+    }
+
+    fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
+        self.inner.facts.check_kind("memory_info", kind)?;
+        if kind.is_of_host() {
+            let untold = || unsupported("memory_info", "the system does not say how much it has");
+            return host_memory::figures().ok_or_else(untold);
+        }
+        let _visit = self.visit("memory_info")?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes to the two places given.
+        check("memory_info", unsafe {
+            sys::cuMemGetInfo_v2(&mut free, &mut total)
+        })?;
+        Ok(MemoryInfo {
+            free: free as u64,
+            total: total as u64,
+        })
+    }
+
+    // ---- time --------------------------------------------------------------------------------
+
+    fn now(&self) -> Duration {
+        self.inner.watcher.now()
+    }
+
+    fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
+        self.inner.watcher.set_alarm(at, waker)
+    }
+
+    fn cancel_alarm(&self, alarm: AlarmId) {
+        self.inner.watcher.cancel_alarm(alarm);
+    }
+
+    // ---- address space and physical memory -----------------------------------------------------
+
+    fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
+        self.reserve_addresses(bytes)
+    }
+
+    fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.free_addresses(address, bytes)
+    }
+
+    fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
+        self.create_memory(bytes)
+    }
+
+    fn destroy(&self, handle: Chunk) -> Result<(), DeviceError> {
+        self.release_memory(handle)
+    }
+
+    fn map(&self, address: u64, handle: Chunk, bytes: u64) -> Result<(), DeviceError> {
+        self.map_memory(address, handle, bytes)
+    }
+
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.unmap_memory(address, bytes)
+    }
+
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
+        self.allocate_plain(kind, bytes)
+    }
+
+    fn free(&self, kind: MemoryKind, address: u64, _bytes: u64) -> Result<(), DeviceError> {
+        self.free_plain(kind, address)
+    }
+
+    /// It lies at its own address.
+    fn host_pointer(&self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
+        let kind = self.kind_of(address, bytes)?;
+        let start = NonNull::new(address as *mut u8);
+        start.filter(|_| kind.is_seen_by_host())
+    }
+
+    // ---- streams and events ----------------------------------------------------------------------
+
+    fn create_stream(&self) -> Result<RawStream, DeviceError> {
+        let stream = Self::create_stream(self)?;
+        let name = raw(stream.cu_stream());
+        self.inner.streams.lock().insert(name.0, stream);
+        Ok(name)
+    }
+
+    fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
+        let owner = self.inner.streams.lock().remove(&stream.0);
+        let owner = owner.ok_or_else(|| {
+            let reason = format!("the device made no stream {:#x}", stream.0);
+            DeviceError::new("destroy_stream", DeviceErrorKind::InvalidArgument, reason)
+        })?;
+        let _visit = self.visit("destroy_stream")?;
+        drop(owner);
+        Ok(())
+    }
+
+    fn is_abandoned(&self, hold: &Arc<dyn Any + Send + Sync>) -> bool {
+        (**hold).downcast_ref::<Kept>().is_some_and(Kept::is_last)
+    }
+
+    fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
+        let native = match stream {
+            RawStream::HOST | RawStream(0) => Some(self.inner.context.default_stream()),
+            _ => self.stream(stream),
+        };
+        native.as_ref().map(crate::stream::keep_alive)
+    }
+
+    fn create_event(&self) -> Result<RawEvent, DeviceError> {
+        let _visit = self.visit("create_event")?;
+        let mut event = std::ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: writes the event to the place given.
+        check("create_event", unsafe {
+            sys::cuEventCreate(&mut event, flags)
+        })?;
+        Ok(RawEvent(event as u64))
+    }
+
+    fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
+        let _visit = self.visit("destroy_event")?;
+        // SAFETY: by the contract the event is one of `create_event`'s, and is not used any more.
+        check("destroy_event", unsafe {
+            sys::cuEventDestroy_v2(event_handle(event))
+        })
+    }
+
+    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+        let _visit = self.visit("record")?;
+        Self::refuse_captured("record", stream)?;
+        // SAFETY: the event is one of `create_event`'s; the pool keeps the stream alive.
+        check("record", unsafe {
+            sys::cuEventRecord(event_handle(event), handle(stream))
+        })
+    }
+
+    fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+        let _visit = self.visit("query")?;
+        // SAFETY: the event is one of `create_event`'s.
+        match unsafe { sys::cuEventQuery(event_handle(event)) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            answer => check("query", answer).map(|()| true),
+        }
+    }
+
+    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+        let _visit = self.visit("wait")?;
+        if is_legacy_default(stream) {
+            if self.query(event)? {
+                return Ok(());
+            }
+            let reason = "a wait in the legacy default stream would hold up all streams: await the event \
+                          before you submit work, or use a stream of your own";
+            return Err(unsupported("wait", reason));
+        }
+        Self::refuse_captured("wait", stream)?;
+        // SAFETY: the event is one of `create_event`'s; the pool keeps the stream alive.
+        check("wait", unsafe {
+            sys::cuStreamWaitEvent(handle(stream), event_handle(event), 0)
+        })
+    }
+
+    fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
+        self.inner.watcher.watch(event, waker)
+    }
+
+    fn unwatch(&self, watch: WatchId) {
+        self.inner.watcher.unwatch(watch);
+    }
+
+    // ---- copies and fills --------------------------------------------------------------------------
+
+    fn upload(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: &[u8],
+        _place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        if stream == RawStream::HOST {
+            return self.host_upload(address, bytes);
+        }
+        self.start_upload(stream, address, bytes)
+    }
+
+    fn download(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        _place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        if stream == RawStream::HOST {
+            return self.host_download(address, bytes);
+        }
+        self.start_download(stream, address, bytes)
+    }
+
+    fn fill(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        _place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        if stream == RawStream::HOST {
+            return self.host_fill(address, bytes, value);
+        }
+        let _visit = self.visit("fill")?;
+        // A captured fill would be made at each launch of the graph, whoever has the memory by then.
+        Self::refuse_captured("fill", stream)?;
+        // SAFETY: the memory is the caller's, and stays mapped until the stream has passed; the pool keeps the
+        // stream alive.
+        check("fill", unsafe {
+            sys::cuMemsetD8Async(address, value, bytes as usize, handle(stream))
+        })
+    }
+}

@@ -1,0 +1,179 @@
+//! What is known of a device: asked once, when it is opened.
+
+use super::driver::{check, failure};
+use super::host_memory;
+use cudarc::driver::CudaContext;
+use cudarc::driver::sys::{self, CUdevice_attribute};
+use std::fmt;
+use weirpool_device::{DeviceError, DeviceErrorKind, MemoryKind, MemoryKinds};
+
+/// The step of plain memory, in bytes: the size of the device's large pages.
+const PLAIN_STEP: u64 = 2 << 20;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Facts {
+    ordinal: usize,
+    name: String,
+    total: u64,
+    /// Major and minor.
+    compute_capability: (i32, i32),
+    /// CUDA's version that the driver speaks: major and minor.
+    driver: (i32, i32),
+    /// The step of virtual memory in bytes, where there is any.
+    pub(super) virtual_memory: Option<u64>,
+    /// Of plain memory.
+    pub(super) memory_kinds: MemoryKinds,
+    has_memory_pools: bool,
+    shares_by_file: bool,
+}
+
+impl Facts {
+    pub(super) fn of(context: &CudaContext) -> Result<Self, DeviceError> {
+        const CALL: &str = "open";
+        let ask = |attribute| {
+            let answer = context.attribute(attribute);
+            answer.map_err(|error| failure(CALL, error))
+        };
+        use CUdevice_attribute::*;
+        let has_virtual_memory =
+            ask(CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED)? != 0;
+        let virtual_memory = has_virtual_memory
+            .then(|| super::memory::granularity(context))
+            .transpose()?;
+        Ok(Self {
+            ordinal: context.ordinal(),
+            name: context.name().map_err(|error| failure(CALL, error))?,
+            total: context.total_mem().map_err(|error| failure(CALL, error))? as u64,
+            compute_capability: (
+                ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            driver: driver_version()?,
+            virtual_memory,
+            memory_kinds: memory_kinds(|attribute| Ok(ask(attribute)? != 0))?,
+            has_memory_pools: ask(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
+            shares_by_file: ask(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?
+                != 0,
+        })
+    }
+
+    /// The step of sizes and addresses, in bytes.
+    pub(super) fn step(&self) -> u64 {
+        self.virtual_memory.unwrap_or(PLAIN_STEP)
+    }
+
+    /// # Errors
+    /// When the device has no memory of the kind: what to take instead.
+    pub(super) fn check_kind(
+        &self,
+        call: &'static str,
+        kind: MemoryKind,
+    ) -> Result<(), DeviceError> {
+        if self.memory_kinds.contains(kind) {
+            return Ok(());
+        }
+        let instead = match kind {
+            MemoryKind::Host => "pinned host memory or managed memory is seen by the host as well",
+            _ => "use device memory, and copies",
+        };
+        let reason = format!("this device has no {kind}: {instead}");
+        Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason))
+    }
+}
+
+/// The kinds of plain memory, by what the device says of itself.
+fn memory_kinds(
+    has: impl Fn(CUdevice_attribute) -> Result<bool, DeviceError>,
+) -> Result<MemoryKinds, DeviceError> {
+    use CUdevice_attribute::*;
+    let mut kinds = MemoryKinds::DEVICE;
+    // At the same addresses for host and device, and only as much as the host says it has.
+    let is_mapped = has(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)?
+        && has(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY)?;
+    if is_mapped && host_memory::figures().is_some() {
+        kinds = kinds.with(MemoryKind::Pinned);
+    }
+    // Without concurrent access the host must touch none of it while anything at all runs on the device,
+    // which is no order of streams.
+    let is_shared = has(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)?
+        && has(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)?;
+    if is_shared {
+        kinds = kinds.with(MemoryKind::Managed);
+    }
+    Ok(kinds)
+}
+
+fn driver_version() -> Result<(i32, i32), DeviceError> {
+    let mut version = 0;
+    // SAFETY: writes the version to the place given.
+    check("open", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+    Ok((version / 1000, version % 1000 / 10))
+}
+
+/// `cuda:0 "NVIDIA H200" (139.8 GiB, sm_90, CUDA 13.0), supports virtual memory (step 2 MiB), ...`
+impl fmt::Display for Facts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            ordinal,
+            name,
+            total,
+            compute_capability: (major, minor),
+            driver: (cuda, update),
+            ..
+        } = self;
+        let gib = *total as f64 / (1u64 << 30) as f64;
+        write!(
+            f,
+            "cuda:{ordinal} {name:?} ({gib:.1} GiB, sm_{major}{minor}, CUDA {cuda}.{update}), supports "
+        )?;
+        match self.virtual_memory {
+            Some(step) => write!(f, "virtual memory (step {} MiB)", step >> 20)?,
+            None => write!(f, "no virtual memory")?,
+        }
+        let has = |yes| if yes { "" } else { "no " };
+        for kind in [MemoryKind::Pinned, MemoryKind::Managed] {
+            write!(f, ", {}{kind}", has(self.memory_kinds.contains(kind)))?;
+        }
+        let pools = has(self.has_memory_pools);
+        let sharing = has(self.shares_by_file);
+        write!(
+            f,
+            ", {pools}memory pools, {sharing}sharing by file descriptor"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use CUdevice_attribute::*;
+
+    fn kinds_with(attributes: &[CUdevice_attribute]) -> MemoryKinds {
+        memory_kinds(|attribute| Ok(attributes.contains(&attribute))).unwrap()
+    }
+
+    #[test]
+    fn managed_memory_is_had_only_where_the_host_may_touch_it_at_any_time() {
+        let managed = CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY;
+        assert_eq!(kinds_with(&[managed]), MemoryKinds::DEVICE);
+        let both = [managed, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS];
+        let expected = MemoryKinds::DEVICE.with(MemoryKind::Managed);
+        assert_eq!(kinds_with(&both), expected);
+    }
+
+    #[test]
+    fn pinned_memory_needs_one_space_of_addresses() {
+        let mapped = CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY;
+        assert_eq!(kinds_with(&[mapped]), MemoryKinds::DEVICE);
+        let kinds = kinds_with(&[mapped, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING]);
+        let is_told = host_memory::figures().is_some();
+        assert_eq!(kinds.contains(MemoryKind::Pinned), is_told);
+    }
+
+    #[test]
+    fn a_device_that_cannot_answer_is_an_error() {
+        let broken = DeviceError::new("open", DeviceErrorKind::Sticky, "broken");
+        assert_eq!(memory_kinds(|_| Err(broken.clone())), Err(broken));
+    }
+}

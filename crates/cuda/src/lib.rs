@@ -1,0 +1,240 @@
+//! NVIDIA GPUs, through cudarc and the driver.
+//!
+//! ```no_run
+//! use weirpool_cuda::CudaDevice; // `weirpool::device::cuda::CudaDevice`, where it is re-exported
+//!
+//! let device = CudaDevice::new(0)?; // an error, not a panic, where there is no driver
+//! println!("{}", device.description());
+//! let work = device.create_stream()?; // a stream of cudarc; a pool also accepts your own
+//! # Ok::<(), weirpool_device::DeviceError>(())
+//! ```
+//!
+//! Memory is *virtual* where the device supports that: a large range of addresses is reserved, physical
+//! handles are mapped into it, and free ones are mapped elsewhere rather than more taken. Unmapping waits
+//! for nothing. Elsewhere it is plain device memory, whose `cuMemFree` waits for the whole device; the
+//! pool calls it on a thread of its own. So it is with [page-locked](weirpool_device::MemoryKind::Pinned) memory of the
+//! host, where host and device have one space of addresses, and with
+//! [managed](weirpool_device::MemoryKind::Managed) memory, where the host may touch it while the device runs.
+//!
+//! The driver is loaded at run time, and nothing of CUDA is needed to build. Every call of the pool's own
+//! is made with the device's context current, which is undone where another was, and in the relaxed
+//! capture mode, so that it breaks no capture of yours.
+//!
+//! | file | about |
+//! |---|---|
+//! | `driver` | finding it, calling it, its errors |
+//! | `facts` | what the device is and supports |
+//! | `memory` | address ranges, physical memory |
+//! | `mapping` | physical memory at an address, accessible or not there |
+//! | `plain` | plain memory: of the device, page-locked, managed |
+//! | `host`, `host_memory` | what the host does itself in memory that it sees; how much it has |
+//! | `stream` | cudarc's streams |
+//! | `external` | streams of other libraries |
+//! | `staging`, `stage` | copies between host and device, and the host's memory for them |
+//! | `watcher` | the thread that watches events and rings alarms |
+//! | `contract` | the device contract, carried out with the above |
+
+mod contract;
+mod driver;
+mod external;
+mod facts;
+mod host;
+mod host_memory;
+mod mapping;
+mod memory;
+mod plain;
+mod stage;
+mod staging;
+mod stream;
+mod watcher;
+
+/// What `weirpool` needs to register cudarc's streams and to pass blocks to cudarc. Not part of the public interface.
+#[doc(hidden)]
+pub mod native {
+    pub use crate::stream::{admit, default_of, keep_alive, names_of, of_native, takes_waits};
+    pub use cudarc::driver::sys::CUdeviceptr;
+    pub use cudarc::driver::{
+        CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, LaunchArgs, PushKernelArg, SyncOnDrop,
+    };
+}
+
+use cudarc::driver::{CudaContext, CudaStream};
+use driver::{Visit, failure, let_go};
+pub use external::ExternalStream;
+use facts::Facts;
+use plain::Segments;
+use staging::Stages;
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Deref;
+use watcher::Watcher;
+use weirpool_device::plain::{Arc, Mutex};
+use weirpool_device::{DeviceError, Pooling, RawStream};
+
+/// An NVIDIA GPU.
+///
+/// A handle, cheap to clone: all clones are the same device. Two that were opened over the same context
+/// are of the same [`DeviceId`](weirpool_device::DeviceId), so that streams of one can be registered with pools over
+/// the other.
+#[derive(Clone)]
+pub struct CudaDevice {
+    inner: Arc<Whole>,
+}
+
+/// The device's parts, until its last handle goes.
+struct Whole(Option<Inner>);
+
+impl Deref for Whole {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        self.0.as_ref().expect("taken only when the device ends")
+    }
+}
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        let_go(self.context.cu_ctx(), self.0.take());
+    }
+}
+
+struct Inner {
+    context: Arc<CudaContext>,
+    facts: Facts,
+    uses_virtual_memory: bool,
+    watcher: Watcher,
+    /// Streams that the contract made, by their handles.
+    streams: Mutex<HashMap<u64, Arc<CudaStream>>>,
+    stages: Stages,
+    segments: Mutex<Segments>,
+}
+
+/// How a [`CudaDevice`] is opened.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct CudaBuilder {
+    ordinal: usize,
+    context: Option<Arc<CudaContext>>,
+    virtual_memory: bool,
+}
+
+impl CudaBuilder {
+    /// Which device of the driver's list. Default: 0, the first.
+    pub fn ordinal(mut self, ordinal: usize) -> Self {
+        self.ordinal = ordinal;
+        self
+    }
+
+    /// A context that exists already, rather than the device's primary one.
+    pub fn context(mut self, context: Arc<CudaContext>) -> Self {
+        self.context = Some(context);
+        self
+    }
+
+    /// Whether to use virtual memory where it is supported. Default: yes.
+    pub fn virtual_memory(mut self, yes: bool) -> Self {
+        self.virtual_memory = yes;
+        self
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// When there is no driver, no such device, or the device cannot be used.
+    pub fn build(self) -> Result<CudaDevice, DeviceError> {
+        driver::load()?;
+        let context = match self.context {
+            Some(context) => context,
+            None => {
+                let opened = CudaContext::new(self.ordinal);
+                opened.map_err(|error| failure("open", error))?
+            }
+        };
+        let facts = Facts::of(&context)?;
+        Ok(CudaDevice {
+            inner: Arc::new(Whole(Some(Inner {
+                uses_virtual_memory: self.virtual_memory && facts.virtual_memory.is_some(),
+                facts,
+                watcher: Watcher::new(context.clone()),
+                streams: Mutex::default(),
+                stages: Stages::default(),
+                segments: Mutex::default(),
+                context,
+            }))),
+        })
+    }
+}
+
+impl CudaDevice {
+    /// Opens a device by its number, with its primary context.
+    ///
+    /// # Errors
+    /// When there is no driver, no such device, or the device cannot be used.
+    pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
+        Self::builder().ordinal(ordinal).build()
+    }
+
+    /// Begins a device with settings of one's own.
+    pub fn builder() -> CudaBuilder {
+        CudaBuilder {
+            ordinal: 0,
+            context: None,
+            virtual_memory: true,
+        }
+    }
+
+    /// The context that the device works in.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.inner.context
+    }
+
+    /// Makes a stream, which lives as long as its handles. The first of a context waits for all of the
+    /// context's work: cudarc synchronizes it.
+    ///
+    /// # Errors
+    /// When the driver cannot make one.
+    pub fn create_stream(&self) -> Result<Arc<CudaStream>, DeviceError> {
+        let _visit = self.visit("create_stream")?;
+        let stream = self.inner.context.new_stream();
+        stream.map_err(|error| failure("create_stream", error))
+    }
+
+    /// The stream of that name, if a pool made it.
+    pub fn stream(&self, raw: RawStream) -> Option<Arc<CudaStream>> {
+        self.inner.streams.lock().get(&raw.0).cloned()
+    }
+
+    /// One line for people: which device, its memory, what it supports, what of that is in use, and whether
+    /// its memory is pooled.
+    pub fn description(&self) -> String {
+        let kind = if self.inner.uses_virtual_memory {
+            "virtual"
+        } else {
+            "plain"
+        };
+        let pooling = Pooling::of(stream::device_id(&self.inner.context));
+        format!("{}; in use: {kind} memory, {pooling}", self.inner.facts)
+    }
+
+    fn uses_virtual_memory(&self) -> bool {
+        self.inner.uses_virtual_memory
+    }
+
+    fn visit(&self, call: &'static str) -> Result<Visit, DeviceError> {
+        Visit::new(call, &self.inner.context)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stages.free_all(&self.context);
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CudaDevice")
+            .field(&self.description())
+            .finish()
+    }
+}

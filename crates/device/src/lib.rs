@@ -1,0 +1,34 @@
+//! The device contract of `weirpool`: what the pool asks of a backend.
+//!
+//! [`Device`] is the contract. It is small, object-safe, and never called on the hot path: a block
+//! that a stream freed and takes again costs no device call. This crate knows nothing of pools, caches or
+//! waiting. Two crates implement the contract: `weirpool-sim` (streams as executors over host memory, on a
+//! virtual clock) and `weirpool-cuda` (NVIDIA GPUs, through cudarc). `weirpool` re-exports all three.
+#![deny(unsafe_code)]
+
+mod address;
+mod as_device;
+mod capability;
+#[allow(unsafe_code)]
+mod contract;
+mod error;
+mod kind;
+mod lock_check;
+mod names;
+#[doc(hidden)]
+pub mod plain;
+mod pooling;
+mod referee;
+mod transfer;
+
+pub use address::DeviceAddress;
+pub use as_device::AsDevice;
+pub use capability::{Capabilities, MemoryInfo};
+pub use contract::Device;
+pub use error::{DeviceError, DeviceErrorKind};
+pub use kind::{MemoryKind, MemoryKinds};
+pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
+pub use names::{AlarmId, Chunk, DeviceId, RawEvent, RawStream, WatchId};
+pub use pooling::Pooling;
+pub use referee::Referee;
+pub use transfer::Transfer;

@@ -1,0 +1,26 @@
+//! Std's primitives, and a mutex that does not poison: shared by the crates of the workspace, and not part of
+//! the public interface.
+//!
+//! The pool's loom models take device calls as single steps, so that the device layer uses std always.
+
+pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+pub use std::sync::{Arc, Condvar, MutexGuard, OnceLock, Weak};
+pub use std::thread;
+
+/// A std mutex that does not poison.
+#[derive(Debug, Default)]
+pub struct Mutex<T>(std::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    /// An unlocked mutex.
+    pub const fn new(value: T) -> Self {
+        Self(std::sync::Mutex::new(value))
+    }
+
+    /// Locks it, whether or not a thread panicked while it held the lock.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}

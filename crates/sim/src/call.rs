@@ -1,0 +1,127 @@
+//! The device calls by name: what is counted, charged, and made to fail.
+//!
+//! Knows nothing of what a call does.
+
+/// A device call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Call {
+    /// `Device::memory_info`
+    MemoryInfo,
+    /// `Device::reserve`
+    Reserve,
+    /// `Device::unreserve`
+    Unreserve,
+    /// `Device::create`
+    Create,
+    /// `Device::destroy`
+    Destroy,
+    /// `Device::map`
+    Map,
+    /// `Device::unmap`
+    Unmap,
+    /// `Device::allocate`
+    Allocate,
+    /// `Device::free`
+    Free,
+    /// `Device::create_stream`
+    CreateStream,
+    /// `Device::destroy_stream`
+    DestroyStream,
+    /// `Device::create_event`
+    CreateEvent,
+    /// `Device::destroy_event`
+    DestroyEvent,
+    /// `Device::record`
+    Record,
+    /// `Device::query`
+    Query,
+    /// `Device::wait`
+    Wait,
+    /// `Device::upload`
+    Upload,
+    /// `Device::download`
+    Download,
+    /// `Device::fill`
+    Fill,
+}
+
+impl Call {
+    /// Every call, in the order of their declaration.
+    pub const ALL: [Self; 19] = [
+        Self::MemoryInfo,
+        Self::Reserve,
+        Self::Unreserve,
+        Self::Create,
+        Self::Destroy,
+        Self::Map,
+        Self::Unmap,
+        Self::Allocate,
+        Self::Free,
+        Self::CreateStream,
+        Self::DestroyStream,
+        Self::CreateEvent,
+        Self::DestroyEvent,
+        Self::Record,
+        Self::Query,
+        Self::Wait,
+        Self::Upload,
+        Self::Download,
+        Self::Fill,
+    ];
+
+    /// The name of the call in [`Device`](weirpool_device::Device).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MemoryInfo => "memory_info",
+            Self::Reserve => "reserve",
+            Self::Unreserve => "unreserve",
+            Self::Create => "create",
+            Self::Destroy => "destroy",
+            Self::Map => "map",
+            Self::Unmap => "unmap",
+            Self::Allocate => "allocate",
+            Self::Free => "free",
+            Self::CreateStream => "create_stream",
+            Self::DestroyStream => "destroy_stream",
+            Self::CreateEvent => "create_event",
+            Self::DestroyEvent => "destroy_event",
+            Self::Record => "record",
+            Self::Query => "query",
+            Self::Wait => "wait",
+            Self::Upload => "upload",
+            Self::Download => "download",
+            Self::Fill => "fill",
+        }
+    }
+
+    /// Whether the call takes, gives or maps memory.
+    pub const fn is_memory_call(self) -> bool {
+        self.needs_virtual_memory() || matches!(self, Self::Allocate | Self::Free)
+    }
+
+    /// Whether the call exists only where the device has virtual memory.
+    pub const fn needs_virtual_memory(self) -> bool {
+        matches!(
+            self,
+            Self::Reserve
+                | Self::Unreserve
+                | Self::Create
+                | Self::Destroy
+                | Self::Map
+                | Self::Unmap
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Call;
+
+    #[test]
+    fn all_lists_every_call_at_its_own_index() {
+        for (index, call) in Call::ALL.into_iter().enumerate() {
+            assert_eq!(call as usize, index);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The rules: which use of memory must be ordered after, or before, which other.
+//!
+//! - A use lies in a live block, if it touches memory that a pool manages at all.
+//! - A use comes after all that earlier blocks left in its bytes, and after conflicting uses in its own.
+//! - When a block ends, each of its uses comes before the present point of one of the streams in whose
+//!   order it ends, or is known to be complete.
+//! - When one begins, all that was done to its bytes comes before the present point of its stream.
+//! - When memory is unmapped, all that was done to it is known to be complete.
+//!
+//! A use is reported once, and then forgotten: one mistake is one report. Knows nothing of how reports
+//! are raised.
+
+use super::clock::Stamp;
+use super::findings::Findings;
+use super::ground::{Ground, Life, Touch, Work};
+use super::order::Order;
+use super::report;
+use super::scene::Scene;
+use super::violation::{Usage, Violation};
+use crate::operation::{Access, Operation};
+use crate::schedule::{Item, News};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::panic::Location;
+use weirpool_device::RawStream;
+use weirpool_device::plain::Arc;
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(crate) struct Judge {
+    pub(crate) order: Order,
+    ground: Ground,
+    /// Live blocks by address.
+    lives: HashMap<u64, Arc<Life>>,
+    findings: Findings,
+}
+
+impl Judge {
+    pub(crate) fn new() -> Self {
+        let mut judge = Self::default();
+        judge.order.open(RawStream::HOST);
+        judge
+    }
+
+    // ---- what was found --------------------------------------------------------------------
+
+    pub(crate) fn take_first(&mut self) -> Option<Violation> {
+        self.findings.take_first()
+    }
+
+    pub(crate) fn take_all(&mut self) -> Vec<Violation> {
+        self.findings.take_all()
+    }
+
+    // ---- what the device is given to do ------------------------------------------------------
+
+    /// Every item passes here in the order of submission. What a record or a wait for an event means
+    /// is told beside it, by the event's name.
+    pub(crate) fn submitted(&mut self, stream: RawStream, item: &Item) {
+        match item {
+            Item::Operation(operation) if !operation.accesses().is_empty() => {
+                self.used(stream, operation);
+            }
+            Item::Signal(..) => self.order.signal(stream),
+            Item::WaitUntil(..) => self.order.wait_for_flag(stream),
+            Item::Operation(_) | Item::Record | Item::Wait(_) => {}
+        }
+        self.order.pass(stream);
+    }
+
+    /// The host uses memory itself: an item of its own stream, and over when it goes on.
+    pub(crate) fn used_by_host(&mut self, operation: &Operation) {
+        self.used(RawStream::HOST, operation);
+        self.order.pass(RawStream::HOST);
+        self.order.host_is_through();
+    }
+
+    pub(crate) fn hear(&mut self, news: impl IntoIterator<Item = News>) {
+        let mut is_over = false;
+        for news in news {
+            is_over |= self.order.hear(news);
+        }
+        if is_over {
+            self.findings.reconsider();
+        }
+    }
+
+    fn used(&mut self, stream: RawStream, operation: &Operation) {
+        let now = self.order.now(stream);
+        let work = Arc::new(Work {
+            stream,
+            name: operation.name.clone(),
+            place: operation.place(),
+            behind: now.clock.has_open().then(|| now.clone()),
+        });
+        let accesses = operation.accesses().iter();
+        accesses
+            .filter(|access| access.bytes > 0)
+            .for_each(|access| self.touch(&now, &work, access));
+    }
+
+    fn touch(&mut self, now: &Stamp, work: &Arc<Work>, access: &Access) {
+        let start = access.address.to_bits();
+        let end = start.saturating_add(access.bytes);
+        if let Some(outside) = self.outside(start, end, Usage::new(work, access.kind)) {
+            return self.findings.report(outside);
+        }
+        for (start, cell) in self.ground.all(start, end) {
+            let scene = Scene {
+                start,
+                end: cell.end,
+                touch: Touch::new(now, work, access.kind, cell),
+                now,
+                order: &self.order,
+                findings: &mut self.findings,
+            };
+            scene.play(cell);
+        }
+        self.ground.mend(start, end);
+    }
+
+    /// What is wrong with an access to memory that a pool manages, not all of which is in live blocks.
+    fn outside(&mut self, start: u64, end: u64, usage: Usage) -> Option<Violation> {
+        let (mut owner, mut outside) = (None, None);
+        for (start, cell) in self.ground.all(start, end) {
+            owner = owner.or_else(|| cell.owner.clone());
+            if !cell.is_live() && outside.is_none() {
+                outside = Some((start, cell.clone()));
+            }
+        }
+        let (start, cell) = outside?;
+        Some(report::outside(start, &cell, &owner?, usage))
+    }
+
+    // ---- what a pool grants and frees ----------------------------------------------------------
+
+    pub(super) fn granted(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        stream: RawStream,
+        place: &'static Location<'static>,
+    ) {
+        let life = Arc::new(Life::new(address, bytes, stream, place));
+        self.begin(&life, address, address + bytes, stream);
+        self.lives.insert(address, life);
+    }
+
+    /// A block has so many bytes more: its life is another from here on, as long as it is.
+    pub(super) fn grown(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        stream: RawStream,
+        place: &'static Location<'static>,
+    ) {
+        let Some(old) = self.lives.remove(&address) else {
+            return;
+        };
+        let end = address + old.bytes;
+        let life = Arc::new(Life::new(address, old.bytes + bytes, old.stream, place));
+        for (_, cell) in self.ground.known(address, end) {
+            let touches = cell.touches.iter_mut().chain(&mut cell.last);
+            for touch in touches.filter(|touch| touch.is_of(&old)) {
+                touch.life = Some(life.clone());
+            }
+            cell.owner = Some(life.clone());
+        }
+        self.begin(&life, end, end + bytes, stream);
+        self.lives.insert(address, life);
+    }
+
+    /// A life begins to have bytes.
+    fn begin(&mut self, life: &Arc<Life>, start: u64, end: u64, stream: RawStream) {
+        let now = self.order.now(stream);
+        for (start, cell) in self.ground.all(start, end) {
+            if cell.is_live() {
+                self.findings
+                    .report(report::granted_twice(start, cell, life));
+            }
+            cell.owner = Some(life.clone());
+            cell.last = None;
+            let (end, order, findings) = (cell.end, &self.order, &mut self.findings);
+            cell.touches.retain(|touch| {
+                let report = || report::granted_while_used(start, end, touch, life);
+                let now = std::slice::from_ref(&now);
+                !order.is_known(touch.moment) && findings.may_be_before(now, touch.moment, report)
+            });
+        }
+        self.ground.mend(start, end);
+    }
+
+    pub(super) fn freed(
+        &mut self,
+        address: u64,
+        streams: &[RawStream],
+        place: Option<&'static Location<'static>>,
+    ) {
+        let Some(life) = self.lives.remove(&address) else {
+            return;
+        };
+        life.end(place, streams);
+        let now = |stream: &RawStream| self.order.now(*stream);
+        let points: SmallVec<[Stamp; 2]> = streams.iter().map(now).collect();
+        for (start, cell) in self.ground.known(address, address + life.bytes) {
+            let (end, order, findings) = (cell.end, &self.order, &mut self.findings);
+            cell.touches.retain(|touch| {
+                let report = || report::freed_while_used(start, end, touch, &life);
+                !order.is_known(touch.moment)
+                    && (!touch.is_of(&life)
+                        || findings.may_be_before(&points, touch.moment, report))
+            });
+        }
+        self.ground.mend(address, address + life.bytes);
+    }
+
+    // ---- what is mapped --------------------------------------------------------------------------
+
+    /// The range has no memory behind it from now on, or other memory.
+    pub(crate) fn unmapped(&mut self, address: u64, bytes: u64) {
+        for (start, cell) in self.ground.known(address, address.saturating_add(bytes)) {
+            for touch in std::mem::take(&mut cell.touches) {
+                if !self.order.is_known(touch.moment) {
+                    let report = report::unmapped_while_used(start, cell.end, &touch);
+                    self.findings.report(report);
+                }
+            }
+        }
+    }
+
+    /// The range is nobody's any more, and may come to be anybody's.
+    pub(crate) fn returned(&mut self, address: u64, bytes: u64) {
+        self.unmapped(address, bytes);
+        self.ground.forget(address, address.saturating_add(bytes));
+    }
+}

@@ -1,0 +1,99 @@
+//! Putting reports together: what is wrong, from what is known of the bytes in question.
+//!
+//! Knows nothing of why it is wrong.
+
+use super::ground::{Cell, Life, Touch};
+use super::violation::{Allocation, Usage, Violation, ViolationKind};
+use weirpool_device::plain::Arc;
+
+/// Something is wrong with what comes after an access.
+fn after(kind: ViolationKind, start: u64, end: u64, earlier: &Touch) -> Violation {
+    Violation {
+        kind,
+        address: start.into(),
+        bytes: end - start,
+        earlier: Some(Usage::new(&earlier.work, earlier.kind)),
+        later: None,
+        memory: earlier.life.as_ref().map(Allocation::new),
+        next: None,
+    }
+}
+
+pub(super) fn granted_while_used(
+    start: u64,
+    end: u64,
+    earlier: &Touch,
+    next: &Arc<Life>,
+) -> Violation {
+    Violation {
+        next: Some(Allocation::new(next)),
+        ..after(ViolationKind::GrantedWhileUsed, start, end, earlier)
+    }
+}
+
+pub(super) fn freed_while_used(
+    start: u64,
+    end: u64,
+    earlier: &Touch,
+    life: &Arc<Life>,
+) -> Violation {
+    Violation {
+        memory: Some(Allocation::new(life)),
+        ..after(ViolationKind::FreedWhileUsed, start, end, earlier)
+    }
+}
+
+pub(super) fn unmapped_while_used(start: u64, end: u64, earlier: &Touch) -> Violation {
+    after(ViolationKind::UnmappedWhileUsed, start, end, earlier)
+}
+
+pub(super) fn granted_twice(start: u64, cell: &Cell, next: &Arc<Life>) -> Violation {
+    Violation {
+        kind: ViolationKind::GrantedTwice,
+        address: start.into(),
+        bytes: cell.end - start,
+        earlier: last_use(cell),
+        later: None,
+        memory: cell.owner.as_ref().map(Allocation::new),
+        next: Some(Allocation::new(next)),
+    }
+}
+
+/// An access is not in a live block; `owner` has, or had, some of its bytes.
+pub(super) fn outside(start: u64, cell: &Cell, owner: &Arc<Life>, usage: Usage) -> Violation {
+    let (kind, memory) = match &cell.owner {
+        Some(former) => (ViolationKind::UseAfterFree, former),
+        None => (ViolationKind::NotAllocated, owner),
+    };
+    Violation {
+        kind,
+        address: start.into(),
+        bytes: cell.end - start,
+        earlier: last_use(cell),
+        later: Some(usage),
+        memory: Some(Allocation::new(memory)),
+        next: None,
+    }
+}
+
+fn last_use(cell: &Cell) -> Option<Usage> {
+    let last = cell.last.as_ref()?;
+    Some(Usage::new(&last.work, last.kind))
+}
+
+/// An access in one cell, and an earlier one.
+pub(super) fn unordered(
+    kind: ViolationKind,
+    start: u64,
+    end: u64,
+    earlier: &Touch,
+    later: &Touch,
+) -> Violation {
+    let is_of_another_life = kind == ViolationKind::UsedBeforeGrant;
+    let next = later.life.as_ref().filter(|_| is_of_another_life);
+    Violation {
+        later: Some(Usage::new(&later.work, later.kind)),
+        next: next.map(Allocation::new),
+        ..after(kind, start, end, earlier)
+    }
+}

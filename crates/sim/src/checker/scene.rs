@@ -1,0 +1,69 @@
+//! One access meets those that came before it in the same bytes.
+
+use super::clock::{Answer, Stamp};
+use super::findings::{Findings, Question};
+use super::ground::{Cell, Touch};
+use super::order::Order;
+use super::report;
+use super::violation::ViolationKind;
+use crate::operation::AccessKind;
+use smallvec::smallvec;
+
+/// An access in one cell.
+pub(super) struct Scene<'a> {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) touch: Touch,
+    pub(super) now: &'a Stamp,
+    pub(super) order: &'a Order,
+    pub(super) findings: &'a mut Findings,
+}
+
+impl Scene<'_> {
+    /// Holds the access against the earlier ones of the cell, and adds it to them.
+    pub(super) fn play(mut self, cell: &mut Cell) {
+        let mut earlier = std::mem::take(&mut cell.touches);
+        earlier.retain(|earlier| !self.order.is_known(earlier.moment) && self.keeps(earlier, cell));
+        cell.touches = earlier;
+        cell.last = Some(self.touch.clone());
+        cell.touches.push(self.touch);
+    }
+
+    /// An earlier access stays if a later one could be ordered after this one and not after it. One that
+    /// was reported does not.
+    fn keeps(&mut self, earlier: &Touch, cell: &Cell) -> bool {
+        let is_same = earlier.moment == self.touch.moment;
+        if is_same || self.now.has(earlier.moment) == Answer::Yes {
+            return !self.stands_for(earlier);
+        }
+        if !cell.is_of(earlier.life.as_ref()) {
+            let question = smallvec![(self.now.clone(), earlier.moment)];
+            return self.may_be(ViolationKind::UsedBeforeGrant, question, earlier);
+        }
+        let is_harmless = [&self.touch, earlier]
+            .iter()
+            .all(|touch| touch.kind == AccessKind::Read);
+        is_harmless || self.may_be(ViolationKind::Race, self.either_way(earlier), earlier)
+    }
+
+    /// Whether whatever conflicts with an earlier access, and is ordered after this one, is in order
+    /// with the earlier one too.
+    fn stands_for(&self, earlier: &Touch) -> bool {
+        self.touch.kind == AccessKind::Write || earlier.kind == AccessKind::Read
+    }
+
+    fn may_be(&mut self, kind: ViolationKind, question: Question, earlier: &Touch) -> bool {
+        let (start, end, touch) = (self.start, self.end, &self.touch);
+        let report = || report::unordered(kind, start, end, earlier, touch);
+        self.findings.may_be(question, report)
+    }
+
+    /// Whether one of two accesses comes before the other. What was submitted first comes later if a
+    /// signal that it waits for lies behind the other.
+    fn either_way(&self, earlier: &Touch) -> Question {
+        let forth = (self.now.clone(), earlier.moment);
+        let back = earlier.work.behind.clone();
+        let back = back.map(|point| (point, self.touch.moment));
+        std::iter::once(forth).chain(back).collect()
+    }
+}

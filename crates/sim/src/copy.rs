@@ -1,0 +1,143 @@
+//! Copies between the host and the simulated device, and fills: operations like any other, that move bytes.
+
+use super::SimDevice;
+use super::call::Call;
+use super::contract::check_stream;
+use super::cost;
+use super::operation::Operation;
+use super::schedule::Item;
+use std::panic::Location;
+use weirpool_device::plain::{Arc, Mutex};
+use weirpool_device::{Device, DeviceError, RawEvent, RawStream, Transfer};
+
+struct SimTransfer {
+    device: SimDevice,
+    event: RawEvent,
+    /// What came from the device.
+    arrived: Arc<Mutex<Vec<u8>>>,
+}
+
+impl SimDevice {
+    pub(super) fn start_upload(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: &[u8],
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        if stream == RawStream::HOST {
+            self.host_write_at(address, bytes, place)?;
+            return self.arrived(Vec::new());
+        }
+        let count = bytes.len() as u64;
+        let bytes = bytes.to_vec();
+        let copy = Operation::new(cost::of_copy(count))
+            .named("upload")
+            .at(place)
+            .writes(address, count)
+            .run(move |memory| memory.write(address, &bytes));
+        self.start(Call::Upload, stream, count, copy, Arc::default())
+    }
+
+    pub(super) fn start_download(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        place: &'static Location<'static>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        if stream == RawStream::HOST {
+            let mut read = vec![0; bytes as usize];
+            self.host_read_at(address, &mut read, place)?;
+            return self.arrived(read);
+        }
+        let arrived = Arc::<Mutex<Vec<u8>>>::default();
+        let target = arrived.clone();
+        let copy = Operation::new(cost::of_copy(bytes))
+            .named("download")
+            .at(place)
+            .reads(address, bytes)
+            .run(move |memory| {
+                let mut read = vec![0; bytes as usize];
+                memory.read(address, &mut read);
+                *target.lock() = read;
+            });
+        self.start(Call::Download, stream, bytes, copy, arrived)
+    }
+
+    /// What the ordering checker finds in it is raised by a later call: this one is made by drops.
+    pub(super) fn start_fill(
+        &self,
+        stream: RawStream,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        let call = Call::Fill;
+        if stream == RawStream::HOST {
+            self.engine.call(|state| state.enter(call, bytes))?;
+            return self.host_fill_at(address, bytes, value, place);
+        }
+        let fill = Operation::new(cost::of_fill(bytes))
+            .named("fill")
+            .at(place)
+            .writes(address, bytes)
+            .run(move |memory| memory.fill(address, bytes, value));
+        self.engine.call(|state| {
+            state.enter(call, bytes)?;
+            check_stream(state, call, stream)?;
+            state.submit(stream, Item::Operation(fill));
+            Ok(())
+        })
+    }
+
+    /// What the host did itself, as a transfer that is over: its event was never recorded.
+    fn arrived(&self, bytes: Vec<u8>) -> Result<Box<dyn Transfer>, DeviceError> {
+        Ok(Box::new(SimTransfer {
+            event: self.create_event()?,
+            device: self.clone(),
+            arrived: Arc::new(Mutex::new(bytes)),
+        }))
+    }
+
+    fn start(
+        &self,
+        call: Call,
+        stream: RawStream,
+        bytes: u64,
+        copy: Operation,
+        arrived: Arc<Mutex<Vec<u8>>>,
+    ) -> Result<Box<dyn Transfer>, DeviceError> {
+        let transfer = SimTransfer {
+            event: self.create_event()?,
+            device: self.clone(),
+            arrived,
+        };
+        self.engine.call(|state| {
+            state.enter(call, bytes)?;
+            check_stream(state, call, stream)?;
+            state.submit(stream, Item::Operation(copy));
+            Ok(())
+        })?;
+        self.record(transfer.event, stream)?;
+        Ok(Box::new(transfer))
+    }
+}
+
+impl Transfer for SimTransfer {
+    fn event(&self) -> RawEvent {
+        self.event
+    }
+
+    fn bytes(&mut self) -> Result<Option<Vec<u8>>, DeviceError> {
+        let is_complete = self.device.query(self.event)?;
+        Ok(is_complete.then(|| std::mem::take(&mut *self.arrived.lock())))
+    }
+}
+
+impl Drop for SimTransfer {
+    fn drop(&mut self) {
+        let _ = self.device.destroy_event(self.event);
+    }
+}

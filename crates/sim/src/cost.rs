@@ -1,0 +1,176 @@
+//! What a device call costs the calling thread, in nanoseconds.
+//!
+//! Source: one NVIDIA H200 (driver 580.159, CUDA 13.0) on one thread of a Xeon host; `cargo bench
+//! --features cuda --bench device_calls` measures again. Sizes between two measured ones are
+//! interpolated on a log2 scale; below the smallest the cost is flat; above the largest it grows with the
+//! size. Knows nothing of who pays.
+
+use super::call::Call;
+use std::time::Duration;
+use weirpool_device::MemoryKind;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Measured (bytes, nanoseconds), by rising size.
+type Curve<const POINTS: usize> = [(u64, u64); POINTS];
+
+/// Up to half a gibibyte the driver has memory at hand; the last point is the price of memory that it
+/// has to clear first.
+const CREATE: Curve<5> = [
+    (2 * MIB, 8_244),
+    (16 * MIB, 9_117),
+    (64 * MIB, 11_313),
+    (512 * MIB, 21_902),
+    (GIB, 2_019_869),
+];
+const DESTROY: Curve<5> = [
+    (2 * MIB, 8_525),
+    (16 * MIB, 14_114),
+    (64 * MIB, 33_636),
+    (256 * MIB, 72_240),
+    (GIB, 272_467),
+];
+const UNMAP: Curve<4> = [
+    (2 * MIB, 13_738),
+    (16 * MIB, 14_318),
+    (64 * MIB, 21_155),
+    (GIB, 34_242),
+];
+/// The mapping itself, and giving the device access to it, which the contract makes one call.
+const MAP: Curve<4> = [
+    (2 * MIB, 1_239 + 20_252),
+    (16 * MIB, 21_868),
+    (64 * MIB, 577 + 34_160),
+    (GIB, 2_466 + 68_365),
+];
+/// Below a step of 2 MiB the driver divides what it has.
+const ALLOCATE: Curve<4> = [
+    (MIB, 997),
+    (4 * MIB, 35_835),
+    (64 * MIB, 42_366),
+    (GIB, 75_150),
+];
+/// On an idle device.
+const FREE: Curve<4> = [
+    (MIB, 997),
+    (4 * MIB, 30_810),
+    (64 * MIB, 46_518),
+    (GIB, 338_776),
+];
+
+const RESERVE: u64 = 5_239;
+const UNRESERVE: u64 = 5_850;
+const RECORD: u64 = 150;
+const QUERY: u64 = 150;
+const WAIT: u64 = 200;
+const MEMORY_INFO: u64 = 20_263;
+const CREATE_STREAM: u64 = 3_962;
+const DESTROY_STREAM: u64 = 5_012;
+/// Measured as a pair: 175.
+const CREATE_EVENT: u64 = 88;
+const DESTROY_EVENT: u64 = 87;
+
+/// A copy's submission, and bytes per microsecond: of the host's own copy to page-locked memory, and of
+/// the bus (not measured: a PCI Express 5.0 slot's).
+const COPY: u64 = 5_416;
+const HOST_COPY: u64 = 7_600;
+const BUS: u64 = 50_000;
+
+/// Submitting a fill: what an empty kernel's launch costs (a fill's own was not measured).
+const FILL: u64 = 3_026;
+/// Until the device begins with a fill, and bytes that it writes in a microsecond: of its memory's bandwidth
+/// (4.8 TB/s by the data sheet; not measured) what writes can be expected to have.
+const FILL_BEGINS: u64 = 2_000;
+const FILL_RATE: u64 = 3_000_000;
+
+/// What `call` costs for `bytes` (0 where a size means nothing).
+pub(super) fn of(call: Call, bytes: u64) -> Duration {
+    Duration::from_nanos(match call {
+        Call::Create => on_curve(&CREATE, bytes),
+        Call::Destroy => on_curve(&DESTROY, bytes),
+        Call::Map => on_curve(&MAP, bytes),
+        Call::Unmap => on_curve(&UNMAP, bytes),
+        Call::Allocate => on_curve(&ALLOCATE, bytes),
+        Call::Free => on_curve(&FREE, bytes),
+        Call::Reserve => RESERVE,
+        Call::Unreserve => UNRESERVE,
+        Call::Record => RECORD,
+        Call::Query => QUERY,
+        Call::MemoryInfo => MEMORY_INFO,
+        Call::Wait => WAIT,
+        Call::Upload => COPY + per_byte(bytes, HOST_COPY),
+        Call::Download => COPY,
+        Call::Fill => FILL,
+        Call::CreateStream => CREATE_STREAM,
+        Call::DestroyStream => DESTROY_STREAM,
+        Call::CreateEvent => CREATE_EVENT,
+        Call::DestroyEvent => DESTROY_EVENT,
+    })
+}
+
+/// Locking the host's pages, or unlocking them: about a quarter of a millisecond a MiB, as `device::cuda`
+/// met it; not measured apart.
+const LOCK_MIB: u64 = 250_000;
+
+/// What page-locked memory costs beside being taken or given back.
+pub(super) fn of_locking(kind: MemoryKind, bytes: u64) -> Duration {
+    match kind {
+        MemoryKind::Pinned => Duration::from_nanos(bytes.saturating_mul(LOCK_MIB) / MIB),
+        _ => Duration::ZERO,
+    }
+}
+
+/// How long the device is busy copying between itself and the host.
+pub(super) fn of_copy(bytes: u64) -> Duration {
+    Duration::from_nanos(per_byte(bytes, BUS))
+}
+
+/// How long the device is busy filling its memory.
+pub(super) fn of_fill(bytes: u64) -> Duration {
+    Duration::from_nanos(FILL_BEGINS + per_byte(bytes, FILL_RATE))
+}
+
+fn per_byte(bytes: u64, bytes_per_us: u64) -> u64 {
+    bytes.saturating_mul(1000) / bytes_per_us
+}
+
+fn on_curve(curve: &[(u64, u64)], bytes: u64) -> u64 {
+    let (smallest, flat) = curve[0];
+    let (largest, most) = curve[curve.len() - 1];
+    if bytes <= smallest {
+        return flat;
+    }
+    if bytes >= largest {
+        return (most as f64 * (bytes as f64 / largest as f64)) as u64;
+    }
+    let after = curve.partition_point(|&(size, _)| size <= bytes);
+    between(curve[after - 1], curve[after], bytes)
+}
+
+fn between(low: (u64, u64), high: (u64, u64), bytes: u64) -> u64 {
+    let octaves = |from: u64, to: u64| (to as f64 / from as f64).log2();
+    let share = octaves(low.0, bytes) / octaves(low.0, high.0);
+    (low.1 as f64 + share * (high.1 as f64 - low.1 as f64)).round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn measured_sizes_cost_what_was_measured() {
+        for (bytes, nanos) in CREATE {
+            assert_eq!(of(Call::Create, bytes).as_nanos(), u128::from(nanos));
+        }
+        assert_eq!(of(Call::Map, 2 * MIB).as_nanos(), 21_491);
+        assert_eq!(of(Call::Unmap, 1).as_nanos(), 13_738);
+    }
+
+    #[test]
+    fn sizes_between_lie_between_and_larger_ones_grow() {
+        let middle = of(Call::Destroy, 16 * MIB).as_nanos();
+        assert!((8_525..33_636).contains(&middle), "{middle}");
+        assert_eq!(of(Call::Create, 2 * GIB).as_nanos(), 2 * 2_019_869);
+    }
+}

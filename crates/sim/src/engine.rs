@@ -1,0 +1,256 @@
+//! The lock, and how time moves under it.
+//!
+//! A call locks, changes the [`State`], lets the schedule do all that is possible at this instant,
+//! unlocks, and only then wakes. The body of an operation runs outside the lock: while one does,
+//! other threads add to the schedule and leave, and the thread that ran the body goes on with
+//! what they added. So the schedule has one mover at a time, and bodies run in order.
+
+use super::builder::{Clock, Settings};
+use super::memory::{Illegal, Memory, Space};
+use super::schedule::Job;
+use super::state::{Panic, State};
+use super::ticker::{self, Bell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::{Duration, Instant};
+use weirpool_device::plain::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Weak, thread};
+use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId};
+
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+pub(super) struct Engine {
+    pub(super) id: DeviceId,
+    pub(super) settings: Settings,
+    origin: Instant,
+    this: Weak<Self>,
+    state: Mutex<State>,
+    /// A body has ended.
+    ended: Condvar,
+    bell: Arc<Bell>,
+}
+
+impl Engine {
+    pub(super) fn new(settings: Settings) -> Arc<Self> {
+        let id = DeviceId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        Arc::new_cyclic(|this| Self {
+            id,
+            settings,
+            origin: Instant::now(),
+            this: this.clone(),
+            state: Mutex::new(State::new(id, &settings)),
+            ended: Condvar::new(),
+            bell: Arc::default(),
+        })
+    }
+
+    fn shared(&self) -> Arc<Self> {
+        self.this
+            .upgrade()
+            .expect("the engine lives while it is called")
+    }
+
+    // ---- under the lock --------------------------------------------------------------------
+
+    /// Makes a device call: brings the device up to now, does `change`, and what follows from it.
+    pub(super) fn call<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.locked();
+        if self.settings.clock == Clock::Wall {
+            state = self.proceed(state, self.origin.elapsed());
+        }
+        state.activity += 1;
+        let result = change(&mut state);
+        self.leave(state);
+        result
+    }
+
+    /// Looks on behalf of the host, which from then on knows what it saw.
+    pub(super) fn observe<R>(&self, look: impl FnOnce(&mut State) -> R) -> R {
+        if self.settings.clock == Clock::Wall {
+            self.catch_up();
+        }
+        look(&mut self.locked())
+    }
+
+    /// Looks without touching: this is no activity, and nothing follows from it.
+    pub(super) fn peek<R>(&self, look: impl FnOnce(&State) -> R) -> R {
+        if self.settings.clock == Clock::Wall {
+            self.catch_up();
+        }
+        look(&self.locked())
+    }
+
+    pub(super) fn locked(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Does what is possible at this instant, unlocks, and wakes.
+    pub(super) fn leave(&self, state: MutexGuard<'_, State>) {
+        let now = state.schedule.now();
+        let state = self.proceed(state, now);
+        self.unlock_and_wake(state);
+    }
+
+    /// Answers whether anybody was woken.
+    pub(super) fn unlock_and_wake(&self, mut state: MutexGuard<'_, State>) -> bool {
+        let woken = state.take_woken();
+        let debris = std::mem::take(&mut state.debris);
+        let errand = ticker::errand(&mut state, self.settings.clock);
+        drop(state);
+        drop(debris);
+        if let Some(errand) = errand {
+            errand.run(&self.bell, &self.this);
+        }
+        let anybody = !woken.is_empty();
+        if anybody {
+            weirpool_device::assert_unlocked("a waker is called");
+        }
+        woken.into_iter().for_each(std::task::Waker::wake);
+        anybody
+    }
+
+    // ---- time ------------------------------------------------------------------------------
+
+    pub(super) fn now(&self) -> Duration {
+        match self.settings.clock {
+            Clock::Wall => self.origin.elapsed(),
+            Clock::Virtual | Clock::Manual => self.peek(|state| state.schedule.now()),
+        }
+    }
+
+    /// Does everything due up to `target`, in order, and stops there. While another thread runs a
+    /// body this does nothing: that thread goes on with whatever is on the schedule by then.
+    pub(super) fn proceed<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        target: Duration,
+    ) -> MutexGuard<'a, State> {
+        if state.running.is_some() {
+            return state;
+        }
+        loop {
+            while let Some(job) = state.schedule.run() {
+                state.tell_news();
+                state = self.run_body(state, job);
+            }
+            state.tell_news();
+            state.ring_alarms();
+            match state.next_due() {
+                Some(at) if at <= target => state.schedule.move_to(at),
+                _ => break,
+            }
+        }
+        state.schedule.move_to(target);
+        state
+    }
+
+    fn run_body<'a>(&'a self, mut state: MutexGuard<'a, State>, job: Job) -> MutexGuard<'a, State> {
+        state.running = Some(thread::current().id());
+        drop(state);
+        let Job { stream, body } = job;
+        let mut memory = Memory::new(self.shared());
+        let outcome = catch_unwind(AssertUnwindSafe(|| body(&mut memory)));
+        let mut state = self.locked();
+        state.running = None;
+        if state.waiting > 0 {
+            self.ended.notify_all();
+        }
+        match outcome {
+            Ok(()) => state.schedule.finish(stream),
+            Err(panic) => self.note_panic(&mut state, panic),
+        }
+        state
+    }
+
+    fn note_panic(&self, state: &mut State, panic: Panic) {
+        let words = panic.downcast_ref::<&str>().copied();
+        let words = words.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        let words = words.unwrap_or("no message");
+        state.break_device(format!("the body of an operation panicked: {words}").into());
+        state.panic = Some(panic);
+    }
+
+    /// Passes a body's panic on, and raises what the ordering checker found.
+    #[track_caller]
+    pub(super) fn pass_panic_on(&self) {
+        let panic = self.locked().panic.take();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+        self.raise();
+    }
+
+    /// Locks when no body runs, so that time can be moved.
+    ///
+    /// # Panics
+    /// Inside a body, which would wait for itself.
+    fn locked_to_move(&self) -> MutexGuard<'_, State> {
+        let mut state = self.locked();
+        while let Some(mover) = state.running {
+            assert!(
+                mover != thread::current().id(),
+                "the body of an operation must not move the device's time"
+            );
+            state.waiting += 1;
+            state = self
+                .ended
+                .wait(state)
+                .unwrap_or_else(|poison| poison.into_inner());
+            state.waiting -= 1;
+        }
+        state
+    }
+
+    /// Moves simulated time to what `target` answers, doing everything due on the way; answers
+    /// whether there was a target.
+    #[track_caller]
+    pub(super) fn move_to(&self, target: impl FnOnce(&State) -> Option<Duration>) -> bool {
+        assert!(
+            self.settings.clock != Clock::Wall,
+            "nobody moves the time of a device on the wall clock"
+        );
+        let state = self.locked_to_move();
+        // What other threads added during a body comes first.
+        let now = state.schedule.now();
+        let mut state = self.proceed(state, now);
+        let target = target(&state);
+        if let Some(target) = target {
+            state = self.proceed(state, target);
+        }
+        self.unlock_and_wake(state);
+        self.pass_panic_on();
+        target.is_some()
+    }
+
+    /// Does, on the wall clock, what has become due meanwhile.
+    pub(super) fn catch_up(&self) {
+        let state = self.locked();
+        let state = self.proceed(state, self.origin.elapsed());
+        self.unlock_and_wake(state);
+    }
+
+    // ---- memory ----------------------------------------------------------------------------
+
+    /// Reads or writes bytes. An illegal address breaks the device.
+    ///
+    /// # Errors
+    /// The device is broken, or just broke.
+    pub(super) fn access(
+        &self,
+        what: &'static str,
+        access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
+    ) -> Result<(), DeviceError> {
+        self.call(|state| {
+            state.check(what)?;
+            access(&mut state.space).map_err(|illegal| {
+                let reason: Arc<str> = format!("illegal address: {what} at {illegal}").into();
+                state.break_device(reason.clone());
+                DeviceError::new(what, DeviceErrorKind::Sticky, reason)
+            })
+        })
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.bell.close();
+    }
+}

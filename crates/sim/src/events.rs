@@ -1,0 +1,50 @@
+//! Events: a name each, and what was recorded last.
+//!
+//! Knows nothing of whether a point is complete.
+
+use super::names::Names;
+use super::schedule::Point;
+use weirpool_device::{DeviceErrorKind, DeviceId, RawEvent};
+
+/// What a record left.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Recorded {
+    /// The event completes with this point.
+    At(Point),
+    /// Every question about it fails.
+    Failing(DeviceErrorKind),
+}
+
+#[derive(Debug)]
+pub(super) struct Events {
+    names: Names<Option<Recorded>>,
+}
+
+impl Events {
+    pub(super) fn new(device: DeviceId) -> Self {
+        Self {
+            names: Names::new(device),
+        }
+    }
+
+    pub(super) fn create(&mut self) -> RawEvent {
+        RawEvent(self.names.insert(None))
+    }
+
+    /// Answers whether there was such an event.
+    pub(super) fn destroy(&mut self, event: RawEvent) -> bool {
+        self.names.remove(event.0).is_some()
+    }
+
+    /// What was recorded last, if anything was; nothing when there is no such event.
+    pub(super) fn last(&self, event: RawEvent) -> Option<Option<Recorded>> {
+        self.names.get(event.0).copied()
+    }
+
+    /// Replaces what was recorded before. An unknown event is ignored.
+    pub(super) fn record(&mut self, event: RawEvent, recorded: Recorded) {
+        if let Some(last) = self.names.get_mut(event.0) {
+            *last = Some(recorded);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The host's own use of memory that it sees: loads and stores, without a copy.
+//!
+//! The host is one more stream of execution, which runs when it is called and is through when it goes on.
+//! The ordering checker holds it to that: what the device does with the same bytes comes before if the
+//! host has seen it complete, and after if it is submitted later.
+
+use super::SimDevice;
+use super::memory::{Illegal, Space, Viewer};
+use super::operation::Operation;
+use std::panic::Location;
+use std::time::Duration;
+use weirpool_device::{DeviceAddress, DeviceError, DeviceErrorKind};
+
+/// The host's own loads and stores, in memory of kinds that it
+/// [sees](weirpool_device::MemoryKind::is_seen_by_host).
+///
+/// ```
+/// use std::time::Duration;
+/// use weirpool::device::sim::{Checker, Operation, SimDevice, ViolationKind};
+/// use weirpool::device::{Device, MemoryKind};
+///
+/// let device = SimDevice::builder().checker(Checker::Collect).build();
+/// let address = device.allocate(MemoryKind::Managed, 2 << 20)?;
+/// device.host_write(address, b"weir")?;
+/// let work = device.create_stream();
+/// let reverse = Operation::new(Duration::from_micros(5)).writes(address, 4);
+/// work.submit(reverse.run(move |memory| memory.write(address, b"riew")));
+///
+/// let mut seen = [0; 4];
+/// device.host_read(address, &mut seen)?; // too early: nothing says that the work is over
+/// assert_eq!(device.violations()[0].kind, ViolationKind::Race);
+/// device.advance_to_end();
+/// assert_eq!(work.backlog(), 0); // this does
+/// device.host_read(address, &mut seen)?;
+/// assert_eq!(&seen, b"riew");
+/// assert!(device.violations().is_empty());
+/// # Ok::<(), weirpool::device::DeviceError>(())
+/// ```
+impl SimDevice {
+    /// Fills `into` with the bytes from `address` on.
+    ///
+    /// # Errors
+    /// When the host does not see all of it, or the device is broken.
+    ///
+    /// # Panics
+    /// With what the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/) found.
+    #[track_caller]
+    pub fn host_read(
+        &self,
+        address: impl Into<DeviceAddress>,
+        into: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        self.host_read_at(address.into().to_bits(), into, Location::caller())
+    }
+
+    /// Writes `from` to `address` and on.
+    ///
+    /// # Errors
+    /// When the host does not see all of it, or the device is broken; nothing is written then.
+    ///
+    /// # Panics
+    /// With what the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/) found.
+    #[track_caller]
+    pub fn host_write(
+        &self,
+        address: impl Into<DeviceAddress>,
+        from: &[u8],
+    ) -> Result<(), DeviceError> {
+        self.host_write_at(address.into().to_bits(), from, Location::caller())
+    }
+
+    /// Writes `value` to `bytes` bytes from `address` on.
+    ///
+    /// # Errors
+    /// When the host does not see all of it, or the device is broken; nothing is written then.
+    ///
+    /// # Panics
+    /// With what the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/) found.
+    #[track_caller]
+    pub fn host_fill(
+        &self,
+        address: impl Into<DeviceAddress>,
+        bytes: u64,
+        value: u8,
+    ) -> Result<(), DeviceError> {
+        let address = address.into().to_bits();
+        let filled = self.host_fill_at(address, bytes, value, Location::caller());
+        self.engine.raise();
+        filled
+    }
+
+    /// What the checker finds is left to a later call.
+    pub(super) fn host_fill_at(
+        &self,
+        address: u64,
+        bytes: u64,
+        value: u8,
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        let fill = a_use("host_fill", place).writes(address, bytes);
+        self.use_quietly(&fill, |space| {
+            space.fill(Viewer::Host, address, bytes, value)
+        })
+    }
+
+    #[track_caller]
+    pub(super) fn host_read_at(
+        &self,
+        address: u64,
+        into: &mut [u8],
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        let read = a_use("host_read", place).reads(address, into.len() as u64);
+        self.use_as_host(&read, |space| space.read(Viewer::Host, address, into))
+    }
+
+    #[track_caller]
+    pub(super) fn host_write_at(
+        &self,
+        address: u64,
+        from: &[u8],
+        place: &'static Location<'static>,
+    ) -> Result<(), DeviceError> {
+        let write = a_use("host_write", place).writes(address, from.len() as u64);
+        self.use_as_host(&write, |space| space.write(Viewer::Host, address, from))
+    }
+
+    #[track_caller]
+    fn use_as_host(
+        &self,
+        operation: &Operation,
+        access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
+    ) -> Result<(), DeviceError> {
+        let used = self.use_quietly(operation, access);
+        self.engine.raise();
+        used
+    }
+
+    /// An address that the host does not see is the caller's mistake, and breaks no device.
+    fn use_quietly(
+        &self,
+        operation: &Operation,
+        access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
+    ) -> Result<(), DeviceError> {
+        const CALL: &str = "host access";
+        self.engine.call(|state| {
+            state.check(CALL)?;
+            if let Err(illegal) = access(&mut state.space) {
+                let kind = DeviceErrorKind::InvalidArgument;
+                return Err(DeviceError::new(CALL, kind, illegal.to_string()));
+            }
+            if let Some(judge) = state.judge() {
+                judge.used_by_host(operation);
+            }
+            Ok(())
+        })
+    }
+}
+
+fn a_use(name: &'static str, place: &'static Location<'static>) -> Operation {
+    Operation::new(Duration::ZERO).named(name).at(place)
+}

@@ -1,0 +1,57 @@
+//! Physical bytes of one place, the device or its host: how many there are, and how many are taken.
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Budget {
+    total: u64,
+    in_use: u64,
+    /// Taken by somebody else.
+    occupied: u64,
+    peak: u64,
+}
+
+impl Budget {
+    pub(super) fn new(total: u64) -> Self {
+        Self {
+            total,
+            in_use: 0,
+            occupied: 0,
+            peak: 0,
+        }
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Bytes taken: now, and the most ever.
+    pub(crate) fn usage(&self) -> (u64, u64) {
+        (self.in_use, self.peak)
+    }
+
+    /// Bytes that can be taken.
+    pub(crate) fn available(&self) -> u64 {
+        self.total - self.in_use - self.occupied
+    }
+
+    /// Somebody else takes memory: as much as there is, up to `bytes`. Answers how much.
+    pub(crate) fn occupy(&mut self, bytes: u64) -> u64 {
+        let taken = bytes.min(self.available());
+        self.occupied += taken;
+        taken
+    }
+
+    pub(crate) fn vacate(&mut self, bytes: u64) {
+        self.occupied -= bytes;
+    }
+
+    /// Takes what is available.
+    pub(super) fn take(&mut self, bytes: u64) {
+        self.in_use += bytes;
+        self.peak = self.peak.max(self.in_use);
+    }
+
+    pub(super) fn give_back(&mut self, bytes: u64) {
+        self.in_use -= bytes;
+    }
+}

@@ -1,0 +1,75 @@
+//! The device's memory, as the body of an operation sees it.
+
+mod access;
+mod budget;
+mod bytes;
+mod plain;
+mod space;
+
+use super::engine::Engine;
+pub(super) use access::{Illegal, Viewer};
+pub(super) use space::{Refusal, Space};
+use std::fmt;
+use weirpool_device::DeviceAddress;
+use weirpool_device::plain::Arc;
+
+/// The bytes of the device, as an operation's body sees them.
+///
+/// An access to an address with nothing mapped, or in memory that only the host sees, does nothing, reads zeros, and breaks the device: as
+/// on CUDA, an illegal address is a sticky error, which every later call reports.
+pub struct Memory {
+    engine: Arc<Engine>,
+}
+
+impl Memory {
+    pub(super) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine }
+    }
+
+    /// Fills `into` with the bytes from `address` on.
+    pub fn read(&mut self, address: impl Into<DeviceAddress>, into: &mut [u8]) {
+        let address = address.into().to_bits();
+        self.access("read", |space| space.read(Viewer::Device, address, into));
+    }
+
+    /// Writes `from` to `address` and on.
+    pub fn write(&mut self, address: impl Into<DeviceAddress>, from: &[u8]) {
+        let address = address.into().to_bits();
+        self.access("write", |space| space.write(Viewer::Device, address, from));
+    }
+
+    /// Writes `value` to `bytes` bytes from `address` on.
+    pub fn fill(&mut self, address: impl Into<DeviceAddress>, bytes: u64, value: u8) {
+        let address = address.into().to_bits();
+        self.access("fill", |space| {
+            space.fill(Viewer::Device, address, bytes, value)
+        });
+    }
+
+    /// Copies `bytes` bytes; the ranges may overlap.
+    pub fn copy(
+        &mut self,
+        from: impl Into<DeviceAddress>,
+        to: impl Into<DeviceAddress>,
+        bytes: u64,
+    ) {
+        let mut buffer = vec![0; usize::try_from(bytes).expect("a copy that the host can hold")];
+        self.read(from, &mut buffer);
+        self.write(to, &buffer);
+    }
+
+    /// The error is not lost: it broke the device.
+    fn access(
+        &mut self,
+        what: &'static str,
+        access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
+    ) {
+        let _broke = self.engine.access(what, access);
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,269 @@
+//! The book of address ranges, physical memory, and what is mapped where.
+//!
+//! Every argument is checked here. Knows nothing of calls' costs, locks, or how bytes are reached.
+
+use super::budget::Budget;
+use super::bytes::Bytes;
+use crate::builder::{Backing, GRANULARITY, Settings};
+use std::collections::{BTreeMap, HashMap};
+use weirpool_device::{DeviceErrorKind, MemoryKind};
+
+/// The addresses of one device; far more than it has memory, so that reserved ranges are not
+/// reused soon and an old address is caught.
+const ADDRESSES: u64 = 1 << 47;
+/// How many devices have addresses of their own before they repeat.
+const DEVICES: u64 = 1 << 15;
+
+/// Why a memory call was refused.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) kind: DeviceErrorKind,
+    pub(crate) reason: String,
+}
+
+pub(super) type Refusable<T> = Result<T, Refusal>;
+
+pub(super) fn invalid<T>(reason: String) -> Refusable<T> {
+    let kind = DeviceErrorKind::InvalidArgument;
+    Err(Refusal { kind, reason })
+}
+
+fn exhausted<T>(reason: String) -> Refusable<T> {
+    let kind = DeviceErrorKind::OutOfMemory;
+    Err(Refusal { kind, reason })
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reservation {
+    /// As asked for; of plain memory perhaps no multiple of the granularity.
+    pub(super) bytes: u64,
+    /// The memory behind it, when it was taken in one piece with it.
+    pub(super) plain: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mapping {
+    pub(super) bytes: u64,
+    pub(super) handle: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Physical {
+    bytes: u64,
+    pub(super) kind: MemoryKind,
+    pub(super) mapped_at: Option<u64>,
+    pub(super) store: Bytes,
+}
+
+#[derive(Debug)]
+pub(crate) struct Space {
+    pub(crate) device: Budget,
+    pub(crate) host: Budget,
+    pub(super) backing: Backing,
+    base: u64,
+    /// Where the search for free addresses goes on.
+    cursor: u64,
+    pub(super) reservations: BTreeMap<u64, Reservation>,
+    pub(super) mappings: BTreeMap<u64, Mapping>,
+    pub(super) physical: HashMap<u64, Physical>,
+    handles: u64,
+}
+
+impl Space {
+    pub(crate) fn new(device: u64, settings: &Settings) -> Self {
+        let base = (device % DEVICES + 1) * ADDRESSES;
+        Self {
+            device: Budget::new(settings.memory),
+            host: Budget::new(settings.host_memory),
+            backing: settings.backing,
+            base,
+            cursor: base,
+            reservations: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            physical: HashMap::new(),
+            handles: 0,
+        }
+    }
+
+    /// Where memory of a kind is taken from.
+    pub(crate) fn budget(&mut self, kind: MemoryKind) -> &mut Budget {
+        if kind.is_of_host() {
+            &mut self.host
+        } else {
+            &mut self.device
+        }
+    }
+
+    // ---- address ranges --------------------------------------------------------------------
+
+    pub(crate) fn reserve(&mut self, bytes: u64) -> Refusable<u64> {
+        check_size(bytes)?;
+        let address = self.find_addresses(bytes)?;
+        let plain = None;
+        self.reservations
+            .insert(address, Reservation { bytes, plain });
+        Ok(address)
+    }
+
+    pub(crate) fn unreserve(&mut self, address: u64, bytes: u64) -> Refusable<()> {
+        match self.reservations.get(&address) {
+            Some(range) if range.bytes == bytes && range.plain.is_none() => {}
+            _ => return invalid(format!("{} is no reserved range", span(address, bytes))),
+        }
+        if let Some((at, _)) = self.mappings.range(address..address + bytes).next() {
+            return invalid(format!("memory is still mapped at {at:#x}"));
+        }
+        self.reservations.remove(&address);
+        Ok(())
+    }
+
+    /// Goes on behind what was given last, and starts over at the end, so that addresses rest as
+    /// long as can be. A granule is left between ranges, so that running out of one is caught.
+    pub(super) fn find_addresses(&mut self, bytes: u64) -> Refusable<u64> {
+        let found = self
+            .gap_from(self.cursor, bytes)
+            .or_else(|| self.gap_from(self.base, bytes));
+        let Some(address) = found else {
+            return exhausted(format!("no free address range of {bytes} bytes"));
+        };
+        self.cursor = address + bytes + GRANULARITY;
+        Ok(address)
+    }
+
+    fn gap_from(&self, from: u64, bytes: u64) -> Option<u64> {
+        let mut candidate = from;
+        // The range that `from` lies in may begin before it; the cursor never lies in one.
+        for (&start, range) in self.reservations.range(from..) {
+            if candidate.checked_add(bytes)? < start {
+                break;
+            }
+            candidate = start + range.bytes.next_multiple_of(GRANULARITY) + GRANULARITY;
+        }
+        (candidate.checked_add(bytes)? <= self.base + ADDRESSES).then_some(candidate)
+    }
+
+    // ---- physical memory -------------------------------------------------------------------
+
+    pub(crate) fn create(&mut self, kind: MemoryKind, bytes: u64) -> Refusable<u64> {
+        check_size(bytes)?;
+        let budget = self.budget(kind);
+        let (free, total) = (budget.available(), budget.total());
+        if bytes > free {
+            return exhausted(format!(
+                "{bytes} bytes of {kind} asked, {free} of {total} free"
+            ));
+        }
+        budget.take(bytes);
+        self.handles += 1;
+        let physical = Physical {
+            bytes,
+            kind,
+            mapped_at: None,
+            store: Bytes::default(),
+        };
+        self.physical.insert(self.handles, physical);
+        Ok(self.handles)
+    }
+
+    pub(crate) fn destroy(&mut self, handle: u64) -> Refusable<()> {
+        let physical = self.known(handle)?;
+        if let Some(address) = physical.mapped_at {
+            return invalid(format!("handle {handle} is still mapped at {address:#x}"));
+        }
+        let (kind, bytes) = (physical.kind, physical.bytes);
+        self.physical.remove(&handle);
+        self.budget(kind).give_back(bytes);
+        Ok(())
+    }
+
+    /// The size of a handle, in bytes; 0 of one that is unknown.
+    pub(crate) fn size_of(&self, handle: u64) -> u64 {
+        self.physical
+            .get(&handle)
+            .map_or(0, |physical| physical.bytes)
+    }
+
+    pub(super) fn known(&mut self, handle: u64) -> Refusable<&mut Physical> {
+        match self.physical.get_mut(&handle) {
+            Some(physical) => Ok(physical),
+            None => invalid(format!("there is no physical handle {handle}")),
+        }
+    }
+
+    // ---- mappings --------------------------------------------------------------------------
+
+    pub(crate) fn map(&mut self, address: u64, handle: u64, bytes: u64) -> Refusable<()> {
+        check_size(bytes)?;
+        self.check_target(address, bytes)?;
+        let physical = self.known(handle)?;
+        let size = physical.bytes;
+        if size != bytes {
+            return invalid(format!("handle {handle} has {size} bytes, not {bytes}"));
+        }
+        if let Some(other) = physical.mapped_at {
+            return invalid(format!("handle {handle} is mapped at {other:#x} already"));
+        }
+        physical.mapped_at = Some(address);
+        self.mappings.insert(address, Mapping { bytes, handle });
+        Ok(())
+    }
+
+    /// That `address` is a place where something of `bytes` can be mapped.
+    fn check_target(&self, address: u64, bytes: u64) -> Refusable<()> {
+        let Some(end) = address.checked_add(bytes) else {
+            return invalid(format!("{} wraps around", span(address, bytes)));
+        };
+        let below = self.reservations.range(..=address).next_back();
+        match below {
+            _ if address % GRANULARITY != 0 => {
+                return invalid(format!("{address:#x} is no multiple of {GRANULARITY}"));
+            }
+            Some((start, range)) if range.plain.is_none() && end <= start + range.bytes => {}
+            _ => return invalid(format!("{} is not reserved", span(address, bytes))),
+        }
+        match self.mappings.range(..end).next_back() {
+            Some((start, mapping)) if start + mapping.bytes > address => {
+                invalid(format!("memory is mapped at {start:#x} already"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn unmap(&mut self, address: u64, bytes: u64) -> Refusable<()> {
+        let range = span(address, bytes);
+        let Some(mapping) = self.mappings.get(&address).copied() else {
+            return invalid(format!("{range} was not mapped there"));
+        };
+        if mapping.bytes != bytes {
+            return invalid(format!("{range} was mapped with {} bytes", mapping.bytes));
+        }
+        if self.is_plain(mapping.handle, address) {
+            return invalid(format!("{range} is plain memory"));
+        }
+        self.forget_mapping(address, mapping.handle);
+        Ok(())
+    }
+
+    fn is_plain(&self, handle: u64, address: u64) -> bool {
+        let range = self.reservations.get(&address);
+        range.is_some_and(|range| range.plain == Some(handle))
+    }
+
+    pub(super) fn forget_mapping(&mut self, address: u64, handle: u64) {
+        self.mappings.remove(&address);
+        if let Some(physical) = self.physical.get_mut(&handle) {
+            physical.mapped_at = None;
+        }
+    }
+}
+
+fn check_size(bytes: u64) -> Refusable<()> {
+    if bytes == 0 || bytes % GRANULARITY != 0 {
+        return invalid(format!("{bytes} bytes are no multiple of {GRANULARITY}"));
+    }
+    Ok(())
+}
+
+pub(super) fn span(address: u64, bytes: u64) -> String {
+    format!("{address:#x} with {bytes} bytes")
+}

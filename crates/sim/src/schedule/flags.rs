@@ -1,0 +1,52 @@
+//! Values on the device, and the streams that wait for them to grow.
+//!
+//! Knows nothing of queues.
+
+use super::stream::FlagId;
+use std::collections::BTreeMap;
+use weirpool_device::RawStream;
+
+#[derive(Debug, Default)]
+struct FlagState {
+    value: u64,
+    /// By the least value they wait for, then in order of arrival.
+    waiters: BTreeMap<(u64, u64), RawStream>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Flags {
+    flags: Vec<FlagState>,
+    arrivals: u64,
+}
+
+impl Flags {
+    pub(super) fn create(&mut self) -> FlagId {
+        self.flags.push(FlagState::default());
+        FlagId(self.flags.len() - 1)
+    }
+
+    pub(super) fn value(&self, flag: FlagId) -> u64 {
+        self.flags[flag.0].value
+    }
+
+    pub(super) fn set(&mut self, flag: FlagId, value: u64) {
+        self.flags[flag.0].value = value;
+    }
+
+    pub(super) fn wait(&mut self, flag: FlagId, at_least: u64, stream: RawStream) {
+        self.arrivals += 1;
+        let key = (at_least, self.arrivals);
+        self.flags[flag.0].waiters.insert(key, stream);
+    }
+
+    /// Takes the next stream that waits for no more than the flag's value.
+    pub(super) fn next_to_tell(&mut self, flag: FlagId) -> Option<RawStream> {
+        let state = &mut self.flags[flag.0];
+        let entry = state.waiters.first_entry()?;
+        (entry.key().0 <= state.value).then(|| entry.remove())
+    }
+
+    pub(super) fn forget_waiters(&mut self) {
+        self.flags.iter_mut().for_each(|flag| flag.waiters.clear());
+    }
+}

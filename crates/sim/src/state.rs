@@ -1,0 +1,217 @@
+//! What the device's one lock guards.
+//!
+//! Everything here is done under the lock and returns at once: wakers and dropped work are handed
+//! out, to be called and dropped outside. Knows nothing of threads.
+
+use super::alarms::Alarms;
+use super::builder::{Clock, Settings};
+use super::call::Call;
+use super::checker::{Checker, Judge};
+use super::counters::Counters;
+use super::events::Events;
+use super::fault::{Fault, Script};
+use super::memory::Space;
+use super::schedule::{Item, Point, Schedule};
+use super::ticker::Phase;
+use std::any::Any;
+use std::task::Waker;
+use std::time::Duration;
+use weirpool_device::plain::{Arc, thread::ThreadId};
+use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, RawStream};
+
+/// A payload that a body's panic left.
+pub(super) type Panic = Box<dyn Any + Send>;
+
+pub(super) struct State {
+    pub(super) schedule: Schedule,
+    pub(super) space: Space,
+    pub(super) events: Events,
+    pub(super) alarms: Alarms,
+    pub(super) counters: Counters,
+    /// The ordering checker, unless it is off.
+    pub(super) judge: Option<Judge>,
+    /// Why the device is broken, once it is.
+    broken: Option<Arc<str>>,
+    /// What is to go wrong.
+    script: Script,
+    /// What was dropped by breaking, to be let go outside the lock.
+    pub(super) debris: Vec<Item>,
+    /// Who runs a body outside the lock right now, and goes on with the schedule afterwards.
+    pub(super) running: Option<ThreadId>,
+    /// How many threads wait for that body.
+    pub(super) waiting: usize,
+    /// A body's panic, until somebody who moves time passes it on.
+    pub(super) panic: Option<Panic>,
+    /// How many device calls were made, so that quiet can be told from work.
+    pub(super) activity: u64,
+    /// How many executors move the time themselves.
+    pub(super) drivers: usize,
+    pub(super) ticker: Phase,
+}
+
+impl State {
+    pub(super) fn new(device: DeviceId, settings: &Settings) -> Self {
+        let places = settings.concurrent_operations;
+        Self {
+            schedule: Schedule::new(device, places, settings.seed),
+            space: Space::new(device.0, settings),
+            events: Events::new(device),
+            alarms: Alarms::default(),
+            counters: Counters::default(),
+            judge: (settings.checker != Checker::Off).then(Judge::new),
+            broken: None,
+            script: Script::default(),
+            debris: Vec::new(),
+            running: None,
+            waiting: 0,
+            panic: None,
+            activity: 0,
+            drivers: 0,
+            ticker: Phase::Absent,
+        }
+    }
+
+    // ---- calls -----------------------------------------------------------------------------
+
+    /// Every device call passes here before it does anything: it is counted and charged, and fails
+    /// when the device is broken or the script says so.
+    pub(super) fn enter(&mut self, call: Call, bytes: u64) -> Result<(), DeviceError> {
+        self.enter_with_fault(call, bytes).map(|_fault| ())
+    }
+
+    /// The same for a call that may go wrong in other ways than failing: hands out how.
+    pub(super) fn enter_with_fault(
+        &mut self,
+        call: Call,
+        bytes: u64,
+    ) -> Result<Option<Fault>, DeviceError> {
+        self.counters.charge(call, bytes);
+        let fault = match self.broken {
+            Some(_) => None,
+            None => self.script.next(call),
+        };
+        if let Some(Fault::Fails(kind)) = fault {
+            return Err(self.scripted_failure(call, kind));
+        }
+        self.check(call.name())?;
+        Ok(fault)
+    }
+
+    fn scripted_failure(&mut self, call: Call, kind: DeviceErrorKind) -> DeviceError {
+        let reason = "a fault that was asked for";
+        if kind == DeviceErrorKind::Sticky {
+            self.break_device(reason.into());
+        }
+        DeviceError::new(call.name(), kind, reason)
+    }
+
+    /// Fails, in the name of `call`, when the device is broken.
+    pub(super) fn check(&self, call: &'static str) -> Result<(), DeviceError> {
+        match &self.broken {
+            Some(why) => Err(DeviceError::new(call, DeviceErrorKind::Sticky, why.clone())),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn script(&mut self, call: Call, nth: u64, fault: Fault) {
+        self.script.add(call, nth, fault);
+    }
+
+    // ---- the ordering checker --------------------------------------------------------------
+
+    /// Who judges what is done; nobody, once the device is broken: then nothing runs any more.
+    pub(super) fn judge(&mut self) -> Option<&mut Judge> {
+        self.judge.as_mut().filter(|_| self.broken.is_none())
+    }
+
+    pub(super) fn submit(&mut self, stream: RawStream, item: Item) -> Point {
+        if let Some(judge) = self.judge() {
+            judge.submitted(stream, &item);
+        }
+        self.schedule.submit(stream, item)
+    }
+
+    /// Passes on what the schedule did by itself.
+    pub(super) fn tell_news(&mut self) {
+        let news = self.schedule.take_news();
+        if let Some(judge) = &mut self.judge {
+            judge.hear(news);
+        }
+    }
+
+    // ---- breaking --------------------------------------------------------------------------
+
+    /// The first reason stays.
+    pub(super) fn break_device(&mut self, why: Arc<str>) {
+        if self.broken.is_none() {
+            self.broken = Some(why);
+            self.debris.extend(self.schedule.halt());
+        }
+    }
+
+    pub(super) fn broken(&self) -> Option<&Arc<str>> {
+        self.broken.as_ref()
+    }
+
+    // ---- time ------------------------------------------------------------------------------
+
+    pub(super) fn next_due(&self) -> Option<Duration> {
+        let work = self.schedule.next_due();
+        let alarm = self.alarms.next();
+        work.into_iter().chain(alarm).min()
+    }
+
+    /// The next alarm, if no work is due before it, or with it.
+    pub(super) fn next_alarm(&self) -> Option<Duration> {
+        let work = self.schedule.next_due().unwrap_or(Duration::MAX);
+        self.alarms.next().filter(|alarm| *alarm < work)
+    }
+
+    /// Whether anybody would notice that time passes.
+    pub(super) fn is_watched(&self) -> bool {
+        self.schedule.watched() > 0 || !self.alarms.is_empty()
+    }
+
+    /// The next time that the helper thread has to bring about, if any.
+    pub(super) fn next_awaited(&self, clock: Clock) -> Option<Duration> {
+        let by_itself = match clock {
+            Clock::Virtual => self.drivers == 0,
+            Clock::Manual => false,
+            Clock::Wall => true,
+        };
+        (by_itself && self.is_watched()).then(|| self.next_due())?
+    }
+
+    /// Rings the alarms that are due, after the work of the same instant.
+    pub(super) fn ring_alarms(&mut self) {
+        let now = self.schedule.now();
+        while let Some(waker) = self.alarms.pop_due(now) {
+            self.schedule.woken().push(waker);
+        }
+    }
+
+    pub(super) fn take_woken(&mut self) -> Vec<Waker> {
+        std::mem::take(self.schedule.woken())
+    }
+
+    // ---- for people ------------------------------------------------------------------------
+
+    pub(super) fn counters(&self) -> Counters {
+        let mut counters = self.counters;
+        counters.operations = self.schedule.operations();
+        counters.stall = self.schedule.stall();
+        (counters.physical_in_use, counters.physical_peak) = self.space.device.usage();
+        counters
+    }
+
+    /// What keeps a future from being done, when nothing is due.
+    pub(super) fn describe_deadlock(&self) -> String {
+        let mut out = match &self.broken {
+            Some(why) => format!("the device is broken: {why}"),
+            None => "nothing is due".to_owned(),
+        };
+        self.schedule.describe_backlog(&mut out);
+        let (watches, alarms) = (self.schedule.watched(), self.alarms.len());
+        out + &format!("\n  {watches} watch(es) and {alarms} alarm(s) are set")
+    }
+}

@@ -1,0 +1,114 @@
+//! Moving the device's time, and sleeping by it.
+
+use super::SimDevice;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use weirpool_device::{AlarmId, Device};
+
+/// Moving time by hand.
+///
+/// All of these panic inside the body of an operation, on a device on the wall clock, and with a
+/// body's panic when there is one.
+impl SimDevice {
+    /// The device's clock: time since it was built, in the device's own time.
+    pub fn now(&self) -> Duration {
+        self.engine.now()
+    }
+
+    /// Does everything due within `by`, in order, and stops exactly there. Who is woken is woken
+    /// then, not on the way.
+    ///
+    /// # Panics
+    /// On the wall clock; inside the body of an operation; with a body's panic, or what the ordering checker
+    /// found.
+    #[track_caller]
+    pub fn advance(&self, by: Duration) {
+        self.engine
+            .move_to(|state| Some(state.schedule.now().saturating_add(by)));
+    }
+
+    /// Moves to the next thing due (the end of an operation, a start that was held back, an alarm)
+    /// and does all that is due then. False, and no move, when nothing is.
+    ///
+    /// # Panics
+    /// On the wall clock; inside the body of an operation; with a body's panic, or what the ordering checker
+    /// found.
+    #[track_caller]
+    pub fn advance_to_next(&self) -> bool {
+        self.engine.move_to(|state| state.next_due())
+    }
+
+    /// Moves on until nothing is due.
+    ///
+    /// # Panics
+    /// On the wall clock; inside the body of an operation; with a body's panic, or what the ordering checker
+    /// found.
+    #[track_caller]
+    pub fn advance_to_end(&self) {
+        while self.advance_to_next() {}
+    }
+
+    /// Ready when `time` has passed on the device's clock.
+    ///
+    /// # Cancel safety
+    /// Dropped, it takes its alarm back.
+    pub fn sleep(&self, time: Duration) -> Sleep {
+        self.sleep_until(self.now().saturating_add(time))
+    }
+
+    /// Ready at `at`, on the device's clock.
+    ///
+    /// # Cancel safety
+    /// Dropped, it takes its alarm back.
+    pub fn sleep_until(&self, at: Duration) -> Sleep {
+        Sleep {
+            device: self.clone(),
+            at,
+            alarm: None,
+        }
+    }
+}
+
+/// The future of [`SimDevice::sleep`].
+#[must_use = "futures do nothing unless polled"]
+pub struct Sleep {
+    device: SimDevice,
+    at: Duration,
+    alarm: Option<AlarmId>,
+}
+
+impl Sleep {
+    fn replace_alarm(&mut self, alarm: Option<AlarmId>) {
+        if let Some(old) = std::mem::replace(&mut self.alarm, alarm) {
+            self.device.cancel_alarm(old);
+        }
+    }
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let left = self.device.now() < self.at;
+        let alarm = left.then(|| self.device.set_alarm(self.at, context.waker()));
+        self.replace_alarm(alarm);
+        if left { Poll::Pending } else { Poll::Ready(()) }
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.replace_alarm(None);
+    }
+}
+
+impl fmt::Debug for Sleep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sleep")
+            .field("at", &self.at)
+            .finish_non_exhaustive()
+    }
+}

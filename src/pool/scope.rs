@@ -1,0 +1,181 @@
+//! Scopes of reservations: which ones a task is in, and allocations that draw from them.
+
+use super::Pool;
+use crate::block::Block;
+use crate::driver::Drawn;
+use crate::error::AllocError;
+use crate::queue::{Caller, Demand, Registration, Reserved, hooks_entered};
+use crate::sync::Arc;
+use crate::sync::plain::{self, AtomicU64, Ordering};
+use pin_project_lite::pin_project;
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+thread_local! {
+    /// What this thread is in, from the outermost on.
+    static ENTERED: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A scope that was entered.
+struct Entry {
+    reserved: Arc<Reserved>,
+    /// Within so many pressure hooks: those entered since work for their pools, not for this scope's task.
+    hooks: usize,
+}
+
+/// How many scopes are being polled in the process. Read by every allocation; written at each poll of a future
+/// in a scope, which is where reservations are used at all.
+static POLLED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether anybody is in a scope.
+#[inline]
+pub(super) fn is_any() -> bool {
+    POLLED.load(Ordering::Relaxed) != 0
+}
+
+/// The innermost reservation of this thread that is meant.
+fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Reserved>> {
+    // A thread that is ending is in nothing any more.
+    let found = ENTERED.try_with(|entered| {
+        let (entered, hooks) = (entered.borrow(), hooks_entered());
+        let mut own = entered.iter().rev().filter(|entry| entry.hooks == hooks);
+        let meant = own.find(|entry| is_meant(&entry.reserved))?;
+        Some(meant.reserved.clone())
+    });
+    found.ok().flatten()
+}
+
+/// Allocates from the reservation in whose scope this is, if there is one of this pool, and it has enough.
+#[inline]
+pub(super) fn draw(
+    pool: &Pool,
+    registration: &Arc<Registration>,
+    demand: &Demand,
+    caller: Caller,
+) -> Option<Result<Block, AllocError>> {
+    if !is_any() {
+        return None;
+    }
+    let reserved = in_scope(pool, demand)?;
+    draw_from(&reserved, registration, demand, caller)
+}
+
+/// Draws for a request that waits: what the reservation lacked may have come back to it.
+#[cold]
+pub(super) fn draw_late(
+    pool: &Pool,
+    registration: &Arc<Registration>,
+    demand: &Demand,
+    caller: Caller,
+) -> Option<Result<Block, AllocError>> {
+    let reserved = in_scope(pool, demand)?;
+    let may_do = reserved.left().0 >= demand.request.bytes;
+    may_do
+        .then(|| draw_from(&reserved, registration, demand, caller))
+        .flatten()
+}
+
+/// The reservation in whose scope this is, if the demand may draw from it.
+#[cold]
+fn in_scope(pool: &Pool, demand: &Demand) -> Option<Arc<Reserved>> {
+    innermost(|reserved| {
+        let is_its = demand.tag.is_none() || demand.tag == reserved.tag();
+        is_its && plain::Arc::ptr_eq(reserved.presence(), &pool.presence)
+    })
+}
+
+fn draw_from(
+    reserved: &Arc<Reserved>,
+    registration: &Arc<Registration>,
+    demand: &Demand,
+    caller: Caller,
+) -> Option<Result<Block, AllocError>> {
+    let demand = Demand {
+        tag: None,
+        ..*demand
+    };
+    match reserved.draw(&registration.lane, &demand) {
+        Ok(Drawn::Allocation(allocation)) => {
+            let block = Block::reserved(registration, allocation, &demand, caller, reserved);
+            Some(block)
+        }
+        Ok(Drawn::Short { .. }) => None,
+        Err(error) => Some(Err(error)),
+    }
+}
+
+/// The thread is in a scope until this is dropped.
+struct Entered;
+
+impl Entered {
+    fn new(reserved: &Arc<Reserved>) -> Self {
+        // A thread that is ending may drop futures that were in a scope: there they are in none.
+        let entry = Entry {
+            reserved: reserved.clone(),
+            hooks: hooks_entered(),
+        };
+        let _ = ENTERED.try_with(|entered| entered.borrow_mut().push(entry));
+        POLLED.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        POLLED.fetch_sub(1, Ordering::Relaxed);
+        let left = ENTERED.try_with(|entered| entered.borrow_mut().pop());
+        // Outside of it: the last of a pool may go with it.
+        drop(left);
+    }
+}
+
+pin_project! {
+    /// A future in which allocations draw from a reservation; see
+    /// [`Reservation::scope`](crate::Reservation::scope).
+    ///
+    /// # Panics
+    /// When polled after it was ready.
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Drawing<F> {
+        reserved: Arc<Reserved>,
+        // None once it was ready, or is being dropped.
+        #[pin]
+        future: Option<F>,
+    }
+
+    impl<F> PinnedDrop for Drawing<F> {
+        fn drop(this: Pin<&mut Self>) {
+            let mut this = this.project();
+            let _entered = Entered::new(this.reserved);
+            this.future.set(None);
+        }
+    }
+}
+
+impl<F> Drawing<F> {
+    pub(super) fn new(reserved: Arc<Reserved>, future: F) -> Self {
+        Self {
+            reserved,
+            future: Some(future),
+        }
+    }
+}
+
+impl<F: Future> Future for Drawing<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let mut this = self.project();
+        let _entered = Entered::new(this.reserved);
+        let future = this.future.as_mut().as_pin_mut();
+        let polled = future.expect("polled after it was ready").poll(context);
+        if polled.is_ready() {
+            // In the scope still.
+            this.future.set(None);
+        }
+        polled
+    }
+}

@@ -1,0 +1,236 @@
+//! Holds the rules of writing that a machine can hold: standard terms, plain sentences, test names with a subject.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Words that were replaced by standard terms: the word, and the term to use.
+const RETIRED: &[(&str, &str)] = &[
+    ("knot", "deadlock"),
+    ("knots", "deadlocks"),
+    ("knotted", "deadlocked"),
+    ("bell", "notifier"),
+    ("hoard", "reservation"),
+    ("hoards", "reservations"),
+    ("crowd", "shard"),
+    ("lent", "allocated, used"),
+    ("loan", "allocation"),
+    ("loans", "allocations"),
+    ("robbed", "flushed"),
+    ("snug", "good fit"),
+    ("shelf", "large-block cache"),
+    ("stash", "reference cache"),
+    ("postponed", "deferred"),
+    ("onlooker", "observer"),
+    ("onlookers", "observers"),
+    ("harvest", "reap"),
+    ("harvested", "reaped"),
+    ("upkeep", "maintenance"),
+    ("rung", "source"),
+    ("rungs", "sources"),
+    ("tally", "counters"),
+    ("journal", "event log"),
+    ("disclaim", "uncharge"),
+    ("whoever", "the caller, the thread, the stream"),
+    ("whosever", "of any owner"),
+    ("nobodys", "unowned"),
+];
+
+/// Phrases that hide the subject of a sentence, with a replacement.
+const PHRASES: &[(&str, &str)] = &[
+    ("who waits", "waiters"),
+    ("who asks", "the caller"),
+    ("who comes", "the newcomer"),
+    ("who has", "the owner"),
+    ("who needs", "the caller"),
+    ("who takes", "the taker"),
+    ("who frees", "the freeing thread"),
+    ("nobody who", "no waiter that"),
+    ("is had", "is available, obtained, held"),
+    ("are had", "are available, obtained, held"),
+    ("was had", "was available, obtained, held"),
+    ("so many bytes", "this many bytes"),
+    ("so much as", "up to"),
+    ("give way", "spill"),
+];
+
+/// Openings that put the object first.
+const OPENINGS: &[&str] = &["Of ", "So many ", "The same"];
+
+/// Lines that may break a rule: the end of the path, a part of the line, and why.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    ("tests/wording.rs", "", "names the words that it looks for"),
+    ("docs/notes/", "", "notes quote what they are about"),
+    ("CHANGELOG.md", "", "history"),
+];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a readable folder") {
+        let path = entry.expect("a readable entry").path();
+        let name = path
+            .file_name()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
+        if name.starts_with('.') || name == "target" {
+            continue;
+        }
+        if path.is_dir() {
+            collect(&path, files);
+        } else if matches!(
+            path.extension().and_then(|end| end.to_str()),
+            Some("rs" | "md" | "toml")
+        ) {
+            files.push(path);
+        }
+    }
+}
+
+fn files() -> Vec<(String, String)> {
+    let mut paths = Vec::new();
+    collect(&root(), &mut paths);
+    let name = |path: &Path| {
+        path.strip_prefix(root())
+            .expect("inside")
+            .to_string_lossy()
+            .into_owned()
+    };
+    paths
+        .iter()
+        .map(|path| (name(path), fs::read_to_string(path).expect("text")))
+        .collect()
+}
+
+fn is_excepted(path: &str, line: &str) -> bool {
+    EXCEPTIONS
+        .iter()
+        .any(|(file, part, _)| path.contains(file) && line.contains(part))
+}
+
+/// The words of a line, also those inside identifiers: `KnotLimit` and `knot_limit` both have `knot`.
+fn words(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    for piece in line.split(|c: char| !c.is_ascii_alphabetic()) {
+        let mut word = String::new();
+        for c in piece.chars() {
+            if c.is_ascii_uppercase() && word.ends_with(|last: char| last.is_ascii_lowercase()) {
+                words.push(std::mem::take(&mut word).to_lowercase());
+            }
+            word.push(c);
+        }
+        if !word.is_empty() {
+            words.push(word.to_lowercase());
+        }
+    }
+    words
+}
+
+/// The prose of a line: a comment in a source, any line of a page.
+fn prose<'a>(path: &str, line: &'a str) -> Option<&'a str> {
+    if path.ends_with(".md") {
+        return Some(line.trim_start_matches(['#', '-', '*', '>', '|', ' ']));
+    }
+    let text = line.trim_start();
+    let marks = ["//! ", "/// ", "// "];
+    marks.iter().find_map(|mark| text.strip_prefix(mark))
+}
+
+fn report(found: Vec<String>) {
+    let most = found
+        .iter()
+        .take(60)
+        .cloned()
+        .collect::<Vec<_>>()
+        .join("\n");
+    assert!(
+        found.is_empty(),
+        "{} lines break a rule of writing:\n{most}",
+        found.len()
+    );
+}
+
+fn broken_rules(rule: impl Fn(&str, &str) -> Option<String>) -> Vec<String> {
+    let mut found = Vec::new();
+    for (path, text) in files() {
+        for (at, line) in text.lines().enumerate() {
+            if let Some(problem) = rule(&path, line).filter(|_| !is_excepted(&path, line)) {
+                found.push(format!("{path}:{}: {problem}: {}", at + 1, line.trim()));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn retired_words_are_not_used() {
+    report(broken_rules(|_, line| {
+        let words = words(line);
+        let retired = RETIRED
+            .iter()
+            .find(|(word, _)| words.iter().any(|used| used == word));
+        retired.map(|(word, term)| format!("`{word}`, use `{term}`"))
+    }));
+}
+
+#[test]
+fn sentences_have_a_concrete_subject() {
+    report(broken_rules(|path, line| {
+        let line = prose(path, line)?.to_lowercase();
+        let phrase = PHRASES.iter().find(|(phrase, _)| {
+            let mut at = line.match_indices(phrase);
+            at.any(|(at, _)| {
+                let is_edge = |c: Option<char>| c.is_none_or(|c| !c.is_alphanumeric());
+                is_edge(line[..at].chars().next_back())
+                    && is_edge(line[at + phrase.len()..].chars().next())
+            })
+        });
+        phrase.map(|(phrase, term)| format!("\"{phrase}\", say \"{term}\""))
+    }));
+}
+
+#[test]
+fn sentences_open_with_their_subject() {
+    report(broken_rules(|path, line| {
+        let line = prose(path, line)?;
+        let starts = std::iter::once(0).chain(line.match_indices(". ").map(|(at, _)| at + 2));
+        let mut starts = starts.map(|at| &line[at..]);
+        let opening =
+            starts.find_map(|start| OPENINGS.iter().find(|opening| start.starts_with(**opening)));
+        opening.map(|opening| format!("opens with \"{opening}\""))
+    }));
+}
+
+/// A page wraps its lines, so a line may begin in the middle of a sentence: only the first line of a comment or
+/// paragraph counts as an opening.
+#[test]
+fn exceptions_are_still_needed() {
+    let files = files();
+    for (file, part, reason) in EXCEPTIONS {
+        let is_there = files
+            .iter()
+            .any(|(path, text)| path.contains(file) && text.contains(part));
+        assert!(
+            is_there,
+            "the exception for {file} ({reason}) matches nothing: remove it"
+        );
+    }
+}
+
+#[test]
+fn tests_are_named_for_a_subject() {
+    report(broken_rules(|path, line| {
+        let name = line.trim_start().strip_prefix("fn ")?.split('(').next()?;
+        let is_test = path.starts_with("tests/")
+            || path.contains("/tests")
+            || path.starts_with("loom-tests/");
+        let first = name.split('_').next()?;
+        let is_bad = matches!(
+            first,
+            "who" | "what" | "whom" | "nobody" | "somebody" | "whose"
+        ) && name.contains('_');
+        (is_test && is_bad).then(|| format!("`{name}` begins with `{first}`"))
+    }));
+}
