@@ -11,6 +11,10 @@ const LAYERS: [&str; 26] = [
     "shared", "interop", "raw", "current", "compat", "tower",
 ];
 
+/// The one import from above: the lane keeps references to registrations under its lock, and looks at nothing in them but
+/// itself. Without it every type around that lock would have a type parameter.
+const UPWARD: (&str, &str) = ("src/lane/ref_cache.rs", "queue");
+
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("a folder of sources");
     let mut files = Vec::new();
@@ -64,8 +68,9 @@ fn imports_point_down() {
         }
         let own = rank(&layer).unwrap_or_else(|| panic!("{} is in no layer", path.display()));
         for import in imports(&code).filter_map(rank) {
+            let is_allowed = path.ends_with(UPWARD.0) && LAYERS[import] == UPWARD.1;
             assert!(
-                import <= own,
+                import <= own || is_allowed,
                 "{} imports {} from above",
                 path.display(),
                 LAYERS[import]

@@ -37,7 +37,7 @@ impl Drop for Driver {
         if self.seal_lanes().is_err() || self.fault().is_some() {
             return;
         }
-        if self.lanes().iter().any(|lane| lane.is_dirty()) {
+        if self.lanes().iter().any(|lane| lane.cache.is_dirty()) {
             return;
         }
         let assets = Assets {

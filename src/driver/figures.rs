@@ -39,7 +39,7 @@ impl Retired {
         let marks = self.marks.iter().map(|(mark, _)| *mark);
         marks
             .filter(|mark| *mark != Mark::RESET)
-            .for_each(|mark| lane.begin(mark));
+            .for_each(|mark| lane.cache.begin(mark));
     }
 
     /// Takes over the counts of a lane that retires.
@@ -170,7 +170,10 @@ impl Driver {
             heap.reset_high(High::SetAside);
             let mut registry = self.lanes.lock();
             registry.retired.reset_high();
-            registry.lanes.iter().for_each(|lane| lane.reset_high());
+            registry
+                .lanes
+                .iter()
+                .for_each(|lane| lane.cache.reset_high());
         }
     }
 
@@ -180,7 +183,10 @@ impl Driver {
         let mut registry = self.lanes.lock();
         let mark = registry.retired.begin();
         heap.begin_mark(mark);
-        registry.lanes.iter().for_each(|lane| lane.begin(mark));
+        registry
+            .lanes
+            .iter()
+            .for_each(|lane| lane.cache.begin(mark));
         mark
     }
 
@@ -188,7 +194,7 @@ impl Driver {
         let mut heap = self.heap.lock();
         let mut registry = self.lanes.lock();
         registry.retired.marks.retain(|(known, _)| *known != mark);
-        registry.lanes.iter().for_each(|lane| lane.end(mark));
+        registry.lanes.iter().for_each(|lane| lane.cache.end(mark));
         heap.end_mark(mark);
     }
 

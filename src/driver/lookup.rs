@@ -107,7 +107,7 @@ impl Driver {
                 ticket: Ticket::ZERO,
             },
         );
-        let cached = lane.and_then(|lane| Some((lane, lane.ticket_of(id)?)));
+        let cached = lane.and_then(|lane| Some((lane, lane.cache.ticket_of(id)?)));
         match cached {
             None => (BlockState::Used, Fences::default()),
             Some((lane, ticket)) if lane.timeline.completed() >= ticket => {

@@ -209,7 +209,7 @@ impl Driver {
             let is_pending = totals.pending.current > 0;
             (is_over, heap.could_trim(keep), is_pending)
         };
-        let is_kept = || self.lanes().iter().any(|lane| lane.is_keeping());
+        let is_kept = || self.lanes().iter().any(|lane| lane.cache.is_keeping());
         is_over && (could_trim || is_kept())
             || is_pending && (is_over || self.maintenance.heuristic.is_some())
     }

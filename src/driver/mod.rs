@@ -85,7 +85,7 @@ use crate::heap::policy::{Order, Reuse, WaitLimit};
 use crate::heap::{Budget, Geometry, Heap, Remapping, Totals};
 use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
-use crate::lane::{Bounds, Events, Lane, Leased, Slots};
+use crate::lane::{Bounds, Events, Gate, Lane};
 use crate::measure::Waits;
 use crate::sync::{
     Arc, Busy, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain,
@@ -133,16 +133,13 @@ pub(crate) struct Settings {
     pub(crate) history: usize,
 }
 
-/// Of lanes that are no stream's: nothing is left there.
-static UNREGISTERED: Slots<()> = Slots::new();
-
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(crate) device: plain::Arc<dyn Device>,
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
-    pub(crate) gate: CachePadded<SharedState>,
+    pub(crate) gate: Gate,
     publisher: plain::Arc<dyn Publish>,
     pub(crate) counters: Counters,
     /// How the pool's requests waited: counted by the queue.
@@ -187,9 +184,9 @@ impl Driver {
             next: 1,
         };
         let capacity = settings.geometry.capacity;
+        let gate = Gate::new(CachePadded::new(SharedState::new(0)));
         let driver = Self {
             capabilities: device.capabilities(),
-            gate: CachePadded::new(SharedState::new(0)),
             publisher,
             counters: Counters::new(),
             waits: plain::Arc::default(),
@@ -210,8 +207,9 @@ impl Driver {
                     may_widen: false,
                     is_sharded: false,
                 },
-                UNREGISTERED.lease().1,
+                gate.clone(),
             )),
+            gate,
             lanes: Busy::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
             memory: Memory::new(device.clone(), &settings),
@@ -225,15 +223,11 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Adds a stream, with an id of its own (I7), and the slot that its front is in.
+    /// Adds a stream, with an id of its own (I7).
     ///
     /// # Errors
     /// When it is of another device, or the device cannot keep its order.
-    pub(crate) fn register(
-        &self,
-        stream: &dyn DeviceStream,
-        slot: Leased,
-    ) -> Result<Arc<Lane>, StreamError> {
+    pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
         if stream.device_id() != self.device.id() {
             return Err(StreamError::ForeignDevice);
         }
@@ -242,7 +236,7 @@ impl Driver {
         // Streams that went away are seen off by those that come: their number stays bounded.
         self.reap_retired();
         let id = self.next_stream_id();
-        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, slot));
+        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, self.gate.clone()));
         // Known to the heap before anybody can free on it; with what is complete from the start.
         self.heap.lock().register(id, lane.timeline.completed());
         let mut registry = self.lanes.lock();
