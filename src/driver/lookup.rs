@@ -38,7 +38,7 @@ impl fmt::Display for BlockState {
     }
 }
 
-/// A block of a pool, as it was when it was looked up; see [`pool_of`](crate::pool_of).
+/// A block of a pool, as it was when it was looked up; see [`pool_of`](crate::compat::pool_of).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -175,7 +175,7 @@ impl Lane {
             return Ok(self.host_marker(device));
         }
         if injected("record-before-close") {
-            let recorded = Events::record(events, self.raw)?;
+            let recorded = self.record_event(events)?;
             let closed = self.cache.close();
             return Ok(self.publish(closed, self.clock_at(closed), recorded, device));
         }
@@ -230,6 +230,15 @@ impl Lane {
         self.mark(device, events).map(Some)
     }
 
+    /// Records an event behind all work submitted to the stream so far.
+    fn record_event(&self, events: &Arc<Events>) -> Result<Recorded, DeviceError> {
+        // SAFETY: the lane keeps the stream's owner; an external stream is recorded only in calls made with it.
+        #[allow(unsafe_code)]
+        unsafe {
+            Events::record(events, self.raw)
+        }
+    }
+
     /// Records and publishes a ticket that is closed already: the second half of sealing.
     ///
     /// # Errors
@@ -242,7 +251,7 @@ impl Lane {
     ) -> Result<Arc<Marker>, DeviceError> {
         // Before the record: every wait that has returned by now was enqueued before the event.
         let clock = self.clock_at(closed);
-        match Events::record(events, self.raw) {
+        match self.record_event(events) {
             Ok(recorded) => Ok(self.publish(closed, clock, recorded, device)),
             Err(error) => {
                 self.cache.note_unrecorded();
