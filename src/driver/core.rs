@@ -6,6 +6,7 @@ use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
 use crate::heap::policy::{Order, Reuse, WaitLimit};
 use crate::heap::{Geometry, Heap, Remapping, Totals};
 use crate::lane::{Bounds, Gate};
+use crate::measure::Waits;
 use crate::sync::{Busy, Guards, Mutex, Ordering, SharedNumber, SharedState, plain};
 use crate::trace;
 use crossbeam_utils::CachePadded;
@@ -55,6 +56,8 @@ pub(crate) struct Core {
     pub(crate) gate: Gate,
     pub(super) publisher: plain::Arc<dyn Publish>,
     pub(crate) counters: Counters,
+    /// How the pool's requests waited: counted by the queue.
+    pub(crate) waits: plain::Arc<Waits>,
     pub(super) heap: Busy<Heap>,
     /// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
     capacity: CachePadded<SharedNumber>,
@@ -76,6 +79,7 @@ impl Core {
             gate: Gate::new(CachePadded::new(SharedState::new(0))),
             publisher,
             counters: Counters::new(),
+            waits: plain::Arc::default(),
             heap: Busy::new(Guards::Heap, Heap::new(settings.geometry)),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             reserved: CachePadded::new(SharedNumber::new(0)),

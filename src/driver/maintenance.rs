@@ -9,9 +9,9 @@
 //! when all caches are without room.
 
 use super::supply::Supply;
-use super::{Change, gate};
+use super::{Change, CoalesceHeuristic, gate};
 use crate::device::{Alarm, DeviceError};
-use crate::heap::{Clock, CoalesceHeuristic, Growth, Placement, PoolFigures, Request, View};
+use crate::heap::{Clock, Growth, Placement, Request, View};
 use crate::id::StreamId;
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use std::ops::Deref;
@@ -215,7 +215,7 @@ impl Maintenance {
             self.reap()?;
         }
         if let Some(heuristic) = &self.heuristic {
-            if let Some(total) = heuristic.decide(&self.figures()) {
+            if let Some(total) = heuristic.decide(&self.statistics()) {
                 self.make_one_piece(total)?;
             }
         }
@@ -243,11 +243,6 @@ impl Maintenance {
         is_over && could_trim || is_watching && (is_pending || has_room())
     }
 
-    /// The pool's figures, as heuristics see them.
-    pub(crate) fn figures(&self) -> PoolFigures {
-        self.heap.lock().pool_figures()
-    }
-
     /// Makes one contiguous range of the free memory, so that the pool has `total` bytes in all, or as near to it as
     /// memory in use allows. Releases the excess. Returns the bytes of the largest free range.
     ///
@@ -259,11 +254,11 @@ impl Maintenance {
         self.trim_to(total)?;
         if self.settings.geometry.virtual_memory {
             self.assemble(bytes, Growth::Remap)?;
-        } else if self.figures().largest_available < bytes {
+        } else if self.heap.lock().largest_free() < bytes {
             self.trim_to(0)?;
             self.assemble(bytes, Growth::Allowed)?;
         }
-        Ok(self.figures().largest_available)
+        Ok(self.heap.lock().largest_free())
     }
 
     /// Puts a free range together.

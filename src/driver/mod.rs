@@ -28,7 +28,9 @@
 //! | `fill` | filling memory that is granted or freed |
 //! | `upstream` | where memory comes from |
 //! | `event_log`, `walk` | recent events; all blocks at one moment |
-//! | `counters`, `figures` | counts of the slow path; statistics |
+//! | `heuristic` | when to coalesce |
+//! | `counters` | counts of the slow path |
+//! | `statistics`, `figures` | the pool's figures, and how they are read |
 
 mod allocation;
 mod core;
@@ -36,6 +38,7 @@ mod counters;
 mod event_log;
 mod figures;
 mod fill;
+mod heuristic;
 mod maintenance;
 mod memory;
 mod mode;
@@ -49,6 +52,7 @@ mod release;
 mod reservation;
 mod search;
 mod source;
+mod statistics;
 mod streams;
 mod supply;
 mod teardown;
@@ -60,9 +64,9 @@ pub(crate) use core::{Settings, gate};
 pub(crate) use counters::Counters;
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
-pub(crate) use figures::InLanes;
 pub use fill::Fill;
 pub(crate) use fill::{Filling, Fills};
+pub use heuristic::CoalesceHeuristic;
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use parts::{Allocations, Part, Parts};
@@ -70,6 +74,7 @@ pub(crate) use pressure::Spill;
 pub(crate) use publish::{Change, Publish};
 pub(crate) use reservation::Drawn;
 pub use source::Source;
+pub use statistics::{Hits, Statistics};
 pub(crate) use streams::Watches;
 pub(crate) use supply::Supply;
 pub(crate) use upstream::MemorySource;

@@ -7,6 +7,7 @@
 
 use super::streams::Streams;
 use super::supply::{Excess, Supply};
+use crate::measure::Mark;
 use crate::sync::{Ordering, SharedFlag};
 
 /// Makes other pools than the one of this layer release that many bytes. Returns how many they released.
@@ -84,7 +85,7 @@ impl Supply {
             // A failure is noted; the rest may be enough.
             let _ = self.reclaim();
         }
-        self.heap.lock().figures().releasable_bytes
+        self.heap.lock().figures(Mark::RESET).releasable_bytes
     }
 
     /// Releases up to this many free bytes for another pool. Returns how many.

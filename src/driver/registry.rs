@@ -1,6 +1,6 @@
 //! The registered streams: a list that is cheap to read and cheap to change.
 
-use super::figures::Gone;
+use super::figures::Retired;
 use crate::heap::Fence;
 use crate::id::StreamId;
 use crate::lane::Lane;
@@ -73,13 +73,13 @@ impl Lanes {
     }
 }
 
-/// All streams of a pool: those that are registered, and the counts of those that are gone.
+/// All streams of a pool: those that are registered, and the counts of those that retired.
 #[derive(Debug)]
 pub(super) struct Registry {
     pub(super) lanes: Lanes,
     /// Lanes whose last handle is gone, and whose work may still run.
-    pub(super) retired: Vec<Arc<Lane>>,
-    pub(super) gone: Gone,
+    pub(super) leaving: Vec<Arc<Lane>>,
+    pub(super) retired: Retired,
     next: u64,
 }
 
@@ -87,8 +87,8 @@ impl Registry {
     pub(super) fn new() -> Self {
         Self {
             lanes: Lanes::default(),
-            retired: Vec::new(),
-            gone: Gone::default(),
+            leaving: Vec::new(),
+            retired: Retired::default(),
             next: 1,
         }
     }
@@ -107,18 +107,18 @@ impl Registry {
     }
 
     pub(super) fn insert(&mut self, lane: Arc<Lane>) {
-        self.gone.greet(&lane);
+        self.retired.introduce(&lane);
         self.lanes.insert(lane);
     }
 
     /// Removes retired lanes whose work is complete, and keeps their counts. Returns those that were told to be.
     pub(super) fn remove_done(&mut self, told: &[Arc<Lane>]) -> Vec<Arc<Lane>> {
         let is_told = |lane: &Arc<Lane>| told.iter().any(|told| Arc::ptr_eq(told, lane));
-        let retired = std::mem::take(&mut self.retired);
-        let (done, left) = retired
+        let leaving = std::mem::take(&mut self.leaving);
+        let (done, left) = leaving
             .into_iter()
             .partition(|lane| is_told(lane) && lane.is_done());
-        self.retired = left;
+        self.leaving = left;
         let done: Vec<_> = done;
         done.iter().for_each(|lane| self.lanes.remove(lane.id));
         done

@@ -125,8 +125,8 @@ impl Streams {
         }
         {
             let mut registry = self.lanes.lock();
-            let retired = registry.lanes.find(lane.fence(Ticket::ZERO)).cloned();
-            registry.retired.extend(retired);
+            let leaving = registry.lanes.find(lane.fence(Ticket::ZERO)).cloned();
+            registry.leaving.extend(leaving);
         }
         // A failure is noted; the memory stays pending then.
         let _ = self.seal_for_others(lane);
@@ -135,8 +135,8 @@ impl Streams {
 
     /// Asks the streams whose last handle is gone, and forgets those whose work is complete.
     fn reap_retired(&self) {
-        let retired = self.lanes.lock().retired.clone();
-        for lane in retired {
+        let leaving = self.lanes.lock().leaving.clone();
+        for lane in leaving {
             // A failure is noted; the lane stays.
             let _ = self.unless_sticky(lane.timeline.reap(&*self.device));
             self.catch_up(&lane);
@@ -146,8 +146,8 @@ impl Streams {
 
     /// Forgets the lanes of streams that are gone and whose work is complete.
     fn drop_done_lanes(&self) {
-        let retired = self.lanes.lock().retired.clone();
-        let done: Vec<_> = retired.into_iter().filter(|lane| lane.is_done()).collect();
+        let leaving = self.lanes.lock().leaving.clone();
+        let done: Vec<_> = leaving.into_iter().filter(|lane| lane.is_done()).collect();
         if done.is_empty() {
             return;
         }
@@ -162,13 +162,13 @@ impl Streams {
             let mut registry = self.lanes.lock();
             let done = registry.remove_done(&done);
             if !injected("figures-lost-with-their-stream") {
-                done.iter().for_each(|lane| registry.gone.bury(lane));
+                done.iter().for_each(|lane| registry.retired.absorb(lane));
             }
             done
         };
         if injected("figures-lost-with-their-stream") {
             done.iter()
-                .for_each(|lane| self.lanes.lock().gone.bury(lane));
+                .for_each(|lane| self.lanes.lock().retired.absorb(lane));
         }
         {
             let mut heap = self.heap.lock();
