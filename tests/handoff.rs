@@ -9,6 +9,7 @@ use common::*;
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Call, Checker, Counters, Operation, SimDevice, SimStream};
 use weirpool::device::*;
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// Calls take so long on an H200 while kernels of 20 us come and go on 8 streams.

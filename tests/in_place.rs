@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use weirpool::device::sim::{Checker, Clock, Operation, SimDevice};
 use weirpool::device::*;
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 #[derive(Clone, Debug)]

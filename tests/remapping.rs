@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 use weirpool::device::sim::{Call, SimDevice};
 use weirpool::device::{Device, DeviceErrorKind};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// In handles: what a pool begins with.

@@ -37,7 +37,7 @@ impl Drop for Driver {
         if self.seal_lanes().is_err() || self.fault().is_some() {
             return;
         }
-        if self.lanes().iter().any(|lane| lane.is_dirty()) {
+        if self.lanes().iter().any(|lane| lane.cache.is_dirty()) {
             return;
         }
         let assets = Assets {
@@ -138,6 +138,9 @@ impl DeferredRelease {
             if self.device.unmap(*address, self.chunk_bytes).is_ok() {
                 let _ = self.device.destroy(*chunk);
             }
+        }
+        for chunk in &held.unmapped {
+            let _ = self.device.destroy(*chunk);
         }
         for (address, bytes) in &held.ranges {
             let _ = self.device.unreserve(*address, *bytes);

@@ -1,4 +1,4 @@
-//! Markers: the device's events, pooled, each with the ticket that it proves.
+//! Markers: points of a stream, each with the pooled event that proves its ticket.
 
 use crate::device::{Device, DeviceError, RawEvent, RawStream};
 use crate::heap::Clock;
@@ -7,12 +7,12 @@ use crate::measure::{Histogram, Recorder};
 use crate::sync::{Arc, Busy, Guards, assert_unlocked, plain};
 use std::time::Duration;
 
-/// Events between two uses. I8: the steady state creates none.
+/// The pool's events; spare ones are used again, so that the steady state creates none (bounded-events).
 #[derive(Debug)]
 pub(crate) struct Events {
     device: plain::Arc<dyn Device>,
     spare: Busy<Spare>,
-    /// How long frees were pending, as far as was asked.
+    /// How long freed blocks were pending, as far as queries showed.
     ages: Recorder,
 }
 
@@ -32,17 +32,17 @@ impl Events {
         }
     }
 
-    /// Events made so far; all of them are in use or spare.
+    /// Number of events created so far; each is in use or spare.
     pub(crate) fn created(&self) -> u64 {
         self.spare.lock().created
     }
 
-    /// From the recording of an event that covers frees to its being seen complete.
+    /// The times from recording an event that covers frees to seeing it complete.
     pub(crate) fn ages(&self) -> Histogram {
         self.ages.histogram()
     }
 
-    /// An event, and the number of its record.
+    /// Returns an event, and the number of its record.
     fn take(&self) -> Result<(RawEvent, u64), DeviceError> {
         let number = {
             let mut spare = self.spare.lock();
@@ -62,7 +62,10 @@ impl Events {
         self.spare.lock().events.push(event);
     }
 
-    /// An event recorded behind all that `stream` was given so far.
+    /// Records an event behind all work submitted to `stream` so far.
+    ///
+    /// # Errors
+    /// When the device cannot create or record an event.
     pub(crate) fn record(this: &Arc<Self>, stream: RawStream) -> Result<Recorded, DeviceError> {
         let (event, number) = this.take()?;
         let recorded = Recorded {
@@ -80,17 +83,17 @@ impl Drop for Events {
     fn drop(&mut self) {
         let events = std::mem::take(&mut self.spare.lock().events);
         for event in events {
-            // An event that cannot be destroyed is the device's to clean up.
+            // The device cleans up an event that it cannot destroy now.
             let _ = self.device.destroy_event(event);
         }
     }
 }
 
-/// An event in use; spare again when dropped.
+/// A recorded event. Dropping it makes the event spare again.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     event: RawEvent,
-    /// Among all records, of all streams; from 1 on.
+    /// Counts all records of all streams, from 1.
     number: u64,
     events: Arc<Events>,
 }
@@ -107,20 +110,20 @@ impl Drop for Recorded {
     }
 }
 
-/// A point of a stream, with the event that proves it.
+/// A point of a stream, and the event that proves it.
 #[derive(Debug)]
 pub(crate) struct Marker {
     pub(crate) stream: StreamId,
-    /// Complete, with all before it of the stream, once the event is.
+    /// Complete, with all earlier tickets of the stream, once the event is.
     pub(crate) ticket: Ticket,
-    /// What the point comes after: who waits for the event comes after all of it.
+    /// What the point comes after: a stream that waits for the event comes after all of it.
     pub(crate) clock: Clock,
     pub(crate) sealed_at: Duration,
-    /// When it was expected, as it was published.
+    /// When the event was expected to be complete, as of its publication.
     pub(crate) expected_at: Duration,
-    /// Whether anything was freed under the ticket.
+    /// Whether any free joined the ticket.
     pub(crate) covers_frees: bool,
-    /// None of the host's: its points are complete from the start.
+    /// `None` for a point of the host, which is complete from the start.
     pub(crate) recorded: Option<Recorded>,
 }
 
@@ -130,13 +133,13 @@ impl Marker {
         self.recorded.is_some()
     }
 
-    /// How many events were recorded up to this one, on whatever stream.
+    /// Number of events recorded on all streams up to this one.
     pub(crate) fn number(&self) -> u64 {
         self.recorded.as_ref().map_or(0, |recorded| recorded.number)
     }
 
     /// # Panics
-    /// Of the host's: nobody asks after those.
+    /// For a point of the host, which has no event.
     pub(crate) fn event(&self) -> RawEvent {
         let recorded = self.recorded.as_ref();
         recorded
@@ -144,7 +147,7 @@ impl Marker {
             .raw()
     }
 
-    /// These were seen complete, by who asked.
+    /// Notes how long the frees that these complete markers cover were pending.
     pub(super) fn note_complete(markers: &[Arc<Self>], now: Duration) {
         let covering = || markers.iter().filter(|marker| marker.covers_frees);
         let recorded = covering().find_map(|marker| marker.recorded.as_ref());

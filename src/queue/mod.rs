@@ -71,7 +71,7 @@ mod terms;
 mod waiters;
 
 pub use admission::QueueLimit;
-pub(crate) use allocate::{Acquisition, Asker, Denial, take_own, try_all_now, try_now};
+pub(crate) use allocate::{Ask, Asker, Denial, Grant, Waiting, take_own, try_all_now, try_now};
 pub(crate) use blocking::block_on;
 pub(crate) use charge::Charge;
 pub(crate) use demand::{Demand, Wants};
@@ -84,7 +84,7 @@ pub(crate) use natives::Roll;
 pub(crate) use observers::{Caller, Ending, Granted, Observers};
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;
-pub(crate) use registration::{Left, Presence, Registration};
+pub(crate) use registration::{Presence, Registration};
 pub(crate) use reserved::Reserved;
 pub(crate) use service::Service;
 pub use terms::Overtaking;

@@ -1,11 +1,11 @@
 //! Memory set aside: what a reservation's handle, and the blocks that were lent of it, hold in common.
 
 use super::{Demand, Presence, Service};
-use crate::driver::{Allocations, Drawn, Refusal};
+use crate::driver::{Allocations, Drawn};
 use crate::error::AllocError;
 use crate::heap::ReservationId;
 use crate::id::StreamId;
-use crate::lane::Lane;
+use crate::lane::{Event, Lane};
 use crate::measure::{Account, Tag};
 use crate::sync::{Arc, Guards, Mutex, plain};
 use std::panic::Location;
@@ -129,14 +129,13 @@ impl Reserved {
         match &drawn {
             Ok(Drawn::Allocation(allocation)) => {
                 self.note_drawn(lane.id);
-                lane.count_from_above(allocation.bytes, demand.rounding_of(allocation.bytes));
+                let rounding = demand.rounding_of(allocation.bytes);
+                lane.cache
+                    .count(Event::FromAbove, allocation.bytes, rounding);
             }
             _ => self.note_freed(bytes),
         }
-        drawn.map_err(|refusal| match refusal {
-            Refusal::Device(error) => error.into(),
-            other => unreachable!("a draw is not refused for {other:?}"),
-        })
+        drawn.map_err(AllocError::from)
     }
 
     /// What was lent is freed, or was not lent after all. The books of the heap see to the memory; this is

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use weirpool::testing::Invariants;
 
 /// What a call panics with.
 fn panic_of(call: impl FnOnce()) -> Option<String> {
