@@ -6,9 +6,9 @@
 //! breathes in and out does not give memory away to take it again. What lanes keep counts once their
 //! stream has been idle for that long.
 
-use super::{Change, Driver, gate};
+use super::{Change, CoalesceHeuristic, Driver, gate};
 use crate::device::{Alarm, DeviceError};
-use crate::heap::{Clock, CoalesceHeuristic, Growth, Placement, PoolFigures, Request, View};
+use crate::heap::{Clock, Growth, Placement, Request, View};
 use crate::id::StreamId;
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use std::task::Waker;
@@ -183,7 +183,7 @@ impl Driver {
             self.reap()?;
         }
         if let Some(heuristic) = &self.maintenance.heuristic {
-            if let Some(total) = heuristic.decide(&self.figures()) {
+            if let Some(total) = heuristic.decide(&self.statistics()) {
                 self.make_one_piece(total)?;
             }
         }
@@ -209,14 +209,9 @@ impl Driver {
             let is_pending = totals.pending.current > 0;
             (is_over, heap.could_trim(keep), is_pending)
         };
-        let is_kept = || self.lanes().iter().any(|lane| lane.figures().cached > 0);
+        let is_kept = || self.lanes().iter().any(|lane| lane.cache.is_keeping());
         is_over && (could_trim || is_kept())
             || is_pending && (is_over || self.maintenance.heuristic.is_some())
-    }
-
-    /// The pool's figures, as heuristics see them.
-    pub(crate) fn figures(&self) -> PoolFigures {
-        self.heap.lock().pool_figures()
     }
 
     /// Makes what is free one piece, so that the pool has `total` bytes in all, or as near as can be
@@ -231,11 +226,11 @@ impl Driver {
         self.trim_to(total)?;
         if self.settings.geometry.virtual_memory {
             self.flush_others(bytes, Growth::Remap)?;
-        } else if self.figures().largest_available < bytes {
+        } else if self.heap.lock().largest_free() < bytes {
             self.trim_to(0)?;
             self.flush_others(bytes, Growth::Allowed)?;
         }
-        Ok(self.figures().largest_available)
+        Ok(self.heap.lock().largest_free())
     }
 
     /// Has a span put together, for nobody.

@@ -6,6 +6,7 @@
 //! asked again now and then; for what it has left first, since to ask for more takes all of it for a moment.
 
 use super::Driver;
+use crate::measure::Mark;
 use crate::sync::{Ordering, SharedFlag};
 
 /// Has other pools than that of the driver release so many bytes. Answers how many they did.
@@ -85,7 +86,7 @@ impl Driver {
             let _ = self.seal_lanes();
             let _ = self.reap();
         }
-        self.heap_figures().releasable_bytes
+        self.heap.lock().figures(Mark::RESET).releasable_bytes
     }
 
     /// Releases up to so many bytes of what is free, for another pool. Returns how many.

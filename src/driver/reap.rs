@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Watches on points of streams. The marker is held for as long as its event is watched: it must not
 /// be recorded anew.
-pub(crate) type Watches = BTreeMap<(StreamId, Ticket), (Watch, Arc<Marker>)>;
+pub(crate) type Watches = BTreeMap<(StreamId, Ticket), Watch<Marker>>;
 
 impl Driver {
     /// Asks every stream how far it has come, and frees what that proves free. Says whether there
@@ -300,9 +300,12 @@ impl Driver {
             return Ok(());
         }
         if !lane.is_host() {
-            return self.noted(self.device.wait(lane.raw, marker.event()));
+            // SAFETY: the lane keeps the stream's owner; an external stream waits only in calls made with it.
+            #[allow(unsafe_code)]
+            let waits = unsafe { marker.event().delay(lane.raw) };
+            return self.noted(waits);
         }
-        if self.noted(self.device.query(marker.event()))? {
+        if self.noted(marker.event().is_complete())? {
             return Ok(());
         }
         let reason = "the host is not made to wait for the device: await the event first";
@@ -354,11 +357,9 @@ impl Driver {
         for lane in lanes {
             for marker in lane.timeline.to_watch() {
                 let point = (lane.id, marker.ticket);
-                let watched = watches.remove(&point).unwrap_or_else(|| {
-                    let watch = Watch::new(&self.device, marker.event(), waker);
-                    (watch, marker)
-                });
-                cached.insert(point, watched);
+                let watch = watches.remove(&point);
+                let watch = watch.unwrap_or_else(|| Watch::new(marker, waker));
+                cached.insert(point, watch);
             }
         }
         *watches = cached;

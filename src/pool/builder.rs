@@ -2,10 +2,10 @@
 
 use super::Pool;
 use crate::device::Device;
-use crate::driver::{Fills, MaintenanceSettings, Settings, Upstream};
+use crate::driver::{CoalesceHeuristic, Fills, MaintenanceSettings, Settings, Upstream};
 use crate::error::BuildError;
 use crate::heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-use crate::heap::{CoalesceHeuristic, GRANULE, GrowBy, Remapping};
+use crate::heap::{GRANULE, GrowBy, Remapping};
 use crate::lane::Bounds;
 use crate::measure::Tag;
 use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Rules, Service};
