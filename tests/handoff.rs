@@ -42,17 +42,17 @@ unsafe impl Device for Slow {
         watch, unwatch, upload, download, fill,
     }
 
-    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
         self.0.advance(ORDER);
         self.0.record(event, stream)
     }
 
-    fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+    unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         self.0.advance(QUERY);
         self.0.query(event)
     }
 
-    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+    unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         self.0.advance(ORDER);
         self.0.wait(stream, event)
     }

@@ -4,6 +4,7 @@
 mod common;
 
 use common::*;
+use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Backing, Call, SimDevice};
 use weirpool::testing::Invariants;
 use weirpool::*;
@@ -392,4 +393,40 @@ fn owned_request_outlives_its_handles() {
     let block = now(request).unwrap();
     assert_eq!(block.size(), MIB);
     use_block(&work, &block, us(1));
+}
+
+#[test]
+fn health_shows_waiters_and_the_end_of_a_pool() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    assert_eq!(pool.health().oldest_wait, None);
+    let mut first = pool.allocate(&stream, MIB);
+    assert!(poll(&mut first).is_pending());
+    device.advance(us(30));
+    let mut urgent = pool.allocate(&stream, MIB).priority(9);
+    assert!(poll(&mut urgent).is_pending());
+    device.advance(us(20));
+    let health = pool.health();
+    assert!(health.is_serving());
+    assert_eq!((health.waiting, health.oldest_wait), (2, Some(us(50))));
+    drop((first, urgent, held));
+    pool.close();
+    let health = pool.health();
+    assert!(health.is_closed && !health.is_serving());
+    assert_eq!((health.waiting, health.oldest_wait), (0, None));
+}
+
+#[test]
+fn health_shows_a_sticky_error_of_the_device() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    device.fail_next(Call::Record, DeviceErrorKind::Sticky);
+    stream.event().unwrap_err();
+    let fault = pool.health().fault.expect("the device is broken");
+    assert!(fault.is_sticky() && !pool.health().is_serving());
+    let refused = pool.try_allocate(&stream, 4096).unwrap_err();
+    assert_eq!(refused.class(), ErrorClass::Unavailable);
 }

@@ -9,11 +9,10 @@ mod probe;
 use common::{CHUNK, External, MIB, builder, manual, run, us};
 use probe::Probe;
 use std::collections::BTreeSet;
-use weirpool::PoolBuilder;
 use weirpool::compat::RawPool;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
-use weirpool::{AllocError, Current, Fill, Pool, Source, StreamId, current};
+use weirpool::{AllocError, Current, Fill, PoolBuilder, Source, StreamId, current};
 
 fn raw_pool(device: &SimDevice, capacity: u64) -> RawPool {
     RawPool::new(&builder(device, capacity).build().unwrap())

@@ -92,23 +92,6 @@ fn only_the_facade_names_std_sync_or_loom() {
 }
 
 #[test]
-fn unsafe_lives_in_the_device_layer() {
-    let mut found = 0;
-    for (path, layer, code) in read() {
-        let has_unsafe = ["unsafe {", "unsafe impl", "unsafe fn", "unsafe trait"]
-            .iter()
-            .any(|word| code.contains(word));
-        found += usize::from(has_unsafe);
-        assert!(
-            !has_unsafe || layer == "device",
-            "unsafe in {}",
-            path.display()
-        );
-    }
-    assert!(found > 0, "the contract is an unsafe trait");
-}
-
-#[test]
 fn the_heap_knows_no_clock_device_or_lock() {
     for (path, layer, code) in read() {
         if layer == "heap" {

@@ -3,10 +3,10 @@
 use super::Pool;
 use super::config::{Capacity, PoolConfig};
 use crate::device::Device;
-use crate::driver::{Fill, Upstream};
+use crate::driver::{CoalesceHeuristic, Fill, Upstream};
 use crate::error::BuildError;
 use crate::heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-use crate::heap::{CoalesceHeuristic, GrowBy, Remapping};
+use crate::heap::{GrowBy, Remapping};
 use crate::measure::Tag;
 use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Service};
 use crate::registry;

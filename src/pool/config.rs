@@ -1,8 +1,8 @@
 //! The configuration of a pool: plain data, with every default and its reason in [`PoolConfig::default`].
 
-use crate::driver::{Fill, Upstream};
+use crate::driver::{CoalesceHeuristic, Fill, Upstream};
 use crate::heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-use crate::heap::{CoalesceHeuristic, GRANULE, GrowBy, Remapping};
+use crate::heap::{GRANULE, GrowBy, Remapping};
 use crate::measure::Tag;
 use crate::queue::{Overtaking, QueueLimit};
 use std::collections::BTreeMap;

@@ -122,7 +122,7 @@ impl Health {
             fault: driver.fault(),
             is_closed: driver.is_closed(),
             is_draining: driver.is_draining(),
-            waiting: service.queue.statistics().waiting,
+            waiting: service.queue.waiting(),
             oldest_wait: oldest.map(|since| now.saturating_sub(since)),
         }
     }

@@ -3,15 +3,15 @@
 use super::settings::check_threshold;
 use super::{Health, Pool, PoolDescription, TagAccount};
 use crate::device::{DeviceAddress, DeviceError, DeviceId};
-use crate::driver::{BlockInfo, Change};
+use crate::driver::{BlockInfo, Change, Statistics};
 use crate::error::BuildError;
 use crate::heap::High;
 use crate::heap::policy::ReleaseThreshold;
-use crate::measure::{Histogram, Tag};
+use crate::measure::Tag;
 #[cfg(feature = "metrics")]
 use crate::observe::Metrics;
 use crate::observe::{
-    History, LeakReport, Snapshot, Statistics, StatisticsScope, StreamStatistics, TagStatistics,
+    History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
 use crate::queue::{Drain, QueueLimit, Reclaimer, Service};
 use std::time::Duration;
@@ -106,11 +106,7 @@ impl Pool {
     /// # Errors
     /// The device's error; memory that was released before it stays released.
     pub fn trim_to(&self, bytes: u64) -> Result<u64, DeviceError> {
-        let driver = &self.service().driver;
-        driver.flush_lanes();
-        driver.seal_lanes()?;
-        driver.reap()?;
-        driver.trim_to(bytes)
+        self.service().driver.trim(bytes)
     }
 
     /// Makes all free memory one piece, flushing the caches first: by mapping chunks together, without copying, or,
@@ -228,7 +224,7 @@ impl Pool {
 
     /// Returns the pool's current figures. Neither seals nor polls events; see [`reap`](Self::reap).
     pub fn statistics(&self) -> Statistics {
-        Statistics::of(self.service())
+        self.service().driver.statistics()
     }
 
     /// Returns the current figures of every stream that is registered, or was and has memory pending, in the order of
@@ -271,26 +267,15 @@ impl Pool {
     /// drop(pool.try_allocate(&stream, 2 << 20)?);
     /// assert_eq!((step.end().allocations, request.read().allocations), (1, 2));
     ///
+    /// let before = request.before().used.current;
     /// let figures = request.end();
-    /// assert_eq!((figures.used_before, figures.peak), (4 << 20, 7 << 20));
+    /// assert_eq!((before, figures.used.high), (4 << 20, 7 << 20));
     /// assert_eq!(figures.retained(), kept.size());
     /// # drop(weights);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn statistics_scope(&self) -> StatisticsScope {
         StatisticsScope::new(self.presence.clone())
-    }
-
-    /// How long those waited who were served. See [`Histogram::since`] for the figures of an interval.
-    pub fn wait_times(&self) -> Histogram {
-        self.service().queue.times()
-    }
-
-    /// How long frees were pending: from the recording of an event that covers them to its being *seen*
-    /// complete. So it tells of the device, and of how often somebody asks. An event counts once, however
-    /// many frees it covers. See [`Histogram`] for an example.
-    pub fn pending_ages(&self) -> Histogram {
-        self.service().driver.pending_ages()
     }
 
     /// Sets all high-water marks, including those of streams and tags, to the current figures. Scopes keep

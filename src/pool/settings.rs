@@ -169,7 +169,10 @@ impl PoolConfig {
     fn maintenance(&self, total: u64) -> Result<MaintenanceSettings, BuildError> {
         check_threshold(self.release_threshold)?;
         Ok(MaintenanceSettings {
-            threshold: self.release_threshold.bytes(total),
+            threshold: match self.is_pooled {
+                true => self.release_threshold.bytes(total),
+                false => 0,
+            },
             heuristic: self.coalesce.clone(),
             interval: self.maintenance_interval,
         })

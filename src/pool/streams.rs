@@ -132,7 +132,9 @@ impl OwnStream {
     }
 }
 
-impl DeviceStream for OwnStream {
+// SAFETY: the device made the stream, which lives until its last owner is dropped.
+#[allow(unsafe_code)]
+unsafe impl DeviceStream for OwnStream {
     fn device_id(&self) -> DeviceId {
         self.0.device.id()
     }
@@ -149,6 +151,8 @@ impl DeviceStream for OwnStream {
 impl Drop for Owner {
     fn drop(&mut self) {
         // If it cannot be destroyed, the device cleans up at its own end.
-        let _ = self.device.destroy_stream(self.raw);
+        // SAFETY: this was the last owner of the stream that it made, so that no later call names it.
+        #[allow(unsafe_code)]
+        let _ = unsafe { self.device.destroy_stream(self.raw) };
     }
 }

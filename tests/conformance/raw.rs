@@ -46,7 +46,7 @@ pub(crate) fn an_address_is_freed_once<B: Bench>() {
     for (address, words) in [
         (freed, "was it freed already"),
         (kept + 512, "it lies within"),
-        (taken, "owned elsewhere"),
+        (taken, "has another owner"),
         (theirs.address().to_bits(), "allocated elsewhere"),
         (0, "allocated elsewhere"),
     ] {
@@ -325,7 +325,7 @@ pub(crate) fn what_is_given_out_outlives_its_list<B: Bench>() {
     // Another list knows nothing of it.
     let again = RawPool::new(&site.pool);
     let text = refused(&again, &worker, address);
-    assert!(text.contains("owned elsewhere"), "{text}");
+    assert!(text.contains("has another owner"), "{text}");
     worker.settle();
     site.witness.assert_content();
     site.pool.check().unwrap();

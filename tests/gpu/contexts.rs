@@ -48,7 +48,7 @@ fn use_everything(pool: &Pool, stream: &Stream, other: &Stream, mut done: impl F
     assert!(pool.trim_to(0).unwrap() > 0);
     done("a trim");
     assert_eq!(pool.statistics().used.current, 0);
-    assert!(pool.describe_device().contains("cuda:"));
+    assert!(pool.describe().device.contains("cuda:"));
     pool.check_conserved().unwrap();
     done("statistics");
 }

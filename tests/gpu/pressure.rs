@@ -4,6 +4,7 @@ use crate::bench::Bench;
 use crate::common::{MIB, poll};
 use crate::cuda::{Cuda, Setting};
 use futures::executor::block_on;
+use weirpool::PoolBuilder;
 use weirpool::device::MemoryKind;
 use weirpool::testing::Invariants;
 use weirpool::{AllocError, Pool, Source, Stream};

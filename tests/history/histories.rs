@@ -158,7 +158,7 @@ fn a_history_knows_reservations() {
         found.unwrap_or_else(|| panic!("{history}")).to_string()
     };
     let out = told(|event| matches!(event, HistoryEvent::OutOfMemory { stream: None, .. }));
-    assert!(out.contains("out of memory to reserve: 1048576 "), "{out}");
+    assert!(out.contains("out of memory to reserve: 1.0 MiB "), "{out}");
     let waited = told(|event| matches!(event, HistoryEvent::Waited { stream: None, .. }));
     let expected = "waited 7µs for 4194304 bytes to reserve, served";
     assert!(waited.ends_with(expected), "{waited}");

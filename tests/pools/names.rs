@@ -35,7 +35,7 @@ fn a_name_that_is_refused_costs_the_device_nothing() {
     let before = device.counters().device_calls;
     assert!(matches!(
         small(&device).name("").build(),
-        Err(BuildError::NameTaken { .. })
+        Err(BuildError::EmptyName)
     ));
     assert_eq!(device.counters().device_calls, before);
     // One that fails for another reason leaves its name free.
@@ -88,4 +88,11 @@ fn all_pools_are_listed_while_they_live() {
     assert_eq!(listed, [one.clone(), two.clone()]);
     drop((listed, one));
     eventually(|| pools().into_iter().filter(mine).eq([two.clone()]));
+}
+
+/// An empty name is an error of its own: no pool has taken it.
+#[test]
+fn empty_name_is_refused_as_empty() {
+    let refused = Pool::builder(SimDevice::new()).name("").build();
+    assert_eq!(refused.unwrap_err(), BuildError::EmptyName);
 }

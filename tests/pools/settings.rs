@@ -172,3 +172,53 @@ fn nonsense_is_refused_by_name() {
     let before = device.counters().calls(Call::Reserve);
     assert_eq!(before, 0, "none of it cost the device anything");
 }
+
+#[test]
+fn capacity_fraction_is_of_the_devices_memory() {
+    let device = SimDevice::builder().memory(1 << 30).build();
+    let pool = Pool::builder(device.clone()).capacity_fraction(0.5);
+    assert_eq!(pool.build().unwrap().capacity(), 512 * MIB);
+    for fraction in [0.0, -1.0, 1.5, f64::NAN] {
+        let refused = Pool::builder(device.clone()).capacity_fraction(fraction);
+        assert!(matches!(
+            refused.build(),
+            Err(BuildError::InvalidCapacityFraction { .. })
+        ));
+    }
+}
+
+/// A configuration and a builder that sets the same fields build the same pool.
+#[test]
+fn configuration_builds_what_the_builder_builds() {
+    let tag = weirpool::Tag::new("configured");
+    let config = weirpool::PoolConfig {
+        capacity: weirpool::Capacity::Bytes(64 * MIB),
+        chunk_bytes: Some(4 * MIB),
+        initial_size: 8 * MIB,
+        tags: [(
+            tag,
+            weirpool::TagConfig {
+                limit: Some(16 * MIB),
+                weight: 3,
+            },
+        )]
+        .into(),
+        ..weirpool::PoolConfig::default()
+    };
+    let device = manual();
+    let configured = Pool::with_config(device.clone(), config).unwrap();
+    let built = Pool::builder(device)
+        .capacity(64 * MIB)
+        .chunk_bytes(4 * MIB)
+        .initial_size(8 * MIB)
+        .tag_limit(tag, 16 * MIB)
+        .tag_weight(tag, 3)
+        .build()
+        .unwrap();
+    assert_eq!(configured.describe(), built.describe());
+    for pool in [&configured, &built] {
+        assert_eq!(common::reserved(pool), 8 * MIB);
+        let account = pool.tag(tag);
+        assert_eq!((account.limit(), account.weight()), (Some(16 * MIB), 3));
+    }
+}

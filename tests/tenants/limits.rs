@@ -228,7 +228,7 @@ fn a_wait_for_a_limit_times_out_and_says_why() {
     assert!(
         shortfall
             .to_string()
-            .contains("times out: 0 has 4194304 of the 4194304")
+            .contains("times out: 0 holds 4.0 MiB of its limit of 4.0 MiB")
     );
     drop(block);
     drop(allocate().try_now().unwrap());
