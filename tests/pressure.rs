@@ -291,3 +291,35 @@ fn who_waits_has_what_another_pool_frees_later() {
         other.check_conserved().unwrap();
     }
 }
+
+/// The device says that it has the memory, refuses it, and nothing of the pool is in use: no other pool or process lets
+/// go of anything.
+#[test]
+fn request_that_the_device_always_refuses_fails() {
+    let device = SimDevice::builder()
+        .memory(1 << 50)
+        .clock(Clock::Manual)
+        .virtual_memory(false)
+        .build();
+    let pool = pool(&device, 1 << 50);
+    let (_, stream) = stream(&device, &pool);
+    for nth in 1..=20 {
+        device.script(
+            Call::Allocate,
+            nth,
+            Fault::Fails(DeviceErrorKind::OutOfMemory),
+        );
+    }
+    let mut waiting = pool.allocate(&stream, 200 << 40);
+    let mut polls = 0;
+    let refused = loop {
+        match poll(&mut waiting) {
+            Poll::Ready(answer) => break answer.unwrap_err(),
+            Poll::Pending => device.advance(us(100_000)),
+        }
+        polls += 1;
+        assert!(polls < 10, "it is asked for ever");
+    };
+    assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
+    assert_eq!(pool.statistics().waits.waiting, 0);
+}
