@@ -168,7 +168,7 @@ impl<M: Machine> Driver<'_, M> {
             reserved_peak: statistics.reserved.high,
             operation_ns: tally.operation_ns.clone(),
             lateness_ns: tally.lateness_ns.clone(),
-            waits: statistics.waits.served + statistics.waits.abandoned,
+            waits: statistics.waits.served + statistics.waits.unserved(),
             longest_wait: tally.longest_wait,
             device_waits: statistics.device_waits,
             handover_waits: figures.waits - statistics.device_waits,

@@ -4,7 +4,7 @@ use crate::device::DeviceAddress;
 use crate::driver::Source;
 use crate::error::Shortfall;
 use crate::id::StreamId;
-use crate::measure::Tag;
+use crate::measure::{Tag, WaitOutcome};
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
@@ -185,8 +185,8 @@ pub enum HistoryEvent {
         tag: Option<Tag>,
         /// How long it was there.
         waited: Duration,
-        /// Whether with a block: not if it was given up, or failed.
-        served: bool,
+        /// How it left.
+        outcome: WaitOutcome,
     },
     /// A request failed for want of memory, or its time was over.
     OutOfMemory {
@@ -242,7 +242,7 @@ impl fmt::Display for HistoryEvent {
             Self::Released { address, bytes } => {
                 write!(f, "released {bytes} bytes at {address:#x}")
             }
-            Self::Reaped { streams } => write!(f, "harvested {streams} streams"),
+            Self::Reaped { streams } => write!(f, "reaped {streams} streams"),
             Self::DeviceWait { stream, donor } => {
                 write!(f, "{stream} waits on the device for {donor}")
             }
@@ -250,10 +250,10 @@ impl fmt::Display for HistoryEvent {
                 stream,
                 requested,
                 waited,
-                served,
+                outcome,
                 ..
             } => {
-                let outcome = if *served { "served" } else { "not served" };
+                let outcome = outcome.name();
                 let purpose = Purpose(*stream);
                 write!(
                     f,
