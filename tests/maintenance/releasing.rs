@@ -234,7 +234,7 @@ fn a_grant_that_was_given_up_is_released() {
 
 /// What was taken for several together, of which one could not be had, is above the threshold like anything else.
 #[test]
-fn what_was_taken_for_several_in_vain_is_released() {
+fn memory_taken_for_several_in_vain_is_released() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
             .release_threshold(ReleaseThreshold::Bytes(0))
