@@ -166,6 +166,7 @@ fn own_names(page: &str) -> Vec<&str> {
 
 /// Whether the sources declare `name`, a type or function, or a member as `Type::member`.
 fn is_declared(name: &str, sources: &str) -> bool {
+    let name = name.trim_start_matches("compat::");
     let (owner, member) = match name.split_once("::") {
         Some((owner, member)) => (Some(owner), member),
         None => (None, name),

@@ -5,20 +5,20 @@
 //! memory that was free throughout the time in between is released (hysteresis), so that a pool whose use goes up and
 //! down does not give memory away to take it again. Cached blocks count once their stream has been idle for that long.
 //!
-//! No free goes unnoticed: a cache without room takes the slow path, which sets the alarm, and maintenance ends only
-//! when all caches are without room.
+//! No free goes unnoticed: the first free after a flush takes the slow path, which sets the alarm, and maintenance ends
+//! only when all caches are flushed.
 
+use super::streams::Flush;
 use super::supply::Supply;
 use super::{Change, CoalesceHeuristic, gate};
 use crate::device::{Alarm, DeviceError};
 use crate::heap::{Clock, Growth, Placement, Request, View};
 use crate::id::StreamId;
-use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber};
+use crate::lane::Lane;
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use std::ops::Deref;
 use std::task::Waker;
 use std::time::Duration;
-
-use super::streams::Flush;
 
 /// The shortest interval: maintenance that is due at once would be due again at once.
 const SHORTEST_INTERVAL: Duration = Duration::from_micros(100);
@@ -239,21 +239,28 @@ impl Maintenance {
             (is_over, heap.could_trim(keep), totals.pending.current > 0)
         };
         let is_watching = is_over || self.heuristic.is_some();
-        let has_room = || self.lanes().iter().any(|lane| lane.cache.is_keeping());
-        is_over && could_trim || is_watching && (is_pending || has_room())
+        let may_keep = |lane: &Arc<Lane>| lane.cache.may_keep_unnoticed();
+        let may_any_keep = || self.lanes().iter().any(may_keep);
+        is_over && could_trim || is_watching && (is_pending || may_any_keep())
     }
 
     /// Makes one contiguous range of the free memory, so that the pool has `total` bytes in all, or as near to it as
-    /// memory in use allows. Releases the excess. Returns the bytes of the largest free range.
+    /// memory in use and the capacity allow. Releases the excess, or takes the rest from the device. Returns the bytes
+    /// of the largest free range.
     ///
     /// # Errors
     /// When the device cannot; the heap knows how far it came.
     fn make_one_piece(&self, total: u64) -> Result<u64, DeviceError> {
+        let total = total.min(self.capacity());
         let bytes = self.heap.lock().piece_for(total);
+        let growth = match total > self.totals().reserved.current {
+            true => Growth::Allowed,
+            false => Growth::Remap,
+        };
         // First, so that nothing of the new range is released.
         self.trim_to(total)?;
         if self.settings.geometry.virtual_memory {
-            self.assemble(bytes, Growth::Remap)?;
+            self.assemble(bytes, growth)?;
         } else if self.heap.lock().largest_free() < bytes {
             self.trim_to(0)?;
             self.assemble(bytes, Growth::Allowed)?;

@@ -50,9 +50,7 @@ impl Driver {
         self.note_return();
     }
 
-    /// Frees a block of `home` that was used on several streams: it is pending for each of them, and for `earlier`,
-    /// the point behind which every earlier use of its memory lies, if none of them comes after that. The order of each
-    /// stream is kept. Returns the tickets that the block waits for.
+    /// Frees a block of `home` that was used on several streams. Returns the tickets that the block waits for.
     pub(crate) fn free_many(
         &self,
         home: &Lane,
@@ -61,6 +59,18 @@ impl Driver {
         block: &Use,
     ) -> Fences {
         home.cache.count(Event::Free, block.bytes, block.rounding);
+        self.free_uncounted(lanes, earlier, block)
+    }
+
+    /// Frees memory that was used on several streams, and counts nothing: it is pending for each of them, and for
+    /// `earlier`, the point behind which every earlier use of the memory lies, if none of them comes after that. The
+    /// order of each stream is kept. Returns the tickets that the memory waits for.
+    pub(crate) fn free_uncounted(
+        &self,
+        lanes: &[Arc<Lane>],
+        earlier: Option<Fence>,
+        block: &Use,
+    ) -> Fences {
         let noted: Vec<_> = lanes
             .iter()
             .map(|lane| (lane, lane.cache.note_use(block.bytes)))

@@ -160,7 +160,7 @@ impl<'a> Search<'a> {
                 self.finish_flush()?
             }
             Prepare::FlushAll => {
-                if injected("robbed-by-another-and-overlooked") {
+                if injected("flushed-by-another-and-overlooked") {
                     self.taken_back = Some(driver.totals().taken_back);
                 }
                 driver.flush(Flush::All);

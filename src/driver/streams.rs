@@ -37,7 +37,7 @@ pub(crate) enum Flush {
 pub(crate) struct Streams {
     core: Core,
     /// The order in which memory is taken for no stream, such as that of reservations.
-    pub(crate) nobody: Arc<Lane>,
+    pub(crate) neutral: Arc<Lane>,
     pub(super) lanes: Busy<Registry>,
     pub(super) events: Arc<Events>,
 }
@@ -64,7 +64,7 @@ impl Streams {
         let host = Host(core.device.id());
         let gate = core.gate.clone();
         Self {
-            nobody: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, no_cache, gate)),
+            neutral: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, no_cache, gate)),
             lanes: Busy::new(Guards::Registry, Registry::new()),
             events: Arc::new(Events::new(core.device.clone())),
             core,

@@ -18,7 +18,7 @@ use std::ops::Deref;
 #[derive(Debug)]
 pub(super) enum For {
     /// The new range is free.
-    Nobody,
+    NoStream,
     Stream(StreamId),
     /// A stream, from a reservation.
     HeapReservation(StreamId, Exchange),
@@ -125,9 +125,9 @@ impl Supply {
     /// When the device stopped half way; the memory that it gave is free.
     pub(super) fn carry_out_free(&self, plan: Option<Plan>) -> Result<(), DeviceError> {
         match plan {
-            Some(Plan::Map(mapping)) => self.map(mapping, For::Nobody).map(drop),
+            Some(Plan::Map(mapping)) => self.map(mapping, For::NoStream).map(drop),
             Some(Plan::Memory(bytes, request)) => {
-                self.allocate(bytes, request, For::Nobody).map(drop)
+                self.allocate(bytes, request, For::NoStream).map(drop)
             }
             None => Ok(()),
         }
@@ -180,7 +180,7 @@ impl Supply {
     fn commit(&self, whom: For, commit: impl FnOnce(&mut Heap) -> Option<Grant>) -> Option<Grant> {
         let mut heap = self.heap.lock();
         let granted = match whom {
-            For::Nobody => {
+            For::NoStream => {
                 heap.commit_for_nobody(commit);
                 None
             }
@@ -198,7 +198,7 @@ impl Supply {
 
     /// Maps chunks into a range.
     fn map(&self, mapping: Mapping, whom: For) -> Result<Option<Grant>, DeviceError> {
-        let is_wish = matches!(whom, For::Nobody);
+        let is_wish = matches!(whom, For::NoStream);
         let nothing = Outcome {
             done: 0,
             lost: false,

@@ -204,8 +204,8 @@ impl<K: Kind> Request<K> {
     }
 
     /// Charges the memory, and the wait for it, to a tag for as long as the memory is held, within the tag's
-    /// [limit](crate::Pool::set_tag_limit). See
-    /// [`Pool::statistics_of_tag`](crate::Pool::statistics_of_tag). A growth is charged to the tag of its block or
+    /// [limit](crate::TagAccount::set_limit). See
+    /// [`TagAccount::statistics`](crate::TagAccount::statistics). A growth is charged to the tag of its block or
     /// reservation, whatever tag is given here.
     ///
     /// A tagged allocation adds to two counters on the tag's own cache line, and so does its free: threads

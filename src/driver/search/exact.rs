@@ -18,7 +18,7 @@ use std::time::Duration;
 /// is overdue by this long is asked for, too.
 const UNASKED: Duration = Duration::from_millis(1);
 
-/// So many blocks are asked for before all streams are.
+/// The number of blocks that are asked for before all streams are.
 const TRIES: usize = 2;
 
 impl Search<'_> {

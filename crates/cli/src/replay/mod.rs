@@ -225,7 +225,7 @@ impl<M: Machine> Run<'_, M> {
             reserved_peak: statistics.reserved.high,
             operation_ns: counts.operation_ns.clone(),
             lateness_ns: counts.lateness_ns.clone(),
-            waits: statistics.waits.served + statistics.waits.abandoned,
+            waits: statistics.waits.served + statistics.waits.unserved(),
             longest_wait: counts.longest_wait,
             device_waits: statistics.device_waits,
             handover_waits: figures.waits - statistics.device_waits,
