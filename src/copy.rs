@@ -1,23 +1,37 @@
 //! Copies between host and device, awaited.
 
-use crate::device::{DeviceError, Transfer, Watch};
+use crate::device::{Device, DeviceError, RawStream, Transfer, Watch};
 use crate::queue::Registration;
 use crate::sync::Arc;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
+use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// A copy on its way, of the order of some stream.
+/// A copy that was submitted to a stream.
 struct Copy {
     registration: Arc<Registration>,
-    /// Taken back before the transfer, whose event it watches, is let go.
+    /// Dropped before the transfer, whose event it watches.
     watch: Option<Watch>,
     transfer: Box<dyn Transfer>,
 }
 
 impl Copy {
+    fn new(
+        registration: &Arc<Registration>,
+        submit: impl FnOnce(&dyn Device, RawStream) -> Result<Box<dyn Transfer>, DeviceError>,
+    ) -> Result<Self, DeviceError> {
+        let Registration { service, lane, .. } = &**registration;
+        let transfer = submit(&*service.driver.device, lane.raw);
+        Ok(Self {
+            registration: registration.clone(),
+            watch: None,
+            transfer: service.driver.noted(transfer)?,
+        })
+    }
+
     fn poll<R>(
         &mut self,
         context: &mut Context<'_>,
@@ -28,63 +42,82 @@ impl Copy {
         if let Some(taken) = driver.noted(take(&mut *self.transfer))? {
             return Poll::Ready(Ok(taken));
         }
-        // If it completes before this line, the watch calls at once.
+        // If the copy completes before this line, the watch wakes at once.
         let watch = Watch::new(&driver.device, self.transfer.event(), context.waker());
         self.watch = Some(watch);
         Poll::Pending
     }
 }
 
-/// A copy to the device: ready once it is complete. Made by [`Block::upload`](crate::Block::upload).
+/// The future of a copy to the device: ready when the copy is complete. Made by
+/// [`Block::upload`](crate::Block::upload).
 ///
 /// # Errors
-/// What the device says instead.
+/// The device's error.
 ///
 /// # Cancel safety
-/// Dropping it stops the waiting and nothing else: the copy takes place all the same.
-#[must_use = "it need not be awaited; work that is submitted to the stream later comes after the copy"]
+/// Dropping it stops waiting; the copy takes place all the same.
+#[must_use = "awaiting it is optional: work submitted to the stream later comes after the copy"]
 pub struct Upload(Copy);
 
-/// A copy to the host: ready with its bytes. Made by [`Block::download`](crate::Block::download).
+/// The future of a copy to the host: returns the bytes. Made by [`Block::download`](crate::Block::download).
 ///
 /// # Errors
-/// What the device says instead.
+/// The device's error.
 ///
 /// # Cancel safety
-/// Dropping it stops the waiting; what the copy needs stays until it is complete.
-#[must_use = "the bytes are had by awaiting it"]
+/// Dropping it stops waiting; the memory that the copy needs stays until the copy is complete.
+#[must_use = "awaiting it returns the bytes"]
 pub struct Download(Copy);
 
 impl Upload {
-    pub(crate) fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
-        Self(Copy {
-            registration,
-            watch: None,
-            transfer,
-        })
+    /// Starts a copy of `bytes` to `address`.
+    ///
+    /// # Errors
+    /// When the device cannot copy.
+    #[track_caller]
+    pub(crate) fn start(
+        registration: &Arc<Registration>,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<Self, DeviceError> {
+        let location = Location::caller();
+        let copy = Copy::new(registration, |device, stream| {
+            device.upload(stream, address, bytes, location)
+        });
+        copy.map(Self)
     }
 }
 
 impl Download {
-    pub(crate) fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
-        Self(Copy {
-            registration,
-            watch: None,
-            transfer,
-        })
+    /// Starts a copy of so many `bytes` from `address`.
+    ///
+    /// # Errors
+    /// When the device cannot copy.
+    #[track_caller]
+    pub(crate) fn start(
+        registration: &Arc<Registration>,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Self, DeviceError> {
+        let location = Location::caller();
+        let copy = Copy::new(registration, |device, stream| {
+            device.download(stream, address, bytes, location)
+        });
+        copy.map(Self)
     }
 
-    /// Awaits the bytes in memory of the caller's. The device does not know of it: it is written when this is
-    /// polled, and at no other time.
+    /// Waits for the bytes, and copies them into the caller's memory. That memory is written by a poll of this future, and
+    /// never by the device.
     pub(crate) async fn copy_to(mut self, into: &mut [u8]) -> Result<(), DeviceError> {
         let mut copy = |transfer: &mut dyn Transfer| Ok(transfer.copy_to(into)?.then_some(()));
         poll_fn(|context| self.0.poll(context, &mut copy)).await
     }
 }
 
-/// A copy of elements to the host: ready with them. Made by [`Buffer::download`](crate::Buffer::download);
-/// otherwise as [`Download`].
-#[must_use = "the elements are had by awaiting it"]
+/// The future of a copy of elements to the host: returns the elements. Made by
+/// [`Buffer::download`](crate::Buffer::download). Errors and cancellation are those of [`Download`].
+#[must_use = "awaiting it returns the elements"]
 pub struct Elements<T> {
     download: Download,
     elements: PhantomData<fn() -> T>,

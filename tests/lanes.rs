@@ -75,7 +75,7 @@ fn who_has_a_tag_or_an_alignment_gets_its_size() {
 fn a_larger_block_has_no_more_elements() {
     for (pool, stream) in CHECKERS.map(with_a_stream) {
         drop(pool.try_allocate(&stream, 72 * KIB).unwrap());
-        let buffer = Buffer::<u64>::try_allocate(&pool, &stream, 8 << 10).unwrap();
+        let mut buffer = Buffer::<u64>::try_allocate(&pool, &stream, 8 << 10).unwrap();
         assert_eq!((buffer.len(), buffer.size()), (8 << 10, 64 * KIB));
         let beyond = buffer.upload(&stream, 8 << 10, &[1]);
         assert!(matches!(beyond, Err(CopyError::OutOfBounds { .. })));
