@@ -1,35 +1,26 @@
 //! Copies between host and device, awaited.
 
-use crate::device::{Device, DeviceError, RawStream, Transfer, Watch};
+use crate::device::{DeviceError, Transfer, WatchedTransfer};
 use crate::queue::Registration;
 use crate::sync::Arc;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
-use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 /// A copy that was submitted to a stream.
 struct Copy {
     registration: Arc<Registration>,
-    /// Dropped before the transfer, whose event it watches.
-    watch: Option<Watch>,
-    transfer: Box<dyn Transfer>,
+    transfer: WatchedTransfer,
 }
 
 impl Copy {
-    fn new(
-        registration: &Arc<Registration>,
-        submit: impl FnOnce(&dyn Device, RawStream) -> Result<Box<dyn Transfer>, DeviceError>,
-    ) -> Result<Self, DeviceError> {
-        let Registration { service, lane, .. } = &**registration;
-        let transfer = submit(&*service.driver.device, lane.raw);
-        Ok(Self {
-            registration: registration.clone(),
-            watch: None,
-            transfer: service.driver.noted(transfer)?,
-        })
+    fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
+        Self {
+            transfer: WatchedTransfer::new(&registration.service.driver.device, transfer),
+            registration,
+        }
     }
 
     fn poll<R>(
@@ -38,13 +29,11 @@ impl Copy {
         take: impl FnOnce(&mut dyn Transfer) -> Result<Option<R>, DeviceError>,
     ) -> Poll<Result<R, DeviceError>> {
         let driver = &self.registration.service.driver;
-        self.watch = None;
-        if let Some(taken) = driver.noted(take(&mut *self.transfer))? {
+        if let Some(taken) = driver.noted(take(self.transfer.unwatched()))? {
             return Poll::Ready(Ok(taken));
         }
         // If the copy completes before this line, the watch wakes at once.
-        let watch = Watch::new(&driver.device, self.transfer.event(), context.waker());
-        self.watch = Some(watch);
+        self.transfer.watch(context.waker());
         Poll::Pending
     }
 }
@@ -71,40 +60,14 @@ pub struct Upload(Copy);
 pub struct Download(Copy);
 
 impl Upload {
-    /// Starts a copy of `bytes` to `address`.
-    ///
-    /// # Errors
-    /// When the device cannot copy.
-    #[track_caller]
-    pub(crate) fn start(
-        registration: &Arc<Registration>,
-        address: u64,
-        bytes: &[u8],
-    ) -> Result<Self, DeviceError> {
-        let location = Location::caller();
-        let copy = Copy::new(registration, |device, stream| {
-            device.upload(stream, address, bytes, location)
-        });
-        copy.map(Self)
+    pub(crate) fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
+        Self(Copy::new(registration, transfer))
     }
 }
 
 impl Download {
-    /// Starts a copy of so many `bytes` from `address`.
-    ///
-    /// # Errors
-    /// When the device cannot copy.
-    #[track_caller]
-    pub(crate) fn start(
-        registration: &Arc<Registration>,
-        address: u64,
-        bytes: u64,
-    ) -> Result<Self, DeviceError> {
-        let location = Location::caller();
-        let copy = Copy::new(registration, |device, stream| {
-            device.download(stream, address, bytes, location)
-        });
-        copy.map(Self)
+    pub(crate) fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
+        Self(Copy::new(registration, transfer))
     }
 
     /// Waits for the bytes, and copies them into the caller's memory. That memory is written by a poll of this future, and

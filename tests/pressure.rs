@@ -6,6 +6,7 @@ use common::*;
 use std::task::Poll;
 use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
 use weirpool::device::{DeviceErrorKind, MemoryInfo};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 fn small(virtual_memory: bool) -> SimDevice {
@@ -198,9 +199,8 @@ fn what_the_device_says_is_not_relied_on() {
     other.check_conserved().unwrap();
 }
 
-/// Where nothing is pooled it is no different: others give way, and who waits asks again.
 #[test]
-fn without_pooling_others_give_way_and_who_waits_asks_again() {
+fn waiter_of_an_unpooled_pool_asks_the_device_again() {
     let device = small(true);
     let keeper = pool(&device, 64 * MIB);
     let (_, a) = stream(&device, &keeper);
@@ -212,6 +212,9 @@ fn without_pooling_others_give_way_and_who_waits_asks_again() {
     drop(keeper.try_allocate(&a, 64 * MIB).unwrap());
     drop(unpooled.try_allocate(&b, 32 * MIB).unwrap());
     assert_eq!(reserved(&keeper), 32 * MIB);
+    device.advance(us(1000));
+    device.advance(us(1000));
+    assert_eq!(reserved(&unpooled), 0);
 
     let others = device.occupy(u64::MAX);
     let refused = unpooled.try_allocate(&b, 40 * MIB).unwrap_err();
@@ -226,6 +229,7 @@ fn without_pooling_others_give_way_and_who_waits_asks_again() {
         panic!("there is memory");
     };
     drop(block);
+    device.advance(us(1000));
     device.advance(us(1000));
     assert_eq!(reserved(&unpooled), 0);
 }

@@ -41,7 +41,10 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
                 poll_fn(|context| passage.poll(context)).await?;
             }
             let driver = &block.registration().service.driver;
-            let view = HostView::new(&driver.device, block.address().to_bits(), count, location);
+            let address = block.allocation().address;
+            // SAFETY: all uses of the block are complete, and the guard borrows it mutably.
+            #[allow(unsafe_code)]
+            let view = unsafe { HostView::new(&driver.device, address, count, location) };
             Ok(Self {
                 view: driver.noted(view)?,
                 block: PhantomData,

@@ -289,7 +289,14 @@ impl Block {
         let address = self.address_of(offset..offset.saturating_add(bytes.len() as u64))?;
         let registration = self.own(stream)?;
         self.uses().order(registration, Access::Write)?;
-        Ok(Upload::start(registration, address, bytes)?)
+        let Registration { service, lane, .. } = &**registration;
+        let (device, location) = (&service.driver.device, Location::caller());
+        // SAFETY: the lane keeps the stream's owner. The memory stays mapped until this block is freed and the stream has
+        // passed the free, since the use is noted; and the copy is ordered after every other use.
+        #[allow(unsafe_code)]
+        let transfer = unsafe { device.upload(lane.raw, address, bytes, location) };
+        let transfer = service.driver.noted(transfer)?;
+        Ok(Upload::new(registration.clone(), transfer))
     }
 
     /// Copies the bytes of `range`, counted from the block's beginning, to the host. The copy runs on `stream`, after every
@@ -303,8 +310,14 @@ impl Block {
         let address = self.address_of(range.clone())?;
         let registration = self.own(stream)?;
         self.uses().order(registration, Access::Read)?;
-        let bytes = range.end - range.start;
-        Ok(Download::start(registration, address, bytes)?)
+        let Registration { service, lane, .. } = &**registration;
+        let (device, location) = (&service.driver.device, Location::caller());
+        // SAFETY: as for `upload`; the copy is ordered after every use that may have written the block.
+        #[allow(unsafe_code)]
+        let transfer =
+            unsafe { device.download(lane.raw, address, range.end - range.start, location) };
+        let transfer = service.driver.noted(transfer)?;
+        Ok(Download::new(registration.clone(), transfer))
     }
 
     /// Returns the address of a range within the block.

@@ -1,10 +1,12 @@
 //! Markers: points of a stream, each with the pooled event that proves its ticket.
 
-use crate::device::{Device, DeviceError, RawEvent, RawStream};
+#![allow(unsafe_code)]
+
+use crate::device::{Device, DeviceError, Event, OwnsEvent, RawStream};
 use crate::heap::Clock;
 use crate::id::{StreamId, Ticket};
 use crate::measure::{Histogram, Recorder};
-use crate::sync::{Arc, Busy, Guards, assert_unlocked, plain};
+use crate::sync::{Arc, Busy, Guards, plain};
 use std::time::Duration;
 
 /// The pool's events; spare ones are used again, so that the steady state creates none (bounded-events).
@@ -18,7 +20,7 @@ pub(crate) struct Events {
 
 #[derive(Debug, Default)]
 struct Spare {
-    events: Vec<RawEvent>,
+    events: Vec<Event>,
     created: u64,
     recorded: u64,
 }
@@ -28,7 +30,7 @@ impl Events {
         Self {
             device,
             spare: Busy::new(Guards::Events, Spare::default()),
-            ages: Recorder::new(),
+            ages: Recorder::default(),
         }
     }
 
@@ -43,7 +45,7 @@ impl Events {
     }
 
     /// Returns an event, and the number of its record.
-    fn take(&self) -> Result<(RawEvent, u64), DeviceError> {
+    fn take(&self) -> Result<(Event, u64), DeviceError> {
         let number = {
             let mut spare = self.spare.lock();
             spare.recorded += 1;
@@ -52,13 +54,12 @@ impl Events {
             }
             spare.recorded
         };
-        assert_unlocked("create_event");
-        let event = self.device.create_event()?;
+        let event = Event::new(&self.device)?;
         self.spare.lock().created += 1;
         Ok((event, number))
     }
 
-    fn put(&self, event: RawEvent) {
+    fn put(&self, event: Event) {
         self.spare.lock().events.push(event);
     }
 
@@ -66,47 +67,45 @@ impl Events {
     ///
     /// # Errors
     /// When the device cannot create or record an event.
-    pub(crate) fn record(this: &Arc<Self>, stream: RawStream) -> Result<Recorded, DeviceError> {
+    ///
+    /// # Safety
+    /// The stream is one of the device, and usable during the call.
+    pub(crate) unsafe fn record(
+        this: &Arc<Self>,
+        stream: RawStream,
+    ) -> Result<Recorded, DeviceError> {
         let (event, number) = this.take()?;
         let recorded = Recorded {
-            event,
+            event: Some(event),
             number,
             events: this.clone(),
         };
-        assert_unlocked("record");
-        this.device.record(recorded.event, stream)?;
+        // SAFETY: the caller guarantees the stream.
+        unsafe { recorded.event().record(stream) }?;
         Ok(recorded)
-    }
-}
-
-impl Drop for Events {
-    fn drop(&mut self) {
-        let events = std::mem::take(&mut self.spare.lock().events);
-        for event in events {
-            // The device cleans up an event that it cannot destroy now.
-            let _ = self.device.destroy_event(event);
-        }
     }
 }
 
 /// A recorded event. Dropping it makes the event spare again.
 #[derive(Debug)]
 pub(crate) struct Recorded {
-    event: RawEvent,
+    /// `None` only while it is dropped.
+    event: Option<Event>,
     /// Counts all records of all streams, from 1.
     number: u64,
     events: Arc<Events>,
 }
 
 impl Recorded {
-    pub(crate) fn raw(&self) -> RawEvent {
-        self.event
+    fn event(&self) -> &Event {
+        self.event.as_ref().expect("held until it is dropped")
     }
 }
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        self.events.put(self.event);
+        self.events
+            .put(self.event.take().expect("held until it is dropped"));
     }
 }
 
@@ -133,18 +132,20 @@ impl Marker {
         self.recorded.is_some()
     }
 
-    /// Number of events recorded on all streams up to this one.
-    pub(crate) fn number(&self) -> u64 {
-        self.recorded.as_ref().map_or(0, |recorded| recorded.number)
-    }
-
+    /// Returns the event.
+    ///
     /// # Panics
-    /// For a point of the host, which has no event.
-    pub(crate) fn event(&self) -> RawEvent {
+    /// For a marker of the host, which has no event and is complete from the start.
+    pub(crate) fn event(&self) -> &Event {
         let recorded = self.recorded.as_ref();
         recorded
             .expect("a point that is awaited has an event")
-            .raw()
+            .event()
+    }
+
+    /// Number of events recorded on all streams up to this one.
+    pub(crate) fn number(&self) -> u64 {
+        self.recorded.as_ref().map_or(0, |recorded| recorded.number)
     }
 
     /// Notes how long the frees that these complete markers cover were pending.
@@ -155,5 +156,11 @@ impl Marker {
             let ages = covering().map(|marker| now.saturating_sub(marker.sealed_at));
             recorded.events.ages.record_all(ages);
         }
+    }
+}
+
+impl OwnsEvent for Marker {
+    fn event(&self) -> &Event {
+        self.event()
     }
 }

@@ -46,7 +46,7 @@ mod stream_cache;
 mod timeline;
 
 pub(crate) use cache::CachedBlock;
-pub(crate) use count::{Counts, Event, LaneFigures};
+pub(crate) use count::{Event, LaneFigures};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use ref_cache::RefCache;
 pub(crate) use state::Closed;
@@ -57,7 +57,7 @@ use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStrea
 use crate::fault::injected;
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, Ticket};
-use crate::measure::Waits;
+use crate::measure::{Mark, Waits};
 use crate::sync::{Arc, plain};
 use marker::Recorded;
 use std::any::Any;
@@ -135,11 +135,11 @@ impl Lane {
         self.cache.is_done(completed)
     }
 
-    /// Returns the counters and the cached bytes.
-    pub(crate) fn figures(&self) -> LaneFigures {
+    /// Returns the counters and the cached bytes, with the high-water mark since `mark`.
+    pub(crate) fn figures(&self, mark: Mark) -> LaneFigures {
         // Read first: a block freed under a ticket that completes later does not count as complete.
         let completed = self.timeline.completed();
-        self.cache.figures(completed)
+        self.cache.figures(mark, completed)
     }
 
     /// Whether a free that seals should first [query](Timeline::should_query) how far the stream is.
@@ -175,7 +175,7 @@ impl Lane {
             return Ok(self.host_marker(device));
         }
         if injected("record-before-close") {
-            let recorded = Events::record(events, self.raw)?;
+            let recorded = self.record_event(events)?;
             let closed = self.cache.close();
             return Ok(self.publish(closed, self.clock_at(closed), recorded, device));
         }
@@ -230,6 +230,15 @@ impl Lane {
         self.mark(device, events).map(Some)
     }
 
+    /// Records an event behind all work submitted to the stream so far.
+    fn record_event(&self, events: &Arc<Events>) -> Result<Recorded, DeviceError> {
+        // SAFETY: the lane keeps the stream's owner; an external stream is recorded only in calls made with it.
+        #[allow(unsafe_code)]
+        unsafe {
+            Events::record(events, self.raw)
+        }
+    }
+
     /// Records and publishes a ticket that is closed already: the second half of sealing.
     ///
     /// # Errors
@@ -242,7 +251,7 @@ impl Lane {
     ) -> Result<Arc<Marker>, DeviceError> {
         // Before the record: every wait that has returned by now was enqueued before the event.
         let clock = self.clock_at(closed);
-        match Events::record(events, self.raw) {
+        match self.record_event(events) {
             Ok(recorded) => Ok(self.publish(closed, clock, recorded, device)),
             Err(error) => {
                 self.cache.note_unrecorded();

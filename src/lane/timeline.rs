@@ -10,7 +10,7 @@ use crate::device::{Device, DeviceError};
 use crate::fault::injected;
 use crate::heap::{Clock, StreamClock};
 use crate::id::{StreamId, Ticket};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber, assert_unlocked};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -148,8 +148,10 @@ impl Timeline {
         self.markers.lock().incomplete.len() >= MOST_INCOMPLETE
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
-        self.markers.lock().incomplete.is_empty()
+    /// Returns the markers whose events are not known to be complete, oldest first.
+    pub(crate) fn incomplete(&self) -> Vec<Arc<Marker>> {
+        let markers = self.markers.lock();
+        markers.incomplete.iter().cloned().collect()
     }
 }
 
@@ -227,7 +229,7 @@ impl Timeline {
         // Most often all markers are complete, if that is expected.
         let is_likely = newest.ticket > oldest.ticket && self.is_due(&newest, device.now());
         if is_likely {
-            match is_complete(&newest, device) {
+            match is_complete(&newest) {
                 Ok(true) if injected("newest-taken-for-what-was-asked-after") => {
                     let newest = self.newest().unwrap_or(newest);
                     return Ok(Some(self.note_complete(&newest, device.now())));
@@ -238,7 +240,7 @@ impl Timeline {
                 _ => {}
             }
         }
-        match is_complete(&oldest, device) {
+        match is_complete(&oldest) {
             Ok(true) => self.reap_from(oldest, newest, is_likely, device),
             // An event that reports an error is not worth waiting for: the newest is queried at once.
             answer if !is_likely && (looks_behind || answer.is_err()) => {
@@ -262,7 +264,7 @@ impl Timeline {
         if was_newest_queried {
             markers.retain(|marker| marker.ticket < newest.ticket);
         }
-        let (complete, answer) = complete_prefix(&markers, device);
+        let (complete, answer) = complete_prefix(&markers);
         let Some(last) = markers[..complete].last() else {
             return answer.map(|()| None);
         };
@@ -279,7 +281,7 @@ impl Timeline {
         let Some((oldest, newest)) = self.ends() else {
             return Ok(None);
         };
-        if Arc::ptr_eq(&oldest, &newest) || !is_complete(&newest, device)? {
+        if Arc::ptr_eq(&oldest, &newest) || !is_complete(&newest)? {
             return Ok(None);
         }
         Ok(Some(self.note_complete(&newest, device.now())))
@@ -315,7 +317,7 @@ impl Timeline {
         ticket: Ticket,
         device: &dyn Device,
     ) -> Result<(), DeviceError> {
-        if is_complete(due, device)? {
+        if is_complete(due)? {
             self.note_complete(due, device.now());
             return Ok(());
         }
@@ -337,7 +339,7 @@ impl Timeline {
         device: &dyn Device,
     ) -> Result<bool, DeviceError> {
         if let Some(marker) = self.covering(ticket) {
-            if is_complete(&marker, device)? {
+            if is_complete(&marker)? {
                 self.note_complete(&marker, device.now());
             }
         }
@@ -391,9 +393,8 @@ impl Timeline {
     }
 }
 
-fn is_complete(marker: &Marker, device: &dyn Device) -> Result<bool, DeviceError> {
-    assert_unlocked("query");
-    let answer = device.query(marker.event());
+fn is_complete(marker: &Marker) -> Result<bool, DeviceError> {
+    let answer = marker.event().is_complete();
     if injected("error-taken-for-not-ready") {
         return Ok(answer.unwrap_or(false));
     }
@@ -402,14 +403,11 @@ fn is_complete(marker: &Marker, device: &dyn Device) -> Result<bool, DeviceError
 
 /// Returns how many markers, from the oldest, are complete, given that the first is; and the device's error, if it reported
 /// one. A stream runs in order, so one query settles the common case, in which all are complete, and bisection the others.
-fn complete_prefix(
-    markers: &[Arc<Marker>],
-    device: &dyn Device,
-) -> (usize, Result<(), DeviceError>) {
+fn complete_prefix(markers: &[Arc<Marker>]) -> (usize, Result<(), DeviceError>) {
     let (mut done, mut open, mut answer) = (0, markers.len(), Ok(()));
     let mut next = open.saturating_sub(1);
     while open - done > 1 {
-        match is_complete(&markers[next], device) {
+        match is_complete(&markers[next]) {
             Ok(true) => done = next,
             Ok(false) => open = next,
             // It proves nothing; earlier events may.
