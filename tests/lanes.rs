@@ -60,7 +60,7 @@ fn a_block_that_is_larger_by_an_eighth_does() {
 
 /// A tag's limit counts what was asked for, and alignment beyond the pool's is not what a lane knows of.
 #[test]
-fn who_has_a_tag_or_an_alignment_gets_its_size() {
+fn tagged_or_aligned_request_gets_its_exact_size() {
     for (pool, stream) in CHECKERS.map(with_a_stream) {
         let on = (&pool, &stream);
         let tagged = pool.allocate(&stream, 64 * KIB).tag(Tag::new("lanes"));

@@ -33,7 +33,7 @@ fn take_turns(pool: &Pool, line: &(SimStream, Stream)) {
 }
 
 #[test]
-fn who_takes_turns_calls_the_device_no_more() {
+fn alternating_stream_makes_no_device_calls() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
     let lines = [(); 4].map(|()| stream(&device, &pool));
@@ -54,7 +54,7 @@ fn who_takes_turns_calls_the_device_no_more() {
 
 /// Another one takes more from the device instead; once it is not taken again for a while, it is anybody's.
 #[test]
-fn it_is_left_to_its_stream_for_a_while() {
+fn large_block_is_left_to_its_stream_for_a_while() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
     let (line, other) = (stream(&device, &pool), stream(&device, &pool));
@@ -73,7 +73,7 @@ fn it_is_left_to_its_stream_for_a_while() {
 
 /// Where there is no more to take, it is not left to anybody, however soon; and it comes when its use is over.
 #[test]
-fn nobody_waits_for_what_is_only_kept() {
+fn request_takes_a_cached_large_block_before_it_waits() {
     let device = manual();
     let pool = builder(&device, 16 * MIB)
         .reuse(only_host_waits())
@@ -104,7 +104,7 @@ fn nobody_waits_for_what_is_only_kept() {
 /// What is on the large-block cache has no event yet. The next free of its stream records one, and so does the next allocation of
 /// another size; taken again, it needs none.
 #[test]
-fn the_event_is_recorded_by_the_next_call_that_does_not_take_it() {
+fn event_of_a_large_block_is_recorded_by_the_next_call_that_does_not_take_it() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
     let line = stream(&device, &pool);
@@ -122,7 +122,7 @@ fn the_event_is_recorded_by_the_next_call_that_does_not_take_it() {
 
 /// One that also takes other sizes gives each back to everybody.
 #[test]
-fn who_takes_no_turns_keeps_nothing_large() {
+fn stream_that_does_not_alternate_caches_no_large_block() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
     let line = stream(&device, &pool);
@@ -140,7 +140,7 @@ fn who_takes_no_turns_keeps_nothing_large() {
 
 /// Where memory is to be had by others, or given back, a large block goes its way at once.
 #[test]
-fn nothing_large_is_kept_where_memory_comes_first() {
+fn no_large_block_is_cached_where_memory_comes_first() {
     let device = manual();
     let builder = || builder(&device, 128 * MIB);
     let pools = [
@@ -163,7 +163,7 @@ fn nothing_large_is_kept_where_memory_comes_first() {
 
 /// A large-block cache has four places, for as many sizes as there are turns with.
 #[test]
-fn what_is_kept_is_bounded() {
+fn large_cache_holds_four_blocks() {
     let device = manual();
     let pool = pool(&device, 512 * MIB);
     let line = stream(&device, &pool);
@@ -183,7 +183,7 @@ fn what_is_kept_is_bounded() {
 
 /// The stream of somebody else's may be destroyed after any free of it: that records the event itself.
 #[test]
-fn a_stream_of_somebody_elses_owes_no_event() {
+fn external_stream_owes_no_event_for_a_large_block() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
     let raw = RawPool::new(&pool);
@@ -204,7 +204,7 @@ fn a_stream_of_somebody_elses_owes_no_event() {
 
 /// What lies above a block and is only kept is nobody's: the block can grow.
 #[test]
-fn what_is_only_kept_is_in_nobodys_way() {
+fn block_grows_into_a_cached_large_block() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
     let (line, other) = (stream(&device, &pool), stream(&device, &pool));
@@ -218,7 +218,7 @@ fn what_is_only_kept_is_in_nobodys_way() {
 
 /// A reservation in pieces is given for what the pool has in one, though a stream keeps that for its next turn.
 #[test]
-fn who_draws_is_given_what_is_only_kept_for_pieces() {
+fn reservation_takes_a_cached_large_block_for_its_pieces() {
     let device = manual();
     let pool = builder(&device, 16 * MIB)
         .chunk_bytes(16 * MIB)
@@ -244,7 +244,7 @@ fn who_draws_is_given_what_is_only_kept_for_pieces() {
 /// Streams of one's own and of somebody else's that take turns, among others who wait, draw, grow, trim and resize:
 /// nobody is left waiting once all is complete, and all comes back.
 #[test]
-fn nothing_is_missing_whatever_others_do() {
+fn no_memory_is_lost_while_streams_alternate_among_others() {
     for seed in 0..200 {
         let device = manual();
         let reuse = Reuse {
