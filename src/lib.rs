@@ -88,9 +88,10 @@
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | what is asked of them |
-//! | `wait` | queue, futures, reclaimer | how memory is found |
+//! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `driver` | one allocation and one free, through lanes, heap and device | who waits |
 //! | `lane` | a stream's front and its points: the hot path | how memory is searched |
+//! | `policy` | the order of all allocation sources, as a state machine | how an action is executed |
 //! | `heap` | the book of segments and blocks; policies are pure functions beside it | clock, device, async, locks |
 //! | `device` | the contract, and the backends | everything above |
 //! | `trace` | what is told to a subscriber of `tracing` | |
@@ -141,6 +142,7 @@ mod interop;
 mod lane;
 mod measure;
 mod observe;
+mod policy;
 mod pool;
 mod queue;
 mod rare;

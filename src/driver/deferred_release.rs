@@ -139,6 +139,9 @@ impl DeferredRelease {
                 let _ = self.device.destroy(*chunk);
             }
         }
+        for chunk in &held.unmapped {
+            let _ = self.device.destroy(*chunk);
+        }
         for (address, bytes) in &held.ranges {
             let _ = self.device.unreserve(*address, *bytes);
         }

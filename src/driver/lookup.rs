@@ -1,6 +1,6 @@
 //! Which block an address is in, and what it is at.
 
-use super::ladder::find;
+use super::recipient::find;
 use super::{BlockOrigin, Driver, ReservationOrigin};
 use crate::device::DeviceAddress;
 use crate::heap::{BlockId, Fence, Fences, Holding};

@@ -6,9 +6,11 @@
 //!
 //! | file | about |
 //! |---|---|
-//! | `ladder` | where memory comes from, source by source |
-//! | `many` | several grants, all or none |
-//! | `deferred_waits` | waits on the device, once all of them are had |
+//! | `mode` | how memory is asked for, and why a search ended without it |
+//! | `search` | executes the search policy |
+//! | `recipient` | the stream that memory is for |
+//! | `parts` | several blocks, all or none |
+//! | `allocation`, `source` | a block on its way to its user, and where it came from |
 //! | `reservation` | memory set aside for one holder |
 //! | `unpooled` | the same where nothing is pooled |
 //! | `pressure` | what is done when the device refuses memory |
@@ -27,27 +29,31 @@
 //! | `counters` | counts of the slow path |
 //! | `figures` | what can be told |
 
+mod allocation;
 mod counters;
 mod deferred_release;
-mod deferred_waits;
 mod event_log;
 mod figures;
 mod fill;
 mod heap_walk;
-mod ladder;
 mod lookup;
 mod maintenance;
-mod many;
 mod memory;
+mod mode;
+mod parts;
 mod pressure;
 mod publish;
 mod reap;
+mod recipient;
 mod release;
 mod reservation;
 mod resize;
+mod search;
+mod source;
 mod unpooled;
 mod upstream;
 
+pub(crate) use allocation::Allocation;
 pub(crate) use counters::Counters;
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
@@ -56,20 +62,21 @@ pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use heap_walk::HeapWalk;
 pub use heap_walk::{ReservationInfo, SegmentInfo};
-pub use ladder::Source;
-pub(crate) use ladder::{Allocation, Effort, Expected, Patience, Refusal};
 pub use lookup::{BlockInfo, BlockState};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
-pub(crate) use many::{Allocations, Part, Parts};
+pub(crate) use mode::{Effort, Expected, Mode, Refusal};
+pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use pressure::Spill;
 pub(crate) use publish::{Change, Publish};
 pub(crate) use reap::Watches;
 pub(crate) use reservation::Drawn;
+pub use source::Source;
 pub(crate) use upstream::MemorySource;
 pub use upstream::Upstream;
 
 use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Host, MemoryKind, RawStream};
 use crate::error::{BuildError, StreamError};
+use crate::fault::injected;
 use crate::heap::policy::{Order, Reuse, WaitLimit};
 use crate::heap::{Budget, Geometry, Heap, Remapping, Totals};
 use crate::id::StreamId;
@@ -292,10 +299,16 @@ impl Driver {
             let lanes = registry.lanes.iter().cloned();
             let (done, left) = lanes.partition(|lane| is_told(lane) && lane.is_done());
             registry.lanes = Arc::new(left);
-            done.iter()
-                .for_each(|lane: &Arc<Lane>| registry.gone.bury(lane));
+            if !injected("figures-lost-with-their-stream") {
+                done.iter()
+                    .for_each(|lane: &Arc<Lane>| registry.gone.bury(lane));
+            }
             done
         };
+        if injected("figures-lost-with-their-stream") {
+            done.iter()
+                .for_each(|lane: &Arc<Lane>| self.lanes.lock().gone.bury(lane));
+        }
         let mut heap = self.heap.lock();
         done.iter().for_each(|lane| heap.forget(lane.id));
         // The streams' owners are let go outside the lock: a driver may be called.

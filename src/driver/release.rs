@@ -1,7 +1,8 @@
 //! The way back: a free, a use on a further stream, a grant that nobody took.
 
-use super::{Allocation, Change, Driver};
+use super::{Allocation, Allocations, Change, Driver};
 use crate::device::DeviceError;
+use crate::fault::injected;
 use crate::heap::policy::Order;
 use crate::heap::{BlockId, Fence, Fences, Whose};
 use crate::id::Ticket;
@@ -155,7 +156,7 @@ impl Driver {
     ) -> Result<(), DeviceError> {
         let is_ordered = home.timeline.completed() >= after
             || further.timeline.clock().covers(home.fence(after));
-        if is_ordered {
+        if is_ordered || injected("used-on-without-waiting-for-the-grant") {
             return Ok(());
         }
         match self.marker_for(home, after)? {
@@ -179,5 +180,34 @@ impl Driver {
         self.reap_retired();
         self.publish(Change::Memory);
         self.note_return();
+    }
+
+    /// Makes one block of a block and of what was allocated directly above it.
+    pub(crate) fn join_used(&self, lower: &Allocation, upper: &Allocation) {
+        self.heap.lock().join_used(lower.id, upper.id);
+    }
+
+    /// Returns the fences that are left before memory that was never used is available to all.
+    pub(super) fn fences_of(&self, lane: &Lane, allocation: &Allocation) -> Fences {
+        if allocation.after == Ticket::ZERO {
+            return Fences::default();
+        }
+        lane.expect_seal(allocation.after);
+        Fences::one(lane.id, allocation.after)
+    }
+
+    /// Takes back allocations that were never used.
+    pub(crate) fn give_all_back(&self, lane: &Lane, allocations: Allocations) {
+        for allocation in allocations {
+            self.give_back(lane, allocation);
+        }
+    }
+
+    /// Returns how many blocks came back so far, if none is on its way: pending, cached, or being moved.
+    pub(crate) fn returns_if_quiet(&self) -> Option<u64> {
+        let totals = self.totals();
+        let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
+        let is_cached = || self.lanes().iter().any(|lane| lane.is_keeping());
+        (is_quiet && !is_cached()).then_some(totals.returns)
     }
 }

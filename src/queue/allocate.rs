@@ -8,7 +8,7 @@ use super::waiters::{Newcomer, Waiter};
 use super::{Charge, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
 use crate::driver::{
-    Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Parts, Patience, Refusal,
+    Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Mode, Parts, Refusal,
 };
 use crate::error::AllocError;
 use crate::fault::injected;
@@ -81,7 +81,7 @@ impl Waiting {
         &mut self,
         asker: Asker<'_>,
         denial: Denial<'_>,
-        ask: &Ask,
+        ask: Ask,
         terms: &Terms,
         waker: &Waker,
     ) -> Result<(), AllocError> {
@@ -100,7 +100,7 @@ impl Waiting {
         let newcomer = Newcomer {
             lane,
             demand: ask.demand,
-            wants: ask.wants.clone(),
+            wants: ask.wants,
             due: terms.due(now, &service.rules),
             since: now,
             patience,
@@ -368,9 +368,8 @@ pub(crate) fn try_all_now<'a>(
     effort: Effort,
 ) -> Result<Allocations, Denial<'a>> {
     let charge = charge(asker, &demand)?;
-    let allocations = climb_or_deny(asker, effort, charge, |lane, patience| {
-        let driver = &asker.service.driver;
-        driver.climb_all(lane, parts, effort, patience)
+    let allocations = search_or_deny(asker, effort, charge, |lane, mode| {
+        asker.service.driver.search_all(lane, parts, mode)
     })?;
     count_parts(asker.lane, &allocations, parts);
     Ok(allocations)
@@ -399,21 +398,21 @@ fn try_above_the_lane<'a>(
     effort: Effort,
     charge: Option<Charge<'a>>,
 ) -> Result<Allocation, Denial<'a>> {
-    let allocation = climb_or_deny(asker, effort, charge, |lane, patience| {
+    let allocation = search_or_deny(asker, effort, charge, |lane, mode| {
         let driver = &asker.service.driver;
-        driver.climb(lane, demand.request, effort, patience)
+        driver.search(lane, demand.request, mode)
     })?;
     // The lane counts what it gives itself while it is locked.
     count(asker.lane, &allocation, demand);
     Ok(allocation)
 }
 
-/// Climbs, if nobody comes first; what was claimed goes with what is lent.
-fn climb_or_deny<'a, T>(
+/// Searches, unless others come first. The charge is kept with the memory that is found.
+fn search_or_deny<'a, T>(
     asker: Asker<'a>,
     effort: Effort,
     charge: Option<Charge<'a>>,
-    climb: impl FnOnce(&Arc<Lane>, Patience<'_>) -> Result<T, Refusal>,
+    search: impl FnOnce(&Arc<Lane>, Mode<'_>) -> Result<T, Refusal>,
 ) -> Result<T, Denial<'a>> {
     let Asker { service, lane } = asker;
     if let Some(refusal) = service.refusal() {
@@ -423,20 +422,18 @@ fn climb_or_deny<'a, T>(
     if !service.driver.is_granting() && !service.is_in_hook() {
         return Err(Denial::Short(Expected::default(), charge));
     }
-    let patience = match effort {
-        Effort::Immediate => Patience::None,
-        Effort::Poll | Effort::Thread => Patience::Fresh,
-    };
-    let climbed = climb(lane, patience);
+    let found = search(lane, Mode::at_once(effort));
     // What was claimed or reaped on the way may be what another waits for.
     service.publish(Change::Memory);
-    match climbed {
+    match found {
         Ok(allocation) => {
             Charge::keep(charge);
             Ok(allocation)
         }
         Err(Refusal::Short(patience)) => Err(Denial::Short(patience, charge)),
-        Err(Refusal::NeedsThread) => Err(Denial::Short(Expected::default(), charge)),
+        Err(Refusal::NeedsThread | Refusal::Hopeless) => {
+            Err(Denial::Short(Expected::default(), charge))
+        }
         Err(Refusal::Device(error)) => Err(Denial::Failed(error.into())),
         Err(Refusal::NoRoom(room)) => Err(Denial::Failed(AllocError::NoRoom { room })),
     }

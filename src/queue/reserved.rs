@@ -1,7 +1,7 @@
 //! Memory set aside: what a reservation's handle, and the blocks that were lent of it, hold in common.
 
 use super::{Demand, Presence, Service};
-use crate::driver::{Allocations, Drawn, Refusal};
+use crate::driver::{Allocations, Drawn};
 use crate::error::AllocError;
 use crate::heap::ReservationId;
 use crate::id::StreamId;
@@ -133,10 +133,7 @@ impl Reserved {
             }
             _ => self.note_freed(bytes),
         }
-        drawn.map_err(|refusal| match refusal {
-            Refusal::Device(error) => error.into(),
-            other => unreachable!("a draw is not refused for {other:?}"),
-        })
+        drawn.map_err(AllocError::from)
     }
 
     /// What was lent is freed, or was not lent after all. The books of the heap see to the memory; this is

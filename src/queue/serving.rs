@@ -6,7 +6,7 @@
 use super::Service;
 use super::demand::Wants;
 use super::waiters::Waiter;
-use crate::driver::{Allocations, Effort, Patience, Refusal};
+use crate::driver::{Allocations, Effort, Mode, Refusal};
 use crate::error::AllocError;
 use crate::sync::{Arc, assert_unlocked};
 
@@ -92,26 +92,30 @@ impl Service {
             self.fail(waiter, refusal);
             return Served::Gone;
         }
-        match self.climb_for(waiter, effort) {
+        match self.search_for(waiter, effort) {
             Ok(allocations) => return self.grant(waiter, allocations),
             Err(Refusal::Device(error)) => self.fail(waiter, error.into()),
             Err(Refusal::Short(_)) => return Served::Short,
             Err(Refusal::NeedsThread) => return Served::NeedsThread,
+            Err(Refusal::Hopeless) => {
+                let shortfall = self.exhausted(&waiter.lane, &waiter.demand);
+                self.fail(waiter, AllocError::Exhausted(shortfall.into()));
+            }
             Err(Refusal::NoRoom(room)) => self.fail(waiter, AllocError::NoRoom { room }),
         }
         Served::Gone
     }
 
-    fn climb_for(&self, waiter: &Waiter, effort: Effort) -> Result<Allocations, Refusal> {
-        let patience = Patience::For(&waiter.patience);
+    fn search_for(&self, waiter: &Waiter, effort: Effort) -> Result<Allocations, Refusal> {
+        let mode = Mode::from_queue(effort, &waiter.patience);
         let driver = &self.driver;
         match &waiter.wants {
             Wants::Block => {
                 let request = waiter.demand.request;
-                let allocation = driver.climb(&waiter.lane, request, effort, patience)?;
+                let allocation = driver.search(&waiter.lane, request, mode)?;
                 Ok(std::iter::once(allocation).collect())
             }
-            Wants::Parts(parts) => driver.climb_all(&waiter.lane, parts, effort, patience),
+            Wants::Parts(parts) => driver.search_all(&waiter.lane, parts, mode),
         }
     }
 

@@ -1,0 +1,80 @@
+//! Allocations: blocks on their way from heap or cache to their user.
+
+use super::Driver;
+use super::Source;
+use crate::heap::BlockId;
+use crate::id::Ticket;
+use crate::lane::{CachedBlock, Lane, Miss, RefCache, Slot, Use, Wanted};
+
+/// A block out of the heap, on its way to its user.
+#[derive(Debug)]
+#[must_use = "a block that is dropped here is memory lost"]
+pub(crate) struct Allocation {
+    pub(crate) id: BlockId,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// The point of the stream behind which every earlier use of the memory lies; zero if all were complete.
+    pub(crate) after: Ticket,
+    pub(crate) source: Source,
+}
+
+impl Allocation {
+    /// Returns a copy for observers.
+    #[inline(always)]
+    pub(crate) fn seen(&self) -> Self {
+        Self { ..*self }
+    }
+
+    /// Returns the block as it is freed. `rounding` is the part of its bytes that was not asked for.
+    #[inline(always)]
+    pub(crate) fn as_used(&self, rounding: u32) -> Use {
+        Use {
+            id: self.id,
+            address: self.address,
+            bytes: self.bytes,
+            rounding,
+        }
+    }
+
+    #[inline(always)]
+    fn of_cache(cached: CachedBlock) -> Self {
+        Self {
+            id: cached.id,
+            address: cached.address,
+            bytes: cached.bytes,
+            after: cached.ticket,
+            source: Source::Lane,
+        }
+    }
+}
+
+impl Driver {
+    /// Takes a block that the stream freed from its own cache.
+    pub(crate) fn take_own<K: ?Sized>(
+        &self,
+        lane: &Lane,
+        slot: &Slot<K>,
+        bytes: u64,
+        rounding: u32,
+        wanted: Wanted,
+    ) -> Option<Allocation> {
+        let cached = lane.take(slot, bytes, rounding, wanted, &self.gate);
+        cached.map(Allocation::of_cache)
+    }
+
+    /// Takes a block in the plain case, with what an earlier block left in the lane's `slot`, if one did.
+    ///
+    /// # Errors
+    /// When the cache has no such block, or the case is not plain.
+    #[inline(always)]
+    pub(crate) fn take_own_at_once<O>(
+        &self,
+        lane: &Lane,
+        slot: &Slot<RefCache<O>>,
+        bytes: u64,
+        rounding: u32,
+    ) -> Result<(Allocation, Option<O>), Miss> {
+        let (cached, left) = lane.take_at_once(slot, bytes, rounding, &self.gate)?;
+        Ok((Allocation::of_cache(cached), left))
+    }
+}
