@@ -8,6 +8,7 @@
 use super::Driver;
 use super::memory::Held;
 use crate::device::{Device, DeviceError, MemoryKind, Watch};
+use crate::heap::inspect;
 use crate::lane::Lane;
 use crate::sync::{Arc, assert_unlocked, plain};
 use crate::trace;
@@ -66,7 +67,7 @@ impl Driver {
         self.flush_lanes();
         let (blocks, bytes) = {
             let heap = self.heap.lock();
-            (heap.used_blocks(), heap.totals().used.current)
+            (inspect::used_blocks(&heap), heap.totals().used.current)
         };
         if blocks > 0 {
             trace::leaked(

@@ -7,7 +7,7 @@
 use super::{Driver, Source, counters};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
-use crate::heap::{Figures, High, Request};
+use crate::heap::{Figures, High, Request, inspect};
 use crate::lane::{Counts, Lane};
 use crate::measure::{Histogram, Mark};
 use crate::sync::Arc;
@@ -79,7 +79,7 @@ impl Gone {
 
 impl Driver {
     pub(crate) fn heap_figures(&self) -> Figures {
-        self.heap.lock().figures()
+        Figures::of(&self.heap.lock())
     }
 
     pub(crate) fn in_lanes(&self) -> InLanes {
@@ -105,7 +105,7 @@ impl Driver {
     /// Bytes freed on a lane's stream, or used there and freed, that are not known to be complete.
     pub(crate) fn pending_on(&self, lane: &Lane) -> u64 {
         let figures = lane.figures();
-        let in_heap = self.heap.lock().pending_on(lane.id);
+        let in_heap = inspect::pending_on(&self.heap.lock(), lane.id);
         in_heap + figures.cached - figures.cached_complete
     }
 
@@ -147,7 +147,7 @@ impl Driver {
         {
             let mut heap = self.heap.lock();
             let allocation = heap.totals().used.current;
-            heap.used_peaks.begin(mark, allocation);
+            heap.used_peaks().begin(mark, allocation);
         }
         for lane in lanes.iter() {
             counts.add(&lane.begin(mark));
@@ -169,7 +169,7 @@ impl Driver {
             counts.add(&lane_counts);
             high = high.saturating_add(lane_high);
         }
-        let allocation = self.heap.lock().used_peaks.since(mark);
+        let allocation = self.heap.lock().used_peaks().since(mark);
         (
             counts,
             allocation.map_or(high, |allocation| allocation.min(high)),
@@ -183,7 +183,7 @@ impl Driver {
             registry.lanes.clone()
         };
         lanes.iter().for_each(|lane| lane.end(mark));
-        self.heap.lock().used_peaks.end(mark);
+        self.heap.lock().used_peaks().end(mark);
     }
 
     /// How memory stands, for an error.

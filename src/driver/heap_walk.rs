@@ -4,7 +4,7 @@ use super::Driver;
 use super::event_log::{EventLog, Live, Origins, Pages, ReservationOrigin};
 use super::lookup::{BlockInfo, BlockState};
 use crate::device::DeviceAddress;
-use crate::heap::{BlockId, Fences, Found, Heap, Holding};
+use crate::heap::{BlockId, Fences, Found, Heap, Holding, SegmentBlocks, inspect};
 use crate::id::{StreamId, Ticket};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -64,9 +64,8 @@ impl Driver {
     pub(crate) fn holdings(&self) -> (Vec<SegmentInfo>, Vec<ReservationInfo>) {
         let heap = self.heap.lock();
         let known = self.known_origins();
-        let reservations = heap
-            .reservations()
-            .map(|(reservation, left)| ReservationInfo {
+        let reservations =
+            inspect::reservations(&heap).map(|(reservation, left)| ReservationInfo {
                 left,
                 origin: known.reservations.get(&reservation).cloned(),
             });
@@ -89,14 +88,12 @@ impl Driver {
     fn list(&self, heap: &Heap) -> Vec<SegmentInfo> {
         let cached = self.cached_in_lanes();
         let known = self.known_origins();
-        let segments = heap.segments().map(|(address, size, blocks)| {
-            let blocks: Vec<_> = blocks
-                .into_iter()
-                .map(|found| info(found, &cached, &known))
-                .collect();
+        let segments = SegmentBlocks::all(heap).map(|segment| {
+            let blocks = segment.blocks.into_iter();
+            let blocks: Vec<_> = blocks.map(|found| info(found, &cached, &known)).collect();
             SegmentInfo {
-                address: address.into(),
-                size,
+                address: segment.address.into(),
+                size: segment.bytes,
                 mapped: blocks.iter().map(|block| block.size).sum(),
                 blocks,
             }

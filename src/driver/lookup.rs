@@ -3,7 +3,7 @@
 use super::recipient::find;
 use super::{BlockOrigin, Driver, ReservationOrigin};
 use crate::device::DeviceAddress;
-use crate::heap::{BlockId, Fence, Fences, Holding};
+use crate::heap::{BlockId, Fence, Fences, Found, Holding};
 use crate::id::{StreamId, Ticket};
 use std::fmt;
 
@@ -65,7 +65,7 @@ impl Driver {
     /// number of blocks, under the heap's lock.
     pub(crate) fn block_at(&self, address: u64) -> Option<BlockInfo> {
         let heap = self.heap.lock();
-        let found = heap.block_at(address)?;
+        let found = Found::at(&heap, address)?;
         // Under the heap's lock, without which no block comes into a lane, nor leaves it for another.
         let mut reservation = None;
         let (state, stream, fences) = match found.holding {

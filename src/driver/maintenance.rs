@@ -8,7 +8,9 @@
 
 use super::{Change, Driver, gate};
 use crate::device::{Alarm, DeviceError};
-use crate::heap::{Clock, CoalesceHeuristic, Growth, Placement, PoolFigures, Request, View};
+use crate::heap::{
+    Clock, CoalesceHeuristic, Growth, Placement, PoolFigures, Request, Target, View,
+};
 use crate::id::StreamId;
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use std::task::Waker;
@@ -187,36 +189,35 @@ impl Driver {
                 self.make_one_piece(total)?;
             }
         }
-        // What was free all the time and is above the threshold; and all that is above the capacity.
-        let reserved = self.totals().reserved.current;
-        let unneeded = reserved
-            .saturating_sub(self.maintenance.threshold())
-            .min(low);
-        let excess = reserved.saturating_sub(self.capacity()).max(unneeded);
-        if excess > 0 {
-            self.trim_to(reserved - excess)?;
-        }
-        Ok(())
+        // Memory above the capacity goes back at once. Memory above the threshold goes back if it was free throughout.
+        let down_to = |reserved, most| self.release(Target::DownTo { reserved, most });
+        let released = down_to(self.capacity(), u64::MAX)?;
+        let unneeded = low.saturating_sub(released);
+        down_to(self.maintenance.threshold(), unneeded).map(drop)
     }
 
     /// Whether the next maintenance may find something, though nothing comes back until then.
     fn has_more_to_come(&self) -> bool {
         let keep = self.most_cached();
-        let (is_over, could_trim, is_pending) = {
+        let (is_over, could_release, is_pending) = {
             let heap = self.heap.lock();
             let totals = heap.totals();
             let is_over = totals.reserved.current > keep;
             let is_pending = totals.pending.current > 0;
-            (is_over, heap.could_trim(keep), is_pending)
+            let target = Target::DownTo {
+                reserved: keep,
+                most: u64::MAX,
+            };
+            (is_over, heap.could_release(target), is_pending)
         };
         let is_kept = || self.lanes().iter().any(|lane| lane.figures().cached > 0);
-        is_over && (could_trim || is_kept())
+        is_over && (could_release || is_kept())
             || is_pending && (is_over || self.maintenance.heuristic.is_some())
     }
 
     /// The pool's figures, as heuristics see them.
     pub(crate) fn figures(&self) -> PoolFigures {
-        self.heap.lock().pool_figures()
+        PoolFigures::of(&self.heap.lock())
     }
 
     /// Makes what is free one piece, so that the pool has `total` bytes in all, or as near as can be
@@ -226,16 +227,26 @@ impl Driver {
     /// # Errors
     /// When the device cannot; the heap knows how far it came.
     pub(crate) fn make_one_piece(&self, total: u64) -> Result<u64, DeviceError> {
-        let bytes = self.heap.lock().piece_for(total);
+        let bytes = self.figures().piece_for(total, self.step());
         // First, so that nothing of the piece is released.
-        self.trim_to(total)?;
+        self.release(Target::Keep(total))?;
         if self.settings.geometry.virtual_memory {
             self.flush_others(bytes, Growth::Remap)?;
         } else if self.figures().largest_available < bytes {
-            self.trim_to(0)?;
+            self.release(Target::Keep(0))?;
             self.flush_others(bytes, Growth::Allowed)?;
         }
         Ok(self.figures().largest_available)
+    }
+
+    /// Returns the step in which memory is taken.
+    fn step(&self) -> u64 {
+        let geometry = self.settings.geometry;
+        if geometry.virtual_memory {
+            geometry.chunk_bytes
+        } else {
+            geometry.granularity
+        }
     }
 
     /// Has a span put together, for nobody.
@@ -243,12 +254,7 @@ impl Driver {
         if bytes == 0 {
             return Ok(());
         }
-        let geometry = self.settings.geometry;
-        let alignment = if geometry.virtual_memory {
-            geometry.chunk_bytes
-        } else {
-            geometry.granularity
-        };
+        let alignment = self.step();
         let view = View {
             stream: StreamId::NONE,
             after: &Clock::default(),

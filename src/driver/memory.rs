@@ -3,7 +3,9 @@
 use super::{Change, Driver, HistoryEvent, Settings, counters};
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind};
 use crate::heap::policy::Order;
-use crate::heap::{Exchange, Grant, Growth, Heap, Mapping, Outcome, Plan, Release, Request, Step};
+use crate::heap::{
+    Exchange, Grant, Growth, Heap, Mapping, Outcome, Plan, Release, Request, Step, Target,
+};
 use crate::id::StreamId;
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use crate::trace;
@@ -217,8 +219,16 @@ impl Driver {
     /// After a request was served by growing: the rest of what is taken at a time. It is a wish: what the
     /// device refuses is done without.
     fn grow_ahead(&self, grown: u64) {
-        let plan = self.heap.lock().plan_ahead(grown);
-        let _ = self.carry_out_free(plan);
+        let mut ahead = self.heap.lock().ahead(grown);
+        while ahead > 0 {
+            let Some(plan) = self.heap.lock().plan_ahead(ahead, grown) else {
+                return;
+            };
+            ahead = ahead.saturating_sub(plan.new_bytes());
+            if self.carry_out_free(Some(plan)).is_err() {
+                return;
+            }
+        }
     }
 
     /// Takes the memory that a request needed and had otherwise before a thread came to take it, for the next one: where
@@ -277,12 +287,13 @@ impl Driver {
                 }
                 Ok(grant)
             }
-            Plan::Memory(bytes, request) => {
+            Plan::Memory(segment) => {
+                let (bytes, is_wish) = (segment.bytes, matches!(whom, For::Nobody));
                 let address = self.memory.allocate(bytes);
                 let entry = self.entry();
                 let grant = self.commit(whom, |heap| {
                     let given = address.as_ref().ok().copied();
-                    let grant = heap.commit_memory(bytes, request, given);
+                    let grant = heap.commit_memory(segment, given);
                     if let (Some(entry), Some(address)) = (entry, given) {
                         entry.write(
                             heap.totals(),
@@ -298,6 +309,9 @@ impl Driver {
                 self.pressure.note(false);
                 counters::add(&self.counters.growths, 1);
                 trace::grown(bytes, 1);
+                if !is_wish {
+                    self.grow_ahead(bytes);
+                }
                 Ok(grant)
             }
         }
@@ -308,15 +322,13 @@ impl Driver {
         let mut heap = self.heap.lock();
         let (stream, grant) = match whom {
             For::Nobody => {
-                heap.commit_for_nobody(commit);
+                heap.commit_as_free(commit);
                 return None;
             }
             For::Stream(stream) => (stream, commit(&mut heap)?),
-            For::HeapReservation(stream, exchange) => {
-                (stream, heap.commit_exchange(&exchange, commit)?)
-            }
+            For::HeapReservation(stream, exchange) => (stream, exchange.commit(&mut heap, commit)?),
         };
-        heap.note_borrower(grant.id, stream);
+        heap.note_user(grant.id, stream);
         Some(grant)
     }
 
@@ -387,40 +399,20 @@ impl Driver {
     /// What the device gave before it refused the rest is of no use to who asked, and may be to others. Quietly:
     /// who waits would wake itself at each look.
     fn give_refused_back(&self, bytes: u64) {
-        let release = self.heap.lock().plan_release(bytes);
-        let Trimmed { error, .. } = self.carry_out_release(release);
+        let Trimmed { error, .. } = self.release_quietly(Target::Bytes(bytes));
         let _ = error.map_or(Ok(()), |error| self.noted(Err(error)));
     }
 
-    /// Releases free memory until `keep` bytes are reserved, or no more can be. Returns the bytes
-    /// released.
+    /// Releases free memory to the device. Returns the bytes released.
     ///
     /// # Errors
     /// When the device cannot; what it released before counts.
-    pub(crate) fn trim_to(&self, keep: u64) -> Result<u64, DeviceError> {
+    pub(crate) fn release(&self, target: Target) -> Result<u64, DeviceError> {
         let Trimmed {
             bytes,
             was_claimed,
             error,
-        } = self.trim_quietly_to(keep);
-        self.tell_trimmed(bytes, was_claimed);
-        match error {
-            None => Ok(bytes),
-            Some(error) => self.noted(Err(error)),
-        }
-    }
-
-    /// Releases so many bytes of free memory, or where memory is plain as few more as can be. Returns how many.
-    ///
-    /// # Errors
-    /// When the device cannot; what it released before counts.
-    pub(super) fn release_free(&self, bytes: u64) -> Result<u64, DeviceError> {
-        let release = self.heap.lock().plan_release(bytes);
-        let Trimmed {
-            bytes,
-            was_claimed,
-            error,
-        } = self.carry_out_release(release);
+        } = self.release_quietly(target);
         self.tell_trimmed(bytes, was_claimed);
         match error {
             None => Ok(bytes),
@@ -436,20 +428,16 @@ impl Driver {
         }
     }
 
-    /// The same without ringing.
-    pub(super) fn trim_quietly_to(&self, keep: u64) -> Trimmed {
-        let release = self.heap.lock().plan_trim(keep);
-        self.carry_out_release(release)
-    }
-
-    fn carry_out_release(&self, release: Release) -> Trimmed {
+    /// Releases free memory to the device, and wakes no waiter.
+    pub(super) fn release_quietly(&self, target: Target) -> Trimmed {
+        let release = self.heap.lock().plan_release(target);
         let was_claimed = !release.spans.is_empty();
         let (done, error) = self.release_spans(&release);
         let gone = release.spans[..done].to_vec();
         let entry = self.entry();
         let bytes = {
             let mut heap = self.heap.lock();
-            let bytes = heap.commit_trim(release, done);
+            let bytes = heap.commit_release(release, done);
             if let Some(entry) = entry {
                 entry.write_released(heap.totals(), &gone);
             }

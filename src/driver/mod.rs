@@ -78,7 +78,7 @@ use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Host, Memor
 use crate::error::{BuildError, StreamError};
 use crate::fault::injected;
 use crate::heap::policy::{Order, Reuse, WaitLimit};
-use crate::heap::{Budget, Geometry, Heap, Remapping, Totals};
+use crate::heap::{self, Budget, Geometry, Heap, Remapping, Totals};
 use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
 use crate::lane::{Bounds, Events, Lane, Leased, Slots};
@@ -353,7 +353,7 @@ impl Driver {
     /// # Errors
     /// What does not hold.
     pub(crate) fn check(&self) -> Result<(), String> {
-        self.heap.lock().check()
+        heap::check::invariants(&self.heap.lock())
     }
 
     /// With every lane drained: whether nothing is lent any more.
@@ -362,7 +362,7 @@ impl Driver {
     /// What is missing.
     pub(crate) fn check_conserved(&self) -> Result<(), String> {
         self.flush_lanes();
-        self.heap.lock().check_conserved()
+        heap::check::conserved(&self.heap.lock())
     }
 
     /// The sticky error that ended the pool, if one did.

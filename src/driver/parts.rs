@@ -9,7 +9,7 @@ use super::search::may_submit;
 use super::{Change, Driver, Mode, Refusal, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
-use crate::heap::{Fence, Fences, Placement, Request};
+use crate::heap::{Fence, Fences, Placement, Request, Target};
 use crate::lane::Lane;
 use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
@@ -201,7 +201,7 @@ impl Driver {
     /// Where nothing is pooled, gives back to the device what was taken for nothing. Waiters are notified only if
     /// that released other memory as well.
     fn return_at_once(&self, bytes: u64) {
-        let trimmed = self.trim_quietly_to(0);
+        let trimmed = self.release_quietly(Target::Keep(0));
         if let Some(error) = &trimmed.error {
             self.note(error);
         }

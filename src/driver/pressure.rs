@@ -6,6 +6,7 @@
 //! asked again now and then; for what it has left first, since to ask for more takes all of it for a moment.
 
 use super::Driver;
+use crate::heap::Target;
 use crate::sync::{Ordering, SharedFlag};
 
 /// Has other pools than that of the driver release so many bytes. Answers how many they did.
@@ -92,7 +93,8 @@ impl Driver {
     pub(crate) fn spill(&self, bytes: u64) -> u64 {
         let step = self.settings.geometry.chunk_bytes;
         // What fails is noted; the rest may do.
-        self.release_free(bytes.next_multiple_of(step)).unwrap_or(0)
+        let target = Target::Bytes(bytes.next_multiple_of(step));
+        self.release(target).unwrap_or(0)
     }
 
     /// Whether the memory of both comes from the same place.

@@ -3,8 +3,8 @@
 use super::{Change, Driver, HistoryEvent, counters};
 use crate::device::{DeviceError, DeviceErrorKind, Watch};
 use crate::fault::injected;
-use crate::heap::Fences;
 use crate::heap::policy::Order;
+use crate::heap::{Fences, inspect};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{CachedBlock, Lane, Marker};
 use crate::sync::{Arc, assert_unlocked};
@@ -280,7 +280,7 @@ impl Driver {
     pub(crate) fn order_behind(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
         assert_unlocked("wait");
         if injected("clock-joined-before-the-wait") {
-            lane.timeline.join(&marker.clock);
+            let _ = lane.timeline.join(&marker.clock);
         }
         self.submit_wait(lane, marker)?;
         // After the call: see `Timeline::join`.
@@ -369,7 +369,7 @@ impl Driver {
     fn retain_donors(&self, lanes: &mut Vec<Arc<Lane>>) {
         if self.settings.order == Order::GrowFirst {
             let heap = self.heap.lock();
-            lanes.retain(|lane| heap.is_waiting_for(lane.id));
+            lanes.retain(|lane| inspect::pending_on(&heap, lane.id) > 0);
         }
     }
 }

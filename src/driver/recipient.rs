@@ -4,8 +4,10 @@ use super::allocation::Allocation;
 use super::memory::For;
 use super::{Driver, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::heap::policy::{Donor, Taker, WaitLimit};
-use crate::heap::{Clock, Fence, Fences, Forecast, Grant, Growth, Placement, Plan, View};
+use crate::heap::policy::WaitLimit;
+use crate::heap::{
+    Clock, Donor, Fence, Fences, Forecast, Grant, Growth, Placement, Plan, Taker, View,
+};
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::sync::Arc;

@@ -4,7 +4,7 @@ use super::{Allocation, Allocations, Change, Driver};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::policy::Order;
-use crate::heap::{BlockId, Fence, Fences, Whose};
+use crate::heap::{BlockId, Fence, Fences, Recipient};
 use crate::id::Ticket;
 use crate::lane::{Closed, Entered, Freed, Guarded, Lane, Slot, Use};
 use crate::sync::{Arc, Guard};
@@ -67,18 +67,18 @@ impl Driver {
     }
 
     fn finish_free(&self, lane: &Lane, id: BlockId, freed: Freed) {
-        let mut whose = Whose::Anybodys;
+        let mut recipient = Recipient::AnyStream;
         if !freed.is_kept {
             let fences = Fences::one(lane.id, freed.ticket);
-            whose = self.heap.lock().free(id, fences);
+            recipient = self.heap.lock().free(id, fences);
         }
         self.record_closed(lane, freed.closed);
-        self.note_free(whose);
+        self.note_free(recipient);
     }
 
     /// A block was freed. What came back to a reservation is nothing to who waits: they are not woken for it.
-    fn note_free(&self, whose: Whose) {
-        if whose == Whose::Anybodys {
+    fn note_free(&self, recipient: Recipient) {
+        if recipient == Recipient::AnyStream {
             self.publish(Change::Memory);
         }
         self.note_return();
@@ -109,8 +109,8 @@ impl Driver {
         for (lane, freed) in noted {
             self.record_closed(lane, freed.closed);
         }
-        let whose = self.heap.lock().free(block.id, fences.clone());
-        self.note_free(whose);
+        let recipient = self.heap.lock().free(block.id, fences.clone());
+        self.note_free(recipient);
         fences
     }
 

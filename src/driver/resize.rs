@@ -2,6 +2,7 @@
 
 use super::Driver;
 use crate::device::DeviceError;
+use crate::heap::Target;
 use crate::sync::Ordering;
 
 impl Driver {
@@ -34,6 +35,10 @@ impl Driver {
         self.flush_lanes();
         self.seal_lanes()?;
         self.reap()?;
-        self.trim_to(capacity).map(drop)
+        let target = Target::DownTo {
+            reserved: capacity,
+            most: u64::MAX,
+        };
+        self.release(target).map(drop)
     }
 }

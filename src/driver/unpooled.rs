@@ -6,7 +6,7 @@
 use super::memory::For;
 use super::{Allocation, Driver, Effort, Expected, Refusal, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::heap::Request;
+use crate::heap::{Request, Target};
 use crate::id::Ticket;
 use crate::lane::Lane;
 
@@ -75,7 +75,7 @@ impl Driver {
         if !self.may_call(effort) {
             return Err(Refusal::NeedsThread);
         }
-        Ok(self.trim_to(0)?)
+        Ok(self.release(Target::Keep(0))?)
     }
 
     /// Whether something was freed that the device has not been given back; of a pool never, nor of a device

@@ -372,9 +372,7 @@ impl BlockMap {
     #[inline(never)]
     fn insert_free(&mut self, id: BlockId) {
         let block = &self.blocks[id];
-        self.index
-            .free
-            .insert(block.bytes, block.address, id);
+        self.index.free.insert(block.bytes, block.address, id);
         let (bytes, chunks) = self.units.releasable(block);
         self.totals.add_releasable(bytes, chunks);
     }
@@ -382,9 +380,7 @@ impl BlockMap {
     #[inline(never)]
     fn remove_free(&mut self, id: BlockId) {
         let block = &self.blocks[id];
-        self.index
-            .free
-            .remove(block.bytes, block.address, id);
+        self.index.free.remove(block.bytes, block.address, id);
         let (bytes, chunks) = self.units.releasable(block);
         self.totals.subtract_releasable(bytes, chunks);
     }

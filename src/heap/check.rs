@@ -83,7 +83,9 @@ fn tiling(heap: &Heap) -> Result<(), String> {
     }
     let live = blocks.iter().count();
     if seen != live {
-        return Err(format!("tiling: {live} blocks, {seen} of them in a segment"));
+        return Err(format!(
+            "tiling: {live} blocks, {seen} of them in a segment"
+        ));
     }
     Ok(())
 }
@@ -113,7 +115,9 @@ fn totals(heap: &Heap) -> Result<(), String> {
     };
     for ((name, expected), (_, noted)) in of_blocks(&counted).into_iter().zip(of_blocks(&totals)) {
         if expected != noted {
-            return Err(format!("conservation: {name} is {expected}, and {noted} is noted"));
+            return Err(format!(
+                "conservation: {name} is {expected}, and {noted} is noted"
+            ));
         }
     }
     let [free, pending, used, claimed, ..] = of_blocks(&counted).map(|(_, bytes)| bytes);
@@ -147,7 +151,9 @@ fn indexes(heap: &Heap) -> Result<(), String> {
     let alone = alone.flat_map(|(_, donated)| donated.by_size.at_least(0));
     let several = index.pending.several().map(|id| (blocks[id].bytes, id));
     let pending = alone.chain(several).collect();
-    compare("pending", pending, &|state| matches!(state, State::Pending(_)))?;
+    compare("pending", pending, &|state| {
+        matches!(state, State::Pending(_))
+    })?;
     for (reservation, by_size) in &index.reserved {
         let reserved = by_size.at_least(0).collect();
         let is_in = |state: &State| matches!(state, State::Reserved(id, _) if id == reservation);
@@ -167,12 +173,16 @@ fn states(heap: &Heap) -> Result<(), String> {
             }
             State::Pending(fences) => {
                 if let Some(fence) = fences.iter().find(|f| heap.completed.contains(*f)) {
-                    return Err(format!("order: {id:?} is pending behind {fence:?}, complete"));
+                    return Err(format!(
+                        "order: {id:?} is pending behind {fence:?}, complete"
+                    ));
                 }
             }
             State::Reserved(reservation, _) => {
                 if !heap.map.index().reserved.contains_key(reservation) {
-                    return Err(format!("{id:?} is set aside in {reservation:?}, which is gone"));
+                    return Err(format!(
+                        "{id:?} is set aside in {reservation:?}, which is gone"
+                    ));
                 }
             }
             _ => {}

@@ -49,15 +49,6 @@ impl Units {
         let is_segment = block.previous.is_none() && block.next.is_none();
         if is_segment { (block.bytes, 1) } else { (0, 0) }
     }
-
-    /// Returns the step in which memory is taken and released.
-    pub(super) fn step(&self) -> u64 {
-        if self.virtual_memory {
-            self.chunk_bytes
-        } else {
-            self.granularity
-        }
-    }
 }
 
 /// A run of chunks, by their number: the number of a chunk is its address divided by its size.
@@ -172,7 +163,6 @@ mod tests {
             assert_eq!(units(true).releasable(&part), (2000, 2));
             assert_eq!(units(false).releasable(&part), (0, 0));
         }
-        assert_eq!((units(true).step(), units(false).step()), (1000, 100));
         assert_eq!(units(true).chunks_in(1999), 1);
         assert_eq!(units(false).chunks_in(1999), 0);
     }

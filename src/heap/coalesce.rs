@@ -54,9 +54,7 @@ impl PoolFigures {
     pub(crate) fn piece_for(&self, total: u64, step: u64) -> u64 {
         let fixed = self.actual_size - self.releasable_bytes;
         let wanted = total.saturating_sub(fixed).min(self.releasable_bytes);
-        wanted
-            .next_multiple_of(step)
-            .min(self.releasable_bytes)
+        wanted.next_multiple_of(step).min(self.releasable_bytes)
     }
 }
 
@@ -246,7 +244,11 @@ mod tests {
         assert_eq!(FIGURES.piece_for(100, 10), 60);
         assert_eq!(FIGURES.piece_for(70, 10), 30);
         assert_eq!(FIGURES.piece_for(71, 10), 40);
-        assert_eq!(FIGURES.piece_for(99, 50), 60, "no more than can be released");
+        assert_eq!(
+            FIGURES.piece_for(99, 50),
+            60,
+            "no more than can be released"
+        );
         assert_eq!(FIGURES.piece_for(40, 10), 0);
         assert_eq!(FIGURES.piece_for(500, 10), 60);
     }

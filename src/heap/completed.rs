@@ -46,7 +46,9 @@ mod tests {
         completed.set(StreamId(2), Ticket::ZERO);
         assert!(completed.contains(fence(1, 3)) && !completed.contains(fence(1, 4)));
         assert!(!completed.contains(fence(2, 1)) && completed.contains(fence(9, 1)));
-        let mut fences: Fences = [fence(1, 3), fence(2, 1), fence(9, 7)].into_iter().collect();
+        let mut fences: Fences = [fence(1, 3), fence(2, 1), fence(9, 7)]
+            .into_iter()
+            .collect();
         completed.discharge(&mut fences);
         assert_eq!(fences.single(), Some(fence(2, 1)));
         completed.forget(StreamId(2));

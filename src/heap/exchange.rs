@@ -44,7 +44,7 @@ pub(crate) enum Exchanged {
 
 impl Exchange {
     /// Serves a request that the complete blocks of a reservation would be enough for, if they were one block.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         heap: &mut Heap,
         reservation: ReservationId,
         request: Request,
@@ -79,10 +79,9 @@ impl Exchange {
         };
         let escrow = heap.reservations.create(&mut heap.map);
         set_free_aside(&mut heap.map, escrow, given);
-        heap.reservations
-            .note(&heap.map, reservation, |arrivals| {
-                arrivals.under_way += given.bytes;
-            });
+        heap.reservations.note(&heap.map, reservation, |arrivals| {
+            arrivals.under_way += given.bytes;
+        });
         let exchange = Self {
             reservation,
             escrow,
@@ -94,7 +93,7 @@ impl Exchange {
 
     /// Commits the plan of an exchange. What the plan claimed and did not grant is free afterwards, and covers what the
     /// reservation is owed.
-    pub(super) fn commit(
+    pub(crate) fn commit(
         self,
         heap: &mut Heap,
         commit: impl FnOnce(&mut Heap) -> Option<Grant>,

@@ -121,7 +121,8 @@ impl Capacity {
     /// Returns how many new bytes the pool may take for a request in place of bytes that could be moved.
     pub(super) fn to_spare(&self, totals: &Totals, request: u64) -> u64 {
         let most = self.most_in_use.max(totals.in_use.current + request);
-        most.saturating_mul(MOST_TIMES).saturating_sub(totals.held())
+        most.saturating_mul(MOST_TIMES)
+            .saturating_sub(totals.held())
     }
 
     /// Notes that a request of this size is served where chunks could have been moved.
@@ -152,7 +153,10 @@ impl Capacity {
         if units.virtual_memory {
             return ahead;
         }
-        let part = ahead.div_ceil(MOST_SEGMENTS).max(grown).max(units.chunk_bytes);
+        let part = ahead
+            .div_ceil(MOST_SEGMENTS)
+            .max(grown)
+            .max(units.chunk_bytes);
         part.next_multiple_of(units.granularity)
     }
 }
@@ -242,7 +246,11 @@ mod tests {
         assert_eq!(bytes(GrowBy::AtLeast(300), 0, 7), Some(300));
         assert_eq!(bytes(GrowBy::AtLeast(300), 900, 7), Some(100));
         assert_eq!(bytes(GrowBy::AtLeast(30), 0, 7), Some(100));
-        assert_eq!(bytes(GrowBy::Factor(2.0), 500, 7), Some(100), "the rest comes apart");
+        assert_eq!(
+            bytes(GrowBy::Factor(2.0), 500, 7),
+            Some(100),
+            "the rest comes apart"
+        );
     }
 
     #[test]
@@ -251,7 +259,11 @@ mod tests {
         assert_eq!(capacity.ahead(&holding(5000, 0, 0), 100), 4800);
         assert_eq!(Capacity::part_of(4800, 100, &UNITS), 600);
         assert_eq!(Capacity::part_of(4801, 100, &UNITS), 610);
-        assert_eq!(Capacity::part_of(4800, 2000, &UNITS), 2000, "it holds one more request");
+        assert_eq!(
+            Capacity::part_of(4800, 2000, &UNITS),
+            2000,
+            "it holds one more request"
+        );
         assert_eq!(Capacity::part_of(80, 10, &UNITS), 100);
         let whole = Units {
             virtual_memory: true,

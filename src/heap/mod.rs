@@ -83,7 +83,7 @@ mod fit;
 mod forecast;
 mod growth;
 mod index;
-mod inspect;
+pub(crate) mod inspect;
 mod plan;
 pub(crate) mod policy;
 mod remapping;
@@ -278,11 +278,7 @@ impl Heap {
     }
 
     /// Returns the fences of the block that [`take_exact_fit`](Self::take_exact_fit) would grant.
-    pub(crate) fn fences_of_exact_fit(
-        &self,
-        request: Request,
-        view: &View<'_>,
-    ) -> Option<Fences> {
+    pub(crate) fn fences_of_exact_fit(&self, request: Request, view: &View<'_>) -> Option<Fences> {
         self.search(request, view).fences_of_exact_fit()
     }
 
@@ -334,7 +330,9 @@ impl Heap {
         if !is_anywhere || growth != Growth::Allowed || map.units().virtual_memory {
             return None;
         }
-        let bytes = self.capacity.segment_for(map.units(), map.totals(), request.bytes)?;
+        let bytes = self
+            .capacity
+            .segment_for(map.units(), map.totals(), request.bytes)?;
         Some(Plan::of_segment(map, bytes, request))
     }
 

@@ -4,6 +4,7 @@ use super::{Pool, builder};
 use crate::device::DeviceError;
 use crate::driver::Change;
 use crate::error::BuildError;
+use crate::heap::Target;
 use crate::heap::policy::ReleaseThreshold;
 use crate::queue::Service;
 
@@ -79,7 +80,7 @@ impl Pool {
         driver.flush_lanes();
         driver.seal_lanes()?;
         driver.reap()?;
-        driver.trim_to(bytes)
+        driver.release(Target::Keep(bytes))
     }
 
     /// Makes all that is free one piece, with what lanes keep: by mapping it together, without copying, or

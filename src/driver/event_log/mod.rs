@@ -12,8 +12,8 @@ pub use event::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationO
 use super::Driver;
 use crate::device::Device;
 use crate::error::Shortfall;
-use crate::heap::{Outcome, ReservationId, Step, Totals};
-use crate::id::StreamId;
+use crate::heap::{Outcome, Step, Totals};
+use crate::id::{ReservationId, StreamId};
 use crate::measure::Tag;
 use crate::sync::{Guards, Mutex, plain};
 use std::collections::{BTreeMap, VecDeque};

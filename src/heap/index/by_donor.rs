@@ -227,8 +227,14 @@ mod tests {
         assert_eq!(index.bytes_waiting_for(one), 17);
         assert_eq!(index.bytes_waiting_for(other), 10);
         assert_eq!(index.several().count(), 1);
-        assert_eq!(index.donated_by(one).map(|donated| donated.by_size.len()), Some(1));
-        assert_eq!(index.donated_by(other).map(|donated| donated.by_size.len()), Some(0));
+        assert_eq!(
+            index.donated_by(one).map(|donated| donated.by_size.len()),
+            Some(1)
+        );
+        assert_eq!(
+            index.donated_by(other).map(|donated| donated.by_size.len()),
+            Some(0)
+        );
         index.remove(block(0, 10), &both);
         assert_eq!(index.bytes_waiting_for(one), 7);
         assert_eq!(index.bytes_waiting_for(other), 0);
