@@ -81,10 +81,10 @@
 //! | layer | what it is | what it must not know |
 //! |---|---|---|
 //! | `tower` | memory for each request of a service | |
-//! | `compat` | names of other libraries: attributes of CUDA's and HIP's pools | |
+//! | `testing` | checks of a pool from outside | |
+//! | `compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks | |
 //! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
 //! | `interop` | blocks as cudarc's slices | what they are given to |
-//! | `raw` | addresses and handles instead of blocks and streams | |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | what is asked of them |
@@ -146,11 +146,11 @@ mod policy;
 mod pool;
 mod queue;
 mod rare;
-mod raw;
 mod registry;
 mod shared;
 mod stream;
 mod sync;
+pub mod testing;
 #[cfg(feature = "tower")]
 mod tower;
 mod trace;
@@ -160,28 +160,26 @@ pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};
 pub use driver::{
-    BlockInfo, BlockOrigin, BlockState, Fill, HistoryEntry, HistoryEvent, Occupancy,
-    ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Upstream,
+    BlockInfo, BlockOrigin, BlockState, CoalesceHeuristic, Fill, HistoryEntry, HistoryEvent, Hits,
+    Occupancy, ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Upstream,
 };
 pub use error::{
     AllocError, BuildError, CopyError, DrainError, Shortfall, StreamError, TagShortfall,
 };
 pub use heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-pub use heap::{CoalesceHeuristic, GrowBy, PoolFigures, Remapping};
+pub use heap::{GrowBy, Remapping};
 pub use id::StreamId;
 pub use measure::{Bucket, Histogram, Level, Tag, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
 pub use observe::{
-    History, Hits, LeakReport, ScopeStatistics, Snapshot, Statistics, StatisticsScope,
-    StreamStatistics, TagStatistics,
+    History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
 pub use pool::{
     Allocate, AllocateMany, AllocateOwned, Drawing, Grow, GrowReservation, Layout, Pool,
-    PoolBuilder, Request, Reservation, Reserve, find_pool, pool_of, pools,
+    PoolBuilder, Request, Reservation, Reserve,
 };
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
-pub use raw::{RawError, RawPool};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 #[cfg(feature = "tower")]

@@ -5,6 +5,7 @@ use crate::driver::Change;
 use crate::error::StreamError;
 use crate::id::StreamId;
 use crate::lane::Marker;
+use crate::observe::StreamStatistics;
 use crate::queue::{Passage, Presence, Registration};
 use crate::sync::{Arc, plain};
 use std::fmt;
@@ -29,13 +30,13 @@ impl Clone for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.registration.note_chunk_gone();
+        self.registration.note_handle_dropped();
     }
 }
 
 impl Stream {
     pub(crate) fn from_registration(registration: Arc<Registration>) -> Self {
-        registration.note_chunk();
+        registration.note_handle();
         Self { registration }
     }
 
@@ -54,6 +55,12 @@ impl Stream {
         self.registration.lane.raw
     }
 
+    /// Returns the current figures of this stream.
+    pub fn statistics(&self) -> StreamStatistics {
+        let Registration { service, lane, .. } = &*self.registration;
+        StreamStatistics::of(&service.driver, lane)
+    }
+
     pub(crate) fn is_of(&self, pool: &plain::Arc<Presence>) -> bool {
         plain::Arc::ptr_eq(&self.registration.presence, pool)
     }
@@ -66,7 +73,7 @@ impl Stream {
 
     /// Whether nothing of it is in use: no block or request, nor another handle.
     pub(crate) fn is_idle(&self) -> bool {
-        self.registration.settle();
+        self.registration.drop_references();
         Arc::strong_count(&self.registration) == 1
     }
 

@@ -10,6 +10,7 @@ use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
 use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 type Outcome = Result<(), Box<dyn Error>>;

@@ -2,6 +2,7 @@
 
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use weirpool::compat::AttributeError;
+use weirpool::compat::*;
 use weirpool::device::sim::{SimDevice, SimStream};
 use weirpool::device::{Argument, Device, DeviceAddress, DeviceError};
 use weirpool::*;
@@ -32,10 +33,9 @@ assert_impl_all!(BuildError: Send, Sync, std::error::Error);
 assert_impl_all!(StreamError: Send, Sync, std::error::Error);
 assert_impl_all!(DeallocateError: Send, Sync, std::error::Error);
 assert_impl_all!(DeviceError: Send, Sync, std::error::Error);
-assert_impl_all!(Statistics: Send, Sync, Copy);
-assert_impl_all!(StreamStatistics: Send, Sync, Copy);
-assert_impl_all!(TagStatistics: Send, Sync, Copy);
-assert_impl_all!(ScopeStatistics: Send, Sync, Copy);
+assert_impl_all!(Statistics: Send, Sync, Clone);
+assert_impl_all!(StreamStatistics: Send, Sync, Clone);
+assert_impl_all!(TagStatistics: Send, Sync, Clone);
 assert_impl_all!(StatisticsScope: Send, Sync);
 assert_impl_all!(Histogram: Send, Sync, Clone);
 assert_impl_all!(Snapshot: Send, Sync, Clone);

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use weirpool::device::sim::{Checker, Operation, SimDevice, SimStream};
 use weirpool::device::*;
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// Work of each stream that is known to come before, by number.
@@ -126,19 +127,19 @@ impl std::fmt::Debug for Spy {
 unsafe impl Device for Spy {
     pass_on! {
         |spy| &spy.device =>
-        id, describe, capabilities, referee, memory_info, now, set_alarm, cancel_alarm, reserve, unreserve, create,
+        id, describe, capabilities, block_observer, memory_info, now, set_alarm, cancel_alarm, reserve, unreserve, create,
         destroy, map, unmap, allocate, free, host_pointer, create_stream, destroy_stream, is_abandoned, create_event,
         destroy_event, watch, unwatch, upload, download, fill,
     }
 
-    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
         let mut oracle = self.oracle.lock().unwrap();
         self.device.record(event, stream)?;
         oracle.record(event, stream);
         Ok(())
     }
 
-    fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+    unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         let mut oracle = self.oracle.lock().unwrap();
         let is_complete = self.device.query(event)?;
         if is_complete {
@@ -147,7 +148,7 @@ unsafe impl Device for Spy {
         Ok(is_complete)
     }
 
-    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+    unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         if self.leaves_out_waits {
             return Ok(());
         }

@@ -1,10 +1,9 @@
 //! Allocations: blocks on their way from heap or cache to their user.
 
-use super::Driver;
 use super::Source;
 use crate::heap::BlockId;
 use crate::id::Ticket;
-use crate::lane::{CachedBlock, Lane, Miss, RefCache, Slot, Use, Wanted};
+use crate::lane::{CachedBlock, Use};
 
 /// A block out of the heap, on its way to its user.
 #[derive(Debug)]
@@ -37,7 +36,7 @@ impl Allocation {
     }
 
     #[inline(always)]
-    fn of_cache(cached: CachedBlock) -> Self {
+    pub(crate) fn of_cache(cached: CachedBlock) -> Self {
         Self {
             id: cached.id,
             address: cached.address,
@@ -45,36 +44,5 @@ impl Allocation {
             after: cached.ticket,
             source: Source::Lane,
         }
-    }
-}
-
-impl Driver {
-    /// Takes a block that the stream freed from its own cache.
-    pub(crate) fn take_own<K: ?Sized>(
-        &self,
-        lane: &Lane,
-        slot: &Slot<K>,
-        bytes: u64,
-        rounding: u32,
-        wanted: Wanted,
-    ) -> Option<Allocation> {
-        let cached = lane.take(slot, bytes, rounding, wanted, &self.gate);
-        cached.map(Allocation::of_cache)
-    }
-
-    /// Takes a block in the plain case, with what an earlier block left in the lane's `slot`, if one did.
-    ///
-    /// # Errors
-    /// When the cache has no such block, or the case is not plain.
-    #[inline(always)]
-    pub(crate) fn take_own_at_once<O>(
-        &self,
-        lane: &Lane,
-        slot: &Slot<RefCache<O>>,
-        bytes: u64,
-        rounding: u32,
-    ) -> Result<(Allocation, Option<O>), Miss> {
-        let (cached, left) = lane.take_at_once(slot, bytes, rounding, &self.gate)?;
-        Ok((Allocation::of_cache(cached), left))
     }
 }

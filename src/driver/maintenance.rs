@@ -6,12 +6,11 @@
 //! breathes in and out does not give memory away to take it again. What lanes keep counts once their
 //! stream has been idle for that long.
 
-use super::{Change, Driver, gate};
+use super::{Change, CoalesceHeuristic, Driver, gate};
 use crate::device::{Alarm, DeviceError};
-use crate::heap::{
-    Clock, CoalesceHeuristic, Growth, Placement, PoolFigures, Request, Target, View,
-};
+use crate::heap::{Clock, Figures, Growth, Placement, Request, Target, View};
 use crate::id::StreamId;
+use crate::measure::Mark;
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use std::task::Waker;
 use std::time::Duration;
@@ -185,7 +184,7 @@ impl Driver {
             self.reap()?;
         }
         if let Some(heuristic) = &self.maintenance.heuristic {
-            if let Some(total) = heuristic.decide(&self.figures()) {
+            if let Some(total) = heuristic.decide(&self.statistics()) {
                 self.make_one_piece(total)?;
             }
         }
@@ -210,14 +209,9 @@ impl Driver {
             };
             (is_over, heap.could_release(target), is_pending)
         };
-        let is_kept = || self.lanes().iter().any(|lane| lane.figures().cached > 0);
+        let is_kept = || self.lanes().iter().any(|lane| lane.cache.is_keeping());
         is_over && (could_release || is_kept())
             || is_pending && (is_over || self.maintenance.heuristic.is_some())
-    }
-
-    /// The pool's figures, as heuristics see them.
-    pub(crate) fn figures(&self) -> PoolFigures {
-        PoolFigures::of(&self.heap.lock())
     }
 
     /// Makes what is free one piece, so that the pool has `total` bytes in all, or as near as can be
@@ -227,16 +221,17 @@ impl Driver {
     /// # Errors
     /// When the device cannot; the heap knows how far it came.
     pub(crate) fn make_one_piece(&self, total: u64) -> Result<u64, DeviceError> {
-        let bytes = self.figures().piece_for(total, self.step());
+        let figures = || Figures::of(&self.heap.lock(), Mark::RESET);
+        let bytes = figures().piece_for(total, self.step());
         // First, so that nothing of the piece is released.
         self.release(Target::Keep(total))?;
         if self.settings.geometry.virtual_memory {
             self.flush_others(bytes, Growth::Remap)?;
-        } else if self.figures().largest_available < bytes {
+        } else if figures().largest_free < bytes {
             self.release(Target::Keep(0))?;
             self.flush_others(bytes, Growth::Allowed)?;
         }
-        Ok(self.figures().largest_available)
+        Ok(figures().largest_free)
     }
 
     /// Returns the step in which memory is taken.

@@ -1,5 +1,7 @@
 //! Carrying out the heap's plans on the device: what is mapped where.
 
+#![allow(unsafe_code)]
+
 use super::{Change, Driver, HistoryEvent, Settings, counters};
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind};
 use crate::heap::policy::Order;
@@ -84,7 +86,10 @@ impl Memory {
             None => self.create(),
         };
         let chunk = chunk.map_err(|error| (false, error))?;
-        if let Err(error) = self.device.map(step.to, chunk, self.chunk_bytes) {
+        // SAFETY: the heap plans a step to a free place of a reserved range. The chunk is one of this size that was just
+        // created, or unmapped.
+        let mapped = unsafe { self.device.map(step.to, chunk, self.chunk_bytes) };
+        if let Err(error) = mapped {
             let _ = self.destroy(chunk);
             return Err((is_moved, error));
         }
@@ -106,7 +111,8 @@ impl Memory {
         let mut unmapped = std::mem::take(&mut self.held.lock().unmapped);
         unmapped.push(chunk);
         while let Some(chunk) = unmapped.pop() {
-            if let Err(error) = self.device.destroy(chunk) {
+            // SAFETY: the chunk is mapped nowhere, and no other code knows it.
+            if let Err(error) = unsafe { self.device.destroy(chunk) } {
                 unmapped.push(chunk);
                 self.held.lock().unmapped.append(&mut unmapped);
                 return Err(error);
@@ -116,7 +122,8 @@ impl Memory {
     }
 
     fn unmap(&self, address: u64) -> Result<Chunk, DeviceError> {
-        self.device.unmap(address, self.chunk_bytes)?;
+        // SAFETY: the heap unmaps free memory only, whose fences are complete (invariant `order`), and whole chunks.
+        unsafe { self.device.unmap(address, self.chunk_bytes) }?;
         let chunk = self.held.lock().chunks.remove(&address);
         Ok(chunk.expect("what the ledger calls backed is mapped"))
     }
@@ -145,13 +152,13 @@ impl Memory {
         // Before the device has it: from then on the address may be given to another, and noted here anew.
         let segment = self.held.lock().segments.remove(&address);
         if segment.is_some() {
-            return self
-                .device
-                .free(self.kind, address, bytes)
-                .map_err(|error| {
-                    self.held.lock().segments.insert(address, bytes);
-                    (false, error)
-                });
+            // SAFETY: the device allocated the segment, and the heap releases free memory only, whose fences are complete
+            // (invariant `order`).
+            let freed = unsafe { self.device.free(self.kind, address, bytes) };
+            return freed.map_err(|error| {
+                self.held.lock().segments.insert(address, bytes);
+                (false, error)
+            });
         }
         let chunk = self.unmap(address).map_err(|error| (false, error))?;
         self.destroy(chunk).map_err(|error| (true, error))

@@ -26,8 +26,9 @@
 //! | `publish` | how the driver reports what makes memory reachable |
 //! | `resize` | another capacity, at run time |
 //! | `maintenance` | releasing and coalescing, now and then |
+//! | `heuristic` | when to coalesce |
 //! | `counters` | counts of the slow path |
-//! | `figures` | what can be told |
+//! | `statistics`, `figures` | the pool's figures, and how they are read |
 
 mod allocation;
 mod counters;
@@ -36,6 +37,7 @@ mod event_log;
 mod figures;
 mod fill;
 mod heap_walk;
+mod heuristic;
 mod lookup;
 mod maintenance;
 mod memory;
@@ -50,6 +52,7 @@ mod reservation;
 mod resize;
 mod search;
 mod source;
+mod statistics;
 mod unpooled;
 mod upstream;
 
@@ -57,11 +60,11 @@ pub(crate) use allocation::Allocation;
 pub(crate) use counters::Counters;
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
-pub(crate) use figures::InLanes;
 pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use heap_walk::HeapWalk;
 pub use heap_walk::{ReservationInfo, SegmentInfo};
+pub use heuristic::CoalesceHeuristic;
 pub use lookup::{BlockInfo, BlockState};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
@@ -71,6 +74,7 @@ pub(crate) use publish::{Change, Publish};
 pub(crate) use reap::Watches;
 pub(crate) use reservation::Drawn;
 pub use source::Source;
+pub use statistics::{Hits, Statistics};
 pub(crate) use upstream::MemorySource;
 pub use upstream::Upstream;
 
@@ -81,14 +85,15 @@ use crate::heap::policy::{Order, Reuse, WaitLimit};
 use crate::heap::{self, Budget, Geometry, Heap, Remapping, Totals};
 use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
-use crate::lane::{Bounds, Events, Lane, Leased, Slots};
+use crate::lane::{Bounds, Events, Gate, Lane};
+use crate::measure::Waits;
 use crate::sync::{
     Arc, Busy, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain,
 };
 use crate::trace;
 use crossbeam_utils::CachePadded;
 use event_log::EventLog;
-use figures::Gone;
+use figures::Retired;
 use memory::Memory;
 use pressure::Pressure;
 
@@ -128,18 +133,17 @@ pub(crate) struct Settings {
     pub(crate) history: usize,
 }
 
-/// Of lanes that are no stream's: nothing is left there.
-static UNREGISTERED: Slots<()> = Slots::new();
-
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(crate) device: plain::Arc<dyn Device>,
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
-    pub(crate) gate: CachePadded<SharedState>,
+    pub(crate) gate: Gate,
     publisher: plain::Arc<dyn Publish>,
     pub(crate) counters: Counters,
+    /// How the pool's requests waited: counted by the queue.
+    pub(crate) waits: plain::Arc<Waits>,
     pub(crate) maintenance: Maintenance,
     pub(crate) pressure: Pressure,
     budget: Mutex<Budget>,
@@ -161,7 +165,7 @@ pub(crate) struct Driver {
 #[derive(Debug)]
 struct Registry {
     lanes: Arc<Vec<Arc<Lane>>>,
-    gone: Gone,
+    retired: Retired,
     next: u64,
 }
 
@@ -176,15 +180,16 @@ impl Driver {
     ) -> Result<Self, BuildError> {
         let registry = Registry {
             lanes: Arc::new(Vec::new()),
-            gone: Gone::default(),
+            retired: Retired::default(),
             next: 1,
         };
         let capacity = settings.geometry.capacity;
+        let gate = Gate::new(CachePadded::new(SharedState::new(0)));
         let driver = Self {
             capabilities: device.capabilities(),
-            gate: CachePadded::new(SharedState::new(0)),
             publisher,
             counters: Counters::new(),
+            waits: plain::Arc::default(),
             maintenance: Maintenance::new(settings.maintenance.clone()),
             pressure: Pressure::new(spill),
             budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
@@ -202,8 +207,9 @@ impl Driver {
                     may_widen: false,
                     is_sharded: false,
                 },
-                UNREGISTERED.lease().1,
+                gate.clone(),
             )),
+            gate,
             lanes: Busy::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
             memory: Memory::new(device.clone(), &settings),
@@ -217,15 +223,11 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Adds a stream, with an id of its own (I7), and the slot that its front is in.
+    /// Adds a stream, with an id of its own (I7).
     ///
     /// # Errors
     /// When it is of another device, or the device cannot keep its order.
-    pub(crate) fn register(
-        &self,
-        stream: &dyn DeviceStream,
-        slot: Leased,
-    ) -> Result<Arc<Lane>, StreamError> {
+    pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
         if stream.device_id() != self.device.id() {
             return Err(StreamError::ForeignDevice);
         }
@@ -234,13 +236,13 @@ impl Driver {
         // Streams that went away are seen off by those that come: their number stays bounded.
         self.reap_retired();
         let id = self.next_stream_id();
-        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, slot));
+        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, self.gate.clone()));
         // Known to the heap before anybody can free on it; with what is complete from the start.
         self.heap.lock().register(id, lane.timeline.completed());
         let mut registry = self.lanes.lock();
         let mut lanes = registry.lanes.as_ref().clone();
         let at = lanes.partition_point(|other| other.id < id);
-        registry.gone.greet(&lane);
+        registry.retired.introduce(&lane);
         lanes.insert(at, lane.clone());
         registry.lanes = Arc::new(lanes);
         drop(registry);
@@ -301,13 +303,13 @@ impl Driver {
             registry.lanes = Arc::new(left);
             if !injected("figures-lost-with-their-stream") {
                 done.iter()
-                    .for_each(|lane: &Arc<Lane>| registry.gone.bury(lane));
+                    .for_each(|lane: &Arc<Lane>| registry.retired.absorb(lane));
             }
             done
         };
         if injected("figures-lost-with-their-stream") {
             done.iter()
-                .for_each(|lane: &Arc<Lane>| self.lanes.lock().gone.bury(lane));
+                .for_each(|lane: &Arc<Lane>| self.lanes.lock().retired.absorb(lane));
         }
         let mut heap = self.heap.lock();
         done.iter().for_each(|lane| heap.forget(lane.id));

@@ -86,7 +86,7 @@ impl Driver {
             let _ = self.seal_lanes();
             let _ = self.reap();
         }
-        self.heap_figures().releasable_bytes
+        self.totals().releasable
     }
 
     /// Releases up to so many bytes of what is free, for another pool. Returns how many.

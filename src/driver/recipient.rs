@@ -223,7 +223,7 @@ impl<'a> Recipient<'a> {
                 let point = self.driver.present_point(self.lane);
                 (point, source.or(Source::Ordered))
             }
-            _ => (self.lane.open_ticket(), source.or(Source::Ordered)),
+            _ => (self.lane.cache.open_ticket(), source.or(Source::Ordered)),
         };
         let allocation = Allocation {
             id: grant.id,

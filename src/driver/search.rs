@@ -142,7 +142,7 @@ impl<'a> Search<'a> {
     fn run(mut self) -> Result<Found, Refusal> {
         self.look_for_room()?;
         let Recipient { driver, lane, .. } = self.to;
-        if lane.owes_seal() {
+        if lane.cache.owes_seal() {
             // This request does not take the large blocks that the stream's cache holds. A failure is noted; the next
             // request tries again.
             let _ = driver.seal_for_others(lane);

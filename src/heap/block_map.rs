@@ -11,7 +11,6 @@ use super::index::Index;
 use super::request::{Grant, Request};
 use super::totals::Totals;
 use crate::id::{ReservationId, StreamId};
-use crate::measure::Peaks;
 use std::collections::BTreeMap;
 
 /// A range of addresses that the device gave, tiled by blocks.
@@ -30,8 +29,6 @@ pub(super) struct BlockMap {
     segments: BTreeMap<u64, Segment>,
     index: Index,
     totals: Totals,
-    /// The highest that the used bytes were, since each of several moments.
-    used_peaks: Peaks,
 }
 
 impl BlockMap {
@@ -42,7 +39,6 @@ impl BlockMap {
             segments: BTreeMap::new(),
             index: Index::default(),
             totals: Totals::default(),
-            used_peaks: Peaks::default(),
         }
     }
 
@@ -80,10 +76,6 @@ impl BlockMap {
 
     pub(super) fn totals_mut(&mut self) -> &mut Totals {
         &mut self.totals
-    }
-
-    pub(super) fn used_peaks_mut(&mut self) -> &mut Peaks {
-        &mut self.used_peaks
     }
 
     /// Adds a segment of one block, which is not filed yet.
@@ -330,7 +322,6 @@ impl BlockMap {
     pub(super) fn file(&mut self, id: BlockId) {
         let block = &self.blocks[id];
         self.totals.add(&block.state, block.bytes);
-        self.used_peaks.raise(self.totals.used.current);
         self.insert_into_index(id);
     }
 
@@ -343,7 +334,6 @@ impl BlockMap {
     #[inline]
     fn count(&mut self, state: &State, bytes: u64) {
         self.totals.add(state, bytes);
-        self.used_peaks.raise(self.totals.used.current);
     }
 
     // In line, so that each caller has a branch of its own; see `Index`.

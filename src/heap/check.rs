@@ -111,6 +111,7 @@ fn totals(heap: &Heap) -> Result<(), String> {
             ("set aside", totals.set_aside.current),
             ("whole free chunks", totals.whole_free_chunks),
             ("releasable", totals.releasable),
+            ("releasable blocks", totals.releasable_blocks),
         ]
     };
     for ((name, expected), (_, noted)) in of_blocks(&counted).into_iter().zip(of_blocks(&totals)) {
@@ -178,12 +179,11 @@ fn states(heap: &Heap) -> Result<(), String> {
                     ));
                 }
             }
-            State::Reserved(reservation, _) => {
-                if !heap.map.index().reserved.contains_key(reservation) {
-                    return Err(format!(
-                        "{id:?} is set aside in {reservation:?}, which is gone"
-                    ));
-                }
+            State::Reserved(reservation, _)
+                if !super::reservation::exists(&heap.map, *reservation) =>
+            {
+                let message = format!("{id:?} is set aside in {reservation:?}, which is gone");
+                return Err(message);
             }
             _ => {}
         }

@@ -9,39 +9,57 @@ use super::fence::Fences;
 use super::reservation;
 use super::totals::Totals;
 use crate::id::{ReservationId, StreamId};
+use crate::measure::Mark;
 
 /// Figures of a heap, found in constant time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Figures {
+    /// With the high-water marks since the mark that was asked for.
     pub(crate) totals: Totals,
     /// The bytes of the largest free block.
     pub(crate) largest_free: u64,
     /// The number of free blocks.
     pub(crate) free_blocks: usize,
+    /// The number of reservations.
+    pub(crate) reservations: usize,
     /// The number of chunks held from the device, or of segments where memory is plain.
     pub(crate) chunks: u64,
     /// The number of those that are wholly free.
     pub(crate) releasable_chunks: u64,
+    /// The number of free blocks that hold those.
+    pub(crate) releasable_blocks: u64,
     /// The bytes of those.
     pub(crate) releasable_bytes: u64,
 }
 
 impl Figures {
-    pub(crate) fn of(heap: &Heap) -> Self {
-        let (totals, units) = (heap.totals(), heap.map.units());
-        let free = &heap.map.index().free;
+    pub(crate) fn of(heap: &Heap, since: Mark) -> Self {
+        let (totals, units) = (heap.highs.since(since, heap.totals()), heap.map.units());
+        let index = heap.map.index();
+        let free = &index.free;
         Self {
             totals,
             largest_free: free.largest(),
             free_blocks: free.len(),
+            reservations: index.reserved.len(),
             chunks: if units.virtual_memory {
                 totals.reserved.current / units.chunk_bytes
             } else {
                 heap.map.segments().len() as u64
             },
             releasable_chunks: totals.whole_free_chunks,
+            releasable_blocks: totals.releasable_blocks,
             releasable_bytes: totals.releasable,
         }
+    }
+
+    /// Returns how many bytes to make contiguous, so that the pool holds `total` bytes in all: no more than can be
+    /// released. A multiple of the `step` in which memory is taken.
+    pub(crate) fn piece_for(&self, total: u64, step: u64) -> u64 {
+        let releasable = self.releasable_bytes;
+        let fixed = self.totals.reserved.current - releasable;
+        let wanted = total.saturating_sub(fixed).min(releasable);
+        wanted.next_multiple_of(step).min(releasable)
     }
 }
 

@@ -67,7 +67,6 @@
 //! | `reservation` | memory set aside for one holder |
 //! | `exchange` | one range for the scattered blocks of a reservation |
 //! | `inspect` | figures, and which block an address is in |
-//! | `coalesce` | when to make free memory contiguous, and how much |
 //! | `remapping` | how much time may go into moving memory |
 //! | `policy` | the settings of a pool, and decisions as pure functions |
 
@@ -75,7 +74,6 @@ mod block;
 mod block_map;
 pub(crate) mod check;
 mod chunk;
-mod coalesce;
 mod completed;
 mod exchange;
 mod fence;
@@ -97,7 +95,6 @@ mod window;
 
 pub(crate) use block::BlockId;
 pub(crate) use chunk::GRANULE;
-pub use coalesce::{CoalesceHeuristic, PoolFigures};
 pub(crate) use exchange::{Exchange, Exchanged};
 pub(crate) use fence::{Clock, Fence, Fences, StreamClock};
 pub(crate) use fit::Fit;
@@ -114,7 +111,7 @@ pub(crate) use trim::{Release, Target};
 pub(crate) use window::{Growth, Offers};
 
 use crate::id::{ReservationId, StreamId, Ticket};
-use crate::measure::Peaks;
+use crate::measure::Mark;
 use block::State;
 use block_map::BlockMap;
 use chunk::Units;
@@ -122,6 +119,7 @@ use completed::Completed;
 use fit::Search;
 use growth::Capacity;
 use reservation::Reservations;
+use totals::HeapHighs;
 use trim::Releases;
 
 /// The shape of a heap's memory.
@@ -157,6 +155,7 @@ pub(crate) struct Heap {
     capacity: Capacity,
     releases: Releases,
     reservations: Reservations,
+    highs: HeapHighs,
 }
 
 impl Heap {
@@ -171,6 +170,7 @@ impl Heap {
             capacity: Capacity::new(geometry.capacity, geometry.growth),
             releases: Releases::default(),
             reservations: Reservations::default(),
+            highs: HeapHighs::default(),
         }
     }
 
@@ -194,14 +194,18 @@ impl Heap {
         self.map.totals_mut().mark_free();
     }
 
-    /// Sets a high-water mark to the present figure.
-    pub(crate) fn reset_high(&mut self, high: High) {
-        self.map.totals_mut().reset_high(high);
+    /// Keeps the high-water marks since now, until [`end_mark`](Self::end_mark) is called.
+    pub(crate) fn begin_mark(&mut self, mark: Mark) {
+        self.highs.begin(mark, self.map.totals_mut());
     }
 
-    /// Returns the highest that the used bytes were, since each of several moments.
-    pub(crate) fn used_peaks(&mut self) -> &mut Peaks {
-        self.map.used_peaks_mut()
+    pub(crate) fn end_mark(&mut self, mark: Mark) {
+        self.highs.end(mark);
+    }
+
+    /// Sets a high-water mark to the present figure.
+    pub(crate) fn reset_high(&mut self, high: High) {
+        self.highs.reset(high, self.map.totals_mut());
     }
 
     /// Returns how many bytes may still be taken from the device, and how many are free.
@@ -392,13 +396,11 @@ impl Heap {
     pub(crate) fn commit_as_free(&mut self, commit: impl FnOnce(&mut Self) -> Option<Grant>) {
         let totals = self.map.totals();
         let (used, in_use) = (totals.used.high, totals.in_use.high);
-        let peaks = self.map.used_peaks_mut().clone();
         if let Some(grant) = commit(self) {
             self.give_back(grant.id, grant.fences);
         }
         let totals = self.map.totals_mut();
         (totals.used.high, totals.in_use.high) = (used, in_use);
-        *self.map.used_peaks_mut() = peaks;
     }
 
     /// Notes which stream a block was granted to by a commit.

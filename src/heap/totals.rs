@@ -1,51 +1,41 @@
-//! Bytes by state, current and high.
+//! Bytes by state, with their high-water marks.
 //!
 //! Invariant *conservation*: free + pending + used + claimed = reserved, at every step of the heap.
 
 use super::block::State;
-use crate::measure::Level;
+use crate::measure::{Highs, Level, Mark};
 
-/// The figures of a heap.
+/// The totals of a heap. The `high` of a level is the highest since the latest mark. [`Figures`](super::Figures) has
+/// the highest since any mark.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
     /// Held from the device.
     pub(crate) reserved: Level,
-    /// Promised to growth that is under way, so that two threads never both take the last of the capacity.
+    /// Charged for growth that is under way, so that two threads that grow never exceed the capacity together.
     pub(crate) planned: u64,
     pub(crate) free: Level,
     pub(crate) pending: Level,
-    /// In use, cached by lanes, or set aside in reservations.
+    /// Granted (used, or cached by lanes), or set aside for reservations.
     pub(crate) used: Level,
-    /// The part of `used` that is set aside in reservations and not granted.
+    /// The part of `used` that is set aside for reservations and not allocated.
     pub(crate) set_aside: Level,
     /// Used or pending.
     pub(crate) in_use: Level,
-    /// Claimed by plans and releases that are under way.
+    /// Claimed by unfinished plans and releases.
     pub(crate) claimed: u64,
-    /// The number of blocks that users freed past their lanes so far.
+    /// Number of blocks freed so far to the heap, past the lanes.
     pub(crate) returns: u64,
-    /// The number of blocks that were flushed from lanes so far.
+    /// Number of blocks flushed so far from lanes.
     pub(crate) taken_back: u64,
-    /// The least that was free since the last [`mark_free`](Self::mark_free).
+    /// The lowest number of free bytes since the last [`mark_free`](Self::mark_free).
     pub(crate) free_low: u64,
-    /// The number of chunks wholly inside free blocks, which can be moved or released. Where memory is plain, the
+    /// Number of chunks wholly inside free blocks: those that can be remapped or released. Where memory is plain, the
     /// number of segments that are wholly free.
     pub(crate) whole_free_chunks: u64,
-    /// The bytes of those chunks or segments.
+    /// Bytes of those chunks or segments.
     pub(crate) releasable: u64,
-}
-
-/// A high-water mark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum High {
-    Reserved,
-    Pending,
-    Used,
-    InUse,
-}
-
-impl High {
-    pub(crate) const ALL: [Self; 4] = [Self::Reserved, Self::Pending, Self::Used, Self::InUse];
+    /// Number of free blocks that hold at least one of them.
+    pub(crate) releasable_blocks: u64,
 }
 
 impl Totals {
@@ -93,25 +83,28 @@ impl Totals {
         }
     }
 
-    /// Adds what of a free block can be released: this many bytes, as this many chunks or segments.
+    /// Counts what of a block that becomes free can be released: this many bytes, as this many chunks or segments.
     #[inline]
     pub(super) fn add_releasable(&mut self, bytes: u64, chunks: u64) {
         self.releasable += bytes;
         self.whole_free_chunks += chunks;
+        self.releasable_blocks += u64::from(chunks > 0);
     }
 
+    /// Counts what could be released of a block that is not free any more.
     #[inline]
     pub(super) fn subtract_releasable(&mut self, bytes: u64, chunks: u64) {
         self.releasable -= bytes;
         self.whole_free_chunks -= chunks;
+        self.releasable_blocks -= u64::from(chunks > 0);
     }
 
-    /// Returns the bytes that are held from the device or promised to growth under way.
+    /// Returns the bytes that are held from the device or charged for growth under way.
     pub(crate) fn held(&self) -> u64 {
         self.reserved.current + self.planned
     }
 
-    /// Starts a new watch for the least that is free.
+    /// Starts watching how low the free bytes get.
     pub(super) fn mark_free(&mut self) {
         self.free_low = self.free.current;
     }
@@ -119,14 +112,64 @@ impl Totals {
     pub(super) fn note_low(&mut self) {
         self.free_low = self.free_low.min(self.free.current);
     }
+}
 
-    /// Sets a high-water mark to the present figure.
-    pub(super) fn reset_high(&mut self, high: High) {
-        match high {
-            High::Reserved => self.reserved.reset_high(),
-            High::Pending => self.pending.reset_high(),
-            High::Used => self.used.reset_high(),
-            High::InUse => self.in_use.reset_high(),
-        }
+/// A level of the heap whose high-water mark can be reset, and read since any mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum High {
+    Reserved,
+    Pending,
+    Used,
+    InUse,
+    SetAside,
+}
+
+impl High {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Reserved,
+        Self::Pending,
+        Self::Used,
+        Self::InUse,
+        Self::SetAside,
+    ];
+}
+
+/// The high-water marks of a heap since each mark, in the order of [`High`].
+#[derive(Debug, Default)]
+pub(super) struct HeapHighs(Highs<5>);
+
+impl HeapHighs {
+    pub(super) fn begin(&mut self, mark: Mark, totals: &mut Totals) {
+        self.0.begin(mark, levels(totals));
     }
+
+    pub(super) fn end(&mut self, mark: Mark) {
+        self.0.end(mark);
+    }
+
+    pub(super) fn reset(&mut self, high: High, totals: &mut Totals) {
+        let level = high as usize;
+        let all = levels(totals);
+        self.0.reset(level, all[level]);
+    }
+
+    /// Returns the totals with the high-water marks since `mark`.
+    pub(super) fn since(&self, mark: Mark, mut totals: Totals) -> Totals {
+        let current = levels(&mut totals).map(|level| *level);
+        if let Some(highs) = self.0.since(mark, current) {
+            let all = levels(&mut totals).into_iter().zip(highs);
+            all.for_each(|(level, high)| level.high = high);
+        }
+        totals
+    }
+}
+
+fn levels(totals: &mut Totals) -> [&mut Level; 5] {
+    [
+        &mut totals.reserved,
+        &mut totals.pending,
+        &mut totals.used,
+        &mut totals.in_use,
+        &mut totals.set_aside,
+    ]
 }

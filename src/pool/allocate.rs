@@ -4,10 +4,10 @@ use super::layout::{expect_capacity_for, round_up};
 use super::request::{Attempt, Kind, Refused, Request, Taken};
 use super::{Layout, Pool, scope};
 use crate::block::Block;
-use crate::driver::{Driver, Part, Parts};
+use crate::driver::{Allocation, Driver, Part, Parts};
 use crate::error::AllocError;
 use crate::heap::{self, Placement};
-use crate::lane::Miss;
+use crate::lane::{Miss, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{
     Ask, Asker, Caller, Demand, Grant, Registration, Terms, Wants, take_own, try_now,
@@ -167,7 +167,7 @@ impl<H: Handles> Kind for ForBlock<H> {
             room,
         } = self;
         if room.is_some() || terms.tag.is_some() {
-            return Err(Miss::Unasked);
+            return Err(Miss::NotSearched);
         }
         take_from_lane(handles.pool(), handles.registration(), *layout)
     }
@@ -230,13 +230,12 @@ pub(super) fn take_from_lane(
         && alignment <= step
         && !scope::is_any();
     if !is_plain {
-        return Err(Miss::Unasked);
+        return Err(Miss::NotSearched);
     }
     let rounded = round_up(bytes, step);
     let surplus = (rounded - bytes) as u32;
-    let Registration { lane, slot, .. } = &**registration;
-    let (allocation, left) = driver.take_own_at_once(lane, slot, rounded, surplus)?;
-    let registration = left.unwrap_or_else(|| registration.clone());
+    let (cached, registration) = StreamCache::take_at_once(registration, rounded, surplus)?;
+    let allocation = Allocation::of_cache(cached);
     // It may be a little larger than that.
     let rounding = (allocation.bytes - bytes) as u32;
     Ok(Block::at_once(registration, allocation, rounding))

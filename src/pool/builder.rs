@@ -2,10 +2,10 @@
 
 use super::Pool;
 use crate::device::Device;
-use crate::driver::{Fills, MaintenanceSettings, Settings, Upstream};
+use crate::driver::{CoalesceHeuristic, Fills, MaintenanceSettings, Settings, Upstream};
 use crate::error::BuildError;
 use crate::heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-use crate::heap::{CoalesceHeuristic, GRANULE, GrowBy, Remapping};
+use crate::heap::{GRANULE, GrowBy, Remapping};
 use crate::lane::Bounds;
 use crate::measure::Tag;
 use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Rules, Service};
@@ -91,7 +91,7 @@ impl PoolBuilder {
     }
 
     /// A name of the pool's own among the living pools of the process, by which
-    /// [`find_pool`](crate::find_pool) finds it. Default: none.
+    /// [`find_pool`](crate::compat::find_pool) finds it. Default: none.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self

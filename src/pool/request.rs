@@ -98,7 +98,7 @@ pub trait Kind: Unpin {
     #[inline(always)]
     fn take_at_once(&self, terms: &Terms) -> Result<Self::Output, Miss> {
         let _ = terms;
-        Err(Miss::Unasked)
+        Err(Miss::NotSearched)
     }
 
     /// Checks the request, and takes memory for it from any source but the queue.
@@ -409,7 +409,7 @@ impl<K: Kind> Future for Request<K> {
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let mut miss = Miss::Unasked;
+        let mut miss = Miss::NotSearched;
         if this.is_new {
             match this.kind.take_at_once(&this.terms) {
                 Ok(output) => {

@@ -13,7 +13,7 @@ use crate::driver::{
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::heap::Placement;
-use crate::lane::{Lane, Miss, Slot, Wanted};
+use crate::lane::{Event, Fit, Lane, Miss};
 use crate::measure::{LimitReached, Tag};
 use crate::rare::Rare;
 use crate::sync::Arc;
@@ -315,24 +315,24 @@ pub(crate) fn take_own(
     miss: Miss,
 ) -> Option<Allocation> {
     match (demand.tag, miss) {
-        (None, Miss::Unasked) => own(registration.into(), &registration.slot, demand),
+        (None, Miss::NotSearched) => own(registration.into(), demand),
         (Some(_), _) | (_, Miss::Empty) => None,
     }
 }
 
-/// From the lane's `slot`.
-fn own<K: ?Sized>(asker: Asker<'_>, slot: &Slot<K>, demand: &Demand) -> Option<Allocation> {
+fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
     let Asker { service, lane } = asker;
     let (driver, request) = (&service.driver, demand.request);
     if request.alignment > driver.settings.alignment {
         return None;
     }
     // A tag's limit counts what was asked for.
-    let wanted = match demand.tag {
-        None => Wanted::Near,
-        Some(_) => Wanted::Exactly,
+    let fit = match demand.tag {
+        None => Fit::Near,
+        Some(_) => Fit::Exact,
     };
-    driver.take_own(lane, slot, request.bytes, demand.rounding, wanted)
+    let cached = lane.cache.take(request.bytes, demand.rounding, fit);
+    cached.map(Allocation::of_cache)
 }
 
 /// The ladder without the queue: for who does not wait, and for the first poll of who does. Who has no tag has
@@ -349,7 +349,7 @@ pub(crate) fn try_now<'a>(
 ) -> Result<Allocation, Denial<'a>> {
     let charge = charge(asker, demand)?;
     if charge.is_some() {
-        if let Some(allocation) = own(asker, asker.lane.slot(), demand) {
+        if let Some(allocation) = own(asker, demand) {
             Charge::keep(charge);
             return Ok(allocation);
         }
@@ -441,14 +441,18 @@ fn search_or_deny<'a, T>(
 
 /// What was granted above a lane is counted by it.
 fn count(lane: &Lane, allocation: &Allocation, demand: &Demand) {
-    lane.count_from_above(allocation.bytes, demand.rounding_of(allocation.bytes));
+    let rounding = demand.rounding_of(allocation.bytes);
+    lane.cache
+        .count(Event::FromAbove, allocation.bytes, rounding);
 }
 
 fn count_parts(lane: &Lane, allocations: &Allocations, parts: &Parts) {
     if let Placement::Above(..) = parts.placement {
         let extensions = allocations.iter().zip(&*parts.all);
-        return extensions
-            .for_each(|(allocation, part)| lane.count_growth(allocation.bytes, part.rounding));
+        return extensions.for_each(|(allocation, part)| {
+            lane.cache
+                .count(Event::Growth, allocation.bytes, part.rounding)
+        });
     }
     for (allocation, part) in allocations.iter().zip(&*parts.all) {
         count(lane, allocation, &Demand::of_part(*part, None));

@@ -1,7 +1,7 @@
 //! Whether streams have anything to do.
 
 use super::Service;
-use crate::device::{DeviceError, RawEvent};
+use crate::device::DeviceError;
 use crate::lane::{Lane, Marker};
 use crate::measure::Streams;
 use crate::sync::Arc;
@@ -9,7 +9,7 @@ use crate::sync::Arc;
 /// How often a stream is asked: an idle one gets to a point within a microsecond.
 const ASKED: usize = 16;
 
-/// A point of a stream. The marker is held for as long as its event is watched.
+/// A point of a stream.
 #[derive(Debug)]
 pub(super) struct Point {
     lane: Arc<Lane>,
@@ -17,8 +17,8 @@ pub(super) struct Point {
 }
 
 impl Point {
-    pub(super) fn event(&self) -> RawEvent {
-        self.marker.event()
+    pub(super) fn marker(&self) -> &Arc<Marker> {
+        &self.marker
     }
 }
 

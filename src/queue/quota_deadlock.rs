@@ -26,6 +26,7 @@ use super::idle::Point;
 use super::quota_queue::Throttled;
 use crate::device::{Alarm, DeviceError, Watch};
 use crate::error::AllocError;
+use crate::lane::Marker;
 use crate::measure::{Streams, Tag};
 use crate::sync::{Guards, Mutex};
 use crate::trace;
@@ -66,7 +67,7 @@ enum Next {
     /// Once a stream gets there, which wakes so many.
     Passed {
         point: Point,
-        _watch: Watch,
+        _watch: Watch<Marker>,
         wakes: usize,
     },
     /// When somebody comes.
@@ -223,7 +224,7 @@ impl Service {
     }
 
     fn watch(&self, quota_queue: &Throttled, point: Point) -> Next {
-        let _watch = Watch::new(&self.driver.device, point.event(), &quota_queue.waker());
+        let _watch = Watch::new(point.marker().clone(), &quota_queue.waker());
         let wakes = quota_queue.wakes();
         Next::Passed {
             point,

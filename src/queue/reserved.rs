@@ -4,7 +4,7 @@ use super::{Demand, Presence, Service};
 use crate::driver::{Allocations, Drawn};
 use crate::error::AllocError;
 use crate::id::{ReservationId, StreamId};
-use crate::lane::Lane;
+use crate::lane::{Event, Lane};
 use crate::measure::{Account, Tag};
 use crate::sync::{Arc, Guards, Mutex, plain};
 use std::panic::Location;
@@ -128,7 +128,9 @@ impl Reserved {
         match &drawn {
             Ok(Drawn::Allocation(allocation)) => {
                 self.note_drawn(lane.id);
-                lane.count_from_above(allocation.bytes, demand.rounding_of(allocation.bytes));
+                let rounding = demand.rounding_of(allocation.bytes);
+                lane.cache
+                    .count(Event::FromAbove, allocation.bytes, rounding);
             }
             _ => self.note_freed(bytes),
         }

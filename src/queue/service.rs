@@ -82,7 +82,7 @@ impl Service {
             deadlock: Deadlock::new(),
             quota_deadlocks: QuotaDeadlocks::new(),
             observers: Observers::of(&driver),
-            queue: Queue::new(&rules, notifier.clone()),
+            queue: Queue::new(&rules, notifier.clone(), driver.waits.clone()),
             notifier,
             driver,
             serving: SharedState::new(IDLE),
@@ -272,7 +272,7 @@ impl Service {
     }
 
     pub(super) fn shortfall(&self, demand: &Demand) -> Shortfall {
-        let waiting = self.queue.statistics().waiting;
+        let waiting = self.queue.waiting();
         let shortfall = self.driver.shortfall(demand.request, waiting);
         Shortfall {
             tag: demand.tag.and_then(|tag| self.shortfall_of(tag)),

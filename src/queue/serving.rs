@@ -83,7 +83,7 @@ impl Service {
     pub(super) fn serve_one(&self, waiter: &Waiter, effort: Effort) -> Served {
         // The lane stays known while a grant for it is on its way, whoever goes meanwhile; and it
         // is known now if the waiter still waits, since that has the stream.
-        let _visit = waiter.lane.visit();
+        let _visit = waiter.lane.cache.visit();
         if !waiter.is_waiting() {
             drop(self.queue.leave(waiter, None, &self.driver.gate));
             return Served::Gone;

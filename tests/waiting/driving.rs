@@ -4,6 +4,7 @@ use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
+use weirpool::testing::Invariants;
 
 /// Nobody waits, no wake-ups: a lasting reclaimer is polled only when there is something to do.
 #[test]

@@ -69,7 +69,7 @@ impl Search<'_> {
     fn first_expected(&self) -> Option<Fences> {
         let taker = self.to.taker();
         let forecast = |lane: &Lane, fence: Fence| {
-            let may_ask = lane.timeline.may_be_asked(fence.ticket, taker.now);
+            let may_ask = lane.timeline.is_worth_a_query(fence.ticket, taker.now);
             may_ask.then(|| Forecast::of(donor_of(lane, fence), taker))
         };
         self.to.with_forecasts(forecast, |view| {

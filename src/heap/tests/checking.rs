@@ -65,8 +65,7 @@ fn neighbours_that_were_not_merged_are_noticed() {
     let message = broken(|blocks, _, totals, grants| {
         // A free block in two parts.
         blocks.split(grants[2].id, MIB);
-        totals.whole_free_chunks -= 1;
-        totals.releasable -= CHUNK;
+        totals.subtract_releasable(CHUNK, 1);
     });
     assert!(message.contains("not merged"), "{message}");
 }
@@ -97,7 +96,7 @@ fn block_in_no_segment_is_noticed() {
 #[test]
 fn total_that_is_not_the_sum_of_its_blocks_is_noticed() {
     type Figure = fn(&mut Totals) -> &mut u64;
-    let figures: [(&str, Figure); 9] = [
+    let figures: [(&str, Figure); 10] = [
         ("free", |totals| &mut totals.free.current),
         ("pending", |totals| &mut totals.pending.current),
         ("used", |totals| &mut totals.used.current),
@@ -106,6 +105,7 @@ fn total_that_is_not_the_sum_of_its_blocks_is_noticed() {
         ("set aside", |totals| &mut totals.set_aside.current),
         ("whole free chunks", |totals| &mut totals.whole_free_chunks),
         ("releasable", |totals| &mut totals.releasable),
+        ("releasable blocks", |totals| &mut totals.releasable_blocks),
         ("reserved", |totals| &mut totals.reserved.current),
     ];
     for (name, figure) in figures {
@@ -133,8 +133,7 @@ fn block_in_another_index_than_that_of_its_state_is_noticed() {
         blocks[grants[2].id].state = State::Claimed(Was::Free);
         totals.free.current -= CHUNK;
         totals.claimed += CHUNK;
-        totals.whole_free_chunks -= 1;
-        totals.releasable -= CHUNK;
+        totals.subtract_releasable(CHUNK, 1);
     });
     assert!(message.contains("index of free"), "{message}");
     let message = broken(|blocks, _, totals, grants| {

@@ -14,7 +14,7 @@ fn free_neighbours_merge_and_best_fit_takes_the_smallest() {
     free(&mut heap, &again);
     free(&mut heap, &b);
     check(&heap);
-    let figures = Figures::of(&heap);
+    let figures = Figures::of(&heap, Mark::RESET);
     assert_eq!((figures.free_blocks, figures.largest_free), (1, 4 * MIB));
 }
 
@@ -216,7 +216,7 @@ fn memory_cut_off_for_alignment_stays_usable() {
     check(&heap);
     free(&mut heap, &grant);
     free(&mut heap, &small);
-    assert_eq!(Figures::of(&heap).free_blocks, 1);
+    assert_eq!(Figures::of(&heap, Mark::RESET).free_blocks, 1);
 }
 
 #[test]
@@ -230,23 +230,39 @@ fn totals_follow_blocks_through_their_states() {
     assert_eq!(levels.map(|level| level.current / CHUNK), [1, 1, 2, 2]);
     assert_eq!(levels.map(|level| level.high / CHUNK), [2, 1, 2, 2]);
     heap.complete(A, Ticket(1));
-    let high = |heap: &Heap| heap.totals().in_use.high / CHUNK;
-    assert_eq!(high(&heap), 2);
-    heap.reset_high(High::InUse);
-    assert_eq!(high(&heap), 1);
-    for (mark, level) in [
-        (High::Used, heap.totals().used),
-        (High::Pending, heap.totals().pending),
-    ] {
-        assert!(level.high > level.current);
-        heap.reset_high(mark);
+    let totals = |heap: &Heap| Figures::of(heap, Mark::RESET).totals;
+    assert_eq!(totals(&heap).in_use.high, 2 * CHUNK);
+    for high in [High::InUse, High::Used, High::Pending] {
+        heap.reset_high(high);
     }
-    assert_eq!(heap.totals().used.high, CHUNK);
-    assert_eq!(heap.totals().pending.high, 0);
+    let highs = [
+        totals(&heap).in_use,
+        totals(&heap).used,
+        totals(&heap).pending,
+    ];
+    assert_eq!(highs.map(|level| level.high / CHUNK), [1, 1, 0]);
     free(&mut heap, &other);
     release(&mut heap, Target::Keep(0));
     heap.reset_high(High::Reserved);
-    assert_eq!(heap.totals().reserved.high, 0);
+    assert_eq!(totals(&heap).reserved.high, 0);
+}
+
+#[test]
+fn high_water_marks_are_kept_since_each_mark() {
+    let mut heap = heap(true);
+    let [first, second] = grow_each(&mut heap, [CHUNK, 2 * CHUNK]);
+    free(&mut heap, &second);
+    heap.begin_mark(Mark::RESET.next());
+    let third = take(&mut heap, A, CHUNK).unwrap();
+    let high = |heap: &Heap, mark| Figures::of(heap, mark).totals.used.high / CHUNK;
+    assert_eq!(
+        (high(&heap, Mark::RESET), high(&heap, Mark::RESET.next())),
+        (3, 2)
+    );
+    heap.end_mark(Mark::RESET.next());
+    free(&mut heap, &first);
+    free(&mut heap, &third);
+    assert_eq!(high(&heap, Mark::RESET), 3);
 }
 
 #[test]
@@ -307,6 +323,7 @@ fn address_is_found_in_its_block_with_its_holder() {
         let found = Found::at(&heap, pending.address + 5).unwrap();
         assert_eq!((found.address, found.bytes), (pending.address, CHUNK));
         assert_eq!(inspect::used_blocks(&heap), 1);
+        assert_eq!(Figures::of(&heap, Mark::RESET).reservations, 1);
         let segments: Vec<_> = SegmentBlocks::all(&heap).collect();
         let blocks = segments.iter().map(|segment| segment.blocks.len());
         assert_eq!(blocks.sum::<usize>(), 4);

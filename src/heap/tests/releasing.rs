@@ -16,9 +16,9 @@ fn figures_name_what_can_be_released() {
         let mut heap = heap(virtual_memory);
         let blocks = grow_each(&mut heap, [2 * CHUNK; 3]);
         let chunks = if virtual_memory { 6 } else { 3 };
-        assert_eq!(Figures::of(&heap).chunks, chunks);
+        assert_eq!(Figures::of(&heap, Mark::RESET).chunks, chunks);
         let releasable = |heap: &Heap| {
-            let figures = Figures::of(heap);
+            let figures = Figures::of(heap, Mark::RESET);
             (figures.releasable_chunks, figures.releasable_bytes)
         };
         assert_eq!(releasable(&heap), (0, 0));
@@ -33,11 +33,26 @@ fn figures_name_what_can_be_released() {
         heap.complete(B, Ticket(1));
         heap.complete(A, Ticket(1));
         assert_eq!(inspect::pending_on(&heap, A), 0);
-        let promised = Figures::of(&heap).releasable_bytes;
+        let promised = Figures::of(&heap, Mark::RESET).releasable_bytes;
         assert_eq!(release(&mut heap, Target::Keep(0)), promised);
-        assert_eq!(Figures::of(&heap).chunks, chunks / 3);
+        assert_eq!(Figures::of(&heap, Mark::RESET).chunks, chunks / 3);
         check(&heap);
     }
+}
+
+#[test]
+fn piece_is_what_can_be_released_beside_the_rest() {
+    let mut heap = heap(true);
+    let blocks = grow_each(&mut heap, [CHUNK, 2 * CHUNK, CHUNK, 3 * CHUNK]);
+    free(&mut heap, &blocks[1]);
+    free(&mut heap, &blocks[3]);
+    let figures = Figures::of(&heap, Mark::RESET);
+    assert_eq!(
+        (figures.releasable_blocks, figures.releasable_chunks),
+        (2, 5)
+    );
+    let piece = |total| figures.piece_for(total * MIB, CHUNK) / MIB;
+    assert_eq!([14, 10, 7, 5, 4, 3, 99].map(piece), [10, 6, 4, 2, 0, 0, 10]);
 }
 
 #[test]
