@@ -4,7 +4,7 @@ use super::*;
 
 /// rmm#2489: a merged list kept one event only.
 #[test]
-fn a_span_across_fences_carries_all_of_them() {
+fn span_across_fences_carries_all_of_them() {
     let mut heap = heap(true);
     let [a, b] = [MIB, MIB].map(|bytes| get(&mut heap, A, bytes).unwrap());
     free_behind(&mut heap, &a, A, 1);
