@@ -53,13 +53,16 @@ impl Figures {
         }
     }
 
-    /// Returns how many bytes to make contiguous, so that the pool holds `total` bytes in all: no more than can be
-    /// released. A multiple of the `step` in which memory is taken.
+    /// Returns how many bytes to make contiguous, so that the pool holds `total` bytes in all: free memory that can be
+    /// released, and new memory if `total` is more than the pool holds. A multiple of the `step` in which memory is
+    /// taken.
     pub(crate) fn piece_for(&self, total: u64, step: u64) -> u64 {
         let releasable = self.releasable_bytes;
-        let fixed = self.totals.reserved.current - releasable;
-        let wanted = total.saturating_sub(fixed).min(releasable);
-        wanted.next_multiple_of(step).min(releasable)
+        let reserved = self.totals.reserved.current;
+        let fixed = reserved - releasable;
+        let most = releasable + total.saturating_sub(reserved).next_multiple_of(step);
+        let wanted = total.saturating_sub(fixed).min(most);
+        wanted.next_multiple_of(step).min(most)
     }
 }
 

@@ -427,11 +427,6 @@ impl StreamCache {
         state.is_dirty |= ticket >= state.open && !state.is_host;
     }
 
-    /// Whether the stream's last handle is gone.
-    pub(crate) fn is_retired(&self) -> bool {
-        self.state.lock().is_retired
-    }
-
     /// Whether the stream is retired, with nothing unsealed and every closed ticket at or before `completed`.
     pub(super) fn is_done(&self, completed: Ticket) -> bool {
         let state = self.state.lock();
@@ -449,6 +444,11 @@ impl StreamCache {
 
 /// Flushing: cached blocks go back to the heap.
 impl StreamCache {
+    /// Whether blocks are cached, or may be at any time without the driver's hearing of it.
+    pub(crate) fn may_keep_unnoticed(&self) -> bool {
+        self.state.lock().cache.has_entries() || self.is_keeping()
+    }
+
     /// Whether any block is cached.
     pub(crate) fn is_keeping(&self) -> bool {
         self.state.lock().cache.bytes() > 0
@@ -481,7 +481,12 @@ impl StreamCache {
             let look = (state.counters.with(&sum(shards)).hits, state.open);
             std::mem::replace(&mut state.last_look, look) == look
         });
-        if is_idle { self.flush() } else { Vec::new() }
+        // Flushing an empty cache makes its next free take the slow path, where maintenance hears of it.
+        if is_idle || !self.is_keeping() {
+            self.flush()
+        } else {
+            Vec::new()
+        }
     }
 
     /// Takes all cached blocks and keeps none from now on: the stream's last handle is gone.

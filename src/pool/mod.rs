@@ -91,7 +91,6 @@ impl Pool {
             roll: Roll::default(),
         });
         registry::enter(&presence)?;
-        Service::start(&presence.service);
         Service::start_maintenance(&presence.service);
         Ok(Self { presence })
     }

@@ -52,7 +52,8 @@ fn piece_is_what_can_be_released_beside_the_rest() {
         (2, 5)
     );
     let piece = |total| figures.piece_for(total * MIB, CHUNK) / MIB;
-    assert_eq!([14, 10, 7, 5, 4, 3, 99].map(piece), [10, 6, 4, 2, 0, 0, 10]);
+    assert_eq!([14, 10, 7, 5, 4, 3].map(piece), [10, 6, 4, 2, 0, 0]);
+    assert_eq!([15, 20].map(piece), [12, 16], "with new memory");
 }
 
 #[test]
