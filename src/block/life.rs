@@ -11,7 +11,7 @@ use crate::driver::{Allocation, Allocations, Use};
 use crate::error::{AllocError, StreamError};
 use crate::heap::{Fences, Placement};
 use crate::id::Ticket;
-use crate::lane::StreamCache;
+use crate::lane::{Event, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{Caller, Demand, Ending, Granted, Observers, Passages, Registration, Reserved};
 use crate::rare::Rare;
@@ -207,7 +207,7 @@ impl Block {
         let driver = &registration.service.driver;
         if let Err(error) = self.order_after(&mut extension, caller) {
             let lanes = std::slice::from_ref(&registration.lane);
-            driver.free_many(&lanes[0], lanes, None, &extension.as_used(0));
+            driver.free_uncounted(lanes, None, &extension.as_used(0));
             if let Some(tag) = demand.tag {
                 registration.service.uncharge(tag, extension.bytes);
             }
@@ -218,6 +218,9 @@ impl Block {
             observers.grown(driver, allocation, extension.bytes, lane, caller);
         }
         driver.join_used(self.allocation(), &extension);
+        // Only now: a growth that was refused is neither an allocation nor a free.
+        let cache = &registration.lane.cache;
+        cache.count(Event::Growth, extension.bytes, demand.rounding);
         if let Some(allocation) = &mut self.allocation {
             allocation.bytes += extension.bytes;
             allocation.after = allocation.after.max(extension.after);

@@ -66,7 +66,7 @@ impl CoalesceHeuristic {
         })
     }
 
-    /// Coalesces once more than `count` free blocks could be released, and shrinks the pool to the most that was
+    /// Coalesces once more than `count` free blocks could be released, and shrinks or grows the pool to the most that was
     /// [in use](Statistics::in_use).
     pub fn blocks_releasable_hwm(count: u64) -> Self {
         let to = To::MostInUse;
@@ -83,7 +83,7 @@ impl CoalesceHeuristic {
     }
 
     /// Coalesces once `percent` of the pool could be released, as [`percent_releasable`](Self::percent_releasable) does,
-    /// and shrinks the pool to the most that was [in use](Statistics::in_use).
+    /// and shrinks or grows the pool to the most that was [in use](Statistics::in_use).
     pub fn percent_releasable_hwm(percent: u8) -> Self {
         let to = To::MostInUse;
         Self(Kind::Percent { percent, to })
@@ -96,7 +96,7 @@ impl CoalesceHeuristic {
 
     /// Returns the reserved bytes that the pool is to have afterwards, or `None` to do nothing now.
     ///
-    /// If the free memory is contiguous already, only a heuristic that shrinks the pool, or a user's function, has
+    /// If the free memory is contiguous already, only a heuristic that changes the pool's size, or a user's function, has
     /// something to do.
     pub fn decide(&self, figures: &Statistics) -> Option<u64> {
         let (is_due, to) = match &self.0 {
@@ -106,7 +106,7 @@ impl CoalesceHeuristic {
         };
         let target = to.of(figures);
         let is_in_pieces = figures.releasable_blocks > 1;
-        let does_something = is_in_pieces || target < figures.reserved.current;
+        let does_something = is_in_pieces || target != figures.reserved.current;
         (is_due && does_something).then_some(target)
     }
 }

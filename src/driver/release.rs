@@ -2,7 +2,7 @@
 
 use super::{Allocation, Allocations, Change, Driver};
 use crate::heap::policy::Order;
-use crate::heap::{BlockId, Fence, Fences, Whose};
+use crate::heap::{BlockId, Fence, Fences, Recipient};
 use crate::id::Ticket;
 use crate::lane::{Closed, Event, Freed, Lane, Use};
 use crate::sync::Arc;
@@ -37,22 +37,20 @@ impl Driver {
 
     fn finish_free(&self, lane: &Lane, id: BlockId, freed: Freed) {
         let fences = Fences::one(lane.id, freed.ticket);
-        let whose = self.heap.lock().free(id, fences);
+        let recipient = self.heap.lock().free(id, fences);
         self.record_closed(lane, freed.closed);
-        self.note_free(whose);
+        self.note_free(recipient);
     }
 
     /// Reports a free. Memory that came back to a reservation serves no waiter of the queue.
-    fn note_free(&self, whose: Whose) {
-        if whose == Whose::Anybodys {
+    fn note_free(&self, recipient: Recipient) {
+        if recipient == Recipient::AnyStream {
             self.publish(Change::Memory);
         }
         self.note_return();
     }
 
-    /// Frees a block of `home` that was used on several streams: it is pending for each of them, and for `earlier`,
-    /// the point behind which every earlier use of its memory lies, if none of them comes after that. The order of each
-    /// stream is kept. Returns the tickets that the block waits for.
+    /// Frees a block of `home` that was used on several streams. Returns the tickets that the block waits for.
     pub(crate) fn free_many(
         &self,
         home: &Lane,
@@ -61,6 +59,18 @@ impl Driver {
         block: &Use,
     ) -> Fences {
         home.cache.count(Event::Free, block.bytes, block.rounding);
+        self.free_uncounted(lanes, earlier, block)
+    }
+
+    /// Frees memory that was used on several streams, and counts nothing: it is pending for each of them, and for
+    /// `earlier`, the point behind which every earlier use of the memory lies, if none of them comes after that. The
+    /// order of each stream is kept. Returns the tickets that the memory waits for.
+    pub(crate) fn free_uncounted(
+        &self,
+        lanes: &[Arc<Lane>],
+        earlier: Option<Fence>,
+        block: &Use,
+    ) -> Fences {
         let noted: Vec<_> = lanes
             .iter()
             .map(|lane| (lane, lane.cache.note_use(block.bytes)))
@@ -75,8 +85,8 @@ impl Driver {
         for (lane, freed) in noted {
             self.record_closed(lane, freed.closed);
         }
-        let whose = self.heap.lock().free(block.id, fences.clone());
-        self.note_free(whose);
+        let recipient = self.heap.lock().free(block.id, fences.clone());
+        self.note_free(recipient);
         fences
     }
 

@@ -444,6 +444,11 @@ impl StreamCache {
 
 /// Flushing: cached blocks go back to the heap.
 impl StreamCache {
+    /// Whether blocks are cached, or may be at any time without the driver's hearing of it.
+    pub(crate) fn may_keep_unnoticed(&self) -> bool {
+        self.state.lock().cache.has_entries() || self.is_keeping()
+    }
+
     /// Whether any block is cached.
     pub(crate) fn is_keeping(&self) -> bool {
         self.state.lock().cache.bytes() > 0
@@ -476,7 +481,12 @@ impl StreamCache {
             let look = (state.counters.with(&sum(shards)).hits, state.open);
             std::mem::replace(&mut state.last_look, look) == look
         });
-        if is_idle { self.flush() } else { Vec::new() }
+        // Flushing an empty cache makes its next free take the slow path, where maintenance hears of it.
+        if is_idle || !self.is_keeping() {
+            self.flush()
+        } else {
+            Vec::new()
+        }
     }
 
     /// Takes all cached blocks and keeps none from now on: the stream's last handle is gone.

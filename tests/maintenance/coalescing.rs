@@ -202,9 +202,8 @@ fn coalescing_is_put_off_and_not_forgotten() {
     drop(kept);
 }
 
-/// A heuristic may ask for anything.
 #[test]
-fn a_heuristic_may_ask_for_more_than_there_is() {
+fn target_of_a_heuristic_is_bounded_by_the_capacity() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
             .coalesce(CoalesceHeuristic::new(|_| u64::MAX))
@@ -214,14 +213,16 @@ fn a_heuristic_may_ask_for_more_than_there_is() {
         let (_, stream) = stream(&device, &pool);
         let _kept = every_other_one(&pool, &stream, 16);
         let_pass(&device, 3);
-        assert_eq!(pool.statistics().largest_free, 8 * CHUNK);
+        let statistics = pool.statistics();
+        assert_eq!(statistics.reserved.current, 64 * MIB);
+        assert_eq!(statistics.largest_free, 64 * MIB - 8 * CHUNK);
         pool.check().unwrap();
     }
 }
 
 /// What the pool is to have afterwards is one piece, whatever of it was released for that.
 #[test]
-fn what_is_left_after_shrinking_is_one_piece() {
+fn shrunk_pool_is_one_piece() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
             .coalesce(CoalesceHeuristic::new(|_| 4 * CHUNK))
@@ -264,6 +265,76 @@ fn coalescing_is_no_use() {
         assert_eq!(pool.statistics().used.high, 8 * CHUNK);
         assert_eq!(pool.statistics().in_use.high, 8 * CHUNK);
         drop(kept);
+        pool.check().unwrap();
+    }
+}
+
+/// Small blocks go to caches when they are freed. The heuristic hears of them all the same.
+#[test]
+fn percent_releasable_fires_for_small_blocks() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .coalesce(CoalesceHeuristic::percent_releasable(100))
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let blocks: Vec<_> = (0..12)
+            .map(|_| pool.try_allocate(&stream, MIB / 2).unwrap())
+            .collect();
+        // So that the free memory would stay in pieces without the heuristic.
+        let_pass(&device, 20);
+        drop(blocks);
+        assert!(
+            pool.statistics().cached_in_lanes > 0,
+            "they stay in a cache"
+        );
+        let_pass(&device, 6);
+        let statistics = pool.statistics();
+        assert_eq!(statistics.cached_in_lanes, 0);
+        assert_eq!(statistics.largest_free, statistics.reserved.current);
+    }
+}
+
+#[test]
+fn heuristic_with_a_larger_target_grows_the_pool() {
+    for device in devices() {
+        let target = 12 * CHUNK;
+        let pool = builder(&device, 64 * MIB)
+            .coalesce(CoalesceHeuristic::new(move |_| target))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let _kept = every_other_one(&pool, &stream, 8);
+        let_pass(&device, 6);
+        let statistics = pool.statistics();
+        assert_eq!(statistics.reserved.current, target);
+        assert_eq!(statistics.largest_free, target - 4 * CHUNK);
+        let calls = memory_calls(&device);
+        let_pass(&device, 20);
+        assert_eq!(memory_calls(&device), calls, "once is enough");
+        pool.check().unwrap();
+    }
+}
+
+#[test]
+fn high_water_mark_heuristic_grows_the_pool_to_the_mark() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .coalesce(CoalesceHeuristic::blocks_releasable_hwm(1))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        drop(pool.try_allocate(&stream, 16 * CHUNK).unwrap());
+        device.advance_to_end();
+        pool.trim_to(0).unwrap();
+        let _kept = every_other_one(&pool, &stream, 8);
+        let_pass(&device, 6);
+        let statistics = pool.statistics();
+        assert_eq!(statistics.in_use.high, 16 * CHUNK);
+        assert_eq!(statistics.reserved.current, 16 * CHUNK);
+        assert_eq!(statistics.largest_free, 12 * CHUNK);
         pool.check().unwrap();
     }
 }
