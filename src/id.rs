@@ -1,17 +1,21 @@
-//! Names that are numbers: never addresses, never reused.
+//! Numbers that name streams and points in them. A number is 64 bits wide and never reused.
 
 use std::fmt;
 
-/// A stream registered with a pool. Never reused within the pool, unlike a driver's handle (I7).
+/// The id of a stream registered with a pool. The pool never reuses an id, while drivers reuse their handles
+/// (invariant *stable-ids*).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct StreamId(pub(crate) u32);
+pub struct StreamId(pub(crate) u64);
 
 impl StreamId {
-    /// No stream's: of memory that is set aside.
-    pub(crate) const SET_ASIDE: Self = Self(u32::MAX);
+    /// Marks memory that is set aside and belongs to no stream.
+    pub(crate) const SET_ASIDE: Self = Self(u64::MAX);
 
-    /// The stream, if it is one.
+    /// Stands for a taker that is no stream: only memory that is complete on every stream is safe for it.
+    pub(crate) const NONE: Self = Self(0);
+
+    /// Returns the id if it names a stream, and `None` for memory that is set aside.
     pub(crate) fn of_a_stream(self) -> Option<Self> {
         (self != Self::SET_ASIDE).then_some(self)
     }
@@ -59,5 +63,35 @@ impl Ticket {
 impl fmt::Debug for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Pool;
+    use crate::device::sim::SimDevice;
+
+    #[test]
+    fn stream_ids_continue_beyond_32_bits() {
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).build().unwrap();
+        let register = || pool.register(&device.create_stream()).unwrap();
+        let first = register();
+        pool.service().driver.skip_stream_ids(u64::from(u32::MAX));
+        let later = [(); 3].map(|()| register());
+        let ids = later.each_ref().map(|stream| stream.id());
+        assert!(ids.is_sorted() && ids[0] > first.id());
+        assert!(ids.iter().all(|id| id.of_a_stream().is_some()));
+        let block = pool.try_allocate(&later[0], 512).unwrap();
+        let address = block.address();
+        drop(block);
+        assert_ne!(
+            pool.try_allocate(&later[1], 512).unwrap().address(),
+            address
+        );
+        assert_eq!(
+            pool.try_allocate(&later[0], 512).unwrap().address(),
+            address
+        );
     }
 }

@@ -175,8 +175,8 @@ pub use observe::{
     StreamStatistics, TagStatistics,
 };
 pub use pool::{
-    Allocate, AllocateMany, AllocateWithRoom, Drawing, Layout, Pool, PoolBuilder, Reservation,
-    Reserve, find_pool, pool_of, pools,
+    Allocate, AllocateMany, AllocateOwned, Drawing, Grow, GrowReservation, Layout, Pool,
+    PoolBuilder, Request, Reservation, Reserve, find_pool, pool_of, pools,
 };
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
 pub use raw::{RawError, RawPool};

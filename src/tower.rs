@@ -2,7 +2,7 @@
 
 use crate::error::AllocError;
 use crate::measure::Tag;
-use crate::pool::{Drawing, Pool, Reservation, terms};
+use crate::pool::{Drawing, Pool, Reservation};
 use crate::queue::Terms;
 use pin_project_lite::pin_project;
 use std::fmt;
@@ -19,7 +19,6 @@ use tower_service::Service;
 #[must_use = "a need is only what is asked for"]
 pub struct Need {
     bytes: u64,
-    tag: Option<Tag>,
     terms: Terms,
 }
 
@@ -28,12 +27,33 @@ impl Need {
     pub fn new(bytes: u64) -> Self {
         Self {
             bytes,
-            tag: None,
             terms: Terms::default(),
         }
     }
 
-    terms!();
+    /// Charges the reservation to a tag: as [`Request::tag`](crate::Request::tag).
+    pub fn tag(mut self, tag: Tag) -> Self {
+        self.terms.tag = Some(tag);
+        self
+    }
+
+    /// Waits at most `timeout`: as [`Request::timeout`](crate::Request::timeout).
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.terms.timeout = Some(timeout);
+        self
+    }
+
+    /// Waits at most `within`, and is due then: as [`Request::deadline`](crate::Request::deadline).
+    pub fn deadline(mut self, within: Duration) -> Self {
+        self.terms.deadline = Some(within);
+        self
+    }
+
+    /// Is due `steps` priority steps earlier: as [`Request::priority`](crate::Request::priority).
+    pub fn priority(mut self, steps: i32) -> Self {
+        self.terms.priority = steps;
+        self
+    }
 }
 
 /// So many bytes.
@@ -208,7 +228,7 @@ async fn reserve(
     place: &'static Location<'static>,
 ) -> Result<Reservation, AllocError> {
     let reserve = pool.reserve(need.bytes);
-    reserve.with(need.tag, need.terms, place).await
+    reserve.terms(need.terms).location(place).await
 }
 
 type Reserving = Pin<Box<dyn Future<Output = Result<Reservation, AllocError>> + Send>>;

@@ -38,7 +38,7 @@ fn a_block_grows_into_its_room() {
     let used = cache.size() + 8 * MIB;
     assert_eq!(pool.statistics().used.current, used);
     // Above the room is whatever is there.
-    assert_eq!(cache.try_grow(1), Err(AllocError::NoRoom { room: 0 }));
+    assert_eq!(cache.grow(1).try_now(), Err(AllocError::NoRoom { room: 0 }));
     assert_eq!(cache.size(), 18 * MIB);
     drop((cache, others));
     stream.seal().unwrap();
@@ -96,15 +96,15 @@ fn without_room_a_block_grows_as_far_as_nobody_is() {
             .unwrap();
         let (_, stream) = stream(&device, &pool);
         let mut block = pool.try_allocate(&stream, 1000).unwrap();
-        block.try_grow(4000).unwrap();
+        block.grow(4000).try_now().unwrap();
         assert_eq!((block.size(), block.requested()), (1024 + 4096, 5000));
         let above = pool.try_allocate(&stream, 512).unwrap();
         assert_eq!(above.address(), block.address() + block.size());
-        let refused = block.try_grow(1).unwrap_err();
+        let refused = block.grow(1).try_now().unwrap_err();
         assert_eq!(refused, AllocError::NoRoom { room: 0 });
         assert_eq!(now(block.grow(1)), Err(AllocError::NoRoom { room: 0 }));
         drop(above);
-        block.try_grow(1).unwrap();
+        block.grow(1).try_now().unwrap();
         drop(block);
         pool.check_conserved().unwrap();
     }
@@ -150,7 +150,7 @@ fn further_streams_come_after_what_it_grows_by() {
     below.used_on(&b).unwrap();
     use_block(&work_a, &above, us(100));
     drop(above);
-    below.try_grow(2 * MIB).unwrap(); // in the order of `a`, behind the work
+    below.grow(2 * MIB).try_now().unwrap(); // in the order of `a`, behind the work
     use_block(&work_b, &below, us(100)); // the checker would find it among the work
     drop(below);
     b.seal().unwrap();
@@ -177,7 +177,7 @@ fn growing_that_fails_loses_nothing() {
             .unwrap();
         device.script(Call::Create, nth, Fault::Fails(DeviceErrorKind::Other));
         assert!(matches!(
-            cache.try_grow(8 * MIB),
+            cache.grow(8 * MIB).try_now(),
             Err(AllocError::Device(_))
         ));
         pool.check().unwrap();
@@ -185,7 +185,7 @@ fn growing_that_fails_loses_nothing() {
         let other = pool.try_allocate(&stream, 2 * MIB).unwrap();
         if keeps_room {
             assert_ne!(other.address(), cache.address() + cache.size());
-            cache.try_grow(8 * MIB).unwrap();
+            cache.grow(8 * MIB).try_now().unwrap();
         }
         drop((cache, other));
         pool.check_conserved().unwrap();
@@ -201,10 +201,10 @@ fn a_tag_pays_for_what_its_blocks_grow_by() {
     pool.set_tag_limit(tag, Some(8 * MIB));
     let cache = pool.allocate(&stream, 4 * MIB).tag(tag).room(16 * MIB);
     let mut cache = cache.try_now().unwrap();
-    cache.try_grow(4 * MIB).unwrap();
+    cache.grow(4 * MIB).try_now().unwrap();
     assert_eq!(pool.statistics_of_tag(tag).used.current, 8 * MIB);
     assert!(matches!(
-        cache.try_grow(2 * MIB),
+        cache.grow(2 * MIB).try_now(),
         Err(AllocError::OverLimit { .. } | AllocError::LimitReached { .. })
     ));
     drop(cache);
@@ -233,7 +233,10 @@ fn room_that_cannot_be_had_is_refused_at_once() {
     assert!(matches!(room(0).try_now(), Ok(block) if block.size() == 2 * MIB));
     let reservation = pool.reserve(4 * MIB).try_now().unwrap();
     let mut drawn = reservation.allocate(&own, 512).unwrap();
-    assert_eq!(drawn.try_grow(512), Err(AllocError::NoRoom { room: 0 }));
+    assert_eq!(
+        drawn.grow(512).try_now(),
+        Err(AllocError::NoRoom { room: 0 })
+    );
     let plain = SimDevice::builder().virtual_memory(false).build();
     let pool = builder(&plain, 32 * MIB).build().unwrap();
     let (_, own) = stream(&plain, &pool);
@@ -242,7 +245,10 @@ fn room_that_cannot_be_had_is_refused_at_once() {
     let pool = Pool::builder(device.clone()).unpooled().build().unwrap();
     let (_, own) = stream(&device, &pool);
     let mut block = pool.try_allocate(&own, MIB).unwrap();
-    assert_eq!(block.try_grow(MIB), Err(AllocError::NoRoom { room: 0 }));
+    assert_eq!(
+        block.grow(MIB).try_now(),
+        Err(AllocError::NoRoom { room: 0 })
+    );
 }
 
 /// A history tells of a block that grew as of one that was freed and allocated at its address; nothing leaks.
@@ -256,7 +262,7 @@ fn a_history_knows_what_grew() {
         .room(8 * MIB)
         .try_now()
         .unwrap();
-    cache.try_grow(2 * MIB).unwrap();
+    cache.grow(2 * MIB).try_now().unwrap();
     let leaks = pool.leaks();
     assert_eq!(leaks.blocks.len(), 1);
     assert_eq!(leaks.blocks[0].size, 4 * MIB);
@@ -298,7 +304,7 @@ fn caches_grow_among_others() {
                     if let Some(cache) = caches.get_mut(at) {
                         let size = cache.size();
                         let bytes = random.u64(1..4 * MIB);
-                        let grown = cache.try_grow(bytes).map_or(0, |()| bytes);
+                        let grown = cache.grow(bytes).try_now().map_or(0, |()| bytes);
                         assert!(cache.size() >= size + grown);
                         use_block(&work, cache, us(1));
                     }
@@ -345,5 +351,29 @@ fn handles_need_not_be_a_power_of_two() {
     pool.coalesce().unwrap();
     pool.check().unwrap();
     drop((cache, far, reservation));
+    pool.check_conserved().unwrap();
+}
+
+/// A growth waits on the same terms as an allocation.
+#[test]
+fn growth_times_out_on_its_own_terms() {
+    let (device, pool) = site();
+    let (_, stream) = stream(&device, &pool);
+    let mut cache = now(pool.allocate(&stream, 8 * MIB).room(24 * MIB)).unwrap();
+    let others = pool.try_allocate(&stream, 24 * MIB).unwrap();
+    let mut growing = cache.grow(4 * MIB).timeout(us(50));
+    assert!(poll(&mut growing).is_pending());
+    device.advance(us(50));
+    assert!(matches!(
+        now(growing),
+        Err(AllocError::TimedOut { waited, .. }) if waited == us(50)
+    ));
+    let mut urgent = cache.grow(4 * MIB).priority(1);
+    let mut earlier = pool.allocate(&stream, 4 * MIB);
+    assert!(poll(&mut earlier).is_pending() && poll(&mut urgent).is_pending());
+    drop(others);
+    assert!(now(urgent).is_ok() && now(earlier).is_ok());
+    assert_eq!(cache.size(), 12 * MIB);
+    drop(cache);
     pool.check_conserved().unwrap();
 }

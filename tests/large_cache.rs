@@ -208,7 +208,7 @@ fn what_is_only_kept_is_in_nobodys_way() {
     let (line, other) = (stream(&device, &pool), stream(&device, &pool));
     let mut block = pool.try_allocate(&other.1, LARGE).unwrap();
     take_turns(&pool, &line);
-    block.try_grow(LARGE).unwrap();
+    block.grow(LARGE).try_now().unwrap();
     use_block(&other.0, &block, us(10));
     assert_eq!(pool.statistics().cached_in_lanes, 0);
     pool.check().unwrap();
@@ -315,7 +315,7 @@ impl Crossroads {
             7 if !self.held.is_empty() => {
                 let which = self.random.usize(..self.held.len());
                 let (at, block) = &mut self.held[which];
-                if block.try_grow(4 * MIB).is_ok() {
+                if block.grow(4 * MIB).try_now().is_ok() {
                     use_block(&self.lines[*at].0, block, us(10));
                 }
             }

@@ -376,3 +376,19 @@ fn what_a_lane_has_at_hand_is_checked_for_too() {
     assert_ne!(drawn.address(), address, "it is of the reservation");
     assert_eq!(at_hand(), address);
 }
+
+/// An owned request borrows nothing: it outlives the handles that it was made with.
+#[test]
+fn owned_request_outlives_its_handles() {
+    let device = manual();
+    let pool = builder(&device, 8 * MIB).build().unwrap();
+    let (work, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let mut request: AllocateOwned = pool.allocate_owned(&stream, MIB).priority(1);
+    assert!(poll(&mut request).is_pending());
+    drop((pool, stream));
+    drop(held);
+    let block = now(request).unwrap();
+    assert_eq!(block.size(), MIB);
+    use_block(&work, &block, us(1));
+}

@@ -3,6 +3,8 @@
 mod common;
 
 use common::*;
+use weirpool::device::DeviceErrorKind;
+use weirpool::device::sim::SimDevice;
 use weirpool::*;
 
 /// [21] More capacity serves who waits, at once.
@@ -107,6 +109,30 @@ fn less_fails_who_waits_for_more_together() {
     pool.check_conserved().unwrap();
 }
 
+/// A wide address range is a convenience: a device with few addresses gets a narrower one.
+#[test]
+fn capacity_near_the_end_of_the_addresses_is_held() {
+    let device = SimDevice::builder().memory(64 << 40).build();
+    let pool = Pool::builder(device.clone()).build().unwrap();
+    assert_eq!(pool.capacity(), 64 << 40);
+    let (_, stream) = stream(&device, &pool);
+    drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
+    pool.check().unwrap();
+}
+
+#[test]
+fn capacity_beyond_the_addresses_is_an_error_with_its_figure() {
+    for capacity in [1 << 47, 15 << 60, u64::MAX] {
+        let device = SimDevice::builder().memory(capacity).build();
+        let error = Pool::builder(device).build().unwrap_err();
+        let BuildError::Device(error) = error else {
+            panic!("{capacity}: {error}");
+        };
+        assert_eq!(error.kind(), DeviceErrorKind::OutOfMemory);
+        assert!(error.to_string().contains("address"), "{error}");
+    }
+}
+
 /// [6] Nonsense is refused, and changes nothing.
 #[test]
 fn nonsense_is_refused() {
@@ -120,4 +146,45 @@ fn nonsense_is_refused() {
         1 << 30,
         "what the device has"
     );
+}
+
+/// A grant counts, even if the capacity is less than its size by the time that the request looks.
+#[test]
+fn request_granted_before_a_resize_keeps_its_grant() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 16 * MIB).unwrap();
+    let mut several = pool.allocate_many(&stream, [4 * MIB, 4 * MIB]);
+    let mut one = pool.allocate(&stream, 8 * MIB);
+    assert!(poll(&mut several).is_pending() && poll(&mut one).is_pending());
+    drop(held);
+    pool.reap().unwrap();
+    assert_eq!(
+        pool.statistics().waits.waiting,
+        0,
+        "the queue granted both requests"
+    );
+    assert_eq!(pool.resize(4 * MIB).unwrap(), 4 * MIB);
+    let (several, one) = (now(several).unwrap(), now(one).unwrap());
+    assert_eq!((several.len(), one.size()), (2, 8 * MIB));
+    drop((several, one));
+    pool.check_conserved().unwrap();
+}
+
+/// A request behind the head that exceeds the new capacity fails when it is polled, not only as the head.
+#[test]
+fn request_behind_the_head_fails_after_a_resize() {
+    let device = manual();
+    let pool = pool(&device, 16 * MIB);
+    let (_, stream) = stream(&device, &pool);
+    let held = pool.try_allocate(&stream, 16 * MIB).unwrap();
+    let mut head = pool.allocate(&stream, MIB);
+    let mut behind = pool.allocate(&stream, 12 * MIB);
+    assert!(poll(&mut head).is_pending() && poll(&mut behind).is_pending());
+    assert_eq!(pool.resize(8 * MIB).unwrap(), 8 * MIB);
+    assert!(poll(&mut head).is_pending());
+    assert!(matches!(now(behind), Err(AllocError::TooLarge { .. })));
+    drop((head, held));
+    pool.check_conserved().unwrap();
 }

@@ -230,7 +230,11 @@ fn addresses_are_compared_and_counted_with() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
-    let block = pool.try_allocate_aligned(&stream, 4096, 1 << 16).unwrap();
+    let block = pool
+        .allocate(&stream, 4096)
+        .alignment(1 << 16)
+        .try_now()
+        .unwrap();
     let address = block.address();
     assert!(address.is_aligned_to(1 << 16) && !(address + 4096).is_aligned_to(1 << 16));
     assert_eq!((address + 4096).offset_from(address), Some(4096));

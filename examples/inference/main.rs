@@ -38,7 +38,7 @@
 mod arrivals;
 mod backoff;
 mod bound;
-#[path = "../replay/chart.rs"]
+#[path = "../../crates/cli/src/chart.rs"]
 mod chart;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
@@ -58,7 +58,7 @@ mod simulated;
 mod table;
 mod theory;
 mod timer;
-#[path = "../replay/units.rs"]
+#[path = "../../crates/cli/src/units.rs"]
 mod units;
 mod watch;
 mod worker;

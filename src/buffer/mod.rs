@@ -67,7 +67,10 @@ impl<T: Copy + 'static> Buffer<T> {
     #[track_caller]
     pub fn try_allocate(pool: &Pool, stream: &Stream, len: usize) -> Result<Self, AllocError> {
         let bytes = Self::bytes(pool, len)?;
-        let block = pool.try_allocate_aligned(stream, bytes, align_of::<T>() as u64)?;
+        let request = pool
+            .allocate(stream, bytes)
+            .alignment(align_of::<T>() as u64);
+        let block = request.try_now()?;
         Ok(Self::over(block, len))
     }
 

@@ -22,7 +22,7 @@ pub use scope::{Entered, Scope, Scoped};
 use crate::block::Block;
 use crate::device::{AsDevice, DeviceStream, Pooling};
 use crate::error::{AllocError, BuildError, StreamError};
-use crate::pool::{Allocate, Pool};
+use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::sync::plain::Arc;
 use seat::Seat;
@@ -89,10 +89,10 @@ impl Current {
     /// [`Pool::allocate`].
     ///
     /// # Errors
-    /// As [`Allocate`]; [`AllocError::Stream`] when the stream cannot be registered with the pool.
+    /// Those of [`Request`](crate::Request); [`AllocError::Stream`] when the stream cannot be registered with the pool.
     ///
     /// # Cancel safety
-    /// As [`Allocate`].
+    /// Those of [`Request`](crate::Request).
     #[track_caller]
     pub fn allocate<W: DeviceStream>(
         &self,
@@ -102,7 +102,7 @@ impl Current {
         // Here and not in the future: the place is the caller's, and the stream need not live longer.
         let (stream, place) = (self.stream(work), Location::caller());
         let seat = self.seat.clone();
-        async move { Allocate::new(&seat.pool, &stream?, bytes, place).await }
+        async move { seat.pool.allocate(&stream?, bytes).location(place).await }
     }
 
     /// Allocates `bytes` for use in the order of `work`, now or not at all: as [`Pool::try_allocate`].

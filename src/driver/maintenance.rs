@@ -250,7 +250,7 @@ impl Driver {
             geometry.granularity
         };
         let view = View {
-            stream: StreamId(0),
+            stream: StreamId::NONE,
             after: &Clock::default(),
             waits: None,
             placement: Placement::Anywhere,

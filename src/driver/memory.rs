@@ -9,9 +9,17 @@ use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use crate::trace;
 use std::collections::BTreeMap;
 
-/// How many times the capacity the reserved range of addresses is: room for remapping, which moves
-/// memory to fresh addresses, before the old ones must be filled again.
-const ADDRESSES_PER_CAPACITY: u64 = 8;
+/// How many times the capacity the reserved range of addresses is. Remapping moves memory to fresh addresses, so a
+/// wider range keeps more of the old ones unused. The first size that the device has addresses for is taken.
+const ADDRESSES_PER_CAPACITY: [u64; 4] = [8, 4, 2, 1];
+
+/// Returns the bytes of a range of `times` the capacity, in whole chunks; `None` if that is no 64-bit number.
+///
+/// It has one chunk more, because the device aligns the range to its own granularity and chunks lie at multiples of
+/// their size.
+fn range_bytes(capacity: u64, times: u64, chunk: u64) -> Option<u64> {
+    (capacity.checked_mul(times)? / chunk * chunk).checked_add(chunk)
+}
 
 /// Whom a plan is carried out for.
 #[derive(Debug)]
@@ -135,28 +143,44 @@ pub(super) struct Trimmed {
 }
 
 impl Driver {
-    /// Reserves a range of addresses for so much memory, where memory is virtual and no range is large
-    /// enough yet.
+    /// Reserves a range of addresses for this capacity, where memory is virtual and no reserved range is large enough.
+    ///
+    /// # Errors
+    /// When the device has no free range as large as the capacity.
     pub(super) fn reserve_addresses(&self, capacity: u64) -> Result<(), DeviceError> {
         let geometry = self.settings.geometry;
         if !geometry.virtual_memory {
             return Ok(());
         }
         let chunk = geometry.chunk_bytes;
-        // A handle more, since the device aligns to its own step and handles lie at multiples of theirs.
-        let bytes = capacity.saturating_mul(ADDRESSES_PER_CAPACITY) / chunk * chunk + chunk;
-        let is_there = |(_, reserved): &(u64, u64)| *reserved >= bytes;
-        if self.memory.held.lock().ranges.iter().any(is_there) {
-            return Ok(());
+        let reason = format!("no range of addresses holds the capacity of {capacity} bytes");
+        let mut refused = DeviceError::new("reserve", DeviceErrorKind::OutOfMemory, reason);
+        let sizes = ADDRESSES_PER_CAPACITY.map(|times| range_bytes(capacity, times, chunk));
+        for bytes in sizes.into_iter().flatten() {
+            let is_there = |(_, reserved): &(u64, u64)| *reserved >= bytes;
+            if self.memory.held.lock().ranges.iter().any(is_there) {
+                return Ok(());
+            }
+            match self.device.reserve(bytes) {
+                Ok(address) => {
+                    self.add_range(address, bytes);
+                    return Ok(());
+                }
+                Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => refused = error,
+                Err(error) => return Err(error),
+            }
         }
-        let address = self.device.reserve(bytes)?;
+        Err(refused)
+    }
+
+    fn add_range(&self, address: u64, bytes: u64) {
+        let chunk = self.settings.geometry.chunk_bytes;
         let mut held = self.memory.held.lock();
         held.ranges.push((address, bytes));
         drop(held);
         let start = address.next_multiple_of(chunk);
         let end = (address + bytes) / chunk * chunk;
         self.heap.lock().add_range(start, end - start);
-        Ok(())
     }
 
     /// Takes the initial memory, as one free block.

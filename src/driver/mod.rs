@@ -155,7 +155,7 @@ pub(crate) struct Driver {
 struct Registry {
     lanes: Arc<Vec<Arc<Lane>>>,
     gone: Gone,
-    next: u32,
+    next: u64,
 }
 
 impl Driver {
@@ -258,6 +258,12 @@ impl Driver {
         let id = StreamId(registry.next);
         registry.next += 1;
         id
+    }
+
+    /// Continues the ids of streams from here, as after this many registrations.
+    #[cfg(test)]
+    pub(crate) fn skip_stream_ids(&self, next: u64) {
+        self.lanes.lock().next = next;
     }
 
     /// The registered lanes, as of now.

@@ -33,8 +33,8 @@ pub(crate) enum State {
     Free,
     /// Given back, but the work behind these fences may still touch it. Never empty.
     Pending(Fences),
-    /// Granted: used, or kept by a lane.
-    Used,
+    /// Granted: in use, or cached by a lane. When it is freed it returns to this reservation, if there is one.
+    Used(Option<ReservationId>),
     /// Set aside for one holder, which has lent none of it; with what is left of its last life.
     Reserved(ReservationId, Fences),
     /// Held by an unfinished [`Plan`](super::plan::Plan), and what it was before.
@@ -55,6 +55,11 @@ pub(crate) enum Was {
 }
 
 impl State {
+    /// Whether the block is granted.
+    pub(crate) fn is_used(&self) -> bool {
+        matches!(self, State::Used(_))
+    }
+
     /// Whether there is memory behind the addresses.
     pub(crate) fn is_backed(&self) -> bool {
         !matches!(
@@ -83,10 +88,8 @@ pub(crate) struct Block {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) state: State,
-    /// Whom it was lent to last.
-    pub(crate) borrower: StreamId,
-    /// Whose it is again when it is given back, while it is lent.
-    pub(crate) reservation: Option<ReservationId>,
+    /// The stream that it was granted to last.
+    pub(crate) user: StreamId,
     pub(crate) previous: Option<BlockId>,
     pub(crate) next: Option<BlockId>,
 }
@@ -153,8 +156,7 @@ impl Blocks {
             address: lower.address + offset,
             bytes: lower.bytes - offset,
             state: lower.state.clone(),
-            borrower: lower.borrower,
-            reservation: lower.reservation,
+            user: lower.user,
             previous: Some(id),
             next: lower.next,
         };

@@ -31,7 +31,8 @@ impl Heap {
                 if previous.is_some_and(|(_, below)| below.state.merges_with(&block.state)) {
                     return Err(format!("I1: {id:?} {block:?} was not merged"));
                 }
-                let holds = |below: &Block| matches!(below.state, State::Used | State::Claimed(_));
+                let holds =
+                    |below: &Block| matches!(below.state, State::Used(_) | State::Claimed(_));
                 if block.state == State::Room && !previous.is_some_and(|(_, below)| holds(below)) {
                     return Err(format!("{id:?} {block:?} is room for nobody"));
                 }

@@ -57,7 +57,7 @@ impl Heap {
         if let Some(grant) = self.take(request, view) {
             let missing = self.tighten(reservation, rest);
             debug_assert_eq!(missing.bytes, 0, "the request took no more than its bytes");
-            self.blocks[grant.id].reservation = Some(reservation);
+            self.blocks[grant.id].state = State::Used(Some(reservation));
             return Some(Exchanged::Granted(grant));
         }
         let Some(plan) = self.plan(request, view, growth) else {
@@ -97,7 +97,7 @@ impl Heap {
         let grant = commit(self);
         match &grant {
             Some(grant) => {
-                self.blocks[grant.id].reservation = Some(exchange.reservation);
+                self.blocks[grant.id].state = State::Used(Some(exchange.reservation));
                 self.tighten(exchange.reservation, exchange.owed);
             }
             None => {

@@ -141,7 +141,7 @@ impl FromIterator<Fence> for Fences {
 mod tests {
     use super::*;
 
-    fn fence(stream: u32, ticket: u64) -> Fence {
+    fn fence(stream: u64, ticket: u64) -> Fence {
         Fence {
             stream: StreamId(stream),
             ticket: Ticket(ticket),

@@ -84,9 +84,7 @@ impl Heap {
     /// Blocks that are used, or kept by lanes; in time that grows with all blocks.
     pub(crate) fn used_blocks(&self) -> usize {
         let blocks = self.blocks.iter();
-        blocks
-            .filter(|(_, block)| block.state == State::Used)
-            .count()
+        blocks.filter(|(_, block)| block.state.is_used()).count()
     }
 
     /// Bytes that wait for a stream, alone or with others.

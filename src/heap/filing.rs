@@ -71,7 +71,7 @@ impl Heap {
             State::Free => self.index_free(id),
             State::Pending(_) => self.index_pending(id),
             State::Reserved(reservation, _) => self.index_reserved(id, reservation),
-            State::Used | State::Claimed(_) | State::Hole | State::Room => {}
+            State::Used(_) | State::Claimed(_) | State::Hole | State::Room => {}
         }
     }
 
@@ -105,7 +105,7 @@ impl Heap {
             State::Free => self.unindex_free(id),
             State::Pending(_) => self.unindex_pending(id),
             State::Reserved(reservation, _) => self.unindex_reserved(id, reservation),
-            State::Used | State::Claimed(_) | State::Hole | State::Room => {}
+            State::Used(_) | State::Claimed(_) | State::Hole | State::Room => {}
         }
     }
 

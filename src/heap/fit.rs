@@ -15,8 +15,8 @@ pub(crate) enum Fit {
     None,
     /// A block that is much larger, which stays where it is: what others freed may fit better, once it is asked
     /// for.
-    LooseFit,
-    GoodFit(Grant),
+    Loose,
+    Good(Grant),
 }
 
 /// The best of those considered so far.
@@ -59,18 +59,18 @@ impl Heap {
     /// large piece that is broken up is put together again handle by handle.
     pub(crate) fn take_good_fit(&mut self, request: Request, view: &View<'_>) -> Fit {
         if view.placement != Placement::Anywhere {
-            return self.take(request, view).map_or(Fit::None, Fit::GoodFit);
+            return self.take(request, view).map_or(Fit::None, Fit::Good);
         }
         let Some(id) = self.best_fit(request, view) else {
             return Fit::None;
         };
         let rest = self.blocks[id].bytes - request.bytes;
         if rest >= self.geometry.chunk_bytes && self.is_pending_elsewhere(view.stream) {
-            return Fit::LooseFit;
+            return Fit::Loose;
         }
         let grant = self.carve(id, request);
         self.note_borrower(grant.id, view.stream);
-        Fit::GoodFit(grant)
+        Fit::Good(grant)
     }
 
     /// Whether anything waits for other streams alone.

@@ -32,7 +32,7 @@ fn found(id: BlockId, block: &Block) -> Option<Found> {
         State::Pending(fences) | State::Claimed(Was::Pending(fences)) => {
             Holding::Pending(fences.clone())
         }
-        State::Used => Holding::Used(block.borrower),
+        State::Used(_) => Holding::Used(block.user),
         State::Reserved(reservation, fences) => Holding::Reserved(*reservation, fences.clone()),
         State::Hole | State::Room | State::Claimed(Was::Hole | Was::Room) => return None,
     };
@@ -73,6 +73,6 @@ impl Heap {
 
     /// Remembers whom a block was lent to.
     pub(crate) fn note_borrower(&mut self, id: BlockId, stream: StreamId) {
-        self.blocks[id].borrower = stream;
+        self.blocks[id].user = stream;
     }
 }

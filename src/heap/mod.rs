@@ -41,12 +41,11 @@
 //! | `index` | finding a block by size, by who freed it, by ticket |
 //! | `fit` | the best of the blocks that do |
 //! | `forecast` | which of several is worth waiting for |
-//! | `window` | where a contiguous span costs least to put together |
+//! | `window` | where a contiguous range costs least to build; where a request may lie |
 //! | `plan` | claiming a window, and what becomes of it |
 //! | `growth` | how much is taken from the device at a time |
 //! | `remapping` | how much of the time goes into mapping free memory elsewhere |
 //! | `chunks` | handles by number |
-//! | `placement` | right above a block, or with room to grow into |
 //! | `reservation` | memory set aside for one holder |
 //! | `exchange` | one piece for many of a reservation |
 //! | `trim` | giving memory back |
@@ -72,7 +71,6 @@ mod growth;
 mod heuristic;
 mod index;
 mod lookup;
-mod placement;
 mod plan;
 pub(crate) mod policy;
 mod remapping;
@@ -93,7 +91,6 @@ pub(crate) use forecast::Forecast;
 pub use growth::GrowBy;
 pub use heuristic::{CoalesceHeuristic, PoolFigures};
 pub(crate) use lookup::{Found, Holding};
-pub(crate) use placement::Placement;
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub(crate) use remapping::Budget;
 pub use remapping::Remapping;
@@ -101,7 +98,7 @@ pub(crate) use reservation::{Moves, ReservationId};
 pub(crate) use totals::Totals;
 pub(crate) use trim::Release;
 pub(crate) use view::View;
-pub(crate) use window::Growth;
+pub(crate) use window::{Growth, Offers, Placement};
 
 use crate::id::{StreamId, Ticket};
 use crate::measure::Peaks;
@@ -170,7 +167,7 @@ pub(crate) struct Heap {
     free: BySize,
     pending: ByDonor,
     reservations: BTreeMap<ReservationId, BySize>,
-    reservations_so_far: u32,
+    reservations_so_far: u64,
     /// Of those reservations in which anything moved.
     moves: BTreeMap<ReservationId, Moves>,
     /// The last complete ticket of each live stream. A stream that is not here is gone, and all of
@@ -233,8 +230,7 @@ impl Heap {
             address,
             bytes,
             state,
-            borrower: StreamId(0),
-            reservation: None,
+            user: StreamId::NONE,
             previous: None,
             next: None,
         });
@@ -281,9 +277,11 @@ impl Heap {
         match &self.blocks[id].state {
             State::Free => true,
             State::Pending(fences) => view.forecast(fences).is_some(),
-            State::Used | State::Reserved(..) | State::Claimed(_) | State::Hole | State::Room => {
-                false
-            }
+            State::Used(_)
+            | State::Reserved(..)
+            | State::Claimed(_)
+            | State::Hole
+            | State::Room => false,
         }
     }
 
@@ -301,10 +299,10 @@ impl Heap {
             self.index(above);
         }
         let block = &mut self.blocks[id];
-        let was = std::mem::replace(&mut block.state, State::Used);
+        let was = std::mem::replace(&mut block.state, State::Used(None));
         let (address, bytes) = (block.address, block.bytes);
         self.totals.subtract(&was, bytes);
-        self.count(&State::Used, bytes);
+        self.count(&State::Used(None), bytes);
         let fences = match was {
             State::Pending(fences) | State::Reserved(_, fences) => fences,
             _ => Fences::default(),
@@ -335,8 +333,8 @@ impl Heap {
     /// Takes a lent block back; it is free once the fences are complete.
     pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) -> Whose {
         let block = &self.blocks[id];
-        debug_assert_eq!(block.state, State::Used);
-        self.totals.subtract(&State::Used, block.bytes);
+        debug_assert!(block.state.is_used());
+        self.totals.subtract(&State::Used(None), block.bytes);
         self.discharge(&mut fences);
         let state = self.after_use(id, fences);
         let whose = match state {

@@ -7,7 +7,7 @@
 use super::block::{BlockId, State, Was};
 use super::filing::free_or_pending;
 use super::window::{Growth, Window};
-use super::{Fences, GRANULE, Grant, Heap, Placement, Request, View};
+use super::{Fences, GRANULE, Grant, Heap, Offers, Placement, Request, View};
 
 /// Something to ask of the device before the request can be granted.
 #[derive(Debug)]
@@ -85,57 +85,43 @@ impl Mapping {
 }
 
 impl Heap {
-    /// Whether the device could help, for a plan that may not be made here.
-    pub(crate) fn could_grow(&self, request: Request, view: &View<'_>) -> bool {
-        if self.geometry.virtual_memory {
-            return self
-                .cheapest_window(request, view, Growth::Allowed)
-                .is_some();
-        }
-        if view.placement != Placement::Anywhere {
-            return false;
-        }
-        let taken = self.totals.reserved.current + self.totals.planned - self.totals.free.current;
-        request.bytes <= self.geometry.capacity.saturating_sub(taken)
-    }
-
-    /// How many new handles a plan would take, if there can be one.
-    pub(crate) fn new_chunks(
-        &self,
-        request: Request,
-        view: &View<'_>,
-        growth: Growth,
-    ) -> Option<u64> {
-        let window = self.cheapest_window(request, view, growth)?;
-        Some(window.new)
-    }
-
     /// Bytes that may still be taken from the device, and bytes that are free. A plan that grows needs no more than
     /// both.
     pub(crate) fn left_and_free(&self) -> (u64, u64) {
         (self.bytes_left(), self.totals.free.current)
     }
 
-    /// Finds room that needs merging, remapping or growing, and claims it.
+    /// Finds the cheapest way to build a range for the request with this growth, and claims it.
     pub(crate) fn plan(
         &mut self,
         request: Request,
         view: &View<'_>,
         growth: Growth,
     ) -> Option<Plan> {
-        if let Some(window) = self.cheapest_window(request, view, growth) {
+        let offers = self.offers(request, view, growth);
+        self.plan_from(&offers, request, view.placement, growth)
+    }
+
+    /// Claims the cheapest of the offers with this growth. The heap must not have changed since they were found.
+    pub(crate) fn plan_from(
+        &mut self,
+        offers: &Offers,
+        request: Request,
+        placement: Placement,
+        growth: Growth,
+    ) -> Option<Plan> {
+        if let Some(window) = offers.window(growth) {
             if growth.is_sparing() {
                 let in_use = self.totals.in_use.current + request.bytes;
                 self.most_in_use = self.most_in_use.max(in_use);
             }
             let mapping = self.claim(window, request);
-            if let (Placement::WithRoom(room), Some(last)) = (view.placement, mapping.pieces.last())
-            {
+            if let (Placement::WithRoom(room), Some(last)) = (placement, mapping.pieces.last()) {
                 self.keep_room(*last, room);
             }
             return Some(Plan::Map(mapping));
         }
-        let is_anywhere = view.placement == Placement::Anywhere;
+        let is_anywhere = placement == Placement::Anywhere;
         if !is_anywhere || growth != Growth::Allowed || self.geometry.virtual_memory {
             return None;
         }
@@ -242,7 +228,7 @@ impl Heap {
             State::Pending(fences) => Was::Pending(fences),
             State::Hole => Was::Hole,
             State::Room => Was::Room,
-            State::Used | State::Reserved(..) | State::Claimed(_) => {
+            State::Used(_) | State::Reserved(..) | State::Claimed(_) => {
                 unreachable!("what is held is not claimed")
             }
         };
@@ -324,7 +310,7 @@ impl Heap {
         if self.blocks[id].bytes > request.bytes {
             above = Some(self.blocks.split(id, request.bytes));
         }
-        self.blocks[id].state = State::Used;
+        self.blocks[id].state = State::Used(None);
         self.file(id);
         for rest in [below, above].into_iter().flatten() {
             self.settle(rest, State::Free);

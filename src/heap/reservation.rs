@@ -11,11 +11,11 @@ use super::filing::free_or_pending;
 use super::fit::{Best, PROBES};
 use super::index::BySize;
 use super::{Grant, Heap, Request, View};
-use std::num::NonZeroU32;
+use std::num::NonZeroU64;
 
 /// A reservation's name; never used again for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ReservationId(NonZeroU32);
+pub(crate) struct ReservationId(NonZeroU64);
 
 /// What came back to a reservation so far, and what will: by which a look that found too little is seen to be out of date.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Heap {
     /// Makes a reservation of what was lent, complete.
     pub(crate) fn reservation(&mut self, used: impl IntoIterator<Item = BlockId>) -> ReservationId {
         self.reservations_so_far += 1;
-        let number = NonZeroU32::new(self.reservations_so_far).expect("fewer than 2^32 hoards");
+        let number = NonZeroU64::new(self.reservations_so_far).expect("ids start at 1");
         let reservation = ReservationId(number);
         self.reservations.insert(reservation, BySize::default());
         self.set_aside(reservation, used);
@@ -49,7 +49,7 @@ impl Heap {
 
     fn set_aside(&mut self, reservation: ReservationId, used: impl IntoIterator<Item = BlockId>) {
         for id in used {
-            debug_assert_eq!(self.blocks[id].state, State::Used);
+            debug_assert!(self.blocks[id].state.is_used());
             self.set_state(id, State::Reserved(reservation, Fences::default()));
         }
     }
@@ -66,7 +66,7 @@ impl Heap {
             .or_else(|| self.join_for(reservation, request, view))?;
         let mut grant = self.carve(id, request);
         self.discharge(&mut grant.fences);
-        self.blocks[grant.id].reservation = Some(reservation);
+        self.blocks[grant.id].state = State::Used(Some(reservation));
         self.note_borrower(grant.id, view.stream);
         Some(grant)
     }
@@ -224,7 +224,7 @@ impl Heap {
         for id in self.reserved(reservation) {
             let fences = self.reserved_fences(id);
             self.unfile(id);
-            self.blocks[id].state = State::Used;
+            self.blocks[id].state = State::Used(None);
             self.settle(id, free_or_pending(fences));
         }
         self.reservations.remove(&reservation);
@@ -237,7 +237,7 @@ impl Heap {
 
     /// A block is about to come back to its reservation, if it has one that lasts.
     pub(super) fn note_move(&mut self, id: BlockId) {
-        if let Some(reservation) = self.blocks[id].reservation {
+        if let State::Used(Some(reservation)) = self.blocks[id].state {
             self.change_moves(reservation, |moves| moves.so_far += 1);
         }
     }
@@ -253,11 +253,12 @@ impl Heap {
     }
 
     /// What becomes of a block that is given back: its reservation's again, or anybody's.
-    pub(super) fn after_use(&mut self, id: BlockId, fences: Fences) -> State {
-        let reservation = self.blocks[id].reservation.take();
-        match reservation.filter(|reservation| self.reservations.contains_key(reservation)) {
-            Some(reservation) => State::Reserved(reservation, fences),
-            None => free_or_pending(fences),
+    pub(super) fn after_use(&self, id: BlockId, fences: Fences) -> State {
+        match self.blocks[id].state {
+            State::Used(Some(reservation)) if self.reservations.contains_key(&reservation) => {
+                State::Reserved(reservation, fences)
+            }
+            _ => free_or_pending(fences),
         }
     }
 

@@ -6,14 +6,14 @@ use super::*;
 use crate::id::{StreamId, Ticket};
 use proptest::prelude::*;
 
-const MIB: u64 = 1 << 20;
-const CHUNK: u64 = 2 * MIB;
+pub(super) const MIB: u64 = 1 << 20;
+pub(super) const CHUNK: u64 = 2 * MIB;
 const BASE: u64 = 1 << 40;
-const A: StreamId = StreamId(1);
-const B: StreamId = StreamId(2);
-const C: StreamId = StreamId(3);
+pub(super) const A: StreamId = StreamId(1);
+pub(super) const B: StreamId = StreamId(2);
+pub(super) const C: StreamId = StreamId(3);
 
-fn heap(virtual_memory: bool) -> Heap {
+pub(super) fn heap(virtual_memory: bool) -> Heap {
     let mut heap = Heap::new(Geometry {
         capacity: 32 * MIB,
         chunk_bytes: CHUNK,
@@ -30,14 +30,14 @@ fn heap(virtual_memory: bool) -> Heap {
     heap
 }
 
-fn request(bytes: u64) -> Request {
+pub(super) fn request(bytes: u64) -> Request {
     Request {
         bytes,
         alignment: GRANULE,
     }
 }
 
-fn view<'a>(stream: StreamId, after: &'a Clock) -> View<'a> {
+pub(super) fn view<'a>(stream: StreamId, after: &'a Clock) -> View<'a> {
     View {
         stream,
         after,
@@ -46,12 +46,12 @@ fn view<'a>(stream: StreamId, after: &'a Clock) -> View<'a> {
     }
 }
 
-fn take(heap: &mut Heap, stream: StreamId, bytes: u64) -> Option<Grant> {
+pub(super) fn take(heap: &mut Heap, stream: StreamId, bytes: u64) -> Option<Grant> {
     heap.take(request(bytes), &view(stream, &Clock::default()))
 }
 
 /// Plans and carries out everything, as a device without faults would.
-fn grow(heap: &mut Heap, stream: StreamId, bytes: u64) -> Option<Grant> {
+pub(super) fn grow(heap: &mut Heap, stream: StreamId, bytes: u64) -> Option<Grant> {
     let clock = Clock::default();
     match heap.plan(request(bytes), &view(stream, &clock), Growth::Allowed)? {
         Plan::Map(mapping) => {
@@ -69,7 +69,7 @@ fn grow(heap: &mut Heap, stream: StreamId, bytes: u64) -> Option<Grant> {
     }
 }
 
-fn get(heap: &mut Heap, stream: StreamId, bytes: u64) -> Option<Grant> {
+pub(super) fn get(heap: &mut Heap, stream: StreamId, bytes: u64) -> Option<Grant> {
     take(heap, stream, bytes).or_else(|| grow(heap, stream, bytes))
 }
 
@@ -107,22 +107,22 @@ fn a_large_piece_is_broken_up_only_if_nothing_else_may_fit() {
         let good_fit = |heap: &mut Heap, bytes| heap.take_good_fit(request(bytes), &view(A, &none));
 
         heap.give_back(own.id, Fences::one(A, Ticket(1)));
-        let Fit::GoodFit(first) = good_fit(&mut heap, 2 * CHUNK) else {
+        let Fit::Good(first) = good_fit(&mut heap, 2 * CHUNK) else {
             panic!("what is pending is its own: there is nobody to ask");
         };
         assert_eq!(first.address, large.address);
         heap.give_back(first.id, Fences::default());
 
         heap.give_back(other.id, Fences::one(B, Ticket(1)));
-        assert!(matches!(good_fit(&mut heap, 2 * CHUNK), Fit::LooseFit));
+        assert!(matches!(good_fit(&mut heap, 2 * CHUNK), Fit::Loose));
         assert!(matches!(good_fit(&mut heap, 5 * CHUNK), Fit::None));
         sound(&heap);
-        let Fit::GoodFit(close) = good_fit(&mut heap, 3 * CHUNK + GRANULE) else {
+        let Fit::Good(close) = good_fit(&mut heap, 3 * CHUNK + GRANULE) else {
             panic!("less than a handle is over");
         };
         heap.give_back(close.id, Fences::default());
         heap.complete(B, Ticket(1));
-        let Fit::GoodFit(second) = good_fit(&mut heap, 2 * CHUNK) else {
+        let Fit::Good(second) = good_fit(&mut heap, 2 * CHUNK) else {
             panic!("nothing of others is pending any more");
         };
         assert_eq!(second.bytes, 2 * CHUNK);
@@ -308,6 +308,16 @@ fn two_growers_do_not_both_take_the_last_of_the_capacity() {
     sound(&heap);
 }
 
+#[test]
+fn reservation_ids_continue_beyond_32_bits() {
+    let mut heap = heap(true);
+    let first = heap.reservation([]);
+    heap.reservations_so_far = u64::from(u32::MAX);
+    let later = [heap.reservation([]), heap.reservation([])];
+    assert!(first < later[0] && later[0] < later[1]);
+    assert_eq!(heap.reservations().count(), 3);
+}
+
 /// Handles need not be a power of two, and what is to move in whole handles is aligned to them.
 #[test]
 fn any_alignment_is_honoured() {
@@ -348,15 +358,15 @@ fn alignment_is_honoured_and_the_rest_stays_usable() {
 #[derive(Clone, Debug)]
 enum Action {
     Get {
-        stream: u32,
+        stream: u64,
         granules: u64,
     },
     Free {
         pick: usize,
-        on: Vec<u32>,
+        on: Vec<u64>,
     },
     Complete {
-        stream: u32,
+        stream: u64,
     },
     Trim {
         keep: u64,
@@ -370,10 +380,10 @@ enum Action {
 
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
-        4 => (1..4u32, 1..6000u64).prop_map(|(stream, granules)| Action::Get { stream, granules }),
-        4 => (any::<usize>(), proptest::collection::vec(1..4u32, 0..3))
+        4 => (1..4u64, 1..6000u64).prop_map(|(stream, granules)| Action::Get { stream, granules }),
+        4 => (any::<usize>(), proptest::collection::vec(1..4u64, 0..3))
             .prop_map(|(pick, on)| Action::Free { pick, on }),
-        2 => (1..4u32).prop_map(|stream| Action::Complete { stream }),
+        2 => (1..4u64).prop_map(|stream| Action::Complete { stream }),
         1 => (0..32u64).prop_map(|mib| Action::Trim { keep: mib * MIB }),
         1 => (1..20_000u64, 0..4usize, any::<bool>())
             .prop_map(|(granules, done, lost)| Action::FailedGrowth { granules, done, lost }),
@@ -381,7 +391,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 /// A free: address, end, and what must be complete for the bytes to be another's.
-type Past = (u64, u64, Vec<(u32, u64)>);
+type Past = (u64, u64, Vec<(u64, u64)>);
 
 /// The naive model: every grant, and every past use with what must come before its reuse.
 #[derive(Default)]
@@ -421,7 +431,7 @@ impl Model {
         }
     }
 
-    fn note_free(&mut self, grant: &Grant, fences: Vec<(u32, u64)>) {
+    fn note_free(&mut self, grant: &Grant, fences: Vec<(u64, u64)>) {
         self.past
             .push((grant.address, grant.address + grant.bytes, fences));
     }

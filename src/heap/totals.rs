@@ -40,7 +40,7 @@ impl Totals {
                 self.pending.add(bytes);
                 self.in_use.add(bytes);
             }
-            State::Used => {
+            State::Used(_) => {
                 self.used.add(bytes);
                 self.in_use.add(bytes);
             }
@@ -62,7 +62,7 @@ impl Totals {
                 self.pending.subtract(bytes);
                 self.in_use.subtract(bytes);
             }
-            State::Used => {
+            State::Used(_) => {
                 self.used.subtract(bytes);
                 self.in_use.subtract(bytes);
             }

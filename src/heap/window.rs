@@ -1,84 +1,57 @@
-//! Where a contiguous span costs least to put together.
+//! Where a contiguous range for a request costs least to build, and where a request may lie at all.
 //!
-//! A *run* is a stretch of neighbours that the asker may have: free, pending behind fences that do
-//! not keep it, or holes that memory can be mapped into. A *window* is a place for the request
-//! inside a run. Its price is first the memory that must be taken from the device, then the handles
-//! that must be mapped, then whether it binds the request to pending work, and until when.
+//! A *run* is a stretch of neighbouring blocks that the requester may take: free blocks, blocks pending behind fences
+//! that do not exclude it, and holes that memory can be mapped into. A *window* is a range for the request inside a
+//! run. Its cost is, in this order: the chunks that the device must provide, the chunks that must be mapped, whether
+//! the window includes pending memory, and when that memory is expected to be complete.
+//!
+//! A request may be served in several ways: by joining neighbours, by moving free chunks, or by taking new ones. One
+//! [scan](Heap::offers) of the blocks finds the cheapest window for each way. The [`Offers`] that it returns answer
+//! every question of a policy, as long as the caller holds the heap's lock: what a plan would cost, whether the device
+//! could help, and which window to claim.
+//!
+//! *Room* is a range of addresses without memory that belongs to the used block below it. Only that block may have
+//! memory mapped there. The room becomes a hole when the block is freed.
 
-use super::block::{BlockId, State};
-use super::{Forecast, Heap, Placement, Request, View};
+use super::block::{Block, BlockId, State};
+use super::{Forecast, Grant, Heap, Request, View};
 use std::cmp::Ordering;
 
-/// A place for a request, and its price; the order of the fields is the order of preference.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    /// Handles to take from the device.
-    pub(super) new: u64,
-    /// Handles to map, new or from elsewhere.
-    pub(super) maps: u64,
-    pub(super) is_pending: bool,
-    /// When the last of its pieces is expected to be complete.
-    forecast: Forecast,
-    pub(super) start: u64,
-    /// The piece in which it starts.
-    pub(super) first: BlockId,
+/// Where a request is to lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Placement {
+    #[default]
+    Anywhere,
+    /// At the end of this used block, which ends at this address. The block may be gone by now.
+    Above(BlockId, u64),
+    /// Where this many bytes of addresses above the request can be kept for it. The request and its room are whole
+    /// chunks.
+    WithRoom(u64),
 }
 
-impl Window {
-    /// Becomes the other, if that costs less; of two that cost the same the lower stays.
-    fn yield_to(&mut self, other: Self) {
-        let price = |window: &Self| (window.new, window.maps, window.is_pending);
-        let yields = match price(&other).cmp(&price(self)) {
-            Ordering::Less => true,
-            Ordering::Greater => false,
-            Ordering::Equal if self.forecast.is_same_as(other.forecast) => other.start < self.start,
-            Ordering::Equal => self.forecast.yield_to(other.forecast),
-        };
-        if yields {
-            *self = other;
-        }
-    }
-}
-
-/// A block as part of a run.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
-    id: BlockId,
-    start: u64,
-    end: u64,
-    kind: Kind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Free,
-    Pending(Forecast),
-    Hole,
-}
-
-/// What a search may do beyond merging what is there.
+/// What a plan may do besides joining neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
     /// Nothing.
     None,
     /// Map free memory from elsewhere into holes.
     Remap,
-    /// The same, and new memory for what is missing, within the capacity.
+    /// Map free memory from elsewhere, and take new memory for the rest, within the capacity.
     Allowed,
-    /// The same, and so many handles are moved at most while there is new memory instead: within the capacity, and
-    /// until the pool is [twice](MOST_TIMES) what was in use at the most.
+    /// Move up to this many chunks, and take new memory for the rest. The limit holds as long as there is new memory
+    /// within the capacity, and until the pool is [twice](MOST_TIMES) what was in use at the most.
     Sparing(u64),
-    /// New memory and nothing moved, while the capacity has it.
+    /// Move nothing and take new memory, as long as the capacity has it.
     New,
 }
 
 impl Growth {
-    /// Whether there may be new memory for what could be moved.
+    /// Returns whether new memory may be taken in place of memory that could be moved.
     pub(crate) fn is_sparing(self) -> bool {
         matches!(self, Self::Sparing(_) | Self::New)
     }
 
-    /// Handles that may be moved.
+    /// Returns how many chunks may be moved.
     fn moves(self) -> u64 {
         match self {
             Self::None | Self::New => 0,
@@ -88,65 +61,402 @@ impl Growth {
     }
 }
 
-/// Times the most that was in use, that a pool may become to spare moves.
+/// How many times the most that was in use a pool may hold, so that fewer chunks are moved.
 const MOST_TIMES: u64 = 2;
 
-impl Heap {
-    /// The cheapest window for the request, if there is one within the capacity. Moves are spared if there can be new
-    /// memory for them.
-    pub(super) fn cheapest_window(
-        &self,
-        request: Request,
-        view: &View<'_>,
-        growth: Growth,
-    ) -> Option<Window> {
-        let window = self.window(request, view, growth);
-        if window.is_none() && growth.is_sparing() {
-            return self.window(request, view, Growth::Allowed);
+/// A range for a request, and its cost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Window {
+    /// Chunks to take from the device.
+    pub(super) new: u64,
+    /// Chunks to map, new or from elsewhere.
+    pub(super) maps: u64,
+    is_pending: bool,
+    /// When the last of its pieces is expected to be complete.
+    forecast: Forecast,
+    pub(super) start: u64,
+    /// The block in which it starts.
+    pub(super) first: BlockId,
+}
+
+impl Window {
+    /// Replaces this window by the other if the other costs less. Of two with the same cost the lower one stays.
+    fn yield_to(&mut self, other: Self) {
+        let cost = |window: &Self| (window.new, window.maps, window.is_pending);
+        let yields = match cost(&other).cmp(&cost(self)) {
+            Ordering::Less => true,
+            Ordering::Greater => false,
+            Ordering::Equal if self.forecast.is_same_as(other.forecast) => other.start < self.start,
+            Ordering::Equal => self.forecast.yield_to(other.forecast),
+        };
+        if yields {
+            *self = other;
         }
-        window
     }
 
-    fn window(&self, request: Request, view: &View<'_>, growth: Growth) -> Option<Window> {
-        let best = match view.placement {
-            Placement::Anywhere => self.cheapest_anywhere(request, view, growth),
-            Placement::Above(id, end) => self.window_above((id, end), request, view, growth),
-            Placement::WithRoom(room) => self.window_with_room(request, room, growth),
-        };
-        let most = match growth {
-            Growth::None | Growth::Remap => 0,
-            Growth::Allowed | Growth::New => self.chunks_left(),
-            Growth::Sparing(_) => self.chunks_left().min(self.chunks_to_spare(request)),
-        };
-        best.filter(|window| window.new <= most)
+    fn consider(best: &mut Option<Self>, window: Self) {
+        best.get_or_insert(window).yield_to(window);
+    }
+}
+
+/// The cheapest windows for one request, from one scan. They are valid until the heap changes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Offers {
+    /// Nothing is mapped.
+    joined: Option<Window>,
+    /// Free chunks are moved wherever that saves a new one.
+    moved: Option<Window>,
+    /// No more chunks are moved than the growth that was asked for allows.
+    spared: Option<Window>,
+    /// Chunks that may be taken from the device.
+    left: u64,
+    /// Chunks that may be taken from the device where others could be moved.
+    to_spare: u64,
+    /// Whether a segment of plain memory would be within the capacity, once free segments are released.
+    has_room_for_segment: bool,
+}
+
+impl Offers {
+    /// Returns the cheapest window that the growth allows.
+    pub(super) fn window(&self, growth: Growth) -> Option<Window> {
+        let within = |window: Option<Window>, most| window.filter(|window| window.new <= most);
+        let moved = within(self.moved, self.left);
+        match growth {
+            Growth::None => self.joined,
+            Growth::Remap => within(self.moved, 0),
+            Growth::Allowed => moved,
+            Growth::Sparing(_) => within(self.spared, self.left.min(self.to_spare)).or(moved),
+            Growth::New => within(self.spared, self.left).or(moved),
+        }
     }
 
-    fn cheapest_anywhere(
-        &self,
-        request: Request,
-        view: &View<'_>,
-        growth: Growth,
-    ) -> Option<Window> {
-        let mut best = None;
-        let mut run = Vec::new();
-        for segment in self.segments.iter().flatten() {
-            for (id, _) in self.blocks.from(segment.first) {
-                match self.kind(id, view, growth) {
-                    Some(kind) => run.push(self.as_piece(id, kind)),
-                    None => self.search_run(&mut run, request, growth, &mut best),
+    /// Returns how many new chunks a plan with this growth takes; `None` if no plan is possible.
+    pub(crate) fn new_chunks(&self, growth: Growth) -> Option<u64> {
+        self.window(growth).map(|window| window.new)
+    }
+
+    /// Returns whether the device could help, if it may be called.
+    pub(crate) fn could_grow(&self) -> bool {
+        self.has_room_for_segment || self.window(Growth::Allowed).is_some()
+    }
+}
+
+/// A block as part of a run, with the sums of all pieces before it.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    id: BlockId,
+    start: u64,
+    end: u64,
+    kind: Kind,
+    sums: Sums,
+}
+
+/// What a stretch of a run consists of.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    /// Chunks to be mapped into holes.
+    maps: u64,
+    /// Whole free chunks, which cannot be moved into a window that contains them.
+    whole_free: u64,
+    /// Pending pieces.
+    pending: u64,
+}
+
+impl Sums {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            maps: self.maps + other.maps,
+            whole_free: self.whole_free + other.whole_free,
+            pending: self.pending + other.pending,
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            maps: self.maps - other.maps,
+            whole_free: self.whole_free - other.whole_free,
+            pending: self.pending - other.pending,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Free,
+    Pending(Forecast),
+    Hole,
+}
+
+impl Kind {
+    fn forecast(self) -> Forecast {
+        match self {
+            Self::Pending(forecast) => forecast,
+            Self::Free | Self::Hole => Forecast::default(),
+        }
+    }
+}
+
+/// The latest forecast of a range of pieces whose bounds only rise: amortized constant time a step, as a queue made of
+/// two stacks.
+#[derive(Default)]
+struct Latest {
+    /// For each piece of the lower part, the latest of it and all above it in that part; the lowest piece is last.
+    lower: Vec<Forecast>,
+    upper: Vec<Forecast>,
+    /// The latest of the upper part.
+    of_upper: Forecast,
+    first: usize,
+    end: usize,
+}
+
+impl Latest {
+    fn of(&mut self, run: &[Piece], first: usize, end: usize) -> Forecast {
+        if self.end <= first {
+            *self = Self {
+                first,
+                end: first,
+                ..Self::default()
+            };
+        }
+        for piece in &run[self.end..end] {
+            let forecast = piece.kind.forecast();
+            self.of_upper = self.of_upper.and(forecast);
+            self.upper.push(forecast);
+        }
+        self.end = end;
+        for _ in self.first..first {
+            self.drop_lowest();
+        }
+        self.first = first;
+        let lower = self.lower.last().copied().unwrap_or_default();
+        lower.and(self.of_upper)
+    }
+
+    fn drop_lowest(&mut self) {
+        if self.lower.is_empty() {
+            let mut latest = Forecast::default();
+            self.lower
+                .extend(self.upper.drain(..).rev().map(|forecast| {
+                    latest = latest.and(forecast);
+                    latest
+                }));
+            self.of_upper = Forecast::default();
+        }
+        self.lower.pop();
+    }
+}
+
+/// One scan for a request.
+struct Scan<'a> {
+    heap: &'a Heap,
+    request: Request,
+    view: &'a View<'a>,
+    /// Chunks that may be moved for [`Offers::spared`].
+    moves: u64,
+    run: Vec<Piece>,
+    offers: Offers,
+}
+
+impl Scan<'_> {
+    /// Adds a block to the run. Returns whether the requester may take it.
+    fn push(&mut self, id: BlockId, block: &Block) -> bool {
+        let kind = match &block.state {
+            State::Free => Kind::Free,
+            State::Pending(fences) => match self.view.forecast(fences) {
+                Some(forecast) => Kind::Pending(forecast),
+                None => return false,
+            },
+            State::Hole => Kind::Hole,
+            _ => return false,
+        };
+        self.push_as(id, block, kind);
+        true
+    }
+
+    fn push_as(&mut self, id: BlockId, block: &Block, kind: Kind) {
+        let sums = match self.run.last() {
+            Some(below) => below.sums.plus(self.sums_of(below, below.start, below.end)),
+            None => Sums::default(),
+        };
+        self.run.push(Piece {
+            id,
+            start: block.address,
+            end: block.end(),
+            kind,
+            sums,
+        });
+    }
+
+    fn sums_of(&self, piece: &Piece, start: u64, end: u64) -> Sums {
+        let touched = self
+            .heap
+            .chunks_touched(piece.start.max(start), piece.end.min(end));
+        let mut sums = Sums::default();
+        match piece.kind {
+            Kind::Free => {
+                let whole = self.heap.whole_chunks(&self.heap.blocks[piece.id]);
+                sums.whole_free = whole.both(touched).count();
+            }
+            Kind::Pending(_) => sums.pending = 1,
+            Kind::Hole => sums.maps = touched.count(),
+        }
+        sums
+    }
+
+    fn anywhere(&mut self) {
+        let heap = self.heap;
+        for segment in heap.segments.iter().flatten() {
+            for (id, block) in heap.blocks.from(segment.first) {
+                if !self.push(id, block) {
+                    self.end_run();
                 }
             }
-            self.search_run(&mut run, request, growth, &mut best);
+            self.end_run();
         }
-        best
     }
 
-    /// Handles that the device may still be asked for.
+    /// Considers the windows that start at a piece's start or end at a piece's end, since the cost changes only
+    /// there. Leaves the run empty.
+    fn end_run(&mut self) {
+        if let (Some(first), Some(last)) = (self.run.first(), self.run.last()) {
+            let Request { bytes, alignment } = self.request;
+            let (low, high) = (first.start, last.end);
+            if high - low >= bytes {
+                let at_start = |piece: &Piece| piece.start.next_multiple_of(alignment);
+                self.consider_each(low, high, at_start);
+                let at_end =
+                    |piece: &Piece| piece.end.saturating_sub(bytes) / alignment * alignment;
+                self.consider_each(low, high, at_end);
+            }
+        }
+        self.run.clear();
+    }
+
+    /// Considers one window for each piece; the starts rise with the pieces.
+    fn consider_each(&mut self, low: u64, high: u64, start_of: impl Fn(&Piece) -> u64) {
+        let (mut first, mut end) = (0, 0);
+        let mut latest = Latest::default();
+        for at in 0..self.run.len() {
+            let start = start_of(&self.run[at]);
+            if start < low || start + self.request.bytes > high {
+                continue;
+            }
+            while self.run[first].end <= start {
+                first += 1;
+            }
+            let is_below_end = |piece: &Piece| piece.start < start + self.request.bytes;
+            while self.run.get(end).is_some_and(is_below_end) {
+                end += 1;
+            }
+            let forecast = match self.view.waits {
+                // Without waits the stream comes after all that it may take.
+                None => Forecast::default(),
+                Some(_) => latest.of(&self.run, first, end),
+            };
+            self.consider(first, end - 1, start, forecast);
+        }
+    }
+
+    /// Considers the window from `start` on, which lies in the pieces from `first` to `last`.
+    fn consider(&mut self, first: usize, last: usize, start: u64, forecast: Forecast) {
+        let end = start + self.request.bytes;
+        let (lowest, highest) = (&self.run[first], &self.run[last]);
+        let mut sums = self.sums_of(lowest, start, end);
+        if last > first {
+            let between = highest.sums.minus(self.run[first + 1].sums);
+            sums = sums.plus(between).plus(self.sums_of(highest, start, end));
+        }
+        let elsewhere = self.heap.totals.whole_free_chunks - sums.whole_free;
+        let with_moves = |moves: u64| Window {
+            new: sums.maps.saturating_sub(elsewhere.min(moves)),
+            maps: sums.maps,
+            is_pending: sums.pending > 0,
+            forecast,
+            start,
+            first: lowest.id,
+        };
+        let (moved, spared) = (with_moves(u64::MAX), with_moves(self.moves));
+        if sums.maps == 0 {
+            Window::consider(&mut self.offers.joined, moved);
+        }
+        Window::consider(&mut self.offers.moved, moved);
+        Window::consider(&mut self.offers.spared, spared);
+    }
+
+    /// Considers the run as it is for a window from `start` on.
+    fn consider_run(&mut self, start: u64) {
+        let forecasts = self.run.iter().map(|piece| piece.kind.forecast());
+        let forecast = forecasts.fold(Forecast::default(), Forecast::and);
+        self.consider(0, self.run.len() - 1, start, forecast);
+    }
+
+    /// Considers the one window above a used block, if the requester may take all of it.
+    fn above(&mut self, used: BlockId, start: u64) {
+        let heap = self.heap;
+        if !heap.ends_at(used, start) {
+            return;
+        }
+        let end = start + self.request.bytes;
+        for (id, block) in heap.blocks.from(used).skip(1) {
+            if self.run.is_empty() && block.state == State::Room {
+                self.push_as(id, block, Kind::Hole);
+            } else if !self.push(id, block) {
+                return;
+            }
+            if block.end() >= end {
+                return self.consider_run(start);
+            }
+        }
+    }
+
+    /// Considers the window at the start of the smallest hole that holds the request and its room.
+    fn with_room(&mut self, room: u64) {
+        let bytes = self.request.bytes.checked_add(room);
+        if let Some(hole) = bytes.and_then(|bytes| self.heap.hole_for(bytes)) {
+            let block = &self.heap.blocks[hole];
+            self.push(hole, block);
+            self.consider_run(block.address);
+        }
+    }
+}
+
+impl Heap {
+    /// Finds the cheapest windows for a request, for a plan with this growth or any that [spares](Growth::is_sparing)
+    /// nothing. Scans every block once.
+    pub(crate) fn offers(&self, request: Request, view: &View<'_>, growth: Growth) -> Offers {
+        let has_room_for_segment = || {
+            let held = self.totals.reserved.current + self.totals.planned;
+            let staying = held - self.totals.free.current;
+            request.bytes <= self.geometry.capacity.saturating_sub(staying)
+        };
+        let is_plain = !self.geometry.virtual_memory && view.placement == Placement::Anywhere;
+        let mut scan = Scan {
+            heap: self,
+            request,
+            view,
+            moves: growth.moves(),
+            run: Vec::new(),
+            offers: Offers {
+                left: self.chunks_left(),
+                to_spare: self.chunks_to_spare(request),
+                has_room_for_segment: is_plain && has_room_for_segment(),
+                ..Offers::default()
+            },
+        };
+        match view.placement {
+            Placement::Anywhere => scan.anywhere(),
+            Placement::Above(id, end) => scan.above(id, end),
+            Placement::WithRoom(room) => scan.with_room(room),
+        }
+        scan.offers
+    }
+
+    /// Returns how many chunks may still be taken from the device.
     pub(super) fn chunks_left(&self) -> u64 {
         self.bytes_left() / self.geometry.chunk_bytes
     }
 
-    /// New handles that the pool may have to spare moves.
+    /// Returns how many new chunks the pool may take in place of chunks that could be moved.
     fn chunks_to_spare(&self, request: Request) -> u64 {
         let most = self
             .most_in_use
@@ -155,89 +465,280 @@ impl Heap {
         most.saturating_mul(MOST_TIMES).saturating_sub(held) / self.geometry.chunk_bytes
     }
 
-    pub(super) fn as_piece(&self, id: BlockId, kind: Kind) -> Piece {
-        let block = &self.blocks[id];
-        Piece {
-            id,
-            start: block.address,
-            end: block.end(),
-            kind,
+    /// Returns whether the request can ever lie there, given what the addresses hold now.
+    pub(crate) fn is_room(&self, request: Request, placement: Placement) -> bool {
+        match placement {
+            Placement::Anywhere => true,
+            Placement::Above(id, end) => self.room_above(id, end) >= request.bytes,
+            Placement::WithRoom(room) => {
+                self.hole_for(request.bytes.saturating_add(room)).is_some()
+            }
         }
     }
 
-    pub(super) fn kind(&self, id: BlockId, view: &View<'_>, growth: Growth) -> Option<Kind> {
-        match &self.blocks[id].state {
-            State::Free => Some(Kind::Free),
-            State::Pending(fences) => view.forecast(fences).map(Kind::Pending),
-            State::Hole if growth != Growth::None => Some(Kind::Hole),
-            _ => None,
+    /// Returns how many bytes of addresses the placement has.
+    pub(crate) fn room(&self, placement: Placement) -> u64 {
+        match placement {
+            Placement::Anywhere => u64::MAX,
+            Placement::Above(id, end) => self.room_above(id, end),
+            Placement::WithRoom(_) => self.holes().map(|(_, bytes)| bytes).max().unwrap_or(0),
         }
     }
 
-    /// Tries the windows that begin at a piece's start or finish at a piece's end: the price only
-    /// changes there. Leaves the run empty.
-    fn search_run(
-        &self,
-        run: &mut Vec<Piece>,
+    /// Returns by how many bytes a used block could be extended at most, once pending blocks above it are complete.
+    fn room_above(&self, id: BlockId, end: u64) -> u64 {
+        if !self.ends_at(id, end) {
+            return 0;
+        }
+        let above = self.blocks.from(id).skip(1);
+        let may_be_taken = |(at, state): (usize, &State)| match state {
+            State::Free | State::Pending(_) | State::Claimed(_) => true,
+            State::Hole => self.geometry.virtual_memory,
+            State::Room => at == 0,
+            State::Used(_) | State::Reserved(..) => false,
+        };
+        let blocks = above.enumerate();
+        let ours = blocks.take_while(|(at, (_, block))| may_be_taken((*at, &block.state)));
+        ours.map(|(_, (_, block))| block.bytes).sum()
+    }
+
+    fn ends_at(&self, id: BlockId, end: u64) -> bool {
+        let block = self.blocks.get(id);
+        block.is_some_and(|block| block.state.is_used() && block.end() == end)
+    }
+
+    /// Returns the smallest hole of at least `bytes`, so that large holes stay for requests that need them.
+    fn hole_for(&self, bytes: u64) -> Option<BlockId> {
+        let holes = self.holes().filter(|(_, size)| *size >= bytes);
+        holes.min_by_key(|(_, size)| *size).map(|(id, _)| id)
+    }
+
+    fn holes(&self) -> impl Iterator<Item = (BlockId, u64)> + '_ {
+        let holes = self.blocks.iter();
+        let holes = holes.filter(|(_, block)| block.state == State::Hole);
+        holes.map(|(id, block)| (id, block.bytes))
+    }
+
+    /// Grants the range right above a used block, if the requester may take it as it is.
+    pub(super) fn take_above(
+        &mut self,
+        (id, end): (BlockId, u64),
         request: Request,
-        growth: Growth,
-        best: &mut Option<Window>,
-    ) {
-        let (Some(head), Some(tail)) = (run.first(), run.last()) else {
+        view: &View<'_>,
+    ) -> Option<Grant> {
+        let above = self.ends_at(id, end).then(|| self.blocks[id].next)??;
+        let does = self.may_have(above, view) && self.blocks[above].bytes >= request.bytes;
+        does.then(|| self.carve(above, request))
+    }
+
+    /// Keeps addresses above a claimed window as its room.
+    pub(super) fn keep_room(&mut self, window: BlockId, bytes: u64) {
+        let Some(hole) = self.blocks[window].next.filter(|_| bytes > 0) else {
             return;
         };
-        let (head, tail) = (head.start, tail.end);
-        if tail - head >= request.bytes {
-            for piece in run.iter() {
-                let at_start = piece.start.next_multiple_of(request.alignment);
-                let at_end =
-                    piece.end.saturating_sub(request.bytes) / request.alignment * request.alignment;
-                for start in [at_start, at_end] {
-                    if start >= head && start + request.bytes <= tail {
-                        let window = self.price(run, start, request.bytes, growth);
-                        best.get_or_insert(window).yield_to(window);
-                    }
-                }
-            }
+        if self.blocks[hole].bytes > bytes {
+            self.cut(hole, bytes);
         }
-        run.clear();
+        self.unfile(hole);
+        self.blocks[hole].state = State::Room;
+        self.file(hole);
     }
 
-    pub(super) fn price(&self, run: &[Piece], start: u64, bytes: u64, growth: Growth) -> Window {
-        let end = start + bytes;
-        let first = run.partition_point(|piece| piece.end <= start);
-        let (mut maps, mut inside, mut is_pending) = (0, 0, false);
-        let mut forecast = Forecast::default();
-        for piece in run[first..].iter().take_while(|piece| piece.start < end) {
-            match piece.kind {
-                Kind::Free => inside += self.whole_chunks_between(piece, start, end),
-                Kind::Pending(piece) => {
+    /// Turns the room above a block that is given back into a hole.
+    pub(super) fn end_room_above(&mut self, id: BlockId) {
+        let above = self.blocks[id].next;
+        let room = above.filter(|above| matches!(self.blocks[*above].state, State::Room));
+        if let Some(room) = room {
+            self.unfile(room);
+            self.settle(room, State::Hole);
+        }
+    }
+
+    /// Makes one block of a used block and of the block that was granted right above it.
+    pub(crate) fn join_used(&mut self, lower: BlockId, upper: BlockId) {
+        debug_assert_eq!(self.blocks[lower].next, Some(upper));
+        self.unfile(lower);
+        self.unfile(upper);
+        self.blocks.absorb_next(lower);
+        self.file(lower);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::policy::{Donor, Taker};
+    use super::super::tests::{A, B, CHUNK, MIB, get, grow, heap, request, take, view};
+    use super::super::{Clock, Fence, Fences};
+    use super::*;
+    use crate::heap::policy::WaitLimit;
+    use crate::id::Ticket;
+    use std::time::Duration;
+
+    const STEP: u64 = CHUNK / 8;
+
+    /// A heap of used, free, pending and unmapped ranges, in steps of [`STEP`].
+    fn random_heap(random: &mut fastrand::Rng, virtual_memory: bool) -> Heap {
+        let mut heap = heap(virtual_memory);
+        let mut used = Vec::new();
+        for _ in 0..random.usize(1..40) {
+            let stream = if random.bool() { A } else { B };
+            if random.u8(..3) > 0 {
+                used.extend(get(&mut heap, stream, random.u64(1..=24) * STEP));
+            } else if !used.is_empty() {
+                let grant: Grant = used.swap_remove(random.usize(..used.len()));
+                let ticket = Ticket(random.u64(..3));
+                let fences = if ticket == Ticket::ZERO {
+                    Fences::default()
+                } else {
+                    Fences::one(stream, ticket)
+                };
+                heap.give_back(grant.id, fences);
+            }
+        }
+        for grant in used {
+            if random.bool() {
+                heap.give_back(grant.id, Fences::default());
+            }
+        }
+        let release = heap.plan_trim(random.u64(..32) * MIB);
+        let done = release.spans.len();
+        heap.commit_trim(release, done);
+        heap.check().unwrap();
+        heap
+    }
+
+    /// The cost of the window from `start` on, if the requester may take all of it, block by block.
+    fn naive_cost(
+        heap: &Heap,
+        start: u64,
+        request: Request,
+        view: &View<'_>,
+        moves: u64,
+    ) -> Option<(u64, u64, bool)> {
+        let end = start + request.bytes;
+        let (mut maps, mut inside, mut is_pending, mut covered) = (0, 0, false, 0);
+        for (_, block) in heap.blocks.iter() {
+            let (low, high) = (block.address.max(start), block.end().min(end));
+            if low >= high {
+                continue;
+            }
+            covered += high - low;
+            match &block.state {
+                State::Free => {
+                    let touched = heap.chunks_touched(low, high);
+                    inside += heap.whole_chunks(block).both(touched).count();
+                }
+                State::Pending(fences) => {
+                    view.forecast(fences)?;
                     is_pending = true;
-                    forecast = forecast.and(piece);
                 }
-                Kind::Hole => {
-                    maps += self
-                        .chunks_touched(piece.start.max(start), piece.end.min(end))
-                        .count();
+                State::Hole => maps += heap.chunks_touched(low, high).count(),
+                _ => return None,
+            }
+        }
+        let elsewhere = heap.totals.whole_free_chunks - inside;
+        let new = maps - maps.min(elsewhere).min(moves);
+        (covered == request.bytes).then_some((new, maps, is_pending))
+    }
+
+    #[test]
+    fn one_scan_finds_the_cheapest_window_for_each_growth() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for round in 0..300 {
+            let heap = random_heap(&mut random, round % 4 > 0);
+            let alignment = [512, STEP, CHUNK, 3 * STEP][random.usize(..4)];
+            let bytes = random.u64(1..80) * STEP;
+            let request = Request { bytes, alignment };
+            let after = Clock::one(B, Ticket(random.u64(..3)));
+            let view = view(A, &after);
+            let naive = |moves, most: u64, has_holes: bool| {
+                let segments = heap.segments.iter().flatten();
+                let starts = segments.flat_map(|segment| {
+                    let first = segment.address.next_multiple_of(alignment);
+                    let step = if alignment < STEP { STEP } else { alignment };
+                    let end = (segment.address + segment.bytes).saturating_sub(bytes);
+                    (first..end + 1).step_by(step as usize)
+                });
+                let costs =
+                    starts.filter_map(|start| naive_cost(&heap, start, request, &view, moves));
+                let allowed = costs.filter(|(_, maps, _)| has_holes || *maps == 0);
+                allowed.min().filter(|(new, ..)| *new <= most)
+            };
+            let (left, spare) = (heap.chunks_left(), heap.chunks_to_spare(request));
+            let any = naive(u64::MAX, left, true);
+            for (growth, expected) in [
+                (Growth::None, naive(0, 0, false)),
+                (Growth::Remap, naive(u64::MAX, 0, true)),
+                (Growth::Allowed, any),
+                (Growth::New, naive(0, left, true).or(any)),
+                (Growth::Sparing(2), naive(2, left.min(spare), true).or(any)),
+            ] {
+                let offers = heap.offers(request, &view, growth);
+                let window = offers.window(growth);
+                let found = window.map(|window| (window.new, window.maps, window.is_pending));
+                assert_eq!(found, expected, "round {round}, {growth:?}, {request:?}");
+                assert_eq!(offers.new_chunks(growth), expected.map(|cost| cost.0));
+                if let Some(window) = window {
+                    let first = &heap.blocks[window.first];
+                    assert!((first.address..first.end()).contains(&window.start));
+                    assert_eq!(window.start % alignment, 0);
                 }
             }
         }
-        let elsewhere = self.totals.whole_free_chunks.saturating_sub(inside);
-        Window {
-            new: maps.saturating_sub(elsewhere.min(growth.moves())),
-            maps,
-            is_pending,
-            forecast,
-            start,
-            first: run[first].id,
+    }
+
+    /// Among pending windows of equal cost the one that is complete first is taken, wherever it lies in the run.
+    #[test]
+    fn window_expected_first_is_chosen_among_equal_ones() {
+        for early in 0..6 {
+            let mut heap = heap(true);
+            let blocks = [(); 12].map(|()| get(&mut heap, B, MIB).unwrap());
+            for (number, block) in (0..).zip(&blocks) {
+                heap.give_back(block.id, Fences::one(B, Ticket(1 + number)));
+            }
+            let pair = [2 * early + 1, 2 * early + 2];
+            let waits = |fence: Fence| {
+                let delay = if pair.contains(&fence.ticket.0) { 1 } else { 9 };
+                let donor = Donor {
+                    sealed_at: Some(Duration::ZERO),
+                    expected_at: Some(Duration::from_millis(delay)),
+                    number: delay,
+                    latency: Duration::from_millis(1),
+                };
+                let (now, tail) = (Duration::ZERO, Duration::ZERO);
+                WaitLimit::Unlimited.forecast(donor, Taker { now, tail })
+            };
+            let after = Clock::default();
+            let view = View {
+                waits: Some(&waits),
+                ..view(A, &after)
+            };
+            let offers = heap.offers(request(2 * MIB), &view, Growth::None);
+            let window = offers.window(Growth::None).unwrap();
+            assert_eq!(window.start, blocks[2 * early as usize].address);
         }
     }
 
-    /// Whole free handles of the piece that the window uses, which cannot be mapped elsewhere then.
-    fn whole_chunks_between(&self, piece: &Piece, start: u64, end: u64) -> u64 {
-        let block = &self.blocks[piece.id];
-        self.whole_chunks(block)
-            .both(self.chunks_touched(start.max(piece.start), end.min(piece.end)))
-            .count()
+    #[test]
+    fn plain_memory_could_grow_where_free_segments_make_room() {
+        let mut heap = heap(false);
+        let [held, free] = [20 * MIB, 8 * MIB].map(|bytes| grow(&mut heap, A, bytes).unwrap());
+        heap.give_back(free.id, Fences::default());
+        let clock = Clock::default();
+        let could_grow = |heap: &Heap, bytes| {
+            let offers = heap.offers(request(bytes), &view(A, &clock), Growth::None);
+            offers.could_grow()
+        };
+        assert!(
+            could_grow(&heap, 12 * MIB),
+            "8 MiB are free and 4 MiB are left"
+        );
+        assert!(!could_grow(&heap, 12 * MIB + 512));
+        heap.give_back(held.id, Fences::one(B, Ticket(1)));
+        assert!(
+            !could_grow(&heap, 12 * MIB + 512),
+            "pending memory makes no room"
+        );
+        assert!(take(&mut heap, A, 8 * MIB).is_some());
     }
 }

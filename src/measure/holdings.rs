@@ -16,7 +16,7 @@ fn place_of(stream: StreamId) -> usize {
     if stream == StreamId::SET_ASIDE {
         APART
     } else {
-        stream.0 as usize % APART
+        (stream.0 % APART as u64) as usize
     }
 }
 
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn what_is_held_is_known_by_stream() {
-        let [one, other, far] = [1, 2, 1 + APART as u32].map(StreamId);
+        let [one, other, far] = [1, 2, 1 + APART as u64].map(StreamId);
         let holdings = Holdings::default();
         assert!(holdings.streams().is_empty());
         holdings.note_granted(one);

@@ -1,309 +1,312 @@
-//! An allocation, awaited.
+//! Requests for blocks: one, one with room to grow into, or several together.
 
-use super::{AllocateWithRoom, Call, Pool};
+use super::layout::{expect_capacity_for, round_up};
+use super::request::{Attempt, Kind, Request, Taken};
+use super::{Layout, Pool, scope};
 use crate::block::Block;
+use crate::driver::{Driver, Part, Parts};
 use crate::error::AllocError;
+use crate::heap::{self, Placement};
 use crate::lane::Miss;
 use crate::measure::Tag;
-use crate::queue::{Acquisition, Caller, Demand, Registration, Terms, block_on, take_own};
+use crate::queue::{
+    Ask, Asker, Caller, Demand, Denial, Grant, Registration, Terms, Wants, take_own, try_now,
+};
 use crate::stream::Stream;
-use crate::sync::Arc;
-use std::future::Future;
-use std::panic::Location;
-use std::pin::Pin;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use crate::sync::{Arc, plain};
 
-/// The future of [`Pool::allocate`]: a [`Block`], once there is memory for it.
+/// The future of [`Pool::allocate`]: a [`Block`]. See [`Request`] for terms, errors and cancel safety.
 ///
-/// It borrows its handles, so that a grant from the stream's lane writes no shared count; clone them
-/// into an `async move` block where it must outlive them.
-///
-/// # Errors
-///
-/// - [`AllocError::TooLarge`] at once, when the request can never fit;
-/// - [`AllocError::InvalidAlignment`], [`AllocError::ForeignStream`] at once;
-/// - [`AllocError::TimedOut`] when a [timeout](Self::timeout) was set and is over;
-/// - [`AllocError::Closed`] when the pool is or was closed;
-/// - [`AllocError::Device`] when the device failed.
-///
-/// It never fails because memory is short for a moment: it waits.
-///
-/// # Cancel safety
-///
-/// Dropped before the grant, it leaves the queue. Dropped after it, the grant goes to the next. In
-/// neither case is memory lost, freed early, or a wake-up missed. A future that is forgotten
-/// (`mem::forget`) keeps its place or its grant, and nothing else.
-///
-/// # Panics
-///
-/// When polled after it was ready. On a device that checks orderings, with what it found.
-#[derive(Debug)]
-#[must_use = "futures do nothing unless polled"]
-pub struct Allocate<'a> {
-    pool: &'a Pool,
-    registration: &'a Arc<Registration>,
-    allocation: Acquisition<'a>,
-    bytes: u64,
-    alignment: u64,
-    tag: Option<Tag>,
-    terms: Terms,
-    location: &'static Location<'static>,
+/// It borrows its pool and its stream, so that a grant from the stream's lane writes no shared count. Use
+/// [`Pool::allocate_owned`] where the future must outlive them.
+pub type Allocate<'a> = Request<ForBlock<Borrowed<'a>>>;
+
+/// The future of [`Pool::allocate_owned`]: a [`Block`]. See [`Request`] for terms, errors and cancel safety.
+pub type AllocateOwned = Request<ForBlock<Owned>>;
+
+/// The future of [`Pool::allocate_many`]: a [`Block`] for each layout, in their order, or none of them. See
+/// [`Request`] for terms, errors and cancel safety.
+pub type AllocateMany<'a> = Request<ForBlocks<'a>>;
+
+/// A pool and one of its streams, as a request holds them.
+pub trait Handles: Unpin {
+    /// The pool.
+    fn pool(&self) -> &Pool;
+    /// The stream's registration.
+    fn registration(&self) -> &Arc<Registration>;
 }
 
-impl<'a> Allocate<'a> {
+/// A borrowed pool and stream.
+#[derive(Clone, Copy, Debug)]
+pub struct Borrowed<'a> {
+    pool: &'a Pool,
+    registration: &'a Arc<Registration>,
+}
+
+/// A pool and a stream of the request's own.
+#[derive(Clone, Debug)]
+pub struct Owned {
+    pub(super) pool: Pool,
+    pub(super) stream: Stream,
+}
+
+impl<'a> Borrowed<'a> {
     #[inline]
-    pub(crate) fn new(
-        pool: &'a Pool,
-        stream: &'a Stream,
-        bytes: u64,
-        location: &'static Location<'static>,
-    ) -> Self {
-        let registration = stream.registration();
+    pub(super) fn new(pool: &'a Pool, stream: &'a Stream) -> Self {
         Self {
             pool,
-            registration,
-            allocation: Acquisition::new((&**registration).into()),
-            bytes,
-            alignment: 1,
-            tag: None,
-            terms: Terms::default(),
-            location,
+            registration: stream.registration(),
         }
     }
+}
 
+impl Handles for Borrowed<'_> {
+    #[inline(always)]
+    fn pool(&self) -> &Pool {
+        self.pool
+    }
+
+    #[inline(always)]
+    fn registration(&self) -> &Arc<Registration> {
+        self.registration
+    }
+}
+
+impl Handles for Owned {
+    #[inline(always)]
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    #[inline(always)]
+    fn registration(&self) -> &Arc<Registration> {
+        self.stream.registration()
+    }
+}
+
+/// One block.
+#[derive(Clone, Copy, Debug)]
+pub struct ForBlock<H> {
+    handles: H,
+    layout: Layout,
+    room: Option<u64>,
+}
+
+impl<H> ForBlock<H> {
+    #[inline]
+    pub(super) fn new(handles: H, bytes: u64) -> Self {
+        Self {
+            handles,
+            layout: Layout::new(bytes),
+            room: None,
+        }
+    }
+}
+
+impl<H: Handles> Request<ForBlock<H>> {
     /// Aligns the block's address to `alignment` bytes: a power of two, up to the device's step. Every
     /// block is aligned to 512 bytes anyway.
     pub fn alignment(mut self, alignment: u64) -> Self {
-        self.alignment = alignment;
+        self.kind.layout.alignment = alignment;
         self
     }
 
-    /// Has the block counted for `tag` as long as it lives, and the wait for it: see
-    /// [`Pool::statistics_of_tag`](super::Pool::statistics_of_tag).
+    /// Keeps addresses for `bytes` more bytes above the block, into which it can [grow](Block::grow). Room takes
+    /// addresses and no memory; the memory comes as the block grows.
     ///
-    /// A tagged allocation adds to two numbers of the tag's own cache line, and so does its free:
-    /// threads that allocate for the same tag share that line, and nobody else does.
-    pub fn tag(mut self, tag: Tag) -> Self {
-        self.tag = Some(tag);
+    /// This needs virtual memory. The block is made of whole [chunks](crate::PoolConfig::chunk_bytes): choose
+    /// small chunks for blocks that begin small. A pool has several times as many addresses as its capacity; room
+    /// that one block keeps is unavailable to others until the block is freed.
+    ///
+    /// The block comes from the pool, also in the [scope](super::Reservation::scope) of a reservation.
+    ///
+    /// # Errors
+    /// When it is awaited: [`AllocError::NoRoom`] when there are not that many addresses in one piece, or memory
+    /// cannot be mapped at a chosen address.
+    pub fn room(mut self, bytes: u64) -> Self {
+        self.kind.room = Some(bytes);
         self
-    }
-
-    /// Waits no longer than `timeout`, measured by the device's clock from the moment at which it joins
-    /// the queue. No runtime's timer is needed.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.terms.timeout = Some(timeout);
-        self
-    }
-
-    /// Waits no longer than `within`, as with a [timeout](Self::timeout), and is due then: requests wait in
-    /// the order in which they are due, and one without a deadline is due a
-    /// [fixed time](super::PoolBuilder::due_after) after it came, 1 s by default.
-    ///
-    /// So a request with a deadline passes those that are due later, and no request is passed by any that
-    /// come after it is due, whatever their deadlines.
-    pub fn deadline(mut self, within: Duration) -> Self {
-        self.terms.deadline = Some(within);
-        self
-    }
-
-    /// Is due `steps` [priority steps](super::PoolBuilder::priority_step) earlier than it would be, of 1 s
-    /// each by default; later if negative. Default: 0.
-    ///
-    /// A request is passed by those of `n` steps more that come up to `n` steps later, and by no others: however
-    /// many come, nobody starves.
-    ///
-    /// ```
-    /// # use weirpool::{Pool, device::sim::SimDevice};
-    /// # use std::task::{Context, Waker};
-    /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).capacity(2 << 20).build()?;
-    /// # let stream = pool.create_stream()?;
-    /// # let context = &mut Context::from_waker(Waker::noop());
-    /// let block = pool.try_allocate(&stream, 2 << 20)?; // all there is
-    /// let mut batch = Box::pin(pool.allocate(&stream, 2 << 20));
-    /// let mut interactive = Box::pin(pool.allocate(&stream, 2 << 20).priority(1));
-    /// # assert!(batch.as_mut().poll(context).is_pending()); // it came first
-    /// # assert!(interactive.as_mut().poll(context).is_pending());
-    /// drop(block);
-    /// drop(device.block_on(interactive)?); // though the other came first
-    /// drop(device.block_on(batch)?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn priority(mut self, steps: i32) -> Self {
-        self.terms.priority = steps;
-        self
-    }
-
-    /// Keeps addresses for `bytes` more above the block, into which it can [grow](Block::grow): no memory, which
-    /// comes as it grows. Where memory is virtual. The block is made of whole
-    /// [handles](super::PoolBuilder::chunk_bytes), so choose them small for blocks that begin small.
-    ///
-    /// A pool has several times as many addresses as its capacity, and what room is kept of them is nobody else's
-    /// until the block is freed.
-    ///
-    /// It comes from the pool, also in a reservation's [scope](super::Reservation::scope).
-    pub fn room(self, bytes: u64) -> AllocateWithRoom<'a> {
-        let whose = (self.pool, self.registration);
-        AllocateWithRoom::new(
-            whose,
-            (self.bytes, bytes),
-            (self.tag, self.terms),
-            self.location,
-        )
     }
 }
 
-impl Allocate<'_> {
-    /// The same now or not at all, as [`Pool::try_allocate`](super::Pool::try_allocate), with the
-    /// alignment and the tag that were set.
-    ///
-    /// ```
-    /// # use weirpool::{Pool, Tag, device::sim::SimDevice};
-    /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).build()?;
-    /// # let stream = pool.register(&device.create_stream())?;
-    /// let tag = Tag::new("workspace");
-    /// let block = pool.allocate(&stream, 4096).alignment(4096).tag(tag).try_now()?;
-    /// assert_eq!(block.tag(), Some(tag));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`Pool::try_allocate`](super::Pool::try_allocate), and [`AllocError::InvalidAlignment`].
-    /// One that was polled before waits itself: it is told that there is not enough, and leaves the queue.
-    #[inline]
-    pub fn try_now(self) -> Result<Block, AllocError> {
-        self.pool.grant_now(self.call())
+impl<H: Handles> Kind for ForBlock<H> {
+    type Output = Block;
+
+    fn asker(&self) -> Asker<'_> {
+        (&**self.handles.registration()).into()
     }
 
-    /// Blocks this thread until there is memory: for callers without an executor, on plain threads or behind a
-    /// foreign interface. The thread waits in the same queue, on the same terms, and is woken by the same
-    /// frees; while it is parked it drives the pool for all who wait, as a [reclaimer](crate::Reclaimer) does.
-    ///
-    /// Inside a task it blocks the worker that runs it, and all other tasks of that worker with it: those that
-    /// would free what it waits for, too. `.await` there, or set a [timeout](Self::timeout). What moves the
-    /// device's clock must not be this thread: a simulated device's own
-    /// [executor](crate::device::sim::SimDevice::block_on), say, or who advances a
-    /// [manual](crate::device::sim::Clock::Manual) clock.
-    ///
-    /// ```
-    /// # use weirpool::{Pool, device::sim::SimDevice};
-    /// # use std::time::Duration;
-    /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).capacity(64 << 20).build()?;
-    /// # let (stream, other) = (pool.create_stream()?, pool.create_stream()?);
-    /// let all = pool.try_allocate(&stream, 64 << 20)?;
-    /// let thread = std::thread::spawn(move || drop(all));
-    /// let block = pool.allocate(&other, 1 << 20).timeout(Duration::from_secs(9)).blocking()?;
-    /// # thread.join().unwrap();
-    /// # drop(block);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As when it is [awaited](Self).
-    ///
-    /// # Panics
-    /// On a device that checks orderings, with what it found.
-    pub fn blocking(self) -> Result<Block, AllocError> {
-        let service = &self.registration.service;
-        block_on(service, self)
+    fn ask(&self, tag: Option<Tag>) -> Result<Ask, AllocError> {
+        let registration = self.handles.registration();
+        self.handles.pool().presence.expect_own(registration)?;
+        let driver = &registration.service.driver;
+        let Some(room) = self.room else {
+            return Ok(Ask {
+                demand: self.layout.demand(driver, tag)?,
+                wants: Wants::Block,
+            });
+        };
+        let chunk = super::grow::chunk_of(registration)?;
+        let room = room.checked_next_multiple_of(chunk);
+        let room = room.ok_or(AllocError::NoRoom { room: 0 })?;
+        let demand = super::grow::rounded(registration, self.layout.bytes, chunk, tag)?;
+        let parts = Parts::one(demand.as_part(), Placement::WithRoom(room));
+        let wants = Wants::Parts(parts);
+        Ok(Ask { demand, wants })
+    }
+
+    fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Block, AllocError> {
+        let Grant { ask, allocations } = grant;
+        let allocation = allocations.into_iter().next().expect("one was asked for");
+        let mut block = Block::new(self.handles.registration(), allocation, &ask.demand, caller)?;
+        if self.room.is_some() {
+            block.give_room();
+        }
+        Ok(block)
     }
 
     #[inline(always)]
-    fn call(&self) -> Call<'_> {
-        Call {
-            registration: self.registration,
-            bytes: self.bytes,
-            alignment: self.alignment,
-            tag: self.tag,
-            location: self.location,
+    fn take_at_once(&self, terms: &Terms) -> Result<Block, Miss> {
+        let Self {
+            handles,
+            layout,
+            room,
+        } = self;
+        if room.is_some() || terms.tag.is_some() {
+            return Err(Miss::Unasked);
         }
-    }
-}
-
-impl Allocate<'_> {
-    fn poll_slowly(
-        &mut self,
-        miss: Miss,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<Block, AllocError>> {
-        let demand = self
-            .pool
-            .demand(self.registration, self.bytes, self.alignment, self.tag)?;
-        let mut own = None;
-        if self.allocation.is_new() {
-            if let Some(drawn) = self.pool.draw(self.registration, &demand, self.location) {
-                self.allocation.end();
-                return Poll::Ready(drawn);
-            }
-            own = take_own(self.registration, &demand, miss);
-        }
-        let allocation = match own {
-            Some(allocation) => {
-                self.allocation.end();
-                allocation
-            }
-            None => match self.allocation.poll(&demand, &self.terms, context) {
-                Poll::Ready(allocation) => allocation?,
-                Poll::Pending => return self.draw_late(&demand),
-            },
-        };
-        let caller = Caller {
-            location: self.location,
-            waited: self.allocation.has_waited(),
-        };
-        Poll::Ready(Block::new(self.registration, allocation, &demand, caller))
+        take_from_lane(handles.pool(), handles.registration(), *layout)
     }
 
-    /// Into a place of its own. Would it be returned, it would be written where the plain case's block goes, and that
-    /// would go through memory as well.
-    #[cold]
-    #[inline(never)]
-    fn poll_into(
-        &mut self,
-        polled: &mut Poll<Result<Block, AllocError>>,
-        miss: Miss,
-        context: &mut Context<'_>,
-    ) {
-        *polled = self.poll_slowly(miss, context);
-    }
-
-    /// It waits. What the reservation of its scope lacked may be there by now: of what the pressure hook freed, say.
-    #[cold]
-    fn draw_late(&mut self, demand: &Demand) -> Poll<Result<Block, AllocError>> {
-        let drawn = self
-            .pool
-            .draw_late(self.registration, demand, self.location);
-        match drawn {
-            Some(drawn) => {
-                self.allocation.abandon();
-                Poll::Ready(drawn)
-            }
-            None => Poll::Pending,
-        }
-    }
-}
-
-impl Future for Allocate<'_> {
-    type Output = Result<Block, AllocError>;
-
-    #[inline(always)]
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let mut miss = Miss::Unasked;
-        if this.allocation.is_new() {
-            match this.pool.grant_at_once(this.call()) {
-                Ok(block) => {
-                    this.allocation.end();
-                    return Poll::Ready(Ok(block));
+    fn take_now(&self, ask: &Ask, attempt: Attempt) -> Result<Taken<Block>, Denial<'_>> {
+        let (registration, caller) = (self.handles.registration(), attempt.caller);
+        let allocation = match &ask.wants {
+            Wants::Parts(_) => return super::request::take_parts(self.asker(), ask, attempt),
+            Wants::Block => {
+                let pool = self.handles.pool();
+                if let Some(drawn) = scope::draw(pool, registration, &ask.demand, caller) {
+                    return Ok(Taken::Output(drawn));
                 }
-                Err(why) => miss = why,
+                match take_own(registration, &ask.demand, attempt.miss) {
+                    Some(allocation) => allocation,
+                    None => try_now(self.asker(), &ask.demand, attempt.effort)?,
+                }
             }
-        }
-        let mut polled = Poll::Pending;
-        this.poll_into(&mut polled, miss, context);
-        polled
+        };
+        let block = Block::new(registration, allocation, &ask.demand, caller);
+        Ok(Taken::Output(block))
     }
+
+    /// What the reservation of the scope lacked may have come back: of what the pressure hook freed, say.
+    #[cold]
+    fn take_late(&self, demand: &Demand, caller: Caller) -> Option<Result<Block, AllocError>> {
+        if self.room.is_some() {
+            return None;
+        }
+        let (pool, registration) = (self.handles.pool(), self.handles.registration());
+        scope::draw_late(pool, registration, demand, caller)
+    }
+}
+
+/// Takes the plain case: a block that the stream's lane has, untagged, while there are no observers and no scope of
+/// a reservation is entered.
+///
+/// # Errors
+/// When this is not the plain case. Nothing was checked then.
+#[inline(always)]
+pub(super) fn take_from_lane(
+    pool: &Pool,
+    registration: &Arc<Registration>,
+    layout: Layout,
+) -> Result<Block, Miss> {
+    let Layout { bytes, alignment } = layout;
+    let driver = &registration.service.driver;
+    let step = driver.settings.alignment;
+    let is_plain = plain::Arc::ptr_eq(&registration.presence, &pool.presence)
+        && registration.observers.is_none()
+        && bytes <= driver.capacity()
+        && alignment.is_power_of_two()
+        && alignment <= step
+        && !scope::is_any();
+    if !is_plain {
+        return Err(Miss::Unasked);
+    }
+    let rounded = round_up(bytes, step);
+    let surplus = (rounded - bytes) as u32;
+    let Registration { lane, slot, .. } = &**registration;
+    let (allocation, left) = driver.take_own_at_once(lane, slot, rounded, surplus)?;
+    let registration = left.unwrap_or_else(|| registration.clone());
+    // It may be a little larger than that.
+    let rounding = (allocation.bytes - bytes) as u32;
+    Ok(Block::at_once(registration, allocation, rounding))
+}
+
+/// Several blocks.
+#[derive(Debug)]
+pub struct ForBlocks<'a> {
+    pub(super) handles: Borrowed<'a>,
+    pub(super) layouts: Box<[Layout]>,
+}
+
+impl Kind for ForBlocks<'_> {
+    type Output = Vec<Block>;
+
+    fn asker(&self) -> Asker<'_> {
+        (&**self.handles.registration).into()
+    }
+
+    fn ask(&self, tag: Option<Tag>) -> Result<Ask, AllocError> {
+        let presence = &self.handles.pool.presence;
+        presence.expect_own(self.handles.registration)?;
+        ask_for_all(&presence.service.driver, &self.layouts, tag)
+    }
+
+    fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Vec<Block>, AllocError> {
+        let Grant { ask, allocations } = grant;
+        let Wants::Parts(parts) = &ask.wants else {
+            unreachable!("parts were asked for");
+        };
+        let blocks = allocations
+            .into_iter()
+            .zip(&*parts.all)
+            .map(|(allocation, part)| {
+                let demand = Demand::of_part(*part, ask.demand.tag);
+                Block::new(self.handles.registration, allocation, &demand, caller)
+            });
+        // All of them first: from here on each allocation has an owner, whatever becomes of the others.
+        let blocks: Vec<_> = blocks.collect();
+        blocks.into_iter().collect()
+    }
+}
+
+/// Checks layouts: what each part asks for, and what all of them are together.
+pub(super) fn ask_for_all(
+    driver: &Driver,
+    layouts: &[Layout],
+    tag: Option<Tag>,
+) -> Result<Ask, AllocError> {
+    let demands = layouts.iter().map(|layout| layout.demand(driver, tag));
+    let demands = demands.collect::<Result<Vec<_>, _>>()?;
+    let bytes = demands.iter().map(|demand| demand.request.bytes);
+    let bytes = bytes.fold(0u64, u64::saturating_add);
+    expect_capacity_for(bytes, driver)?;
+    let parts = demands.iter().map(|demand| Part {
+        request: demand.request,
+        rounding: demand.rounding,
+    });
+    let parts = Parts {
+        all: parts.collect::<plain::Arc<[_]>>(),
+        is_for_everybody: false,
+        placement: Placement::Anywhere,
+    };
+    let alignment = 1;
+    let demand = Demand {
+        request: heap::Request { bytes, alignment },
+        rounding: 0,
+        tag,
+    };
+    Ok(Ask {
+        demand,
+        wants: Wants::Parts(parts),
+    })
 }

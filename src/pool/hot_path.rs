@@ -118,7 +118,8 @@ fn a_miss_looks_into_the_lane_once() {
     let stream = pool.register(&device.create_stream()).unwrap();
     let looks = |alignment| {
         drop(census());
-        let block = pool.try_allocate_aligned(&stream, 8192, alignment).unwrap();
+        let block = pool.allocate(&stream, 8192).alignment(alignment).try_now();
+        let block = block.unwrap();
         let locks = census().locks.into_iter();
         let of_lanes = locks.filter(|(name, _)| *name == Guards::Lane);
         // Not to be had again.

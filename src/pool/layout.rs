@@ -1,6 +1,12 @@
-//! Sizes with alignments.
+//! Sizes with alignments, and their rounding to the pool's step.
 
-/// The size and the alignment of a block that is to be, in bytes.
+use crate::driver::Driver;
+use crate::error::AllocError;
+use crate::heap::Request;
+use crate::measure::Tag;
+use crate::queue::Demand;
+
+/// The size and the alignment of a block to allocate, in bytes.
 ///
 /// ```
 /// use weirpool::Layout;
@@ -18,7 +24,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// So many bytes.
+    /// Describes a block of `bytes` bytes without an alignment of its own.
     pub const fn new(bytes: u64) -> Self {
         Self {
             bytes,
@@ -26,9 +32,32 @@ impl Layout {
         }
     }
 
-    /// The same, aligned to so many bytes.
+    /// Aligns the block to `alignment` bytes.
     pub const fn alignment(self, alignment: u64) -> Self {
         Self { alignment, ..self }
+    }
+
+    /// Checks the layout against the pool's limits, and rounds it to the pool's step.
+    #[inline]
+    pub(super) fn demand(self, driver: &Driver, tag: Option<Tag>) -> Result<Demand, AllocError> {
+        let Self { bytes, alignment } = self;
+        expect_capacity_for(bytes, driver)?;
+        let largest = driver.capabilities.granularity;
+        if !alignment.is_power_of_two() || alignment > largest {
+            return Err(AllocError::InvalidAlignment { alignment, largest });
+        }
+        let step = driver.settings.alignment;
+        let request = Request {
+            bytes: round_up(bytes, step),
+            alignment: alignment.max(step),
+        };
+        debug_assert!(step <= u64::from(u32::MAX), "a step of gigabytes");
+        Ok(Demand {
+            // Less than a step, or a whole one for a request of zero bytes.
+            rounding: (request.bytes - bytes) as u32,
+            request,
+            tag,
+        })
     }
 }
 
@@ -42,4 +71,24 @@ impl From<std::alloc::Layout> for Layout {
     fn from(layout: std::alloc::Layout) -> Self {
         Self::new(layout.size() as u64).alignment(layout.align() as u64)
     }
+}
+
+/// Rounds up to a multiple of the step, and to one step at least. The step is a power of two, and the capacity a
+/// multiple of it: sizes up to the capacity do not overflow.
+#[inline(always)]
+pub(super) fn round_up(bytes: u64, step: u64) -> u64 {
+    (bytes.max(1) + (step - 1)) & !(step - 1)
+}
+
+/// # Errors
+/// When the pool's capacity is less than `requested` bytes.
+pub(super) fn expect_capacity_for(requested: u64, driver: &Driver) -> Result<(), AllocError> {
+    let capacity = driver.capacity();
+    if requested > capacity {
+        return Err(AllocError::TooLarge {
+            requested,
+            capacity,
+        });
+    }
+    Ok(())
 }

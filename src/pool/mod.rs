@@ -1,19 +1,19 @@
 //! The pool: the handle that everything begins with.
+#![allow(
+    private_interfaces,
+    reason = "the traits of requests are sealed: users cannot name them, nor what their methods take"
+)]
 
 mod admission;
 mod allocate;
-mod allocate_many;
 mod builder;
 mod close;
 mod debug;
-mod demand;
 mod describe;
-mod drawing;
 mod figures;
 mod fills;
 mod find;
 mod geometry;
-mod grant;
 mod grow;
 mod held;
 mod host_stream;
@@ -22,32 +22,31 @@ mod hot_path;
 mod known_streams;
 mod layout;
 mod own_stream;
+mod request;
 mod reservation;
-mod reserve;
+mod scope;
 mod tenants;
-mod terms;
 
-pub use allocate::Allocate;
-pub use allocate_many::AllocateMany;
+pub use allocate::{Allocate, AllocateMany, AllocateOwned};
 pub use builder::PoolBuilder;
-pub use drawing::Drawing;
 pub use find::{find_pool, pool_of, pools};
-pub use grow::AllocateWithRoom;
+pub use grow::Grow;
 pub(crate) use known_streams::KnownStreams;
 pub use layout::Layout;
-pub use reservation::Reservation;
-pub use reserve::Reserve;
-#[cfg(feature = "tower")]
-pub(crate) use terms::terms;
+pub use request::Request;
+pub use reservation::{GrowReservation, Reservation, Reserve};
+pub use scope::Drawing;
 
-use grant::Call;
+use allocate::{Borrowed, ForBlock, ForBlocks, Owned};
 use own_stream::OwnStream;
+use reservation::ForReservation;
 
 use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
 use crate::error::{AllocError, BuildError, StreamError};
 use crate::heap::PoolFigures;
-use crate::queue::{Demand, Presence, Reclaimer, Registration, Roll, Service};
+use crate::lane::Miss;
+use crate::queue::{Presence, Reclaimer, Registration, Roll, Service};
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -139,54 +138,153 @@ impl Pool {
         self.register(&OwnStream::new(device)?)
     }
 
-    /// Allocates `bytes` for use in the order of `stream`, waiting for memory if there is none.
+    /// Allocates `bytes` bytes for use in the order of `stream`, and waits for memory if there is none.
     ///
-    /// The future's first poll tries everything that the [reuse ladder](crate::Source) has. If that gives
-    /// nothing it joins the queue: first come, first served, and nothing behind the head is granted
-    /// first. Zero bytes are a valid request, for a block with an address of its own. See [`Allocate`]
-    /// for alignment, timeout, errors and cancellation.
+    /// The future's first poll tries every [source](crate::Source) of memory. If none has enough, it joins the
+    /// queue: first come, first served, and no request behind the head is granted before it. Zero bytes are a
+    /// valid request, for a block with an address of its own. See [`Request`] for the terms of waiting, errors and
+    /// cancel safety, and [`Allocate`] for alignment and room to grow into.
     #[inline]
     #[track_caller]
     pub fn allocate<'a>(&'a self, stream: &'a Stream, bytes: u64) -> Allocate<'a> {
-        Allocate::new(self, stream, bytes, Location::caller())
+        let kind = ForBlock::new(Borrowed::new(self, stream), bytes);
+        Request::new(kind, Location::caller())
     }
 
-    /// Allocates `bytes` for use in the order of `stream`, now or not at all.
+    /// Allocates `bytes` bytes like [`allocate`](Self::allocate), by a future that borrows nothing: it holds clones of
+    /// the pool and of the stream, can be stored, and moved to another task.
     ///
-    /// May call the device for memory, which takes some tens of microseconds there; where that blocks,
-    /// prefer [`allocate`](Self::allocate) in async code.
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// let staging: weirpool::AllocateOwned = pool.allocate_owned(&stream, 1 << 20);
+    /// let task = std::thread::spawn(move || staging.blocking());
+    /// let block = task.join().unwrap()?;
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[track_caller]
+    pub fn allocate_owned(&self, stream: &Stream, bytes: u64) -> AllocateOwned {
+        let (pool, stream) = (self.clone(), stream.clone());
+        let kind = ForBlock::new(Owned { pool, stream }, bytes);
+        Request::new(kind, Location::caller())
+    }
+
+    /// Allocates `bytes` bytes for use in the order of `stream`, if there is memory now.
+    ///
+    /// May call the device for memory, which takes some tens of microseconds; where that blocks, prefer
+    /// [`allocate`](Self::allocate) in async code.
     ///
     /// # Errors
-    /// [`AllocError::Exhausted`] when there is not enough, after asking what has completed, taking
-    /// back what lanes keep, and growing; and whenever anybody waits already. What another thread is
-    /// releasing or moving at that moment (a trim, a growth, the maintenance) counts as taken. Otherwise as
-    /// [`Allocate`].
+    /// [`AllocError::Exhausted`] when there is not enough memory, after polling completed events, flushing
+    /// caches, and growing; and whenever other requests wait already. Memory that another thread is releasing
+    /// or remapping at the moment (a trim, a growth, the maintenance) counts as taken. Otherwise those of
+    /// [`Request`].
     #[inline]
     #[track_caller]
     pub fn try_allocate(&self, stream: &Stream, bytes: u64) -> Result<Block, AllocError> {
-        self.try_allocate_aligned(stream, bytes, 1)
+        let location = Location::caller();
+        match allocate::take_from_lane(self, stream.registration(), Layout::new(bytes)) {
+            Ok(block) => Ok(block),
+            Err(miss) => self.try_allocate_slowly(stream, bytes, location, miss),
+        }
     }
 
-    /// The same with an alignment, in bytes: a power of two.
-    ///
-    /// # Errors
-    /// As [`try_allocate`](Self::try_allocate), and [`AllocError::InvalidAlignment`].
-    #[inline]
-    #[track_caller]
-    pub fn try_allocate_aligned(
+    #[cold]
+    #[inline(never)]
+    fn try_allocate_slowly(
         &self,
         stream: &Stream,
         bytes: u64,
-        alignment: u64,
+        location: &'static Location<'static>,
+        miss: Miss,
     ) -> Result<Block, AllocError> {
-        let call = Call {
-            registration: stream.registration(),
-            bytes,
-            alignment,
-            tag: None,
-            location: Location::caller(),
+        let kind = ForBlock::new(Borrowed::new(self, stream), bytes);
+        Request::new(kind, location).try_slowly(miss)
+    }
+
+    /// Allocates a block for each layout, all or none, from one position in the queue.
+    ///
+    /// A task that takes what it needs one block after the other may hold some blocks while it waits for more, and
+    /// two such tasks may wait for each other for ever. A task that asks for all of it at once cannot; nor can one
+    /// that [reserves](Self::reserve) it, where it is not known beforehand what will be needed when.
+    ///
+    /// ```
+    /// # use weirpool::{Layout, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// # device.block_on(async {
+    /// let layouts = [Layout::new(64 << 20), Layout::new(4096).alignment(4096)];
+    /// let [cache, table] = pool.allocate_many(&stream, layouts).await?.try_into().unwrap();
+    /// assert_eq!((cache.size(), table.address().is_aligned_to(4096)), (64 << 20, true));
+    /// # Ok::<(), weirpool::AllocError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[track_caller]
+    pub fn allocate_many<'a, L: Into<Layout>>(
+        &'a self,
+        stream: &'a Stream,
+        layouts: impl IntoIterator<Item = L>,
+    ) -> AllocateMany<'a> {
+        let kind = ForBlocks {
+            handles: Borrowed::new(self, stream),
+            layouts: layouts.into_iter().map(Into::into).collect(),
         };
-        self.grant_now(call)
+        Request::new(kind, Location::caller())
+    }
+
+    /// Sets `bytes` bytes aside, in one piece that is complete on every stream, and waits for them if they are not
+    /// free. Where memory is virtual, a piece of a [chunk](crate::PoolConfig::chunk_bytes) or more begins with a
+    /// chunk. See [`Reservation`] for its guarantees, and [`Request`] for the terms of waiting and errors.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let (stream, other) = (pool.create_stream()?, pool.create_stream()?);
+    /// # device.block_on(async {
+    /// let reservation = pool.reserve(96 << 20).await?; // all that the request will need
+    /// let prompt = reservation.allocate(&stream, 64 << 20)?; // does not wait, and does not fail
+    /// let cache = reservation.allocate(&other, 32 << 20)?;
+    /// drop(prompt);
+    /// let again = reservation.allocate(&stream, 16 << 20)?; // freed memory is available again
+    /// # drop((cache, again));
+    /// # Ok::<(), weirpool::AllocError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[track_caller]
+    pub fn reserve(&self, bytes: u64) -> Reserve<'_> {
+        let kind = ForReservation::whole(self, bytes);
+        Request::new(kind, Location::caller())
+    }
+
+    /// Sets a piece of memory aside for each layout, so that each of them can be allocated at any time, whatever else
+    /// was allocated and freed.
+    ///
+    /// ```
+    /// # use weirpool::{Layout, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// let layouts = [Layout::new(1 << 20), Layout::new(6000).alignment(4096)];
+    /// let reservation = pool.reserve_many(layouts).try_now()?;
+    /// let table = reservation.allocate(&stream, layouts[1])?;
+    /// # drop(table);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[track_caller]
+    pub fn reserve_many<L: Into<Layout>>(
+        &self,
+        layouts: impl IntoIterator<Item = L>,
+    ) -> Reserve<'_> {
+        let layouts = layouts.into_iter().map(Into::into).collect();
+        let kind = ForReservation::of_layouts(self, layouts);
+        Request::new(kind, Location::caller())
     }
 
     /// Asks the device what has completed, frees what that proves free, and serves who waits. Says
@@ -247,12 +345,6 @@ impl Pool {
     pub fn check_conserved(&self) -> Result<(), String> {
         self.service().driver.check_conserved()
     }
-}
-
-#[cold]
-fn exhausted(registration: &Registration, demand: &Demand) -> AllocError {
-    let Registration { service, lane, .. } = registration;
-    AllocError::Exhausted(service.exhausted(lane, demand).into())
 }
 
 impl fmt::Debug for Pool {

@@ -1,17 +1,27 @@
 //! Memory set aside for one holder.
 
-use super::drawing::{self, Drawing};
+use super::allocate::ask_for_all;
+use super::request::{Kind, Request};
+use super::scope::Drawing;
 use super::{Layout, Pool};
 use crate::block::Block;
-use crate::driver::{Allocations, Drawn};
+use crate::driver::Drawn;
 use crate::error::AllocError;
 use crate::measure::Tag;
-use crate::queue::{Caller, Demand, Registration, Reserved};
+use crate::queue::{Ask, Asker, Caller, Grant, Presence, Reserved, Wants};
 use crate::stream::Stream;
-use crate::sync::{Arc, plain};
+use crate::sync::Arc;
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
+
+/// The future of [`Pool::reserve`] and [`Pool::reserve_many`]: a [`Reservation`]. See [`Request`] for terms, errors
+/// and cancel safety.
+pub type Reserve<'a> = Request<ForReservation<'a>>;
+
+/// The future of [`Reservation::grow`]. See [`Request`] for terms and errors. If it fails or is dropped early, the
+/// reservation is unchanged.
+pub type GrowReservation<'a> = Request<ForReservationGrowth<'a>>;
 
 /// Memory that is set aside: what is allocated of it neither waits nor fails. Of [`Pool::reserve`] and
 /// [`Pool::reserve_many`].
@@ -57,18 +67,6 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    pub(super) fn new(
-        pool: &Pool,
-        allocations: Allocations,
-        tag: Option<Tag>,
-        location: &'static Location<'static>,
-    ) -> Self {
-        let reserved = Reserved::new(pool.presence.clone(), allocations, tag, location);
-        Self {
-            reserved: Arc::new(reserved),
-        }
-    }
-
     /// Allocates a part, for use in the order of `stream`: `bytes`, or a [`Layout`].
     ///
     /// # Errors
@@ -82,9 +80,9 @@ impl Reservation {
     ) -> Result<Block, AllocError> {
         let (layout, location) = (layout.into(), Location::caller());
         let registration = stream.registration();
-        let pool = self.pool();
-        let Layout { bytes, alignment } = layout;
-        let demand = pool.demand(registration, bytes, alignment, None)?;
+        let presence = self.reserved.presence();
+        presence.expect_own(registration)?;
+        let demand = layout.demand(&presence.service.driver, None)?;
         match self.reserved.draw(&registration.lane, &demand)? {
             Drawn::Allocation(allocation) => {
                 let waited = false;
@@ -119,15 +117,10 @@ impl Reservation {
         Pool::of_presence(self.reserved.presence().clone())
     }
 
-    /// Reserves so many bytes more, waiting for them in the queue like anybody: in a piece of their own.
+    /// Adds `bytes` to the reservation, in a piece of their own. Waits for them in the queue like any request, charged
+    /// to the reservation's tag.
     ///
-    /// Who holds a reservation and waits for more can be in a deadlock with others who do the same.
-    ///
-    /// # Errors
-    /// As [`Reserve`](super::Reserve); the reservation is as it was.
-    ///
-    /// # Cancel safety
-    /// Dropped early, it has changed nothing.
+    /// A task that holds a reservation and waits for more can be part of a deadlock with others that do the same.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -141,15 +134,19 @@ impl Reservation {
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub async fn grow(&mut self, bytes: u64) -> Result<(), AllocError> {
-        let pool = self.pool();
-        let mut reserve = pool.reserve(bytes);
-        if let Some(tag) = self.tag() {
-            reserve = reserve.tag(tag);
-        }
-        let allocations = std::future::poll_fn(|context| reserve.poll_allocations(context)).await?;
-        self.reserved.add(allocations);
-        Ok(())
+    ///
+    /// # Errors
+    /// Those of [`Request`]; the reservation is unchanged then.
+    ///
+    /// # Cancel safety
+    /// Dropped early, the reservation is unchanged.
+    #[track_caller]
+    pub fn grow(&mut self, bytes: u64) -> GrowReservation<'_> {
+        let reservation = self;
+        Request::new(
+            ForReservationGrowth { reservation, bytes },
+            Location::caller(),
+        )
     }
 
     /// Makes so many of the bytes that are not allocated a reservation of their own; rounded up to the
@@ -235,67 +232,108 @@ impl fmt::Debug for Reservation {
     }
 }
 
-impl Pool {
-    /// A block of the reservation in whose scope this is, if there is one of this pool, and it has one.
-    #[inline]
-    pub(super) fn draw(
-        &self,
-        registration: &Arc<Registration>,
-        demand: &Demand,
-        location: &'static Location<'static>,
-    ) -> Option<Result<Block, AllocError>> {
-        if !drawing::is_any() {
-            return None;
+/// A reservation of pieces.
+#[derive(Debug)]
+pub struct ForReservation<'a> {
+    pool: &'a Pool,
+    layouts: Box<[Layout]>,
+    /// Pieces of a chunk or more begin with a chunk.
+    is_whole: bool,
+}
+
+impl<'a> ForReservation<'a> {
+    pub(super) fn whole(pool: &'a Pool, bytes: u64) -> Self {
+        Self {
+            pool,
+            layouts: [Layout::new(bytes)].into(),
+            is_whole: true,
         }
-        let waited = false;
-        let caller = Caller { location, waited };
-        let reserved = self.in_scope(demand)?;
-        Self::draw_from(&reserved, registration, demand, caller)
     }
 
-    /// The same for who waits: what the reservation lacked may have come back to it.
-    #[cold]
-    pub(super) fn draw_late(
-        &self,
-        registration: &Arc<Registration>,
-        demand: &Demand,
-        location: &'static Location<'static>,
-    ) -> Option<Result<Block, AllocError>> {
-        let waited = true;
-        let caller = Caller { location, waited };
-        let reserved = self.in_scope(demand)?;
-        let may_do = reserved.left().0 >= demand.request.bytes;
-        may_do
-            .then(|| Self::draw_from(&reserved, registration, demand, caller))
-            .flatten()
+    pub(super) fn of_layouts(pool: &'a Pool, layouts: Box<[Layout]>) -> Self {
+        Self {
+            pool,
+            layouts,
+            is_whole: false,
+        }
+    }
+}
+
+impl Kind for ForReservation<'_> {
+    type Output = Reservation;
+
+    fn asker(&self) -> Asker<'_> {
+        asker_of(&self.pool.presence)
     }
 
-    /// The reservation in whose scope this is, if the demand is for it.
-    #[cold]
-    fn in_scope(&self, demand: &Demand) -> Option<Arc<Reserved>> {
-        drawing::innermost(|reserved| {
-            let is_its = demand.tag.is_none() || demand.tag == reserved.tag();
-            is_its && plain::Arc::ptr_eq(reserved.presence(), &self.presence)
+    fn ask(&self, tag: Option<Tag>) -> Result<Ask, AllocError> {
+        ask_for_reserved(&self.pool.presence, &self.layouts, self.is_whole, tag)
+    }
+
+    fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Reservation, AllocError> {
+        let Grant { ask, allocations } = grant;
+        let presence = self.pool.presence.clone();
+        let reserved = Reserved::new(presence, allocations, ask.demand.tag, caller.location);
+        Ok(Reservation {
+            reserved: Arc::new(reserved),
         })
     }
+}
 
-    fn draw_from(
-        reserved: &Arc<Reserved>,
-        registration: &Arc<Registration>,
-        demand: &Demand,
-        caller: Caller,
-    ) -> Option<Result<Block, AllocError>> {
-        let demand = Demand {
-            tag: None,
-            ..*demand
-        };
-        match reserved.draw(&registration.lane, &demand) {
-            Ok(Drawn::Allocation(allocation)) => {
-                let block = Block::reserved(registration, allocation, &demand, caller, reserved);
-                Some(block)
-            }
-            Ok(Drawn::Short { .. }) => None,
-            Err(error) => Some(Err(error)),
+/// One more piece of a reservation.
+#[derive(Debug)]
+pub struct ForReservationGrowth<'a> {
+    reservation: &'a mut Reservation,
+    bytes: u64,
+}
+
+impl Kind for ForReservationGrowth<'_> {
+    type Output = ();
+
+    fn asker(&self) -> Asker<'_> {
+        asker_of(self.reservation.reserved.presence())
+    }
+
+    /// On the account of the reservation.
+    fn ask(&self, _: Option<Tag>) -> Result<Ask, AllocError> {
+        let Self { reservation, bytes } = self;
+        let layouts = [Layout::new(*bytes)];
+        let presence = reservation.reserved.presence();
+        ask_for_reserved(presence, &layouts, true, reservation.tag())
+    }
+
+    fn granted(&mut self, grant: Grant, _: Caller) -> Result<(), AllocError> {
+        self.reservation.reserved.add(grant.allocations);
+        Ok(())
+    }
+}
+
+/// Memory that is set aside is in no stream's order.
+fn asker_of(presence: &Presence) -> Asker<'_> {
+    let service = &presence.service;
+    Asker {
+        service,
+        lane: &service.driver.nobody,
+    }
+}
+
+fn ask_for_reserved(
+    presence: &Presence,
+    layouts: &[Layout],
+    is_whole: bool,
+    tag: Option<Tag>,
+) -> Result<Ask, AllocError> {
+    let driver = &presence.service.driver;
+    let settings = &driver.settings;
+    if !settings.is_pooled {
+        return Err(AllocError::NotReservable);
+    }
+    let mut ask = ask_for_all(driver, layouts, tag)?;
+    if let Wants::Parts(parts) = &mut ask.wants {
+        parts.is_for_everybody = true;
+        if is_whole && settings.geometry.virtual_memory {
+            parts.align_to_chunks(settings.geometry.chunk_bytes);
         }
     }
+    Ok(ask)
 }

@@ -1,4 +1,6 @@
-//! The future of an allocation: the ladder first, the queue if that gives nothing.
+//! A request's two halves: an attempt without waiting ([`try_now`], [`try_all_now`]), and [`Waiting`] in the queue.
+//!
+//! The future that combines them is [`Request`](crate::Request), in the layer above.
 
 use super::hook::Asking;
 use super::notifier::Member;
@@ -16,7 +18,7 @@ use crate::measure::{LimitReached, Tag};
 use crate::rare::Rare;
 use crate::sync::Arc;
 use crate::trace;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 /// Who asks: on which stream, of which pool.
@@ -36,147 +38,86 @@ impl<'a> From<&'a Registration> for Asker<'a> {
     }
 }
 
-/// See the [module](self).
-#[derive(Debug)]
-pub(crate) struct Acquisition<'a> {
-    asker: Asker<'a>,
-    /// It was never polled.
-    is_new: bool,
-    has_waited: bool,
-    /// While it is in the queue.
-    waiting: Rare<Waiting>,
+/// What a request asks for: one block as the demand says, or several parts that the demand sums up.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) demand: Demand,
+    pub(crate) wants: Wants,
 }
 
+/// Memory that a waiting request was granted, with what it had asked for.
 #[derive(Debug)]
-struct Waiting {
+#[must_use = "granted memory that is dropped is lost"]
+pub(crate) struct Grant {
+    pub(crate) ask: Ask,
+    pub(crate) allocations: Allocations,
+}
+
+/// A request's place among the waiters, while it has one; see the [module](self). Dropped, it leaves the queue,
+/// and a grant that it did not take goes to others.
+#[derive(Debug)]
+pub(crate) struct Waiting(Rare<Membership>);
+
+#[derive(Debug)]
+struct Membership {
+    service: Arc<Service>,
     waiter: Arc<Waiter>,
     deadline: Option<(Duration, Alarm)>,
-    /// Rings when growth is not held back any longer.
+    /// Notifies when growth is no longer held back.
     _patience: Option<Alarm>,
-    /// The pressure hook, while it is at work for this.
+    /// The pressure hook, while it works for this request.
     asking: Option<Asking>,
     span: trace::Waiting,
 }
 
-impl<'a> Acquisition<'a> {
-    #[inline]
-    pub(crate) fn new(asker: Asker<'a>) -> Self {
-        Self {
-            asker,
-            is_new: true,
-            has_waited: false,
-            waiting: Rare::NONE,
-        }
-    }
+impl Waiting {
+    pub(crate) const NONE: Self = Self(Rare::NONE);
 
-    /// Whether it joined the queue.
-    #[inline]
-    pub(crate) fn has_waited(&self) -> bool {
-        self.has_waited
-    }
-
-    /// Whether it was never polled.
-    #[inline]
-    pub(crate) fn is_new(&self) -> bool {
-        self.is_new
-    }
-
-    /// It was never polled, and will not be.
-    #[inline]
-    pub(crate) fn end(&mut self) {
-        debug_assert!(self.is_new && self.waiting.is_none(), "it may wait");
-        self.is_new = false;
-    }
-
-    /// For one block; of who has no tag, after [asking its lane](take_own).
-    #[inline(never)]
-    pub(crate) fn poll(
+    /// Joins the queue with a request that was denied, if waiting may help. [`poll`](Self::poll) it next.
+    ///
+    /// # Errors
+    /// When waiting would not help, or the request is not admitted.
+    pub(crate) fn join(
         &mut self,
-        demand: &Demand,
+        asker: Asker<'_>,
+        denial: Denial<'_>,
+        ask: &Ask,
         terms: &Terms,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<Allocation, AllocError>> {
-        if !std::mem::take(&mut self.is_new) {
-            return self.poll_waiting(context).map_ok(only);
-        }
-        let denial = match try_now(self.asker, demand, Effort::Poll) {
-            Ok(allocation) => return Poll::Ready(Ok(allocation)),
-            Err(denial) => denial,
-        };
-        self.denied(denial, demand, Wants::Block, terms, context)
-            .map_ok(only)
-    }
-
-    /// For several, in the order of the parts.
-    pub(crate) fn poll_all(
-        &mut self,
-        demand: &Demand,
-        parts: &Parts,
-        terms: &Terms,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<Allocations, AllocError>> {
-        if !std::mem::take(&mut self.is_new) {
-            return self.poll_waiting(context);
-        }
-        let denial = match try_all_now(self.asker, *demand, parts, Effort::Poll) {
-            Ok(allocations) => return Poll::Ready(Ok(allocations)),
-            Err(denial) => denial,
-        };
-        self.denied(denial, demand, Wants::Parts(parts.clone()), terms, context)
-    }
-
-    /// There is nothing now: it waits, if that may help.
-    fn denied(
-        &mut self,
-        denial: Denial<'a>,
-        demand: &Demand,
-        wants: Wants,
-        terms: &Terms,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<Allocations, AllocError>> {
-        if self.asker.service.is_in_hook() {
-            return Poll::Ready(Err(self.asker.service.refusal_in_hook(denial, demand)));
+        waker: &Waker,
+    ) -> Result<(), AllocError> {
+        let Asker { service, lane } = asker;
+        if service.is_in_hook() {
+            return Err(denial.into_error(asker, &ask.demand));
         }
         let (patience, charge) = match denial {
-            Denial::Failed(error) => return Poll::Ready(Err(error)),
+            Denial::Failed(error) => return Err(error),
             Denial::Short(patience, charge) => (patience, charge),
             Denial::OverLimit(_) => (Expected::default(), None),
         };
-        let Asker { service, lane } = self.asker;
-        let now = service.driver.device.now();
+        let driver = &service.driver;
+        let (now, limit) = (driver.device.now(), terms.limit());
+        let asked = ask.demand.asked(lane);
         let newcomer = Newcomer {
             lane,
-            demand: *demand,
-            wants,
+            demand: ask.demand,
+            wants: ask.wants.clone(),
             due: terms.due(now, &service.rules),
             since: now,
             patience,
-            waker: context.waker(),
-            limit: terms.limit(),
+            waker,
+            limit,
             charge,
         };
-        if let Err(refusal) = self.join(newcomer) {
-            return Poll::Ready(Err(refusal));
-        }
-        self.poll_waiting(context)
-    }
-
-    fn join(&mut self, newcomer: Newcomer<'_>) -> Result<(), AllocError> {
-        let Asker { service, lane } = self.asker;
-        let driver = &service.driver;
-        let (now, waker, limit) = (newcomer.since, newcomer.waker, newcomer.limit);
-        let asked = newcomer.demand.asked(lane);
         let waiter = service.queue.join(newcomer, &service.rules, &driver.gate)?;
-        let alarm = |at| Alarm::new(&driver.device, at, waker);
         let deadline = limit.map(|limit| {
             let at = now.saturating_add(limit);
-            (at, alarm(at))
+            (at, Alarm::new(&driver.device, at, waker))
         });
         let is_patient = !waiter.patience.fences.is_empty();
-        // The notifier, whose members are kept up to date: the waker of this poll may not be the one that counts.
+        // The notifier's members are kept up to date: the waker of this poll may be replaced by a later one.
         let patience = is_patient.then(|| service.notify_at(waiter.patience.until));
-        self.has_waited = true;
-        self.waiting = Rare::new(Waiting {
+        self.0 = Rare::new(Membership {
+            service: service.clone(),
             waiter,
             deadline,
             _patience: patience,
@@ -186,66 +127,122 @@ impl<'a> Acquisition<'a> {
         Ok(())
     }
 
-    fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<Allocations, AllocError>> {
-        let is_waiting = self.waiting.is_some();
-        assert!(is_waiting, "an allocation was polled after it was ready");
-        let polled = self.look(context);
-        if let Poll::Ready(answer) = &polled {
-            self.finish(answer.is_ok());
-        }
-        polled
+    /// What the waiting request asks for.
+    pub(crate) fn demand(&self) -> Option<&Demand> {
+        Some(&self.0.as_deref()?.waiter.demand)
     }
 
-    /// Looks for a grant, and counts it: it is taken.
-    fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Allocations, AllocError>> {
-        let looked = self.look_and_serve(context);
-        if let (Poll::Ready(Ok(allocations)), Some(waiting)) = (&looked, &*self.waiting) {
-            let waiter = &waiting.waiter;
+    /// Looks whether the request was granted or has failed; if neither, serves the queue and looks again.
+    ///
+    /// # Panics
+    /// When no request waits here.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Grant, AllocError>> {
+        let membership = self.0.as_deref_mut();
+        let membership = membership.expect("a request was polled after it was ready");
+        let polled = membership.look(context);
+        let Poll::Ready(answer) = polled else {
+            return Poll::Pending;
+        };
+        let waiter = membership.waiter.clone();
+        if let Ok(allocations) = &answer {
             match &waiter.wants {
                 Wants::Block => count(&waiter.lane, &allocations[0], &waiter.demand),
                 Wants::Parts(parts) => count_parts(&waiter.lane, allocations, parts),
             }
         }
-        looked
+        self.finish(answer.is_ok());
+        Poll::Ready(answer.map(|allocations| {
+            let ask = Ask {
+                demand: waiter.demand,
+                wants: waiter.wants.clone(),
+            };
+            Grant { ask, allocations }
+        }))
     }
 
-    /// Looks whether something came; if not, serves, and looks again.
-    fn look_and_serve(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<Allocations, AllocError>> {
-        let waiting = self.waiting.as_deref_mut();
-        let Waiting {
+    /// Leaves the queue. A grant that came in the meantime goes to others.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn abandon(&mut self) {
+        self.finish(false);
+    }
+
+    /// Leaves the queue, whatever the outcome. A grant that was not taken goes to others.
+    fn finish(&mut self, was_served: bool) {
+        let Some(membership) = self.0.take() else {
+            return;
+        };
+        let Membership {
+            service,
+            waiter,
+            span,
+            ..
+        } = *membership;
+        let left_over = waiter.cancel();
+        let so_long = service.driver.device.now().saturating_sub(waiter.since);
+        let waited = was_served.then_some(so_long);
+        let left = service.queue.leave(&waiter, waited, &service.driver.gate);
+        let spills = left.spills;
+        drop(left);
+        if let (Some(tag), false, false) = (waiter.demand.tag, was_served, waiter.is_held()) {
+            service.uncharge(tag, waiter.demand.request.bytes);
+        }
+        service.driver.write_down(|| HistoryEvent::Waited {
+            stream: waiter.lane.id.of_a_stream(),
+            requested: waiter.demand.requested(),
+            tag: waiter.demand.tag,
+            waited: so_long,
+            served: was_served,
+        });
+        Service::see_off(&service, &waiter, spills);
+        span.end(waited.map_or(trace::Outcome::Abandoned, trace::Outcome::Served));
+        let Some(allocations) = left_over else {
+            return;
+        };
+        if injected("grant-dropped-with-its-future") {
+            return std::mem::forget(allocations);
+        }
+        service.driver.give_all_back(&waiter.lane, allocations);
+    }
+}
+
+impl Membership {
+    /// Looks for an answer; if there is none, serves, and looks again.
+    fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Allocations, AllocError>> {
+        let Self {
+            service,
             waiter,
             deadline,
             asking,
             ..
-        } = waiting.expect("only who waits looks");
-        let service = self.asker.service;
+        } = self;
+        let service = &*service;
         let waker = context.waker();
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
-        // Enlisted first, then looked, or served: what comes in between rings.
-        if waiter.is_held() {
-            let member = Member::Held(waiter.sort_key.position);
-            service.notifier.enlist(member, waker);
-            if let Some(refusal) = service.refusal_of(&waiter.demand) {
-                return Poll::Ready(Err(refusal));
-            }
+        // Enlists first, then looks or serves: whatever comes in between notifies.
+        let (position, is_held) = (waiter.sort_key.position, waiter.is_held());
+        let member = match is_held {
+            true => Member::Held(position),
+            false => Member::Waiter(position),
+        };
+        service.notifier.enlist(member, waker);
+        if let Some(refusal) = service.refusal_of(&waiter.demand) {
+            return Poll::Ready(Err(refusal));
+        }
+        if is_held {
             if let Some(tag) = waiter.demand.tag {
                 service.check_quota(tag);
             }
         } else {
-            let member = Member::Waiter(waiter.sort_key.position);
-            service.notifier.enlist(member, waker);
             Service::ensure_reclaimer(service);
             Service::serve(service);
             if asking.is_none() {
                 *asking = Service::ask(service, waiter);
             }
             if asking.as_mut().is_some_and(|asking| asking.poll(context)) {
-                // What it freed is there to be served.
+                // The memory that it freed is there to be served.
                 *asking = None;
             }
         }
@@ -265,63 +262,22 @@ impl<'a> Acquisition<'a> {
 
     /// A grant that came in the same moment is taken: the memory is there.
     fn time_out(&mut self, now: Duration) -> Result<Allocations, AllocError> {
-        let waiting = self.waiting.as_deref();
-        let waiter = &waiting.expect("only who waits times out").waiter;
+        let waiter = &self.waiter;
         if let Some(allocations) = waiter.cancel() {
             return Ok(allocations);
         }
-        let shortfall = self.asker.service.exhausted(&waiter.lane, &waiter.demand);
+        let shortfall = self.service.exhausted(&waiter.lane, &waiter.demand);
         Err(AllocError::TimedOut {
             waited: now.saturating_sub(waiter.since),
             shortfall: shortfall.into(),
         })
     }
-
-    /// Leaves the queue, whatever the outcome. Returns what was granted and not taken.
-    fn finish(&mut self, was_served: bool) -> Option<Allocations> {
-        let Waiting { waiter, span, .. } = *self.waiting.take()?;
-        let service = self.asker.service;
-        let left_over = waiter.cancel();
-        let so_long = service.driver.device.now().saturating_sub(waiter.since);
-        let waited = was_served.then_some(so_long);
-        let left = service.queue.leave(&waiter, waited, &service.driver.gate);
-        let spills = left.spills;
-        drop(left);
-        if let (Some(tag), false, false) = (waiter.demand.tag, was_served, waiter.is_held()) {
-            service.uncharge(tag, waiter.demand.request.bytes);
-        }
-        service.driver.write_down(|| HistoryEvent::Waited {
-            stream: waiter.lane.id.of_a_stream(),
-            requested: waiter.demand.requested(),
-            tag: waiter.demand.tag,
-            waited: so_long,
-            served: was_served,
-        });
-        Service::see_off(service, &waiter, spills);
-        span.end(waited.map_or(trace::Outcome::Abandoned, trace::Outcome::Served));
-        left_over
-    }
 }
 
-impl Acquisition<'_> {
-    /// It waits no longer. What was granted in the meantime goes to others.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn abandon(&mut self) {
-        if let Some(allocations) = self.finish(false) {
-            if injected("grant-dropped-with-its-future") {
-                return std::mem::forget(allocations);
-            }
-            let Asker { service, lane } = self.asker;
-            service.driver.give_all_back(lane, allocations);
-        }
-    }
-}
-
-impl Drop for Acquisition<'_> {
+impl Drop for Waiting {
     #[inline]
     fn drop(&mut self) {
-        if self.waiting.is_some() {
+        if self.0.is_some() {
             self.abandon();
         }
     }
@@ -337,6 +293,19 @@ pub(crate) enum Denial<'a> {
     OverLimit(Tag),
     /// Waiting would not help.
     Failed(AllocError),
+}
+
+impl Denial<'_> {
+    /// The error of a request that does not wait.
+    #[cold]
+    pub(crate) fn into_error(self, asker: Asker<'_>, demand: &Demand) -> AllocError {
+        let Asker { service, lane } = asker;
+        match self {
+            Self::Failed(error) => error,
+            Self::Short(..) => AllocError::Exhausted(service.exhausted(lane, demand).into()),
+            Self::OverLimit(tag) => service.limit_reached(tag, demand.request.bytes),
+        }
+    }
 }
 
 /// What the stream's lane has, of who has no tag to claim for, and may not have asked it yet.
@@ -487,9 +456,4 @@ fn count_parts(lane: &Lane, allocations: &Allocations, parts: &Parts) {
     for (allocation, part) in allocations.iter().zip(&*parts.all) {
         count(lane, allocation, &Demand::of_part(*part, None));
     }
-}
-
-fn only(mut allocations: Allocations) -> Allocation {
-    debug_assert_eq!(allocations.len(), 1);
-    allocations.pop().expect("one was asked for")
 }

@@ -7,7 +7,7 @@
 
 use super::Service;
 use super::waiters::Waiter;
-use crate::error::{AllocError, Shortfall};
+use crate::error::Shortfall;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
 use crate::trace;
 use async_trait::async_trait;
@@ -41,7 +41,7 @@ use std::task::{Context, Poll};
 /// An error, or a panic, is told to a subscriber of `tracing`, and the request waits on.
 ///
 /// It may allocate from the same pool, say a staging buffer: within its future such allocations go ahead of
-/// the queue, and never wait, nor ask: they fail with [`AllocError::Exhausted`] where there is not enough.
+/// the queue, and never wait, nor ask: they fail with [`AllocError::Exhausted`](crate::AllocError::Exhausted) where there is not enough.
 ///
 /// It works for the pool, though in the task of whoever is short: the [scopes](crate::Reservation::scope) that the
 /// request was made in are not the hook's, and nothing that it allocates is taken from what was set aside there. It
@@ -194,19 +194,6 @@ impl Service {
     /// Whether this thread is within the hook of this pool.
     pub(super) fn is_in_hook(&self) -> bool {
         INSIDE.with_borrow(|inside| inside.contains(&self.name()))
-    }
-
-    /// Why an allocation within the hook gets nothing.
-    pub(super) fn refusal_in_hook(
-        &self,
-        denial: super::Denial<'_>,
-        demand: &super::Demand,
-    ) -> AllocError {
-        match denial {
-            super::Denial::Failed(error) => error,
-            super::Denial::Short(..) => AllocError::Exhausted(self.shortfall(demand).into()),
-            super::Denial::OverLimit(tag) => self.limit_reached(tag, demand.request.bytes),
-        }
     }
 
     fn name(&self) -> usize {

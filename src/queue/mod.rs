@@ -71,7 +71,7 @@ mod terms;
 mod waiters;
 
 pub use admission::QueueLimit;
-pub(crate) use allocate::{Acquisition, Asker, Denial, take_own, try_all_now, try_now};
+pub(crate) use allocate::{Ask, Asker, Denial, Grant, Waiting, take_own, try_all_now, try_now};
 pub(crate) use blocking::block_on;
 pub(crate) use charge::Charge;
 pub(crate) use demand::{Demand, Wants};

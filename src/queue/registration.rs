@@ -3,7 +3,7 @@
 use super::natives::{Native, Roll};
 use super::{Observers, Service};
 use crate::device::DeviceStream;
-use crate::error::StreamError;
+use crate::error::{AllocError, StreamError};
 use crate::lane::{Lane, RefCache, Slot, Slots};
 use crate::measure::Tag;
 use crate::sync::{Arc, Lasting, Ordering, SharedNumber, plain};
@@ -16,6 +16,24 @@ pub(crate) struct Presence {
     /// The pool's name, if it has one.
     pub(crate) name: Option<plain::Arc<str>>,
     pub(crate) roll: Roll,
+}
+
+impl Presence {
+    /// # Errors
+    /// When the stream was registered with another pool.
+    ///
+    /// # Panics
+    /// On a device that checks orderings, with a violation that was found where no caller could be told.
+    #[inline]
+    pub(crate) fn expect_own(&self, registration: &Registration) -> Result<(), AllocError> {
+        if !std::ptr::eq(&*registration.presence, self) {
+            return Err(AllocError::ForeignStream);
+        }
+        if let Some(observers) = registration.observers.as_deref() {
+            observers.call_out();
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Presence {

@@ -1,6 +1,7 @@
 //! On what terms somebody waits, and by what rules the pool has them wait.
 
 use super::QueueLimit;
+use crate::measure::Tag;
 use std::time::Duration;
 
 /// No clock gets there: whoever waits that long waits for ever, and no alarm is set for it.
@@ -9,14 +10,16 @@ const NEVER: Duration = Duration::from_secs(1 << 40);
 /// So many are looked at, from the head on, where some may overtake.
 const LOOKED_AT: usize = 64;
 
-/// What a request says of its waiting.
+/// On what terms a request waits, and to which account it goes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
-    /// It waits no longer than this.
+    /// The account that it is charged to.
+    pub(crate) tag: Option<Tag>,
+    /// The longest time that it waits.
     pub(crate) timeout: Option<Duration>,
-    /// The same, and it is due then.
+    /// The longest time that it waits, at the end of which it is due.
     pub(crate) deadline: Option<Duration>,
-    /// How many steps earlier it is due.
+    /// How many priority steps earlier it is due.
     pub(crate) priority: i32,
 }
 
@@ -142,7 +145,7 @@ mod tests {
         let terms = Terms {
             timeout: Some(SECOND),
             deadline: Some(SECOND * 2),
-            priority: 0,
+            ..Terms::default()
         };
         assert_eq!(terms.limit(), Some(SECOND));
         let for_ever = Terms {

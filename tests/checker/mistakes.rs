@@ -188,7 +188,11 @@ fn every_public_call_names_the_users_place() {
     assert_eq!(places(&world), (line, Some(end)));
 
     let line = line!() + 1;
-    let block = pool.try_allocate_aligned(stream, MIB, 4096).unwrap();
+    let block = pool
+        .allocate(stream, MIB)
+        .alignment(4096)
+        .try_now()
+        .unwrap();
     spoil(block.address());
     drop(block);
     assert_eq!(places(&world), (line, None));

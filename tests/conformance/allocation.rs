@@ -59,8 +59,12 @@ pub(crate) fn alignment_is_honoured_and_nonsense_refused<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
     let largest = site.bench.device().capabilities().granularity;
-    let aligned =
-        |alignment| (site.pool).try_allocate_aligned(&worker.stream, 700 + alignment, alignment);
+    let aligned = |alignment| {
+        (site.pool)
+            .allocate(&worker.stream, 700 + alignment)
+            .alignment(alignment)
+            .try_now()
+    };
     let powers = (0..).map(|power| 1u64 << power);
     let blocks: Vec<_> = powers
         .take_while(|alignment| *alignment <= largest)
@@ -73,7 +77,11 @@ pub(crate) fn alignment_is_honoured_and_nonsense_refused<B: Bench>() {
     drop(worker.take(1));
     for alignment in [0, 3, 12, 4095, 2 * largest] {
         let expected = AllocError::InvalidAlignment { alignment, largest };
-        let refused = site.pool.try_allocate_aligned(&worker.stream, 1, alignment);
+        let refused = site
+            .pool
+            .allocate(&worker.stream, 1)
+            .alignment(alignment)
+            .try_now();
         assert_eq!(refused.unwrap_err(), expected);
     }
     assert_no_overlap(blocks.iter().map(|(_, block)| block));

@@ -51,7 +51,7 @@ pub(crate) fn what_a_block_grows_by_comes_after_its_earlier_life<B: Bench>() {
     below.used_on(&other.stream).unwrap();
     let gate = worker.use_until_opened(&above, 7);
     drop(above);
-    below.try_grow(6 * MIB).unwrap();
+    below.grow(6 * MIB).try_now().unwrap();
     other.fill(&below, 8);
     site.bench.let_run();
     gate.open();

@@ -126,7 +126,7 @@ fn one_allocation_may_ask_for_more_than_its_pool() {
     let block = now(pool.allocate(&home, 1).alignment(1 << 16)).unwrap();
     assert!(block.address().is_aligned_to(1 << 16));
     assert_eq!(block.size(), 4096);
-    let least = pool.try_allocate_aligned(&home, 1, 16).unwrap();
+    let least = pool.allocate(&home, 1).alignment(16).try_now().unwrap();
     assert!(least.address().is_aligned_to(4096));
 }
 

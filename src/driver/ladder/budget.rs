@@ -2,8 +2,8 @@
 
 use super::Climb;
 use crate::driver::Driver;
-use crate::heap::Growth;
 use crate::heap::policy::WaitLimit;
+use crate::heap::{Growth, Offers, Plan};
 
 impl Climb<'_> {
     /// How this request is to grow. Where the device has no new memory, what is free has to do.
@@ -17,35 +17,33 @@ impl Climb<'_> {
         growth
     }
 
-    /// The same while it may not take new memory yet. What the budget has no moves for would be new, and is waited for
-    /// like all that is; unless there is nothing new to be had.
-    pub(super) fn growth_held_back(&self, waits: Option<WaitLimit>) -> Growth {
-        let growth = self.growth();
-        if growth.is_sparing() && self.new_chunks(waits, growth) > Some(0) {
+    /// Returns the growth for a request that may not take new memory yet. Where the budget lacks moves, a plan would
+    /// take new memory instead, so the request waits; unless there is no new memory to take.
+    pub(super) fn growth_held_back(offers: &Offers, growth: Growth) -> Growth {
+        if growth.is_sparing() && offers.new_chunks(growth) > Some(0) {
             Growth::None
         } else {
             Growth::Remap
         }
     }
 
-    /// The device refused what was to be new: whether less of it would do, were more that is free moved.
-    pub(super) fn could_do_with_less(&self, waits: Option<WaitLimit>, growth: Growth) -> bool {
+    /// Plans with fewer new chunks than the device refused, by moving more free ones.
+    pub(super) fn plan_with_less(&self, waits: Option<WaitLimit>) -> Option<Plan> {
+        let (request, growth) = (self.request, Growth::Allowed);
         let chunk = self.driver.settings.geometry.chunk_bytes;
-        let is_less = |new| new * chunk < self.refused.get();
-        self.was_refused_new(growth) && self.new_chunks(waits, Growth::Allowed).is_some_and(is_less)
+        self.with_waits(waits, |view| {
+            let mut heap = self.driver.heap.lock();
+            let offers = heap.offers(request, view, growth);
+            let new = offers.new_chunks(growth)? * chunk;
+            let is_less = new < self.refused.get();
+            is_less.then(|| heap.plan_from(&offers, request, view.placement, growth))?
+        })
     }
 
     /// Whether the device refused what was to be new, that moves might have been made for. What it refuses to map is not
     /// tried again: a handle is lost each time.
     pub(in crate::driver) fn was_refused_new(&self, growth: Growth) -> bool {
         growth.is_sparing() && self.refused.get() >= self.driver.settings.geometry.chunk_bytes
-    }
-
-    fn new_chunks(&self, waits: Option<WaitLimit>, growth: Growth) -> Option<u64> {
-        self.with_waits(waits, |view| {
-            let heap = self.driver.heap.lock();
-            heap.new_chunks(self.request, view, growth)
-        })
     }
 }
 

@@ -15,26 +15,33 @@ impl Climb<'_> {
         let waits = waits.filter(|_| self.may_wait());
         let held_back_by = self.held_back_by();
         let is_held_back = !held_back_by.fences.is_empty();
-        let growth = match () {
-            () if !self.may_call() => Growth::None,
-            () if is_held_back => self.growth_held_back(waits),
-            () => self.growth(),
+        let growth = if self.may_call() {
+            self.growth()
+        } else {
+            Growth::None
         };
-        if let Some(allocation) = self.fetch(waits, growth)? {
+        // One scan answers what a plan costs, whether growing would help, and what to claim.
+        let (plan, growth, could_grow) = self.with_waits(waits, |view| {
+            let mut heap = self.driver.heap.lock();
+            let offers = heap.offers(self.request, view, growth);
+            let growth = if is_held_back && self.may_call() {
+                Self::growth_held_back(&offers, growth)
+            } else {
+                growth
+            };
+            let plan = heap.plan_from(&offers, self.request, view.placement, growth);
+            (plan, growth, offers.could_grow())
+        });
+        if let Some(allocation) = self.fetch_planned(plan, waits, growth)? {
             return Ok(Some(allocation));
         }
         if is_held_back {
             return Err(Refusal::Short(held_back_by));
         }
-        if growth == Growth::None && self.could_grow() {
+        if growth == Growth::None && could_grow {
             return Err(Refusal::NeedsThread);
         }
         Ok(None)
-    }
-
-    fn could_grow(&self) -> bool {
-        let heap = self.driver.heap.lock();
-        heap.could_grow(self.request, &self.view())
     }
 
     pub(super) fn device_wait(&self, limit: WaitLimit) -> Result<Option<Allocation>, Refusal> {
@@ -68,21 +75,8 @@ impl Climb<'_> {
         Ok(self.fetch(None, Growth::Allowed)?)
     }
 
-    /// Puts a span together, with the device's help if it may grow. What the device has no new memory for is moved.
-    /// `waits` only if the stream may wait at all.
+    /// Builds a contiguous range, with the device's help if it may grow. `waits` is set only if the stream may wait.
     fn fetch(
-        &self,
-        waits: Option<WaitLimit>,
-        growth: Growth,
-    ) -> Result<Option<Allocation>, DeviceError> {
-        let allocation = self.fetch_so(waits, growth)?;
-        if allocation.is_none() && self.could_do_with_less(waits, growth) {
-            return self.fetch_so(waits, Growth::Allowed);
-        }
-        Ok(allocation)
-    }
-
-    fn fetch_so(
         &self,
         waits: Option<WaitLimit>,
         growth: Growth,
@@ -90,10 +84,25 @@ impl Climb<'_> {
         let plan = self.with_waits(waits, |view| {
             self.driver.heap.lock().plan(self.request, view, growth)
         });
+        self.fetch_planned(plan, waits, growth)
+    }
+
+    /// Carries a plan out. If the device refuses its new chunks, takes fewer and moves more free ones.
+    fn fetch_planned(
+        &self,
+        plan: Option<Plan>,
+        waits: Option<WaitLimit>,
+        growth: Growth,
+    ) -> Result<Option<Allocation>, DeviceError> {
+        let carry_out = |plan| self.carry_out(plan, For::Stream(self.lane.id));
         let Some(plan) = plan else {
             return Ok(None);
         };
-        self.carry_out(plan, For::Stream(self.lane.id))
+        let allocation = carry_out(plan)?;
+        if allocation.is_none() && self.was_refused_new(growth) {
+            return self.plan_with_less(waits).map_or(Ok(None), carry_out);
+        }
+        Ok(allocation)
     }
 
     /// Carries a plan out for the stream, or for a reservation. None, if the device has no memory for it.

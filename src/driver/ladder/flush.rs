@@ -22,8 +22,8 @@ impl Climb<'_> {
             heap.take_good_fit(self.request, &self.view())
         };
         match fit {
-            Fit::GoodFit(grant) => return Some(self.lend(grant, Source::Free)),
-            Fit::LooseFit => self.is_loose_fit.set(true),
+            Fit::Good(grant) => return Some(self.lend(grant, Source::Free)),
+            Fit::Loose => self.is_loose_fit.set(true),
             Fit::None => {}
         }
         None

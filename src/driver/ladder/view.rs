@@ -8,14 +8,11 @@ use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::sync::Arc;
 
-/// No stream.
-const NOBODY: StreamId = StreamId(0);
-
 impl Climb<'_> {
     pub(super) fn view(&self) -> View<'_> {
         View {
             stream: if self.is_for_everybody {
-                NOBODY
+                StreamId::NONE
             } else {
                 self.lane.id
             },

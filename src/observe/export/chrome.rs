@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::time::Duration;
 
-const POOL: u32 = 0;
+const POOL: u64 = 0;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -28,8 +28,8 @@ struct Event {
     ph: &'static str,
     /// In microseconds.
     ts: f64,
-    pid: u32,
-    tid: u32,
+    pid: u64,
+    tid: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     cat: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -195,7 +195,7 @@ impl Chart {
         }
     }
 
-    fn instant(&mut self, time: Duration, process: u32, reach: &'static str, name: String) {
+    fn instant(&mut self, time: Duration, process: u64, reach: &'static str, name: String) {
         self.events.push(Event {
             s: Some(reach),
             ..event("i", time, process, name, json!({}))
@@ -229,7 +229,7 @@ fn counters(time: Duration, occupancy: Occupancy) -> Event {
     event("C", time, POOL, "memory in bytes".into(), args)
 }
 
-fn event(ph: &'static str, time: Duration, pid: u32, name: String, args: Value) -> Event {
+fn event(ph: &'static str, time: Duration, pid: u64, name: String, args: Value) -> Event {
     Event {
         name,
         ph,
@@ -244,6 +244,6 @@ fn event(ph: &'static str, time: Duration, pid: u32, name: String, args: Value) 
 }
 
 /// Streams are numbered from 1 upwards. What is for none is the pool's.
-fn process_of(stream: Option<StreamId>) -> u32 {
+fn process_of(stream: Option<StreamId>) -> u64 {
     stream.map_or(POOL, |stream| stream.0)
 }

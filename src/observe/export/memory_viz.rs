@@ -254,7 +254,7 @@ impl<'a> Drawer<'a> {
             addr: Some(place(addr)),
             device_free: None,
             size: number(size),
-            stream: stream.map_or(NO_STREAM, |stream| stream.0.into()),
+            stream: stream.map_or(NO_STREAM, |stream| stream.0 as i64),
             time_us: entry.time.as_micros() as i64,
             frames,
         };

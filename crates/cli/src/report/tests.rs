@@ -92,7 +92,7 @@ fn json_has_the_promised_keys_on_one_line() {
     let object: serde_json::Value = serde_json::from_str(&line).unwrap();
     for key in "trace, ops, streams, trace_ns, requested_peak, reserved_peak, \
         reserved_over_requested, ns_p50, ns_p99, waits, wait_max_ns, device_waits, stall_ns, \
-        makespan_over_unlimited, chunk_bytes, device_calls, device_ns, remaps, failures, \
+        makespan_over_unlimited, handle_bytes, device_calls, device_ns, remaps, failures, \
         corruptions, device, ns_mean, memory_ns, growths, requested_high, reserved_over_high"
         .split(", ")
     {

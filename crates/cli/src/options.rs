@@ -8,7 +8,7 @@ use crate::upstream::UpstreamName;
 use crate::verify::Extent;
 use bytesize::ByteSize;
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -19,8 +19,31 @@ const RECORDED: [&str; 3] = ["llama_serve", "bert_train", "resnet_serve"];
 
 /// The file of a trace that the repository holds.
 pub(crate) fn recorded(name: &str) -> PathBuf {
-    let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/traces");
+    let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/traces");
     PathBuf::from(traces).join(format!("{name}.csv.gz"))
+}
+
+/// Tools for the weirpool memory pool. Without a command, `weirpool` replays the recorded traces of the repository.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "weirpool", version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    Replay(Box<Options>),
+}
+
+impl Cli {
+    /// The options of the replay.
+    pub(crate) fn options(self) -> Options {
+        match self.command {
+            Some(Command::Replay(options)) => *options,
+            None => Options::parse_from(["replay"]),
+        }
+    }
 }
 
 /// Replays recorded allocations through the pool, on the simulated device or on a GPU.

@@ -204,7 +204,7 @@ fn the_recorded_traces_are_what_was_measured() {
 
 #[test]
 fn one_trace_is_the_same_in_every_format() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces/samples");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces/samples");
     let named = |file: &str| Recording {
         trace: Trace {
             name: "serve".to_owned(),
@@ -234,7 +234,7 @@ fn one_trace_is_the_same_in_every_format() {
 
 #[test]
 fn a_snapshot_that_ends_too_early_is_named() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces/samples");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces/samples");
     let whole = std::fs::read(folder.join("serve_torch.pickle.gz")).unwrap();
     let cut = Scratch::new("cut.pickle.gz", &whole[..whole.len() / 2]);
     let error = read(&cut.0, None).unwrap_err();

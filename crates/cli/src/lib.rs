@@ -1,14 +1,16 @@
-//! Replays recorded allocations through the pool, on the simulated device or on a GPU.
+//! The `weirpool` command: replays recorded allocations through the pool, on the simulated device or on a GPU.
 //!
 //! ```text
-//! cargo run --release --example replay
-//! cargo run --release --example replay -- --lag 1ms --order wait-first --plot replay.svg
-//! cargo run --release --example replay -- --frontier frontier.svg
-//! cargo run --release --example replay -- memory_log.csv snapshot.pickle
-//! cargo run --release --example replay -- --generate cross-stream --capacity 500MB --json
-//! cargo run --release --features cuda --example replay -- --device cuda
-//! cargo run --release --features cuda --example replay -- --device cuda --kernels --lag 1ms
+//! weirpool                                                     # replays the three recorded traces
+//! weirpool replay --lag 1ms --order wait-first --plot replay.svg
+//! weirpool replay memory_log.csv snapshot.pickle
+//! weirpool replay --generate cross-stream --capacity 500MB --json
+//! weirpool replay --device cuda --kernels --lag 1ms            # built with --features cuda
+//! weirpool frontier --plot frontier.svg
 //! ```
+//!
+//! At the root of the repository, `cargo run --release --` stands for `weirpool`, and
+//! `cargo run --release --features cuda --` for one with GPUs.
 //!
 //! | module | what it is for |
 //! |---|---|
@@ -38,7 +40,6 @@ mod patience;
 mod plot;
 mod progress;
 mod read;
-#[cfg_attr(not(feature = "export"), path = "no_record.rs")]
 mod record;
 mod report;
 mod run;
@@ -59,7 +60,7 @@ mod verify;
 
 use clap::Parser;
 use machine::Site;
-use options::{Generated, Options};
+use options::{Cli, Generated, Options};
 use progress::Progress;
 use report::Report;
 use samples::Sample;
@@ -70,8 +71,9 @@ use std::process::ExitCode;
 use target::DeviceName;
 use trace::Trace;
 
-fn main() -> ExitCode {
-    let options = Options::parse();
+/// Runs the command that the arguments of this process name.
+pub fn main() -> ExitCode {
+    let options = Cli::parse().options();
     let options = options.checked().unwrap_or_else(|error| error.exit());
     let replayed = match options.target.device {
         DeviceName::Sim => replay_all(&Simulator, &options),

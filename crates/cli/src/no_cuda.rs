@@ -9,7 +9,7 @@ use anyhow::bail;
 pub(crate) fn open(_target: &Target) -> anyhow::Result<Simulator> {
     bail!(
         "this program was built without CUDA; build it with: \
-         cargo run --release --features cuda --example replay -- --device cuda"
+         cargo run --release --features cuda -- replay --device cuda"
     )
 }
 

@@ -96,6 +96,7 @@ pub(crate) struct Report {
     pub(crate) stall_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) makespan_over_unlimited: Option<f64>,
+    #[serde(rename = "handle_bytes")]
     pub(crate) chunk_bytes: u64,
     pub(crate) device_calls: u64,
     pub(crate) device_ns: u64,

@@ -1,8 +1,12 @@
-//! In which reservations' scopes a task is.
+//! Scopes of reservations: which ones a task is in, and allocations that draw from them.
 
-use crate::queue::{Reserved, hooks_entered};
+use super::Pool;
+use crate::block::Block;
+use crate::driver::Drawn;
+use crate::error::AllocError;
+use crate::queue::{Caller, Demand, Registration, Reserved, hooks_entered};
 use crate::sync::Arc;
-use crate::sync::plain::{AtomicU64, Ordering};
+use crate::sync::plain::{self, AtomicU64, Ordering};
 use pin_project_lite::pin_project;
 use std::cell::RefCell;
 use std::future::Future;
@@ -32,7 +36,7 @@ pub(super) fn is_any() -> bool {
 }
 
 /// The innermost reservation of this thread that is meant.
-pub(super) fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Reserved>> {
+fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Reserved>> {
     // A thread that is ending is in nothing any more.
     let found = ENTERED.try_with(|entered| {
         let (entered, hooks) = (entered.borrow(), hooks_entered());
@@ -41,6 +45,65 @@ pub(super) fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Rese
         Some(meant.reserved.clone())
     });
     found.ok().flatten()
+}
+
+/// Allocates from the reservation in whose scope this is, if there is one of this pool, and it has enough.
+#[inline]
+pub(super) fn draw(
+    pool: &Pool,
+    registration: &Arc<Registration>,
+    demand: &Demand,
+    caller: Caller,
+) -> Option<Result<Block, AllocError>> {
+    if !is_any() {
+        return None;
+    }
+    let reserved = in_scope(pool, demand)?;
+    draw_from(&reserved, registration, demand, caller)
+}
+
+/// Draws for a request that waits: what the reservation lacked may have come back to it.
+#[cold]
+pub(super) fn draw_late(
+    pool: &Pool,
+    registration: &Arc<Registration>,
+    demand: &Demand,
+    caller: Caller,
+) -> Option<Result<Block, AllocError>> {
+    let reserved = in_scope(pool, demand)?;
+    let may_do = reserved.left().0 >= demand.request.bytes;
+    may_do
+        .then(|| draw_from(&reserved, registration, demand, caller))
+        .flatten()
+}
+
+/// The reservation in whose scope this is, if the demand may draw from it.
+#[cold]
+fn in_scope(pool: &Pool, demand: &Demand) -> Option<Arc<Reserved>> {
+    innermost(|reserved| {
+        let is_its = demand.tag.is_none() || demand.tag == reserved.tag();
+        is_its && plain::Arc::ptr_eq(reserved.presence(), &pool.presence)
+    })
+}
+
+fn draw_from(
+    reserved: &Arc<Reserved>,
+    registration: &Arc<Registration>,
+    demand: &Demand,
+    caller: Caller,
+) -> Option<Result<Block, AllocError>> {
+    let demand = Demand {
+        tag: None,
+        ..*demand
+    };
+    match reserved.draw(&registration.lane, &demand) {
+        Ok(Drawn::Allocation(allocation)) => {
+            let block = Block::reserved(registration, allocation, &demand, caller, reserved);
+            Some(block)
+        }
+        Ok(Drawn::Short { .. }) => None,
+        Err(error) => Some(Err(error)),
+    }
 }
 
 /// The thread is in a scope until this is dropped.

@@ -9,13 +9,13 @@
 //! run a thread is: with many requests at each stream nobody notices, with one or two the stream idles for as long.
 
 #[allow(unused_imports, reason = "of its tests, which are the example's")]
-#[path = "../../examples/inference/backoff.rs"]
+#[path = "../../../../examples/inference/backoff.rs"]
 mod backoff;
 #[allow(unused_imports, reason = "of its tests, which are the example's")]
-#[path = "../../examples/inference/model.rs"]
+#[path = "../../../../examples/inference/model.rs"]
 mod model;
 #[allow(unused_imports, reason = "of its tests, which are the example's")]
-#[path = "../../examples/inference/timer.rs"]
+#[path = "../../../../examples/inference/timer.rs"]
 mod timer;
 
 use super::contender::Contender;

@@ -1,6 +1,6 @@
 //! A GPU, with a kernel that takes as long as it is told.
 
-#[path = "../../examples/replay/cuda/driver.rs"]
+#[path = "../../../cli/src/cuda/driver.rs"]
 mod driver;
 
 use super::driver_pool::DriverPool;

@@ -84,14 +84,15 @@ fn little_memory_makes_recorded_streams_wait() {
 }
 
 fn recorded(name: &str) -> Trace {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces");
     let file = folder.join(format!("{name}.csv.gz"));
     crate::read::read(&file, None).unwrap().trace
 }
 
 #[test]
 fn one_trace_gives_the_same_figures_in_every_format() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/traces/samples");
+    let folder =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces/samples");
     let figures = |file: &str| {
         let trace = crate::read::read(&folder.join(file), None).unwrap().trace;
         let capacity = format!("--capacity={}", trace.requested_peak * 102 / 100);

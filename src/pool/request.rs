@@ -1,0 +1,411 @@
+//! The request behind every future that waits for memory.
+//!
+//! A [`Request`] knows how to wait and on what terms. Its [`Kind`] knows what to ask for and what to make of the
+//! memory: a block, several blocks, a reservation, or the growth of one of these. The first poll tries every
+//! source; a request that gets nothing joins the queue.
+
+use crate::driver::{Allocations, Effort};
+use crate::error::AllocError;
+use crate::lane::Miss;
+use crate::measure::Tag;
+use crate::queue::{
+    Ask, Asker, Caller, Demand, Denial, Grant, Terms, Waiting, Wants, block_on, try_all_now,
+};
+use std::future::Future;
+use std::panic::Location;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+/// A request for memory, awaited.
+///
+/// [`Allocate`](crate::Allocate), [`AllocateOwned`](crate::AllocateOwned), [`AllocateMany`](crate::AllocateMany),
+/// [`Reserve`](crate::Reserve), [`Grow`](crate::Grow) and [`GrowReservation`](crate::GrowReservation) are this type
+/// for different kinds of memory. It can be awaited, tried ([`try_now`](Self::try_now)), or waited for on a thread
+/// ([`blocking`](Self::blocking)).
+///
+/// The first poll tries every [source](crate::Source) of memory. If none has enough, the request joins the queue,
+/// in the order of its terms: first come, first served by default.
+///
+/// # Errors
+///
+/// At once, because waiting would not help:
+/// - [`TooLarge`](AllocError::TooLarge): the request exceeds the pool's capacity. A
+///   [`resize`](crate::Pool::resize) to less fails waiting requests in the same way.
+/// - [`OverLimit`](AllocError::OverLimit): the request exceeds the limit of its tag.
+/// - [`InvalidAlignment`](AllocError::InvalidAlignment), [`ForeignStream`](AllocError::ForeignStream).
+/// - [`NoRoom`](AllocError::NoRoom): of a growth, or an allocation with [room](crate::Allocate::room), when the
+///   addresses are taken.
+/// - [`NotReservable`](AllocError::NotReservable): of a reservation, where nothing is pooled.
+///
+/// Instead of waiting:
+/// - [`QueueFull`](AllocError::QueueFull): as many requests wait as the [queue
+///   limit](crate::PoolConfig::queue_limit) allows.
+/// - [`Shed`](AllocError::Shed): the expected wait exceeds the timeout or deadline, where the pool [sheds
+///   load](crate::PoolConfig::load_shedding).
+/// - [`Exhausted`](AllocError::Exhausted), [`LimitReached`](AllocError::LimitReached): of `try_now`, and of requests
+///   made by a [pressure hook](crate::PressureHook).
+///
+/// After waiting:
+/// - [`TimedOut`](AllocError::TimedOut): the [timeout](Self::timeout) or [deadline](Self::deadline) is over.
+/// - [`Deadlocked`](AllocError::Deadlocked), [`DeadlockedAtLimit`](AllocError::DeadlockedAtLimit): nothing can make
+///   progress, where the pool [fails deadlocks](crate::PoolConfig::fail_deadlocks_after).
+///
+/// At any time:
+/// - [`Closed`](AllocError::Closed): the pool was closed.
+/// - [`Device`](AllocError::Device): the device failed.
+///
+/// A request never fails merely because memory is short at the moment: it waits.
+///
+/// # Cancel safety
+///
+/// Dropped before the grant, the request leaves the queue. Dropped after it, the granted memory goes to the next
+/// waiter. In neither case is memory lost, freed early, or a wake-up missed. A forgotten request
+/// (`mem::forget`) keeps its queue position or its grant, and nothing else.
+///
+/// # Panics
+///
+/// When it is polled after it was ready. On a device that checks orderings, with the violation found.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Request<K: Kind> {
+    pub(super) kind: K,
+    terms: Terms,
+    /// It was never polled.
+    is_new: bool,
+    waiting: Waiting,
+    location: &'static Location<'static>,
+}
+
+/// What a request asks for, and what it makes of the memory.
+pub trait Kind: Unpin {
+    /// What is ready in the end.
+    type Output;
+
+    /// The stream and the pool that the request is made of.
+    fn asker(&self) -> Asker<'_>;
+
+    /// Checks the request, and says what the heap is to be asked for.
+    ///
+    /// # Errors
+    /// When it can never be met.
+    fn ask(&self, tag: Option<Tag>) -> Result<Ask, AllocError>;
+
+    /// Makes the output of granted memory.
+    ///
+    /// # Errors
+    /// When the device fails on the way; the memory is given back.
+    fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Self::Output, AllocError>;
+
+    /// Takes the plain case: what the stream's lane has, without any checks.
+    ///
+    /// # Errors
+    /// When this is not the plain case. Nothing was checked then.
+    #[inline(always)]
+    fn take_at_once(&self, terms: &Terms) -> Result<Self::Output, Miss> {
+        let _ = terms;
+        Err(Miss::Unasked)
+    }
+
+    /// Takes memory from any source but the queue.
+    ///
+    /// # Errors
+    /// When there is none now.
+    fn take_now(&self, ask: &Ask, attempt: Attempt) -> Result<Taken<Self::Output>, Denial<'_>> {
+        take_parts(self.asker(), ask, attempt)
+    }
+
+    /// Takes memory that became available outside the pool's queue while the request waits for `demand`.
+    fn take_late(
+        &self,
+        demand: &Demand,
+        caller: Caller,
+    ) -> Option<Result<Self::Output, AllocError>> {
+        let _ = (demand, caller);
+        None
+    }
+}
+
+/// How memory is looked for without waiting.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt {
+    pub(super) effort: Effort,
+    pub(super) miss: Miss,
+    pub(super) caller: Caller,
+}
+
+/// What an attempt without waiting took.
+pub enum Taken<T> {
+    Memory(Allocations),
+    Output(Result<T, AllocError>),
+}
+
+/// Takes several parts from any source but the queue.
+///
+/// # Errors
+/// When there is not enough for all of them now.
+pub(super) fn take_parts<'a, T>(
+    asker: Asker<'a>,
+    ask: &Ask,
+    attempt: Attempt,
+) -> Result<Taken<T>, Denial<'a>> {
+    let Wants::Parts(parts) = &ask.wants else {
+        unreachable!("parts were asked for");
+    };
+    let allocations = try_all_now(asker, ask.demand, parts, attempt.effort)?;
+    Ok(Taken::Memory(allocations))
+}
+
+impl<K: Kind> Request<K> {
+    #[inline]
+    pub(super) fn new(kind: K, location: &'static Location<'static>) -> Self {
+        Self {
+            kind,
+            terms: Terms::default(),
+            is_new: true,
+            waiting: Waiting::NONE,
+            location,
+        }
+    }
+
+    /// Replaces all terms of the request.
+    #[cfg_attr(not(feature = "tower"), allow(dead_code))]
+    pub(crate) fn terms(mut self, terms: Terms) -> Self {
+        self.terms = terms;
+        self
+    }
+
+    /// Reports the request as made at `location`.
+    pub(crate) fn location(mut self, location: &'static Location<'static>) -> Self {
+        self.location = location;
+        self
+    }
+
+    /// Charges the memory, and the wait for it, to a tag for as long as the memory is held, within the tag's
+    /// [limit](crate::Pool::set_tag_limit). See
+    /// [`Pool::statistics_of_tag`](crate::Pool::statistics_of_tag). A growth is charged to the tag of its block or
+    /// reservation, whatever tag is given here.
+    ///
+    /// A tagged allocation adds to two counters on the tag's own cache line, and so does its free: threads
+    /// that allocate for the same tag share that line, and others do not.
+    pub fn tag(mut self, tag: Tag) -> Self {
+        self.terms.tag = Some(tag);
+        self
+    }
+
+    /// Waits at most `timeout`, measured by the device's clock from the moment at which the request joins
+    /// the queue. No runtime's timer is needed.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.terms.timeout = Some(timeout);
+        self
+    }
+
+    /// Waits at most `within`, like a [timeout](Self::timeout), and is due at the end of it. Requests wait in
+    /// the order in which they are due; a request without a deadline is due a
+    /// [fixed time](crate::PoolConfig::due_after) after it came, 1 s by default.
+    ///
+    /// A request with a deadline therefore overtakes requests that are due later. No request is overtaken by
+    /// requests that come after it is due, whatever their deadlines.
+    pub fn deadline(mut self, within: Duration) -> Self {
+        self.terms.deadline = Some(within);
+        self
+    }
+
+    /// Makes the request due `steps` [priority steps](crate::PoolConfig::priority_step) earlier, of 1 s
+    /// each by default; later if negative. Default: 0.
+    ///
+    /// A request is overtaken by requests of `n` more steps that come up to `n` steps later, and by no others.
+    /// However many of them come, no request starves.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # use std::task::{Context, Waker};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).capacity(2 << 20).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// # let context = &mut Context::from_waker(Waker::noop());
+    /// let block = pool.try_allocate(&stream, 2 << 20)?; // the whole capacity
+    /// let mut batch = Box::pin(pool.allocate(&stream, 2 << 20));
+    /// let mut interactive = Box::pin(pool.allocate(&stream, 2 << 20).priority(1));
+    /// # assert!(batch.as_mut().poll(context).is_pending()); // it came first
+    /// # assert!(interactive.as_mut().poll(context).is_pending());
+    /// drop(block);
+    /// drop(device.block_on(interactive)?); // although the batch came first
+    /// drop(device.block_on(batch)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn priority(mut self, steps: i32) -> Self {
+        self.terms.priority = steps;
+        self
+    }
+
+    /// Tries once, without waiting, as [`Pool::try_allocate`](crate::Pool::try_allocate) does.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, Tag, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// let tag = Tag::new("workspace");
+    /// let block = pool.allocate(&stream, 4096).alignment(4096).tag(tag).try_now()?;
+    /// assert_eq!(block.tag(), Some(tag));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`AllocError::Exhausted`] or [`AllocError::LimitReached`] when there is not enough memory now; otherwise
+    /// [as above](Self#errors). A request that was polled before counts as a waiter itself: this call answers
+    /// `Exhausted`, and the request leaves the queue.
+    #[inline]
+    pub fn try_now(mut self) -> Result<K::Output, AllocError> {
+        match self.kind.take_at_once(&self.terms) {
+            Ok(output) => Ok(output),
+            Err(miss) => self.try_slowly(miss),
+        }
+    }
+
+    /// Blocks this thread until there is memory: for callers without an executor, on plain threads or behind a
+    /// foreign interface. The thread waits in the same queue, on the same terms, and is woken by the same
+    /// frees. While it is parked it drives the pool for all waiters, as a [reclaimer](crate::Reclaimer) does.
+    ///
+    /// Inside a task it blocks the worker that runs the task, and with it all other tasks of that worker, among
+    /// them those that would free memory. `.await` there, or set a [timeout](Self::timeout). The device's clock must
+    /// be advanced by another thread: a simulated device's own
+    /// [executor](crate::device::sim::SimDevice::block_on) or a [manual](crate::device::sim::Clock::Manual) clock
+    /// stands still while this thread blocks.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # use std::time::Duration;
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).capacity(64 << 20).build()?;
+    /// # let (stream, other) = (pool.create_stream()?, pool.create_stream()?);
+    /// let all = pool.try_allocate(&stream, 64 << 20)?;
+    /// let thread = std::thread::spawn(move || drop(all));
+    /// let block = pool.allocate(&other, 1 << 20).timeout(Duration::from_secs(9)).blocking()?;
+    /// # thread.join().unwrap();
+    /// # drop(block);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [As above](Self#errors).
+    ///
+    /// # Panics
+    /// On a device that checks orderings, with the violation found.
+    pub fn blocking(self) -> Result<K::Output, AllocError> {
+        let service = self.kind.asker().service.clone();
+        block_on(&service, self)
+    }
+
+    fn attempt(&self, effort: Effort, miss: Miss) -> Attempt {
+        Attempt {
+            effort,
+            miss,
+            caller: self.caller(false),
+        }
+    }
+
+    fn caller(&self, waited: bool) -> Caller {
+        Caller {
+            location: self.location,
+            waited,
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn try_slowly(&mut self, miss: Miss) -> Result<K::Output, AllocError> {
+        let attempt = self.attempt(Effort::Immediate, miss);
+        let ask = self.kind.ask(self.terms.tag)?;
+        let taken = self.kind.take_now(&ask, attempt);
+        let taken = taken.map_err(|denial| denial.into_error(self.kind.asker(), &ask.demand))?;
+        self.output(taken, ask)
+    }
+
+    fn output(&mut self, taken: Taken<K::Output>, ask: Ask) -> Result<K::Output, AllocError> {
+        match taken {
+            Taken::Output(output) => output,
+            Taken::Memory(allocations) => {
+                let caller = self.caller(false);
+                self.kind.granted(Grant { ask, allocations }, caller)
+            }
+        }
+    }
+
+    /// Writes its answer to `polled`. Returned instead, the answer would be written where the plain case's block
+    /// goes, and that block would go through memory as well.
+    #[cold]
+    #[inline(never)]
+    fn poll_into(
+        &mut self,
+        polled: &mut Poll<Result<K::Output, AllocError>>,
+        miss: Miss,
+        context: &mut Context<'_>,
+    ) {
+        *polled = match std::mem::take(&mut self.is_new) {
+            true => self.poll_new(miss, context),
+            false => self.poll_waiting(context),
+        };
+    }
+
+    fn poll_new(
+        &mut self,
+        miss: Miss,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<K::Output, AllocError>> {
+        let attempt = self.attempt(Effort::Poll, miss);
+        let ask = self.kind.ask(self.terms.tag)?;
+        let taken = match self.kind.take_now(&ask, attempt) {
+            Ok(taken) => Some(taken),
+            Err(denial) => {
+                let (asker, waker) = (self.kind.asker(), context.waker());
+                self.waiting.join(asker, denial, &ask, &self.terms, waker)?;
+                None
+            }
+        };
+        match taken {
+            Some(taken) => Poll::Ready(self.output(taken, ask)),
+            None => self.poll_waiting(context),
+        }
+    }
+
+    fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<K::Output, AllocError>> {
+        let caller = self.caller(true);
+        match self.waiting.poll(context) {
+            Poll::Ready(Ok(grant)) => Poll::Ready(self.kind.granted(grant, caller)),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                let demand = self.waiting.demand();
+                let late = demand.and_then(|demand| self.kind.take_late(demand, caller));
+                let Some(late) = late else {
+                    return Poll::Pending;
+                };
+                self.waiting.abandon();
+                Poll::Ready(late)
+            }
+        }
+    }
+}
+
+impl<K: Kind> Future for Request<K> {
+    type Output = Result<K::Output, AllocError>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let mut miss = Miss::Unasked;
+        if this.is_new {
+            match this.kind.take_at_once(&this.terms) {
+                Ok(output) => {
+                    this.is_new = false;
+                    return Poll::Ready(Ok(output));
+                }
+                Err(why) => miss = why,
+            }
+        }
+        let mut polled = Poll::Pending;
+        this.poll_into(&mut polled, miss, context);
+        polled
+    }
+}
