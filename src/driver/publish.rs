@@ -6,6 +6,7 @@
 //! searcher looks at the result itself.
 
 use super::Driver;
+use crate::heap::ReservationId;
 use crate::id::StreamId;
 use std::fmt;
 
@@ -16,6 +17,8 @@ pub(crate) enum Change {
     Memory,
     /// A stream comes after more work of other streams.
     Order(StreamId),
+    /// Memory returned to a reservation, or was added to it.
+    Reservation(ReservationId),
     /// The pool closed, its device failed, or its capacity or a limit is another one.
     Terms,
 }
@@ -26,10 +29,11 @@ pub(crate) trait Publish: fmt::Debug + Send + Sync {
 }
 
 impl Driver {
-    /// Publishes a change to memory, if anything can wait for it: a request, a drain, or where nothing is
-    /// pooled, the device.
+    /// Publishes a change, if anything can wait for it: a request, a drain, or where nothing is pooled, the device. A
+    /// throttled request keeps the gate open, and waits for the reservation whose scope it is in at most.
     pub(crate) fn publish(&self, change: Change) {
-        if !self.is_open() || !self.settings.is_pooled {
+        let is_for_throttled = matches!(change, Change::Reservation(_));
+        if !self.is_open() || !self.settings.is_pooled || is_for_throttled {
             self.publisher.publish(change);
         }
     }

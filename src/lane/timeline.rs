@@ -118,6 +118,12 @@ impl Timeline {
         })
     }
 
+    /// The sealing times of the markers on their way, from the earliest on.
+    pub(crate) fn sealed_at(&self) -> Vec<Duration> {
+        let markers = &self.markers.lock().on_their_way;
+        markers.iter().map(|marker| marker.sealed_at).collect()
+    }
+
     /// The marker behind the stream's latest sealed work.
     pub(crate) fn newest(&self) -> Option<Arc<Marker>> {
         self.markers.lock().on_their_way.back().cloned()

@@ -6,11 +6,11 @@ use super::{Layout, Pool, scope};
 use crate::block::Block;
 use crate::driver::{Driver, Part, Parts};
 use crate::error::AllocError;
-use crate::heap::{self, Placement};
+use crate::heap::{self, Placement, ReservationId};
 use crate::lane::Miss;
 use crate::measure::Tag;
 use crate::queue::{
-    Ask, Asker, Caller, Demand, Denial, Grant, Registration, Terms, Wants, take_own, try_now,
+    Ask, Asker, Caller, Demand, Denial, Grant, Late, Registration, Terms, Wants, take_own, try_now,
 };
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -197,12 +197,15 @@ impl<H: Handles> Kind for ForBlock<H> {
         Ok(Taken::Output(block))
     }
 
-    /// What the reservation of the scope lacked may have come back: of what the pressure hook freed, say.
-    #[cold]
-    fn take_late(&self, demand: &Demand, caller: Caller) -> Option<Result<Block, AllocError>> {
+    fn scope(&self, demand: &Demand) -> Option<ReservationId> {
         if self.room.is_some() {
             return None;
         }
+        scope::reservation(self.handles.pool(), demand)
+    }
+
+    #[cold]
+    fn take_late(&self, demand: &Demand, caller: Caller) -> Late<Result<Block, AllocError>> {
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
         scope::draw_late(pool, registration, demand, caller)
     }

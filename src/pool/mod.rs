@@ -95,7 +95,6 @@ impl Pool {
         });
         registry::enter(&presence)?;
         Service::start(&presence.service);
-        Service::start_maintenance(&presence.service);
         Ok(Self { presence })
     }
 
@@ -295,7 +294,7 @@ impl Pool {
     pub fn reap(&self) -> Result<bool, DeviceError> {
         let has_news = self.service().driver.reap()?;
         if has_news {
-            Service::serve(self.service());
+            Service::serve_change(self.service());
         }
         Ok(has_news)
     }

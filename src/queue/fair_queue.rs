@@ -14,8 +14,8 @@
 //! The order behind the head is the one that results if no request comes: it can be told ahead.
 
 use crate::measure::Tag;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// The number of a request among all that ever waited.
 pub(crate) type Position = u64;

@@ -71,7 +71,12 @@ impl QuotaQueue {
     }
 
     /// How long a request would wait for the limit, as far as can be told.
-    pub(super) fn expected_wait(&self, bytes: u64, key: SortKey, now: Duration) -> Option<Duration> {
+    pub(super) fn expected_wait(
+        &self,
+        bytes: u64,
+        key: SortKey,
+        now: Duration,
+    ) -> Option<Duration> {
         let bytes_of = |waiter: &Arc<Waiter>| waiter.demand.request.bytes;
         let (before, after) = (self.waiters.range(..key), self.waiters.range(key..));
         let ahead = bytes_before(

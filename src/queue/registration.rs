@@ -127,20 +127,20 @@ impl Registration {
     pub(crate) fn note_granted(&self, tag: Tag, surplus: u64) {
         let account = self.service.queue.accounts.of(tag);
         if surplus > 0 {
-            account.claim_more(surplus);
+            account.charge_more(surplus);
         }
-        account.note_granted(self.lane.id);
+        account.note_granted();
     }
 
     /// What was granted has become more, by what was claimed.
     pub(crate) fn note_more(&self, tag: Tag) {
-        self.service.queue.accounts.of(tag).note_more(self.lane.id);
+        self.service.queue.accounts.of(tag).note_more();
     }
 
     /// It was freed.
     #[inline(never)]
     pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
-        self.service.queue.accounts.of(tag).note_freed(self.lane.id);
+        self.service.queue.accounts.of(tag).note_freed();
         self.service.uncharge(tag, bytes);
     }
 }

@@ -14,11 +14,14 @@
 
 use super::fair_queue::{Flow, SortKey};
 use super::hook::Turn;
+use super::unclaimed::Unclaimed;
 use super::{Demand, Wants};
-use crate::driver::{Allocations, Expected};
+use crate::driver::Expected;
 use crate::error::AllocError;
+use crate::heap::ReservationId;
 use crate::lane::Lane;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber};
+use crate::sync::plain::{AtomicBool, AtomicU64};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -34,12 +37,16 @@ pub(crate) struct Waiter {
     pub(crate) since: Duration,
     /// The points to be passed before new memory is taken for the request.
     pub(crate) patience: Expected,
+    /// The reservation in whose scope the request was made: it takes what comes back to that, too.
+    pub(super) scope: Option<ReservationId>,
+    /// The reservation has enough, in pieces that could not be drawn.
+    expects_pieces: AtomicBool,
     /// The request is in the quota queue: its tag has reached its limit.
     is_throttled: SharedFlag,
     /// How many requests overtook this one, and with how many bytes. Written by the server only.
-    passed: (SharedNumber, SharedNumber),
+    passed: (AtomicU64, AtomicU64),
     /// The generation at which memory was last searched for in vain. Written by the server only.
-    searched: SharedNumber,
+    searched: AtomicU64,
     /// Where the request stands with the pressure hook.
     pub(super) hook: Turn,
     /// The request was granted, even if it is gone since.
@@ -57,6 +64,7 @@ pub(super) struct Origin {
     pub(super) wants: Wants,
     pub(super) since: Duration,
     pub(super) patience: Expected,
+    pub(super) scope: Option<ReservationId>,
     pub(super) is_throttled: bool,
 }
 
@@ -67,7 +75,7 @@ enum State {
         /// The waiter was woken to serve and has not been polled since.
         is_notified: bool,
     },
-    Granted(Allocations),
+    Granted(Unclaimed),
     Failed(AllocError),
     Gone,
 }
@@ -89,9 +97,11 @@ impl Waiter {
             wants: origin.wants,
             since: origin.since,
             patience: origin.patience,
+            scope: origin.scope,
+            expects_pieces: AtomicBool::new(false),
             is_throttled: SharedFlag::new(origin.is_throttled),
-            passed: (SharedNumber::new(0), SharedNumber::new(0)),
-            searched: SharedNumber::new(NEVER),
+            passed: (AtomicU64::new(0), AtomicU64::new(0)),
+            searched: AtomicU64::new(NEVER),
             hook: Turn::new(),
             is_served: SharedFlag::new(false),
             state: Mutex::new(Guards::Waiter, state),
@@ -102,17 +112,17 @@ impl Waiter {
     ///
     /// # Errors
     /// With the memory, if the waiter is gone.
-    pub(super) fn grant(&self, allocations: Allocations) -> Result<Waker, Allocations> {
+    pub(super) fn grant(&self, found: Unclaimed) -> Result<Waker, Unclaimed> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Waiting { waker, .. } => {
-                *state = State::Granted(allocations);
+                *state = State::Granted(found);
                 self.is_served.store(true, Ordering::Release);
                 Ok(waker)
             }
             other => {
                 *state = other;
-                Err(allocations)
+                Err(found)
             }
         }
     }
@@ -134,7 +144,7 @@ impl Waiter {
     }
 
     /// Returns the outcome, if there is one. Otherwise registers `waker` as the one to call: the waiter was polled.
-    pub(super) fn take(&self, waker: &Waker) -> Option<Result<Allocations, AllocError>> {
+    pub(super) fn take(&self, waker: &Waker) -> Option<Result<Unclaimed, AllocError>> {
         let mut state = self.state.lock();
         match &mut *state {
             State::Waiting {
@@ -149,7 +159,7 @@ impl Waiter {
                 None
             }
             _ => match std::mem::replace(&mut *state, State::Gone) {
-                State::Granted(allocations) => Some(Ok(allocations)),
+                State::Granted(found) => Some(Ok(found)),
                 State::Failed(error) => Some(Err(error)),
                 State::Waiting { .. } | State::Gone => None,
             },
@@ -157,10 +167,10 @@ impl Waiter {
     }
 
     /// Gives the wait up. Returns a grant that came in the meantime.
-    pub(super) fn cancel(&self) -> Option<Allocations> {
+    pub(super) fn cancel(&self) -> Option<Unclaimed> {
         let last = std::mem::replace(&mut *self.state.lock(), State::Gone);
         match last {
-            State::Granted(allocations) => Some(allocations),
+            State::Granted(found) => Some(found),
             _ => None,
         }
     }
@@ -182,6 +192,16 @@ impl Waiter {
             }
             _ => None,
         }
+    }
+
+    /// Whether a change to the pool's memory may let the request draw from its reservation.
+    pub(super) fn expects_pieces(&self) -> bool {
+        self.expects_pieces.load(Ordering::Acquire)
+    }
+
+    /// Set before each attempt to draw, so that a change during the attempt is heard.
+    pub(super) fn expect_pieces(&self, expects: bool) {
+        self.expects_pieces.store(expects, Ordering::Release);
     }
 
     /// Whether the request is in the quota queue.

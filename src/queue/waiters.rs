@@ -15,9 +15,11 @@ use super::waiter::{Origin, Waiter};
 use super::{Demand, Rules, Wants};
 use crate::driver::{Expected, gate};
 use crate::error::AllocError;
+use crate::heap::ReservationId;
 use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::measure::{Account, Accounts, Histogram, Recorder, Tag, WaitStatistics, Waits};
+use crate::sync::plain::AtomicU64;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -38,6 +40,8 @@ pub(super) struct Newcomer<'a> {
     pub(super) since: Duration,
     pub(super) patience: Expected,
     pub(super) waker: &'a Waker,
+    /// The reservation in whose scope it was made.
+    pub(super) scope: Option<ReservationId>,
     /// How long it waits at most.
     pub(super) limit: Option<Duration>,
     /// `None` if it has no tag, or its tag's limit does not allow it now.
@@ -77,6 +81,8 @@ struct Standing {
     quota_queues: BTreeMap<Tag, QuotaQueue>,
     /// How many requests in the fair queue are for each stream.
     by_stream: BTreeMap<StreamId, usize>,
+    /// The requests made in the scope of each reservation.
+    in_scope: BTreeMap<ReservationId, Vec<Arc<Waiter>>>,
     /// The last search for every request of a queue in a deadlock.
     scan: Option<Scan>,
     next: Position,
@@ -94,6 +100,8 @@ struct Scan {
 #[derive(Debug)]
 pub(crate) struct Queue {
     standing: Mutex<Standing>,
+    /// How many requests were made in scopes, to be looked at without the lock.
+    in_scopes: AtomicU64,
     waits: Waits,
     /// How long the served requests waited.
     times: Recorder,
@@ -121,7 +129,13 @@ impl Standing {
     }
 
     /// How long a request would wait that is over its tag's limit.
-    fn expected_wait_at(&self, tag: Tag, bytes: u64, key: SortKey, now: Duration) -> Option<Duration> {
+    fn expected_wait_at(
+        &self,
+        tag: Tag,
+        bytes: u64,
+        key: SortKey,
+        now: Duration,
+    ) -> Option<Duration> {
         let quota_queue = self.quota_queues.get(&tag)?;
         let at_limit = quota_queue.expected_wait(bytes, key, now)?;
         let in_queue = self.expected_wait(bytes, key, now).unwrap_or_default();
@@ -132,7 +146,12 @@ impl Standing {
     ///
     /// # Errors
     /// When it may not.
-    fn check(&self, newcomer: &Newcomer<'_>, over: Option<Tag>, rules: &Rules) -> Result<(), AllocError> {
+    fn check(
+        &self,
+        newcomer: &Newcomer<'_>,
+        over: Option<Tag>,
+        rules: &Rules,
+    ) -> Result<(), AllocError> {
         let (bytes, now) = (newcomer.demand.request.bytes, newcomer.since);
         let quota_queue = over.and_then(|tag| self.quota_queues.get(&tag));
         let is_empty = match over {
@@ -169,7 +188,8 @@ impl Standing {
     }
 
     fn is_head(&self, waiter: &Waiter) -> bool {
-        self.head().is_some_and(|head| head.sort_key == waiter.sort_key)
+        self.head()
+            .is_some_and(|head| head.sort_key == waiter.sort_key)
     }
 
     fn count_stream(&mut self, stream: StreamId) {
@@ -193,11 +213,13 @@ impl Queue {
             admission: Admission::new(rules.queue_limit),
             quota_queues: BTreeMap::new(),
             by_stream: BTreeMap::new(),
+            in_scope: BTreeMap::new(),
             scan: None,
             next: 0,
         };
         Self {
             standing: Mutex::new(Guards::Queue, standing),
+            in_scopes: AtomicU64::new(0),
             waits: Waits::default(),
             times: Recorder::new(),
             accounts: Accounts::new(),
@@ -230,7 +252,10 @@ impl Queue {
                 self.end_throttling(&standing, tag);
             }
             // Uncharged by the caller, with the lock released: that may let others in.
-            let charged = demand.tag.filter(|_| over.is_none()).map(|tag| (tag, bytes));
+            let charged = demand
+                .tag
+                .filter(|_| over.is_none())
+                .map(|tag| (tag, bytes));
             Charge::keep(newcomer.charge);
             return Err(Refused { error, charged });
         }
@@ -243,11 +268,20 @@ impl Queue {
             wants: newcomer.wants,
             since: now,
             patience: newcomer.patience,
+            scope: newcomer.scope,
             is_throttled: over.is_some(),
         };
         standing.next += 1;
         let waiter = Arc::new(Waiter::new(origin, newcomer.waker.clone()));
         self.counted_for(&waiter).for_each(Waits::begin);
+        if let Some(scope) = waiter.scope {
+            standing
+                .in_scope
+                .entry(scope)
+                .or_default()
+                .push(waiter.clone());
+            self.in_scopes.fetch_add(1, Ordering::Relaxed);
+        }
         let is_candidate = match over {
             Some(tag) => {
                 standing.quota_queue(tag).join(waiter.clone(), now);
@@ -335,12 +369,26 @@ impl Queue {
             moved.has_new_first |= was_first;
             moved
         };
+        self.leave_scope(&mut standing, waiter);
         // Before the lock is released: a thread that hears that the request was served finds it counted.
         self.counted_for(waiter).for_each(|waits| waits.end(waited));
         if let Some(waited) = waited {
             self.times.record(waited);
         }
         moved
+    }
+
+    fn leave_scope(&self, standing: &mut Standing, waiter: &Waiter) {
+        let Some(scope) = waiter.scope else {
+            return;
+        };
+        self.in_scopes.fetch_sub(1, Ordering::Relaxed);
+        if let Some(others) = standing.in_scope.get_mut(&scope) {
+            others.retain(|other| other.sort_key != waiter.sort_key);
+            if others.is_empty() {
+                standing.in_scope.remove(&scope);
+            }
+        }
     }
 
     /// Whether memory is searched for a request: it is the head, or one of those that may overtake the head.
@@ -371,7 +419,10 @@ impl Queue {
             let Some(first) = quota_queue.first() else {
                 break;
             };
-            if account.charge_throttled(first.demand.request.bytes).is_err() {
+            if account
+                .charge_throttled(first.demand.request.bytes)
+                .is_err()
+            {
                 break;
             }
             let sort_key = first.sort_key;
@@ -390,7 +441,7 @@ impl Queue {
     fn end_throttling(&self, standing: &Standing, tag: Tag) {
         let quota_queue = standing.quota_queues.get(&tag);
         if quota_queue.is_none_or(QuotaQueue::is_empty) {
-            self.accounts.of(tag).end_holding();
+            self.accounts.of(tag).end_throttling();
         }
     }
 
@@ -437,6 +488,28 @@ impl Queue {
         let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
         let mut first = standing.fair_queue.first(NOTIFIED, cost);
         first.find_map(|waiter| waiter.notify())
+    }
+
+    /// The wakers of the requests made in the scope of a reservation.
+    pub(super) fn wakers_in_scope(&self, of: ReservationId) -> Vec<Waker> {
+        if self.in_scopes.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let standing = self.standing.lock();
+        let in_scope = standing.in_scope.get(&of).into_iter().flatten();
+        in_scope.filter_map(|waiter| waiter.waker()).collect()
+    }
+
+    /// The wakers of the requests whose reservations have enough, in pieces that memory of the pool could be exchanged
+    /// for.
+    pub(super) fn wakers_for_pieces(&self) -> Vec<Waker> {
+        if self.in_scopes.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let standing = self.standing.lock();
+        let in_scopes = standing.in_scope.values().flatten();
+        let expecting = in_scopes.filter(|waiter| waiter.expects_pieces());
+        expecting.filter_map(|waiter| waiter.waker()).collect()
     }
 
     /// Whether a request in the fair queue is for the stream.

@@ -57,13 +57,22 @@ impl Climb<'_> {
         }
     }
 
+    /// Releases all that is free, without publishing it: this request looks at what comes of it.
+    fn trim(&self) -> Result<u64, DeviceError> {
+        let trimmed = self.driver.trim_quietly_to(0);
+        match trimmed.error {
+            None => Ok(trimmed.bytes),
+            Some(error) => self.driver.noted(Err(error)),
+        }
+    }
+
     /// Where memory cannot be mapped elsewhere, a free segment of the wrong size is in the way. Where the
     /// device refuses, what other pools keep is.
     pub(super) fn trimmed(&self) -> Result<Option<Allocation>, Refusal> {
         if !self.may_call() {
             return Ok(None);
         }
-        if !self.driver.settings.geometry.virtual_memory && self.driver.trim_to(0)? > 0 {
+        if !self.driver.settings.geometry.virtual_memory && self.trim()? > 0 {
             self.refused.set(0);
             if let Some(allocation) = self.fetch(None, Growth::Allowed)? {
                 return Ok(Some(allocation));

@@ -2,11 +2,13 @@
 //! expected.
 
 use super::Climb;
+use crate::driver::Driver;
 use crate::heap::policy::{Donor, Taker, WaitLimit};
 use crate::heap::{Fence, Forecast, View};
 use crate::id::StreamId;
 use crate::lane::Lane;
 use crate::sync::Arc;
+use std::time::Duration;
 
 impl Climb<'_> {
     pub(super) fn view(&self) -> View<'_> {
@@ -62,13 +64,17 @@ impl Climb<'_> {
     }
 
     pub(super) fn taker(&self) -> Taker {
-        let now = self.driver.device.now();
-        let timeline = &self.lane.timeline;
-        let tail = timeline
-            .newest()
-            .map_or(now, |_| now.saturating_add(timeline.latency()));
-        Taker { now, tail }
+        taker(self.driver, self.lane)
     }
+}
+
+fn taker(driver: &Driver, lane: &Lane) -> Taker {
+    let now = driver.device.now();
+    let timeline = &lane.timeline;
+    let tail = timeline
+        .newest()
+        .map_or(now, |_| now.saturating_add(timeline.latency()));
+    Taker { now, tail }
 }
 
 /// The lane of a fence; a stream that is gone has no lane, and all its work is complete.
@@ -86,5 +92,39 @@ pub(super) fn donor_of(lane: &Lane, fence: Fence) -> Donor {
         expected_at: marker.as_ref().map(|marker| marker.expected_at),
         number: marker.map_or(u64::MAX, |marker| marker.number()),
         latency: lane.timeline.latency(),
+    }
+}
+
+impl Driver {
+    /// Returns the next time from which a request for the lane's stream may be made to wait on the device for a point of
+    /// another stream, if nothing else happens until then.
+    pub(crate) fn wait_allowed_at(&self, lane: &Lane) -> Option<Duration> {
+        let limit = self.settings.wait_limit;
+        let may_wait = self.capabilities.device_side_waits
+            && self.settings.reuse.internal_dependencies
+            && limit == WaitLimit::Tail
+            && lane.takes_waits
+            && !lane.is_external;
+        if !may_wait {
+            return None;
+        }
+        let taker = taker(self, lane);
+        let lanes = self.lanes();
+        let others = lanes.iter().filter(|other| other.id != lane.id);
+        let times = others.filter_map(|other| {
+            let latency = other.timeline.latency();
+            let sealed_at = other.timeline.sealed_at();
+            let mut times = sealed_at.into_iter().filter_map(|sealed_at| {
+                let donor = Donor {
+                    sealed_at: Some(sealed_at),
+                    expected_at: None,
+                    number: 0,
+                    latency,
+                };
+                limit.allows_from(donor, taker)
+            });
+            times.next()
+        });
+        times.min()
     }
 }
