@@ -1,6 +1,6 @@
 //! Copies between host and device, awaited.
 
-use crate::device::{DeviceError, Transfer, Watch};
+use crate::device::{DeviceError, Transfer, WatchedTransfer};
 use crate::queue::Registration;
 use crate::sync::Arc;
 use std::fmt;
@@ -12,25 +12,28 @@ use std::task::{Context, Poll};
 /// A copy on its way, of the order of some stream.
 struct Copy {
     registration: Arc<Registration>,
-    /// Taken back before the transfer, whose event it watches, is let go.
-    watch: Option<Watch>,
-    transfer: Box<dyn Transfer>,
+    transfer: WatchedTransfer,
 }
 
 impl Copy {
+    fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
+        Self {
+            transfer: WatchedTransfer::new(&registration.service.driver.device, transfer),
+            registration,
+        }
+    }
+
     fn poll<R>(
         &mut self,
         context: &mut Context<'_>,
         take: impl FnOnce(&mut dyn Transfer) -> Result<Option<R>, DeviceError>,
     ) -> Poll<Result<R, DeviceError>> {
         let driver = &self.registration.service.driver;
-        self.watch = None;
-        if let Some(taken) = driver.noted(take(&mut *self.transfer))? {
+        if let Some(taken) = driver.noted(take(self.transfer.unwatched()))? {
             return Poll::Ready(Ok(taken));
         }
         // If it completes before this line, the watch calls at once.
-        let watch = Watch::new(&driver.device, self.transfer.event(), context.waker());
-        self.watch = Some(watch);
+        self.transfer.watch(context.waker());
         Poll::Pending
     }
 }
@@ -57,21 +60,13 @@ pub struct Download(Copy);
 
 impl Upload {
     pub(crate) fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
-        Self(Copy {
-            registration,
-            watch: None,
-            transfer,
-        })
+        Self(Copy::new(registration, transfer))
     }
 }
 
 impl Download {
     pub(crate) fn new(registration: Arc<Registration>, transfer: Box<dyn Transfer>) -> Self {
-        Self(Copy {
-            registration,
-            watch: None,
-            transfer,
-        })
+        Self(Copy::new(registration, transfer))
     }
 
     /// Awaits the bytes in memory of the caller's. The device does not know of it: it is written when this is

@@ -48,6 +48,9 @@ impl Ticket {
     /// Before all tickets: complete from the start.
     pub(crate) const ZERO: Self = Self(0);
 
+    /// The ticket that is open when a stream is registered.
+    pub(crate) const FIRST: Self = Self(1);
+
     /// After all tickets.
     pub(crate) const LAST: Self = Self(u64::MAX);
 

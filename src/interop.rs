@@ -88,7 +88,10 @@ impl Point {
             return Ok(());
         }
         let driver = &self.registration.service.driver;
-        driver.noted(driver.device.wait(stranger, self.marker.event()))
+        // SAFETY: the caller of cudarc's trait borrows the stream, which is of this context.
+        #[allow(unsafe_code)]
+        let waits = unsafe { self.marker.event().delay(stranger) };
+        driver.noted(waits)
     }
 }
 

@@ -81,16 +81,17 @@
 //! | layer | what it is | what it must not know |
 //! |---|---|---|
 //! | `tower` | memory for each request of a service | |
-//! | `compat` | names of other libraries: attributes of CUDA's and HIP's pools | |
+//! | `testing` | checks of a pool from outside | |
+//! | `compat` | names and ways of other libraries: attributes, pools by name, addresses instead of blocks | |
 //! | `current` | the pool that is meant where none is named: of each device, thread, task | how it allocates |
 //! | `interop` | blocks as cudarc's slices | what they are given to |
-//! | `raw` | addresses and handles instead of blocks and streams | |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public face | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | what is asked of them |
-//! | `wait` | queue, futures, reclaimer | how memory is found |
+//! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `driver` | one allocation and one free, through lanes, heap and device | who waits |
 //! | `lane` | a stream's front and its points: the hot path | how memory is searched |
+//! | `policy` | the order of all allocation sources, as a state machine | how an action is executed |
 //! | `heap` | the book of segments and blocks; policies are pure functions beside it | clock, device, async, locks |
 //! | `device` | the contract, and the backends | everything above |
 //! | `trace` | what is told to a subscriber of `tracing` | |
@@ -141,14 +142,15 @@ mod interop;
 mod lane;
 mod measure;
 mod observe;
+mod policy;
 mod pool;
 mod queue;
 mod rare;
-mod raw;
 mod registry;
 mod shared;
 mod stream;
 mod sync;
+pub mod testing;
 #[cfg(feature = "tower")]
 mod tower;
 mod trace;
@@ -176,10 +178,9 @@ pub use observe::{
 };
 pub use pool::{
     Allocate, AllocateMany, AllocateOwned, Drawing, Grow, GrowReservation, Layout, Pool,
-    PoolBuilder, Request, Reservation, Reserve, find_pool, pool_of, pools,
+    PoolBuilder, Request, Reservation, Reserve,
 };
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
-pub use raw::{RawError, RawPool};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
 #[cfg(feature = "tower")]

@@ -29,13 +29,13 @@ impl Clone for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.registration.note_chunk_gone();
+        self.registration.note_handle_dropped();
     }
 }
 
 impl Stream {
     pub(crate) fn from_registration(registration: Arc<Registration>) -> Self {
-        registration.note_chunk();
+        registration.note_handle();
         Self { registration }
     }
 
@@ -66,7 +66,7 @@ impl Stream {
 
     /// Whether nothing of it is in use: no block or request, nor another handle.
     pub(crate) fn is_idle(&self) -> bool {
-        self.registration.settle();
+        self.registration.drop_references();
         Arc::strong_count(&self.registration) == 1
     }
 
@@ -80,7 +80,7 @@ impl Stream {
     /// When the device cannot record one.
     pub fn event(&self) -> Result<Event, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        let marker = service.driver.mark(lane)?;
+        let marker = service.driver.mark_for_user(lane)?;
         Ok(Event {
             registration: self.registration.clone(),
             marker,

@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use weirpool::device::DeviceErrorKind::{Other, OutOfMemory, Sticky, Unsupported};
 use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 fn host_waits_only(device: &SimDevice, capacity: u64) -> Pool {

@@ -6,6 +6,7 @@ use common::*;
 use std::task::Poll;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Fault, SimDevice};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 fn site() -> (SimDevice, Pool) {

@@ -9,6 +9,7 @@ use common::*;
 use std::time::Duration;
 use weirpool::device::sim::{Backing, Call, Checker, Counters, Operation, SimDevice, SimStream};
 use weirpool::device::*;
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// Calls take so long on an H200 while kernels of 20 us come and go on 8 streams.
@@ -41,17 +42,17 @@ unsafe impl Device for Slow {
         watch, unwatch, upload, download, fill,
     }
 
-    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
         self.0.advance(ORDER);
         self.0.record(event, stream)
     }
 
-    fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+    unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         self.0.advance(QUERY);
         self.0.query(event)
     }
 
-    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+    unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         self.0.advance(ORDER);
         self.0.wait(stream, event)
     }

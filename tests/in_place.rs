@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use weirpool::device::sim::{Checker, Clock, Operation, SimDevice};
 use weirpool::device::*;
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 #[derive(Clone, Debug)]
@@ -53,10 +54,10 @@ unsafe impl Device for Unified {
         Ok(unsafe { alloc_zeroed(layout(bytes)) } as u64)
     }
 
-    fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
+    unsafe fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
         assert_eq!(kind, MemoryKind::Pinned);
         self.taken.fetch_sub(bytes, Ordering::SeqCst);
-        // SAFETY: it was taken with that layout, and by the contract nobody uses it any more.
+        // SAFETY: it was taken with that layout, and no work uses it any more, as the caller guarantees.
         unsafe { dealloc(address as *mut u8, layout(bytes)) };
         Ok(())
     }
@@ -65,7 +66,7 @@ unsafe impl Device for Unified {
         NonNull::new(address as *mut u8)
     }
 
-    fn upload(
+    unsafe fn upload(
         &self,
         _: RawStream,
         _: u64,
@@ -75,7 +76,7 @@ unsafe impl Device for Unified {
         panic!("nothing is copied");
     }
 
-    fn download(
+    unsafe fn download(
         &self,
         _: RawStream,
         _: u64,
@@ -85,7 +86,7 @@ unsafe impl Device for Unified {
         panic!("nothing is copied");
     }
 
-    fn fill(
+    unsafe fn fill(
         &self,
         _: RawStream,
         _: u64,

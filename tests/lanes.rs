@@ -6,6 +6,7 @@ use common::*;
 use std::any::Any;
 use std::sync::{Arc, Weak};
 use weirpool::device::sim::{Checker, Clock, SimDevice};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 const KIB: u64 = 1 << 10;

@@ -4,7 +4,9 @@ mod common;
 
 use common::*;
 use std::task::Poll;
+use weirpool::compat::RawPool;
 use weirpool::device::sim::{Call, SimDevice, SimStream};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 const LARGE: u64 = 8 * MIB;

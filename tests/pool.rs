@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use weirpool::device::sim::{Backing, Call, SimDevice};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// Source 3: memory freed before an event that the stream waited for.

@@ -6,6 +6,7 @@ use common::*;
 use std::task::Poll;
 use weirpool::device::sim::{Call, Clock, Fault, SimDevice};
 use weirpool::device::{DeviceErrorKind, MemoryInfo};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 fn small(virtual_memory: bool) -> SimDevice {

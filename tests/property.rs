@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 const STREAMS: usize = 3;

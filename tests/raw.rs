@@ -9,8 +9,10 @@ mod probe;
 use common::{CHUNK, External, MIB, builder, manual, run, us};
 use probe::Probe;
 use std::collections::BTreeSet;
+use weirpool::compat::RawPool;
 use weirpool::device::sim::{Operation, SimDevice, SimStream};
-use weirpool::{AllocError, Current, Fill, Pool, RawPool, Source, StreamId, current};
+use weirpool::testing::Invariants;
+use weirpool::{AllocError, Current, Fill, Pool, Source, StreamId, current};
 
 fn raw_pool(device: &SimDevice, capacity: u64) -> RawPool {
     RawPool::new(&builder(device, capacity).build().unwrap())
@@ -176,7 +178,7 @@ fn a_stream_of_another_device_is_refused() {
     let address = raw.try_allocate(&work, 512).unwrap();
     let refused = raw.free(address, &stranger).unwrap_err();
     assert!(
-        matches!(refused, weirpool::RawError::Stream(_)),
+        matches!(refused, weirpool::compat::RawError::Stream(_)),
         "{refused}"
     );
     assert_eq!(raw.given_out(), 1);

@@ -5,8 +5,9 @@ mod common;
 use common::*;
 use std::task::Poll;
 use std::time::Duration;
+use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, SimDevice};
-use weirpool::device::{Device, DeviceErrorKind};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// In handles: what a pool begins with.

@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::SimDevice;
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// [21] More capacity serves who waits, at once.

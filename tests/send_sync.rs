@@ -2,6 +2,7 @@
 
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use weirpool::compat::AttributeError;
+use weirpool::compat::*;
 use weirpool::device::sim::{SimDevice, SimStream};
 use weirpool::device::{Argument, Device, DeviceAddress, DeviceError};
 use weirpool::*;

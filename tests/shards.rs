@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use std::sync::Barrier;
 use weirpool::device::sim::SimDevice;
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 fn crowded(device: &SimDevice) -> Pool {

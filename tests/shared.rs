@@ -5,6 +5,7 @@ mod common;
 use common::*;
 use std::sync::Arc;
 use weirpool::device::sim::{Operation, SimStream};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// Reads what a handle stands for, as a kernel would: through an argument.

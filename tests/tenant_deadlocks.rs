@@ -6,6 +6,7 @@ use common::*;
 use std::task::Poll;
 use std::time::Duration;
 use weirpool::device::sim::SimDevice;
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 const MS: Duration = us(1000);

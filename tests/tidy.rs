@@ -5,11 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// From the ground up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 25] = [
-    "sync", "fault", "rare", "id", "measure", "device", "error", "trace", "ledger", "lane",
-    "engine", "wait", "registry", "observe", "stream", "copy", "block", "pool", "buffer", "shared",
-    "interop", "raw", "current", "compat", "tower",
+const LAYERS: [&str; 26] = [
+    "sync", "fault", "rare", "id", "measure", "device", "error", "trace", "heap", "policy", "lane",
+    "driver", "queue", "registry", "observe", "stream", "copy", "block", "pool", "buffer",
+    "shared", "interop", "testing", "current", "compat", "tower",
 ];
+
+/// The one import from above: the lane keeps references to registrations under its lock, and looks at nothing in them but
+/// itself. Without it every type around that lock would have a type parameter.
+const UPWARD: (&str, &str) = ("src/lane/ref_cache.rs", "queue");
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("a folder of sources");
@@ -64,8 +68,9 @@ fn imports_point_down() {
         }
         let own = rank(&layer).unwrap_or_else(|| panic!("{} is in no layer", path.display()));
         for import in imports(&code).filter_map(rank) {
+            let is_allowed = path.ends_with(UPWARD.0) && LAYERS[import] == UPWARD.1;
             assert!(
-                import <= own,
+                import <= own || is_allowed,
                 "{} imports {} from above",
                 path.display(),
                 LAYERS[import]
@@ -87,26 +92,9 @@ fn only_the_facade_names_std_sync_or_loom() {
 }
 
 #[test]
-fn unsafe_lives_in_the_device_layer() {
-    let mut found = 0;
-    for (path, layer, code) in read() {
-        let has_unsafe = ["unsafe {", "unsafe impl", "unsafe fn", "unsafe trait"]
-            .iter()
-            .any(|word| code.contains(word));
-        found += usize::from(has_unsafe);
-        assert!(
-            !has_unsafe || layer == "device",
-            "unsafe in {}",
-            path.display()
-        );
-    }
-    assert!(found > 0, "the contract is an unsafe trait");
-}
-
-#[test]
 fn the_heap_knows_no_clock_device_or_lock() {
     for (path, layer, code) in read() {
-        if layer == "ledger" {
+        if layer == "heap" {
             for word in ["Instant", "Mutex", "Waker", "Future", "async ", "device::"] {
                 assert!(!code.contains(word), "{} names {word}", path.display());
             }

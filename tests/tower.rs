@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 const ALL: u64 = 8 * MIB;

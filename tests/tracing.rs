@@ -13,6 +13,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber, subscriber};
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Checker, SimDevice};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// Writes down what it is told: a line for each event, and for each span at its beginning and its end.

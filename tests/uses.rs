@@ -7,6 +7,7 @@ use common::*;
 use weirpool::device::DeviceAddress;
 use weirpool::device::DeviceErrorKind::Other;
 use weirpool::device::sim::{Call, Checker, Clock, Counters, Fault, Operation, SimDevice};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 /// Events recorded and waits made by a call.

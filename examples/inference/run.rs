@@ -21,6 +21,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
+use weirpool::testing::Invariants;
 use weirpool::{Pool, SharedBlock, Tag};
 
 /// Longer than any request is served.

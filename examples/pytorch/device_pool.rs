@@ -6,9 +6,10 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use weirpool::compat::{RawError, RawPool};
 use weirpool::device::DeviceError;
 use weirpool::device::cuda::{CudaDevice, ExternalStream};
-use weirpool::{AllocError, Pool, RawError, RawPool, Statistics, StreamError};
+use weirpool::{AllocError, Pool, Statistics, StreamError};
 
 /// PyTorch has at most so many.
 const DEVICES: usize = 128;

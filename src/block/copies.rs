@@ -97,7 +97,10 @@ fn start_upload(stream: &Stream, address: u64, bytes: &[u8]) -> Result<Upload, D
     let registration: &Arc<Registration> = stream.registration();
     let Registration { service, lane, .. } = &**registration;
     let device = &service.driver.device;
-    let transfer = device.upload(lane.raw, address, bytes, Location::caller());
+    // SAFETY: the lane keeps the stream's owner. The caller has the block, whose memory stays mapped until it is freed and
+    // the stream has passed the free; `used_on` has noted this use.
+    #[allow(unsafe_code)]
+    let transfer = unsafe { device.upload(lane.raw, address, bytes, Location::caller()) };
     let transfer = service.driver.noted(transfer)?;
     Ok(Upload::new(registration.clone(), transfer))
 }
@@ -107,7 +110,9 @@ fn start_download(stream: &Stream, address: u64, bytes: u64) -> Result<Download,
     let registration: &Arc<Registration> = stream.registration();
     let Registration { service, lane, .. } = &**registration;
     let device = &service.driver.device;
-    let transfer = device.download(lane.raw, address, bytes, Location::caller());
+    // SAFETY: as in `start_upload`.
+    #[allow(unsafe_code)]
+    let transfer = unsafe { device.download(lane.raw, address, bytes, Location::caller()) };
     let transfer = service.driver.noted(transfer)?;
     Ok(Download::new(registration.clone(), transfer))
 }

@@ -5,8 +5,8 @@ use crate::device::DeviceError;
 use crate::driver::{Allocation, Use};
 use crate::error::StreamError;
 use crate::id::Ticket;
-use crate::lane::Entered;
-use crate::queue::{Ending, Left, Passages, Registration};
+use crate::lane::StreamCache;
+use crate::queue::{Ending, Passages};
 use crate::stream::Stream;
 use crate::trace;
 use std::future::Future;
@@ -52,8 +52,7 @@ impl Block {
         let is_its_streams_alone = self.further.get_mut().is_none();
         let fences = if is_its_streams_alone {
             let lane = &self.registration.lane;
-            let slot = &self.registration.slot;
-            let ticket: Ticket = service.driver.free(lane, slot, block);
+            let ticket: Ticket = service.driver.free(lane, block);
             std::iter::once(lane.fence(ticket)).collect()
         } else {
             let home = &self.registration.lane;
@@ -129,7 +128,7 @@ impl Block {
         if self.further.get_mut().is_none() {
             let registration = &self.registration;
             let (driver, lane) = (&registration.service.driver, &registration.lane);
-            driver.free(lane, &registration.slot, block);
+            driver.free(lane, block);
         } else {
             self.free_further(&block);
         }
@@ -139,11 +138,11 @@ impl Block {
     /// Of what the block says itself: what the plain case has of it is in registers.
     #[cold]
     #[inline(never)]
-    fn free_slowly(&self, entered: Entered<'_, Left>) {
+    fn free_slowly(&self) {
         let registration = &self.registration;
         let (driver, lane) = (&registration.service.driver, &registration.lane);
         let block = self.allocation().as_used(self.charge.rounding());
-        driver.free_slowly(lane, &registration.slot, block, entered);
+        driver.free(lane, block);
     }
 
     /// Takes the block off its tag's account, once it is freed.
@@ -171,20 +170,10 @@ impl Drop for Block {
         let Some(allocation) = &self.allocation else {
             return;
         };
-        let Registration {
-            service,
-            lane,
-            slot,
-            ..
-        } = &**self.registration;
-        let (stream, slot) = (lane.id, slot.clone());
+        let stream = self.registration.lane.id;
         let block = || allocation.as_used(self.charge.rounding());
-        match service
-            .driver
-            .free_at_once(lane, &slot, allocation.bytes, block)
-        {
-            Ok(mut state) => state.left.put(&mut self.registration.0),
-            Err(entered) => self.free_slowly(entered),
+        if !StreamCache::free_at_once(&mut self.registration.0, allocation.bytes, block) {
+            self.free_slowly();
         }
         trace::freed(stream, allocation.bytes, allocation.address);
     }

@@ -58,7 +58,10 @@ impl Block {
                 poll_fn(|context| passage.poll(context)).await?;
             }
             let driver = &self.registration.service.driver;
-            let view = HostView::new(&driver.device, self.allocation().address, count, location);
+            let address = self.allocation().address;
+            // SAFETY: all uses of the block are complete, and the guard borrows it mutably.
+            #[allow(unsafe_code)]
+            let view = unsafe { HostView::new(&driver.device, address, count, location) };
             Ok(HostGuard {
                 view: driver.noted(view)?,
                 block: PhantomData,

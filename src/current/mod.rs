@@ -47,8 +47,8 @@ use std::panic::Location;
 /// device.block_on(async {
 ///     let block = decode().await?; // of the device's default pool
 ///     let other = Scope::pool(&scratch).run(decode()).await?; // the same code, of another pool
-///     assert_eq!(weirpool::pool_of(other.address()).unwrap().0, scratch);
-///     assert_eq!(weirpool::pool_of(block.address()).unwrap().0, Pool::default_of(&device)?);
+///     assert_eq!(weirpool::compat::pool_of(other.address()).unwrap().0, scratch);
+///     assert_eq!(weirpool::compat::pool_of(block.address()).unwrap().0, Pool::default_of(&device)?);
 ///     Ok::<(), anyhow::Error>(())
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -1,14 +1,15 @@
-//! The host, as a stream.
+//! The host as a stream.
 
 use super::{DeviceId, DeviceStream, RawStream};
 use crate::sync::plain::Arc;
 use std::any::Any;
 
-/// The host of a device: one stream of execution, which is ordered by itself and takes no waits.
+/// The host of a device: a stream of execution that runs in order and accepts no waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Host(pub(crate) DeviceId);
 
-impl DeviceStream for Host {
+// SAFETY: the host is always there.
+unsafe impl DeviceStream for Host {
     fn device_id(&self) -> DeviceId {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Memory of a device that the host sees, as a slice of the host's.
+//! Memory of a device that the host sees, as a slice.
 
 use super::{Device, DeviceError, RawStream};
 use crate::sync::plain::Arc;
@@ -7,13 +7,13 @@ use std::panic::Location;
 use std::ptr::NonNull;
 use std::slice;
 
-/// Elements of memory that the host sees and that nobody else uses; where it does not lie in the host's own
-/// memory, as a simulated device's, a copy that is written back at the end.
+/// Elements of memory that the host sees and that nothing else uses. Where the memory does not lie in the host's own
+/// memory (as a simulated device's), the view is a copy that is written back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct HostView<T: NoUninit> {
     device: Arc<dyn Device>,
     address: u64,
-    place: &'static Location<'static>,
+    location: &'static Location<'static>,
     elements: Elements<T>,
 }
 
@@ -23,23 +23,25 @@ enum Elements<T> {
     Copied { elements: Vec<T>, is_changed: bool },
 }
 
-// SAFETY: it is as a slice that is borrowed mutably: nobody else uses the memory, see `new`.
+// SAFETY: the view is like a mutable borrow of a slice: nothing else uses the memory, see `new`.
 unsafe impl<T: NoUninit + Send> Send for HostView<T> {}
-// SAFETY: a shared view is not written through.
+// SAFETY: a shared view is only read.
 unsafe impl<T: NoUninit + Sync> Sync for HostView<T> {}
 
 impl<T: AnyBitPattern + NoUninit> HostView<T> {
-    /// A view of `count` elements at an address that is aligned for them. Until it is dropped the memory is
-    /// the caller's, mapped, and used by nobody else, neither by the host nor by work of the device: a block's
-    /// guard sees to that, which borrows the block mutably, after all uses of it are complete.
+    /// Makes a view of `count` elements at an address that is aligned for them.
     ///
     /// # Errors
     /// When the host does not see all of it, or the device is broken.
-    pub(crate) fn new(
+    ///
+    /// # Safety
+    /// Until the view is dropped the memory stays mapped, and nothing else uses it, neither the host nor work of the
+    /// device. (A block's guard borrows the block mutably, after all uses of it are complete.)
+    pub(crate) unsafe fn new(
         device: &Arc<dyn Device>,
         address: u64,
         count: usize,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Result<Self, DeviceError> {
         let bytes = (count * size_of::<T>()) as u64;
         let elements = match device.host_pointer(address, bytes) {
@@ -48,44 +50,53 @@ impl<T: AnyBitPattern + NoUninit> HostView<T> {
                 count,
             },
             None => Elements::Copied {
-                elements: read(&**device, address, bytes, place)?,
+                // SAFETY: the caller guarantees that nothing else uses the range.
+                elements: unsafe { read(&**device, address, bytes, location) }?,
                 is_changed: false,
             },
         };
         Ok(Self {
             device: device.clone(),
             address,
-            place,
+            location,
             elements,
         })
     }
 }
 
+/// Casts the pointer.
+///
 /// # Panics
-/// When it is not aligned, which blocks are.
+/// When it is not aligned; blocks are.
 fn aligned<T>(start: NonNull<u8>) -> NonNull<T> {
     let start = start.cast::<T>();
     assert!(start.is_aligned(), "a block is aligned for its elements");
     start
 }
 
-fn read<T: AnyBitPattern>(
+/// Copies elements of memory that the host sees.
+///
+/// # Safety
+/// As [`HostView::new`].
+unsafe fn read<T: AnyBitPattern>(
     device: &dyn Device,
     address: u64,
     bytes: u64,
-    place: &'static Location<'static>,
+    location: &'static Location<'static>,
 ) -> Result<Vec<T>, DeviceError> {
-    let mut transfer = device.download(RawStream::HOST, address, bytes, place)?;
+    // SAFETY: the host is always usable; the caller guarantees the range.
+    let mut transfer = unsafe { device.download(RawStream::HOST, address, bytes, location) }?;
     let bytes = transfer.bytes()?;
-    let bytes = bytes.expect("what the host does itself is over when it goes on");
+    let bytes = bytes.expect("a copy by the host is complete when the call returns");
     let each = bytes.chunks_exact(size_of::<T>().max(1));
     Ok(each.map(bytemuck::pod_read_unaligned).collect())
 }
 
 impl<T: NoUninit> HostView<T> {
+    /// Returns the elements.
     pub(crate) fn elements(&self) -> &[T] {
         match &self.elements {
-            // SAFETY: so many elements lie there, any bytes are elements, and nobody writes them: see `new`.
+            // SAFETY: these elements lie there, any bytes are valid elements, and nothing writes them: see `new`.
             Elements::InPlace { start, count } => unsafe {
                 slice::from_raw_parts(start.as_ptr(), *count)
             },
@@ -93,9 +104,10 @@ impl<T: NoUninit> HostView<T> {
         }
     }
 
+    /// Returns the elements, for writing.
     pub(crate) fn elements_mut(&mut self) -> &mut [T] {
         match &mut self.elements {
-            // SAFETY: as above, and nobody reads them either.
+            // SAFETY: as in `elements`; nothing reads them either, and `self` is borrowed mutably.
             Elements::InPlace { start, count } => unsafe {
                 slice::from_raw_parts_mut(start.as_ptr(), *count)
             },
@@ -118,8 +130,11 @@ impl<T: NoUninit> Drop for HostView<T> {
         } = &self.elements
         {
             let bytes = bytemuck::cast_slice(elements);
-            // It could be read; what cannot be written breaks the device, and is told by a later call.
-            let _ = (self.device).upload(RawStream::HOST, self.address, bytes, self.place);
+            // The range could be read. A device that cannot write it is broken, which later calls report.
+            // SAFETY: the host is always usable, and nothing else uses the range: see `new`.
+            let _ = unsafe {
+                (self.device).upload(RawStream::HOST, self.address, bytes, self.location)
+            };
         }
     }
 }

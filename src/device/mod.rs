@@ -9,17 +9,18 @@
 //! | simulated | `sim` (with the feature of that name, a default) | streams as executors over host memory, on a virtual clock |
 //! | CUDA | `cuda` (with the feature of that name) | NVIDIA GPUs, through cudarc |
 
+mod alarm;
 mod argument;
+mod event;
 mod host;
 mod host_view;
 mod stream;
-mod watch;
 
 #[doc(inline)]
 pub use weirpool_device::{
-    AlarmId, AsDevice, Capabilities, Chunk, Device, DeviceAddress, DeviceError, DeviceErrorKind,
-    DeviceId, MemoryInfo, MemoryKind, MemoryKinds, Pooling, RawEvent, RawStream, Referee, Transfer,
-    WatchId,
+    AlarmId, AsDevice, BlockObserver, Capabilities, Chunk, Device, DeviceAddress, DeviceError,
+    DeviceErrorKind, DeviceId, MemoryInfo, MemoryKind, MemoryKinds, Pooling, RawEvent, RawStream,
+    Transfer, WatchId,
 };
 
 #[cfg(feature = "cuda")]
@@ -31,8 +32,9 @@ pub use weirpool_cuda as cuda;
 #[doc(inline)]
 pub use weirpool_sim as sim;
 
+pub(crate) use alarm::Alarm;
 pub use argument::Argument;
+pub(crate) use event::{Event, OwnsEvent, Watch, WatchedTransfer};
 pub(crate) use host::Host;
 pub(crate) use host_view::HostView;
 pub use stream::DeviceStream;
-pub(crate) use watch::{Alarm, Watch};

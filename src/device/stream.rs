@@ -4,53 +4,75 @@ use super::{DeviceError, DeviceId, RawStream};
 use crate::sync::plain::Arc;
 use std::any::Any;
 
-/// A stream of some device, as its owner has it.
+/// A stream of a device that can be registered with a pool.
 ///
-/// The pool keeps `keep_alive` for as long as it may record an event on the stream, so that a
-/// driver's handle cannot be recycled under it.
-pub trait DeviceStream {
-    /// The device that the stream belongs to.
+/// The pool keeps the stream's [owner](Self::keep_alive) for as long as it may name the stream, so that the driver
+/// cannot give its handle to another stream.
+///
+/// # Safety
+/// The pool passes [`raw`](Self::raw) to the driver. An implementation guarantees that
+///
+/// - it is a stream of the device [`device_id`](Self::device_id);
+/// - it is usable for as long as a result of [`keep_alive`](Self::keep_alive) is held; or, where
+///   [`external_id`](Self::external_id) is some id, during each call that is made with the stream;
+/// - all of these always return the same.
+///
+/// ```compile_fail,E0200
+/// use std::any::Any;
+/// use std::sync::Arc;
+/// use weirpool::device::{DeviceId, DeviceStream, RawStream};
+///
+/// struct Made;
+/// impl DeviceStream for Made { // does not compile: an implementation is unsafe
+///     fn device_id(&self) -> DeviceId { DeviceId(1) }
+///     fn raw(&self) -> RawStream { RawStream(0xdead) }
+///     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> { Arc::new(()) }
+/// }
+/// ```
+pub unsafe trait DeviceStream {
+    /// Returns the id of the device that the stream belongs to.
     fn device_id(&self) -> DeviceId;
 
-    /// The backend's name of the stream.
+    /// Returns the backend's name of the stream.
     fn raw(&self) -> RawStream;
 
-    /// An owner that keeps the stream usable while it is held.
+    /// Returns an owner that keeps the stream usable while it is held.
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync>;
 
-    /// The backend's own object of the stream, for who knows its type: on CUDA, cudarc's. Held for as long as the
-    /// stream is registered. `None`, the default, where there is none.
+    /// Returns the backend's own object of the stream, for code that knows its type: on CUDA, cudarc's. The pool
+    /// holds it while the stream is registered. The default is `None`.
     fn native(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         None
     }
 
-    /// Whether a wait may be inserted into the stream. Where it may not (CUDA's legacy default stream
-    /// would hold up all others), the pool never makes it wait for memory on the device.
+    /// Returns whether a device-side wait may be inserted into the stream. Where it may not, the pool never makes the
+    /// stream wait for memory. (A wait in CUDA's legacy default stream would hold up all others.)
     fn takes_waits(&self) -> bool {
         true
     }
 
-    /// Of a stream that is lent only, a number that no other stream of the device ever has: its owner destroys
-    /// it when it likes, and then the backend may give its [name](Self::raw) to another. Default: none, and
-    /// `keep_alive` keeps the stream.
+    /// Returns an id of a stream that another library owns and may destroy at any time between two calls. The device
+    /// never gives the id to another stream, unlike its [name](Self::raw). The default is `None`: `keep_alive` keeps
+    /// the stream.
     ///
     /// The pool uses the name of such a stream only inside calls that are made with it, and records the event of
-    /// each free before the free returns. From then on it needs the stream no more.
+    /// each free before the free returns. From then on it does not need the stream.
     fn external_id(&self) -> Option<u64> {
         None
     }
 
-    /// Whether a pool can keep the stream's order at all; asked when it is registered.
+    /// Checks whether a pool can keep the stream's order. [`Pool::register`](crate::Pool::register) calls this.
     ///
     /// # Errors
-    /// Why not, and what to do instead.
+    /// With the reason why not, and what to do instead.
     fn admit(&self) -> Result<(), DeviceError> {
         Ok(())
     }
 }
 
+// SAFETY: the handle is of the device, and `keep_alive` holds the stream.
 #[cfg(feature = "sim")]
-impl DeviceStream for super::sim::SimStream {
+unsafe impl DeviceStream for super::sim::SimStream {
     fn device_id(&self) -> DeviceId {
         self.device_id()
     }
@@ -70,7 +92,8 @@ mod cuda {
     use super::*;
     use native::CudaStream;
 
-    impl DeviceStream for Arc<CudaStream> {
+    // SAFETY: cudarc destroys the stream when its last `Arc` is dropped, and `keep_alive` holds one.
+    unsafe impl DeviceStream for Arc<CudaStream> {
         fn device_id(&self) -> DeviceId {
             native::names_of(self).0
         }
@@ -98,7 +121,8 @@ mod cuda {
         }
     }
 
-    impl DeviceStream for ExternalStream {
+    // SAFETY: `CudaDevice::external_stream`, which is unsafe, makes its caller keep the stream alive during calls.
+    unsafe impl DeviceStream for ExternalStream {
         fn device_id(&self) -> DeviceId {
             self.device_id()
         }

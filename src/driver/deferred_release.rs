@@ -5,10 +5,12 @@
 //! is broken, or an event cannot be recorded behind what was freed last (a stream is being captured), the
 //! memory is leaked: nobody can tell when it would be safe.
 
+#![allow(unsafe_code)]
+
 use super::Driver;
 use super::memory::Held;
 use crate::device::{Device, DeviceError, MemoryKind, Watch};
-use crate::lane::Lane;
+use crate::lane::{Lane, Marker};
 use crate::sync::{Arc, assert_unlocked, plain};
 use crate::trace;
 use std::task::{Wake, Waker};
@@ -27,7 +29,7 @@ struct DeferredRelease {
 struct Assets {
     held: Held,
     lanes: Vec<Arc<Lane>>,
-    watches: Vec<Watch>,
+    watches: Vec<Watch<Marker>>,
 }
 
 impl Drop for Driver {
@@ -37,7 +39,7 @@ impl Drop for Driver {
         if self.seal_lanes().is_err() || self.fault().is_some() {
             return;
         }
-        if self.lanes().iter().any(|lane| lane.is_dirty()) {
+        if self.lanes().iter().any(|lane| lane.cache.is_dirty()) {
             return;
         }
         let assets = Assets {
@@ -125,7 +127,7 @@ impl DeferredRelease {
         };
         // The watch may call at once, and settle: nothing is locked here.
         let waker = Waker::from(self.clone());
-        let watch = Watch::new(&self.device, newest.event(), &waker);
+        let watch = Watch::new(newest, &waker);
         if let Some(assets) = self.state.lock().as_mut() {
             assets.watches.push(watch);
         }
@@ -134,16 +136,23 @@ impl DeferredRelease {
     /// Gives everything back. What the device refuses is leaked: there is nobody left to tell.
     fn release(&self, held: &Held) {
         assert_unlocked("release");
-        for (address, chunk) in &held.chunks {
-            if self.device.unmap(*address, self.chunk_bytes).is_ok() {
+        // SAFETY: `held` is what the device gave to this pool and still has of it. No block exists any more, and all
+        // work that was submitted before the frees is complete (invariant `safe-teardown`).
+        unsafe {
+            for (address, chunk) in &held.chunks {
+                if self.device.unmap(*address, self.chunk_bytes).is_ok() {
+                    let _ = self.device.destroy(*chunk);
+                }
+            }
+            for chunk in &held.unmapped {
                 let _ = self.device.destroy(*chunk);
             }
-        }
-        for (address, bytes) in &held.ranges {
-            let _ = self.device.unreserve(*address, *bytes);
-        }
-        for (address, bytes) in &held.segments {
-            let _ = self.device.free(self.kind, *address, *bytes);
+            for (address, bytes) in &held.ranges {
+                let _ = self.device.unreserve(*address, *bytes);
+            }
+            for (address, bytes) in &held.segments {
+                let _ = self.device.free(self.kind, *address, *bytes);
+            }
         }
     }
 }

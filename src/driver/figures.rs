@@ -47,7 +47,7 @@ impl Gone {
     pub(super) fn greet(&self, lane: &Lane) {
         let marks = self.highs.iter().map(|(mark, _)| *mark);
         for mark in marks.filter(|mark| *mark != Mark::RESET) {
-            lane.begin(mark);
+            lane.cache.begin(mark);
         }
     }
 
@@ -55,7 +55,7 @@ impl Gone {
     pub(super) fn bury(&mut self, lane: &Lane) {
         self.counts.add(&lane.figures().counts);
         for (mark, sum) in &mut self.highs {
-            *sum = sum.saturating_add(lane.counts_since(*mark).1);
+            *sum = sum.saturating_add(lane.cache.counts_since(*mark).1);
         }
     }
 
@@ -95,7 +95,7 @@ impl Driver {
         for lane in lanes.iter() {
             let figures = lane.figures();
             sum.counts.add(&figures.counts);
-            sum.high = sum.high.saturating_add(figures.bound());
+            sum.high = sum.high.saturating_add(figures.high_bound());
             sum.cached += figures.cached;
             sum.cached_complete += figures.cached_complete;
         }
@@ -133,7 +133,7 @@ impl Driver {
                 registry.gone.reset_high();
                 registry.lanes.clone()
             };
-            lanes.iter().for_each(|lane| lane.reset_high());
+            lanes.iter().for_each(|lane| lane.cache.reset_high());
         }
     }
 
@@ -150,7 +150,7 @@ impl Driver {
             heap.used_peaks.begin(mark, allocation);
         }
         for lane in lanes.iter() {
-            counts.add(&lane.begin(mark));
+            counts.add(&lane.cache.begin(mark));
         }
         (mark, counts)
     }
@@ -165,7 +165,7 @@ impl Driver {
             (registry.lanes.clone(), registry.gone.counts, high)
         };
         for lane in lanes.iter() {
-            let (lane_counts, lane_high) = lane.counts_since(mark);
+            let (lane_counts, lane_high) = lane.cache.counts_since(mark);
             counts.add(&lane_counts);
             high = high.saturating_add(lane_high);
         }
@@ -182,7 +182,7 @@ impl Driver {
             registry.gone.highs.retain(|(known, _)| *known != mark);
             registry.lanes.clone()
         };
-        lanes.iter().for_each(|lane| lane.end(mark));
+        lanes.iter().for_each(|lane| lane.cache.end(mark));
         self.heap.lock().used_peaks.end(mark);
     }
 

@@ -129,9 +129,10 @@ impl Driver {
     ) -> Result<(), DeviceError> {
         assert_unlocked("fill");
         let Use { address, bytes, .. } = block;
-        let filled = self
-            .device
-            .fill(lane.raw, address, bytes, fill.byte(), location);
+        // SAFETY: the lane keeps the stream's owner. The block's memory is mapped until it is free, which is after the
+        // fill, and the fill comes in the order of the block's stream, like the uses of the block.
+        #[allow(unsafe_code)]
+        let filled = unsafe { (self.device).fill(lane.raw, address, bytes, fill.byte(), location) };
         self.noted(filled)
     }
 }

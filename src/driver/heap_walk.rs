@@ -114,7 +114,7 @@ impl Driver {
         let mut all = CachedBlock::new();
         for lane in lanes.iter() {
             let completed = lane.timeline.completed();
-            let cached = lane.cached().into_iter();
+            let cached = lane.cache.cached().into_iter();
             all.extend(cached.map(|(id, ticket)| (id, (lane.id, ticket, ticket <= completed))));
         }
         all

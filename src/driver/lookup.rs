@@ -1,6 +1,6 @@
 //! Which block an address is in, and what it is at.
 
-use super::ladder::find;
+use super::recipient::find;
 use super::{BlockOrigin, Driver, ReservationOrigin};
 use crate::device::DeviceAddress;
 use crate::heap::{BlockId, Fence, Fences, Holding};
@@ -38,7 +38,7 @@ impl fmt::Display for BlockState {
     }
 }
 
-/// A block of a pool, as it was when it was looked up; see [`pool_of`](crate::pool_of).
+/// A block of a pool, as it was when it was looked up; see [`pool_of`](crate::compat::pool_of).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -107,7 +107,7 @@ impl Driver {
                 ticket: Ticket::ZERO,
             },
         );
-        let cached = lane.and_then(|lane| Some((lane, lane.ticket_of(id)?)));
+        let cached = lane.and_then(|lane| Some((lane, lane.cache.ticket_of(id)?)));
         match cached {
             None => (BlockState::Used, Fences::default()),
             Some((lane, ticket)) if lane.timeline.completed() >= ticket => {

@@ -1,9 +1,11 @@
 //! Carrying out the heap's plans on the device: what is mapped where.
 
+#![allow(unsafe_code)]
+
 use super::{Change, Driver, HistoryEvent, Settings, counters};
 use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind};
 use crate::heap::policy::Order;
-use crate::heap::{Exchange, Grant, Heap, Mapping, Outcome, Plan, Release, Request, Step};
+use crate::heap::{Exchange, Grant, Growth, Heap, Mapping, Outcome, Plan, Release, Request, Step};
 use crate::id::StreamId;
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use crate::trace;
@@ -50,6 +52,9 @@ pub(super) struct Held {
     pub(super) ranges: Vec<(u64, u64)>,
     /// Plain segments: address to bytes.
     pub(super) segments: BTreeMap<u64, u64>,
+    /// Chunks that are mapped nowhere, because the device failed to destroy them. They serve the next growth, or are
+    /// destroyed with the next release.
+    pub(super) unmapped: Vec<Chunk>,
 }
 
 impl Memory {
@@ -76,20 +81,47 @@ impl Memory {
         let is_moved = step.from.is_some();
         let chunk = match step.from {
             Some(from) => self.unmap(from),
-            None => self.device.create(self.chunk_bytes),
+            None => self.create(),
         };
         let chunk = chunk.map_err(|error| (false, error))?;
-        if let Err(error) = self.device.map(step.to, chunk, self.chunk_bytes) {
-            // Neither here nor there: let go, or leaked if even that fails.
-            let _ = self.device.destroy(chunk);
+        // SAFETY: the heap plans a step to a free place of a reserved range. The chunk is one of this size that was just
+        // created, or unmapped.
+        let mapped = unsafe { self.device.map(step.to, chunk, self.chunk_bytes) };
+        if let Err(error) = mapped {
+            let _ = self.destroy(chunk);
             return Err((is_moved, error));
         }
         self.held.lock().chunks.insert(step.to, chunk);
         Ok(())
     }
 
+    fn create(&self) -> Result<Chunk, DeviceError> {
+        let unmapped = self.held.lock().unmapped.pop();
+        match unmapped {
+            Some(chunk) => Ok(chunk),
+            None => self.device.create(self.chunk_bytes),
+        }
+    }
+
+    /// Destroys a chunk that is mapped nowhere, and those that could not be destroyed before. A chunk that the device
+    /// fails to destroy is kept for the next growth.
+    fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
+        let mut unmapped = std::mem::take(&mut self.held.lock().unmapped);
+        unmapped.push(chunk);
+        while let Some(chunk) = unmapped.pop() {
+            // SAFETY: the chunk is mapped nowhere, and no other code knows it.
+            if let Err(error) = unsafe { self.device.destroy(chunk) } {
+                unmapped.push(chunk);
+                self.held.lock().unmapped.append(&mut unmapped);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
     fn unmap(&self, address: u64) -> Result<Chunk, DeviceError> {
-        self.device.unmap(address, self.chunk_bytes)?;
+        // SAFETY: the heap unmaps free memory only, whose fences are complete (invariant `order`), and whole chunks.
+        unsafe { self.device.unmap(address, self.chunk_bytes) }?;
         let chunk = self.held.lock().chunks.remove(&address);
         Ok(chunk.expect("what the ledger calls backed is mapped"))
     }
@@ -118,16 +150,16 @@ impl Memory {
         // Before the device has it: from then on the address may be given to another, and noted here anew.
         let segment = self.held.lock().segments.remove(&address);
         if segment.is_some() {
-            return self
-                .device
-                .free(self.kind, address, bytes)
-                .map_err(|error| {
-                    self.held.lock().segments.insert(address, bytes);
-                    (false, error)
-                });
+            // SAFETY: the device allocated the segment, and the heap releases free memory only, whose fences are complete
+            // (invariant `order`).
+            let freed = unsafe { self.device.free(self.kind, address, bytes) };
+            return freed.map_err(|error| {
+                self.held.lock().segments.insert(address, bytes);
+                (false, error)
+            });
         }
         let chunk = self.unmap(address).map_err(|error| (false, error))?;
-        self.device.destroy(chunk).map_err(|error| (true, error))
+        self.destroy(chunk).map_err(|error| (true, error))
     }
 }
 
@@ -203,6 +235,22 @@ impl Driver {
             let plan = self.heap.lock().plan_one_more(request);
             let _ = self.carry_out_free(plan);
             self.publish(Change::Memory);
+        }
+    }
+
+    /// Returns how a request may grow, as far as the budget for remapping goes.
+    pub(super) fn growth(&self) -> Growth {
+        if !self.settings.geometry.virtual_memory {
+            return Growth::Allowed;
+        }
+        let now = self.device.now();
+        self.budget.lock().growth(now)
+    }
+
+    /// Charges the budget for remapped chunks, and credits it for new ones.
+    fn note_moves(&self, moved: u64, new: u64) {
+        if moved + new > 0 {
+            self.budget.lock().note(moved, new);
         }
     }
 

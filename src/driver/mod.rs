@@ -6,9 +6,11 @@
 //!
 //! | file | about |
 //! |---|---|
-//! | `ladder` | where memory comes from, source by source |
-//! | `many` | several grants, all or none |
-//! | `deferred_waits` | waits on the device, once all of them are had |
+//! | `mode` | how memory is asked for, and why a search ended without it |
+//! | `search` | executes the search policy |
+//! | `recipient` | the stream that memory is for |
+//! | `parts` | several blocks, all or none |
+//! | `allocation`, `source` | a block on its way to its user, and where it came from |
 //! | `reservation` | memory set aside for one holder |
 //! | `unpooled` | the same where nothing is pooled |
 //! | `pressure` | what is done when the device refuses memory |
@@ -27,27 +29,31 @@
 //! | `counters` | counts of the slow path |
 //! | `figures` | what can be told |
 
+mod allocation;
 mod counters;
 mod deferred_release;
-mod deferred_waits;
 mod event_log;
 mod figures;
 mod fill;
 mod heap_walk;
-mod ladder;
 mod lookup;
 mod maintenance;
-mod many;
 mod memory;
+mod mode;
+mod parts;
 mod pressure;
 mod publish;
 mod reap;
+mod recipient;
 mod release;
 mod reservation;
 mod resize;
+mod search;
+mod source;
 mod unpooled;
 mod upstream;
 
+pub(crate) use allocation::Allocation;
 pub(crate) use counters::Counters;
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
@@ -56,25 +62,26 @@ pub use fill::Fill;
 pub(crate) use fill::Fills;
 pub(crate) use heap_walk::HeapWalk;
 pub use heap_walk::{ReservationInfo, SegmentInfo};
-pub use ladder::Source;
-pub(crate) use ladder::{Allocation, Effort, Expected, Patience, Refusal};
 pub use lookup::{BlockInfo, BlockState};
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
-pub(crate) use many::{Allocations, Part, Parts};
+pub(crate) use mode::{Effort, Expected, Mode, Refusal};
+pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use pressure::Spill;
 pub(crate) use publish::{Change, Publish};
 pub(crate) use reap::Watches;
 pub(crate) use reservation::Drawn;
+pub use source::Source;
 pub(crate) use upstream::MemorySource;
 pub use upstream::Upstream;
 
 use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Host, MemoryKind, RawStream};
 use crate::error::{BuildError, StreamError};
+use crate::fault::injected;
 use crate::heap::policy::{Order, Reuse, WaitLimit};
 use crate::heap::{Budget, Geometry, Heap, Remapping, Totals};
 use crate::id::StreamId;
 pub(crate) use crate::lane::Use;
-use crate::lane::{Bounds, Events, Lane, Leased, Slots};
+use crate::lane::{Bounds, Events, Gate, Lane};
 use crate::sync::{
     Arc, Busy, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain,
 };
@@ -121,16 +128,13 @@ pub(crate) struct Settings {
     pub(crate) history: usize,
 }
 
-/// Of lanes that are no stream's: nothing is left there.
-static UNREGISTERED: Slots<()> = Slots::new();
-
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Driver {
     pub(crate) device: plain::Arc<dyn Device>,
     pub(crate) capabilities: Capabilities,
     pub(crate) settings: Settings,
-    pub(crate) gate: CachePadded<SharedState>,
+    pub(crate) gate: Gate,
     publisher: plain::Arc<dyn Publish>,
     pub(crate) counters: Counters,
     pub(crate) maintenance: Maintenance,
@@ -173,9 +177,9 @@ impl Driver {
             next: 1,
         };
         let capacity = settings.geometry.capacity;
+        let gate = Gate::new(CachePadded::new(SharedState::new(0)));
         let driver = Self {
             capabilities: device.capabilities(),
-            gate: CachePadded::new(SharedState::new(0)),
             publisher,
             counters: Counters::new(),
             maintenance: Maintenance::new(settings.maintenance.clone()),
@@ -195,8 +199,9 @@ impl Driver {
                     may_widen: false,
                     is_sharded: false,
                 },
-                UNREGISTERED.lease().1,
+                gate.clone(),
             )),
+            gate,
             lanes: Busy::new(Guards::Registry, registry),
             events: Arc::new(Events::new(device.clone())),
             memory: Memory::new(device.clone(), &settings),
@@ -210,15 +215,11 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Adds a stream, with an id of its own (I7), and the slot that its front is in.
+    /// Adds a stream, with an id of its own (I7).
     ///
     /// # Errors
     /// When it is of another device, or the device cannot keep its order.
-    pub(crate) fn register(
-        &self,
-        stream: &dyn DeviceStream,
-        slot: Leased,
-    ) -> Result<Arc<Lane>, StreamError> {
+    pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
         if stream.device_id() != self.device.id() {
             return Err(StreamError::ForeignDevice);
         }
@@ -227,7 +228,7 @@ impl Driver {
         // Streams that went away are seen off by those that come: their number stays bounded.
         self.reap_retired();
         let id = self.next_stream_id();
-        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, slot));
+        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, self.gate.clone()));
         // Known to the heap before anybody can free on it; with what is complete from the start.
         self.heap.lock().register(id, lane.timeline.completed());
         let mut registry = self.lanes.lock();
@@ -292,10 +293,16 @@ impl Driver {
             let lanes = registry.lanes.iter().cloned();
             let (done, left) = lanes.partition(|lane| is_told(lane) && lane.is_done());
             registry.lanes = Arc::new(left);
-            done.iter()
-                .for_each(|lane: &Arc<Lane>| registry.gone.bury(lane));
+            if !injected("figures-lost-with-their-stream") {
+                done.iter()
+                    .for_each(|lane: &Arc<Lane>| registry.gone.bury(lane));
+            }
             done
         };
+        if injected("figures-lost-with-their-stream") {
+            done.iter()
+                .for_each(|lane: &Arc<Lane>| self.lanes.lock().gone.bury(lane));
+        }
         let mut heap = self.heap.lock();
         done.iter().for_each(|lane| heap.forget(lane.id));
         // The streams' owners are let go outside the lock: a driver may be called.

@@ -65,6 +65,14 @@ impl Driver {
         self.pressure.is_felt() && self.left_on_device() < bytes
     }
 
+    /// Returns whether the device refuses memory that it has, although nothing of the pool is in use or on its way:
+    /// then no other pool or process stands in the way, and only time would pass.
+    pub(super) fn refuses_for_no_reason(&self, bytes: u64) -> bool {
+        let totals = self.totals();
+        let in_use = totals.in_use.current + totals.claimed + totals.planned;
+        bytes > 0 && in_use == 0 && self.left_on_device() >= bytes
+    }
+
     /// What could be released at once for another pool, in bytes; nothing while somebody waits for it here.
     /// If need be, after taking back what lanes keep, and asking what has completed.
     pub(crate) fn could_give(&self, asks: bool) -> u64 {

@@ -1,56 +1,25 @@
 //! The way back: a free, a use on a further stream, a grant that nobody took.
 
-use super::{Allocation, Change, Driver};
+use super::{Allocation, Allocations, Change, Driver};
 use crate::device::DeviceError;
+use crate::fault::injected;
 use crate::heap::policy::Order;
 use crate::heap::{BlockId, Fence, Fences, Whose};
 use crate::id::Ticket;
-use crate::lane::{Closed, Entered, Freed, Guarded, Lane, Slot, Use};
-use crate::sync::{Arc, Guard};
+use crate::lane::{Closed, Event, Freed, Lane, Use};
+use crate::sync::Arc;
 use std::time::Duration;
 
 impl Driver {
     /// Frees a block that was used on one stream alone. Returns the ticket that it waits for.
     #[inline]
-    pub(crate) fn free<K>(&self, lane: &Lane, slot: &Slot<K>, block: Use) -> Ticket {
-        match lane.keep_at_once(slot, block.bytes, || block, &self.gate) {
-            Ok((ticket, _)) => ticket,
-            Err(entered) => self.free_slowly(lane, slot, block, entered),
-        }
-    }
-
-    /// The same in the plain case. Returns the lane's `slot`, in which the block may leave something.
-    ///
-    /// # Errors
-    /// When it is not the plain case: it is still to be [freed](Self::free_slowly).
-    #[inline(always)]
-    pub(crate) fn free_at_once<'a, K>(
-        &self,
-        lane: &Lane,
-        slot: &'a Slot<K>,
-        bytes: u64,
-        block: impl FnOnce() -> Use,
-    ) -> Result<Guard<'a, Guarded<K>>, Entered<'a, K>> {
-        let freed = lane.keep_at_once(slot, bytes, block, &self.gate);
-        freed.map(|(_, guarded)| guarded)
-    }
-
-    /// The same in any case.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn free_slowly<K>(
-        &self,
-        lane: &Lane,
-        slot: &Slot<K>,
-        block: Use,
-        entered: Entered<'_, K>,
-    ) -> Ticket {
-        let now = if lane.large_caches(block.bytes) {
+    pub(crate) fn free(&self, lane: &Lane, block: Use) -> Ticket {
+        let now = if lane.cache.may_keep_large(block.bytes) {
             self.large_caches_now()
         } else {
             None
         };
-        let freed = lane.free(slot, &block, entered, now, &self.gate);
+        let freed = lane.cache.free(block, now);
         let ticket = freed.ticket;
         if !freed.is_kept || freed.closed.is_some() {
             self.finish_free(lane, block.id, freed);
@@ -93,10 +62,10 @@ impl Driver {
         earlier: Option<Fence>,
         block: &Use,
     ) -> Fences {
-        home.count_free(block.bytes, block.rounding);
+        home.cache.count(Event::Free, block.bytes, block.rounding);
         let noted: Vec<_> = lanes
             .iter()
-            .map(|lane| (lane, lane.note_use(block.bytes, &self.gate)))
+            .map(|lane| (lane, lane.cache.note_use(block.bytes)))
             .collect();
         let fences: Fences = noted
             .iter()
@@ -124,13 +93,15 @@ impl Driver {
         };
         self.thin_out(lane);
         if lane.timeline.is_full() && !lane.is_external {
-            return lane.expect_seal(closed.ticket.next());
+            return lane.cache.expect_seal(closed.ticket.next());
         }
         let recorded = self.noted(lane.record(closed, &*self.device, &self.events));
         // Unless somebody waits for it, or it goes back to the device, it may well take a little longer.
         match recorded {
-            Ok(marker) if self.is_open() && self.keeps_all() => lane.note_sealed(marker.sealed_at),
-            _ => lane.note_wanted(),
+            Ok(marker) if self.is_open() && self.keeps_all() => {
+                lane.cache.spacing().note_sealed(marker.sealed_at)
+            }
+            _ => lane.cache.spacing().reset(),
         }
     }
 
@@ -155,7 +126,7 @@ impl Driver {
     ) -> Result<(), DeviceError> {
         let is_ordered = home.timeline.completed() >= after
             || further.timeline.clock().covers(home.fence(after));
-        if is_ordered {
+        if is_ordered || injected("used-on-without-waiting-for-the-grant") {
             return Ok(());
         }
         match self.marker_for(home, after)? {
@@ -170,7 +141,7 @@ impl Driver {
     pub(crate) fn retire(&self, lane: &Lane) {
         {
             let mut heap = self.heap.lock();
-            for cached in lane.retire() {
+            for cached in lane.cache.retire() {
                 heap.give_back(cached.id, Fences::one(lane.id, cached.ticket));
             }
         }
@@ -179,5 +150,34 @@ impl Driver {
         self.reap_retired();
         self.publish(Change::Memory);
         self.note_return();
+    }
+
+    /// Makes one block of a block and of what was allocated directly above it.
+    pub(crate) fn join_used(&self, lower: &Allocation, upper: &Allocation) {
+        self.heap.lock().join_used(lower.id, upper.id);
+    }
+
+    /// Returns the fences that are left before memory that was never used is available to all.
+    pub(super) fn fences_of(&self, lane: &Lane, allocation: &Allocation) -> Fences {
+        if allocation.after == Ticket::ZERO {
+            return Fences::default();
+        }
+        lane.cache.expect_seal(allocation.after);
+        Fences::one(lane.id, allocation.after)
+    }
+
+    /// Takes back allocations that were never used.
+    pub(crate) fn give_all_back(&self, lane: &Lane, allocations: Allocations) {
+        for allocation in allocations {
+            self.give_back(lane, allocation);
+        }
+    }
+
+    /// Returns how many blocks came back so far, if none is on its way: pending, cached, or being moved.
+    pub(crate) fn returns_if_quiet(&self) -> Option<u64> {
+        let totals = self.totals();
+        let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
+        let is_cached = || self.lanes().iter().any(|lane| lane.cache.is_keeping());
+        (is_quiet && !is_cached()).then_some(totals.returns)
     }
 }

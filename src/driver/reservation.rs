@@ -1,21 +1,23 @@
 //! Memory set aside for one holder: see [`heap::reservation`](crate::heap::ReservationId).
 
-use super::ladder::{Allocation, Climb, Effort, Refusal};
-use super::many::Allocations;
+use super::allocation::Allocation;
 use super::memory::For;
+use super::parts::Allocations;
+use super::recipient::{Found, Recipient};
 use super::{Change, Driver, Source};
+use crate::device::DeviceError;
+use crate::fault::injected;
 use crate::heap::policy::WaitLimit;
-use crate::heap::{Exchanged, Growth, Moves, Request, ReservationId};
+use crate::heap::{Exchanged, Growth, Request, ReservationId};
 use crate::lane::Lane;
 use crate::sync::{Arc, yield_now};
-use std::cell::Cell;
 
-/// What came of drawing from a reservation.
+/// The outcome of drawing from a reservation.
 #[derive(Debug)]
-#[must_use = "what is lent and dropped is memory lost"]
+#[must_use = "an allocation that is dropped is memory lost"]
 pub(crate) enum Drawn {
     Allocation(Allocation),
-    /// It has not enough, or not so that it does: so many bytes, and so many in its largest block.
+    /// The reservation has too little memory, or too fragmented: this many bytes, and this many in its largest block.
     Short {
         left: u64,
         largest: u64,
@@ -23,51 +25,54 @@ pub(crate) enum Drawn {
 }
 
 impl Driver {
-    /// Sets loans aside that are complete.
+    /// Makes a reservation of complete memory.
     pub(crate) fn reservation(&self, allocations: Allocations) -> ReservationId {
         let mut heap = self.heap.lock();
         heap.reservation(allocations.into_iter().map(|allocation| allocation.id))
     }
 
-    /// The same, with what is set aside already.
+    /// Adds complete memory to a reservation.
     pub(crate) fn add_to_reservation(&self, reservation: ReservationId, allocations: Allocations) {
         let mut heap = self.heap.lock();
-        heap.add_to_reservation(
-            reservation,
-            allocations.into_iter().map(|allocation| allocation.id),
-        );
+        let ids = allocations.into_iter().map(|allocation| allocation.id);
+        heap.add_to_reservation(reservation, ids);
     }
 
-    /// Lends from a reservation, for use in the order of the lane's stream: behind a wait on the device, if nothing
-    /// else does; for its pieces, if there is enough in pieces only.
+    /// Allocates from a reservation, for use in the order of the lane's stream: behind a wait on the device if
+    /// nothing else helps, or in exchange for its pieces if it has enough bytes but no block that is large enough.
     ///
-    /// Whoever finds too little while another is exchanging pieces of the same reservation waits for that to be over, as for
-    /// a lock: a part of them may come back.
+    /// If it finds too little while another thread exchanges pieces of the same reservation, it waits for the end of
+    /// that exchange, as for a lock: part of those pieces may come back.
     ///
     /// # Errors
-    /// What the device says; the memory is in the reservation again.
+    /// The device's error; the memory is in the reservation again.
     pub(crate) fn draw(
         &self,
         lane: &Arc<Lane>,
         reservation: ReservationId,
         request: Request,
-    ) -> Result<Drawn, Refusal> {
-        // What belongs to one holder is not a matter of policy.
+    ) -> Result<Drawn, DeviceError> {
+        // The reuse policy does not matter to memory that belongs to one holder.
         let after = lane.timeline.clock();
-        let drawn = Climb::new(self, lane, request, Effort::Immediate, after)?
-            .in_reservation(reservation)?;
+        let draw = Draw {
+            to: Recipient::new(self, lane, after)?,
+            reservation,
+            request,
+            exchanged_in_vain: 0,
+        };
+        let drawn = draw.run()?;
         if let Drawn::Allocation(allocation) = &drawn {
             self.counters.count(allocation.source);
         }
         Ok(drawn)
     }
 
-    /// Bytes of a reservation that are not lent, and of its largest block.
+    /// Bytes of a reservation that are not allocated, and those of its largest block.
     pub(crate) fn left_in_reservation(&self, reservation: ReservationId) -> (u64, u64) {
         self.heap.lock().left_in_reservation(reservation)
     }
 
-    /// Makes another reservation of so many bytes, if as many are not lent.
+    /// Splits off another reservation of that size, if as many bytes are not allocated.
     pub(crate) fn split_reservation(
         &self,
         reservation: ReservationId,
@@ -76,7 +81,7 @@ impl Driver {
         self.heap.lock().split_reservation(reservation, bytes)
     }
 
-    /// Ends a reservation. What is not lent of it is anybody's, as soon as it is complete.
+    /// Ends a reservation. Its memory that is not allocated is available to all, once it is complete.
     pub(crate) fn disband(&self, reservation: ReservationId) {
         self.heap.lock().disband(reservation);
         self.publish(Change::Memory);
@@ -84,56 +89,71 @@ impl Driver {
     }
 }
 
-impl Climb<'_> {
-    /// The best of a reservation; of what is complete by now, if nothing else does; or for what is complete of it, of what
-    /// lanes keep in the end. Looked for again, if anything came back to the reservation meanwhile.
-    fn in_reservation(&self, reservation: ReservationId) -> Result<Drawn, Refusal> {
-        let mut has_flushed_all = false;
+/// One search within a reservation.
+struct Draw<'a> {
+    to: Recipient<'a>,
+    reservation: ReservationId,
+    request: Request,
+    /// Exchanges that the device refused during this turn.
+    exchanged_in_vain: u64,
+}
+
+impl Draw<'_> {
+    /// Takes the best block of the reservation; then the best after polling; then a block in exchange for complete
+    /// pieces, in the end including those that caches hold. Starts again if anything came back to the reservation
+    /// meanwhile.
+    fn run(mut self) -> Result<Drawn, DeviceError> {
+        let mut has_flushed = false;
         loop {
-            let (allocation, moves) = self.known_in_reservation(reservation)?;
-            if let Some(allocation) = allocation {
-                return Ok(Drawn::Allocation(allocation));
+            self.exchanged_in_vain = 0;
+            let before = self.moves();
+            if let Some(found) = self.take()? {
+                return Ok(Drawn::Allocation(found.allocation));
             }
-            self.driver.seal_lanes()?;
-            self.driver.reap()?;
-            if let (Some(allocation), _) = self.known_in_reservation(reservation)? {
-                return Ok(Drawn::Allocation(allocation));
+            self.to.driver.seal_lanes()?;
+            self.to.driver.reap()?;
+            if let Some(found) = self.take()? {
+                return Ok(Drawn::Allocation(found.allocation));
             }
-            let failed = Cell::new(0);
-            if let Some(allocation) = self.exchanged(reservation, &failed)? {
-                return Ok(Drawn::Allocation(allocation));
+            if let Some(found) = self.exchange()? {
+                return Ok(Drawn::Allocation(found.allocation));
             }
-            if !has_flushed_all && self.may_exchange(reservation) {
-                // Also if there is nothing: another may have taken it back just now.
-                self.driver.flush_lanes();
-                has_flushed_all = true;
+            if !has_flushed && self.left().0 >= self.request.bytes {
+                // Also if the caches are empty: another thread may have flushed them just now.
+                self.to.driver.flush_lanes();
+                has_flushed = true;
                 continue;
             }
-            // Its own exchanges that the device refused are no news.
-            let so_far = moves.so_far + failed.get();
-            if let Some(short) = self.short_since(reservation, so_far) {
+            if let Some(short) = self.short_since(before + self.exchanged_in_vain) {
                 return Ok(short);
             }
         }
     }
 
-    /// Whether there is enough of it, so that what lanes keep might do for its pieces.
-    fn may_exchange(&self, reservation: ReservationId) -> bool {
-        self.driver.left_in_reservation(reservation).0 >= self.request.bytes
+    fn left(&self) -> (u64, u64) {
+        self.to.driver.left_in_reservation(self.reservation)
     }
 
-    /// There was too little when so much had come back; none, if there is more by now. While another's exchange may
-    /// bring back enough, that is awaited.
-    fn short_since(&self, reservation: ReservationId, so_far: u64) -> Option<Drawn> {
+    /// How often something came back to the reservation.
+    fn moves(&self) -> u64 {
+        self.to.driver.heap.lock().moves_in(self.reservation).so_far
+    }
+
+    /// The reservation has too little memory, unless something came back to it since `so_far` counted. While an
+    /// exchange of another thread may bring back enough, waits for its end.
+    fn short_since(&self, so_far: u64) -> Option<Drawn> {
         loop {
             {
-                let heap = self.driver.heap.lock();
-                let (left, largest) = heap.left_in_reservation(reservation);
-                let moves = heap.moves_in(reservation);
+                let heap = self.to.driver.heap.lock();
+                let (left, largest) = heap.left_in_reservation(self.reservation);
+                let moves = heap.moves_in(self.reservation);
                 if moves.so_far != so_far {
                     return None;
                 }
-                if moves.under_way == 0 || left + moves.under_way < self.request.bytes {
+                let may_come_back = moves.under_way > 0
+                    && left + moves.under_way >= self.request.bytes
+                    && !injected("draw-beside-an-exchange");
+                if !may_come_back {
                     return Some(Drawn::Short { left, largest });
                 }
             }
@@ -141,82 +161,67 @@ impl Climb<'_> {
         }
     }
 
-    /// The best of a reservation, behind a wait on the device if need be; with what moved until it was looked at.
-    fn known_in_reservation(
-        &self,
-        reservation: ReservationId,
-    ) -> Result<(Option<Allocation>, Moves), Refusal> {
-        let may_wait = self.driver.capabilities.device_side_waits && self.lane.takes_waits;
-        let limit = may_wait.then_some(WaitLimit::Unlimited);
-        let (taken, moves) = self.with_waits(limit, |view| {
-            let mut heap = self.driver.heap.lock();
-            let taken = heap.take_from_reservation(reservation, self.request, view);
-            (taken, heap.moves_in(reservation))
+    /// Takes the best block of the reservation, behind a wait on the device if necessary.
+    fn take(&mut self) -> Result<Option<Found>, DeviceError> {
+        let limit = self.to.can_wait().then_some(WaitLimit::Unlimited);
+        let taken = self.to.with_waits(limit, |view| {
+            let mut heap = self.to.driver.heap.lock();
+            heap.take_from_reservation(self.reservation, self.request, view)
         });
-        let allocation = match taken {
-            Some(grant) => self.lend_in_order(grant, Source::Free)?,
-            None => None,
-        };
-        Ok((allocation, moves))
+        match taken {
+            Some(grant) => self.to.accept(grant, Source::Free),
+            None => Ok(None),
+        }
     }
 
-    /// What the pool has in one piece, for the pieces of the reservation: remapped, or new, if need be. In whole handles,
-    /// as far as its size is and they can be had. Counts the exchanges that came to nothing.
-    fn exchanged(
-        &self,
-        reservation: ReservationId,
-        failed: &Cell<u64>,
-    ) -> Result<Option<Allocation>, Refusal> {
-        let geometry = self.driver.settings.geometry;
-        if geometry.virtual_memory && self.request.bytes >= geometry.chunk_bytes {
-            let request = Request {
-                alignment: geometry.chunk_bytes.max(self.request.alignment),
-                ..self.request
-            };
-            if let Some(allocation) = self.exchanged_for(reservation, request, failed)? {
-                return Ok(Some(allocation));
+    /// Takes one block of the pool in exchange for pieces of the reservation, remapped or new if necessary. A large
+    /// block is taken in whole chunks, if it can be. What the device refuses as new memory is moved instead.
+    fn exchange(&mut self) -> Result<Option<Found>, DeviceError> {
+        let geometry = self.to.driver.settings.geometry;
+        let is_large = geometry.virtual_memory && self.request.bytes >= geometry.chunk_bytes;
+        let in_chunks = Request {
+            alignment: geometry.chunk_bytes.max(self.request.alignment),
+            ..self.request
+        };
+        let requests = [is_large.then_some(in_chunks), Some(self.request)];
+        for request in requests.into_iter().flatten() {
+            let growth = self.to.growth(self.request.bytes);
+            let mut found = self.exchange_for(request, growth)?;
+            if found.is_none() && self.to.was_refused_new(growth) {
+                found = self.exchange_for(request, Growth::Allowed)?;
+            }
+            if found.is_some() {
+                return Ok(found);
             }
         }
-        self.exchanged_for(reservation, self.request, failed)
+        Ok(None)
     }
 
-    fn exchanged_for(
-        &self,
-        reservation: ReservationId,
-        request: Request,
-        failed: &Cell<u64>,
-    ) -> Result<Option<Allocation>, Refusal> {
-        let growth = self.growth();
-        let allocation = self.exchanged_so(reservation, request, growth, failed)?;
-        if allocation.is_none() && self.was_refused_new(growth) {
-            return self.exchanged_so(reservation, request, Growth::Allowed, failed);
-        }
-        Ok(allocation)
-    }
-
-    fn exchanged_so(
-        &self,
-        reservation: ReservationId,
+    fn exchange_for(
+        &mut self,
         request: Request,
         growth: Growth,
-        failed: &Cell<u64>,
-    ) -> Result<Option<Allocation>, Refusal> {
-        let limit = self.may_wait().then_some(WaitLimit::Unlimited);
-        let exchanged = self.with_waits(limit, |view| {
-            let mut heap = self.driver.heap.lock();
-            heap.exchange(reservation, request, view, growth)
+    ) -> Result<Option<Found>, DeviceError> {
+        let driver = self.to.driver;
+        let limit = self.to.may_wait().then_some(WaitLimit::Unlimited);
+        let exchanged = self.to.with_waits(limit, |view| {
+            let mut heap = driver.heap.lock();
+            heap.exchange(self.reservation, request, view, growth)
         });
-        let allocation = match exchanged {
+        let found = match exchanged {
             None => return Ok(None),
-            Some(Exchanged::Granted(grant)) => self.lend_in_order(grant, Source::Free)?,
+            Some(Exchanged::Granted(grant)) => self.to.accept(grant, Source::Free)?,
             Some(Exchanged::Planned(plan, exchange)) => {
-                failed.set(failed.get() + 1);
-                self.carry_out(plan, For::HeapReservation(self.lane.id, exchange))?
+                let whom = For::HeapReservation(self.to.lane.id, exchange);
+                let found = self.to.carry_out(plan, whom)?;
+                // An exchange that comes to nothing moves its pieces back.
+                self.exchanged_in_vain += u64::from(found.is_none());
+                found
             }
         };
-        // What the pool got for it may do for who waits, or be more than it is to keep.
-        self.driver.publish(Change::Memory);
-        self.driver.note_return();
-        Ok(allocation)
+        // The pieces may serve waiters, or be more than the pool is to hold.
+        driver.publish(Change::Memory);
+        driver.note_return();
+        Ok(found)
     }
 }

@@ -1,7 +1,7 @@
-//! Fences, sets of them, and vector clocks: the same lattice read from two sides.
+//! Fences, sets of them, and vector clocks: one lattice, read from two sides.
 //!
-//! A block's *fence set* says which points of which streams its next use must come after. A
-//! stream's *clock* says which points it comes after. Reuse is safe when the clock covers the set.
+//! A block's *fence set* says which points of which streams its next use must come after. A stream's *clock* says
+//! which points the stream comes after. Reuse is safe when the clock covers the set.
 
 use crate::id::{StreamId, Ticket};
 use smallvec::SmallVec;
@@ -13,10 +13,10 @@ pub(crate) struct Fence {
     pub(crate) ticket: Ticket,
 }
 
-/// For each stream, at most one point of it.
+/// A set of fences, with at most one point for each stream.
 ///
-/// A block has such a set, and nearly all of them are of one fence or none: they are two words, and a block is one
-/// cache line.
+/// Every block has a set, and nearly all sets hold one fence or none. Those are stored inline, so that a block fits
+/// into one cache line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fences(Points);
 
@@ -24,18 +24,18 @@ pub(crate) struct Fences(Points);
 enum Points {
     #[default]
     None,
-    // Not a `Fence`: in the padding of one there is no room for the tag.
     One(StreamId, Ticket),
-    /// Two at least, sorted by stream.
+    /// At least two, sorted by stream.
     Several(Box<Sorted>),
 }
 
 type Sorted = SmallVec<[Fence; 4]>;
 
-/// What a stream comes after: a vector clock.
+/// The points that a stream, or an event of it, comes after: a vector clock.
 pub(crate) type Clock = Fences;
 
 impl Fences {
+    /// Creates a set of one fence.
     pub(crate) fn one(stream: StreamId, ticket: Ticket) -> Self {
         Self(Points::One(stream, ticket))
     }
@@ -44,6 +44,16 @@ impl Fences {
         matches!(self.0, Points::None)
     }
 
+    /// Returns the number of fences.
+    pub(crate) fn len(&self) -> usize {
+        match &self.0 {
+            Points::None => 0,
+            Points::One(..) => 1,
+            Points::Several(fences) => fences.len(),
+        }
+    }
+
+    /// Returns the fences, sorted by stream.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Fence> + '_ {
         let several = match &self.0 {
             Points::Several(fences) => fences.as_slice(),
@@ -52,7 +62,7 @@ impl Fences {
         self.single().into_iter().chain(several.iter().copied())
     }
 
-    /// The only fence, if it is only one.
+    /// Returns the fence if the set holds exactly one.
     pub(crate) fn single(&self) -> Option<Fence> {
         match self.0 {
             Points::One(stream, ticket) => Some(Fence { stream, ticket }),
@@ -60,7 +70,7 @@ impl Fences {
         }
     }
 
-    /// The point of `stream`, or the one before all.
+    /// Returns the point of `stream`, or [`Ticket::ZERO`] if there is none.
     pub(crate) fn of(&self, stream: StreamId) -> Ticket {
         match &self.0 {
             Points::One(only, ticket) if *only == stream => *ticket,
@@ -72,7 +82,7 @@ impl Fences {
         }
     }
 
-    /// Adds a fence; of two points of one stream the later stays.
+    /// Adds a fence. Of two points of one stream the later one stays.
     pub(crate) fn join(&mut self, fence: Fence) {
         match &mut self.0 {
             Points::None => self.0 = Points::One(fence.stream, fence.ticket),
@@ -92,29 +102,30 @@ impl Fences {
         }
     }
 
-    /// The union: what must come before either side must come before the whole.
+    /// Adds all fences of the other set: a use that must come after either set must come after the union.
     pub(crate) fn join_all(&mut self, other: &Self) {
         for fence in other.iter() {
             self.join(fence);
         }
     }
 
+    /// Returns whether the set has this point of the stream, or a later one.
     pub(crate) fn covers(&self, fence: Fence) -> bool {
         fence.ticket <= self.of(fence.stream)
     }
 
-    /// Drops the fences that `done` says are no longer needed.
-    pub(crate) fn discharge(&mut self, done: impl Fn(Fence) -> bool) {
+    /// Drops the fences for which `is_done` returns true.
+    pub(crate) fn discharge(&mut self, is_done: impl Fn(Fence) -> bool) {
         match &mut self.0 {
             Points::None => {}
             Points::One(stream, ticket) => {
                 let (stream, ticket) = (*stream, *ticket);
-                if done(Fence { stream, ticket }) {
+                if is_done(Fence { stream, ticket }) {
                     self.0 = Points::None;
                 }
             }
             Points::Several(fences) => {
-                fences.retain(|fence| !done(*fence));
+                fences.retain(|fence| !is_done(*fence));
                 match fences.as_slice() {
                     [] => self.0 = Points::None,
                     [only] => self.0 = Points::One(only.stream, only.ticket),
@@ -137,6 +148,46 @@ impl FromIterator<Fence> for Fences {
     }
 }
 
+/// The clock of one stream. It is joined with others for as long as the stream lives, so it drops the entries of
+/// retired streams whenever it has doubled: it holds at most twice as many entries as there are live streams, or
+/// [`FEW`].
+#[derive(Debug)]
+pub(crate) struct StreamClock {
+    points: Clock,
+    /// The number of entries above which retired streams are dropped.
+    most: usize,
+}
+
+/// The number of entries that are kept without looking for retired streams.
+const FEW: usize = 16;
+
+impl Default for StreamClock {
+    fn default() -> Self {
+        Self {
+            points: Clock::default(),
+            most: FEW,
+        }
+    }
+}
+
+impl StreamClock {
+    pub(crate) fn points(&self) -> &Clock {
+        &self.points
+    }
+
+    /// Adds the points of another clock. Returns whether retired streams should be dropped now.
+    pub(crate) fn join(&mut self, other: &Clock) -> bool {
+        self.points.join_all(other);
+        self.points.len() > self.most
+    }
+
+    /// Drops retired streams. Their work is complete, so no block is pending on it.
+    pub(crate) fn drop_retired(&mut self, is_retired: impl Fn(StreamId) -> bool) {
+        self.points.discharge(|fence| is_retired(fence.stream));
+        self.most = FEW.max(2 * self.points.len());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,12 +200,13 @@ mod tests {
     }
 
     #[test]
-    fn the_later_point_of_a_stream_stays() {
+    fn later_point_of_a_stream_stays() {
         let mut set: Fences = [fence(2, 5), fence(1, 1), fence(2, 3)]
             .into_iter()
             .collect();
         assert_eq!(set.iter().collect::<Vec<_>>(), [fence(1, 1), fence(2, 5)]);
         set.join_all(&[fence(1, 4), fence(3, 1)].into_iter().collect());
+        assert_eq!(set.len(), 3);
         assert_eq!(set.of(StreamId(1)), Ticket(4));
         assert!(set.covers(fence(2, 5)) && !set.covers(fence(2, 6)));
         assert!(!set.covers(fence(9, 1)) && set.covers(fence(9, 0)));
@@ -166,7 +218,27 @@ mod tests {
         set.discharge(|f| f.stream == StreamId(1));
         assert_eq!(set.single(), Some(fence(2, 5)));
         assert_eq!(set, [fence(2, 5)].into_iter().collect());
+        assert_eq!(set.len(), 1);
         set.discharge(|_| true);
         assert!(set.is_empty() && set.iter().next().is_none());
+        assert_eq!(set.len(), 0);
+    }
+
+    #[test]
+    fn stream_clock_drops_retired_streams_when_it_has_doubled() {
+        let mut clock = StreamClock::default();
+        let is_retired = |stream: StreamId| stream.0 % 4 != 0;
+        let mut drops = 0;
+        for stream in 0..1000 {
+            if clock.join(&Clock::one(StreamId(stream), Ticket(1))) {
+                let live = stream as usize / 4 + 1;
+                assert_eq!(clock.points().len(), FEW.max(2 * drops) + 1);
+                clock.drop_retired(is_retired);
+                assert_eq!(clock.points().len(), live, "live streams stay");
+                drops = live;
+            }
+        }
+        assert!(clock.points().covers(fence(996, 1)) && !clock.points().covers(fence(997, 2)));
+        assert!(drops > 100, "it was pruned often enough");
     }
 }

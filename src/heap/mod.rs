@@ -84,7 +84,7 @@ mod window;
 
 pub(crate) use block::{BlockId, State};
 pub(crate) use exchange::{Exchange, Exchanged};
-pub(crate) use fence::{Clock, Fence, Fences};
+pub(crate) use fence::{Clock, Fence, Fences, StreamClock};
 pub(crate) use figures::{Figures, High};
 pub(crate) use fit::Fit;
 pub(crate) use forecast::Forecast;

@@ -1,7 +1,8 @@
-//! The blocks that a lane keeps: a stack for each size, so that taking and keeping are O(1); and a large-block cache for few
-//! large ones.
+//! The cached blocks of a stream or a shard: a stack for each size, so that taking and keeping are O(1); and the
+//! [large-block cache](super::large_cache) for the few blocks that have no stack.
 
 use super::large_cache::LargeCache;
+use super::stream_cache::Use;
 use crate::heap::{BlockId, GRANULE};
 use crate::id::Ticket;
 use std::time::Duration;
@@ -16,100 +17,92 @@ pub(crate) struct CachedBlock {
     pub(crate) ticket: Ticket,
 }
 
+impl CachedBlock {
+    #[inline(always)]
+    pub(super) fn freed(block: &Use, ticket: Ticket) -> Self {
+        Self {
+            id: block.id,
+            address: block.address,
+            bytes: block.bytes,
+            ticket,
+        }
+    }
+}
+
 const NONE: u32 = u32::MAX;
 
-/// What is taken for another size is larger by such a part of that at most: half of what the classes of sizes waste that
-/// jemalloc has, four to each doubling.
+/// A near fit is larger than requested by at most one part in so many. jemalloc's four size classes for each doubling waste
+/// up to twice that.
 const NEAR: usize = 8;
 
-/// Stacks that are looked at together.
+/// Stacks that are searched together.
 const RUN: usize = 32;
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
-    /// Of no bytes, if the slot is vacant.
+struct Entry {
+    /// A block of 0 bytes if the entry is vacant.
     cached: CachedBlock,
-    /// The slot below in its stack, or the next vacant one.
+    /// The entry below in its stack, or the next vacant one.
     below: u32,
 }
 
-impl Slot {
+impl Entry {
     fn cached(&self) -> Option<CachedBlock> {
         (self.cached.bytes > 0).then_some(self.cached)
     }
 }
 
-/// Stacks of kept blocks, one for each multiple of [`GRANULE`] up to a largest size.
+/// Stacks of blocks, one for each multiple of [`GRANULE`] up to a largest size; and large blocks.
 #[derive(Debug)]
-pub(crate) struct Cache {
+pub(super) struct Cache {
     tops: Box<[u32]>,
-    slots: Vec<Slot>,
+    entries: Vec<Entry>,
     vacant: u32,
-    /// In the stacks.
+    /// Bytes in the stacks.
     bytes: u64,
-    large_cache: LargeCache,
+    large: LargeCache,
 }
 
 impl Cache {
-    /// A cache for blocks of up to `largest` bytes.
-    pub(crate) fn new(largest: u64) -> Self {
+    /// Creates a cache with stacks for blocks of up to `largest` bytes.
+    pub(super) fn new(largest: u64) -> Self {
         let sizes = usize::try_from(largest / GRANULE).expect("a lane's largest block is small");
         Self {
             tops: vec![NONE; sizes + 1].into_boxed_slice(),
-            slots: Vec::new(),
+            entries: Vec::new(),
             vacant: NONE,
             bytes: 0,
-            large_cache: LargeCache::default(),
+            large: LargeCache::default(),
         }
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes + self.large_cache.bytes()
-    }
-
-    /// Whether a block has a stack, and may be kept there among `bound` bytes.
-    #[inline]
-    pub(crate) fn has_room(&self, bytes: u64, bound: u64) -> bool {
-        self.has_size(bytes) && self.bytes + bytes <= bound
-    }
-
-    /// Keeps a block that has no stack, if there is a place for it among `bound` bytes.
-    pub(crate) fn shelve(&mut self, cached: CachedBlock, since: Duration, bound: u64) -> bool {
-        !self.has_size(cached.bytes) && self.large_cache.put(cached, since, bound)
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes + self.large.bytes()
     }
 
     /// Whether blocks of this size have a stack.
-    #[inline]
-    pub(crate) fn has_size(&self, bytes: u64) -> bool {
+    fn has_stack(&self, bytes: u64) -> bool {
         ((bytes / GRANULE) as usize) < self.tops.len()
     }
 
-    /// Keeps a block of a size that [`has_size`](Self::has_size).
-    #[inline]
-    pub(crate) fn push(&mut self, cached: CachedBlock) {
-        let top = &mut self.tops[(cached.bytes / GRANULE) as usize];
-        let slot = Slot {
-            cached,
-            below: *top,
-        };
-        *top = match self.vacant {
-            NONE => {
-                self.slots.push(slot);
-                (self.slots.len() - 1) as u32
-            }
-            vacant => {
-                let place = &mut self.slots[vacant as usize];
-                self.vacant = place.below;
-                *place = slot;
-                vacant
-            }
-        };
-        self.bytes += cached.bytes;
+    /// Keeps a block if its size has a stack, and there is room for it among `bound` bytes. Returns whether it did.
+    pub(super) fn push(&mut self, cached: CachedBlock, bound: u64) -> bool {
+        if self.push_at_once(cached, bound) {
+            return true;
+        }
+        if !self.has_stack(cached.bytes) || self.bytes + cached.bytes > bound {
+            return false;
+        }
+        // There was no vacant entry.
+        self.vacant = self.entries.len() as u32;
+        let below = NONE;
+        self.entries.push(Entry { cached, below });
+        self.push_at_once(cached, bound)
     }
 
-    /// Keeps a block if it has a stack, there is room for it among `bound` bytes, and a slot. Says whether it did.
+    /// Keeps a block as [`push`](Self::push) does, provided that there is a vacant entry.
     #[inline(always)]
-    pub(crate) fn push_at_once(&mut self, cached: CachedBlock, bound: u64) -> bool {
+    pub(super) fn push_at_once(&mut self, cached: CachedBlock, bound: u64) -> bool {
         let total = self.bytes + cached.bytes;
         if total > bound {
             return false;
@@ -117,98 +110,99 @@ impl Cache {
         let Some(top) = self.tops.get_mut((cached.bytes / GRANULE) as usize) else {
             return false;
         };
-        let Some(place) = self.slots.get_mut(self.vacant as usize) else {
+        let Some(entry) = self.entries.get_mut(self.vacant as usize) else {
             return false;
         };
         let below = std::mem::replace(top, self.vacant);
-        self.vacant = place.below;
-        *place = Slot { cached, below };
+        self.vacant = entry.below;
+        *entry = Entry { cached, below };
         self.bytes = total;
         true
     }
 
+    /// Keeps a block that has no stack, if the large-block cache has room for it among `bound` bytes.
+    pub(super) fn push_large(&mut self, cached: CachedBlock, since: Duration, bound: u64) -> bool {
+        !self.has_stack(cached.bytes) && self.large.put(cached, since, bound)
+    }
+
     /// Takes the block of exactly this size that was kept last: the one most likely to be warm.
-    #[inline]
-    pub(crate) fn pop(&mut self, bytes: u64) -> Option<CachedBlock> {
-        if self.has_size(bytes) {
+    pub(super) fn pop(&mut self, bytes: u64) -> Option<CachedBlock> {
+        if self.has_stack(bytes) {
             self.pop_stacked(bytes)
         } else {
-            self.large_cache.take(bytes)
+            self.large.take(bytes)
         }
     }
 
-    /// The same, of a size that has a stack.
+    /// Takes the last block of exactly this size from its stack, if the size has one.
     #[inline(always)]
-    pub(crate) fn pop_stacked(&mut self, bytes: u64) -> Option<CachedBlock> {
+    pub(super) fn pop_stacked(&mut self, bytes: u64) -> Option<CachedBlock> {
         let top = self.tops.get_mut((bytes / GRANULE) as usize)?;
-        let place = self.slots.get_mut(*top as usize)?;
-        let slot = *place;
-        place.cached.bytes = 0;
-        place.below = self.vacant;
-        self.vacant = std::mem::replace(top, slot.below);
-        self.bytes -= slot.cached.bytes;
-        Some(slot.cached)
+        let entry = self.entries.get_mut(*top as usize)?;
+        let Entry { cached, below } = *entry;
+        entry.cached.bytes = 0;
+        entry.below = self.vacant;
+        self.vacant = std::mem::replace(top, below);
+        self.bytes -= cached.bytes;
+        Some(cached)
     }
 
-    /// Takes the next larger block that has a stack, if it is larger by an eighth at most.
-    pub(crate) fn pop_near(&mut self, bytes: u64) -> Option<CachedBlock> {
+    /// Takes a block of the next larger size that has one in its stack, if that is larger by at most an eighth.
+    pub(super) fn pop_near(&mut self, bytes: u64) -> Option<CachedBlock> {
         let size = (bytes / GRANULE) as usize;
-        let most = self.tops.len().min(size + size / NEAR + 1);
-        let near = self.tops.get(size + 1..most)?;
-        // Many at once: nearly all of them are empty.
+        let end = self.tops.len().min(size + size / NEAR + 1);
+        let near = self.tops.get(size + 1..end)?;
+        // A run at a time: nearly all stacks are empty.
         let mut runs = near.chunks(RUN);
         let run = runs.position(|run| run.iter().fold(NONE, |all, top| all & top) != NONE)? * RUN;
         let at = run + near[run..].iter().position(|top| *top != NONE)?;
-        self.pop(bytes + (at + 1) as u64 * GRANULE)
+        self.pop_stacked(bytes + (at + 1) as u64 * GRANULE)
     }
 
-    /// Takes everything.
-    pub(crate) fn drain(&mut self) -> Vec<CachedBlock> {
+    /// Takes all blocks.
+    pub(super) fn flush(&mut self) -> Vec<CachedBlock> {
         let mut all = self.flush_stacks();
-        self.large_cache.drain(&mut all);
+        all.extend(self.flush_large());
         all
     }
 
-    /// Takes everything but what is on the large-block cache for less than `age`.
-    pub(crate) fn flush_older(&mut self, now: Duration, age: Duration) -> Vec<CachedBlock> {
+    /// Takes all blocks, except large ones that were kept less than `age` ago.
+    pub(super) fn flush_older(&mut self, now: Duration, age: Duration) -> Vec<CachedBlock> {
         let mut all = self.flush_stacks();
-        self.large_cache.take_older(now, age, &mut all);
+        all.extend(self.large.take_older(now, age));
         all
     }
 
-    /// Takes what is on the large-block cache.
-    pub(crate) fn flush_large_cache(&mut self) -> Vec<CachedBlock> {
-        let mut all = Vec::new();
-        self.large_cache.drain(&mut all);
-        all
+    /// Takes the large blocks.
+    pub(super) fn flush_large(&mut self) -> Vec<CachedBlock> {
+        self.large.take_older(Duration::ZERO, Duration::ZERO)
     }
 
     fn flush_stacks(&mut self) -> Vec<CachedBlock> {
         if self.bytes == 0 {
             return Vec::new();
         }
-        // By the slots: there are far fewer than sizes.
-        let mut all = Vec::with_capacity(self.slots.len());
-        for cached in self.slots.iter().filter_map(Slot::cached) {
+        // By entry: there are far fewer entries than stacks.
+        let mut all = Vec::with_capacity(self.entries.len());
+        for cached in self.entries.iter().filter_map(Entry::cached) {
             self.tops[(cached.bytes / GRANULE) as usize] = NONE;
             all.push(cached);
         }
-        self.slots.clear();
+        self.entries.clear();
         (self.vacant, self.bytes) = (NONE, 0);
         all
     }
 
-    /// All that is kept.
-    pub(crate) fn all(&self) -> impl Iterator<Item = CachedBlock> + '_ {
-        let stacked = self.slots.iter().filter_map(Slot::cached);
-        stacked.chain(self.large_cache.all())
+    pub(super) fn all(&self) -> impl Iterator<Item = CachedBlock> + '_ {
+        let stacked = self.entries.iter().filter_map(Entry::cached);
+        stacked.chain(self.large.all())
     }
 
-    /// Bytes kept under tickets up to `ticket`.
-    pub(crate) fn bytes_up_to(&self, ticket: Ticket) -> u64 {
+    /// Bytes of blocks that were freed under tickets up to `ticket`.
+    pub(super) fn bytes_up_to(&self, ticket: Ticket) -> u64 {
         if self.bytes == 0 {
-            // As long as somebody waits, and then it is asked for often.
-            return self.large_cache.bytes_up_to(ticket);
+            // The stacks stay empty while requests wait, which is when this is called often.
+            return self.large.bytes_up_to(ticket);
         }
         self.all()
             .filter(|cached| cached.ticket <= ticket)
@@ -221,6 +215,8 @@ impl Cache {
 mod tests {
     use super::*;
 
+    const BOUND: u64 = 1 << 20;
+
     fn cached(id: u32, bytes: u64) -> CachedBlock {
         CachedBlock {
             id: BlockId::of_slot(id as usize),
@@ -230,19 +226,24 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_last_kept_of_a_size_comes_first() {
+    fn cache_of(blocks: &[(u32, u64)]) -> Cache {
         let mut cache = Cache::new(4096);
-        for (id, bytes) in [(1, 512), (2, 1024), (3, 512)] {
-            cache.push(cached(id, bytes));
+        for (id, bytes) in blocks {
+            assert!(cache.push(cached(*id, *bytes), BOUND));
         }
+        cache
+    }
+
+    #[test]
+    fn last_block_of_a_size_comes_first() {
+        let mut cache = cache_of(&[(1, 512), (2, 1024), (3, 512)]);
         assert_eq!(cache.bytes(), 2048);
         assert_eq!(cache.bytes_up_to(Ticket(2)), 1536);
         assert_eq!(cache.pop(512).unwrap().id, BlockId::of_slot(3));
         assert_eq!(cache.pop(512).unwrap().id, BlockId::of_slot(1));
         assert!(cache.pop(512).is_none());
-        cache.push(cached(4, 4096));
-        let mut left: Vec<_> = cache.drain().iter().map(|cached| cached.id).collect();
+        assert!(cache.push(cached(4, 4096), BOUND));
+        let mut left: Vec<_> = cache.flush().iter().map(|cached| cached.id).collect();
         left.sort_unstable();
         assert_eq!(left, [2, 4].map(BlockId::of_slot));
         assert_eq!(cache.bytes(), 0);
@@ -250,9 +251,45 @@ mod tests {
     }
 
     #[test]
-    fn sizes_beyond_the_largest_are_not_kept() {
-        let mut cache = Cache::new(4096);
-        assert!(cache.has_size(4096) && !cache.has_size(4096 + GRANULE));
+    fn size_above_the_largest_has_no_stack() {
+        let mut cache = cache_of(&[(1, 4096)]);
+        assert!(!cache.push(cached(2, 4096 + GRANULE), BOUND));
         assert!(cache.pop(1 << 40).is_none());
+        assert!(cache.pop_near(1 << 40).is_none());
+    }
+
+    #[test]
+    fn bound_counts_every_stack() {
+        let mut cache = cache_of(&[(1, 1024), (2, 512)]);
+        assert!(!cache.push(cached(3, 1024), 2048));
+        assert!(cache.push(cached(3, 512), 2048), "up to the bound itself");
+        assert!(!cache.push_at_once(cached(4, 512), 2048));
+        assert!(cache.pop(512).is_some());
+        assert!(
+            cache.push_at_once(cached(4, 512), 2048),
+            "into the vacant entry"
+        );
+    }
+
+    #[test]
+    fn near_fit_is_the_next_larger_size_within_an_eighth() {
+        let mut cache = Cache::new(1 << 20);
+        let kib = |kib: u64| kib << 10;
+        for (id, bytes) in [(1, kib(74)), (2, kib(72)), (3, kib(66)), (4, kib(64))] {
+            assert!(cache.push(cached(id, bytes), BOUND));
+        }
+        let mut near = || cache.pop_near(kib(64)).map(|cached| cached.id);
+        assert_eq!(
+            near(),
+            Some(BlockId::of_slot(3)),
+            "the smallest that is larger"
+        );
+        assert_eq!(near(), Some(BlockId::of_slot(2)), "larger by an eighth");
+        assert_eq!(
+            near(),
+            None,
+            "74 KiB are too large, and 64 KiB are no near fit"
+        );
+        assert_eq!(cache.bytes(), kib(74 + 64));
     }
 }

@@ -1,22 +1,34 @@
-//! What a lane counts, for itself: so that the hot path writes nothing shared, and readers add up.
+//! A lane's counters: each lane counts for itself, so that the hot path writes nothing shared, and readers add up.
 
-use super::Lane;
 use crate::measure::{Level, Mark, Peaks};
 
-/// Sums over a lane's life. Bytes wrap around (a stream that takes and frees 2 MiB as fast as it can
-/// comes there in days; a thread may free what others took), and differences stay right.
+/// An event in a block's life that is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A block was granted by the lane.
+    Hit,
+    /// A block was granted by the driver.
+    FromAbove,
+    /// A block grew in place.
+    Growth,
+    /// A block was freed.
+    Free,
+}
+
+/// Sums over a lane's life. Bytes wrap around, and differences stay right: a stream that frees 2 MiB as fast as it can
+/// reaches the limit in days, and a thread may free what others allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Blocks that the lane granted.
+    /// Blocks granted by the lane.
     pub(crate) hits: u64,
-    /// Blocks of the stream that came from above the lane.
+    /// Blocks of the stream granted by the driver.
     pub(crate) from_above: u64,
     pub(crate) frees: u64,
     /// Bytes granted so far.
     pub(crate) granted: u64,
     /// Bytes freed so far.
     pub(crate) freed: u64,
-    /// Bytes of live blocks that nobody asked for: what rounding adds.
+    /// Bytes of live blocks that were not requested.
     pub(crate) rounding: u64,
 }
 
@@ -26,7 +38,7 @@ impl Counts {
         self.hits + self.from_above
     }
 
-    /// Blocks that live.
+    /// Live blocks.
     pub(crate) fn live(&self) -> u64 {
         self.allocations() - self.frees
     }
@@ -45,196 +57,108 @@ impl Counts {
         self.rounding = self.rounding.wrapping_add(other.rounding);
     }
 
-    #[inline]
-    pub(super) fn note_hit(&mut self, bytes: u64, rounding: u32) {
-        self.hits += 1;
-        self.note_bytes(bytes, rounding);
-    }
-
-    pub(super) fn note_from_above(&mut self, bytes: u64, rounding: u32) {
-        self.from_above += 1;
-        self.note_bytes(bytes, rounding);
-    }
-
-    #[inline]
-    pub(super) fn note_bytes(&mut self, bytes: u64, rounding: u32) {
-        self.granted = self.granted.wrapping_add(bytes);
-        self.rounding = self.rounding.wrapping_add(u64::from(rounding));
-    }
-
-    #[inline]
-    pub(super) fn note_free(&mut self, bytes: u64, rounding: u32) {
-        self.frees += 1;
-        self.freed = self.freed.wrapping_add(bytes);
-        self.rounding = self.rounding.wrapping_sub(u64::from(rounding));
+    /// Counts an event of a block of `bytes`, of which `rounding` were not requested.
+    #[inline(always)]
+    pub(super) fn note(&mut self, event: Event, bytes: u64, rounding: u32) {
+        match event {
+            Event::Hit => self.hits += 1,
+            Event::FromAbove => self.from_above += 1,
+            Event::Growth => {}
+            Event::Free => self.frees += 1,
+        }
+        if event == Event::Free {
+            self.freed = self.freed.wrapping_add(bytes);
+            self.rounding = self.rounding.wrapping_sub(u64::from(rounding));
+        } else {
+            self.granted = self.granted.wrapping_add(bytes);
+            self.rounding = self.rounding.wrapping_add(u64::from(rounding));
+        }
     }
 }
 
-/// A lane's counts, and the highest that its used bytes have been.
+/// A lane's counts, and the maxima of its used bytes.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(super) struct Counters {
     counts: Counts,
     peaks: Peaks,
 }
 
-impl Book {
-    #[inline]
-    pub(super) fn note_hit(&mut self, bytes: u64, rounding: u32) {
-        self.counts.note_hit(bytes, rounding);
-        self.peaks.raise(self.counts.used());
-    }
-
-    pub(super) fn note_from_above(&mut self, bytes: u64, rounding: u32) {
-        self.counts.note_from_above(bytes, rounding);
-        self.peaks.raise(self.counts.used());
-    }
-
-    #[inline]
-    pub(super) fn note_bytes(&mut self, bytes: u64, rounding: u32) {
-        self.counts.note_bytes(bytes, rounding);
-        self.peaks.raise(self.counts.used());
-    }
-
-    #[inline]
-    pub(super) fn note_free(&mut self, bytes: u64, rounding: u32) {
-        self.counts.note_free(bytes, rounding);
-    }
-
-    pub(super) fn hits(&self) -> u64 {
-        self.counts.hits
-    }
-
-    fn used(&self) -> Level {
-        let current = self.counts.used();
-        Level {
-            current,
-            high: self.high_since(Mark::RESET),
+impl Counters {
+    #[inline(always)]
+    pub(super) fn note(&mut self, event: Event, bytes: u64, rounding: u32) {
+        self.counts.note(event, bytes, rounding);
+        if event != Event::Free {
+            self.peaks.raise(self.counts.used());
         }
     }
 
-    fn high_since(&self, mark: Mark) -> u64 {
+    /// Returns the maximum of the used bytes since a mark.
+    pub(super) fn high_since(&self, mark: Mark) -> u64 {
         let since = self.peaks.since(mark);
         since.unwrap_or_else(|| self.counts.used())
     }
+
+    /// Keeps the maximum from now on, under a mark. Returns the counts, with those of the shards.
+    pub(super) fn begin(&mut self, mark: Mark, in_shards: &Counts) -> Counts {
+        let sum = self.with(in_shards);
+        self.peaks.begin(mark, sum.used());
+        sum
+    }
+
+    pub(super) fn end(&mut self, mark: Mark) {
+        self.peaks.end(mark);
+    }
+
+    /// Sets the maximum to the bytes used now, those of the shards included.
+    pub(super) fn reset_high(&mut self, in_shards: &Counts) {
+        let used = self.with(in_shards).used();
+        self.peaks.reset(used);
+    }
+
+    /// Returns the sum with the counts of the shards.
+    pub(super) fn with(&self, in_shards: &Counts) -> Counts {
+        let mut sum = self.counts;
+        sum.add(in_shards);
+        sum
+    }
 }
 
-/// What a lane counted, at one moment.
+/// A lane's counters and cached bytes at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LaneFigures {
     pub(crate) counts: Counts,
-    /// Bytes of live blocks.
-    pub(crate) used: Level,
-    /// Bytes kept.
+    /// Cached bytes.
     pub(crate) cached: u64,
-    /// Bytes kept that are complete on every stream.
+    /// Cached bytes that are complete on every stream.
     pub(crate) cached_complete: u64,
-    /// Threads count by themselves: the highest is what was seen of it.
-    is_sharded: bool,
+    /// The maximum of the used bytes; in shards, the part of it that was seen.
+    pub(super) high: u64,
+    /// Threads count in shards of their own.
+    pub(super) is_sharded: bool,
 }
 
-/// More bytes than there are, of which as many as there are streams can be added up.
+/// More bytes than any lane uses; the sum over all streams does not overflow.
 const UNKNOWN: u64 = 1 << 62;
 
 impl LaneFigures {
-    /// What the used bytes were never above.
-    pub(crate) fn bound(&self) -> u64 {
-        if self.is_sharded {
-            UNKNOWN
+    /// Bytes of live blocks.
+    pub(crate) fn used(&self) -> Level {
+        let current = self.counts.used();
+        let high = if self.is_sharded {
+            self.high.max(current)
         } else {
-            self.used.high
-        }
-    }
-}
-
-impl Lane {
-    /// Counts a block of the stream that came from above the lane.
-    pub(crate) fn count_from_above(&self, bytes: u64, rounding: u32) {
-        match self.shards.own() {
-            Some(shard) => shard.lock().counts.note_from_above(bytes, rounding),
-            None => self.state.lock().book.note_from_above(bytes, rounding),
-        }
-    }
-
-    /// Counts what a block of the stream grew by.
-    pub(crate) fn count_growth(&self, bytes: u64, rounding: u32) {
-        match self.shards.own() {
-            Some(shard) => shard.lock().counts.note_bytes(bytes, rounding),
-            None => self.state.lock().book.note_bytes(bytes, rounding),
-        }
-    }
-
-    /// Counts the free of a block of the stream that was used on others as well.
-    pub(crate) fn count_free(&self, bytes: u64, rounding: u32) {
-        match self.shards.own() {
-            Some(shard) => shard.lock().counts.note_free(bytes, rounding),
-            None => self.state.lock().book.note_free(bytes, rounding),
-        }
-    }
-
-    pub(crate) fn figures(&self) -> LaneFigures {
-        let completed = self.timeline.completed();
-        let mut figures = {
-            let state = self.state.lock();
-            LaneFigures {
-                counts: state.book.counts,
-                used: state.book.used(),
-                cached: state.cache.bytes(),
-                cached_complete: state.cache.bytes_up_to(completed),
-                is_sharded: self.shards.are_made(),
-            }
+            self.high
         };
-        for shard in self.shards.all() {
-            let shard = shard.lock();
-            figures.counts.add(&shard.counts);
-            figures.cached += shard.cache().bytes();
-            figures.cached_complete += shard.cache().bytes_up_to(completed);
-        }
-        if figures.is_sharded {
-            figures.used.current = figures.counts.used();
-            figures.used.high = figures.used.high.max(figures.used.current);
-        }
-        figures
+        Level { current, high }
     }
 
-    /// What the sides counted so far.
-    fn counts_in_shards(&self) -> Counts {
-        let mut counts = Counts::default();
-        for shard in self.shards.all() {
-            counts.add(&shard.lock().counts);
-        }
-        counts
+    /// An upper bound of the used bytes since the last reset.
+    pub(crate) fn high_bound(&self) -> u64 {
+        Self::bound(self.high, self.is_sharded)
     }
 
-    /// Keeps the highest that the used bytes are since now. Returns what is counted so far.
-    pub(crate) fn begin(&self, mark: Mark) -> Counts {
-        let mut counts = self.counts_in_shards();
-        let book = &mut self.state.lock().book;
-        counts.add(&book.counts);
-        book.peaks.begin(mark, counts.used());
-        counts
-    }
-
-    pub(crate) fn end(&self, mark: Mark) {
-        self.state.lock().book.peaks.end(mark);
-    }
-
-    /// What is counted so far, and the highest that the used bytes have been since a mark: in a shards, no more than
-    /// a number that they were not above.
-    pub(crate) fn counts_since(&self, mark: Mark) -> (Counts, u64) {
-        let mut counts = self.counts_in_shards();
-        let book = &self.state.lock().book;
-        counts.add(&book.counts);
-        let high = match self.shards.are_made() {
-            true => UNKNOWN,
-            false => book.high_since(mark),
-        };
-        (counts, high)
-    }
-
-    pub(crate) fn reset_high(&self) {
-        let mut counts = self.counts_in_shards();
-        let book = &mut self.state.lock().book;
-        counts.add(&book.counts);
-        book.peaks.reset(counts.used());
+    /// An upper bound of the used bytes. While threads count in shards, the maximum of the sum is not known.
+    pub(super) fn bound(high: u64, is_sharded: bool) -> u64 {
+        if is_sharded { UNKNOWN } else { high }
     }
 }

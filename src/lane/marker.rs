@@ -1,24 +1,26 @@
-//! Markers: the device's events, pooled, each with the ticket that it proves.
+//! Markers: points of a stream, each with the pooled event that proves its ticket.
 
-use crate::device::{Device, DeviceError, RawEvent, RawStream};
+#![allow(unsafe_code)]
+
+use crate::device::{Device, DeviceError, Event, OwnsEvent, RawStream};
 use crate::heap::Clock;
 use crate::id::{StreamId, Ticket};
 use crate::measure::{Histogram, Recorder};
-use crate::sync::{Arc, Busy, Guards, assert_unlocked, plain};
+use crate::sync::{Arc, Busy, Guards, plain};
 use std::time::Duration;
 
-/// Events between two uses. I8: the steady state creates none.
+/// The pool's events; spare ones are used again, so that the steady state creates none (bounded-events).
 #[derive(Debug)]
 pub(crate) struct Events {
     device: plain::Arc<dyn Device>,
     spare: Busy<Spare>,
-    /// How long frees were pending, as far as was asked.
+    /// How long freed blocks were pending, as far as queries showed.
     ages: Recorder,
 }
 
 #[derive(Debug, Default)]
 struct Spare {
-    events: Vec<RawEvent>,
+    events: Vec<Event>,
     created: u64,
     recorded: u64,
 }
@@ -32,18 +34,18 @@ impl Events {
         }
     }
 
-    /// Events made so far; all of them are in use or spare.
+    /// Number of events created so far; each is in use or spare.
     pub(crate) fn created(&self) -> u64 {
         self.spare.lock().created
     }
 
-    /// From the recording of an event that covers frees to its being seen complete.
+    /// The times from recording an event that covers frees to seeing it complete.
     pub(crate) fn ages(&self) -> Histogram {
         self.ages.histogram()
     }
 
-    /// An event, and the number of its record.
-    fn take(&self) -> Result<(RawEvent, u64), DeviceError> {
+    /// Returns an event, and the number of its record.
+    fn take(&self) -> Result<(Event, u64), DeviceError> {
         let number = {
             let mut spare = self.spare.lock();
             spare.recorded += 1;
@@ -52,75 +54,75 @@ impl Events {
             }
             spare.recorded
         };
-        assert_unlocked("create_event");
-        let event = self.device.create_event()?;
+        let event = Event::new(&self.device)?;
         self.spare.lock().created += 1;
         Ok((event, number))
     }
 
-    fn put(&self, event: RawEvent) {
+    fn put(&self, event: Event) {
         self.spare.lock().events.push(event);
     }
 
-    /// An event recorded behind all that `stream` was given so far.
-    pub(crate) fn record(this: &Arc<Self>, stream: RawStream) -> Result<Recorded, DeviceError> {
+    /// Records an event behind all work submitted to `stream` so far.
+    ///
+    /// # Errors
+    /// When the device cannot create or record an event.
+    ///
+    /// # Safety
+    /// The stream is one of the device, and usable during the call.
+    pub(crate) unsafe fn record(
+        this: &Arc<Self>,
+        stream: RawStream,
+    ) -> Result<Recorded, DeviceError> {
         let (event, number) = this.take()?;
         let recorded = Recorded {
-            event,
+            event: Some(event),
             number,
             events: this.clone(),
         };
-        assert_unlocked("record");
-        this.device.record(recorded.event, stream)?;
+        // SAFETY: the caller guarantees the stream.
+        unsafe { recorded.event().record(stream) }?;
         Ok(recorded)
     }
 }
 
-impl Drop for Events {
-    fn drop(&mut self) {
-        let events = std::mem::take(&mut self.spare.lock().events);
-        for event in events {
-            // An event that cannot be destroyed is the device's to clean up.
-            let _ = self.device.destroy_event(event);
-        }
-    }
-}
-
-/// An event in use; spare again when dropped.
+/// A recorded event. Dropping it makes the event spare again.
 #[derive(Debug)]
 pub(crate) struct Recorded {
-    event: RawEvent,
-    /// Among all records, of all streams; from 1 on.
+    /// `None` only while it is dropped.
+    event: Option<Event>,
+    /// Counts all records of all streams, from 1.
     number: u64,
     events: Arc<Events>,
 }
 
 impl Recorded {
-    pub(crate) fn raw(&self) -> RawEvent {
-        self.event
+    fn event(&self) -> &Event {
+        self.event.as_ref().expect("held until it is dropped")
     }
 }
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        self.events.put(self.event);
+        self.events
+            .put(self.event.take().expect("held until it is dropped"));
     }
 }
 
-/// A point of a stream, with the event that proves it.
+/// A point of a stream, and the event that proves it.
 #[derive(Debug)]
 pub(crate) struct Marker {
     pub(crate) stream: StreamId,
-    /// Complete, with all before it of the stream, once the event is.
+    /// Complete, with all earlier tickets of the stream, once the event is.
     pub(crate) ticket: Ticket,
-    /// What the point comes after: who waits for the event comes after all of it.
+    /// What the point comes after: a stream that waits for the event comes after all of it.
     pub(crate) clock: Clock,
     pub(crate) sealed_at: Duration,
-    /// When it was expected, as it was published.
+    /// When the event was expected to be complete, as of its publication.
     pub(crate) expected_at: Duration,
-    /// Whether anything was freed under the ticket.
+    /// Whether any free joined the ticket.
     pub(crate) covers_frees: bool,
-    /// None of the host's: its points are complete from the start.
+    /// `None` for a point of the host, which is complete from the start.
     pub(crate) recorded: Option<Recorded>,
 }
 
@@ -130,21 +132,23 @@ impl Marker {
         self.recorded.is_some()
     }
 
-    /// How many events were recorded up to this one, on whatever stream.
+    /// Returns the event.
+    ///
+    /// # Panics
+    /// For a marker of the host, which has no event and is complete from the start.
+    pub(crate) fn event(&self) -> &Event {
+        let recorded = self.recorded.as_ref();
+        recorded
+            .expect("a point that is awaited has an event")
+            .event()
+    }
+
+    /// Number of events recorded on all streams up to this one.
     pub(crate) fn number(&self) -> u64 {
         self.recorded.as_ref().map_or(0, |recorded| recorded.number)
     }
 
-    /// # Panics
-    /// Of the host's: nobody asks after those.
-    pub(crate) fn event(&self) -> RawEvent {
-        let recorded = self.recorded.as_ref();
-        recorded
-            .expect("a point that is awaited has an event")
-            .raw()
-    }
-
-    /// These were seen complete, by who asked.
+    /// Notes how long the frees that these complete markers cover were pending.
     pub(super) fn note_complete(markers: &[Arc<Self>], now: Duration) {
         let covering = || markers.iter().filter(|marker| marker.covers_frees);
         let recorded = covering().find_map(|marker| marker.recorded.as_ref());
@@ -152,5 +156,11 @@ impl Marker {
             let ages = covering().map(|marker| now.saturating_sub(marker.sealed_at));
             recorded.events.ages.record_all(ages);
         }
+    }
+}
+
+impl OwnsEvent for Marker {
+    fn event(&self) -> &Event {
+        self.event()
     }
 }

@@ -1,115 +1,85 @@
-//! The lane: a stream's front, through which it frees and takes again without asking anybody.
+//! The lane: what a registered stream frees and allocates without asking the rest of the pool.
 //!
-//! What a stream freed it may reuse at once, since its own order protects it. A lane keeps such
-//! blocks, up to a bound of bytes and a largest size: larger ones go to the heap, where neighbours
-//! merge, but for a few on its [large-block cache]. A request that finds none of its size may have one that is a
-//! little larger. On this path one lock is taken, the lane's own, and no shared cache line is written.
+//! A stream can reuse memory it freed immediately, because its own order protects it. Its lane keeps such blocks in a
+//! [cache](StreamCache), which is the hot path: one lock, the lane's own, and no shared cache line written.
 //!
-//! A freed block [leaves](ref_cache) its count of the stream's owners there as well, for the next one. So the front lies in a
-//! [slot] that is recycled, and never given back to the allocator.
+//! A lane also numbers the points of its stream. Each freed block joins the *open* ticket; closing that ticket opens the
+//! next. The order of sealing is: close under the lane's lock, unlock, record, publish. Recording first and closing
+//! afterwards would be wrong: a free in between would be covered by an event older than the block's last use (order). A
+//! ticket that is closed but not yet published counts as pending.
 //!
-//! A lane also numbers the stream's points. Everything freed joins the *open* ticket; closing it
-//! opens the next. The order is always: close under the lane's lock, unlock, record, publish. To
-//! record first and close after would be wrong: a free in between would be covered by an event older
-//! than its last use. In between the ticket is closed and unpublished, and counts as pending.
+//! Two kinds of streams are special:
 //!
-//! The host's lane is one of work that is over when it is freed: every ticket of it is complete from the
-//! start, and nothing of it is ever sealed.
+//! - The **host** has finished its use of a block when it frees it. All its tickets are complete from the start, and none is
+//!   ever sealed.
+//! - The owner of an **external** stream may destroy it whenever no call that names it is running. So every free closes and
+//!   records, and the pool neither records on it nor makes it wait on behalf of other streams.
 //!
-//! An external stream's owner may destroy it whenever none of its calls is under way. So every free closes
-//! and records, and nobody records on it, or has it wait, on another's behalf.
+//! | file | about |
+//! |---|---|
+//! | `stream_cache` | allocation and free through the lane; flushing it; its counters |
+//! | `state` | what the lane's lock guards: the cache, the open ticket |
+//! | `slot` | that lock, which outlives its lane |
+//! | `ref_cache` | references to the stream that freed blocks leave for later ones |
+//! | `cache` | a stack of blocks for each size |
+//! | `large_cache` | the few large blocks |
+//! | `shards` | more caches, for threads that share a stream |
+//! | `count` | counters of blocks and bytes |
+//! | `spacing` | how many bytes are freed between two events |
+//! | `marker` | pooled events |
+//! | `timeline` | which points of the stream are complete, and how the device is asked |
+//! | `pace` | when a point is expected to be complete |
 //!
-//! The lane knows its stream and the device; nothing of the heap's search or of who waits.
+//! The lane knows its stream and the device. It does not know how the heap searches, nor who waits.
 
 mod cache;
 mod count;
-mod hot_path;
 mod large_cache;
 mod marker;
 mod pace;
-mod reap;
 mod ref_cache;
 mod shards;
 mod slot;
 mod spacing;
 mod state;
+mod stream_cache;
 mod timeline;
 
 pub(crate) use cache::CachedBlock;
-pub(crate) use count::Counts;
-pub(crate) use hot_path::{Entered, Freed, Miss, Use, Wanted};
+pub(crate) use count::{Counts, Event, LaneFigures};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use ref_cache::RefCache;
-pub(crate) use slot::{Guarded, Leased, Slot, Slots};
 pub(crate) use state::Closed;
+pub(crate) use stream_cache::{Bounds, Fit, Freed, Gate, Miss, StreamCache, Use};
 pub(crate) use timeline::Timeline;
 
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStream};
-use crate::heap::{BlockId, Fence};
+use crate::fault::injected;
+use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, Ticket};
 use crate::measure::Waits;
-use crate::sync::{Arc, Ordering, SharedState, plain};
-use shards::Shards;
-use spacing::Spacing;
-use state::StreamState;
+use crate::sync::{Arc, plain};
+use marker::Recorded;
 use std::any::Any;
 use std::time::Duration;
 
-/// Bounds of a lane.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    /// Bytes kept at most.
-    pub(crate) bytes: u64,
-    /// Largest block kept.
-    pub(crate) largest: u64,
-    /// Bytes of larger blocks kept at most.
-    pub(crate) large_cache: u64,
-    /// Unsealed bytes above which a free seals.
-    pub(crate) unsealed: u64,
-    /// It may be more where frees come close to each other.
-    pub(crate) may_widen: bool,
-    /// Threads have caches of their own from the start, and not only once they have met.
-    pub(crate) is_sharded: bool,
-}
-
-impl Bounds {
-    /// Whether there may be caches beside the front's. What the host freed is complete as it is.
-    fn has_shards(self, is_host: bool) -> bool {
-        self.bytes > 0 && !is_host
-    }
-}
-
-/// A registered stream; see the [module](self). On cache lines of its own: the hot path reads it, and what lies beside it may
-/// be another stream's.
+/// A registered stream; see the [module](self). It lies on cache lines of its own, because the hot path reads it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Lane {
     pub(crate) id: StreamId,
     pub(crate) raw: RawStream,
-    /// Whether a wait may be inserted into the stream.
+    /// Whether a device-side wait can be enqueued on the stream.
     pub(crate) takes_waits: bool,
-    /// The stream is somebody else's, and used only in calls that are made with it: each free seals, and nobody
-    /// seals it for others.
+    /// The stream belongs to another library, and is used only inside calls that name it: each free seals, and the pool
+    /// does not seal it for other streams.
     pub(crate) is_external: bool,
-    bounds: Bounds,
-    spacing: Spacing,
-    state: Leased,
-    shards: Shards,
+    pub(crate) cache: StreamCache,
     pub(crate) timeline: Timeline,
-    /// How requests for the stream waited.
+    /// How long requests for the stream waited.
     pub(crate) waits: Waits,
-    /// The stream's owner: while the lane lives, its handle is not recycled.
+    /// Owns the device's stream: its handle is not recycled while the lane exists (stable-ids).
     keep_alive: plain::Arc<dyn Any + Send + Sync>,
-}
-
-/// A grant for a lane's stream is on its way.
-#[derive(Debug)]
-pub(crate) struct Visit<'a>(&'a Lane);
-
-impl Drop for Visit<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().visitors -= 1;
-    }
 }
 
 impl Lane {
@@ -117,7 +87,7 @@ impl Lane {
         id: StreamId,
         stream: &dyn DeviceStream,
         mut bounds: Bounds,
-        slot: Leased,
+        gate: Gate,
     ) -> Self {
         let raw = stream.raw();
         let is_external = stream.external_id().is_some();
@@ -125,41 +95,27 @@ impl Lane {
         if is_external {
             bounds.unsealed = 0;
         } else if is_host {
-            // There is nothing to be sealed, however much is freed.
+            // Nothing is ever sealed, however many bytes are freed.
             bounds.unsealed = u64::MAX;
         }
-        let state = StreamState::new(bounds.largest, is_host);
-        let shards = Shards::new();
-        if bounds.is_sharded && bounds.has_shards(is_host) {
-            shards.make_shards(bounds, state.open);
-        }
-        slot.lock().state = state;
         Self {
             id,
             raw,
             takes_waits: stream.takes_waits(),
             is_external,
-            bounds,
-            spacing: Spacing::new(bounds.unsealed, bounds.may_widen),
-            state: slot,
-            shards,
+            cache: StreamCache::new(bounds, gate, is_host, is_external),
             timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
             waits: Waits::default(),
             keep_alive: stream.keep_alive(),
         }
     }
 
-    /// The slot that its front is in, of who does not know what is left there.
-    pub(crate) fn slot(&self) -> &Slot {
-        &self.state
-    }
-
-    /// Whether the stream is the host: what it did is over when it goes on.
+    /// Whether the stream is the host: its work is over when its call returns.
     pub(crate) fn is_host(&self) -> bool {
         self.raw == RawStream::HOST
     }
 
-    /// Whether nobody else holds the stream.
+    /// Whether only the pool still owns the device's stream.
     pub(crate) fn is_abandoned(&self, device: &dyn Device) -> bool {
         device.is_abandoned(&self.keep_alive)
     }
@@ -171,175 +127,42 @@ impl Lane {
         }
     }
 
-    /// Whether more was freed than may be left without an event.
-    pub(crate) fn owes_seal(&self) -> bool {
-        self.state.lock().unsealed > self.spacing.bound()
-    }
-
-    /// Notes the last use of a block on this stream that is freed through the heap.
-    pub(crate) fn note_use(&self, bytes: u64, gate: &SharedState) -> Freed {
-        let mut state = self.state.lock();
-        let ticket = state.note_use(bytes);
-        let seals = gate.load(Ordering::Relaxed) != 0 || state.unsealed > self.spacing.bound();
-        Freed {
-            ticket,
-            is_kept: false,
-            closed: state.close_if(seals, &self.shards),
-        }
-    }
-
-    /// Memory waits for a ticket under which nothing may have been freed: if it is open, it must be
-    /// sealed for that.
-    pub(crate) fn expect_seal(&self, ticket: Ticket) {
-        let mut state = self.state.lock();
-        state.is_dirty |= ticket >= state.open && !state.is_host;
-    }
-
-    /// Whether a free that seals should [ask](Timeline::is_sharded) how far the stream is.
-    pub(crate) fn is_sharded(&self) -> bool {
-        self.timeline.is_sharded(self.spacing.is_close())
-    }
-
-    /// A free has sealed.
-    pub(crate) fn note_sealed(&self, at: Duration) {
-        self.spacing.note_sealed(at);
-    }
-
-    /// Somebody else wants what was freed: the next frees are sealed soon.
-    pub(crate) fn note_wanted(&self) {
-        self.spacing.reset();
-    }
-
-    /// The open ticket: work submitted up to now is proven by it, or by a later one.
-    pub(crate) fn open_ticket(&self) -> Ticket {
-        self.state.lock().open
-    }
-
-    /// Whether anything is in the cache.
-    pub(crate) fn is_keeping(&self) -> bool {
-        let is_in_front = || self.state.lock().cache.bytes() > 0;
-        let mut shards = self.shards.all();
-        is_in_front() || shards.any(|shard| shard.lock().cache().bytes() > 0)
-    }
-
-    /// Takes everything out of the caches.
-    pub(crate) fn drain(&self) -> Vec<CachedBlock> {
-        let cached = self.state.lock().cache.drain();
-        self.with_shards(cached)
-    }
-
-    /// The same, but for what is on the large-block cache for less than `age`.
-    pub(crate) fn flush_older(&self, now: Duration, age: Duration) -> Vec<CachedBlock> {
-        let cached = self.state.lock().cache.flush_older(now, age);
-        self.with_shards(cached)
-    }
-
-    /// Takes what is on the large-block cache.
-    pub(crate) fn flush_large_cache(&self) -> Vec<CachedBlock> {
-        self.state.lock().cache.flush_large_cache()
-    }
-
-    /// With everything that the sides keep.
-    fn with_shards(&self, mut cached: Vec<CachedBlock>) -> Vec<CachedBlock> {
-        for shard in self.shards.all() {
-            cached.append(&mut shard.lock().drain());
-        }
-        cached
-    }
-
-    /// Takes everything out of the cache of a stream that neither took from it nor closed a ticket since
-    /// the last time that this was asked.
-    pub(crate) fn flush_if_idle(&self) -> Vec<CachedBlock> {
-        let mut shards = self.shards.all();
-        let hits_aside = shards
-            .by_ref()
-            .map(|shard| shard.lock().counts.hits)
-            .sum::<u64>();
-        let mut state = self.state.lock();
-        let look = (state.book.hits() + hits_aside, state.open);
-        let is_idle = std::mem::replace(&mut state.last_look, look) == look;
-        if !is_idle {
-            return Vec::new();
-        }
-        let cached = state.cache.drain();
-        drop(state);
-        self.with_shards(cached)
-    }
-
-    /// The ticket under which a block is kept; none, if it is not.
-    pub(crate) fn ticket_of(&self, id: BlockId) -> Option<Ticket> {
-        let mut all = self.cached().into_iter();
-        all.find(|(cached, _)| *cached == id)
-            .map(|(_, ticket)| ticket)
-    }
-
-    /// All blocks that are kept, with their tickets.
-    pub(crate) fn cached(&self) -> Vec<(BlockId, Ticket)> {
-        let named = |cached: CachedBlock| (cached.id, cached.ticket);
-        let mut all: Vec<_> = self.state.lock().cache.all().map(named).collect();
-        for shard in self.shards.all() {
-            all.extend(shard.lock().cache().all().map(named));
-        }
-        all
-    }
-
-    /// Keeps nothing any more.
-    pub(crate) fn retire(&self) -> Vec<CachedBlock> {
-        let cached = {
-            let mut state = self.state.lock();
-            state.is_retired = true;
-            state.cache.drain()
-        };
-        self.with_shards(cached)
-    }
-
-    /// Whether the stream is gone, with all that was freed on it: nothing unsealed, and every ticket that
-    /// was ever closed complete. (That no marker is on its way would not do: a closed ticket may not be
-    /// published yet.)
+    /// Whether the stream is gone and all its freed memory is complete: nothing is unsealed, and every ticket that was ever
+    /// closed is complete. (That no marker is incomplete would not be enough: a closed ticket may not be published yet.)
     pub(crate) fn is_done(&self) -> bool {
+        // Read first: a ticket closed after this is not taken for complete.
         let completed = self.timeline.completed();
-        let state = self.state.lock();
-        let is_dirty = state.is_dirty || self.shards.is_dirty();
-        let is_quiet = !is_dirty && state.visitors == 0;
-        state.is_retired && is_quiet && completed >= state.open.previous()
+        self.cache.is_done(completed)
     }
 
-    /// Whether the stream's last handle is gone.
-    pub(crate) fn is_retired(&self) -> bool {
-        self.state.lock().is_retired
+    /// Returns the counters and the cached bytes.
+    pub(crate) fn figures(&self) -> LaneFigures {
+        // Read first: a block freed under a ticket that completes later does not count as complete.
+        let completed = self.timeline.completed();
+        self.cache.figures(completed)
     }
 
-    /// Keeps the lane from being done, for as long as the answer is held.
-    pub(crate) fn visit(&self) -> Visit<'_> {
-        self.state.lock().visitors += 1;
-        Visit(self)
+    /// Whether a free that seals should first [query](Timeline::should_query) how far the stream is.
+    pub(crate) fn should_query(&self) -> bool {
+        self.timeline.should_query(self.cache.spacing().is_close())
     }
 
-    /// Whether something was freed that no event covers.
-    pub(crate) fn is_dirty(&self) -> bool {
-        self.state.lock().is_dirty || self.shards.is_dirty()
-    }
-
-    /// Records an event for what was freed so far, if no event covers it yet.
+    /// Records an event for the blocks freed so far, unless an event covers them already.
     ///
     /// # Errors
-    /// When the device cannot; what was freed stays pending, and the next seal tries again.
+    /// When the device cannot; the blocks stay pending, and the next seal tries again.
     pub(crate) fn seal(
         &self,
         device: &dyn Device,
         events: &Arc<Events>,
     ) -> Result<Option<Arc<Marker>>, DeviceError> {
-        let closed = {
-            let mut state = self.state.lock();
-            let is_dirty = state.is_dirty || self.shards.is_dirty();
-            state.close_if(is_dirty, &self.shards)
-        };
+        let closed = self.cache.close_if_dirty();
         closed
             .map(|closed| self.record(closed, device, events))
             .transpose()
     }
 
-    /// Records an event whatever was freed: a point that somebody wants to see passed.
+    /// Records an event whether or not anything was freed: a point for a caller to wait for.
     ///
     /// # Errors
     /// When the device cannot.
@@ -351,15 +174,20 @@ impl Lane {
         if self.is_host() {
             return Ok(self.host_marker(device));
         }
-        let closed = self.state.lock().close(&self.shards);
+        if injected("record-before-close") {
+            let recorded = self.record_event(events)?;
+            let closed = self.cache.close();
+            return Ok(self.publish(closed, self.clock_at(closed), recorded, device));
+        }
+        let closed = self.cache.close();
         self.record(closed, device, events)
     }
 
-    /// The host's present point. Nobody waits for it: what the device is given later comes after it.
+    /// The host's present point. It has no event: work submitted later comes after it anyway.
     fn host_marker(&self, device: &dyn Device) -> Arc<Marker> {
         Arc::new(Marker {
             stream: self.id,
-            ticket: self.open_ticket(),
+            ticket: self.cache.open_ticket(),
             clock: self.timeline.clock(),
             sealed_at: device.now(),
             expected_at: Duration::ZERO,
@@ -368,18 +196,19 @@ impl Lane {
         })
     }
 
-    /// Whether another stream can be made to wait for the ticket: of an external stream, once it is sealed.
+    /// Whether another stream can be made to wait for the ticket. On an external stream that needs an event recorded
+    /// already.
     pub(crate) fn can_be_awaited(&self, ticket: Ticket) -> bool {
         !self.is_external
             || self.timeline.covering(ticket).is_some()
             || self.timeline.completed() >= ticket
     }
 
-    /// A marker whose completion proves `ticket`; a new one if none is on its way. `None` when the
-    /// ticket is complete.
+    /// Returns a marker whose completion proves `ticket`, recording one if there is none yet; `None` when the ticket is
+    /// complete.
     ///
     /// # Errors
-    /// When the device cannot record; of an external stream, when its owner's calls have not.
+    /// When the device cannot record; on an external stream, when no event was recorded since the ticket.
     pub(crate) fn marker_for(
         &self,
         ticket: Ticket,
@@ -393,49 +222,67 @@ impl Lane {
             return Ok(None);
         }
         if self.is_external {
-            // Whoever asks, the stream may be gone.
-            let reason = "no event was recorded yet on a stream of somebody else's: call again when it was used";
+            let reason = "no event is recorded yet on this external stream: free a block or call the pool with it first";
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("record", kind, reason));
         }
-        self.note_wanted();
+        self.cache.spacing().reset();
         self.mark(device, events).map(Some)
     }
 
-    /// The second half of sealing: record and publish a ticket that is closed already.
+    /// Records an event behind all work submitted to the stream so far.
+    fn record_event(&self, events: &Arc<Events>) -> Result<Recorded, DeviceError> {
+        // SAFETY: the lane keeps the stream's owner; an external stream is recorded only in calls made with it.
+        #[allow(unsafe_code)]
+        unsafe {
+            Events::record(events, self.raw)
+        }
+    }
+
+    /// Records and publishes a ticket that is closed already: the second half of sealing.
     ///
     /// # Errors
-    /// When the device cannot; the ticket is then proven by the next one that is recorded.
+    /// When the device cannot; the ticket is then proven by the next event that is recorded.
     pub(crate) fn record(
         &self,
         closed: Closed,
         device: &dyn Device,
         events: &Arc<Events>,
     ) -> Result<Arc<Marker>, DeviceError> {
-        let Closed {
-            ticket,
-            covers_frees,
-        } = closed;
-        // Before the record: a wait that returned by now was submitted before the event.
-        let mut clock = self.timeline.clock();
-        clock.join(self.fence(ticket));
-        match Events::record(events, self.raw) {
-            Ok(recorded) => {
-                let sealed_at = device.now();
-                Ok(self.timeline.publish(Marker {
-                    stream: self.id,
-                    ticket,
-                    clock,
-                    sealed_at,
-                    expected_at: sealed_at,
-                    covers_frees,
-                    recorded: Some(recorded),
-                }))
-            }
+        // Before the record: every wait that has returned by now was enqueued before the event.
+        let clock = self.clock_at(closed);
+        match self.record_event(events) {
+            Ok(recorded) => Ok(self.publish(closed, clock, recorded, device)),
             Err(error) => {
-                self.state.lock().is_dirty = true;
+                self.cache.note_unrecorded();
                 Err(error)
             }
         }
+    }
+
+    /// What the stream comes after at a closed ticket: that ticket included.
+    fn clock_at(&self, closed: Closed) -> Clock {
+        let mut clock = self.timeline.clock();
+        clock.join(self.fence(closed.ticket));
+        clock
+    }
+
+    fn publish(
+        &self,
+        closed: Closed,
+        clock: Clock,
+        recorded: Recorded,
+        device: &dyn Device,
+    ) -> Arc<Marker> {
+        let sealed_at = device.now();
+        self.timeline.publish(Marker {
+            stream: self.id,
+            ticket: closed.ticket,
+            clock,
+            sealed_at,
+            expected_at: sealed_at,
+            covers_frees: closed.covers_frees,
+            recorded: Some(recorded),
+        })
     }
 }

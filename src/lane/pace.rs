@@ -1,38 +1,39 @@
-//! How fast a stream gets on: when what is given to it is expected to be through.
+//! A stream's pace: when work submitted to it is expected to be complete.
 //!
-//! The stream is followed as a queue with one server. Each point is expected a step after the one before, or after
-//! what the stream was made to wait for; a step is what points took so far, on the mean, while any was on its way.
+//! The model is a queue with one server. Each point is expected one step after the point before it, or after the point
+//! that the stream waits for. A step is the mean time between points so far, while any was incomplete.
 
 use std::time::Duration;
 
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// From one point to the next; zero while none was seen complete.
+    /// Time from one point to the next; zero until a point was seen complete.
     step: Duration,
-    /// When all that the stream was given is expected to be through.
+    /// When all submitted work is expected to be complete.
     tail: Duration,
-    /// When a point was seen complete last.
+    /// When a point was last seen complete.
     seen_at: Duration,
 }
 
 impl Pace {
-    /// When a point is expected that is sealed now.
+    /// Returns when a point that is sealed now is expected to be complete.
     pub(super) fn expect(&mut self, now: Duration) -> Duration {
         self.tail = self.tail.max(now) + self.step;
         self.tail
     }
 
-    /// A point may be passed so much sooner than it is expected. Who asks so early finds out.
+    /// How much earlier than expected a point is worth a query: it may well be complete.
     pub(super) fn margin(&self) -> Duration {
         self.step / 4
     }
 
+    /// Notes that later work starts no earlier than `until`.
     pub(super) fn delay(&mut self, until: Duration) {
         self.tail = self.tail.max(until);
     }
 
-    /// So many points were seen complete, the last of which was expected then.
+    /// Notes that `count` points were seen complete, the last of which was `expected`.
     pub(super) fn note(
         &mut self,
         first_sealed: Duration,
@@ -48,7 +49,7 @@ impl Pace {
             self.step - self.step / 8 + sample / 8
         };
         self.seen_at = now;
-        // What it was wrong by, all after it is wrong by.
+        // All later expectations were wrong by the same amount.
         self.tail = (self.tail + now).saturating_sub(expected);
     }
 }
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn points_come_one_after_the_other() {
+    fn points_are_expected_one_step_after_another() {
         let mut pace = Pace::default();
         assert_eq!([pace.expect(ms(1)), pace.expect(ms(1))], [ms(1), ms(1)]);
         pace.note(ms(1), 2, ms(1), ms(5)); // 2 ms each
@@ -70,20 +71,20 @@ mod tests {
         pace.delay(ms(20));
         pace.delay(ms(10));
         assert_eq!(pace.expect(ms(6)), ms(22));
-        assert_eq!(pace.expect(ms(30)), ms(32), "it was idle");
+        assert_eq!(pace.expect(ms(30)), ms(32), "after the idle time");
     }
 
     #[test]
-    fn what_is_late_delays_the_rest() {
+    fn late_point_delays_later_ones() {
         let mut pace = Pace::default();
         pace.note(ms(0), 1, ms(0), ms(8));
         let [first, second] = [pace.expect(ms(8)), pace.expect(ms(8))];
         assert_eq!([first, second], [ms(16), ms(24)]);
-        pace.note(ms(8), 1, first, ms(16) + ms(8)); // in twice the time
+        pace.note(ms(8), 1, first, ms(16) + ms(8)); // twice the step
         assert_eq!(
             pace.expect(ms(24)),
             ms(24) + ms(8) + ms(9),
-            "behind the second"
+            "after the second"
         );
     }
 }

@@ -1,55 +1,57 @@
-//! Sides: more caches beside a lane's front, for threads that come to one stream at the same time.
+//! Shards: per-thread caches beside a stream's own, for threads that share the stream.
 //!
-//! A stream that one thread submits to needs one lock. Where several do, they queue up behind it, and hand its cache
-//! line around. So once they have met there often enough, each thread frees to a *side* of its own, with a lock of its
-//! own, and takes again from there. What a side has no room for, or does not have, is the front's as before.
+//! A stream that one thread submits to needs one lock. Several threads would queue behind that lock and pass its cache line
+//! around. So once threads have contended often enough, each of them frees to a *shard* with a lock of its own, and
+//! allocates from it again. What a shard has no room for, or does not have, goes through the stream's state as before.
 //!
-//! A free to a side joins the lane's open ticket, which it reads without the front's lock. It may read one that is
-//! closed in the same moment, and that is right: what was submitted before the free was submitted before the ticket
-//! was closed, and the event is recorded after that. (Would the record come first, the device's own lock would order
-//! the closing before the submission, and the next ticket would have been read.)
+//! A free to a shard joins the lane's open ticket, which it reads without the lock of the state. It may read a ticket that
+//! is closed at the same moment, and that is right (order): the block's last use was submitted before the free, the free
+//! before the closing, and the event is recorded after the closing. (If the record came first, the device's own lock would
+//! order the closing before the submission, and the free would have read the next ticket.)
 
 use super::cache::{Cache, CachedBlock};
-use super::count::Counts;
-use super::{Bounds, Use};
+use super::count::{Counts, Event};
+use super::stream_cache::{Bounds, Use};
+use crate::fault::injected;
 use crate::id::Ticket;
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
 use crossbeam_utils::CachePadded;
 
-/// So often threads meet before there are sides.
-const MEETINGS: u64 = 64;
+/// How often threads contend before they have shards.
+const CONTENTIONS: u64 = 64;
 
-/// Threads beyond this share sides.
+/// Further threads share shards.
 const SHARDS: usize = if cfg!(weirpool_loom) { 2 } else { 16 };
 
-/// A side keeps this share of what the front does.
+/// A shard keeps one part in so many of what the stream's own cache keeps.
 const SHARE: u64 = 4;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Shards {
     shards: plain::OnceLock<Box<[CachePadded<Mutex<Shard>>]>>,
-    met: SharedNumber,
-    /// The open ticket, as the front has it; kept up once there are sides.
+    contentions: SharedNumber,
+    /// The open ticket of the stream's state; kept up to date once there are shards.
     open: SharedNumber,
-    /// Something was freed to a side under the open ticket.
+    /// A block was freed to a shard under the open ticket.
     is_dirty: SharedFlag,
 }
 
-/// A thread's own.
+/// The cache of one thread.
 #[derive(Debug)]
 pub(super) struct Shard {
     cache: Cache,
     pub(super) counts: Counts,
-    /// The ticket under which this side freed last, and the bytes of it that are not taken again.
+    /// The ticket of the last free to this shard, and the bytes freed under it and not granted again.
     epoch: Ticket,
     unsealed: u64,
 }
 
-/// A free that a side kept.
+/// A free that a shard kept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShardedBlock {
     pub(super) ticket: Ticket,
+    /// Unsealed bytes of the shard.
     pub(super) unsealed: u64,
 }
 
@@ -57,19 +59,19 @@ impl Shards {
     pub(super) fn new() -> Self {
         Self {
             shards: plain::OnceLock::new(),
-            met: SharedNumber::new(0),
+            contentions: SharedNumber::new(0),
             open: SharedNumber::new(0),
             is_dirty: SharedFlag::new(false),
         }
     }
 
-    /// Two threads have met at the front. Says whether they have so often that there should be sides.
-    pub(super) fn note_meeting(&self) -> bool {
-        self.met.fetch_add(1, Ordering::Relaxed) + 1 == MEETINGS
+    /// Notes that two threads contended for the state. Returns whether they did so often enough for shards.
+    pub(super) fn note_contention(&self) -> bool {
+        self.contentions.fetch_add(1, Ordering::Relaxed) + 1 == CONTENTIONS
     }
 
-    /// Makes sides, under the front's lock; `open` is its open ticket.
-    pub(super) fn make_shards(&self, bounds: Bounds, open: Ticket) {
+    /// Makes the shards, under the lock of the state, whose open ticket is `open`.
+    pub(super) fn make(&self, bounds: Bounds, open: Ticket) {
         let shard = || {
             CachePadded::new(Mutex::new(
                 Guards::Lane,
@@ -82,11 +84,11 @@ impl Shards {
             ))
         };
         self.open.store(open.0, Ordering::Release);
-        // Whoever is second finds them made.
+        // A second call finds them made.
         let _ = self.shards.set((0..SHARDS).map(|_| shard()).collect());
     }
 
-    /// This thread's side, if there are any.
+    /// Returns this thread's shard, if there are shards.
     pub(super) fn own(&self) -> Option<&Mutex<Shard>> {
         let shards = self.shards.get()?;
         Some(&shards[crate::sync::thread_number() % SHARDS])
@@ -102,10 +104,10 @@ impl Shards {
         shards.into_iter().flatten().map(|shard| &**shard)
     }
 
-    /// The front's open ticket is closed, and the next one is `open`. Says whether a side freed under it.
+    /// Notes that the open ticket was closed, and the next one is `open`. Returns whether a free to a shard joined it.
     ///
-    /// Under the front's lock, in this order: who reads the next ticket marks it dirty after the last one was not any
-    /// more.
+    /// Called under the lock of the state. The flag is cleared before the next ticket is published: a free that reads the
+    /// next ticket sets the flag again.
     pub(super) fn note_closed(&self, open: Ticket) -> bool {
         if !self.are_made() {
             return false;
@@ -115,13 +117,13 @@ impl Shards {
         was_dirty
     }
 
-    /// Whether something was freed to a side that no event covers.
+    /// Whether a block was freed to a shard that no event covers.
     pub(super) fn is_dirty(&self) -> bool {
         self.is_dirty.load(Ordering::Acquire)
     }
 
     fn open(&self) -> Ticket {
-        // A device orders its calls by a lock, which models do not see: there the newest is read instead.
+        // A device orders its calls by a lock, which models do not see: they read the newest value instead.
         Ticket(if cfg!(weirpool_loom) {
             self.open.fetch_add(0, Ordering::AcqRel)
         } else {
@@ -129,7 +131,7 @@ impl Shards {
         })
     }
 
-    /// Keeps a block in a side, if there is room, and nobody waits for memory.
+    /// Keeps a block in a shard, if there is room and the gate is open.
     pub(super) fn keep(
         &self,
         shard: &Mutex<Shard>,
@@ -137,42 +139,47 @@ impl Shards {
         bounds: Bounds,
         gate: &SharedState,
     ) -> Option<ShardedBlock> {
-        let bytes = block.bytes;
         let mut shard = shard.lock();
-        shard.counts.note_free(bytes, block.rounding);
-        let has_room =
-            shard.cache.has_size(bytes) && shard.cache.bytes() + bytes <= bounds.bytes / SHARE;
-        if !has_room || gate.load(Ordering::Relaxed) != 0 {
+        shard.counts.note(Event::Free, block.bytes, block.rounding);
+        if gate.load(Ordering::Relaxed) != 0 {
             return None;
         }
         let ticket = self.open();
+        let cached = CachedBlock::freed(block, ticket);
+        if !shard.cache.push(cached, bounds.bytes / SHARE) {
+            return None;
+        }
         if shard.epoch != ticket {
             (shard.epoch, shard.unsealed) = (ticket, 0);
         }
-        shard.unsealed += bytes;
-        shard.cache.push(CachedBlock {
-            id: block.id,
-            address: block.address,
-            bytes,
-            ticket,
-        });
-        // Before the lock is let go: who drains the block seals what is dirty. Read first: the line is everybody's.
+        shard.unsealed += block.bytes;
+        let unsealed = shard.unsealed;
+        if injected("side-dirty-late") {
+            drop(shard);
+            self.mark_dirty();
+            return Some(ShardedBlock { ticket, unsealed });
+        }
+        // Before the lock is released: a thread that flushes the block seals only if the flag is set.
+        self.mark_dirty();
+        Some(ShardedBlock { ticket, unsealed })
+    }
+
+    /// Reads first: all threads share the flag's cache line.
+    fn mark_dirty(&self) {
         if !self.is_dirty.load(Ordering::Relaxed) {
             self.is_dirty.store(true, Ordering::Release);
         }
-        let unsealed = shard.unsealed;
-        Some(ShardedBlock { ticket, unsealed })
     }
 }
 
 impl Shard {
-    /// What this side freed.
+    /// Grants a block that was freed to this shard.
     pub(super) fn take(&mut self, bytes: u64, rounding: u32) -> Option<CachedBlock> {
         let cached = self.cache.pop(bytes)?;
         if cached.ticket == self.epoch {
             self.unsealed = self.unsealed.saturating_sub(bytes);
         }
-        self.counts.note_hit(bytes, rounding);
+        self.counts.note(Event::Hit, bytes, rounding);
         Some(cached)
     }
 
@@ -180,7 +187,7 @@ impl Shard {
         &self.cache
     }
 
-    pub(super) fn drain(&mut self) -> Vec<CachedBlock> {
-        self.cache.drain()
+    pub(super) fn flush(&mut self) -> Vec<CachedBlock> {
+        self.cache.flush()
     }
 }

@@ -1,10 +1,15 @@
-//! A stream's points: the markers on their way, the last one complete, and what the stream comes
-//! after.
+//! A stream's timeline: its markers, the last ticket known to be complete, and the clock of what the stream comes after.
+//!
+//! [Reaping](Timeline::reap) asks the device which markers are complete, with few queries: a query takes time, and so does
+//! one that is answered with "not ready". If the stream's [pace](super::pace) says that all markers are passed, the newest
+//! event is queried first. Otherwise the oldest is, which settles that nothing is complete.
 
 use super::marker::Marker;
 use super::pace::Pace;
-use crate::heap::Clock;
-use crate::id::Ticket;
+use crate::device::{Device, DeviceError};
+use crate::fault::injected;
+use crate::heap::{Clock, StreamClock};
+use crate::id::{StreamId, Ticket};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,56 +17,57 @@ use std::time::Duration;
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Timeline {
-    /// Published markers that are not known to be complete, by ticket.
-    pub(super) markers: Mutex<Markers>,
-    pub(super) completed: SharedNumber,
-    clock: Mutex<Clock>,
-    /// How long an event took from record to being seen complete: a running mean, in nanoseconds.
-    pub(super) latency: SharedNumber,
-    /// A stream that nobody asked yet, or that was asked in vain, is not asked by a free before so many markers are on
-    /// their way.
-    shards: SharedNumber,
+    markers: Mutex<Markers>,
+    completed: SharedNumber,
+    clock: Mutex<StreamClock>,
+    /// The time from recording an event to seeing it complete: a running mean, in nanoseconds.
+    latency: SharedNumber,
+    /// A free queries the stream only while at least this many markers are incomplete.
+    query_from: SharedNumber,
 }
 
+/// Published markers that are not known to be complete, by ticket.
 #[derive(Debug, Default)]
-pub(super) struct Markers {
-    pub(super) on_their_way: VecDeque<Arc<Marker>>,
-    pub(super) pace: Pace,
-    /// Asked in vain, the stream is left alone until then.
-    pub(super) quiet_until: Duration,
+struct Markers {
+    incomplete: VecDeque<Arc<Marker>>,
+    pace: Pace,
+    /// A query in vain keeps the stream from being queried again before this time.
+    quiet_until: Duration,
 }
 
 impl Markers {
-    /// The last of the markers that can be expected to have been passed by now.
-    pub(super) fn due(&self, now: Duration) -> Option<&Arc<Marker>> {
+    /// The last of the markers that are expected to be complete by now.
+    fn due(&self, now: Duration) -> Option<&Arc<Marker>> {
         if now < self.quiet_until {
             return None;
         }
         let by = now + self.pace.margin();
         let is_due = |marker: &Arc<Marker>| marker.expected_at <= by;
-        let count = self.on_their_way.partition_point(is_due);
-        Some(&self.on_their_way[count.checked_sub(1)?])
+        let count = self.incomplete.partition_point(is_due);
+        Some(&self.incomplete[count.checked_sub(1)?])
     }
 }
 
-/// Fewer markers than this are not worth asking after, unless there is another every few microseconds.
-const FEWEST_WORTH_ASKING: usize = 16;
+/// Fewer markers are not worth a query, unless events are close to each other.
+const FEWEST_WORTH_A_QUERY: usize = 16;
 
-/// No free records another event while so many are on their way: the next covers it (I8).
-const MOST_ON_THEIR_WAY: usize = 1024;
+/// While this many markers are incomplete, no free records another event: the next one covers it (bounded-events).
+const MOST_INCOMPLETE: usize = 1024;
 
+/// Points and their order.
 impl Timeline {
-    /// One whose tickets up to `completed` are complete from the start.
+    /// Creates the timeline of a stream whose tickets up to `completed` are complete from the start.
     pub(crate) fn new(completed: Ticket) -> Self {
         Self {
             markers: Mutex::new(Guards::Markers, Markers::default()),
             completed: SharedNumber::new(completed.0),
-            clock: Mutex::new(Guards::Clock, Clock::default()),
+            clock: Mutex::new(Guards::Clock, StreamClock::default()),
             latency: SharedNumber::new(0),
-            shards: SharedNumber::new(FEWEST_WORTH_ASKING as u64),
+            query_from: SharedNumber::new(FEWEST_WORTH_A_QUERY as u64),
         }
     }
 
+    /// The last ticket known to be complete.
     pub(crate) fn completed(&self) -> Ticket {
         Ticket(self.completed.load(Ordering::Acquire))
     }
@@ -72,44 +78,52 @@ impl Timeline {
 
     /// What the stream comes after.
     pub(crate) fn clock(&self) -> Clock {
-        self.clock.lock().clone()
+        self.clock.lock().points().clone()
     }
 
-    /// The stream was made to wait for a marker of another.
+    /// Notes that the stream waits for a marker of another stream, whose clock is given.
     ///
-    /// Only once the wait call has returned: joined before, an event recorded in between would claim
-    /// an order that the device does not keep yet.
-    pub(crate) fn join(&self, clock: &Clock) {
-        self.clock.lock().join_all(clock);
+    /// To be called only after the wait call has returned. Joined earlier, an event recorded in between would claim an order
+    /// that the device does not keep yet (order).
+    ///
+    /// Returns whether the clock has grown so much that [`drop_retired`](Self::drop_retired) should be called.
+    #[must_use]
+    pub(crate) fn join(&self, clock: &Clock) -> bool {
+        self.clock.lock().join(clock)
     }
 
-    /// Makes a recorded marker known. Two sealers may publish in either order: the later ticket's
-    /// event was closed later, and covers the earlier one.
+    /// Drops the entries of retired streams from the clock: all their work is complete.
+    pub(crate) fn drop_retired(&self, is_retired: impl Fn(StreamId) -> bool) {
+        self.clock.lock().drop_retired(is_retired);
+    }
+
+    /// Makes a recorded marker known. Two sealers may publish in either order: the later ticket was closed later, so its
+    /// event covers the earlier one.
     pub(crate) fn publish(&self, marker: Marker) -> Arc<Marker> {
         let mut marker = Arc::new(marker);
         let mut markers = self.markers.lock();
         let unshared = Arc::get_mut(&mut marker).expect("not shared yet");
         unshared.expected_at = markers.pace.expect(unshared.sealed_at);
-        let on_their_way = &mut markers.on_their_way;
-        let at = on_their_way.partition_point(|other| other.ticket < marker.ticket);
-        on_their_way.insert(at, marker.clone());
+        let incomplete = &mut markers.incomplete;
+        let at = incomplete.partition_point(|other| other.ticket < marker.ticket);
+        incomplete.insert(at, marker.clone());
         marker
     }
 
-    /// What the stream is given from now on comes after something that is expected then.
+    /// Notes that work submitted from now on starts after a point that is expected at `until`.
     pub(crate) fn delay(&self, until: Duration) {
         self.markers.lock().pace.delay(until);
     }
 
-    /// The first marker on its way whose completion proves `ticket`.
+    /// Returns the first incomplete marker whose completion proves `ticket`.
     pub(crate) fn covering(&self, ticket: Ticket) -> Option<Arc<Marker>> {
-        let markers = &self.markers.lock().on_their_way;
+        let markers = &self.markers.lock().incomplete;
         let at = markers.partition_point(|marker| marker.ticket < ticket);
         markers.get(at).cloned()
     }
 
-    /// The markers to watch for the stream to get further: the one that completes next, and the last,
-    /// in case that one is seen late.
+    /// Returns the markers to watch for the stream's progress: the one that completes next, and the last, in case the
+    /// device reports the former late.
     pub(crate) fn to_watch(&self) -> impl Iterator<Item = Arc<Marker>> + use<> {
         let ends = self.ends();
         ends.into_iter().flat_map(|(oldest, newest)| {
@@ -118,44 +132,325 @@ impl Timeline {
         })
     }
 
-    /// The sealing times of the markers on their way, from the earliest on.
+    /// Returns the sealing times of the incomplete markers, from the earliest on.
     pub(crate) fn sealed_at(&self) -> Vec<Duration> {
-        let markers = &self.markers.lock().on_their_way;
+        let markers = &self.markers.lock().incomplete;
         markers.iter().map(|marker| marker.sealed_at).collect()
     }
 
-    /// The marker behind the stream's latest sealed work.
+    /// Returns the marker behind the stream's latest sealed work.
     pub(crate) fn newest(&self) -> Option<Arc<Marker>> {
-        self.markers.lock().on_their_way.back().cloned()
+        self.markers.lock().incomplete.back().cloned()
     }
 
-    /// The first and the last marker on their way.
-    pub(super) fn ends(&self) -> Option<(Arc<Marker>, Arc<Marker>)> {
-        let markers = &self.markers.lock().on_their_way;
+    /// The first and the last incomplete marker.
+    fn ends(&self) -> Option<(Arc<Marker>, Arc<Marker>)> {
+        let markers = &self.markers.lock().incomplete;
         Some((markers.front()?.clone(), markers.back()?.clone()))
     }
 
-    /// Whether a free should ask how far the stream is before it records another event. Asked in vain,
-    /// it is not asked again before there are twice as many. Where frees come close to each other, each event counts:
-    /// what is not known to be complete does not merge with what is, and there is much of it.
-    pub(crate) fn is_sharded(&self, is_close: bool) -> bool {
-        let fewest = if is_close { 1 } else { FEWEST_WORTH_ASKING };
-        let shards = self.shards.load(Ordering::Relaxed) as usize;
-        self.markers.lock().on_their_way.len() >= shards.max(fewest)
-    }
-
-    /// It was asked; what is left sets when to ask again.
-    pub(crate) fn note_asked(&self) {
-        let left = self.markers.lock().on_their_way.len();
-        let shards = (2 * left).min(MOST_ON_THEIR_WAY);
-        self.shards.store(shards as u64, Ordering::Relaxed);
-    }
-
+    /// Whether so many markers are incomplete that no free should record another event.
     pub(crate) fn is_full(&self) -> bool {
-        self.markers.lock().on_their_way.len() >= MOST_ON_THEIR_WAY
+        self.markers.lock().incomplete.len() >= MOST_INCOMPLETE
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.markers.lock().on_their_way.is_empty()
+        self.markers.lock().incomplete.is_empty()
+    }
+}
+
+/// When to query.
+impl Timeline {
+    /// Whether a free should query the stream before it records another event. After a query, the next one waits until
+    /// twice as many markers are incomplete. While events are close to each other, each marker is worth a query: pending
+    /// memory does not merge with complete memory, and there is much of it.
+    pub(crate) fn should_query(&self, is_close: bool) -> bool {
+        let fewest = if is_close { 1 } else { FEWEST_WORTH_A_QUERY };
+        let query_from = self.query_from.load(Ordering::Relaxed) as usize;
+        self.markers.lock().incomplete.len() >= query_from.max(fewest)
+    }
+
+    /// Notes that a free queried the stream.
+    pub(crate) fn note_queried(&self) {
+        let left = self.markers.lock().incomplete.len();
+        let query_from = (2 * left).min(MOST_INCOMPLETE);
+        self.query_from.store(query_from as u64, Ordering::Relaxed);
+    }
+
+    /// Whether a query for a ticket may be answered with yes: it has an event, and the stream was not just queried in vain.
+    pub(crate) fn is_worth_a_query(&self, ticket: Ticket, now: Duration) -> bool {
+        let markers = self.markers.lock();
+        let newest = markers.incomplete.back().map(|marker| marker.ticket);
+        let has_event = now >= markers.quiet_until && newest >= Some(ticket);
+        has_event || self.completed() >= ticket
+    }
+
+    fn is_due(&self, marker: &Marker, now: Duration) -> bool {
+        let markers = self.markers.lock();
+        markers
+            .due(now)
+            .is_some_and(|due| due.ticket >= marker.ticket)
+    }
+
+    /// Notes a query in vain: the later the marker is, the longer the stream is not queried again.
+    fn note_vain(&self, ticket: Ticket, now: Duration) {
+        let covering = self.covering(ticket);
+        let late = covering.map_or(Duration::ZERO, |marker| {
+            now.saturating_sub(marker.expected_at)
+        });
+        let mut markers = self.markers.lock();
+        markers.quiet_until = now + markers.pace.margin() + late / 2;
+    }
+}
+
+/// Reaping. No lock is held during a query (no-lock-across-calls); threads that query at the same time learn the same, and
+/// each ticket completes once (completes-once).
+impl Timeline {
+    /// Asks the device which markers are complete. Returns the last one that this call found, if any.
+    ///
+    /// # Errors
+    /// The device's error (errors-are-errors). The error proves nothing complete; what other answers proved stays complete.
+    pub(crate) fn reap(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
+        self.query(device, true)
+    }
+
+    /// Asks as [`reap`](Self::reap) does, but does not look behind an oldest marker that is not complete.
+    ///
+    /// # Errors
+    /// As [`reap`](Self::reap).
+    pub(crate) fn reap_in_order(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
+        self.query(device, false)
+    }
+
+    fn query(
+        &self,
+        device: &dyn Device,
+        looks_behind: bool,
+    ) -> Result<Option<Ticket>, DeviceError> {
+        let Some((oldest, newest)) = self.ends() else {
+            return Ok(None);
+        };
+        // Most often all markers are complete, if that is expected.
+        let is_likely = newest.ticket > oldest.ticket && self.is_due(&newest, device.now());
+        if is_likely {
+            match is_complete(&newest) {
+                Ok(true) if injected("newest-taken-for-what-was-asked-after") => {
+                    let newest = self.newest().unwrap_or(newest);
+                    return Ok(Some(self.note_complete(&newest, device.now())));
+                }
+                Ok(true) => return Ok(Some(self.note_complete(&newest, device.now()))),
+                Err(error) if error.is_sticky() => return Err(error),
+                // The oldest may be complete all the same.
+                _ => {}
+            }
+        }
+        match is_complete(&oldest) {
+            Ok(true) => self.reap_from(oldest, newest, is_likely, device),
+            // An event that reports an error is not worth waiting for: the newest is queried at once.
+            answer if !is_likely && (looks_behind || answer.is_err()) => {
+                let later = self.reap_late(device)?;
+                later.map_or(answer.map(|_| None), |later| Ok(Some(later)))
+            }
+            answer => answer.map(|_| None),
+        }
+    }
+
+    /// Finds how many more markers are complete, given that the oldest is. What that proves counts even if another event
+    /// reports an error.
+    fn reap_from(
+        &self,
+        oldest: Arc<Marker>,
+        newest: Arc<Marker>,
+        was_newest_queried: bool,
+        device: &dyn Device,
+    ) -> Result<Option<Ticket>, DeviceError> {
+        let mut markers = self.from(oldest);
+        if was_newest_queried {
+            markers.retain(|marker| marker.ticket < newest.ticket);
+        }
+        let (complete, answer) = complete_prefix(&markers);
+        let Some(last) = markers[..complete].last() else {
+            return answer.map(|()| None);
+        };
+        let last = self.note_complete(last, device.now());
+        answer.map(|()| Some(last))
+    }
+
+    /// Queries the newest marker alone, after the oldest was not complete or reported an error. The newest proves all: the
+    /// device may report an event late while the stream goes on.
+    ///
+    /// # Errors
+    /// As [`reap`](Self::reap).
+    pub(crate) fn reap_late(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
+        let Some((oldest, newest)) = self.ends() else {
+            return Ok(None);
+        };
+        if Arc::ptr_eq(&oldest, &newest) || !is_complete(&newest)? {
+            return Ok(None);
+        }
+        Ok(Some(self.note_complete(&newest, device.now())))
+    }
+
+    /// Asks whether one ticket is complete, and at once about all markers that are expected to be complete by now. After a
+    /// query in vain the stream is not worth a query for a while.
+    ///
+    /// # Errors
+    /// As [`reap`](Self::reap).
+    pub(crate) fn reap_due(
+        &self,
+        ticket: Ticket,
+        device: &dyn Device,
+    ) -> Result<bool, DeviceError> {
+        let now = device.now();
+        let due = self.markers.lock().due(now).cloned();
+        let answer = match due {
+            _ if self.completed() >= ticket => Ok(()),
+            Some(due) if due.ticket > ticket => self.reap_from_due(&due, ticket, device),
+            _ => self.reap_up_to(ticket, device).map(drop),
+        };
+        let is_passed = self.completed() >= ticket;
+        if !is_passed {
+            self.note_vain(ticket, now);
+        }
+        answer.map(|()| is_passed)
+    }
+
+    fn reap_from_due(
+        &self,
+        due: &Arc<Marker>,
+        ticket: Ticket,
+        device: &dyn Device,
+    ) -> Result<(), DeviceError> {
+        if is_complete(due)? {
+            self.note_complete(due, device.now());
+            return Ok(());
+        }
+        let covering = self.covering(ticket);
+        if covering.is_some_and(|covering| covering.ticket < due.ticket) {
+            self.reap_up_to(ticket, device)?;
+        }
+        Ok(())
+    }
+
+    /// Asks whether one ticket is complete: the marker that covers it may be complete while the device reports older ones
+    /// late.
+    ///
+    /// # Errors
+    /// As [`reap`](Self::reap).
+    pub(crate) fn reap_up_to(
+        &self,
+        ticket: Ticket,
+        device: &dyn Device,
+    ) -> Result<bool, DeviceError> {
+        if let Some(marker) = self.covering(ticket) {
+            if is_complete(&marker)? {
+                self.note_complete(&marker, device.now());
+            }
+        }
+        Ok(self.completed() >= ticket)
+    }
+
+    /// Returns a marker that was found complete, and all later ones. That marker comes first even if another thread reaped
+    /// it meanwhile: the marker that is oldest now was not queried.
+    fn from(&self, oldest: Arc<Marker>) -> Vec<Arc<Marker>> {
+        let markers = &self.markers.lock().incomplete;
+        if injected("completed-without-being-asked-after") {
+            return markers.iter().cloned().collect();
+        }
+        let at = markers.partition_point(|marker| marker.ticket <= oldest.ticket);
+        std::iter::once(oldest)
+            .chain(markers.range(at..).cloned())
+            .collect()
+    }
+
+    /// Notes that a marker is complete. Returns its ticket.
+    fn note_complete(&self, last: &Marker, now: Duration) -> Ticket {
+        self.completed.fetch_max(last.ticket.0, Ordering::AcqRel);
+        self.note_latency(now.saturating_sub(last.sealed_at));
+        let done: Vec<_> = {
+            let mut markers = self.markers.lock();
+            let incomplete = &mut markers.incomplete;
+            let count = incomplete.partition_point(|marker| marker.ticket <= last.ticket);
+            let done: Vec<_> = incomplete.drain(..count).collect();
+            if let Some(first) = done.first() {
+                let (pace, expected_at) = (&mut markers.pace, last.expected_at);
+                pace.note(first.sealed_at, count as u32, expected_at, now);
+            }
+            done
+        };
+        Marker::note_complete(&done, now);
+        // After the lock is released: the last owner of a marker puts its event back, under another lock.
+        drop(done);
+        last.ticket
+    }
+
+    /// The newest marker of a reap counts: it completed last before it was seen.
+    fn note_latency(&self, latency: Duration) {
+        let sample = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+        let mean = self.latency.load(Ordering::Relaxed);
+        let next = if mean == 0 {
+            sample
+        } else {
+            mean - mean / 8 + sample / 8
+        };
+        self.latency.store(next, Ordering::Relaxed);
+    }
+}
+
+fn is_complete(marker: &Marker) -> Result<bool, DeviceError> {
+    let answer = marker.event().is_complete();
+    if injected("error-taken-for-not-ready") {
+        return Ok(answer.unwrap_or(false));
+    }
+    answer
+}
+
+/// Returns how many markers, from the oldest, are complete, given that the first is; and the device's error, if it reported
+/// one. A stream runs in order, so one query settles the common case, in which all are complete, and bisection the others.
+fn complete_prefix(markers: &[Arc<Marker>]) -> (usize, Result<(), DeviceError>) {
+    let (mut done, mut open, mut answer) = (0, markers.len(), Ok(()));
+    let mut next = open.saturating_sub(1);
+    while open - done > 1 {
+        match is_complete(&markers[next]) {
+            Ok(true) => done = next,
+            Ok(false) => open = next,
+            // It proves nothing; earlier events may.
+            Err(error) => (open, answer) = (next, Err(error)),
+        }
+        next = done.midpoint(open);
+    }
+    (open, answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Pool;
+    use crate::device::sim::{Operation, SimDevice};
+    use std::time::Duration;
+
+    /// A stream for each request hands its result to a stream that stays, and takes its input from there.
+    #[test]
+    fn clocks_stay_bounded_with_a_stream_per_request() {
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).build().unwrap();
+        let hub = pool.register(&device.create_stream()).unwrap();
+        let lane_of = |stream: &crate::Stream| stream.registration().lane.clone();
+        let mut longest = 0;
+        for _ in 0..1000 {
+            let work = device.create_stream();
+            let request = pool.register(&work).unwrap();
+            request.wait(&hub.event().unwrap()).unwrap();
+            let block = pool.try_allocate(&request, 1 << 20).unwrap();
+            work.submit(Operation::new(Duration::from_micros(1)));
+            drop(block);
+            hub.wait(&request.event().unwrap()).unwrap();
+            for stream in [&hub, &request] {
+                longest = longest.max(lane_of(stream).timeline.clock().iter().count());
+            }
+            drop(request);
+            device.advance(Duration::from_micros(10));
+            pool.reap().unwrap();
+        }
+        assert!(longest < 50, "{longest} entries");
     }
 }

@@ -55,7 +55,7 @@ impl StreamStatistics {
         let figures = lane.figures();
         Self {
             stream: lane.id,
-            used: figures.used,
+            used: figures.used(),
             pending: driver.pending_on(lane),
             cached_in_lane: figures.cached,
             lost_to_rounding: figures.counts.rounding,

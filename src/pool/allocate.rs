@@ -1,16 +1,16 @@
 //! Requests for blocks: one, one with room to grow into, or several together.
 
 use super::layout::{expect_capacity_for, round_up};
-use super::request::{Attempt, Kind, Request, Taken};
+use super::request::{Attempt, Kind, Refused, Request, Taken};
 use super::{Layout, Pool, scope};
 use crate::block::Block;
-use crate::driver::{Driver, Part, Parts};
+use crate::driver::{Allocation, Driver, Part, Parts};
 use crate::error::AllocError;
 use crate::heap::{self, Placement, ReservationId};
-use crate::lane::Miss;
+use crate::lane::{Miss, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{
-    Ask, Asker, Caller, Demand, Denial, Grant, Late, Registration, Terms, Wants, take_own, try_now,
+    Ask, Asker, Caller, Demand, Grant, Late, Registration, Terms, Wants, take_own, try_now,
 };
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -129,23 +129,9 @@ impl<H: Handles> Request<ForBlock<H>> {
     }
 }
 
-impl<H: Handles> Kind for ForBlock<H> {
-    type Output = Block;
-
-    fn asker(&self) -> Asker<'_> {
-        (&**self.handles.registration()).into()
-    }
-
-    fn ask(&self, tag: Option<Tag>) -> Result<Ask, AllocError> {
+impl<H: Handles> ForBlock<H> {
+    fn ask_with_room(&self, room: u64, tag: Option<Tag>) -> Result<Ask, AllocError> {
         let registration = self.handles.registration();
-        self.handles.pool().presence.expect_own(registration)?;
-        let driver = &registration.service.driver;
-        let Some(room) = self.room else {
-            return Ok(Ask {
-                demand: self.layout.demand(driver, tag)?,
-                wants: Wants::Block,
-            });
-        };
         let chunk = super::grow::chunk_of(registration)?;
         let room = room.checked_next_multiple_of(chunk);
         let room = room.ok_or(AllocError::NoRoom { room: 0 })?;
@@ -153,6 +139,14 @@ impl<H: Handles> Kind for ForBlock<H> {
         let parts = Parts::one(demand.as_part(), Placement::WithRoom(room));
         let wants = Wants::Parts(parts);
         Ok(Ask { demand, wants })
+    }
+}
+
+impl<H: Handles> Kind for ForBlock<H> {
+    type Output = Block;
+
+    fn asker(&self) -> Asker<'_> {
+        (&**self.handles.registration()).into()
     }
 
     fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Block, AllocError> {
@@ -173,27 +167,34 @@ impl<H: Handles> Kind for ForBlock<H> {
             room,
         } = self;
         if room.is_some() || terms.tag.is_some() {
-            return Err(Miss::Unasked);
+            return Err(Miss::NotSearched);
         }
         take_from_lane(handles.pool(), handles.registration(), *layout)
     }
 
-    fn take_now(&self, ask: &Ask, attempt: Attempt) -> Result<Taken<Block>, Denial<'_>> {
-        let (registration, caller) = (self.handles.registration(), attempt.caller);
-        let allocation = match &ask.wants {
-            Wants::Parts(_) => return super::request::take_parts(self.asker(), ask, attempt),
-            Wants::Block => {
-                let pool = self.handles.pool();
-                if let Some(drawn) = scope::draw(pool, registration, &ask.demand, caller) {
-                    return Ok(Taken::Output(drawn));
+    fn take_now(&self, attempt: Attempt) -> Result<Taken<Block>, Refused<'_>> {
+        let (pool, registration) = (self.handles.pool(), self.handles.registration());
+        pool.presence.expect_own(registration)?;
+        let Attempt { tag, caller, .. } = attempt;
+        if let Some(room) = self.room {
+            let ask = self.ask_with_room(room, tag)?;
+            return attempt.take_parts(self.asker(), ask);
+        }
+        let demand = self.layout.demand(&registration.service.driver, tag)?;
+        if let Some(drawn) = scope::draw(pool, registration, &demand, caller) {
+            return Ok(Taken::Output(drawn?));
+        }
+        let allocation = match take_own(registration, &demand, attempt.miss) {
+            Some(allocation) => allocation,
+            None => match try_now(self.asker(), &demand, attempt.effort) {
+                Ok(allocation) => allocation,
+                Err(denial) => {
+                    let wants = Wants::Block;
+                    return Err(Refused::Denied(denial, Ask { demand, wants }));
                 }
-                match take_own(registration, &ask.demand, attempt.miss) {
-                    Some(allocation) => allocation,
-                    None => try_now(self.asker(), &ask.demand, attempt.effort)?,
-                }
-            }
+            },
         };
-        let block = Block::new(registration, allocation, &ask.demand, caller);
+        let block = Block::new(registration, allocation, &demand, caller)?;
         Ok(Taken::Output(block))
     }
 
@@ -232,13 +233,12 @@ pub(super) fn take_from_lane(
         && alignment <= step
         && !scope::is_any();
     if !is_plain {
-        return Err(Miss::Unasked);
+        return Err(Miss::NotSearched);
     }
     let rounded = round_up(bytes, step);
     let surplus = (rounded - bytes) as u32;
-    let Registration { lane, slot, .. } = &**registration;
-    let (allocation, left) = driver.take_own_at_once(lane, slot, rounded, surplus)?;
-    let registration = left.unwrap_or_else(|| registration.clone());
+    let (cached, registration) = StreamCache::take_at_once(registration, rounded, surplus)?;
+    let allocation = Allocation::of_cache(cached);
     // It may be a little larger than that.
     let rounding = (allocation.bytes - bytes) as u32;
     Ok(Block::at_once(registration, allocation, rounding))
@@ -258,10 +258,11 @@ impl Kind for ForBlocks<'_> {
         (&**self.handles.registration).into()
     }
 
-    fn ask(&self, tag: Option<Tag>) -> Result<Ask, AllocError> {
+    fn take_now(&self, attempt: Attempt) -> Result<Taken<Vec<Block>>, Refused<'_>> {
         let presence = &self.handles.pool.presence;
         presence.expect_own(self.handles.registration)?;
-        ask_for_all(&presence.service.driver, &self.layouts, tag)
+        let ask = ask_for_all(&presence.service.driver, &self.layouts, attempt.tag)?;
+        attempt.take_parts(self.asker(), ask)
     }
 
     fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Vec<Block>, AllocError> {

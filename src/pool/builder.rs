@@ -91,7 +91,7 @@ impl PoolBuilder {
     }
 
     /// A name of the pool's own among the living pools of the process, by which
-    /// [`find_pool`](crate::find_pool) finds it. Default: none.
+    /// [`find_pool`](crate::compat::find_pool) finds it. Default: none.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self

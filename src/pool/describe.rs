@@ -1,8 +1,8 @@
 //! A pool in words.
 
 use super::Pool;
-use crate::device::{DeviceId, MemoryKind};
-use crate::driver::Upstream;
+use crate::device::{DeviceAddress, DeviceId, MemoryKind};
+use crate::driver::{BlockInfo, Upstream};
 use std::fmt::Write;
 
 impl Pool {
@@ -54,6 +54,17 @@ impl Pool {
         } else {
             ", not pooled".into()
         }
+    }
+
+    /// Returns the block of this pool that a device address lies in, used or not. Takes time in proportion to the
+    /// number of blocks, under the heap's lock.
+    pub fn block_at(&self, address: impl Into<DeviceAddress>) -> Option<BlockInfo> {
+        self.service().driver.block_at(address.into().to_bits())
+    }
+
+    /// Returns the pool's name, if it was given one.
+    pub fn name(&self) -> Option<&str> {
+        self.presence.name.as_deref()
     }
 
     /// The device that the pool is over.

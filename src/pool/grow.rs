@@ -1,6 +1,6 @@
 //! Blocks that grow where they are.
 
-use super::request::{Kind, Request};
+use super::request::{Attempt, Kind, Refused, Request, Taken};
 use crate::block::Block;
 use crate::driver::Parts;
 use crate::error::AllocError;
@@ -67,8 +67,20 @@ impl Kind for ForGrowth<'_> {
         (&**self.block.registration()).into()
     }
 
+    fn take_now(&self, attempt: Attempt) -> Result<Taken<()>, Refused<'_>> {
+        let ask = self.ask()?;
+        attempt.take_parts(self.asker(), ask)
+    }
+
+    fn granted(&mut self, grant: Grant, caller: Caller) -> Result<(), AllocError> {
+        let Grant { ask, allocations } = grant;
+        self.block.extend(allocations, &ask.demand, caller)
+    }
+}
+
+impl ForGrowth<'_> {
     /// On the account of the block.
-    fn ask(&self, _: Option<Tag>) -> Result<Ask, AllocError> {
+    fn ask(&self) -> Result<Ask, AllocError> {
         let block = &*self.block;
         let registration = block.registration();
         let settings = &registration.service.driver.settings;
@@ -83,11 +95,6 @@ impl Kind for ForGrowth<'_> {
         let parts = Parts::one(demand.as_part(), block.placement_above());
         let wants = Wants::Parts(parts);
         Ok(Ask { demand, wants })
-    }
-
-    fn granted(&mut self, grant: Grant, caller: Caller) -> Result<(), AllocError> {
-        let Grant { ask, allocations } = grant;
-        self.block.extend(allocations, &ask.demand, caller)
     }
 }
 

@@ -12,7 +12,6 @@ mod debug;
 mod describe;
 mod figures;
 mod fills;
-mod find;
 mod geometry;
 mod grow;
 mod held;
@@ -29,7 +28,6 @@ mod tenants;
 
 pub use allocate::{Allocate, AllocateMany, AllocateOwned};
 pub use builder::PoolBuilder;
-pub use find::{find_pool, pool_of, pools};
 pub use grow::Grow;
 pub(crate) use known_streams::KnownStreams;
 pub use layout::Layout;
@@ -98,8 +96,12 @@ impl Pool {
         Ok(Self { presence })
     }
 
-    fn of_presence(presence: plain::Arc<Presence>) -> Self {
+    pub(crate) fn of_presence(presence: plain::Arc<Presence>) -> Self {
         Self { presence }
+    }
+
+    pub(crate) fn presence(&self) -> &plain::Arc<Presence> {
+        &self.presence
     }
 
     pub(crate) fn service(&self) -> &Arc<Service> {
@@ -327,24 +329,16 @@ impl Pool {
     pub fn describe_device(&self) -> String {
         self.service().driver.device.describe()
     }
+}
 
-    /// Checks the pool's invariants, which hold at every moment. Takes time in proportion to the
-    /// number of blocks, under the heap's lock: for tests.
-    ///
-    /// # Errors
-    /// The first invariant that does not hold.
-    pub fn check(&self) -> Result<(), String> {
-        self.service().driver.check()
-    }
-
-    /// Checks the invariants, and that every block was given back. Takes back what lanes keep.
-    ///
-    /// # Errors
-    /// What does not hold, or was not given back.
-    pub fn check_conserved(&self) -> Result<(), String> {
-        self.service().driver.check_conserved()
+/// Two handles of one pool are equal.
+impl PartialEq for Pool {
+    fn eq(&self, other: &Self) -> bool {
+        plain::Arc::ptr_eq(&self.presence, &other.presence)
     }
 }
+
+impl Eq for Pool {}
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

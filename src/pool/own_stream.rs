@@ -21,7 +21,9 @@ impl OwnStream {
     }
 }
 
-impl DeviceStream for OwnStream {
+// SAFETY: the device made the stream, which lives until its last owner is dropped.
+#[allow(unsafe_code)]
+unsafe impl DeviceStream for OwnStream {
     fn device_id(&self) -> DeviceId {
         self.0.device.id()
     }
@@ -37,7 +39,9 @@ impl DeviceStream for OwnStream {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // One that cannot be destroyed is the device's to clean up.
-        let _ = self.device.destroy_stream(self.raw);
+        // The device cleans up a stream that cannot be destroyed.
+        // SAFETY: this was the last owner of the stream that it made, so that no later call names it.
+        #[allow(unsafe_code)]
+        let _ = unsafe { self.device.destroy_stream(self.raw) };
     }
 }

@@ -4,7 +4,7 @@
 //! memory: a block, several blocks, a reservation, or the growth of one of these. The first poll tries every
 //! source; a request that gets nothing joins the queue.
 
-use crate::driver::{Allocations, Effort};
+use crate::driver::Effort;
 use crate::error::AllocError;
 use crate::heap::ReservationId;
 use crate::lane::Miss;
@@ -86,13 +86,7 @@ pub trait Kind: Unpin {
     /// The stream and the pool that the request is made of.
     fn asker(&self) -> Asker<'_>;
 
-    /// Checks the request, and says what the heap is to be asked for.
-    ///
-    /// # Errors
-    /// When it can never be met.
-    fn ask(&self, tag: Option<Tag>) -> Result<Ask, AllocError>;
-
-    /// Makes the output of granted memory.
+    /// Makes the output of memory that was granted.
     ///
     /// # Errors
     /// When the device fails on the way; the memory is given back.
@@ -105,16 +99,14 @@ pub trait Kind: Unpin {
     #[inline(always)]
     fn take_at_once(&self, terms: &Terms) -> Result<Self::Output, Miss> {
         let _ = terms;
-        Err(Miss::Unasked)
+        Err(Miss::NotSearched)
     }
 
-    /// Takes memory from any source but the queue.
+    /// Checks the request, and takes memory for it from any source but the queue.
     ///
     /// # Errors
-    /// When there is none now.
-    fn take_now(&self, ask: &Ask, attempt: Attempt) -> Result<Taken<Self::Output>, Denial<'_>> {
-        take_parts(self.asker(), ask, attempt)
-    }
+    /// When there is none now, or the request can never be met.
+    fn take_now(&self, attempt: Attempt) -> Result<Taken<Self::Output>, Refused<'_>>;
 
     /// The reservation that the request may draw from, if it is made in the scope of one.
     fn scope(&self, demand: &Demand) -> Option<ReservationId> {
@@ -132,6 +124,7 @@ pub trait Kind: Unpin {
 /// How memory is looked for without waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt {
+    pub(super) tag: Option<Tag>,
     pub(super) effort: Effort,
     pub(super) miss: Miss,
     pub(super) caller: Caller,
@@ -139,24 +132,53 @@ pub struct Attempt {
 
 /// What an attempt without waiting took.
 pub enum Taken<T> {
-    Memory(Allocations),
-    Output(Result<T, AllocError>),
+    Output(T),
+    Memory(Grant),
 }
 
-/// Takes several parts from any source but the queue.
-///
-/// # Errors
-/// When there is not enough for all of them now.
-pub(super) fn take_parts<'a, T>(
-    asker: Asker<'a>,
-    ask: &Ask,
-    attempt: Attempt,
-) -> Result<Taken<T>, Denial<'a>> {
-    let Wants::Parts(parts) = &ask.wants else {
-        unreachable!("parts were asked for");
-    };
-    let allocations = try_all_now(asker, ask.demand, parts, attempt.effort)?;
-    Ok(Taken::Memory(allocations))
+/// Why an attempt without waiting took nothing.
+pub enum Refused<'a> {
+    /// Waiting would not help.
+    Failed(AllocError),
+    /// There is not enough now for what was asked.
+    Denied(Denial<'a>, Ask),
+}
+
+impl From<AllocError> for Refused<'_> {
+    fn from(error: AllocError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Refused<'_> {
+    /// The error of a request that does not wait.
+    #[cold]
+    fn into_error(self, asker: Asker<'_>) -> AllocError {
+        match self {
+            Self::Failed(error) => error,
+            Self::Denied(denial, ask) => denial.into_error(asker, &ask.demand),
+        }
+    }
+}
+
+impl Attempt {
+    /// Takes several parts from any source but the queue.
+    ///
+    /// # Errors
+    /// When there is not enough for all of them now.
+    pub(super) fn take_parts<'a, T>(
+        self,
+        asker: Asker<'a>,
+        ask: Ask,
+    ) -> Result<Taken<T>, Refused<'a>> {
+        let Wants::Parts(parts) = &ask.wants else {
+            unreachable!("parts were asked for");
+        };
+        match try_all_now(asker, ask.demand, parts, self.effort) {
+            Ok(allocations) => Ok(Taken::Memory(Grant { ask, allocations })),
+            Err(denial) => Err(Refused::Denied(denial, ask)),
+        }
+    }
 }
 
 impl<K: Kind> Request<K> {
@@ -302,6 +324,7 @@ impl<K: Kind> Request<K> {
 
     fn attempt(&self, effort: Effort, miss: Miss) -> Attempt {
         Attempt {
+            tag: self.terms.tag,
             effort,
             miss,
             caller: self.caller(false),
@@ -319,19 +342,10 @@ impl<K: Kind> Request<K> {
     #[inline(never)]
     pub(super) fn try_slowly(&mut self, miss: Miss) -> Result<K::Output, AllocError> {
         let attempt = self.attempt(Effort::Immediate, miss);
-        let ask = self.kind.ask(self.terms.tag)?;
-        let taken = self.kind.take_now(&ask, attempt);
-        let taken = taken.map_err(|denial| denial.into_error(self.kind.asker(), &ask.demand))?;
-        self.output(taken, ask)
-    }
-
-    fn output(&mut self, taken: Taken<K::Output>, ask: Ask) -> Result<K::Output, AllocError> {
-        match taken {
-            Taken::Output(output) => output,
-            Taken::Memory(allocations) => {
-                let caller = self.caller(false);
-                self.kind.granted(Grant { ask, allocations }, caller)
-            }
+        let taken = self.kind.take_now(attempt);
+        match taken.map_err(|refused| refused.into_error(self.kind.asker()))? {
+            Taken::Output(output) => Ok(output),
+            Taken::Memory(grant) => self.kind.granted(grant, attempt.caller),
         }
     }
 
@@ -357,20 +371,20 @@ impl<K: Kind> Request<K> {
         context: &mut Context<'_>,
     ) -> Poll<Result<K::Output, AllocError>> {
         let attempt = self.attempt(Effort::Poll, miss);
-        let ask = self.kind.ask(self.terms.tag)?;
-        let taken = match self.kind.take_now(&ask, attempt) {
+        let taken = match self.kind.take_now(attempt) {
             Ok(taken) => Some(taken),
-            Err(denial) => {
+            Err(Refused::Failed(error)) => return Poll::Ready(Err(error)),
+            Err(Refused::Denied(denial, ask)) => {
                 let (asker, waker) = (self.kind.asker(), context.waker());
                 let scope = self.kind.scope(&ask.demand);
                 let terms = &self.terms;
-                self.waiting
-                    .join(asker, denial, &ask, terms, scope, waker)?;
+                self.waiting.join(asker, denial, ask, terms, scope, waker)?;
                 None
             }
         };
         match taken {
-            Some(taken) => Poll::Ready(self.output(taken, ask)),
+            Some(Taken::Output(output)) => Poll::Ready(Ok(output)),
+            Some(Taken::Memory(grant)) => Poll::Ready(self.kind.granted(grant, attempt.caller)),
             None => self.poll_waiting(context),
         }
     }
@@ -395,7 +409,7 @@ impl<K: Kind> Future for Request<K> {
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let mut miss = Miss::Unasked;
+        let mut miss = Miss::NotSearched;
         if this.is_new {
             match this.kind.take_at_once(&this.terms) {
                 Ok(output) => {

@@ -1,7 +1,7 @@
 //! Memory set aside for one holder.
 
 use super::allocate::ask_for_all;
-use super::request::{Kind, Request};
+use super::request::{Attempt, Kind, Refused, Request, Taken};
 use super::scope::Drawing;
 use super::{Layout, Pool};
 use crate::block::Block;
@@ -266,8 +266,10 @@ impl Kind for ForReservation<'_> {
         asker_of(&self.pool.presence)
     }
 
-    fn ask(&self, tag: Option<Tag>) -> Result<Ask, AllocError> {
-        ask_for_reserved(&self.pool.presence, &self.layouts, self.is_whole, tag)
+    fn take_now(&self, attempt: Attempt) -> Result<Taken<Reservation>, Refused<'_>> {
+        let presence = &self.pool.presence;
+        let ask = ask_for_reserved(presence, &self.layouts, self.is_whole, attempt.tag)?;
+        attempt.take_parts(self.asker(), ask)
     }
 
     fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Reservation, AllocError> {
@@ -295,11 +297,12 @@ impl Kind for ForReservationGrowth<'_> {
     }
 
     /// On the account of the reservation.
-    fn ask(&self, _: Option<Tag>) -> Result<Ask, AllocError> {
+    fn take_now(&self, attempt: Attempt) -> Result<Taken<()>, Refused<'_>> {
         let Self { reservation, bytes } = self;
         let layouts = [Layout::new(*bytes)];
         let presence = reservation.reserved.presence();
-        ask_for_reserved(presence, &layouts, true, reservation.tag())
+        let ask = ask_for_reserved(presence, &layouts, true, reservation.tag())?;
+        attempt.take_parts(self.asker(), ask)
     }
 
     fn granted(&mut self, grant: Grant, _: Caller) -> Result<(), AllocError> {

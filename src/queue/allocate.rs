@@ -10,12 +10,12 @@ use super::waiters::{Joined, Newcomer, Refused};
 use super::{Charge, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
 use crate::driver::{
-    Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Parts, Patience, Refusal,
+    Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Mode, Parts, Refusal,
 };
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::heap::{Placement, ReservationId};
-use crate::lane::{Lane, Miss, Slot, Wanted};
+use crate::lane::{Event, Fit, Lane, Miss};
 use crate::measure::{LimitReached, Tag};
 use crate::rare::Rare;
 use crate::sync::Arc;
@@ -93,7 +93,7 @@ impl Waiting {
         &mut self,
         asker: Asker<'_>,
         denial: Denial<'_>,
-        ask: &Ask,
+        ask: Ask,
         terms: &Terms,
         scope: Option<ReservationId>,
         waker: &Waker,
@@ -113,7 +113,7 @@ impl Waiting {
         let newcomer = Newcomer {
             lane,
             demand: ask.demand,
-            wants: ask.wants.clone(),
+            wants: ask.wants,
             due: terms.due(now, &service.rules),
             since: now,
             patience,
@@ -345,24 +345,24 @@ pub(crate) fn take_own(
     miss: Miss,
 ) -> Option<Allocation> {
     match (demand.tag, miss) {
-        (None, Miss::Unasked) => own(registration.into(), &registration.slot, demand),
+        (None, Miss::NotSearched) => own(registration.into(), demand),
         (Some(_), _) | (_, Miss::Empty) => None,
     }
 }
 
-/// From the lane's `slot`.
-fn own<K: ?Sized>(asker: Asker<'_>, slot: &Slot<K>, demand: &Demand) -> Option<Allocation> {
+fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
     let Asker { service, lane } = asker;
     let (driver, request) = (&service.driver, demand.request);
     if request.alignment > driver.settings.alignment {
         return None;
     }
     // A tag's limit counts what was asked for.
-    let wanted = match demand.tag {
-        None => Wanted::Near,
-        Some(_) => Wanted::Exactly,
+    let fit = match demand.tag {
+        None => Fit::Near,
+        Some(_) => Fit::Exact,
     };
-    driver.take_own(lane, slot, request.bytes, demand.rounding, wanted)
+    let cached = lane.cache.take(request.bytes, demand.rounding, fit);
+    cached.map(Allocation::of_cache)
 }
 
 /// The ladder without the queue: for who does not wait, and for the first poll of who does. Who has no tag has
@@ -379,7 +379,7 @@ pub(crate) fn try_now<'a>(
 ) -> Result<Allocation, Denial<'a>> {
     let charge = charge(asker, demand)?;
     if charge.is_some() {
-        if let Some(allocation) = own(asker, asker.lane.slot(), demand) {
+        if let Some(allocation) = own(asker, demand) {
             Charge::keep(charge);
             return Ok(allocation);
         }
@@ -398,9 +398,8 @@ pub(crate) fn try_all_now<'a>(
     effort: Effort,
 ) -> Result<Allocations, Denial<'a>> {
     let charge = charge(asker, &demand)?;
-    let allocations = climb_or_deny(asker, effort, charge, |lane, patience| {
-        let driver = &asker.service.driver;
-        driver.climb_all(lane, parts, effort, patience)
+    let allocations = search_or_deny(asker, effort, charge, |lane, mode| {
+        asker.service.driver.search_all(lane, parts, mode)
     })?;
     count_parts(asker.lane, &allocations, parts);
     Ok(allocations)
@@ -429,21 +428,21 @@ fn try_above_the_lane<'a>(
     effort: Effort,
     charge: Option<Charge<'a>>,
 ) -> Result<Allocation, Denial<'a>> {
-    let allocation = climb_or_deny(asker, effort, charge, |lane, patience| {
+    let allocation = search_or_deny(asker, effort, charge, |lane, mode| {
         let driver = &asker.service.driver;
-        driver.climb(lane, demand.request, effort, patience)
+        driver.search(lane, demand.request, mode)
     })?;
     // The lane counts what it gives itself while it is locked.
     count(asker.lane, &allocation, demand);
     Ok(allocation)
 }
 
-/// Climbs, if nobody comes first; what was claimed goes with what is lent.
-fn climb_or_deny<'a, T>(
+/// Searches, unless others come first. The charge is kept with the memory that is found.
+fn search_or_deny<'a, T>(
     asker: Asker<'a>,
     effort: Effort,
     charge: Option<Charge<'a>>,
-    climb: impl FnOnce(&Arc<Lane>, Patience<'_>) -> Result<T, Refusal>,
+    search: impl FnOnce(&Arc<Lane>, Mode<'_>) -> Result<T, Refusal>,
 ) -> Result<T, Denial<'a>> {
     let Asker { service, lane } = asker;
     if let Some(refusal) = service.refusal() {
@@ -453,20 +452,18 @@ fn climb_or_deny<'a, T>(
     if !service.driver.is_granting() && !service.is_in_hook() {
         return Err(Denial::Short(Expected::default(), charge));
     }
-    let patience = match effort {
-        Effort::Immediate => Patience::None,
-        Effort::Poll | Effort::Thread => Patience::Fresh,
-    };
-    let climbed = climb(lane, patience);
+    let found = search(lane, Mode::at_once(effort));
     // What was claimed or reaped on the way may be what another waits for.
     service.publish(Change::Memory);
-    match climbed {
+    match found {
         Ok(allocation) => {
             Charge::keep(charge);
             Ok(allocation)
         }
         Err(Refusal::Short(patience)) => Err(Denial::Short(patience, charge)),
-        Err(Refusal::NeedsThread) => Err(Denial::Short(Expected::default(), charge)),
+        Err(Refusal::NeedsThread | Refusal::Hopeless) => {
+            Err(Denial::Short(Expected::default(), charge))
+        }
         Err(Refusal::Device(error)) => Err(Denial::Failed(error.into())),
         Err(Refusal::NoRoom(room)) => Err(Denial::Failed(AllocError::NoRoom { room })),
     }
@@ -474,14 +471,18 @@ fn climb_or_deny<'a, T>(
 
 /// What was granted above a lane is counted by it.
 fn count(lane: &Lane, allocation: &Allocation, demand: &Demand) {
-    lane.count_from_above(allocation.bytes, demand.rounding_of(allocation.bytes));
+    let rounding = demand.rounding_of(allocation.bytes);
+    lane.cache
+        .count(Event::FromAbove, allocation.bytes, rounding);
 }
 
 fn count_parts(lane: &Lane, allocations: &Allocations, parts: &Parts) {
     if let Placement::Above(..) = parts.placement {
         let extensions = allocations.iter().zip(&*parts.all);
-        return extensions
-            .for_each(|(allocation, part)| lane.count_growth(allocation.bytes, part.rounding));
+        return extensions.for_each(|(allocation, part)| {
+            lane.cache
+                .count(Event::Growth, allocation.bytes, part.rounding)
+        });
     }
     for (allocation, part) in allocations.iter().zip(&*parts.all) {
         count(lane, allocation, &Demand::of_part(*part, None));

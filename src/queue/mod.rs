@@ -88,7 +88,7 @@ pub(crate) use natives::Roll;
 pub(crate) use observers::{Caller, Ending, Granted, Observers};
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;
-pub(crate) use registration::{Left, Presence, Registration};
+pub(crate) use registration::{Presence, Registration};
 pub(crate) use reserved::Reserved;
 pub(crate) use service::Service;
 pub use terms::Overtaking;

@@ -1,9 +1,9 @@
-//! Who is told of every block's life: on a device that checks orderings its referee, and the driver's
+//! Who is told of every block's life: on a device that checks orderings its checker, and the driver's
 //! event log, where a history is kept; and what the blocks are filled with. Where there is nothing of that, an
 //! allocation and a free look at one pointer, and that is all.
 
 use super::Demand;
-use crate::device::{RawStream, Referee};
+use crate::device::{BlockObserver, RawStream};
 use crate::driver::{Allocation, BlockOrigin, Driver, Extent, Fills};
 use crate::lane::Lane;
 use crate::sync::{Arc, plain};
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Observers {
-    referee: Option<plain::Arc<dyn Referee>>,
+    checker: Option<plain::Arc<dyn BlockObserver>>,
     pub(crate) fills: Fills,
     keeps_history: bool,
 }
@@ -51,11 +51,11 @@ impl Observers {
     /// Those of a pool, if there are any.
     pub(crate) fn of(driver: &Driver) -> Option<plain::Arc<Self>> {
         let observers = Self {
-            referee: driver.device.referee(),
+            checker: driver.device.block_observer(),
             fills: driver.settings.fills,
             keeps_history: driver.has_event_log(),
         };
-        let are_any = observers.referee.is_some()
+        let are_any = observers.checker.is_some()
             || observers.fills.are_asked_for()
             || observers.keeps_history;
         are_any.then(|| plain::Arc::new(observers))
@@ -68,8 +68,8 @@ impl Observers {
             caller,
             ..
         } = block;
-        if let Some(referee) = &self.referee {
-            referee.granted(
+        if let Some(checker) = &self.checker {
+            checker.block_allocated(
                 allocation.address,
                 allocation.bytes,
                 lane.raw,
@@ -90,8 +90,8 @@ impl Observers {
         lane: &Lane,
         caller: Caller,
     ) {
-        if let Some(referee) = &self.referee {
-            referee.grown(allocation.address, bytes, lane.raw, caller.location);
+        if let Some(checker) = &self.checker {
+            checker.block_grown(allocation.address, bytes, lane.raw, caller.location);
         }
         if self.keeps_history {
             driver.write_grown(extent(allocation, lane), bytes, caller.location.into());
@@ -105,9 +105,9 @@ impl Observers {
             waits_for,
             location,
         } = block;
-        if let Some(referee) = &self.referee {
+        if let Some(checker) = &self.checker {
             let streams: SmallVec<[RawStream; 2]> = waits_for.iter().map(|lane| lane.raw).collect();
-            referee.freed(allocation.address, &streams, location);
+            checker.block_freed(allocation.address, &streams, location);
         }
         if self.keeps_history {
             let further = lanes[1..].iter().map(|lane| lane.id).collect();
@@ -124,8 +124,8 @@ impl Observers {
     /// # Panics
     /// With that.
     pub(crate) fn call_out(&self) {
-        if let Some(referee) = &self.referee {
-            referee.call_out();
+        if let Some(checker) = &self.checker {
+            checker.raise_violations();
         }
     }
 }

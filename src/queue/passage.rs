@@ -19,7 +19,7 @@ pub(crate) struct Passage {
     lane: Arc<Lane>,
     ticket: Ticket,
     /// The marker is held for as long as its event is watched: it must not be recorded anew.
-    watch: Option<(Watch, Arc<Marker>)>,
+    watch: Option<Watch<Marker>>,
 }
 
 impl Passage {
@@ -50,8 +50,7 @@ impl Passage {
             None => Poll::Ready(Ok(())),
             Some(marker) => {
                 // If it completes before this line, the watch calls at once.
-                let watch = Watch::new(&driver.device, marker.event(), context.waker());
-                self.watch = Some((watch, marker));
+                self.watch = Some(Watch::new(marker, context.waker()));
                 Poll::Pending
             }
         }

@@ -1,15 +1,15 @@
-//! A stream's registration: what its handle and its blocks hold in common.
+//! A stream's registration: what handles, blocks and futures of a stream share, and keep alive.
 
 use super::natives::{Native, Roll};
 use super::{Observers, Service};
 use crate::device::DeviceStream;
 use crate::error::{AllocError, StreamError};
-use crate::lane::{Lane, RefCache, Slot, Slots};
+use crate::fault::injected;
+use crate::lane::{Lane, RefCache};
 use crate::measure::Tag;
-use crate::sync::{Arc, Lasting, Ordering, SharedNumber, plain};
+use crate::sync::{Arc, Ordering, SharedNumber, plain};
 
-/// Held by the pool's handles and its registrations; the last one out tells the reclaimers that were
-/// made to last.
+/// What handles of the pool and its registrations share. Dropping the last of them ends lasting reclaimers.
 #[derive(Debug)]
 pub(crate) struct Presence {
     pub(crate) service: Arc<Service>,
@@ -42,24 +42,20 @@ impl Drop for Presence {
     }
 }
 
-/// What freed blocks leave with their stream: the count of its owners that each of them was.
-pub(crate) type Left = RefCache<Arc<Registration>>;
-
-static SLOTS: Slots<Left> = Slots::new();
-
-/// One count for a stream: a block holds it, so that a free writes no line that other streams write. It leaves it to the
-/// next one, so that neither counts. On cache lines of its own, as the [lane](Lane) is.
+/// A stream, registered with a pool. Each block holds a reference, and nothing else of the pool, so that a free writes no
+/// cache line that other streams write. A freed block leaves its reference in the lane's [`RefCache`] for the next one.
+/// Dropping the last reference retires the stream.
+///
+/// It lies on cache lines of its own, because the hot path reads it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Registration {
     pub(crate) service: Arc<Service>,
     pub(crate) lane: Arc<Lane>,
-    /// In which the lane's front is.
-    pub(crate) slot: Lasting<Slot<Left>>,
-    /// Handles of the stream, which can be given something: while there are any, counts are left with it.
+    /// Number of [`Stream`](crate::Stream) handles. Freed blocks leave references while there is at least one.
     handles: SharedNumber,
     pub(crate) presence: plain::Arc<Presence>,
-    /// Who is told of blocks' lives, if anybody is.
+    /// Told about the life of each block, if the pool has observers.
     pub(crate) observers: Option<plain::Arc<Observers>>,
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no backend has any"))]
     pub(crate) native: Native,
@@ -75,14 +71,12 @@ impl Registration {
         stream: &dyn DeviceStream,
     ) -> Result<Arc<Self>, StreamError> {
         let service = presence.service.clone();
-        let (slot, leased) = SLOTS.lease();
-        let lane = service.driver.register(stream, leased)?;
+        let lane = service.driver.register(stream)?;
         let registration = Arc::new(Self {
             observers: service.observers.clone(),
             native: Native::of(stream, &*service.driver.device),
             service,
             lane,
-            slot,
             handles: SharedNumber::new(0),
             presence: presence.clone(),
         });
@@ -90,39 +84,44 @@ impl Registration {
         Ok(registration)
     }
 
-    /// Somebody has a handle of the stream more.
-    pub(crate) fn note_chunk(&self) {
+    /// Counts a new handle of the stream.
+    pub(crate) fn note_handle(&self) {
         if self.handles.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.slot.lock().left.open();
+            self.lane.cache.with_references(RefCache::open);
         }
     }
 
-    /// Or less. Whoever was the first opened the reference cache before it went, so this closes it after that.
-    pub(crate) fn note_chunk_gone(&self) {
-        if self.handles.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.leave_nothing();
+    /// Counts a dropped handle. The last one closes the reference cache; the first one opened it before it was dropped
+    /// itself, so the closing comes after the opening.
+    pub(crate) fn note_handle_dropped(&self) {
+        let last = if injected("stash-left-by-the-last-handle") {
+            0
+        } else {
+            1
+        };
+        if self.handles.fetch_sub(1, Ordering::AcqRel) == last {
+            self.close_references();
         }
     }
 
-    /// The last handle went, and one may have come since, from a block: then that is the one to do this. It opens the reference cache
-    /// under the same lock. What is let go here is not the last count: the handle has one.
-    fn leave_nothing(&self) {
-        let mut slot = self.slot.lock();
-        if self.handles.load(Ordering::Relaxed) == 0 {
-            let left = slot.left.close();
-            drop(slot);
-            drop(left);
-        }
-    }
-
-    /// Lets the counts go that freed blocks left.
-    pub(crate) fn settle(&self) {
-        let left = self.slot.lock().left.empty();
+    /// Closes the reference cache, unless a block has made a new handle since the last one was dropped: that handle opens
+    /// the cache under the same lock, and closes it later. The caller's own reference keeps the registration alive.
+    fn close_references(&self) {
+        let is_last = || self.handles.load(Ordering::Relaxed) == 0;
+        let left = self
+            .lane
+            .cache
+            .with_references(|references| is_last().then(|| references.close()));
         drop(left);
     }
 
-    /// A block was granted to a tag, with so much more than was claimed. Out of the way of those that have
-    /// none.
+    /// Drops the references that freed blocks left.
+    pub(crate) fn drop_references(&self) {
+        let left = self.lane.cache.with_references(RefCache::empty);
+        drop(left);
+    }
+
+    /// Counts a block granted to a tag that is larger by `surplus` bytes than the tag was charged for.
     #[inline(never)]
     pub(crate) fn note_granted(&self, tag: Tag, surplus: u64) {
         let account = self.service.queue.accounts.of(tag);
@@ -132,12 +131,12 @@ impl Registration {
         account.note_granted();
     }
 
-    /// What was granted has become more, by what was claimed.
+    /// Counts the growth of a tag's block by bytes that the tag was charged for.
     pub(crate) fn note_more(&self, tag: Tag) {
         self.service.queue.accounts.of(tag).note_more();
     }
 
-    /// It was freed.
+    /// Counts the free of a tag's block.
     #[inline(never)]
     pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
         self.service.queue.accounts.of(tag).note_freed();
@@ -158,16 +157,16 @@ mod tests {
     use crate::sync::Arc;
     use std::collections::HashSet;
 
-    /// What is left keeps the stream, and so all streams of the pool: printed one within the other there is no end to them.
+    /// Each reference leads to all streams of the pool: printing them would never end.
     #[test]
-    fn what_is_left_with_streams_is_not_printed() {
+    fn debug_output_omits_the_references_of_freed_blocks() {
         let device = SimDevice::builder().checker(Checker::Off).build();
         let pool = Pool::builder(device.clone()).build().unwrap();
         let register = |_| pool.register(&device.create_stream()).unwrap();
         let streams: Vec<_> = (0..3).map(register).collect();
         let take = |stream| pool.try_allocate(stream, 4096).unwrap();
         for stream in streams.iter().chain(&streams) {
-            // The first of a size has no place in the lane yet.
+            // The first block of a size leaves no reference: the cache has no entry for it yet.
             drop(take(stream));
             drop([take(stream), take(stream)]);
         }
@@ -175,25 +174,25 @@ mod tests {
         assert!(!printed.contains("Registration {"), "{printed}");
     }
 
-    /// The last handle is noted to be gone, and before anything comes of that there is another.
+    /// The last handle was counted as dropped, and a new one exists before the cache is closed.
     #[test]
-    fn a_handle_that_came_just_after_the_last_one_has_what_is_left() {
+    fn handle_made_just_after_the_last_one_keeps_the_references() {
         let device = SimDevice::builder().checker(Checker::Off).build();
         let pool = Pool::builder(device.clone()).build().unwrap();
         let stream = pool.register(&device.create_stream()).unwrap();
         let take = || pool.try_allocate(&stream, 4096).unwrap();
-        // The first of a size has no place in the lane yet.
+        // The first block of a size leaves no reference: the cache has no entry for it yet.
         drop(take());
         let registration = stream.registration();
-        registration.leave_nothing();
+        registration.close_references();
         let owners = Arc::strong_count(registration);
         drop(take());
         assert_eq!(Arc::strong_count(registration), owners + 1);
     }
 
-    /// Other tests take slots as well, at most as many as they have streams at a time.
+    /// Other tests use slots as well, at most one for each stream that they have at a time.
     #[test]
-    fn streams_that_come_have_the_slots_of_those_that_went() {
+    fn new_streams_reuse_the_locks_of_retired_ones() {
         const ROUNDS: usize = 2000;
         let device = SimDevice::new();
         let pool = Pool::builder(device.clone()).build().unwrap();
@@ -201,7 +200,7 @@ mod tests {
         for _ in 0..ROUNDS {
             let stream = pool.register(&device.create_stream()).unwrap();
             drop(pool.try_allocate(&stream, 4096).unwrap());
-            slots.insert(std::ptr::from_ref(&*stream.registration().slot));
+            slots.insert(stream.registration().lane.cache.address_of_lock());
         }
         assert!(slots.len() < ROUNDS / 2, "{} slots", slots.len());
     }

@@ -1,10 +1,10 @@
 //! Memory set aside: what a reservation's handle and the blocks drawn from it hold in common.
 
 use super::{Demand, Presence, Service};
-use crate::driver::{Allocations, Change, Drawn, Refusal};
+use crate::driver::{Allocations, Change, Drawn};
 use crate::error::AllocError;
 use crate::heap::ReservationId;
-use crate::lane::Lane;
+use crate::lane::{Event, Lane};
 use crate::measure::{Account, Tag};
 use crate::sync::{Arc, Guards, Mutex, plain};
 use std::panic::Location;
@@ -123,14 +123,13 @@ impl Reserved {
             .draw(lane, self.reservation, demand.request);
         match &drawn {
             Ok(Drawn::Allocation(allocation)) => {
-                lane.count_from_above(allocation.bytes, demand.rounding_of(allocation.bytes));
+                let rounding = demand.rounding_of(allocation.bytes);
+                lane.cache
+                    .count(Event::FromAbove, allocation.bytes, rounding);
             }
             _ => self.undraw(bytes),
         }
-        drawn.map_err(|refusal| match refusal {
-            Refusal::Device(error) => error.into(),
-            other => unreachable!("a draw is not refused for {other:?}"),
-        })
+        drawn.map_err(AllocError::from)
     }
 
     /// Notes that a drawn part was freed, and is back in the heap's books. Requests that wait in the reservation's scope

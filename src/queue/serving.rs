@@ -11,7 +11,7 @@ use super::demand::Wants;
 use super::unclaimed::Unclaimed;
 use super::waiter::Waiter;
 use super::wake::wake;
-use crate::driver::{Effort, Patience, Refusal};
+use crate::driver::{Effort, Mode, Refusal};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::sync::Arc;
@@ -122,7 +122,7 @@ impl<'a> Pass<'a> {
         let service = self.service;
         // The lane stays registered while a grant for it is on its way. It is registered now if the waiter still waits,
         // because the waiter holds the stream.
-        let _visit = waiter.lane.visit();
+        let _visit = waiter.lane.cache.visit();
         if !waiter.is_waiting() {
             let _ = service.leave(waiter, None);
             return Served::Gone;
@@ -144,20 +144,25 @@ impl<'a> Pass<'a> {
             }
             Err(Refusal::NeedsThread) => return Served::NeedsThread,
             Err(Refusal::Device(error)) => service.fail(waiter, error.into()),
+            Err(Refusal::Hopeless) => {
+                let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
+                service.fail(waiter, AllocError::Exhausted(shortfall.into()));
+            }
             Err(Refusal::NoRoom(room)) => service.fail(waiter, AllocError::NoRoom { room }),
         }
         Served::Gone
     }
 
     fn search(&self, waiter: &Waiter) -> Result<Unclaimed, Refusal> {
-        let (driver, patience) = (&self.service.driver, Patience::For(&waiter.patience));
+        let mode = Mode::from_queue(self.effort, &waiter.patience);
+        let driver = &self.service.driver;
         let allocations = match &waiter.wants {
             Wants::Block => {
                 let request = waiter.demand.request;
-                let allocation = driver.climb(&waiter.lane, request, self.effort, patience)?;
+                let allocation = driver.search(&waiter.lane, request, mode)?;
                 std::iter::once(allocation).collect()
             }
-            Wants::Parts(parts) => driver.climb_all(&waiter.lane, parts, self.effort, patience)?,
+            Wants::Parts(parts) => driver.search_all(&waiter.lane, parts, mode)?,
         };
         Ok(Unclaimed::new(self.service, &waiter.lane, allocations))
     }

@@ -133,12 +133,12 @@ fn a_pool_that_grants_too_early_is_found() {
     let device = device().checker(Checker::Collect).build();
     let (a, b) = (device.create_stream(), device.create_stream());
     let address = device.allocate(MemoryKind::Device, CHUNK).unwrap();
-    let referee = device.referee().unwrap();
+    let observer = device.block_observer().unwrap();
     let here = std::panic::Location::caller();
-    referee.granted(address, 4096, a.raw(), here);
+    observer.block_allocated(address, 4096, a.raw(), here);
     a.submit(Operation::new(us(10)).writes(address, 4096));
-    referee.freed(address, &[a.raw()], None);
-    referee.granted(address + 512, 512, b.raw(), here);
+    observer.block_freed(address, &[a.raw()], None);
+    observer.block_allocated(address + 512, 512, b.raw(), here);
     let found = device.violations();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].kind, ViolationKind::GrantedWhileUsed);
@@ -146,7 +146,7 @@ fn a_pool_that_grants_too_early_is_found() {
         (found[0].address.to_bits(), found[0].bytes),
         (address + 512, 512)
     );
-    referee.granted(address, 1024, a.raw(), here);
+    observer.block_allocated(address, 1024, a.raw(), here);
     let found = device.violations();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].kind, ViolationKind::GrantedTwice);

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use weirpool::testing::Invariants;
 
 /// What a call panics with.
 fn panic_of(call: impl FnOnce()) -> Option<String> {
@@ -92,7 +93,7 @@ fn nothing_panics_while_panicking() {
 #[test]
 fn switched_off_it_finds_nothing_and_no_pool_reports() {
     let device = device().checker(Checker::Off).build();
-    assert!(device.referee().is_none());
+    assert!(device.block_observer().is_none());
     let world = World::over(device);
     let block = world.allocate(0, MIB);
     world.write(0, &block);

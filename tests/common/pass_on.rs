@@ -9,7 +9,7 @@
 /// unsafe impl Device for Slow {
 ///     pass_on! { |slow| &slow.0 => id, describe, record }
 ///
-///     fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+///     unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
 ///         self.0.advance(QUERY);
 ///         self.0.query(event)
 ///     }
@@ -30,7 +30,9 @@ macro_rules! pass_on {
     (@id $to:tt) => { pass_on! { @$to id() -> DeviceId } };
     (@describe $to:tt) => { pass_on! { @$to describe() -> String } };
     (@capabilities $to:tt) => { pass_on! { @$to capabilities() -> Capabilities } };
-    (@referee $to:tt) => { pass_on! { @$to referee() -> Option<std::sync::Arc<dyn Referee>> } };
+    (@block_observer $to:tt) => {
+        pass_on! { @$to block_observer() -> Option<std::sync::Arc<dyn BlockObserver>> }
+    };
     (@memory_info $to:tt) => {
         pass_on! { @$to memory_info(kind: MemoryKind) -> Result<MemoryInfo, DeviceError> }
     };
@@ -43,22 +45,22 @@ macro_rules! pass_on {
     (@cancel_alarm $to:tt) => { pass_on! { @$to cancel_alarm(alarm: AlarmId) -> () } };
     (@reserve $to:tt) => { pass_on! { @$to reserve(bytes: u64) -> Result<u64, DeviceError> } };
     (@unreserve $to:tt) => {
-        pass_on! { @$to unreserve(address: u64, bytes: u64) -> Result<(), DeviceError> }
+        pass_on! { @$to unsafe unreserve(address: u64, bytes: u64) -> Result<(), DeviceError> }
     };
     (@create $to:tt) => { pass_on! { @$to create(bytes: u64) -> Result<Chunk, DeviceError> } };
-    (@destroy $to:tt) => { pass_on! { @$to destroy(handle: Chunk) -> Result<(), DeviceError> } };
+    (@destroy $to:tt) => { pass_on! { @$to unsafe destroy(chunk: Chunk) -> Result<(), DeviceError> } };
     (@map $to:tt) => {
         pass_on! {
-            @$to map(address: u64, handle: Chunk, bytes: u64) -> Result<(), DeviceError>
+            @$to unsafe map(address: u64, chunk: Chunk, bytes: u64) -> Result<(), DeviceError>
         }
     };
-    (@unmap $to:tt) => { pass_on! { @$to unmap(address: u64, bytes: u64) -> Result<(), DeviceError> } };
+    (@unmap $to:tt) => { pass_on! { @$to unsafe unmap(address: u64, bytes: u64) -> Result<(), DeviceError> } };
     (@allocate $to:tt) => {
         pass_on! { @$to allocate(kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> }
     };
     (@free $to:tt) => {
         pass_on! {
-            @$to free(kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError>
+            @$to unsafe free(kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError>
         }
     };
     (@host_pointer $to:tt) => {
@@ -68,7 +70,7 @@ macro_rules! pass_on {
     };
     (@create_stream $to:tt) => { pass_on! { @$to create_stream() -> Result<RawStream, DeviceError> } };
     (@destroy_stream $to:tt) => {
-        pass_on! { @$to destroy_stream(stream: RawStream) -> Result<(), DeviceError> }
+        pass_on! { @$to unsafe destroy_stream(stream: RawStream) -> Result<(), DeviceError> }
     };
     (@native_stream $to:tt) => {
         pass_on! {
@@ -78,50 +80,50 @@ macro_rules! pass_on {
     };
     (@is_abandoned $to:tt) => {
         pass_on! {
-            @$to is_abandoned(hold: &std::sync::Arc<dyn std::any::Any + Send + Sync>) -> bool
+            @$to is_abandoned(owner: &std::sync::Arc<dyn std::any::Any + Send + Sync>) -> bool
         }
     };
     (@create_event $to:tt) => { pass_on! { @$to create_event() -> Result<RawEvent, DeviceError> } };
     (@destroy_event $to:tt) => {
-        pass_on! { @$to destroy_event(event: RawEvent) -> Result<(), DeviceError> }
+        pass_on! { @$to unsafe destroy_event(event: RawEvent) -> Result<(), DeviceError> }
     };
     (@record $to:tt) => {
-        pass_on! { @$to record(event: RawEvent, stream: RawStream) -> Result<(), DeviceError> }
+        pass_on! { @$to unsafe record(event: RawEvent, stream: RawStream) -> Result<(), DeviceError> }
     };
-    (@query $to:tt) => { pass_on! { @$to query(event: RawEvent) -> Result<bool, DeviceError> } };
+    (@query $to:tt) => { pass_on! { @$to unsafe query(event: RawEvent) -> Result<bool, DeviceError> } };
     (@wait $to:tt) => {
-        pass_on! { @$to wait(stream: RawStream, event: RawEvent) -> Result<(), DeviceError> }
+        pass_on! { @$to unsafe wait(stream: RawStream, event: RawEvent) -> Result<(), DeviceError> }
     };
-    (@watch $to:tt) => { pass_on! { @$to watch(event: RawEvent, waker: &std::task::Waker) -> WatchId } };
+    (@watch $to:tt) => { pass_on! { @$to unsafe watch(event: RawEvent, waker: &std::task::Waker) -> WatchId } };
     (@unwatch $to:tt) => { pass_on! { @$to unwatch(watch: WatchId) -> () } };
     (@upload $to:tt) => {
         pass_on! {
-            @$to upload(
+            @$to unsafe upload(
                 stream: RawStream,
                 address: u64,
                 bytes: &[u8],
-                place: &'static std::panic::Location<'static>
+                location: &'static std::panic::Location<'static>
             ) -> Result<Box<dyn Transfer>, DeviceError>
         }
     };
     (@download $to:tt) => {
         pass_on! {
-            @$to download(
+            @$to unsafe download(
                 stream: RawStream,
                 address: u64,
                 bytes: u64,
-                place: &'static std::panic::Location<'static>
+                location: &'static std::panic::Location<'static>
             ) -> Result<Box<dyn Transfer>, DeviceError>
         }
     };
     (@fill $to:tt) => {
         pass_on! {
-            @$to fill(
+            @$to unsafe fill(
                 stream: RawStream,
                 address: u64,
                 bytes: u64,
                 value: u8,
-                place: &'static std::panic::Location<'static>
+                location: &'static std::panic::Location<'static>
             ) -> Result<(), DeviceError>
         }
     };
@@ -131,6 +133,13 @@ macro_rules! pass_on {
         fn $name(&self $(, $argument: $type)*) -> $answer {
             let ($front, $call) = (self, stringify!($name));
             Device::$name($to $(, $argument)*)
+        }
+    };
+    (@[$front:ident, $call:ident, $to:expr] unsafe $name:ident($($argument:ident: $type:ty),*) -> $answer:ty) => {
+        unsafe fn $name(&self $(, $argument: $type)*) -> $answer {
+            let ($front, $call) = (self, stringify!($name));
+            // SAFETY: the caller guarantees to this device what it guarantees to the other.
+            unsafe { Device::$name($to $(, $argument)*) }
         }
     };
 }

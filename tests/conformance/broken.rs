@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use weirpool::device::DeviceError;
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 const CAPACITY: u64 = 16 * MIB;

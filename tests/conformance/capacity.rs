@@ -6,6 +6,7 @@ use crate::site::{ONLY_COMPLETE, Site, builder, eventually};
 use futures::executor::block_on;
 use std::time::Duration;
 use weirpool::device::DeviceErrorKind;
+use weirpool::testing::Invariants;
 use weirpool::{AllocError, BuildError, GrowBy, ReleaseThreshold, Shortfall, Source};
 
 /// [6] RMM `pool_mr_tests`: initially more than at most is refused, and so is nonsense.

@@ -6,8 +6,9 @@ use crate::common::{MIB, now, poll};
 use crate::probe::Probe;
 use crate::site::{ONLY_COMPLETE, Site, Worker, settle_all};
 use futures::executor::block_on;
+use weirpool::compat::RawPool;
 use weirpool::device::{DeviceErrorKind, DeviceStream, RawStream};
-use weirpool::{Block, PoolBuilder, RawPool, Reuse, Source, StreamError, WaitLimit};
+use weirpool::{Block, PoolBuilder, Reuse, Source, StreamError, WaitLimit};
 
 /// A pool with its list of streams, and a probe that counts who calls for which.
 struct Guests<B: Bench> {

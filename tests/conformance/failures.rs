@@ -7,6 +7,7 @@ use crate::site::{Site, Worker};
 use futures::executor::block_on;
 use std::sync::Arc;
 use weirpool::device::{DeviceErrorKind, MemoryKind};
+use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block};
 
 /// Every call that growing makes, as often as it makes it.

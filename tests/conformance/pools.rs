@@ -9,11 +9,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
+use weirpool::compat::{find_pool, pool_of};
 use weirpool::device::{Device, MemoryKind, Pooling};
-use weirpool::{
-    AllocError, BuildError, Current, Pool, Scope, StreamError, Upstream, current, find_pool,
-    pool_of,
-};
+use weirpool::testing::Invariants;
+use weirpool::{AllocError, BuildError, Current, Pool, Scope, StreamError, Upstream, current};
 
 /// A name that no other test has.
 fn name(what: &str) -> String {

@@ -201,7 +201,7 @@ impl Probe {
 unsafe impl Device for Probe {
     pass_on! {
         |probe| probe.inner() =>
-        id, describe, capabilities, referee, now, set_alarm, cancel_alarm, host_pointer, native_stream,
+        id, describe, capabilities, block_observer, now, set_alarm, cancel_alarm, host_pointer, native_stream,
         is_abandoned, watch, unwatch,
     }
     pass_on! {
@@ -211,17 +211,18 @@ unsafe impl Device for Probe {
     }
 
     fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
-        let handle = self.enter("create")?.create(bytes)?;
-        self.book().take(handle.0, bytes);
+        let chunk = self.enter("create")?.create(bytes)?;
+        self.book().take(chunk.0, bytes);
         self.amid("create");
-        Ok(handle)
+        Ok(chunk)
     }
 
-    fn destroy(&self, handle: Chunk) -> Result<(), DeviceError> {
-        // Before: from then on the handle's name may be another's.
+    unsafe fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
+        // Before: from then on the chunk's name may be reused.
         let device = self.enter("destroy")?;
-        self.book().memory.remove(&handle.0);
-        let answer = device.destroy(handle);
+        self.book().memory.remove(&chunk.0);
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        let answer = unsafe { device.destroy(chunk) };
         self.amid("destroy");
         answer
     }
@@ -233,70 +234,78 @@ unsafe impl Device for Probe {
         Ok(address)
     }
 
-    fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        // Before: from then on the address may be somebody else's.
+    unsafe fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        // Before: from then on the address may be reused.
         let device = self.enter("free")?;
         self.book().memory.remove(&address);
-        let answer = device.free(kind, address, bytes);
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        let answer = unsafe { device.free(kind, address, bytes) };
         self.amid("free");
         answer
     }
 
-    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
-        self.enter_on("record", stream)?.record(event, stream)
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+        let device = self.enter_on("record", stream)?;
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { device.record(event, stream) }
     }
 
-    fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+    unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         let device = self.enter("query")?;
         if self.lies("query") {
             return Ok(true);
         }
-        let answer = device.query(event);
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        let answer = unsafe { device.query(event) };
         self.amid("query");
         // What the device did after it broke is no answer, whenever it was asked.
         self.book().unless_broken("query")?;
         answer
     }
 
-    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+    unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         let device = self.enter_on("wait", stream)?;
         if self.lies("wait") {
             return Ok(());
         }
-        device.wait(stream, event)
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { device.wait(stream, event) }
     }
 
-    fn upload(
+    unsafe fn upload(
         &self,
         stream: RawStream,
         address: u64,
         bytes: &[u8],
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        self.enter_on("upload", stream)?
-            .upload(stream, address, bytes, place)
+        let device = self.enter_on("upload", stream)?;
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { device.upload(stream, address, bytes, location) }
     }
 
-    fn download(
+    unsafe fn download(
         &self,
         stream: RawStream,
         address: u64,
         bytes: u64,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        self.enter_on("download", stream)?
-            .download(stream, address, bytes, place)
+        let device = self.enter_on("download", stream)?;
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { device.download(stream, address, bytes, location) }
     }
 
-    fn fill(
+    unsafe fn fill(
         &self,
         stream: RawStream,
         address: u64,
         bytes: u64,
         value: u8,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
-        self.enter_on("fill", stream)?
-            .fill(stream, address, bytes, value, place)
+        let device = self.enter_on("fill", stream)?;
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { device.fill(stream, address, bytes, value, location) }
     }
 }

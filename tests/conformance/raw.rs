@@ -9,8 +9,10 @@ use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
+use weirpool::compat::{RawError, RawPool};
 use weirpool::device::DeviceStream;
-use weirpool::{AllocError, BlockState, RawError, RawPool, Source};
+use weirpool::testing::Invariants;
+use weirpool::{AllocError, BlockState, Source};
 
 fn span(address: u64, bytes: u64) -> Span {
     Span {

@@ -5,6 +5,7 @@ use crate::common::MIB;
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use std::time::Duration;
+use weirpool::testing::Invariants;
 use weirpool::{Block, CoalesceHeuristic, GrowBy, ReleaseThreshold, Remapping, Sealing, Source};
 
 const SHORT: Duration = Duration::from_millis(1);

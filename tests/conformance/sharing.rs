@@ -4,6 +4,7 @@ use crate::bench::Bench;
 use crate::common::{MIB, now};
 use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
+use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Source, StreamError};
 
 /// [11] Umpire, single memory space: memory that host and device see. The host's use is ordered like

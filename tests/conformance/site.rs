@@ -8,6 +8,7 @@ use crate::probe::Probe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::Device;
+use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Pool, PoolBuilder, Reuse, Source, Stream, Upstream};
 
 /// A pool under test.

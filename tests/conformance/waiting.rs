@@ -7,6 +7,7 @@ use futures::executor::block_on;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Wake, Waker};
+use weirpool::testing::Invariants;
 use weirpool::{Block, Pool, Stream};
 
 /// A pool with a block that takes all of it, which is still in use until the gate opens, and the

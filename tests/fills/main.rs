@@ -17,6 +17,7 @@ use std::pin::pin;
 use std::task::Poll;
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Call, Operation, SimDevice, SimStream};
+use weirpool::testing::Invariants;
 use weirpool::*;
 
 const POISON: u8 = 0xff;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{Device, MemoryKind};
+use weirpool::testing::Invariants;
 use weirpool::{Pool, Stream};
 
 type Here = Cuda<Mapped>;

@@ -14,6 +14,7 @@ use std::thread;
 use std::time::Duration;
 use weirpool::device::cuda::CudaDevice;
 use weirpool::device::{Device, DeviceError};
+use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Pool, Stream};
 
 pub(crate) const FAULT: &str = "fault";

@@ -5,6 +5,7 @@ use crate::common::{MIB, poll};
 use crate::cuda::{Cuda, Setting};
 use futures::executor::block_on;
 use weirpool::device::MemoryKind;
+use weirpool::testing::Invariants;
 use weirpool::{AllocError, Pool, Source, Stream};
 
 const STEP: u64 = 512 * MIB;

@@ -11,6 +11,7 @@ use futures::executor::block_on;
 use std::sync::Arc;
 use std::time::Duration;
 use weirpool::device::MemoryKind;
+use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Pool, Stream};
 
 pub(crate) const RESERVATION: &str = "hoard";

@@ -2,6 +2,7 @@
 
 use super::*;
 use weirpool::device::sim::Operation;
+use weirpool::testing::Invariants;
 
 /// [16] Umpire `coalesce`: all that is free becomes one piece, and what is used keeps its bytes.
 #[test]

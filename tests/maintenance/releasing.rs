@@ -3,6 +3,7 @@
 use super::*;
 use std::time::Duration;
 use weirpool::device::sim::Checker;
+use weirpool::testing::Invariants;
 
 /// [18] CUDA, HIP `ReleaseThreshold`: what is held above it is given back, a while after it came back.
 #[test]

@@ -3,8 +3,10 @@
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use weirpool::BlockState;
+use weirpool::compat::pool_of;
 use weirpool::device::sim::{Checker, Clock};
-use weirpool::{BlockState, pool_of};
+use weirpool::testing::Invariants;
 
 #[test]
 fn an_address_is_looked_up_in_every_state() {

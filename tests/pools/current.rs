@@ -4,9 +4,11 @@ use super::*;
 use std::sync::Arc;
 use std::task::Poll;
 use std::thread;
+use weirpool::compat::{find_pool, pools};
 use weirpool::device::sim::Call;
 use weirpool::device::{Device, DeviceErrorKind, DeviceStream};
-use weirpool::{BuildError, Current, Scope, current, find_pool, pools};
+use weirpool::testing::Invariants;
+use weirpool::{BuildError, Current, Scope, current};
 
 #[test]
 fn a_default_pool_is_made_once_and_only_when_it_is_asked_for() {

@@ -4,6 +4,7 @@ use super::*;
 use weirpool::Upstream;
 use weirpool::device::RawStream;
 use weirpool::device::sim::{Checker, Clock, ViolationKind};
+use weirpool::testing::Invariants;
 
 /// Collects what the ordering checker finds in memory that is shared.
 fn shared_and_collected() -> (SimDevice, Pool) {

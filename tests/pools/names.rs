@@ -3,9 +3,10 @@
 use super::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use weirpool::BuildError;
+use weirpool::compat::{find_pool, pool_of, pools};
 use weirpool::device::sim::Call;
 use weirpool::device::{Device, DeviceErrorKind};
-use weirpool::{BuildError, find_pool, pool_of, pools};
 
 #[test]
 fn a_name_is_taken_for_as_long_as_a_handle_lives() {

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::thread;
+use weirpool::compat::pool_of;
 use weirpool::device::Pooling;
-use weirpool::{Current, Scope, current, pool_of};
+use weirpool::{Current, Scope, current};
 
 #[test]
 fn the_innermost_scope_of_each_device_counts() {

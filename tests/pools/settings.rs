@@ -3,6 +3,7 @@
 use super::*;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::{Call, Clock, Fault};
+use weirpool::testing::Invariants;
 use weirpool::{BuildError, CoalesceHeuristic, GrowBy};
 
 fn growing(virtual_memory: bool, growth: GrowBy) -> (SimDevice, PoolBuilder) {

@@ -3,9 +3,11 @@
 use super::*;
 use futures::future::join_all;
 use futures::task::LocalSpawnExt;
+use weirpool::compat::pool_of;
 use weirpool::device::sim::{Call, Fault};
 use weirpool::device::{Device, DeviceErrorKind, Pooling};
-use weirpool::{AllocError, Current, current, pool_of};
+use weirpool::testing::Invariants;
+use weirpool::{AllocError, Current, current};
 
 fn unpooled(device: &SimDevice) -> Pool {
     let builder = Pool::builder(device.clone()).capacity(8 * MIB);

@@ -66,7 +66,7 @@ unsafe impl Device for Hooked {
         self.sim.create(bytes)
     }
 
-    fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+    unsafe fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.at("unmap");
         self.sim.unmap(address, bytes)
     }
@@ -81,19 +81,19 @@ unsafe impl Device for Hooked {
         }
     }
 
-    fn free(&self, _: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
+    unsafe fn free(&self, _: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.at("free");
         self.spare.lock().unwrap().push((bytes, address));
         self.at("freed");
         Ok(())
     }
 
-    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
         self.at("record");
         self.sim.record(event, stream)
     }
 
-    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+    unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         let answer = self.sim.wait(stream, event);
         self.at("wait");
         answer

@@ -1,6 +1,7 @@
 //! What others do while memory is taken from the device, or given back.
 
 use super::*;
+use weirpool::testing::Invariants;
 
 /// An allocation queues while another thread's growth has the capacity planned.
 #[test]

@@ -2,6 +2,7 @@
 
 use super::*;
 use weirpool::device::sim::Call;
+use weirpool::testing::Invariants;
 
 /// What is set aside is nobody else's, and what is allocated of it neither waits nor fails.
 #[test]

@@ -1,6 +1,7 @@
 //! A reservation in pieces, of which one block is asked for.
 
 use super::*;
+use weirpool::testing::Invariants;
 
 /// Pieces that were freed one by one are one again for who needs all of it.
 #[test]

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::task::Poll;
+use weirpool::testing::Invariants;
 
 /// It waits in the queue like anybody, for memory that is complete on every stream.
 #[test]

@@ -1,6 +1,7 @@
 //! Tasks whose allocations draw from a reservation.
 
 use super::*;
+use weirpool::testing::Invariants;
 
 /// In its scope the pool's allocations draw from it: of that task, and of that pool.
 #[test]

@@ -3,6 +3,7 @@
 use super::*;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::Call;
+use weirpool::testing::Invariants;
 
 /// All or none, in the order of the layouts, and from one place in the queue.
 #[test]

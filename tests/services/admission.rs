@@ -1,6 +1,7 @@
 //! Who may wait.
 
 use super::*;
+use weirpool::testing::Invariants;
 
 fn refusal(pool: &Pool, stream: &Stream, bytes: u64) -> AllocError {
     now(pool.allocate(stream, bytes)).unwrap_err()

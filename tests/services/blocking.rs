@@ -2,6 +2,7 @@
 
 use super::*;
 use std::thread;
+use weirpool::testing::Invariants;
 
 /// Threads without any executor share a small pool: each wait ends, and nothing is missing.
 #[test]

@@ -9,6 +9,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use weirpool::testing::Invariants;
 
 const TASKS: u64 = 10_000;
 const STREAMS: usize = 64;

@@ -3,6 +3,7 @@
 use super::*;
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use std::task::Poll;
+use weirpool::testing::Invariants;
 
 assert_impl_all!(Drain: Send, Sync, Unpin);
 assert_impl_all!(DrainError: Send, Sync, std::error::Error);

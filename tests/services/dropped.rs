@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker};
 use weirpool::device::sim::SimStream;
+use weirpool::testing::Invariants;
 
 type Subject<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 

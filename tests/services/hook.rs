@@ -6,6 +6,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
+use weirpool::testing::Invariants;
 
 type Answer = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 

@@ -148,7 +148,7 @@ fn a_stream_made_through_the_contract_takes_work() {
     let stream = sim.stream(raw).unwrap();
     stream.submit(operation(5));
     assert_eq!(stream.backlog(), 1);
-    device.destroy_stream(raw).unwrap();
+    sim.destroy_stream(raw).unwrap();
     sim.advance_to_end();
     // The handle keeps the name from being recycled.
     assert_ne!(device.create_stream().unwrap(), raw);

@@ -4,6 +4,7 @@ use super::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use weirpool::device::sim::SimDevice;
+use weirpool::testing::Invariants;
 
 /// [21] What is over the limit fails for who does not wait, clearly, and takes nothing; others do not feel it.
 #[test]

@@ -2,6 +2,7 @@
 
 use super::*;
 use std::task::Poll;
+use weirpool::testing::Invariants;
 
 /// Nobody waits, no wake-ups: a lasting reclaimer is polled only when there is something to do.
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::Clock;
+use weirpool::testing::Invariants;
 
 /// With no runtime and nobody driving, the waiters drive themselves: any executor will do.
 #[test]

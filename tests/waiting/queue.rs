@@ -2,6 +2,7 @@
 
 use super::*;
 use std::task::Poll;
+use weirpool::testing::Invariants;
 
 #[test]
 fn an_allocation_waits_for_a_free_and_for_its_work() {

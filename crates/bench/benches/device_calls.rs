@@ -107,12 +107,21 @@ fn measure(meter: &impl Meter) -> Result<Vec<Line>, DeviceError> {
     Ok(table.medians())
 }
 
+/// Makes a call that names a stream, an event or memory.
+macro_rules! call {
+    ($call:expr) => {
+        // SAFETY: each function here makes the streams, events and memory that it names, uses them on its own, and
+        // destroys them once the work on them is complete.
+        unsafe { $call }
+    };
+}
+
 fn addresses(meter: &impl Meter, table: &mut Table) -> Result<(), DeviceError> {
     let device = meter.device();
     for bytes in [1 << 30, 1 << 40] {
         let (took, address) = meter.time(|| device.reserve(bytes));
         table.add(("reserve", bytes, took));
-        let (took, done) = meter.time(|| device.unreserve(address.clone()?, bytes));
+        let (took, done) = meter.time(|| call!(device.unreserve(address.clone()?, bytes)));
         done?;
         table.add(("unreserve", bytes, took));
     }
@@ -133,9 +142,9 @@ fn streams(meter: &impl Meter, table: &mut Table) -> Result<(), DeviceError> {
     };
     let [first, second] = [device.create_stream()?, device.create_stream()?];
     let event = device.create_event()?;
-    each("record", &mut || device.record(event, first))?;
-    each("query", &mut || device.query(event).map(drop))?;
-    each("wait", &mut || device.wait(second, event))?;
+    each("record", &mut || call!(device.record(event, first)))?;
+    each("query", &mut || call!(device.query(event)).map(drop))?;
+    each("wait", &mut || call!(device.wait(second, event)))?;
     let mut events = Vec::new();
     each("create_event", &mut || {
         events.push(device.create_event()?);
@@ -144,79 +153,79 @@ fn streams(meter: &impl Meter, table: &mut Table) -> Result<(), DeviceError> {
     each("destroy_event", &mut || {
         events
             .pop()
-            .map_or(Ok(()), |event| device.destroy_event(event))
+            .map_or(Ok(()), |event| call!(device.destroy_event(event)))
     })?;
     let (took, stream) = meter.time(|| device.create_stream());
     table.add(("create_stream", 0, took));
-    let (took, done) = meter.time(|| device.destroy_stream(stream?));
+    let (took, done) = meter.time(|| call!(device.destroy_stream(stream?)));
     done?;
     table.add(("destroy_stream", 0, took));
-    device.destroy_event(event)?;
-    device.destroy_stream(first)?;
-    device.destroy_stream(second)
+    call!(device.destroy_event(event))?;
+    call!(device.destroy_stream(first))?;
+    call!(device.destroy_stream(second))
 }
 
 fn virtual_memory(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), DeviceError> {
     let device = meter.device();
     let address = device.reserve(bytes)?;
-    let (took, handle) = meter.time(|| device.create(bytes));
-    let handle = handle?;
+    let (took, chunk) = meter.time(|| device.create(bytes));
+    let chunk = chunk?;
     table.add(("create", bytes, took));
-    let (took, done) = meter.time(|| device.map(address, handle, bytes));
+    let (took, done) = meter.time(|| call!(device.map(address, chunk, bytes)));
     done?;
     table.add(("map", bytes, took));
-    let (took, done) = meter.time(|| device.unmap(address, bytes));
+    let (took, done) = meter.time(|| call!(device.unmap(address, bytes)));
     done?;
     table.add(("unmap", bytes, took));
-    let (took, done) = meter.time(|| device.destroy(handle));
+    let (took, done) = meter.time(|| call!(device.destroy(chunk)));
     done?;
     table.add(("destroy", bytes, took));
-    device.unreserve(address, bytes)
+    call!(device.unreserve(address, bytes))
 }
 
 fn plain_memory(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), DeviceError> {
     let device = meter.device();
     let (took, address) = meter.time(|| device.allocate(MemoryKind::Device, bytes));
     table.add(("allocate", bytes, took));
-    let (took, done) = meter.time(|| device.free(MemoryKind::Device, address?, bytes));
+    let (took, done) = meter.time(|| call!(device.free(MemoryKind::Device, address?, bytes)));
     table.add(("free", bytes, took));
     done
 }
 
 fn copies(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), DeviceError> {
     let device = meter.device();
-    let place = std::panic::Location::caller();
+    let location = std::panic::Location::caller();
     let stream = device.create_stream()?;
     let address = device.allocate(MemoryKind::Device, 64 * MIB)?;
     let host = vec![1; bytes as usize];
-    let (took, upload) = meter.time(|| device.upload(stream, address, &host, place));
+    let (took, upload) = meter.time(|| call!(device.upload(stream, address, &host, location)));
     table.add(("upload", bytes, took));
-    let (took, download) = meter.time(|| device.download(stream, address, bytes, place));
+    let (took, download) = meter.time(|| call!(device.download(stream, address, bytes, location)));
     table.add(("download", bytes, took));
     let (mut upload, mut download) = (upload?, download?);
     while upload.bytes()?.is_none() || download.bytes()?.is_none() {
         std::hint::spin_loop();
     }
     drop((upload, download));
-    device.destroy_stream(stream)?;
-    device.free(MemoryKind::Device, address, 64 * MIB)
+    call!(device.destroy_stream(stream))?;
+    call!(device.free(MemoryKind::Device, address, 64 * MIB))
 }
 
 fn fills(meter: &impl Meter, table: &mut Table, bytes: u64) -> Result<(), DeviceError> {
     let device = meter.device();
-    let place = std::panic::Location::caller();
+    let location = std::panic::Location::caller();
     let (stream, event) = (device.create_stream()?, device.create_event()?);
     let address = device.allocate(MemoryKind::Device, 64 * MIB)?;
-    let (took, done) = meter.time(|| device.fill(stream, address, bytes, 0, place));
+    let (took, done) = meter.time(|| call!(device.fill(stream, address, bytes, 0, location)));
     done?;
     table.add(("fill", bytes, took));
-    device.record(event, stream)?;
-    while !device.query(event)? {
+    call!(device.record(event, stream))?;
+    while !call!(device.query(event))? {
         std::hint::spin_loop();
     }
-    device.destroy_event(event)?;
-    device.destroy_stream(stream)?;
-    device.free(MemoryKind::Device, address, 64 * MIB)
+    call!(device.destroy_event(event))?;
+    call!(device.destroy_stream(stream))?;
+    call!(device.free(MemoryKind::Device, address, 64 * MIB))
 }
 
 struct Unpark(Thread);
@@ -230,20 +239,20 @@ impl Wake for Unpark {
 /// From the watch of an event that is complete already to the thread that was woken by it.
 fn wake_up(device: &dyn Device) -> Result<Duration, DeviceError> {
     let (stream, event) = (device.create_stream()?, device.create_event()?);
-    device.record(event, stream)?;
+    call!(device.record(event, stream))?;
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut took = Vec::new();
     for _ in 0..200 {
         let start = Instant::now();
-        let watch = device.watch(event, &waker);
+        let watch = call!(device.watch(event, &waker));
         std::thread::park();
         took.push(start.elapsed());
         device.unwatch(watch);
         std::thread::sleep(Duration::from_micros(300));
     }
     took.sort_unstable();
-    device.destroy_event(event)?;
-    device.destroy_stream(stream)?;
+    call!(device.destroy_event(event))?;
+    call!(device.destroy_stream(stream))?;
     Ok(took[took.len() / 2])
 }
 

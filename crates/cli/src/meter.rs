@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 use weirpool::device::{
-    AlarmId, Capabilities, Chunk, Device, DeviceError, DeviceId, MemoryInfo, MemoryKind, RawEvent,
-    RawStream, Referee, Transfer, WatchId,
+    AlarmId, BlockObserver, Capabilities, Chunk, Device, DeviceError, DeviceId, MemoryInfo,
+    MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 
 /// A device that does as `device` does, and times it.
@@ -108,8 +108,8 @@ unsafe impl<D: Device> Device for Metered<D> {
         self.device.capabilities()
     }
 
-    fn referee(&self) -> Option<Arc<dyn Referee>> {
-        self.device.referee()
+    fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {
+        self.device.block_observer()
     }
 
     fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
@@ -136,32 +136,37 @@ unsafe impl<D: Device> Device for Metered<D> {
         self.memory_call(|device| device.reserve(bytes))
     }
 
-    fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.memory_call(|device| device.unreserve(address, bytes))
+    unsafe fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.memory_call(|device| unsafe { device.unreserve(address, bytes) })
     }
 
     fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         self.memory_call(|device| device.create(bytes))
     }
 
-    fn destroy(&self, handle: Chunk) -> Result<(), DeviceError> {
-        self.memory_call(|device| device.destroy(handle))
+    unsafe fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.memory_call(|device| unsafe { device.destroy(chunk) })
     }
 
-    fn map(&self, address: u64, handle: Chunk, bytes: u64) -> Result<(), DeviceError> {
-        self.memory_call(|device| device.map(address, handle, bytes))
+    unsafe fn map(&self, address: u64, chunk: Chunk, bytes: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.memory_call(|device| unsafe { device.map(address, chunk, bytes) })
     }
 
-    fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.memory_call(|device| device.unmap(address, bytes))
+    unsafe fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.memory_call(|device| unsafe { device.unmap(address, bytes) })
     }
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
         self.memory_call(|device| device.allocate(kind, bytes))
     }
 
-    fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.memory_call(|device| device.free(kind, address, bytes))
+    unsafe fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.memory_call(|device| unsafe { device.free(kind, address, bytes) })
     }
 
     // ---- streams and events ----------------------------------------------------------------------
@@ -170,33 +175,39 @@ unsafe impl<D: Device> Device for Metered<D> {
         self.call(|device| device.create_stream())
     }
 
-    fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
-        self.call(|device| device.destroy_stream(stream))
+    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.call(|device| unsafe { device.destroy_stream(stream) })
     }
 
     fn create_event(&self) -> Result<RawEvent, DeviceError> {
         self.call(|device| device.create_event())
     }
 
-    fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
-        self.call(|device| device.destroy_event(event))
+    unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.call(|device| unsafe { device.destroy_event(event) })
     }
 
-    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
-        self.call(|device| device.record(event, stream))
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.call(|device| unsafe { device.record(event, stream) })
     }
 
-    fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
-        self.call(|device| device.query(event))
+    unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.call(|device| unsafe { device.query(event) })
     }
 
-    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+    unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         self.waits.fetch_add(1, Ordering::Relaxed);
-        self.call(|device| device.wait(stream, event))
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.call(|device| unsafe { device.wait(stream, event) })
     }
 
-    fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
-        self.device.watch(event, waker)
+    unsafe fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { self.device.watch(event, waker) }
     }
 
     fn unwatch(&self, watch: WatchId) {
@@ -205,35 +216,38 @@ unsafe impl<D: Device> Device for Metered<D> {
 
     // ---- copies and fills --------------------------------------------------------------------------
 
-    fn upload(
+    unsafe fn upload(
         &self,
         stream: RawStream,
         address: u64,
         bytes: &[u8],
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        self.call(|device| device.upload(stream, address, bytes, place))
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.call(|device| unsafe { device.upload(stream, address, bytes, location) })
     }
 
-    fn download(
+    unsafe fn download(
         &self,
         stream: RawStream,
         address: u64,
         bytes: u64,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
-        self.call(|device| device.download(stream, address, bytes, place))
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.call(|device| unsafe { device.download(stream, address, bytes, location) })
     }
 
-    fn fill(
+    unsafe fn fill(
         &self,
         stream: RawStream,
         address: u64,
         bytes: u64,
         value: u8,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
-        self.call(|device| device.fill(stream, address, bytes, value, place))
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        self.call(|device| unsafe { device.fill(stream, address, bytes, value, location) })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The device contract, carried out by the driver.
+//! The device contract, implemented by the driver.
 
 use super::CudaDevice;
 use super::driver::check;
@@ -25,17 +25,20 @@ fn unsupported(call: &'static str, reason: &'static str) -> DeviceError {
 }
 
 impl CudaDevice {
-    /// What is given to a stream that is being captured is not run: an event of it may not be asked
-    /// after, and a wait for an event from outside breaks the capture. The question breaks nothing.
-    pub(super) fn refuse_captured(
+    /// Fails if the stream is being captured. Work submitted to such a stream does not run: its events must not be
+    /// queried, and a wait for an event from outside breaks the capture. This query breaks nothing.
+    ///
+    /// # Safety
+    /// The stream is one of the device and usable during the call.
+    pub(super) unsafe fn refuse_captured(
         call: &'static str,
         stream: RawStream,
     ) -> Result<(), DeviceError> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the pool keeps the stream alive; the status is written to the place given.
+        // SAFETY: the stream is usable, as the caller guarantees; the call writes to `status`.
         let answer = unsafe { sys::cuStreamIsCapturing(handle(stream), &mut status) };
         if answer == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
-            let reason = "a stream is being captured that the legacy default stream is ordered with: call \
+            let reason = "a stream is being captured that the legacy default stream is ordered with; call \
                           again when the capture is over";
             return Err(unsupported(call, reason));
         }
@@ -43,16 +46,16 @@ impl CudaDevice {
         if status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
             return Ok(());
         }
-        let reason = "the stream is being captured: call again when the capture is over";
+        let reason = "the stream is being captured; call again when the capture is over";
         Err(unsupported(call, reason))
     }
 }
 
-// SAFETY: the driver's allocations and reserved ranges are disjoint, and a mapping with access stands
-// until it is unmapped. CUDA's streams run in order; an event's query answers that it is complete only
-// when all that was captured by its last record is; `cuStreamWaitEvent` holds later work of the stream
-// back until then. Nothing is recorded on, nor waited for by, a stream that is being captured.
-// Plain memory that the host sees has its own address on the host, for as long as it is not given back.
+// SAFETY: the driver's allocations and reserved ranges are disjoint, and a mapping with access stands until it is
+// unmapped. CUDA's streams run in order. A query of an event says that it is complete only when the work behind its
+// last record is; `cuStreamWaitEvent` holds later work of the stream back until then. No call records an event on a
+// stream that is being captured, nor makes such a stream wait. Plain memory that the host sees has the same address
+// on the host until it is freed.
 unsafe impl Device for CudaDevice {
     fn id(&self) -> DeviceId {
         device_id(&self.inner.context)
@@ -73,12 +76,15 @@ unsafe impl Device for CudaDevice {
     fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
         self.inner.facts.check_kind("memory_info", kind)?;
         if kind.is_of_host() {
-            let untold = || unsupported("memory_info", "the system does not say how much it has");
-            return host_memory::figures().ok_or_else(untold);
+            let unknown = || {
+                let reason = "the operating system does not say how much memory the host has";
+                unsupported("memory_info", reason)
+            };
+            return host_memory::figures().ok_or_else(unknown);
         }
         let _visit = self.visit("memory_info")?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: writes to the two places given.
+        // SAFETY: the call writes to the two variables.
         check("memory_info", unsafe {
             sys::cuMemGetInfo_v2(&mut free, &mut total)
         })?;
@@ -108,35 +114,40 @@ unsafe impl Device for CudaDevice {
         self.reserve_addresses(bytes)
     }
 
-    fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.free_addresses(address, bytes)
+    unsafe fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.free_addresses(address, bytes) }
     }
 
     fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         self.create_memory(bytes)
     }
 
-    fn destroy(&self, handle: Chunk) -> Result<(), DeviceError> {
-        self.release_memory(handle)
+    unsafe fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.release_memory(chunk) }
     }
 
-    fn map(&self, address: u64, handle: Chunk, bytes: u64) -> Result<(), DeviceError> {
-        self.map_memory(address, handle, bytes)
+    unsafe fn map(&self, address: u64, chunk: Chunk, bytes: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.map_memory(address, chunk, bytes) }
     }
 
-    fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        self.unmap_memory(address, bytes)
+    unsafe fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.unmap_memory(address, bytes) }
     }
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
         self.allocate_plain(kind, bytes)
     }
 
-    fn free(&self, kind: MemoryKind, address: u64, _bytes: u64) -> Result<(), DeviceError> {
-        self.free_plain(kind, address)
+    unsafe fn free(&self, kind: MemoryKind, address: u64, _bytes: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.free_plain(kind, address) }
     }
 
-    /// It lies at its own address.
+    /// Returns the address itself: host and device have one address space.
     fn host_pointer(&self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
         let kind = self.kind_of(address, bytes)?;
         let start = NonNull::new(address as *mut u8);
@@ -152,10 +163,10 @@ unsafe impl Device for CudaDevice {
         Ok(name)
     }
 
-    fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
+    unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
         let owner = self.inner.streams.lock().remove(&stream.0);
         let owner = owner.ok_or_else(|| {
-            let reason = format!("the device made no stream {:#x}", stream.0);
+            let reason = format!("this device made no stream {:#x}", stream.0);
             DeviceError::new("destroy_stream", DeviceErrorKind::InvalidArgument, reason)
         })?;
         let _visit = self.visit("destroy_stream")?;
@@ -179,58 +190,62 @@ unsafe impl Device for CudaDevice {
         let _visit = self.visit("create_event")?;
         let mut event = std::ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: writes the event to the place given.
+        // SAFETY: the call writes to `event`.
         check("create_event", unsafe {
             sys::cuEventCreate(&mut event, flags)
         })?;
         Ok(RawEvent(event as u64))
     }
 
-    fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
+    unsafe fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
         let _visit = self.visit("destroy_event")?;
-        // SAFETY: by the contract the event is one of `create_event`'s, and is not used any more.
+        // SAFETY: the caller guarantees that `create_event` made the event and that no later call uses it.
         check("destroy_event", unsafe {
             sys::cuEventDestroy_v2(event_handle(event))
         })
     }
 
-    fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+    unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
         let _visit = self.visit("record")?;
-        Self::refuse_captured("record", stream)?;
-        // SAFETY: the event is one of `create_event`'s; the pool keeps the stream alive.
+        // SAFETY: the caller guarantees that the stream is usable.
+        unsafe { Self::refuse_captured("record", stream) }?;
+        // SAFETY: the caller guarantees that event and stream are usable.
         check("record", unsafe {
             sys::cuEventRecord(event_handle(event), handle(stream))
         })
     }
 
-    fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+    unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         let _visit = self.visit("query")?;
-        // SAFETY: the event is one of `create_event`'s.
+        // SAFETY: the caller guarantees that the event is usable.
         match unsafe { sys::cuEventQuery(event_handle(event)) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             answer => check("query", answer).map(|()| true),
         }
     }
 
-    fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+    unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         let _visit = self.visit("wait")?;
         if is_legacy_default(stream) {
-            if self.query(event)? {
+            // SAFETY: the caller guarantees that the event is usable.
+            if unsafe { self.query(event) }? {
                 return Ok(());
             }
-            let reason = "a wait in the legacy default stream would hold up all streams: await the event \
+            let reason = "a wait in the legacy default stream would hold up all streams; await the event \
                           before you submit work, or use a stream of your own";
             return Err(unsupported("wait", reason));
         }
-        Self::refuse_captured("wait", stream)?;
-        // SAFETY: the event is one of `create_event`'s; the pool keeps the stream alive.
+        // SAFETY: the caller guarantees that the stream is usable.
+        unsafe { Self::refuse_captured("wait", stream) }?;
+        // SAFETY: the caller guarantees that event and stream are usable.
         check("wait", unsafe {
             sys::cuStreamWaitEvent(handle(stream), event_handle(event), 0)
         })
     }
 
-    fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
-        self.inner.watcher.watch(event, waker)
+    unsafe fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.inner.watcher.watch(event, waker) }
     }
 
     fn unwatch(&self, watch: WatchId) {
@@ -239,48 +254,54 @@ unsafe impl Device for CudaDevice {
 
     // ---- copies and fills --------------------------------------------------------------------------
 
-    fn upload(
+    unsafe fn upload(
         &self,
         stream: RawStream,
         address: u64,
         bytes: &[u8],
-        _place: &'static Location<'static>,
+        _location: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         if stream == RawStream::HOST {
-            return self.host_upload(address, bytes);
+            // SAFETY: the caller guarantees the order of uses, and that the range stays mapped.
+            return unsafe { self.host_upload(address, bytes) };
         }
-        self.start_upload(stream, address, bytes)
+        // SAFETY: the caller's guarantee.
+        unsafe { self.start_upload(stream, address, bytes) }
     }
 
-    fn download(
+    unsafe fn download(
         &self,
         stream: RawStream,
         address: u64,
         bytes: u64,
-        _place: &'static Location<'static>,
+        _location: &'static Location<'static>,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         if stream == RawStream::HOST {
-            return self.host_download(address, bytes);
+            // SAFETY: the caller guarantees the order of uses, and that the range stays mapped.
+            return unsafe { self.host_download(address, bytes) };
         }
-        self.start_download(stream, address, bytes)
+        // SAFETY: the caller's guarantee.
+        unsafe { self.start_download(stream, address, bytes) }
     }
 
-    fn fill(
+    unsafe fn fill(
         &self,
         stream: RawStream,
         address: u64,
         bytes: u64,
         value: u8,
-        _place: &'static Location<'static>,
+        _location: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
         if stream == RawStream::HOST {
-            return self.host_fill(address, bytes, value);
+            // SAFETY: the caller guarantees the order of uses, and that the range stays mapped.
+            return unsafe { self.host_fill(address, bytes, value) };
         }
         let _visit = self.visit("fill")?;
-        // A captured fill would be made at each launch of the graph, whoever has the memory by then.
-        Self::refuse_captured("fill", stream)?;
-        // SAFETY: the memory is the caller's, and stays mapped until the stream has passed; the pool keeps the
-        // stream alive.
+        // A captured fill would run at each launch of the graph, when the memory may belong to another block.
+        // SAFETY: the caller guarantees that the stream is usable.
+        unsafe { Self::refuse_captured("fill", stream) }?;
+        // SAFETY: the caller guarantees that the range stays mapped until the stream has passed the fill, and that
+        // the stream is usable.
         check("fill", unsafe {
             sys::cuMemsetD8Async(address, value, bytes as usize, handle(stream))
         })

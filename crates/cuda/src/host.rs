@@ -1,15 +1,15 @@
-//! What the host does itself, in memory that it sees: loads and stores.
+//! Loads and stores of the host, in memory that it sees.
 //!
-//! On its own account it does so at once. In the order of a stream the driver calls it when the stream comes
-//! there, and the stream goes on when it is through: a copy between two places of the host's memory is none
-//! for the device, and the driver would keep the calling thread until it is done.
+//! On [`RawStream::HOST`](weirpool_device::RawStream::HOST) they happen during the call. In the order of a stream,
+//! the driver calls a function of the host when the stream gets there, and the stream continues after it. (For a
+//! copy within the host's memory, `cuMemcpyAsync` would block the calling thread until it is done.)
 
 use super::CudaDevice;
 use cudarc::driver::sys::{self, CUresult, CUstream};
 use std::ffi::c_void;
 use weirpool_device::{Device, DeviceError, DeviceErrorKind, MemoryKind, RawEvent, Transfer};
 
-/// A copy of the host's own, which is over. Its event was never recorded.
+/// A complete copy by the host. Its event was never recorded, and so counts as complete.
 struct Arrived {
     device: CudaDevice,
     event: RawEvent,
@@ -17,38 +17,52 @@ struct Arrived {
 }
 
 impl CudaDevice {
-    pub(super) fn host_upload(
+    /// # Safety
+    /// All other uses of the range are complete, and none is submitted before the call returns.
+    pub(super) unsafe fn host_upload(
         &self,
         address: u64,
         bytes: &[u8],
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         let target = self.seen_by_host("upload", address, bytes.len() as u64)?;
-        // SAFETY: so many bytes are there, and the host may write them. They are the caller's, who comes after
-        // everybody else's use of them; what is borrowed is elsewhere.
+        // SAFETY: the segment has these bytes, which no other use touches now, as the caller guarantees. `bytes` is
+        // borrowed from elsewhere.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
         self.arrived(Vec::new())
     }
 
-    pub(super) fn host_download(
+    /// # Safety
+    /// As [`host_upload`](Self::host_upload).
+    pub(super) unsafe fn host_download(
         &self,
         address: u64,
         bytes: u64,
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         let source = self.seen_by_host("download", address, bytes)?;
         let mut read = vec![0; bytes as usize];
-        // SAFETY: as above, for reading.
+        // SAFETY: the segment has these bytes, which no other use writes now, as the caller guarantees.
         unsafe { std::ptr::copy_nonoverlapping(source, read.as_mut_ptr(), read.len()) };
         self.arrived(read)
     }
 
-    pub(super) fn host_fill(&self, address: u64, bytes: u64, value: u8) -> Result<(), DeviceError> {
+    /// # Safety
+    /// As [`host_upload`](Self::host_upload).
+    pub(super) unsafe fn host_fill(
+        &self,
+        address: u64,
+        bytes: u64,
+        value: u8,
+    ) -> Result<(), DeviceError> {
         let target = self.seen_by_host("fill", address, bytes)?;
-        // SAFETY: as above.
+        // SAFETY: the segment has these bytes, which no other use touches now, as the caller guarantees.
         unsafe { std::ptr::write_bytes(target, value, bytes as usize) };
         Ok(())
     }
 
-    /// Where the host finds the bytes.
+    /// Returns the host's pointer to a range.
+    ///
+    /// # Errors
+    /// When the host does not see all of it.
     fn seen_by_host(
         &self,
         call: &'static str,
@@ -64,7 +78,7 @@ impl CudaDevice {
         Err(DeviceError::new(call, invalid, reason))
     }
 
-    /// Whether the bytes are page-locked memory of the host's.
+    /// Returns whether the range is page-locked memory of the host.
     pub(super) fn is_of_host(&self, address: u64, bytes: u64) -> bool {
         let kind = self.kind_of(address, bytes);
         kind.is_some_and(MemoryKind::is_of_host)
@@ -91,8 +105,9 @@ impl Transfer for Arrived {
 
 impl Drop for Arrived {
     fn drop(&mut self) {
-        // One that cannot be destroyed is the device's to clean up.
-        let _ = self.device.destroy_event(self.event);
+        // The driver cleans up an event that cannot be destroyed.
+        // SAFETY: the event is this copy's own, and a watch of it ends before the copy is dropped.
+        let _ = unsafe { self.device.destroy_event(self.event) };
     }
 }
 
@@ -103,12 +118,12 @@ struct HostCopy {
     bytes: usize,
 }
 
-/// Has the host copy when the stream comes here. If the context is broken by then it never does, and what says
-/// so stays.
+/// Makes the host copy when the stream gets there. If the context is broken by then, the host never copies, and the
+/// description of the copy is leaked.
 ///
 /// # Safety
-/// Both places are the host's memory, apart from each other, and stay so until the stream has passed; nobody
-/// else uses them meanwhile. The stream is alive, and its context current.
+/// Both ranges are memory of the host, do not overlap, and stay valid until the stream has passed the copy, during
+/// which no other use touches them. The stream is usable, and its context current.
 pub(super) unsafe fn copy_in_order(
     target: *mut u8,
     source: *const u8,
@@ -116,9 +131,9 @@ pub(super) unsafe fn copy_in_order(
     stream: CUstream,
 ) -> CUresult {
     unsafe extern "C" fn run(copy: *mut c_void) {
-        // SAFETY: it is the box below, and the driver runs this once.
+        // SAFETY: it is the box below, and the driver calls this function once.
         let copy = unsafe { Box::from_raw(copy.cast::<HostCopy>()) };
-        // SAFETY: as whoever asked for it has promised.
+        // SAFETY: both ranges are valid and unused, as the caller of `copy_in_order` guarantees.
         unsafe { std::ptr::copy_nonoverlapping(copy.source, copy.target, copy.bytes) };
     }
 
@@ -127,10 +142,10 @@ pub(super) unsafe fn copy_in_order(
         source,
         bytes,
     }));
-    // SAFETY: the stream is alive; `run` owns what it is given, and calls no driver.
+    // SAFETY: the stream is usable; `run` owns its argument, and calls no driver function.
     let answer = unsafe { sys::cuLaunchHostFunc(stream, Some(run), copy.cast()) };
     if answer != CUresult::CUDA_SUCCESS {
-        // SAFETY: the driver did not take it.
+        // SAFETY: the driver refused the call, and so will not run it.
         drop(unsafe { Box::from_raw(copy) });
     }
     answer

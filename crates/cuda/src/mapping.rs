@@ -10,7 +10,7 @@ use weirpool_device::{Chunk, DeviceError};
 pub(super) struct Mapping<'a> {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    pub(super) handle: Chunk,
+    pub(super) chunk: Chunk,
     pub(super) accessors: &'a [Place],
 }
 
@@ -41,12 +41,12 @@ unsafe impl Mapper for Driver {
         let &Mapping {
             address,
             bytes,
-            handle,
+            chunk,
             ..
         } = mapping;
         // SAFETY: as the caller has it.
         check(self.0, unsafe {
-            sys::cuMemMap(address, bytes as usize, 0, handle.0, 0)
+            sys::cuMemMap(address, bytes as usize, 0, chunk.0, 0)
         })
     }
 
@@ -142,7 +142,7 @@ mod tests {
         let mapping = Mapping {
             address: 2 << 20,
             bytes: 2 << 20,
-            handle: Chunk(1),
+            chunk: Chunk(1),
             accessors: &[Place::Device(0)],
         };
         // SAFETY: it maps nothing.
@@ -182,23 +182,29 @@ mod tests {
         }
         let bytes = device.capabilities().granularity;
         let address = device.reserve_addresses(bytes).unwrap();
-        let handle = device.create_memory(bytes).unwrap();
+        let chunk = device.create_memory(bytes).unwrap();
         for _ in 0..2 {
             let visit = device.visit("map").unwrap();
             let nobody = Mapping {
                 address,
                 bytes,
-                handle,
+                chunk,
                 accessors: &[Place::Device(i32::MAX)],
             };
             // SAFETY: the range was just reserved, or unmapped, and so was the handle.
             let refused = unsafe { nobody.make(&Driver("map")) };
             assert!(!refused.unwrap_err().is_sticky());
             drop(visit);
-            device.map_memory(address, handle, bytes).unwrap();
-            device.unmap_memory(address, bytes).unwrap();
+            // SAFETY: the range is reserved, and neither it nor the chunk is mapped; no work uses it.
+            unsafe {
+                device.map_memory(address, chunk, bytes).unwrap();
+                device.unmap_memory(address, bytes).unwrap();
+            }
         }
-        device.release_memory(handle).unwrap();
-        device.free_addresses(address, bytes).unwrap();
+        // SAFETY: the chunk is not mapped, and nothing is in the range.
+        unsafe {
+            device.release_memory(chunk).unwrap();
+            device.free_addresses(address, bytes).unwrap();
+        }
     }
 }

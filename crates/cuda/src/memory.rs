@@ -7,14 +7,16 @@ use cudarc::driver::CudaContext;
 use cudarc::driver::sys;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
+#[cfg(doc)]
+use weirpool_device::Device;
 use weirpool_device::{Chunk, DeviceError, DeviceErrorKind};
 
-/// Where memory lies, as the driver is told.
+/// A location of memory, in the driver's terms.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
-    /// On the device of that number.
+    /// On the device with that number.
     Device(c_int),
-    /// On the host, in that NUMA node.
+    /// On the host, in the NUMA node with that number.
     Host(c_int),
 }
 
@@ -23,11 +25,11 @@ impl Place {
         Self::Device(context.cu_device())
     }
 
-    /// The driver's structure: a kind and a number, each as large as a `c_int`. The number has other names
-    /// in other versions, and older ones do not know the host's kind.
+    /// Writes the driver's structure: a kind and a number, each as large as a `c_int`. The number's name depends on
+    /// the version of CUDA, and older versions do not know the host's kind.
     ///
     /// # Safety
-    /// The structure can be written to.
+    /// `location` is valid for writes.
     unsafe fn write(self, location: *mut sys::CUmemLocation) {
         const DEVICE: c_int = 1;
         const HOST_NUMA: c_int = 3;
@@ -35,19 +37,19 @@ impl Place {
             Self::Device(number) => (DEVICE, number),
             Self::Host(number) => (HOST_NUMA, number),
         };
-        // SAFETY: the caller's structure is two numbers, one after the other.
+        // SAFETY: the structure consists of two numbers, and is valid for writes.
         unsafe { location.cast::<[c_int; 2]>().write([kind, number]) };
     }
 }
 
 const _: () = assert!(size_of::<sys::CUmemLocation>() == 2 * size_of::<c_int>());
 
-/// Memory at a place, in no form that another process could open.
+/// Describes memory at a location, in a form that no other process can open.
 pub(super) fn properties(place: Place) -> MaybeUninit<sys::CUmemAllocationProp> {
     let mut properties = MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
     let fields = properties.as_mut_ptr();
     let pinned = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    // SAFETY: the fields are the structure's own; the others may be zero.
+    // SAFETY: both pointers are fields of `properties`; the other fields may be zero.
     unsafe {
         (&raw mut (*fields).type_).write(pinned);
         place.write(&raw mut (*fields).location);
@@ -55,12 +57,12 @@ pub(super) fn properties(place: Place) -> MaybeUninit<sys::CUmemAllocationProp> 
     properties
 }
 
-/// The right to read and write, from a place.
+/// Describes the right to read and write, from a location.
 pub(super) fn access(place: Place) -> MaybeUninit<sys::CUmemAccessDesc> {
     let mut access = MaybeUninit::<sys::CUmemAccessDesc>::zeroed();
     let fields = access.as_mut_ptr();
     let both = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    // SAFETY: as above.
+    // SAFETY: both pointers are fields of `access`.
     unsafe {
         (&raw mut (*fields).flags).write(both);
         place.write(&raw mut (*fields).location);
@@ -68,12 +70,12 @@ pub(super) fn access(place: Place) -> MaybeUninit<sys::CUmemAccessDesc> {
     access
 }
 
-/// The step of virtual memory, in bytes.
+/// Asks the driver for the granularity of virtual memory, in bytes.
 pub(super) fn granularity(context: &CudaContext) -> Result<u64, DeviceError> {
     let properties = properties(Place::of(context));
     let mut step = 0;
     let smallest = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-    // SAFETY: writes the step to the place given.
+    // SAFETY: the call writes to `step`.
     let result =
         unsafe { sys::cuMemGetAllocationGranularity(&mut step, properties.as_ptr(), smallest) };
     check("open", result)?;
@@ -88,7 +90,7 @@ impl CudaDevice {
 
     fn virtual_call(&self, call: &'static str) -> Result<Visit, DeviceError> {
         if !self.uses_virtual_memory() {
-            let reason = "this device is used without virtual memory";
+            let reason = "this device was opened without virtual memory";
             return Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason));
         }
         self.memory_call(call)
@@ -97,15 +99,21 @@ impl CudaDevice {
     pub(super) fn reserve_addresses(&self, bytes: u64) -> Result<u64, DeviceError> {
         let _visit = self.virtual_call("reserve")?;
         let mut address = 0;
-        // SAFETY: writes the address to the place given.
+        // SAFETY: the call writes to `address`.
         let result = unsafe { sys::cuMemAddressReserve(&mut address, bytes as usize, 0, 0, 0) };
         check("reserve", result)?;
         Ok(address)
     }
 
-    pub(super) fn free_addresses(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+    /// # Safety
+    /// As [`Device::unreserve`].
+    pub(super) unsafe fn free_addresses(
+        &self,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), DeviceError> {
         let _visit = self.virtual_call("unreserve")?;
-        // SAFETY: the driver refuses what was not reserved, or has something mapped.
+        // SAFETY: the range was reserved and nothing is mapped in it, as the caller guarantees.
         check("unreserve", unsafe {
             sys::cuMemAddressFree(address, bytes as usize)
         })
@@ -115,40 +123,47 @@ impl CudaDevice {
         let _visit = self.virtual_call("create")?;
         let properties = properties(Place::of(&self.inner.context));
         let mut handle = 0;
-        // SAFETY: writes the handle to the place given.
+        // SAFETY: the call writes to `handle`.
         let result =
             unsafe { sys::cuMemCreate(&mut handle, bytes as usize, properties.as_ptr(), 0) };
         check("create", result)?;
         Ok(Chunk(handle))
     }
 
-    pub(super) fn release_memory(&self, handle: Chunk) -> Result<(), DeviceError> {
+    /// # Safety
+    /// As [`Device::destroy`].
+    pub(super) unsafe fn release_memory(&self, chunk: Chunk) -> Result<(), DeviceError> {
         let _visit = self.virtual_call("destroy")?;
-        // SAFETY: by the contract the handle is one of `create`'s, and not mapped.
-        check("destroy", unsafe { sys::cuMemRelease(handle.0) })
+        // SAFETY: `create` made the chunk, and it is not mapped, as the caller guarantees.
+        check("destroy", unsafe { sys::cuMemRelease(chunk.0) })
     }
 
-    /// Maps, and gives the device access; or neither.
-    pub(super) fn map_memory(
+    /// Maps a chunk and gives the device access, or does neither.
+    ///
+    /// # Safety
+    /// As [`Device::map`].
+    pub(super) unsafe fn map_memory(
         &self,
         address: u64,
-        handle: Chunk,
+        chunk: Chunk,
         bytes: u64,
     ) -> Result<(), DeviceError> {
         let _visit = self.virtual_call("map")?;
         let mapping = Mapping {
             address,
             bytes,
-            handle,
+            chunk,
             accessors: &[Place::of(&self.inner.context)],
         };
-        // SAFETY: by the contract the range is reserved, nothing is mapped there, and the handle is not mapped.
+        // SAFETY: the range is reserved, and neither it nor the chunk is mapped, as the caller guarantees.
         unsafe { mapping.make(&Driver("map")) }
     }
 
-    pub(super) fn unmap_memory(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+    /// # Safety
+    /// As [`Device::unmap`].
+    pub(super) unsafe fn unmap_memory(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         let _visit = self.virtual_call("unmap")?;
-        // SAFETY: by the contract no work that touches the range is running or submitted.
+        // SAFETY: no work that touches the range is running or submitted, as the caller guarantees.
         check("unmap", unsafe { sys::cuMemUnmap(address, bytes as usize) })
     }
 }

@@ -1,6 +1,6 @@
 //! Plain memory: the device's own, the host's (page-locked), or managed. It stays where it is.
 //!
-//! To give any of it back waits for all work of the device.
+//! Freeing any of it waits for all work of the device.
 
 use super::CudaDevice;
 use super::driver::check;
@@ -8,15 +8,16 @@ use cudarc::driver::sys::{self, CUmemAttach_flags};
 use std::collections::{BTreeMap, BTreeSet};
 use weirpool_device::{DeviceError, DeviceErrorKind, MemoryKind};
 
-/// What the driver gave.
+/// The plain memory that the driver allocated.
 #[derive(Debug, Default)]
 pub(super) struct Segments {
     /// By address.
     live: BTreeMap<u64, Segment>,
-    /// Kinds that the driver was seen to align to less than the device's step: more is asked for, and the
-    /// address is rounded up.
+    /// Kinds that the driver aligned to less than the device's granularity: later requests ask for more, and round
+    /// the address up.
     padded: BTreeSet<MemoryKind>,
-    /// What was not aligned, and is nobody's. It goes back with what somebody gives back: that waits anyway.
+    /// Memory that was not aligned and that no block uses. It is freed with the next segment, because that free
+    /// waits anyway.
     unaligned: Vec<(MemoryKind, u64)>,
 }
 
@@ -24,7 +25,7 @@ pub(super) struct Segments {
 struct Segment {
     kind: MemoryKind,
     bytes: u64,
-    /// The driver's own address of it.
+    /// The address that the driver returned.
     own: u64,
 }
 
@@ -32,7 +33,7 @@ impl Segments {
     fn take_out(&mut self, kind: MemoryKind, address: u64) -> Result<Segment, DeviceError> {
         let segment = self.live.get(&address).copied();
         let Some(segment) = segment.filter(|segment| segment.kind == kind) else {
-            let reason = format!("no {kind} was taken at {address:#x}");
+            let reason = format!("no {kind} was allocated at {address:#x}");
             let invalid = DeviceErrorKind::InvalidArgument;
             return Err(DeviceError::new("free", invalid, reason));
         };
@@ -40,7 +41,7 @@ impl Segments {
         Ok(segment)
     }
 
-    /// Of what kind all of the bytes are, if they are of one segment.
+    /// Returns the kind of a range, if it lies in one segment.
     fn kind_of(&self, address: u64, bytes: u64) -> Option<MemoryKind> {
         let (start, segment) = self.live.range(..=address).next_back()?;
         let end = address.checked_add(bytes)?;
@@ -59,7 +60,7 @@ impl CudaDevice {
         Ok(address)
     }
 
-    /// Memory in which so many bytes lie at a multiple of the step.
+    /// Allocates memory that holds `bytes` bytes at a multiple of the granularity.
     fn take_padded(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
         let step = self.inner.facts.step();
         let padded = bytes.saturating_add(step);
@@ -77,52 +78,61 @@ impl CudaDevice {
         take(kind, padded).inspect_err(|_| self.give_unaligned())
     }
 
-    /// Waits for all work of the device.
-    pub(super) fn free_plain(&self, kind: MemoryKind, address: u64) -> Result<(), DeviceError> {
+    /// Frees plain memory. Waits for all work of the device.
+    ///
+    /// # Safety
+    /// No work that touches the memory is running or submitted.
+    pub(super) unsafe fn free_plain(
+        &self,
+        kind: MemoryKind,
+        address: u64,
+    ) -> Result<(), DeviceError> {
         let _visit = self.memory_call("free")?;
-        // Before the driver has it: from then on it may give the address to another.
+        // Before the driver frees it: from then on another allocation may get the address.
         let segment = self.inner.segments.lock().take_out(kind, address)?;
-        give(kind, segment.own).inspect_err(|_| {
+        // SAFETY: `take` allocated it, and the caller guarantees that no work uses it.
+        unsafe { give(kind, segment.own) }.inspect_err(|_| {
             self.inner.segments.lock().live.insert(address, segment);
         })?;
         self.give_unaligned();
         Ok(())
     }
 
-    /// What the driver refuses is leaked: nobody can do more with it.
+    /// Frees the unaligned memory. Memory that the driver refuses to free is leaked.
     fn give_unaligned(&self) {
         let unaligned = std::mem::take(&mut self.inner.segments.lock().unaligned);
         for (kind, own) in unaligned {
-            let _ = give(kind, own);
+            // SAFETY: `take` allocated it, and it was never handed out.
+            let _ = unsafe { give(kind, own) };
         }
     }
 
-    /// Of what kind all of the bytes are, if they are plain memory in one piece.
+    /// Returns the kind of a range, if it is plain memory in one piece.
     pub(super) fn kind_of(&self, address: u64, bytes: u64) -> Option<MemoryKind> {
         self.inner.segments.lock().kind_of(address, bytes)
     }
 }
 
-/// The context is current.
+/// Allocates plain memory. The context is current.
 fn take(kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
     let (mut address, mut start) = (0, std::ptr::null_mut());
     let bytes = bytes as usize;
     let taken = match kind {
         MemoryKind::Pinned => {
             let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-            // SAFETY: writes the address to the place given.
+            // SAFETY: the call writes to `start`.
             unsafe { sys::cuMemHostAlloc(&mut start, bytes, flags) }
         }
         MemoryKind::Managed => {
             let flags = CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL as u32;
-            // SAFETY: as above.
+            // SAFETY: the call writes to `address`.
             unsafe { sys::cuMemAllocManaged(&mut address, bytes, flags) }
         }
-        // SAFETY: as above.
+        // SAFETY: the call writes to `address`.
         _ => unsafe { sys::cuMemAlloc_v2(&mut address, bytes) },
     };
     check("allocate", taken)?;
-    // Page-locked memory has one address, the host's and the device's.
+    // Page-locked memory has the same address on host and device.
     Ok(if kind == MemoryKind::Pinned {
         start as u64
     } else {
@@ -130,12 +140,15 @@ fn take(kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
     })
 }
 
-/// The context is current. Waits for all work of the device.
-fn give(kind: MemoryKind, own: u64) -> Result<(), DeviceError> {
+/// Frees plain memory. The context is current. Waits for all work of the device.
+///
+/// # Safety
+/// [`take`] allocated the memory for the kind, and nothing uses it any more.
+unsafe fn give(kind: MemoryKind, own: u64) -> Result<(), DeviceError> {
     let given = match kind {
-        // SAFETY: the memory is one of `take`'s, and by the contract nobody uses it any more.
+        // SAFETY: the caller's guarantee.
         MemoryKind::Pinned => unsafe { sys::cuMemFreeHost(own as *mut _) },
-        // SAFETY: as above.
+        // SAFETY: the caller's guarantee.
         _ => unsafe { sys::cuMemFree_v2(own) },
     };
     check("free", given)
@@ -148,7 +161,7 @@ mod tests {
     const STEP: u64 = 2 << 20;
 
     #[test]
-    fn a_range_is_found_in_the_segment_that_has_all_of_it() {
+    fn range_has_a_kind_only_inside_one_segment() {
         let mut segments = Segments::default();
         for (at, kind) in [(4, MemoryKind::Pinned), (5, MemoryKind::Managed)] {
             let segment = Segment {
@@ -162,7 +175,7 @@ mod tests {
         assert_eq!(found(4 * STEP, STEP), Some(MemoryKind::Pinned));
         assert_eq!(found(5 * STEP - 1, 1), Some(MemoryKind::Pinned));
         assert_eq!(found(5 * STEP, 1), Some(MemoryKind::Managed));
-        // Two that happen to be neighbours are not one.
+        // Neighbouring segments are not one.
         assert_eq!(found(5 * STEP - 1, 2), None);
         assert_eq!(found(4 * STEP - 1, 1), None);
         assert_eq!(found(6 * STEP, 1), None);
@@ -170,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_taken_is_not_given_back() {
+    fn unknown_memory_is_not_freed() {
         let mut segments = Segments::default();
         let segment = Segment {
             kind: MemoryKind::Pinned,

@@ -89,7 +89,7 @@ impl Stage {
         let mapping = Mapping {
             address,
             bytes: size as u64,
-            handle: Chunk(handle),
+            chunk: Chunk(handle),
             accessors: &[Place::of(context), host],
         };
         let mapped = check("copy", reserved).and_then(|()| {

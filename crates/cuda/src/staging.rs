@@ -1,8 +1,8 @@
-//! Copies between host and device, through memory of the host that the device reaches by itself.
+//! Copies between host and device, staged in host memory that the device can address.
 //!
-//! The driver copies from and to ordinary memory only while it keeps the calling thread. So a copy goes
-//! through a *stage*, which the device keeps, and which nothing but the copy touches until its event is
-//! complete, whoever still waits for it. What is the host's own memory the host copies, in the stream's order.
+//! The driver copies from and to ordinary memory only while it blocks the calling thread. So each copy goes through
+//! a *stage*, a buffer that the device keeps. Only the copy touches it until its event is complete, even if its
+//! future was dropped. A copy within the host's memory is made by the host, in the stream's order.
 
 use super::CudaDevice;
 use super::driver::{Visit, check};
@@ -16,45 +16,51 @@ use weirpool_device::{Device, DeviceError, RawEvent, RawStream, Transfer};
 /// The call, in errors.
 const CALL: &str = "copy";
 
-/// Stages are powers of two, from this size up.
+/// The smallest stage, in bytes; sizes are powers of two.
 const SMALLEST: u64 = 64 << 10;
-/// Bytes of spare stages that are kept at most: making one takes about 0.4 ms a MiB on an H200.
+/// The most bytes of spare stages to keep. Making a stage takes about 0.4 ms per MiB on an H200.
 const MOST_SPARE: u64 = 256 << 20;
 
-/// The stages that nobody holds.
+/// The stages that no transfer holds.
 #[derive(Debug, Default)]
 pub(super) struct Stages {
     spare: Mutex<Vec<Stage>>,
-    /// Transfers that were let go before they were complete.
+    /// The stages of transfers that were dropped before they were complete.
     abandoned: Mutex<Vec<(Stage, RawEvent)>>,
 }
 
 impl CudaDevice {
-    pub(super) fn start_upload(
+    /// # Safety
+    /// As [`Device::upload`].
+    pub(super) unsafe fn start_upload(
         &self,
         stream: RawStream,
         address: u64,
         bytes: &[u8],
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         let stage = self.take_stage(bytes.len() as u64)?;
-        // SAFETY: the stage is at least so large, is not the caller's memory, and nobody else has it.
+        // SAFETY: the stage has room for the bytes, and only this transfer uses it.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), stage.start(), bytes.len());
         }
         let is_of_host = self.is_of_host(address, bytes.len() as u64);
-        self.start(stage, stream, 0, |stage, handle| {
+        let copy = |stage: &Stage, handle| {
             if is_of_host {
                 let (target, source) = (address as *mut u8, stage.start());
-                // SAFETY: the stage is kept until the copy is complete; the address is the block's.
+                // SAFETY: the stage is kept until the copy is complete; the caller guarantees the range.
                 return unsafe { copy_in_order(target, source, bytes.len(), handle) };
             }
             let source = stage.start().cast::<c_void>();
-            // SAFETY: the stage is kept until the copy is complete; the address is the block's.
+            // SAFETY: the stage is kept until the copy is complete; the caller guarantees the range.
             unsafe { sys::cuMemcpyHtoDAsync_v2(address, source, bytes.len(), handle) }
-        })
+        };
+        // SAFETY: the caller guarantees that the stream is usable.
+        unsafe { self.start(stage, stream, 0, copy) }
     }
 
-    pub(super) fn start_download(
+    /// # Safety
+    /// As [`Device::download`].
+    pub(super) unsafe fn start_download(
         &self,
         stream: RawStream,
         address: u64,
@@ -62,19 +68,26 @@ impl CudaDevice {
     ) -> Result<Box<dyn Transfer>, DeviceError> {
         let stage = self.take_stage(bytes)?;
         let is_of_host = self.is_of_host(address, bytes);
-        self.start(stage, stream, bytes, |stage, handle| {
+        let copy = |stage: &Stage, handle| {
             if is_of_host {
                 let (target, source) = (stage.start(), address as *const u8);
-                // SAFETY: as above.
+                // SAFETY: the stage is kept until the copy is complete; the caller guarantees the range.
                 return unsafe { copy_in_order(target, source, bytes as usize, handle) };
             }
             let target = stage.start().cast::<c_void>();
-            // SAFETY: the stage is at least so large, and kept until the copy is complete.
+            // SAFETY: the stage has room for the bytes and is kept until the copy is complete; the caller
+            // guarantees the range.
             unsafe { sys::cuMemcpyDtoHAsync_v2(target, address, bytes as usize, handle) }
-        })
+        };
+        // SAFETY: the caller guarantees that the stream is usable.
+        unsafe { self.start(stage, stream, bytes, copy) }
     }
 
-    fn start(
+    /// Submits a copy and records an event behind it.
+    ///
+    /// # Safety
+    /// The stream is usable during the call.
+    unsafe fn start(
         &self,
         stage: Stage,
         stream: RawStream,
@@ -88,20 +101,22 @@ impl CudaDevice {
                 return Err(error);
             }
         };
-        // From here on the stage is the transfer's.
+        // From here on the transfer owns the stage.
         let mut transfer = StagedTransfer {
             device: self.clone(),
             held: Some((stage, event)),
             returns,
         };
         let _visit = self.visit(CALL)?;
-        // A captured copy would be made at each launch of the graph, from a stage that is long reused.
-        Self::refuse_captured(CALL, stream)?;
+        // A captured copy would run at each launch of the graph, when the stage is used for other copies.
+        // SAFETY: the caller guarantees that the stream is usable.
+        unsafe { Self::refuse_captured(CALL, stream) }?;
         let (stage, _) = transfer.held();
         check(CALL, copy(stage, super::stream::handle(stream)))?;
-        if let Err(error) = self.record(event, stream) {
-            // The copy is on its way and no event says when it is over (an event that was never recorded
-            // counts as complete): the stage is leaked.
+        // SAFETY: the event was just made; the caller guarantees that the stream is usable.
+        if let Err(error) = unsafe { self.record(event, stream) } {
+            // The copy is submitted, and no event will show when it is complete: the stage is leaked. (An event
+            // that was never recorded counts as complete.)
             transfer.held = None;
             return Err(error);
         }
@@ -132,7 +147,7 @@ impl CudaDevice {
         stage.free(&self.inner.context);
     }
 
-    /// Takes back the stages of transfers that nobody waited for and that are complete by now.
+    /// Takes back the stages of dropped transfers that are complete by now.
     fn sweep_abandoned(&self) {
         let abandoned = std::mem::take(&mut *self.inner.stages.abandoned.lock());
         for (stage, event) in abandoned {
@@ -140,13 +155,15 @@ impl CudaDevice {
         }
     }
 
-    /// A stage whose copy is over is spare again; one whose copy is not stays out. One whose copy failed
-    /// is leaked: nobody can tell when the device lets go of it.
+    /// Takes back a stage if its copy is complete, and keeps it aside if not. The stage of a failed copy is leaked,
+    /// because nothing shows when the device stops using it.
     fn put_back(&self, stage: Stage, event: RawEvent) {
-        match self.query(event) {
+        // SAFETY: the event belongs to the stage's copy, and is destroyed here only.
+        match unsafe { self.query(event) } {
             Ok(false) => self.inner.stages.abandoned.lock().push((stage, event)),
             Ok(true) => {
-                let _ = self.destroy_event(event);
+                // SAFETY: no other code knows the event any more.
+                let _ = unsafe { self.destroy_event(event) };
                 self.put_stage(stage);
             }
             Err(_) => {}
@@ -155,17 +172,16 @@ impl CudaDevice {
 }
 
 impl Stages {
-    /// The end of the device: its stages are given back. Copies that are still on their way keep theirs, and
-    /// so they are leaked.
+    /// Frees the stages when the device ends. The stages of incomplete copies are leaked.
     pub(super) fn free_all(&self, context: &Arc<CudaContext>) {
         let abandoned = std::mem::take(&mut *self.abandoned.lock());
         if let Ok(_visit) = Visit::new(CALL, context) {
             for (stage, event) in abandoned {
                 let event = event.0 as sys::CUevent;
-                // SAFETY: the event is one of `create_event`'s, and is the transfer's own.
+                // SAFETY: `create_event` made the event for this copy alone.
                 let is_over = unsafe { sys::cuEventQuery(event) } == sys::CUresult::CUDA_SUCCESS;
                 if is_over {
-                    // SAFETY: nobody else knows of the event.
+                    // SAFETY: no other code knows the event any more.
                     let _ = unsafe { sys::cuEventDestroy_v2(event) };
                     stage.free(context);
                 }
@@ -178,9 +194,9 @@ impl Stages {
 
 struct StagedTransfer {
     device: CudaDevice,
-    /// Until this is dropped, or the stage is leaked.
+    /// The stage and the event; `None` once the stage is leaked or taken back.
     held: Option<(Stage, RawEvent)>,
-    /// Bytes that come from the device.
+    /// The bytes that come from the device; 0 for an upload.
     returns: u64,
 }
 
@@ -189,13 +205,14 @@ impl StagedTransfer {
         self.held.as_ref().expect("held until it is dropped")
     }
 
-    /// What came from the device, where it lies.
+    /// Returns the bytes that came from the device, in the stage, once the copy is complete.
     fn arrived(&self) -> Result<Option<&[u8]>, DeviceError> {
         let (stage, event) = self.held();
-        if !self.device.query(*event)? {
+        // SAFETY: the event is this transfer's own, and lives as long.
+        if !unsafe { self.device.query(*event) }? {
             return Ok(None);
         }
-        // SAFETY: the copy has written so many bytes, and is over; nobody else writes the stage while it is held.
+        // SAFETY: the complete copy has written these bytes, and only this transfer uses the stage.
         let bytes = unsafe { std::slice::from_raw_parts(stage.start(), self.returns as usize) };
         Ok(Some(bytes))
     }

@@ -87,7 +87,11 @@ impl Watcher {
         self.0.now()
     }
 
-    pub(super) fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
+    /// Watches an event.
+    ///
+    /// # Safety
+    /// The event is not destroyed before the waker was called or the watch was [cancelled](Self::unwatch).
+    pub(super) unsafe fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
         let watched = Watched {
             event,
             since: Instant::now(),
@@ -310,7 +314,8 @@ fn pause_after(look: Duration, age: Duration) -> Duration {
 }
 
 fn is_under_way(event: RawEvent) -> bool {
-    // SAFETY: whoever watches an event takes the watch back before it is destroyed.
+    // SAFETY: the caller of `watch` guarantees that the event lives as long as the watch; the lock is held, so that
+    // `unwatch` has not returned yet.
     let answer = unsafe { cuEventQuery(event.0 as CUevent) };
     answer == CUresult::CUDA_ERROR_NOT_READY
 }

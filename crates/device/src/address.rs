@@ -1,13 +1,13 @@
-//! Addresses of device memory, which are no numbers.
+//! Addresses of device memory.
 
 use std::fmt;
 use std::ops::Add;
 
-/// An address of device memory: for people, for comparing, and for other libraries. The host cannot follow it.
+/// An address of device memory: for logs, comparisons and other libraries. The host cannot dereference it.
 ///
-/// It is no number, so that it is not given to a kernel by accident: work that uses a block is told of with
-/// [`Block::on`](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.on), which makes an argument of it.
-///
+/// It is not a number, so that no kernel takes one by accident. A kernel takes a block as the argument that
+/// [`Block::on`](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.on) makes, which
+/// tells the pool of the use.
 /// ```
 /// use weirpool::device::DeviceAddress;
 ///
@@ -26,20 +26,21 @@ use std::ops::Add;
 pub struct DeviceAddress(u64);
 
 impl DeviceAddress {
-    /// The address of that number.
+    /// Makes an address from its number.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// The number of the address, for a log or another library.
+    /// Returns the number of the address, for a log or another library.
     ///
-    /// Work that is given it is not known to the pool: say [`Block::used_on`](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.used_on) before it
-    /// is submitted, and keep the block until it is.
+    /// The pool does not know of work that uses the number. Before you submit such work, call
+    /// [`Block::used_on`](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.used_on);
+    /// keep the block until the work is submitted.
     pub const fn to_bits(self) -> u64 {
         self.0
     }
 
-    /// The address so many bytes further on; `None` behind the last one.
+    /// Returns the address `bytes` bytes further on, or `None` past the last address.
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self.0.checked_add(bytes) {
             Some(sum) => Some(Self(sum)),
@@ -47,12 +48,12 @@ impl DeviceAddress {
         }
     }
 
-    /// The bytes from `base` to here; `None` when this one comes before it.
+    /// Returns the bytes from `base` to this address, or `None` when this one comes first.
     pub const fn offset_from(self, base: Self) -> Option<u64> {
         self.0.checked_sub(base.0)
     }
 
-    /// Whether it is a multiple of `alignment` bytes.
+    /// Returns whether the address is a multiple of `alignment` bytes.
     ///
     /// # Panics
     /// When the alignment is 0.
@@ -61,7 +62,7 @@ impl DeviceAddress {
     }
 }
 
-/// For who has a number: of a log, or of a device called by hand. There is no way back but
+/// Converts a number from a log, or from a device called by hand. The way back is
 /// [`to_bits`](DeviceAddress::to_bits).
 impl From<u64> for DeviceAddress {
     fn from(bits: u64) -> Self {
@@ -70,7 +71,7 @@ impl From<u64> for DeviceAddress {
 }
 
 /// # Panics
-/// Behind the last address, as numbers do.
+/// Past the last address, as an overflow of numbers.
 impl Add<u64> for DeviceAddress {
     type Output = Self;
 

@@ -1,14 +1,14 @@
-//! A device, however it is held.
+//! Handles of devices.
 
 use super::{Device, DeviceId};
 use crate::plain::Arc;
 
-/// Something that is a device's handle: a device that can be cloned, or one that is shared already.
+/// A handle of a device: a device that can be cloned, or a shared one.
 pub trait AsDevice {
-    /// Which device it is.
+    /// Returns the id of the device.
     fn device_id(&self) -> DeviceId;
 
-    /// The device, shared.
+    /// Returns the device, shared.
     fn to_shared(&self) -> Arc<dyn Device>;
 }
 

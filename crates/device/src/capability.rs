@@ -1,9 +1,9 @@
-//! What a device supports, and how much memory it has.
+//! What a device supports, and how much memory it has: plain data.
 
 use super::kind::MemoryKinds;
 use std::fmt;
 
-/// What a device supports; asked once, when a pool is built. Printed, it is a line for people:
+/// What a device supports. A pool asks once, when it is built. Its `Display` is one line for people:
 ///
 /// ```
 /// use weirpool::device::{Device, MemoryKind, sim::SimDevice};
@@ -25,17 +25,17 @@ pub struct Capabilities {
     pub virtual_memory: bool,
     /// The step of sizes and addresses of memory calls, in bytes; a power of two.
     pub granularity: u64,
-    /// Memory calls block their thread long enough to matter to an async runtime: the pool then
-    /// makes them on a thread of its own rather than inside a poll.
+    /// Memory calls block their thread long enough to matter to an async runtime. The pool then makes them on a
+    /// thread of its own rather than inside a poll.
     pub memory_calls_block: bool,
-    /// A stream can be made to wait for another's event on the device.
+    /// A stream can wait for another stream's event on the device.
     pub device_side_waits: bool,
-    /// Which kinds of memory can be [allocated](super::Device::allocate).
+    /// The kinds of memory that can be [allocated](super::Device::allocate).
     pub memory_kinds: MemoryKinds,
 }
 
 impl Capabilities {
-    /// Nothing but plain memory of the device in steps of `granularity` bytes.
+    /// Describes a device with plain memory only, in steps of `granularity` bytes, whose memory calls block.
     pub const fn plain(granularity: u64) -> Self {
         Self {
             virtual_memory: false,
@@ -46,28 +46,28 @@ impl Capabilities {
         }
     }
 
-    /// The same with virtual memory or without.
+    /// Sets whether there is virtual memory.
     #[must_use]
     pub const fn with_virtual_memory(mut self, yes: bool) -> Self {
         self.virtual_memory = yes;
         self
     }
 
-    /// The same with memory calls that block or do not.
+    /// Sets whether memory calls block.
     #[must_use]
     pub const fn with_blocking_memory_calls(mut self, yes: bool) -> Self {
         self.memory_calls_block = yes;
         self
     }
 
-    /// The same with waits on the device or without.
+    /// Sets whether a stream can wait for an event on the device.
     #[must_use]
     pub const fn with_device_side_waits(mut self, yes: bool) -> Self {
         self.device_side_waits = yes;
         self
     }
 
-    /// The same with these kinds of memory.
+    /// Sets the kinds of memory.
     #[must_use]
     pub const fn with_memory_kinds(mut self, kinds: MemoryKinds) -> Self {
         self.memory_kinds = kinds;
@@ -92,8 +92,8 @@ impl fmt::Display for Capabilities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct MemoryInfo {
-    /// Not taken by anybody.
+    /// Free bytes.
     pub free: u64,
-    /// All there is.
+    /// All bytes, free or in use.
     pub total: u64,
 }

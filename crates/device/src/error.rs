@@ -1,24 +1,24 @@
-//! What a device answers when it cannot.
+//! Errors of a device.
 
 use crate::plain::Arc;
 
-/// What kind of failure it was; this is what the pool acts on.
+/// The kind of a failure: the part that the pool acts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceErrorKind {
-    /// There is not so much memory now. Nothing changed; a later try may succeed.
+    /// The device has not enough free memory now. Nothing changed, and a later try may succeed.
     OutOfMemory,
-    /// The call does not exist on this device.
+    /// The device does not support the call, or not now.
     Unsupported,
-    /// The call's arguments are not what the device knows.
+    /// The device does not know an argument of the call.
     InvalidArgument,
-    /// The device or its context is broken, and stays so: every later call fails too.
+    /// The device or its context is broken, and stays so: every later call fails.
     Sticky,
-    /// Anything else; this call failed, others may succeed.
+    /// Any other failure. Other calls may succeed.
     Other,
 }
 
-/// A device call that failed: which, how, and in the backend's own words why.
+/// A failed device call: its name, the kind of failure, and the backend's reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed on the device: {reason} ({kind:?})")]
 pub struct DeviceError {
@@ -28,7 +28,7 @@ pub struct DeviceError {
 }
 
 impl DeviceError {
-    /// The failure of `call`, with the backend's reason.
+    /// Makes the error of `call`, with the backend's reason.
     pub fn new(call: &'static str, kind: DeviceErrorKind, reason: impl Into<Arc<str>>) -> Self {
         Self {
             call,
@@ -37,22 +37,22 @@ impl DeviceError {
         }
     }
 
-    /// What kind of failure it was.
+    /// Returns the kind of the failure.
     pub fn kind(&self) -> DeviceErrorKind {
         self.kind
     }
 
-    /// The call that failed, by its name in [`Device`](super::Device).
+    /// Returns the name of the call that failed, as in [`Device`](super::Device).
     pub fn call(&self) -> &'static str {
         self.call
     }
 
-    /// The backend's reason.
+    /// Returns the backend's reason.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 
-    /// Whether the device stays broken.
+    /// Returns whether the device stays broken.
     pub fn is_sticky(&self) -> bool {
         self.kind == DeviceErrorKind::Sticky
     }

@@ -1,8 +1,8 @@
-//! Kinds of memory, by who sees them.
+//! Kinds of memory.
 
 use std::fmt;
 
-/// A kind of memory, by who sees it.
+/// A kind of memory: which of device and host can address it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -11,36 +11,36 @@ use std::fmt;
 )]
 #[non_exhaustive]
 pub enum MemoryKind {
-    /// The device's own. The host does not see it: it copies.
+    /// The device's own memory. The host cannot address it, and copies.
     Device,
-    /// The host's, page-locked, so that the device sees it at the same addresses.
+    /// The host's memory, page-locked: the device sees it at the same addresses.
     Pinned,
-    /// Seen by host and device at the same addresses, wherever it lies; it moves to who uses it.
+    /// Seen by host and device at the same addresses. It moves to its user.
     Managed,
-    /// The host's. The device does not see it.
+    /// The host's memory. The device cannot address it.
     Host,
 }
 
 impl MemoryKind {
-    /// Every kind, in the order of their declaration.
+    /// All kinds, in the order of their declaration.
     pub const ALL: [Self; 4] = [Self::Device, Self::Pinned, Self::Managed, Self::Host];
 
-    /// Whether work of the device can use it.
+    /// Returns whether work of the device can use it.
     pub const fn is_seen_by_device(self) -> bool {
         !matches!(self, Self::Host)
     }
 
-    /// Whether the host can use it where it lies.
+    /// Returns whether the host can use it in place.
     pub const fn is_seen_by_host(self) -> bool {
         !matches!(self, Self::Device)
     }
 
-    /// Whether it is taken from the host's memory rather than from the device's.
+    /// Returns whether it is taken from the host's memory rather than from the device's.
     pub const fn is_of_host(self) -> bool {
         matches!(self, Self::Pinned | Self::Host)
     }
 
-    /// The kind in words, as errors and descriptions name it.
+    /// Returns the kind in words, as errors and descriptions name it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Device => "device memory",
@@ -57,7 +57,7 @@ impl fmt::Display for MemoryKind {
     }
 }
 
-/// A set of kinds.
+/// A set of kinds of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -67,30 +67,30 @@ impl fmt::Display for MemoryKind {
 pub struct MemoryKinds(u8);
 
 impl MemoryKinds {
-    /// The device's own memory, and no other.
+    /// The device's own memory only.
     pub const DEVICE: Self = Self(1 << MemoryKind::Device as u8);
 
-    /// Every kind.
+    /// All kinds.
     pub const ALL: Self = Self((1 << MemoryKind::ALL.len()) - 1);
 
-    /// The set and this kind.
+    /// Adds a kind.
     #[must_use]
     pub const fn with(self, kind: MemoryKind) -> Self {
         Self(self.0 | 1 << kind as u8)
     }
 
-    /// The set without this kind.
+    /// Removes a kind.
     #[must_use]
     pub const fn without(self, kind: MemoryKind) -> Self {
         Self(self.0 & !(1 << kind as u8))
     }
 
-    /// Whether the kind is one of the set.
+    /// Returns whether the set contains the kind.
     pub const fn contains(self, kind: MemoryKind) -> bool {
         self.0 & 1 << kind as u8 != 0
     }
 
-    /// The kinds of the set, in the order of their declaration.
+    /// Iterates over the kinds of the set, in the order of their declaration.
     pub fn iter(self) -> impl Iterator<Item = MemoryKind> {
         let kinds = MemoryKind::ALL.into_iter();
         kinds.filter(move |kind| self.contains(*kind))
@@ -103,7 +103,7 @@ impl FromIterator<MemoryKind> for MemoryKinds {
     }
 }
 
-/// As the list of its kinds.
+/// Lists the kinds of the set.
 #[cfg(feature = "serde")]
 impl From<MemoryKinds> for Vec<MemoryKind> {
     fn from(kinds: MemoryKinds) -> Self {
@@ -121,8 +121,8 @@ impl From<Vec<MemoryKind>> for MemoryKinds {
 /// `device memory, managed memory`
 impl fmt::Display for MemoryKinds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, kind) in self.iter().enumerate() {
-            let comma = if place == 0 { "" } else { ", " };
+        for (index, kind) in self.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
             write!(f, "{comma}{kind}")?;
         }
         Ok(())
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_has_what_was_put_into_it() {
+    fn set_contains_the_kinds_that_were_added() {
         let set = MemoryKinds::DEVICE.with(MemoryKind::Managed);
         assert!(set.contains(MemoryKind::Device) && !set.contains(MemoryKind::Pinned));
         assert_eq!(set.to_string(), "device memory, managed memory");
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_seen_by_somebody() {
+    fn every_kind_is_seen_by_device_or_host() {
         for kind in MemoryKind::ALL {
             assert!(kind.is_seen_by_device() || kind.is_seen_by_host());
         }

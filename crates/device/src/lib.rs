@@ -8,9 +8,10 @@
 
 mod address;
 mod as_device;
+mod block_observer;
 mod capability;
 #[allow(unsafe_code)]
-mod contract;
+mod device;
 mod error;
 mod kind;
 mod lock_check;
@@ -18,17 +19,16 @@ mod names;
 #[doc(hidden)]
 pub mod plain;
 mod pooling;
-mod referee;
 mod transfer;
 
 pub use address::DeviceAddress;
 pub use as_device::AsDevice;
+pub use block_observer::BlockObserver;
 pub use capability::{Capabilities, MemoryInfo};
-pub use contract::Device;
+pub use device::Device;
 pub use error::{DeviceError, DeviceErrorKind};
 pub use kind::{MemoryKind, MemoryKinds};
 pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
 pub use names::{AlarmId, Chunk, DeviceId, RawEvent, RawStream, WatchId};
 pub use pooling::Pooling;
-pub use referee::Referee;
 pub use transfer::Transfer;

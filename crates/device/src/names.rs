@@ -1,8 +1,8 @@
-//! The backend's names of streams, events and pieces of memory.
+//! Names of devices, streams, events, chunks, watches and alarms.
 
 use std::fmt;
 
-macro_rules! handle {
+macro_rules! name {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -10,29 +10,30 @@ macro_rules! handle {
     };
 }
 
-handle!(
-    /// Which device, among all that this process made: never reused.
+name!(
+    /// The id of a device, unique among all that this process opened or made; never reused.
     DeviceId);
-handle!(
-    /// The backend's own name of a stream (a driver handle, an index). Backends may reuse it after
-    /// [`Device::destroy_stream`], which is why the pool keys nothing by it (I7).
+name!(
+    /// The backend's name of a stream: a driver's handle, or an index. A backend may reuse it after
+    /// [`Device::destroy_stream`](crate::Device::destroy_stream), so that the pool uses ids of its own as keys
+    /// (invariant `stable-ids`).
     RawStream);
-handle!(
-    /// The backend's own name of an event.
+name!(
+    /// The backend's name of an event.
     RawEvent);
-handle!(
-    /// The backend's own name of a piece of physical memory.
+name!(
+    /// The backend's name of a chunk: one physical allocation, as CUDA's "allocation handle".
     Chunk);
-handle!(
-    /// A watch set by [`Device::watch`].
+name!(
+    /// A watch set by [`Device::watch`](crate::Device::watch).
     WatchId);
-handle!(
-    /// An alarm set by [`Device::set_alarm`].
+name!(
+    /// An alarm set by [`Device::set_alarm`](crate::Device::set_alarm).
     AlarmId);
 
 impl RawStream {
     /// The host, as a stream of execution: where it shares memory with the device, and where reports name
-    /// who used it. No backend gives a stream of its own this name.
+    /// the user of memory. No backend gives a stream of its own this name.
     pub const HOST: Self = Self(u64::MAX);
 }
 

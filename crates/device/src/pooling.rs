@@ -1,13 +1,13 @@
 //! Whether memory of a device is pooled: a switch for each device of the process.
 //!
-//! It stands here so that a device's description can say it. What it does is above.
+//! It is here, below the pool that obeys it, so that a device's description can print it.
 
 use super::DeviceId;
 use crate::plain::Mutex;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Whether memory of a device is pooled, where the device's [current pool](https://docs.rs/weirpool/latest/weirpool/fn.current.html) is asked.
+/// Whether the [current pool](https://docs.rs/weirpool/latest/weirpool/fn.current.html) of a device keeps freed memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -15,10 +15,10 @@ use std::fmt;
     serde(rename_all = "snake_case")
 )]
 pub enum Pooling {
-    /// What was freed is kept, and reused.
+    /// The pool keeps freed memory, and reuses it.
     #[default]
     Enabled,
-    /// Every allocation is the device's own, and goes back once it is complete.
+    /// Each allocation is one of the device, and goes back to it once it is complete.
     Disabled,
 }
 
@@ -32,11 +32,11 @@ impl fmt::Display for Pooling {
     }
 }
 
-/// Where it is disabled.
+/// The devices where it is disabled.
 static DISABLED: Mutex<BTreeSet<DeviceId>> = Mutex::new(BTreeSet::new());
 
 impl Pooling {
-    /// Whether memory of the device is pooled.
+    /// Returns the setting of a device.
     pub fn of(device: DeviceId) -> Self {
         if DISABLED.lock().contains(&device) {
             Self::Disabled
@@ -45,8 +45,8 @@ impl Pooling {
         }
     }
 
-    /// Switches it for a device, and returns what it was. It is for the pool, which does the rest: the public switch
-    /// is `Current::set_pooling`.
+    /// Changes the setting of a device, and returns the earlier one. It is for the pool: users call
+    /// `Current::set_pooling`, which applies it.
     #[doc(hidden)]
     pub fn set(self, device: DeviceId) -> Self {
         let mut disabled = DISABLED.lock();
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_device_has_a_switch_of_its_own() {
+    fn devices_have_separate_settings() {
         let [one, other] = [DeviceId(u64::MAX), DeviceId(u64::MAX - 1)];
         assert_eq!(Pooling::Disabled.set(one), Pooling::Enabled);
         assert_eq!(Pooling::Disabled.set(one), Pooling::Disabled);

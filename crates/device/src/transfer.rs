@@ -1,26 +1,28 @@
-//! Copies between host and device, on their way.
+//! Copies between host and device that were submitted.
 
 use super::{DeviceError, RawEvent};
 
-/// A copy between host and device, on its way. Dropped, it goes on; what it needs on the host stays until
-/// it is complete.
+/// A copy between host and device that was submitted. Dropping it does not stop the copy: what the copy needs on
+/// the host stays until it is complete.
 pub trait Transfer: Send + Sync {
-    /// An event behind the copy, and behind nothing that was submitted later. It is the transfer's own.
+    /// Returns an event behind the copy, and behind nothing that was submitted later. It belongs to the transfer,
+    /// and lives as long.
     fn event(&self) -> RawEvent;
 
-    /// The bytes that came from the device (none, of an upload), once the copy is complete.
+    /// Returns the bytes that came from the device (none for an upload) once the copy is complete, and `None`
+    /// before.
     ///
     /// # Errors
-    /// Never for "not yet": that is `None`. A device error that the copy or the device met.
+    /// With an error of the copy or of the device.
     fn bytes(&mut self) -> Result<Option<Vec<u8>>, DeviceError>;
 
-    /// The same into memory of the caller's, for as many bytes as come: says whether they have.
+    /// Writes the bytes that came from the device to `into`, once the copy is complete. Returns whether it is.
     ///
     /// # Errors
     /// As [`bytes`](Self::bytes).
     ///
     /// # Panics
-    /// When it is not memory for so many.
+    /// When `into` has not the copy's size.
     fn copy_to(&mut self, into: &mut [u8]) -> Result<bool, DeviceError> {
         let bytes = self.bytes()?;
         if let Some(bytes) = &bytes {

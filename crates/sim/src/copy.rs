@@ -2,13 +2,13 @@
 
 use super::SimDevice;
 use super::call::Call;
-use super::contract::check_stream;
 use super::cost;
+use super::event_calls::check_stream;
 use super::operation::Operation;
 use super::schedule::Item;
 use std::panic::Location;
 use weirpool_device::plain::{Arc, Mutex};
-use weirpool_device::{Device, DeviceError, RawEvent, RawStream, Transfer};
+use weirpool_device::{DeviceError, RawEvent, RawStream, Transfer};
 
 struct SimTransfer {
     device: SimDevice,

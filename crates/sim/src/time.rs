@@ -4,9 +4,9 @@ use super::SimDevice;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use weirpool_device::{AlarmId, Device};
+use weirpool_device::AlarmId;
 
 /// Moving time by hand.
 ///
@@ -49,6 +49,24 @@ impl SimDevice {
     #[track_caller]
     pub fn advance_to_end(&self) {
         while self.advance_to_next() {}
+    }
+
+    /// Calls `waker` once, at the time `at` of [`now`](Self::now).
+    pub fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
+        let waker = waker.clone();
+        self.engine.call(|state| {
+            state.counters.alarms += 1;
+            let id = AlarmId(state.schedule.next_arrival());
+            // One that is past rings as the call leaves.
+            state.alarms.set(id, at, waker);
+            id
+        })
+    }
+
+    /// Cancels an alarm.
+    pub fn cancel_alarm(&self, alarm: AlarmId) {
+        // The waker is dropped here, outside the lock: its task may own what calls the device.
+        let _waker = self.engine.call(|state| state.alarms.cancel(alarm));
     }
 
     /// Ready when `time` has passed on the device's clock.

@@ -63,11 +63,13 @@ fn lateness<B: Bench>(bench: &B, pool: &Pool, way: &dyn Way, work: Duration) -> 
         let (raw, event) = (stream.raw(), device.create_event().expect("an event"));
         bench.spend(&queue, work);
         let waiting = way.begin(&stream);
-        device.record(event, raw).expect("a record");
+        // SAFETY: the event was just made, and `stream` keeps the stream.
+        unsafe { device.record(event, raw) }.expect("a record");
         let (seen, heard) = thread::scope(|scope| {
             let observer = scope.spawn(|| {
                 start.wait();
-                while !device.query(event).expect("an answer") {
+                // SAFETY: the event is destroyed below.
+                while !unsafe { device.query(event) }.expect("an answer") {
                     std::hint::spin_loop();
                 }
                 Instant::now()
@@ -76,7 +78,8 @@ fn lateness<B: Bench>(bench: &B, pool: &Pool, way: &dyn Way, work: Duration) -> 
             let heard = waiting();
             (observer.join().expect("an observer"), heard)
         });
-        device.destroy_event(event).expect("an event");
+        // SAFETY: the event was made above, and is not used any more.
+        unsafe { device.destroy_event(event) }.expect("an event");
         for (late, heard) in late.iter_mut().zip([heard.woken, heard.ran]) {
             late.push(heard.saturating_duration_since(seen));
         }

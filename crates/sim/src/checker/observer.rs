@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use std::fmt::Write;
 use std::panic::Location;
 use weirpool_device::plain::thread;
-use weirpool_device::{RawStream, Referee};
+use weirpool_device::{BlockObserver, RawStream};
 
 /// What was found by the ordering checker; see the [guide](https://docs.rs/weirpool/latest/weirpool/guide/testing/).
 impl SimDevice {
@@ -51,8 +51,8 @@ impl Engine {
     }
 }
 
-impl Referee for SimDevice {
-    fn granted(
+impl BlockObserver for SimDevice {
+    fn block_allocated(
         &self,
         address: u64,
         bytes: u64,
@@ -64,7 +64,7 @@ impl Referee for SimDevice {
         }
     }
 
-    fn grown(
+    fn block_grown(
         &self,
         address: u64,
         bytes: u64,
@@ -76,7 +76,7 @@ impl Referee for SimDevice {
         }
     }
 
-    fn freed(
+    fn block_freed(
         &self,
         address: u64,
         streams: &[RawStream],
@@ -88,7 +88,7 @@ impl Referee for SimDevice {
     }
 
     #[track_caller]
-    fn call_out(&self) {
+    fn raise_violations(&self) {
         self.engine.raise();
     }
 }

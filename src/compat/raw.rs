@@ -11,39 +11,39 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-/// A power of two; threads that allocate at once are rarely more.
+/// A power of two; more threads rarely allocate at once.
 const SHARDS: usize = 16;
 
-/// A pool behind an interface of addresses: an allocator hook of C's, say, which is given a size and a stream's
-/// handle, and later an address and a handle again.
+/// A pool behind an interface of addresses, for C allocator hooks: such a hook is called with a size and a stream
+/// handle, and later with an address and a stream handle.
 ///
-/// What it gives out it keeps as [blocks](Block), by their addresses: so an address that is none of those (freed
-/// twice, or somebody else's) is an error here, and changes nothing. What no list can tell is an address that was
-/// freed, and given out again since.
+/// A `RawPool` keeps the [blocks](Block) that it gives out, by their addresses. An address that it does not hold
+/// (freed twice, or allocated elsewhere) is an error, and changes nothing. It cannot tell a stale address from one
+/// that was freed and given out again since.
 ///
-/// Streams are found again: of one that the pool keeps, by its name, and of an
+/// It registers each stream once: a stream that the pool keeps is found by its name, an
 #[cfg_attr(
     feature = "cuda",
     doc = "[external one](crate::device::cuda::CudaDevice::external_stream)"
 )]
 #[cfg_attr(not(feature = "cuda"), doc = "external one")]
-/// by the number that the driver never gives to another.
+/// by the number that the driver never reuses.
 ///
 /// ```
-/// # use weirpool::{Pool, RawError, RawPool, device::sim::SimDevice};
+/// # use weirpool::{Pool, compat::{RawError, RawPool}, device::sim::SimDevice};
 /// # use std::time::Duration;
 /// let device = SimDevice::new();
 /// let raw = RawPool::new(&Pool::builder(device.clone()).capacity(64 << 20).build()?);
 /// let (work, other) = (device.create_stream(), device.create_stream());
-/// let address = raw.allocate(&work, 1 << 20, Duration::from_secs(1))?; // waits for memory, so long at most
-/// raw.free(address, &other)?; // once both streams have passed this point
+/// let address = raw.allocate(&work, 1 << 20, Duration::from_secs(1))?; // waits for memory, up to 1 s
+/// raw.free(address, &other)?; // reusable once both streams have passed this point
 /// let refused = raw.free(address, &work).unwrap_err();
 /// assert!(matches!(refused, RawError::NotGivenOut { .. }));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Dropped, it lets go of its streams, and forgets what it gave out: somebody may use the addresses still. That
-/// memory stays allocated, and its pool alive.
+/// Dropped, it releases its streams and forgets the blocks that it gave out, because their addresses may still be in
+/// use. That memory stays allocated, and its pool alive.
 #[derive(Debug)]
 pub struct RawPool {
     pool: Pool,
@@ -52,7 +52,7 @@ pub struct RawPool {
 }
 
 impl RawPool {
-    /// Such an interface of a pool. Several of one pool do not know each other's addresses.
+    /// Makes an interface of addresses to a pool. Several interfaces to one pool do not know each other's addresses.
     pub fn new(pool: &Pool) -> Self {
         Self {
             pool: pool.clone(),
@@ -61,12 +61,12 @@ impl RawPool {
         }
     }
 
-    /// The pool.
+    /// Returns the pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// The stream, as it is registered with the pool: when it is first seen, and found again from then on.
+    /// Returns the stream as it is registered with the pool; registers it when it is first seen.
     ///
     /// # Errors
     /// As [`Pool::register`].
@@ -74,16 +74,14 @@ impl RawPool {
         self.streams.stream(&self.pool, work)
     }
 
-    /// Allocates `bytes` for use in the order of `work`, and blocks this thread until there is memory, `limit` at
-    /// most if there is one: as [`Allocate::blocking`](crate::Allocate::blocking) with a timeout. Gives out the
-    /// address.
+    /// Allocates `bytes` for use in the order of `work`, blocks this thread until there is memory, for at most
+    /// `limit` if there is one, and returns the address. See [`Request::blocking`](crate::Request::blocking).
     ///
-    /// For other terms (a tag, a deadline, an alignment), allocate of the [pool](Self::pool) for the
+    /// For other terms (a tag, a deadline, an alignment), allocate from the [pool](Self::pool) on the
     /// [stream](Self::stream), and [`keep`](Self::keep) the block.
     ///
     /// # Errors
-    /// As [`Allocate`](crate::Allocate), and [`AllocError::Stream`] when the stream cannot be registered. Nothing
-    /// is given out.
+    /// Those of [`Request`](crate::Request), and [`AllocError::Stream`] when the stream cannot be registered.
     #[track_caller]
     pub fn allocate<W: DeviceStream>(
         &self,
@@ -100,22 +98,22 @@ impl RawPool {
         Ok(self.give_out(waiting.blocking()?))
     }
 
-    /// The same now or not at all: as [`Pool::try_allocate`].
+    /// Allocates `bytes` if there is memory now, as [`Pool::try_allocate`] does, and returns the address.
     ///
     /// # Errors
-    /// As [`Pool::try_allocate`], and [`AllocError::Stream`].
+    /// Those of [`Pool::try_allocate`], and [`AllocError::Stream`] when the stream cannot be registered.
     #[track_caller]
     pub fn try_allocate<W: DeviceStream>(&self, work: &W, bytes: u64) -> Result<u64, AllocError> {
         let stream = self.stream(work)?;
         Ok(self.give_out(self.pool.try_allocate(&stream, bytes)?))
     }
 
-    /// Frees what was given out at `address`, in the order of `work`: its memory is reused once that has passed
-    /// what it was given so far.
+    /// Frees the block at `address` in the order of `work`: its memory is reused once `work` has passed the work that
+    /// was submitted to it so far.
     ///
-    /// If the block was allocated on another stream, the order of that is kept as well where the pool keeps the
-    /// stream. An external one may be gone by now, and is not used: then what was done with the block there must
-    /// come before what `work` was given so far, as CUDA's `cudaFreeAsync` asks for.
+    /// If the block was allocated on another stream that the pool keeps, the order of that stream is kept as well. An
+    /// external stream may be gone by now, and is not used: its work on the block must then come before the work
+    /// submitted to `work` so far, as CUDA's `cudaFreeAsync` requires.
     ///
     /// # Errors
     /// [`RawError::NotGivenOut`], or [`RawError::Stream`] when the stream cannot be registered. Nothing is freed
@@ -135,19 +133,18 @@ impl RawPool {
         }
     }
 
-    /// Says that work of a further stream uses what was given out at `address`: once that is freed, it is reused only
-    /// after that work. Call it before the free.
+    /// Declares that work on a further stream uses the block at `address`: after a free, its memory is reused only after
+    /// that work. Call it before the free. The name and the semantics are PyTorch's.
     ///
-    /// Other than [`Block::used_on`] it gives the stream nothing to wait for. Whoever submits that work has it come
-    /// after what the block's own stream was given before, as it must in order to find there what that wrote.
-    /// PyTorch's name for it, and PyTorch's way.
+    /// Unlike [`Block::used_on`], it does not make the stream wait. The caller orders that work after the work
+    /// submitted earlier to the block's own stream, as it must in order to find there what that work wrote.
     ///
     /// # Errors
-    /// [`RawError::NotGivenOut`], or [`RawError::Stream`] when the stream cannot be registered; then it must not use
-    /// the memory.
+    /// [`RawError::NotGivenOut`], or [`RawError::Stream`] when the stream cannot be registered; the stream must not
+    /// use the memory then.
     pub fn record_stream<W: DeviceStream>(&self, address: u64, work: &W) -> Result<(), RawError> {
         let stream = self.stream(work)?;
-        // Where it is: others who record, or free, must find it there.
+        // In its place: other threads that record or free must find it there.
         let noted = {
             let given_out = self.shard(address).lock();
             given_out
@@ -160,19 +157,19 @@ impl RawPool {
         }
     }
 
-    /// Gives a block of the pool out: for its address.
+    /// Keeps a block of the pool, and returns its address.
     ///
     /// # Errors
-    /// The block again, if it is another pool's.
+    /// Returns the block, if it belongs to another pool.
     pub fn keep(&self, block: Block) -> Result<u64, Block> {
-        if self.pool.has(&block) {
+        if block.stream().is_of(self.pool.presence()) {
             Ok(self.give_out(block))
         } else {
             Err(block)
         }
     }
 
-    /// Takes back what was given out at `address`: the block is the caller's again.
+    /// Takes back the block at `address`; the caller owns it from then on.
     ///
     /// # Errors
     /// [`RawError::NotGivenOut`].
@@ -189,7 +186,7 @@ impl RawPool {
         }
     }
 
-    /// How many addresses are given out.
+    /// Returns the number of addresses that are given out.
     pub fn given_out(&self) -> usize {
         let counts = self.given_out.iter().map(|shard| shard.lock().len());
         counts.sum()
@@ -217,17 +214,17 @@ impl Drop for RawPool {
     }
 }
 
-/// Why an address was not freed; nothing is lost.
+/// The reason why an address was not freed; nothing is lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RawError {
-    /// The address is none of those that are given out: it was freed already, or is not where a block begins, or
-    /// is not the pool's.
+    /// The address is not given out: it was freed already, is not the first address of a block, or does not belong to
+    /// the pool. Free each block once, by the address that was returned for it.
     #[error("{address:#x} is not given out: {}", in_words(*address, found.as_deref()))]
     NotGivenOut {
-        /// What was to be freed.
+        /// The address to free.
         address: u64,
-        /// The block of the pool that the address is in, if it is in one.
+        /// The block of the pool that the address lies in, if there is one.
         found: Option<Box<BlockInfo>>,
     },
     /// The stream cannot be used with the pool.
@@ -235,14 +232,14 @@ pub enum RawError {
     Stream(#[from] StreamError),
 }
 
-/// Of a stream that could not be had at all.
+/// For a stream that could not be obtained at all.
 impl From<DeviceError> for RawError {
     fn from(error: DeviceError) -> Self {
         Self::Stream(error.into())
     }
 }
 
-/// What is at the address.
+/// Describes what is at the address.
 fn in_words(address: u64, found: Option<&BlockInfo>) -> impl fmt::Display + use<> {
     let Some(block) = found else {
         return "the pool has no memory there; was it allocated elsewhere?".to_owned();
@@ -250,9 +247,11 @@ fn in_words(address: u64, found: Option<&BlockInfo>) -> impl fmt::Display + use<
     let (at, size) = (block.address, block.size);
     match block.state {
         BlockState::Used if at.to_bits() != address => {
-            format!("it lies within the {size} bytes in use from {at:#x} on; free that")
+            format!("it lies within the {size} bytes in use at {at:#x}; free that address")
         }
-        BlockState::Used => "the block there is owned elsewhere".to_owned(),
-        state => format!("the {size} bytes from {at:#x} on are {state}; was it freed already?"),
+        BlockState::Used => {
+            "the block there has another owner; free it through that one".to_owned()
+        }
+        state => format!("the {size} bytes at {at:#x} are {state}; was it freed already?"),
     }
 }

@@ -1,0 +1,53 @@
+//! What a pool tells a device that checks the order of its work.
+//!
+//! Only the pool knows which bytes belong to which block, from when to when.
+
+use super::RawStream;
+use std::fmt;
+use std::panic::Location;
+
+/// Observes the life of every block, so that a device can tell which use of memory lies outside of one.
+///
+/// Only a device that checks its work has an observer, as the simulated one does: see
+/// [`Device::block_observer`](super::Device::block_observer). The pool holds no lock during these calls.
+pub trait BlockObserver: fmt::Debug + Send + Sync {
+    /// A block begins: `bytes` bytes from `address` on, for use in the order of `stream`, allocated at `location`
+    /// in the source. The pool calls this before its user has the address. Never panics.
+    fn block_allocated(
+        &self,
+        address: u64,
+        bytes: u64,
+        stream: RawStream,
+        location: &'static Location<'static>,
+    );
+
+    /// The block at `address` grows by the `bytes` bytes that follow it, for use in the order of `stream`, as
+    /// asked at `location` in the source. The pool calls this before it or its user uses them. Never panics.
+    fn block_grown(
+        &self,
+        address: u64,
+        bytes: u64,
+        stream: RawStream,
+        location: &'static Location<'static>,
+    );
+
+    /// The block at `address` ends, in the order of `streams`: all those that it was said to be used on.
+    /// `location` is where the user freed it; a drop has none.
+    ///
+    /// The pool calls this before another request can be granted the bytes, so that the observer never hears of
+    /// the next grant first. Never panics.
+    fn block_freed(
+        &self,
+        address: u64,
+        streams: &[RawStream],
+        location: Option<&'static Location<'static>>,
+    );
+
+    /// A user's call that allocated or freed is about to return: the moment to raise what was found. Drops never
+    /// call this.
+    ///
+    /// # Panics
+    /// With a violation that was found, where the device raises them.
+    #[track_caller]
+    fn raise_violations(&self);
+}

@@ -1,0 +1,218 @@
+//! Device calls on streams and events.
+//!
+//! Each call is counted, its cost added, and a scripted fault may fail it; then it checks its arguments and changes
+//! the schedule. No call takes simulated time.
+
+use super::SimDevice;
+use super::call::Call;
+use super::events::Recorded;
+use super::fault::Fault;
+use super::operation::Operation;
+use super::schedule::{Item, Point};
+use super::state::State;
+use std::task::Waker;
+use std::time::Duration;
+use weirpool_device::{DeviceError, DeviceErrorKind, RawEvent, RawStream, WatchId};
+
+/// The calls of [`Device`](weirpool_device::Device) on streams and events.
+///
+/// The contract makes those unsafe that name streams and events, because a driver may be unable to detect an invalid
+/// name. The simulated device detects it, so that these are safe.
+impl SimDevice {
+    /// Destroys a stream.
+    ///
+    /// # Errors
+    /// As [`Device::destroy_stream`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// the device does not know.
+    pub fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
+        self.engine.call(|state| {
+            state.enter(Call::DestroyStream, 0)?;
+            check_stream(state, Call::DestroyStream, stream)?;
+            state.schedule.destroy_stream(stream);
+            Ok(())
+        })
+    }
+
+    /// Makes an event. One that was never recorded counts as complete.
+    ///
+    /// # Errors
+    /// When the device is broken.
+    pub fn create_event(&self) -> Result<RawEvent, DeviceError> {
+        self.engine.call(|state| {
+            state.enter(Call::CreateEvent, 0)?;
+            Ok(state.events.create())
+        })
+    }
+
+    /// Destroys an event.
+    ///
+    /// # Errors
+    /// As [`Device::destroy_event`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// the device does not know.
+    pub fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
+        self.engine.call(|state| {
+            state.enter(Call::DestroyEvent, 0)?;
+            last_record(state, Call::DestroyEvent, event)?;
+            state.events.destroy(event);
+            if let Some(judge) = state.judge() {
+                judge.order.forget(event);
+            }
+            Ok(())
+        })
+    }
+
+    /// Records an event behind everything submitted to a stream so far.
+    ///
+    /// # Errors
+    /// As [`Device::record`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// the device does not know.
+    pub fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+        self.engine.call(|state| {
+            let fault = state.enter_with_fault(Call::Record, 0)?;
+            check_stream(state, Call::Record, stream)?;
+            last_record(state, Call::Record, event)?;
+            let point = state.submit(stream, Item::Record);
+            let recorded = recorded(state, point, fault);
+            state.events.record(event, recorded);
+            if let Some(judge) = state.judge() {
+                judge.order.record(event, stream);
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns whether the work behind an event's last record is complete.
+    ///
+    /// # Errors
+    /// As [`Device::query`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// the device does not know.
+    pub fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
+        self.engine.call(|state| {
+            state.enter(Call::Query, 0)?;
+            let is_complete = match last_record(state, Call::Query, event)? {
+                None => true,
+                Some(Recorded::At(point)) => state.schedule.is_complete(point),
+                Some(Recorded::Failing(kind)) => {
+                    let reason = "a fault that was asked for";
+                    return Err(DeviceError::new(Call::Query.name(), kind, reason));
+                }
+            };
+            if let Some(judge) = state.judge().filter(|_| is_complete) {
+                judge.order.observe(event);
+            }
+            Ok(is_complete)
+        })
+    }
+
+    /// Makes later work of a stream start only after an event's last record so far.
+    ///
+    /// # Errors
+    /// As [`Device::wait`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// the device does not know.
+    pub fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
+        let supported = self.engine.settings.device_side_waits;
+        self.engine.call(|state| {
+            state.enter(Call::Wait, 0)?;
+            if !supported {
+                return Err(unsupported(
+                    Call::Wait,
+                    "this device has no device-side waits",
+                ));
+            }
+            check_stream(state, Call::Wait, stream)?;
+            // An event that was never recorded counts as complete: nothing to wait for.
+            if let Some(Recorded::At(point)) = last_record(state, Call::Wait, event)? {
+                state.counters.device_waits += 1;
+                state.submit(stream, Item::Wait(point));
+                if let Some(judge) = state.judge() {
+                    judge.order.wait(stream, event);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Calls `waker` once when an event's last record so far completes or fails.
+    pub fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
+        let waker = waker.clone();
+        self.engine.call(|state| {
+            state.counters.watches += 1;
+            let id = WatchId(state.schedule.next_arrival());
+            // Of an unknown event, or a broken device, nothing will come: the waker is called now,
+            // and finds the error by asking.
+            let point = match state.events.last(event).flatten() {
+                Some(Recorded::At(point)) => Some(point),
+                Some(Recorded::Failing(_)) | None => None,
+            };
+            let is_complete = point.map(|point| state.schedule.is_complete(point));
+            match (state.judge(), is_complete) {
+                (Some(judge), Some(true)) => judge.order.observe(event),
+                (Some(judge), Some(false)) => judge.order.watch(id, event),
+                _ => {}
+            }
+            state.schedule.watch(id, point, waker);
+            id
+        })
+    }
+
+    /// Cancels a watch.
+    pub fn unwatch(&self, watch: WatchId) {
+        // The waker is dropped here, outside the lock: its task may own what calls the device.
+        let _waker = self.engine.call(|state| {
+            if let Some(judge) = state.judge() {
+                judge.order.unwatch(watch);
+            }
+            state.schedule.unwatch(watch)
+        });
+    }
+}
+
+pub(super) fn check_stream(
+    state: &State,
+    call: Call,
+    stream: RawStream,
+) -> Result<(), DeviceError> {
+    if state.schedule.is_open(stream) {
+        return Ok(());
+    }
+    let name = stream.0;
+    Err(invalid(call, format!("there is no stream {name:#x}")))
+}
+
+/// What was recorded last, if anything was.
+fn last_record(
+    state: &State,
+    call: Call,
+    event: RawEvent,
+) -> Result<Option<Recorded>, DeviceError> {
+    let name = event.0;
+    let last = state.events.last(event);
+    last.ok_or_else(|| invalid(call, format!("there is no event {name:#x}")))
+}
+
+/// What a record leaves, if this goes wrong with it.
+///
+/// An event that is late, or never comes, is recorded behind the point on a stream of its own that
+/// nobody else knows: the stream itself goes on.
+fn recorded(state: &mut State, point: Point, fault: Option<Fault>) -> Recorded {
+    let behind = match fault {
+        Some(Fault::Late(behind)) => Item::Operation(Operation::new(Duration::ZERO).behind(behind)),
+        Some(Fault::Never) => Item::WaitUntil(state.schedule.create_flag(), u64::MAX),
+        Some(Fault::Reports(kind)) => return Recorded::Failing(kind),
+        Some(Fault::Fails(_)) | None => return Recorded::At(point),
+    };
+    let aside = state.schedule.create_stream();
+    state.schedule.submit(aside, behind);
+    state.schedule.submit(aside, Item::Wait(point));
+    let late = state.schedule.submit(aside, Item::Record);
+    state.schedule.destroy_stream(aside);
+    Recorded::At(late)
+}
+
+pub(super) fn unsupported(call: Call, reason: &'static str) -> DeviceError {
+    DeviceError::new(call.name(), DeviceErrorKind::Unsupported, reason)
+}
+
+fn invalid(call: Call, reason: String) -> DeviceError {
+    DeviceError::new(call.name(), DeviceErrorKind::InvalidArgument, reason)
+}

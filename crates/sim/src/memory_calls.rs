@@ -1,0 +1,174 @@
+//! Device calls on memory.
+//!
+//! Each call is counted, its cost added, and a scripted fault may fail it; then it checks its arguments and changes
+//! the address space. No call takes simulated time, and none waits: not even [`SimDevice::free`], which on CUDA
+//! waits for all work of the device.
+
+use super::SimDevice;
+use super::call::Call;
+use super::checker::Judge;
+use super::event_calls::unsupported;
+use super::memory::{Refusal, Space};
+use weirpool_device::{Chunk, DeviceError, DeviceErrorKind, MemoryInfo, MemoryKind};
+
+/// The memory calls of [`Device`](weirpool_device::Device).
+///
+/// The contract makes those unsafe that name chunks and ranges, because a driver may be unable to detect an invalid
+/// name. The simulated device detects it, so that these are safe.
+impl SimDevice {
+    /// Returns free and total memory of a kind, in bytes: of the device, or of its host.
+    ///
+    /// # Errors
+    /// When the device does not support the kind, or is broken.
+    pub fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
+        self.engine.call(|state| {
+            state.enter(Call::MemoryInfo, 0)?;
+            self.check_kind(Call::MemoryInfo, kind)?;
+            let budget = state.space.budget(kind);
+            let (free, total) = (budget.available(), budget.total());
+            Ok(MemoryInfo { free, total })
+        })
+    }
+
+    /// Reserves a range of addresses without memory behind it.
+    ///
+    /// # Errors
+    /// When the address space is exhausted, or the device has no virtual memory.
+    pub fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
+        self.memory_call(Call::Reserve, |_| bytes, |space| space.reserve(bytes))
+    }
+
+    /// Releases a whole reserved range.
+    ///
+    /// # Errors
+    /// As [`Device::unreserve`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// the device does not know.
+    pub fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.judge_before(|judge| judge.returned(address, bytes));
+        self.memory_call(
+            Call::Unreserve,
+            |_| bytes,
+            |space| space.unreserve(address, bytes),
+        )
+    }
+
+    /// Takes a chunk of physical memory.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](DeviceErrorKind::OutOfMemory) when the device has not enough.
+    pub fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
+        let create = |space: &mut Space| space.create(MemoryKind::Device, bytes);
+        let chunk = self.memory_call(Call::Create, |_| bytes, create)?;
+        Ok(Chunk(chunk))
+    }
+
+    /// Gives a chunk back to the device.
+    ///
+    /// # Errors
+    /// As [`Device::destroy`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// the device does not know.
+    pub fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
+        let size = |space: &Space| space.size_of(chunk.0);
+        self.memory_call(Call::Destroy, size, |space| space.destroy(chunk.0))
+    }
+
+    /// Maps a whole chunk at an address.
+    ///
+    /// # Errors
+    /// As [`Device::map`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// the device does not know.
+    pub fn map(&self, address: u64, chunk: Chunk, bytes: u64) -> Result<(), DeviceError> {
+        self.memory_call(
+            Call::Map,
+            |_| bytes,
+            |space| space.map(address, chunk.0, bytes),
+        )
+    }
+
+    /// Unmaps a chunk.
+    ///
+    /// # Errors
+    /// As [`Device::unmap`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// the device does not know.
+    pub fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.judge_before(|judge| judge.unmapped(address, bytes));
+        self.memory_call(Call::Unmap, |_| bytes, |space| space.unmap(address, bytes))
+    }
+
+    /// Takes plain memory of a kind together with its addresses.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](DeviceErrorKind::OutOfMemory) when there is not enough.
+    pub fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
+        self.plain_call(Call::Allocate, kind, bytes, |space| {
+            space.allocate(kind, bytes)
+        })
+    }
+
+    /// Gives plain memory back.
+    ///
+    /// # Errors
+    /// As [`Device::free`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// the device does not know.
+    pub fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        self.judge_before(|judge| judge.returned(address, bytes));
+        self.plain_call(Call::Free, kind, bytes, |space| {
+            space.free(kind, address, bytes)
+        })
+    }
+
+    fn memory_call<R>(
+        &self,
+        call: Call,
+        bytes: impl FnOnce(&Space) -> u64,
+        change: impl FnOnce(&mut Space) -> Result<R, Refusal>,
+    ) -> Result<R, DeviceError> {
+        weirpool_device::assert_unlocked(call.name());
+        let supported = !call.needs_virtual_memory() || self.engine.settings.virtual_memory;
+        self.engine.call(|state| {
+            state.enter(call, bytes(&state.space))?;
+            if !supported {
+                return Err(unsupported(call, "this device has no virtual memory"));
+            }
+            change(&mut state.space)
+                .map_err(|refusal| DeviceError::new(call.name(), refusal.kind, refusal.reason))
+        })
+    }
+
+    /// A memory call for plain memory of a kind.
+    fn plain_call<R>(
+        &self,
+        call: Call,
+        kind: MemoryKind,
+        bytes: u64,
+        change: impl FnOnce(&mut Space) -> Result<R, Refusal>,
+    ) -> Result<R, DeviceError> {
+        weirpool_device::assert_unlocked(call.name());
+        self.engine.call(|state| {
+            state.counters.charge_for_locking(kind, bytes);
+            state.enter(call, bytes)?;
+            self.check_kind(call, kind)?;
+            change(&mut state.space)
+                .map_err(|refusal| DeviceError::new(call.name(), refusal.kind, refusal.reason))
+        })
+    }
+
+    fn check_kind(&self, call: Call, kind: MemoryKind) -> Result<(), DeviceError> {
+        if self.engine.settings.memory_kinds.contains(kind) {
+            return Ok(());
+        }
+        let reason = format!("this device has no {kind}");
+        Err(DeviceError::new(
+            call.name(),
+            DeviceErrorKind::Unsupported,
+            reason,
+        ))
+    }
+
+    /// Before the call that takes memory away: afterwards the addresses may be another's already.
+    fn judge_before(&self, judge: impl FnOnce(&mut Judge)) {
+        if let Some(present) = self.engine.locked().judge() {
+            judge(present);
+        }
+    }
+}

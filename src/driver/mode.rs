@@ -1,0 +1,91 @@
+//! How memory is asked for, and why a search ended without it.
+
+use crate::device::DeviceError;
+use crate::heap::Fences;
+use std::time::Duration;
+
+/// Which calls may be made for an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Inside a poll: no memory calls where they block.
+    Poll,
+    /// On a thread of its own: every call.
+    Thread,
+    /// The caller wants an answer now: every call, and any wait on the device rather than a failure.
+    Immediate,
+}
+
+/// What a request awaits before new memory is taken for it, where [waiting comes first](crate::Order::WaitFirst).
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Patience<'a> {
+    /// Nothing: the caller does not wait.
+    None,
+    /// The points that streams are about to pass now.
+    Fresh,
+    /// The points that streams were about to pass when the request was made.
+    Known(&'a Expected),
+}
+
+/// The points that a request awaits, and until when, on the device's clock.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Expected {
+    pub(crate) fences: Fences,
+    /// From then on the points are overdue, and no longer awaited.
+    pub(crate) until: Duration,
+}
+
+/// How memory is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mode<'a> {
+    pub(super) effort: Effort,
+    pub(super) patience: Patience<'a>,
+    /// The request waits in the queue, and any thread may serve it.
+    pub(super) is_queued: bool,
+}
+
+impl Mode<'static> {
+    /// Asks for a caller that has just come.
+    pub(crate) fn at_once(effort: Effort) -> Self {
+        let patience = match effort {
+            Effort::Immediate => Patience::None,
+            Effort::Poll | Effort::Thread => Patience::Fresh,
+        };
+        Self {
+            effort,
+            patience,
+            is_queued: false,
+        }
+    }
+}
+
+impl<'a> Mode<'a> {
+    /// Asks for a request in the queue that awaits those points.
+    pub(crate) fn from_queue(effort: Effort, expected: &'a Expected) -> Self {
+        Self {
+            effort,
+            patience: Patience::Known(expected),
+            is_queued: true,
+        }
+    }
+}
+
+/// Why a search ended without memory.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// No memory is available now. New memory was not taken because these points are expected soon, if there are any.
+    Short(Expected),
+    /// New memory would help, and may not be taken here.
+    NeedsThread,
+    /// Other blocks hold the addresses that were asked for; this many bytes of addresses are left.
+    NoRoom(u64),
+    /// The device refuses memory that it has, and nothing of the pool is in use: waiting cannot help.
+    Hopeless,
+    /// The device failed.
+    Device(DeviceError),
+}
+
+impl From<DeviceError> for Refusal {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error)
+    }
+}

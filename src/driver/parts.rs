@@ -1,0 +1,212 @@
+//! Requests for several blocks: all of them are granted, or none.
+//!
+//! The stream is made to wait for nothing before all parts are found. While parts are searched, the stream counts as
+//! coming after the points that it will be made to wait for. The parts are its own once the waits are submitted.
+
+use super::allocation::Allocation;
+use super::recipient::{Found, find};
+use super::search::may_submit;
+use super::{Change, Driver, Mode, Refusal, Source};
+use crate::device::{DeviceError, DeviceErrorKind};
+use crate::fault::injected;
+use crate::heap::{Fence, Fences, Placement, Request};
+use crate::lane::Lane;
+use crate::sync::{Arc, plain};
+use smallvec::SmallVec;
+
+/// The blocks of one request, in the order of its parts: mostly one.
+pub(crate) type Allocations = SmallVec<[Allocation; 1]>;
+
+/// One of several blocks that are requested together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) request: Request,
+    /// The part of its bytes that was not asked for.
+    pub(crate) rounding: u32,
+}
+
+/// Several blocks that are requested together, in the order of the answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    pub(crate) all: plain::Arc<[Part]>,
+    /// The memory must be complete on every stream, and not only safe for the one that asks.
+    pub(crate) is_for_everybody: bool,
+    /// Where the only part must lie.
+    pub(crate) placement: Placement,
+}
+
+impl Parts {
+    /// One part at that place.
+    pub(crate) fn one(part: Part, placement: Placement) -> Self {
+        Self {
+            all: plain::Arc::new([part]),
+            is_for_everybody: false,
+            placement,
+        }
+    }
+
+    /// Makes parts of a chunk or more begin with a chunk, so that the pieces they are cut into can be remapped.
+    pub(crate) fn align_to_chunks(&mut self, chunk_bytes: u64) {
+        let all = plain::Arc::get_mut(&mut self.all).expect("the parts are not shared yet");
+        for part in all {
+            if part.request.bytes >= chunk_bytes {
+                part.request.alignment = chunk_bytes;
+            }
+        }
+    }
+}
+
+/// The parts that were found, with their positions.
+type FoundParts = SmallVec<[(usize, Found); 4]>;
+
+impl Driver {
+    /// Searches memory for each of the parts, the largest first.
+    ///
+    /// # Errors
+    /// When one of the parts gets no memory; then none does.
+    pub(crate) fn search_all(
+        &self,
+        lane: &Arc<Lane>,
+        parts: &Parts,
+        mode: Mode<'_>,
+    ) -> Result<Allocations, Refusal> {
+        let is_several = parts.all.len() > 1 && !parts.is_for_everybody;
+        let mut found = if is_several && may_submit(lane, mode) {
+            self.find_then_wait(lane, parts, mode)?
+        } else {
+            self.find_parts(lane, parts, mode, None)?
+        };
+        found.sort_by_key(|(at, _)| *at);
+        let allocations = found.into_iter().map(|(_, found)| found.allocation);
+        let count = |allocation: &Allocation| self.counters.count(allocation.source);
+        Ok(allocations.inspect(count).collect())
+    }
+
+    /// Finds all parts, and then makes the stream wait for the points that they come after. If one of the streams
+    /// takes no event or no wait now because it is captured, each part is searched with its own waits.
+    fn find_then_wait(
+        &self,
+        lane: &Arc<Lane>,
+        parts: &Parts,
+        mode: Mode<'_>,
+    ) -> Result<FoundParts, Refusal> {
+        let mut deferred = Fences::default();
+        let mut found = self.find_parts(lane, parts, mode, Some(&mut deferred))?;
+        let Err(error) = self.wait_for_parts(lane, &deferred, &mut found) else {
+            return Ok(found);
+        };
+        self.restore(found);
+        match error.kind() {
+            DeviceErrorKind::Unsupported => self.find_parts(lane, parts, mode, None),
+            _ => Err(error.into()),
+        }
+    }
+
+    fn find_parts(
+        &self,
+        lane: &Arc<Lane>,
+        parts: &Parts,
+        mode: Mode<'_>,
+        mut deferred: Option<&mut Fences>,
+    ) -> Result<FoundParts, Refusal> {
+        let mut order: SmallVec<[usize; 8]> = (0..parts.all.len()).collect();
+        order.sort_by_key(|at| std::cmp::Reverse(parts.all[*at].request.bytes));
+        let mut found = FoundParts::new();
+        for at in order {
+            let request = parts.all[at].request;
+            let part = if parts.is_for_everybody {
+                self.search_for_all(lane, request, mode)
+            } else {
+                let deferred = deferred.as_deref_mut();
+                self.search_at(lane, (request, parts.placement), mode, deferred)
+            };
+            match part {
+                Ok(part) => found.push((at, part)),
+                Err(refusal) => {
+                    self.restore(found);
+                    return Err(refusal);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Submits the deferred waits, and notes behind which point of the stream each part is safe.
+    ///
+    /// # Errors
+    /// When the device cannot; then no part may be used.
+    fn wait_for_parts(
+        &self,
+        lane: &Lane,
+        deferred: &Fences,
+        found: &mut FoundParts,
+    ) -> Result<(), DeviceError> {
+        let has_waited = if injected("several-lent-before-their-waits") {
+            !deferred.is_empty()
+        } else {
+            self.wait_for_all(lane, deferred.iter())?
+        };
+        let is_own = |fence: Fence| fence.stream == lane.id;
+        let mut point = None;
+        for (_, Found { allocation, fences }) in found {
+            if allocation.source == Source::DeviceWait && !has_waited {
+                // Its fences were complete by then.
+                allocation.source = Source::Ordered;
+            }
+            if !fences.is_empty() && !fences.single().is_some_and(is_own) {
+                // A point from now on: behind the waits.
+                allocation.after = *point.get_or_insert_with(|| self.present_point(lane));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the stream wait on the device for every fence, one wait for each stream. Says whether there was one.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    pub(super) fn wait_for_all(
+        &self,
+        lane: &Lane,
+        fences: impl Iterator<Item = Fence>,
+    ) -> Result<bool, DeviceError> {
+        let lanes = self.lanes();
+        let mut has_waited = false;
+        for fence in fences {
+            if let Some(donor) = find(&lanes, fence) {
+                has_waited |= self.wait_for(lane, donor, fence.ticket)?;
+            }
+        }
+        Ok(has_waited)
+    }
+
+    /// Puts parts back that were found in vain, with the fences that their memory came with: it was not used since.
+    /// No waiter is notified: the request they were found for knows, and would wake itself.
+    fn restore(&self, found: FoundParts) {
+        let mut bytes = 0;
+        {
+            let mut heap = self.heap.lock();
+            for (_, Found { allocation, fences }) in found {
+                bytes += allocation.bytes;
+                heap.give_back(allocation.id, fences);
+            }
+        }
+        if self.settings.is_pooled {
+            self.note_return();
+        } else if bytes > 0 {
+            self.return_at_once(bytes);
+        }
+    }
+
+    /// Where nothing is pooled, gives back to the device what was taken for nothing. Waiters are notified only if
+    /// that released other memory as well.
+    fn return_at_once(&self, bytes: u64) {
+        let trimmed = self.trim_quietly_to(0);
+        if let Some(error) = &trimmed.error {
+            self.note(error);
+        }
+        if trimmed.bytes > bytes {
+            self.publish(Change::Memory);
+        }
+    }
+}

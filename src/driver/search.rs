@@ -1,0 +1,412 @@
+//! The search for memory: executes what the [policy](crate::policy) decides.
+//!
+//! `prepare` and `attempt` have one arm for each action; the order of the actions is the policy's.
+
+mod exact;
+mod expected;
+
+use super::allocation::Allocation;
+use super::memory::For;
+use super::recipient::{Found, Recipient};
+use super::{Driver, Effort, Expected, Mode, Refusal, Source};
+use crate::device::DeviceError;
+use crate::fault::injected;
+use crate::heap::policy::{Order, WaitLimit};
+use crate::heap::{Clock, Fences, Fit, Growth, Offers, Placement, Plan, Request};
+use crate::lane::Lane;
+use crate::policy::{Action, Facts, Prepare, Rules, State, Try};
+use crate::sync::Arc;
+use std::time::Duration;
+
+/// Streams that take turns come back for a large block within this time. It is left to them while more memory can be
+/// taken from the device: if the next stream took it, no stream would have its own block at its turn.
+const AGE: Duration = Duration::from_micros(200);
+
+/// One search for one block.
+pub(super) struct Search<'a> {
+    to: Recipient<'a>,
+    request: Request,
+    mode: Mode<'a>,
+    state: State,
+    /// The points that streams were asked for during this search.
+    asked: Clock,
+    /// How many blocks had been taken back from caches when this search last did so.
+    taken_back: Option<u64>,
+    /// The device refuses for no visible reason; it is asked for the last time.
+    is_last: bool,
+}
+
+impl Driver {
+    /// Searches the sources above the stream's own cache, in the order of the policy.
+    ///
+    /// # Errors
+    /// When no source has memory. The heap is then as it was, except for completed and flushed blocks.
+    pub(crate) fn search(
+        &self,
+        lane: &Arc<Lane>,
+        request: Request,
+        mode: Mode<'_>,
+    ) -> Result<Allocation, Refusal> {
+        let placement = Placement::Anywhere;
+        let found = self.search_at(lane, (request, placement), mode, None)?;
+        self.counters.count(found.allocation.source);
+        Ok(found.allocation)
+    }
+
+    /// Searches for a part of a larger request, which is counted once all parts are found. Where waits are deferred,
+    /// the memory is the stream's only once they are submitted.
+    ///
+    /// # Errors
+    /// As [`search`](Self::search).
+    pub(super) fn search_at(
+        &self,
+        lane: &Arc<Lane>,
+        (request, placement): (Request, Placement),
+        mode: Mode<'_>,
+        deferred: Option<&mut Fences>,
+    ) -> Result<Found, Refusal> {
+        let may_submit = may_submit(lane, mode);
+        let mut after = Clock::default();
+        if self.settings.reuse.follow_event_dependencies {
+            if may_submit {
+                after = lane.timeline.clock();
+            }
+            if let Some(deferred) = &deferred {
+                after.join_all(deferred);
+            }
+        }
+        let to = Recipient {
+            placement,
+            may_submit,
+            deferred,
+            ..Recipient::new(self, lane, after)?
+        };
+        if !self.settings.is_pooled {
+            let allocation = self.allocate_unpooled(lane, request, mode.effort)?;
+            let fences = Fences::default();
+            return Ok(Found { allocation, fences });
+        }
+        Search::new(to, request, mode).run()
+    }
+
+    /// Searches for memory that is complete on every stream.
+    ///
+    /// # Errors
+    /// As [`search`](Self::search).
+    pub(super) fn search_for_all(
+        &self,
+        lane: &Arc<Lane>,
+        request: Request,
+        mode: Mode<'_>,
+    ) -> Result<Found, Refusal> {
+        let to = Recipient {
+            is_for_all: true,
+            ..Recipient::new(self, lane, Clock::default())?
+        };
+        Search::new(to, request, mode).run()
+    }
+}
+
+/// Returns whether work may be submitted to the stream. The queue may be served after the owner of an external stream
+/// has let go of it, so queued requests of such a stream get memory that needs no submission: complete memory, or the
+/// stream's own.
+pub(super) fn may_submit(lane: &Lane, mode: Mode<'_>) -> bool {
+    !lane.is_external || !mode.is_queued
+}
+
+impl<'a> Search<'a> {
+    fn new(to: Recipient<'a>, request: Request, mode: Mode<'a>) -> Self {
+        let driver = to.driver;
+        let rules = Rules {
+            order: driver.settings.order,
+            // Waiting is synchronizing: a request in the queue may always ask.
+            may_poll: driver.settings.reuse.opportunistic || mode.is_queued,
+            may_wait: to.may_wait(),
+            may_call: driver.may_call(mode.effort),
+            can_remap: driver.settings.geometry.virtual_memory,
+            takes_exact: to.placement == Placement::Anywhere && !to.is_for_all,
+            is_immediate: mode.effort == Effort::Immediate,
+            is_queued: mode.is_queued,
+        };
+        Self {
+            to,
+            request,
+            mode,
+            state: State::new(rules),
+            asked: Clock::default(),
+            taken_back: None,
+            is_last: false,
+        }
+    }
+
+    fn run(mut self) -> Result<Found, Refusal> {
+        self.look_for_room()?;
+        let Recipient { driver, lane, .. } = self.to;
+        if lane.cache.owes_seal() {
+            // This request does not take the large blocks that the stream's cache holds. A failure is noted; the next
+            // request tries again.
+            let _ = driver.seal_for_others(lane);
+        }
+        loop {
+            match self.state.next() {
+                Action::Prepare(prepare) => {
+                    if self.prepare(prepare)? {
+                        self.state.note_news();
+                    }
+                }
+                Action::Try(source) => {
+                    if let Some(found) = self.attempt(source)? {
+                        return Ok(found);
+                    }
+                }
+                Action::GiveUp => return Err(Refusal::Short(Expected::default())),
+            }
+        }
+    }
+
+    /// Makes more memory reachable. Says whether it did.
+    fn prepare(&mut self, prepare: Prepare) -> Result<bool, Refusal> {
+        let driver = self.to.driver;
+        Ok(match prepare {
+            Prepare::FlushLarge => {
+                let has_any = driver.flush_large_caches();
+                if has_any {
+                    driver.seal_lanes()?;
+                }
+                has_any
+            }
+            Prepare::PollLikely => self.poll_likely()?,
+            // A block that was left may do after all.
+            Prepare::Poll => self.poll()? || self.state.facts.is_loose_fit,
+            Prepare::FlushAged => {
+                driver.flush_lanes_older(AGE);
+                self.finish_flush()?
+            }
+            Prepare::FlushAll => {
+                if injected("robbed-by-another-and-overlooked") {
+                    self.taken_back = Some(driver.totals().taken_back);
+                }
+                driver.flush_lanes();
+                self.finish_flush()?
+            }
+            Prepare::PollLate => driver.reap_by(|lane| lane.timeline.reap_late(&*driver.device))?,
+            Prepare::Trim => {
+                // Not published: this search looks at the result itself.
+                let trimmed = driver.trim_quietly_to(0);
+                driver.noted(trimmed.error.map_or(Ok(()), Err))?;
+                let has_released = trimmed.bytes > 0;
+                if has_released {
+                    self.note_refused(0);
+                }
+                has_released
+            }
+            Prepare::Spill => driver.spill_for(self.request.bytes),
+            Prepare::AskAgain => {
+                self.is_last = driver.refuses_for_no_reason(self.to.refused);
+                self.is_last
+            }
+        })
+    }
+
+    /// Takes memory from a source.
+    fn attempt(&mut self, source: Try) -> Result<Option<Found>, Refusal> {
+        Ok(match source {
+            Try::TakeGoodFit => self.take_good_fit(),
+            Try::Take => self.take(),
+            Try::WaitForExact => self.wait_for_exact()?,
+            Try::Grow => self.grow()?,
+            Try::Wait => self.wait(self.to.driver.settings.wait_limit)?,
+            Try::WaitAnyTime => self.wait(WaitLimit::Unlimited)?,
+        })
+    }
+
+    /// # Errors
+    /// When the addresses that are asked for are not free, so that waiting does not help.
+    fn look_for_room(&self) -> Result<(), Refusal> {
+        let placement = self.to.placement;
+        if placement == Placement::Anywhere {
+            return Ok(());
+        }
+        let driver = self.to.driver;
+        let is_room = || driver.heap.lock().is_room(self.request, placement);
+        if is_room() {
+            return Ok(());
+        }
+        // Cached blocks can make room.
+        driver.flush_lanes();
+        if is_room() {
+            return Ok(());
+        }
+        Err(Refusal::NoRoom(driver.heap.lock().room(placement)))
+    }
+
+    fn take(&self) -> Option<Found> {
+        let view = self.to.view();
+        let grant = self.to.driver.heap.lock().take(self.request, &view)?;
+        Some(self.to.lend(grant, Source::Free))
+    }
+
+    /// Takes a block that fits well. A block that fits better than a loose one may be complete unnoticed.
+    fn take_good_fit(&mut self) -> Option<Found> {
+        if !self.state.may_poll() {
+            return self.take();
+        }
+        let bytes = self.request.bytes;
+        let fit = {
+            let mut heap = self.to.driver.heap.lock();
+            let fit = heap.take_good_fit(self.request, &self.to.view());
+            let (left, free) = heap.left_and_free();
+            self.state.facts = Facts {
+                is_loose_fit: matches!(fit, Fit::Loose),
+                could_be_new: left >= bytes,
+                is_enough: left + free >= bytes,
+                ..self.state.facts
+            };
+            fit
+        };
+        match fit {
+            Fit::Good(grant) => Some(self.to.lend(grant, Source::Free)),
+            Fit::Loose | Fit::None => None,
+        }
+    }
+
+    /// Asks every stream that this search has not asked since its newest event. What the others have passed since
+    /// then counts for the next search.
+    fn poll(&mut self) -> Result<bool, DeviceError> {
+        let driver = self.to.driver;
+        // Where a last look at late events comes later, the oldest event is enough for now.
+        let in_order = driver.settings.order == Order::GrowFirst;
+        let asked = &mut self.asked;
+        driver.reap_by(|lane| {
+            let newest = lane.timeline.newest().map(|marker| marker.ticket);
+            let Some(newest) = newest.filter(|newest| !asked.covers(lane.fence(*newest))) else {
+                return Ok(None);
+            };
+            asked.join(lane.fence(newest));
+            if in_order {
+                lane.timeline.reap_in_order(&*driver.device)
+            } else {
+                lane.timeline.reap(&*driver.device)
+            }
+        })
+    }
+
+    /// Seals and asks after blocks that were taken back from caches: no event covers some of them. Says whether any
+    /// were since this search last looked, by whichever search: another that took them may have left some.
+    fn finish_flush(&mut self) -> Result<bool, DeviceError> {
+        let taken_back = Some(self.to.driver.totals().taken_back);
+        if self.taken_back == taken_back {
+            return Ok(false);
+        }
+        self.taken_back = taken_back;
+        if self.state.may_poll() {
+            self.to.driver.seal_lanes()?;
+            self.poll()?;
+        }
+        Ok(true)
+    }
+
+    /// Takes memory behind a wait on the device, in one block or in several that are joined.
+    fn wait(&mut self, limit: WaitLimit) -> Result<Option<Found>, DeviceError> {
+        let taken = self.to.with_waits(Some(limit), |view| {
+            self.to.driver.heap.lock().take(self.request, view)
+        });
+        if let Some(grant) = taken {
+            return self.to.accept(grant, Source::Free);
+        }
+        let plan = self.to.with_waits(Some(limit), |view| {
+            let mut heap = self.to.driver.heap.lock();
+            heap.plan(self.request, view, Growth::None)
+        });
+        self.put_together(plan, Some(limit), Growth::None)
+    }
+
+    /// Grows. Where waiting comes first, memory that the stream may wait for counts as well, and new memory is taken
+    /// only once the expected points are passed and did not help.
+    fn grow(&mut self) -> Result<Option<Found>, Refusal> {
+        let settings = &self.to.driver.settings;
+        let waits = (settings.order == Order::WaitFirst && self.to.may_wait())
+            .then_some(settings.wait_limit);
+        let expected = self.expected();
+        let is_held_back = !expected.fences.is_empty();
+        let may_call = self.to.driver.may_call(self.mode.effort);
+        let growth = if may_call {
+            self.to.growth(self.request.bytes)
+        } else {
+            Growth::None
+        };
+        // One scan tells what a plan costs, whether growing would help, and what to claim.
+        let (plan, growth, could_grow) = self.to.with_waits(waits, |view| {
+            let mut heap = self.to.driver.heap.lock();
+            let offers = heap.offers(self.request, view, growth);
+            let growth = if is_held_back && may_call {
+                growth_held_back(&offers, growth)
+            } else {
+                growth
+            };
+            let plan = heap.plan_from(&offers, self.request, view.placement, growth);
+            (plan, growth, offers.could_grow())
+        });
+        if let Some(found) = self.put_together(plan, waits, growth)? {
+            return Ok(Some(found));
+        }
+        if is_held_back {
+            return Err(Refusal::Short(expected));
+        }
+        if !may_call && could_grow {
+            return Err(Refusal::NeedsThread);
+        }
+        if self.is_last && self.to.driver.refuses_for_no_reason(self.to.refused) {
+            return Err(Refusal::Hopeless);
+        }
+        Ok(None)
+    }
+
+    /// Carries a plan out. If the device refuses its new chunks, takes fewer of them and moves more free ones.
+    fn put_together(
+        &mut self,
+        plan: Option<Plan>,
+        waits: Option<WaitLimit>,
+        growth: Growth,
+    ) -> Result<Option<Found>, DeviceError> {
+        let mut plan = plan;
+        while let Some(next) = plan {
+            let whom = For::Stream(self.to.lane.id);
+            let found = self.to.carry_out(next, whom)?;
+            self.note_refused(self.to.refused);
+            if found.is_some() || !self.to.was_refused_new(growth) {
+                return Ok(found);
+            }
+            plan = self.plan_with_less(waits);
+        }
+        Ok(None)
+    }
+
+    /// Plans with fewer new chunks than the device refused, by moving more free ones.
+    fn plan_with_less(&self, waits: Option<WaitLimit>) -> Option<Plan> {
+        let (request, growth) = (self.request, Growth::Allowed);
+        let chunk = self.to.driver.settings.geometry.chunk_bytes;
+        self.to.with_waits(waits, |view| {
+            let mut heap = self.to.driver.heap.lock();
+            let offers = heap.offers(request, view, growth);
+            let new = offers.new_chunks(growth)? * chunk;
+            let is_less = new < self.to.refused;
+            is_less.then(|| heap.plan_from(&offers, request, view.placement, growth))?
+        })
+    }
+
+    fn note_refused(&mut self, bytes: u64) {
+        self.to.refused = bytes;
+        self.state.facts.is_refused = bytes > 0;
+    }
+}
+
+/// Returns the growth for a request that may not take new memory yet. Where the budget lacks moves, a plan would take
+/// new memory instead, so the request waits; unless there is no new memory to take.
+fn growth_held_back(offers: &Offers, growth: Growth) -> Growth {
+    if growth.is_sparing() && offers.new_chunks(growth) > Some(0) {
+        Growth::None
+    } else {
+        Growth::Remap
+    }
+}

@@ -1,0 +1,99 @@
+//! Pending memory of exactly the size that is wanted.
+//!
+//! A query takes longer than to record an event, or to make a stream wait for one, and most streams that are asked
+//! while kernels are short are not done. So where there is pending memory of exactly the size, its streams alone are
+//! asked, the one that is expected first before the others. Where no more memory is available, a stream that may wait
+//! on the device is not delayed by queries either, if the wait is short.
+
+use super::super::recipient::{Found, donor_of, find};
+use super::{Refusal, Search, Source};
+use crate::device::DeviceError;
+use crate::heap::{Fence, Fences, Forecast};
+use crate::lane::Lane;
+use smallvec::SmallVec;
+use std::cmp::Reverse;
+use std::time::Duration;
+
+/// A stream is delayed by at most this long to save the queries: beside a longer wait they take no time. A point that
+/// is overdue by this long is asked for, too.
+const UNASKED: Duration = Duration::from_millis(1);
+
+/// So many blocks are asked for before all streams are.
+const TRIES: usize = 2;
+
+impl Search<'_> {
+    /// Asks the streams of the block that is expected first. Says whether all of them have passed it.
+    pub(super) fn poll_likely(&self) -> Result<bool, DeviceError> {
+        for _ in 0..TRIES {
+            let Some(fences) = self.first_expected() else {
+                return Ok(false);
+            };
+            if self.have_passed(&fences)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Takes the block that is expected first, of those that the stream may wait for: blocks of one size pack alike.
+    pub(super) fn wait_for_exact(&mut self) -> Result<Option<Found>, Refusal> {
+        let (taker, limit) = (self.to.taker(), self.to.driver.settings.wait_limit);
+        let own = self.to.lane.timeline.newest();
+        let own = own.map(|newest| newest.expected_at).unwrap_or_default();
+        let latest = own.max(taker.tail) + UNASKED;
+        let is_near = |at: Duration| at <= latest && taker.now <= at + UNASKED;
+        let forecast = |lane: &Lane, fence: Fence| {
+            let donor = donor_of(lane, fence);
+            // A block that is long overdue, or whose stream has no known pace yet, may have been complete for long.
+            let has_pace = donor.expected_at > donor.sealed_at;
+            let is_expected = has_pace && donor.expected_at.is_some_and(is_near);
+            let may_wait = lane.can_be_awaited(fence.ticket) && limit.allows(donor, taker);
+            (is_expected && may_wait).then(|| Forecast::of(donor, taker))
+        };
+        let taken = self.to.with_forecasts(forecast, |view| {
+            let mut heap = self.to.driver.heap.lock();
+            heap.take_like(self.request, view)
+        });
+        let Some(grant) = taken else {
+            return Ok(None);
+        };
+        match self.to.accept(grant, Source::Free) {
+            // The block is pending as before, and another may be complete.
+            Err(error) if !error.is_sticky() => Ok(None),
+            found => Ok(found?),
+        }
+    }
+
+    /// Returns the fences of the block that is expected first, of those whose streams were not asked in vain just
+    /// now.
+    fn first_expected(&self) -> Option<Fences> {
+        let taker = self.to.taker();
+        let forecast = |lane: &Lane, fence: Fence| {
+            let may_ask = lane.timeline.is_worth_a_query(fence.ticket, taker.now);
+            may_ask.then(|| Forecast::of(donor_of(lane, fence), taker))
+        };
+        self.to.with_forecasts(forecast, |view| {
+            let heap = self.to.driver.heap.lock();
+            heap.look_like(self.request, view)
+        })
+    }
+
+    /// Asks the streams of those fences, the one that is expected last first. Says whether all have passed.
+    fn have_passed(&self, fences: &Fences) -> Result<bool, DeviceError> {
+        let (lanes, view) = (self.to.driver.lanes(), self.to.view());
+        let behind = fences.iter().filter(|fence| !view.is_ordered(*fence));
+        let points = behind.filter_map(|fence| {
+            let lane = find(&lanes, fence)?;
+            let expected_at = donor_of(lane, fence).expected_at;
+            Some((Reverse(expected_at), fence.ticket, lane))
+        });
+        let mut points: SmallVec<[_; 2]> = points.collect();
+        points.sort_by_key(|(expected_at, ..)| *expected_at);
+        for (_, ticket, lane) in points {
+            if !self.to.driver.reap_due(lane, ticket)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}

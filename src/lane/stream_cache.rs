@@ -1,0 +1,589 @@
+//! A stream's cache, and the hot path through it: granting a block that the stream freed, and freeing one.
+//!
+//! Both have a *plain case*, [`take_at_once`](StreamCache::take_at_once) and [`free_at_once`](StreamCache::free_at_once).
+//! It is short enough to be compiled into its caller, where the block stays in registers, and takes these steps:
+//!
+//! | step | grant | free |
+//! |---|---|---|
+//! | before the lock | the size has a stack, and no thread-local shards exist | the same |
+//! | take the lane's lock | if another thread holds it, note the contention | the same |
+//! | under the lock | the gate is open, and the stack of that size has a block: pop it | the gate is open, the cache has room, and no seal is due: push the block |
+//! | | count the block | count the block |
+//! | | take a [reference](super::ref_cache) to the stream that an earlier free left | leave the block's reference |
+//!
+//! That is one lock each way, and no write to a cache line that other streams use. In any other case the plain one
+//! returns before anything has changed; [`take`](StreamCache::take) and [`free`](StreamCache::free) handle all cases.
+//!
+//! The gate is read inside the critical section. A thread that closes it flushes the cache afterwards, under the same lock:
+//! so a freed block is either flushed, or not kept (fair-progress).
+
+use super::cache::{Cache, CachedBlock};
+use super::count::{Counts, Event, LaneFigures};
+use super::ref_cache::{RefCache, Registration};
+use super::shards::{Shard, Shards};
+use super::slot::{Lease, Slot};
+use super::spacing::Spacing;
+use super::state::{Closed, StreamState};
+use crate::fault::injected;
+use crate::heap::BlockId;
+use crate::id::Ticket;
+use crate::measure::Mark;
+use crate::sync::{Arc, Guard, Mutex, Ordering, SharedState, plain};
+use crossbeam_utils::CachePadded;
+use std::time::Duration;
+
+/// The pool's gate, read by every allocation and free. While any bit is set, caches grant nothing and keep nothing.
+pub(crate) type Gate = plain::Arc<CachePadded<SharedState>>;
+
+/// Bounds of a stream's cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Maximum number of bytes kept.
+    pub(crate) bytes: u64,
+    /// Size of the largest block that has a stack.
+    pub(crate) largest: u64,
+    /// Maximum number of bytes kept in larger blocks.
+    pub(crate) large_cache: u64,
+    /// Unsealed bytes above which a free seals.
+    pub(crate) unsealed: u64,
+    /// The bound on unsealed bytes may widen while frees follow each other closely.
+    pub(crate) may_widen: bool,
+    /// Threads have shards from the start, rather than once they contend.
+    pub(crate) is_sharded: bool,
+}
+
+/// A block that is used or freed, as the lane and the driver need to know it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    pub(crate) id: BlockId,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// Bytes of it that were not requested.
+    pub(crate) rounding: u32,
+}
+
+/// The outcome of a free.
+#[derive(Debug)]
+#[must_use = "a block that is not kept must go to the heap, and a closed ticket must be recorded"]
+pub(crate) struct Freed {
+    pub(crate) ticket: Ticket,
+    pub(crate) is_kept: bool,
+    /// The ticket that this free closed: its event must be recorded now.
+    pub(crate) closed: Option<Closed>,
+}
+
+/// Which sizes satisfy a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    Exact,
+    /// If there is no block of the size, one that is larger by up to an eighth.
+    Near,
+}
+
+/// Why the plain case granted nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Miss {
+    /// The cache has no block of the size, or may not grant one.
+    Empty,
+    /// It is not the plain case: the cache was not searched.
+    NotSearched,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct StreamCache {
+    bounds: Bounds,
+    gate: Gate,
+    is_external: bool,
+    spacing: Spacing,
+    state: Lease,
+    shards: Shards,
+}
+
+/// Keeps a stream's lane registered while a grant for it is being delivered.
+#[derive(Debug)]
+pub(crate) struct Visit<'a>(&'a StreamCache);
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().visitors -= 1;
+    }
+}
+
+/// The hot path.
+impl StreamCache {
+    /// Grants a block in the plain case: one that this stream freed, of a size that has a stack, with a reference to the
+    /// stream's registration. `rounding` is the part of `bytes` that was not requested. The block may be larger by up to an eighth.
+    ///
+    /// # Errors
+    /// When there is no such block, or it is not the plain case.
+    #[inline(always)]
+    pub(crate) fn take_at_once(
+        owner: &Arc<Registration>,
+        bytes: u64,
+        rounding: u32,
+    ) -> Result<(CachedBlock, Arc<Registration>), Miss> {
+        let this = &owner.lane.cache;
+        if bytes > this.bounds.largest {
+            return Err(Miss::NotSearched);
+        }
+        if this.shards.are_made() {
+            let cached = this.take_from_shard(bytes, rounding).ok_or(Miss::Empty)?;
+            return Ok((cached, owner.clone()));
+        }
+        let mut state = this.enter(&this.state);
+        if this.is_bypassed() {
+            return Err(Miss::Empty);
+        }
+        let Some(cached) = state.take_at_once(bytes, rounding) else {
+            let cached = take_near(state, bytes, rounding).ok_or(Miss::Empty)?;
+            return Ok((cached, owner.clone()));
+        };
+        let left = state.references.take();
+        drop(state);
+        Ok((cached, left.unwrap_or_else(|| owner.clone())))
+    }
+
+    /// Frees a block that was used on this stream alone, in the plain case, and leaves its reference to the cache's
+    /// `owner` with the stream, if there is room. Returns whether it was the plain case: if not, the block is still to be
+    /// [freed](Self::free).
+    ///
+    /// `block` is called under the lock. A store to the block just before has reached the processor's cache by then,
+    /// whatever its width.
+    #[inline(always)]
+    pub(crate) fn free_at_once(
+        owner: &mut Option<Arc<Registration>>,
+        bytes: u64,
+        block: impl FnOnce() -> Use,
+    ) -> bool {
+        let Some(registration) = owner else {
+            return false;
+        };
+        let this = &registration.lane.cache;
+        if bytes > this.bounds.largest || this.shards.are_made() {
+            return false;
+        }
+        let is_bypassed = this.gate_check();
+        // Once the reference is left, the owner may go on another thread, and `this` with it.
+        let slot = this.state.slot();
+        let mut state = this.enter(&slot);
+        if is_bypassed() {
+            return false;
+        }
+        let kept = state.keep_at_once(&block(), this.bounds.bytes, this.spacing.bound());
+        if kept.is_some() {
+            state.references.leave(owner);
+        }
+        kept.is_some()
+    }
+
+    /// The state, for a thread that may contend for it with others.
+    #[inline(always)]
+    fn enter<'a>(&self, slot: &'a Slot) -> Guard<'a, StreamState> {
+        if cfg!(weirpool_loom) {
+            // Models have shards from the start, or none.
+            return slot.lock();
+        }
+        match slot.try_lock() {
+            Some(state) => state,
+            None => self.enter_contended(slot),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enter_contended<'a>(&self, slot: &'a Slot) -> Guard<'a, StreamState> {
+        let state = slot.lock();
+        if self.shards.note_contention() && self.has_shards(state.is_host) {
+            self.shards.make(self.bounds, state.open);
+        }
+        state
+    }
+
+    /// Whether the cache grants and keeps nothing now. To be asked under the lock.
+    #[inline(always)]
+    fn is_bypassed(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns what a free asks under the lock: whether the cache keeps nothing now.
+    #[inline(always)]
+    fn gate_check(&self) -> impl FnOnce() -> bool + '_ {
+        let too_early = injected("lane-freed-into-while-drained").then(|| self.is_bypassed());
+        move || too_early.unwrap_or_else(|| self.is_bypassed())
+    }
+}
+
+/// Grants a block of a near size. The lock is released in here, apart from the end of the plain case.
+#[cold]
+#[inline(never)]
+fn take_near(mut state: Guard<'_, StreamState>, bytes: u64, rounding: u32) -> Option<CachedBlock> {
+    state.take(bytes, rounding, Fit::Near)
+}
+
+impl StreamCache {
+    pub(super) fn new(bounds: Bounds, gate: Gate, is_host: bool, is_external: bool) -> Self {
+        let state = StreamState::new(bounds.largest, is_host);
+        let this = Self {
+            bounds,
+            gate,
+            is_external,
+            spacing: Spacing::new(bounds.unsealed, bounds.may_widen),
+            shards: Shards::new(),
+            state: Lease::new(state),
+        };
+        if bounds.is_sharded && this.has_shards(is_host) {
+            this.shards.make(bounds, Ticket::FIRST);
+        }
+        this
+    }
+
+    /// Whether threads may have shards: memory that the host freed is complete anyway, and shared.
+    fn has_shards(&self, is_host: bool) -> bool {
+        self.bounds.bytes > 0 && !is_host
+    }
+
+    /// Grants a block that this stream freed (source 1). Grants nothing while the gate is closed: waiters come before a
+    /// warm cache. `rounding` is the part of `bytes` that was not requested.
+    pub(crate) fn take(&self, bytes: u64, rounding: u32, fit: Fit) -> Option<CachedBlock> {
+        if bytes > self.bounds.largest && bytes > self.bounds.large_cache {
+            // Never kept: the lock need not be taken.
+            return None;
+        }
+        if self.shards.are_made() {
+            return self.take_from_shard(bytes, rounding);
+        }
+        let mut state = self.enter(&self.state);
+        if self.is_bypassed() {
+            return None;
+        }
+        state.take(bytes, rounding, fit)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_from_shard(&self, bytes: u64, rounding: u32) -> Option<CachedBlock> {
+        let shard = self.shards.own()?;
+        {
+            let mut shard = shard.lock();
+            if self.is_bypassed() {
+                return None;
+            }
+            let cached = shard.take(bytes, rounding);
+            if cached.is_some() {
+                return cached;
+            }
+        }
+        let cached = {
+            let mut state = self.state.lock();
+            if self.is_bypassed() {
+                return None;
+            }
+            state.pop(bytes, Fit::Exact)?
+        };
+        shard.lock().counts.note(Event::Hit, bytes, rounding);
+        Some(cached)
+    }
+
+    /// Frees a block that was used on this stream alone, in any case.
+    ///
+    /// A block too large for a stack may go to the large-block cache, if the time `now` is given.
+    #[inline]
+    pub(crate) fn free(&self, block: Use, now: Option<Duration>) -> Freed {
+        if self.shards.are_made() {
+            return self.free_to_shard(&block, now);
+        }
+        let is_bypassed = self.gate_check();
+        let mut state = self.enter(&self.state);
+        let is_bypassed = is_bypassed();
+        if !is_bypassed {
+            let kept = state.keep_at_once(&block, self.bounds.bytes, self.spacing.bound());
+            if let Some(ticket) = kept {
+                return Freed {
+                    ticket,
+                    is_kept: true,
+                    closed: None,
+                };
+            }
+        }
+        state
+            .counters
+            .note(Event::Free, block.bytes, block.rounding);
+        self.keep(state, &block, now, is_bypassed)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn free_to_shard(&self, block: &Use, now: Option<Duration>) -> Freed {
+        let shard = self.shards.own();
+        let kept = shard.and_then(|shard| self.shards.keep(shard, block, self.bounds, &self.gate));
+        let Some(kept) = kept else {
+            let is_bypassed = self.gate_check();
+            let state = self.state.lock();
+            return self.keep(state, block, now, is_bypassed());
+        };
+        let seals = kept.unsealed > self.spacing.bound();
+        Freed {
+            ticket: kept.ticket,
+            is_kept: true,
+            closed: seals.then(|| self.close_unless_host()).flatten(),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn keep(
+        &self,
+        mut state: Guard<'_, StreamState>,
+        block: &Use,
+        now: Option<Duration>,
+        is_bypassed: bool,
+    ) -> Freed {
+        let ticket = state.note_use(block.bytes);
+        let cached = CachedBlock::freed(block, ticket);
+        let is_stacked = !is_bypassed && state.cache.push(cached, self.bounds.bytes);
+        let is_large = !is_bypassed
+            && now.is_some_and(|now| state.cache.push_large(cached, now, self.bounds.large_cache));
+        // A large block is sealed by the stream's next call that does not take it again. An external stream may have no
+        // further call.
+        let may_wait = is_large && !self.is_external;
+        let is_due = state.unsealed > self.spacing.bound() && !may_wait;
+        let closed = (is_bypassed || is_due).then(|| state.close_unless_host(&self.shards));
+        Freed {
+            ticket,
+            is_kept: is_stacked || is_large,
+            closed: closed.flatten(),
+        }
+    }
+
+    /// Whether a block of this size may go to the large-block cache.
+    pub(crate) fn may_keep_large(&self, bytes: u64) -> bool {
+        bytes > self.bounds.largest && bytes <= self.bounds.large_cache
+    }
+
+    /// Notes the last use, on this stream, of a block that is freed through the heap.
+    pub(crate) fn note_use(&self, bytes: u64) -> Freed {
+        let mut state = self.state.lock();
+        let ticket = state.note_use(bytes);
+        let seals = self.is_bypassed() || state.unsealed > self.spacing.bound();
+        let closed = seals.then(|| state.close_unless_host(&self.shards));
+        Freed {
+            ticket,
+            is_kept: false,
+            closed: closed.flatten(),
+        }
+    }
+
+    /// Changes the references that freed blocks leave with the stream. The result is dropped after the lock is released.
+    pub(crate) fn with_references<R>(&self, change: impl FnOnce(&mut RefCache) -> R) -> R {
+        change(&mut self.state.lock().references)
+    }
+}
+
+/// Tickets.
+impl StreamCache {
+    pub(crate) fn spacing(&self) -> &Spacing {
+        &self.spacing
+    }
+
+    /// The open ticket: it, or a later one, proves all work submitted so far.
+    pub(crate) fn open_ticket(&self) -> Ticket {
+        self.state.lock().open
+    }
+
+    pub(super) fn close(&self) -> Closed {
+        self.state.lock().close(&self.shards)
+    }
+
+    pub(super) fn close_if_dirty(&self) -> Option<Closed> {
+        let mut state = self.state.lock();
+        let is_dirty = state.is_dirty || self.shards.is_dirty();
+        is_dirty.then(|| state.close_unless_host(&self.shards))?
+    }
+
+    fn close_unless_host(&self) -> Option<Closed> {
+        self.state.lock().close_unless_host(&self.shards)
+    }
+
+    /// The event of a closed ticket could not be recorded: the next one must cover it.
+    pub(super) fn note_unrecorded(&self) {
+        self.state.lock().is_dirty = true;
+    }
+
+    /// Whether a freed block is not covered by any event.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.state.lock().is_dirty || self.shards.is_dirty()
+    }
+
+    /// Whether more bytes are unsealed than a free may leave.
+    pub(crate) fn owes_seal(&self) -> bool {
+        self.state.lock().unsealed > self.spacing.bound()
+    }
+
+    /// Memory waits for a ticket under which perhaps no block was freed: if that ticket is open, the next seal must close
+    /// it all the same.
+    pub(crate) fn expect_seal(&self, ticket: Ticket) {
+        let mut state = self.state.lock();
+        state.is_dirty |= ticket >= state.open && !state.is_host;
+    }
+
+    /// Whether the stream's last handle is gone.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.state.lock().is_retired
+    }
+
+    /// Whether the stream is retired, with nothing unsealed and every closed ticket at or before `completed`.
+    pub(super) fn is_done(&self, completed: Ticket) -> bool {
+        let state = self.state.lock();
+        let is_dirty = state.is_dirty || self.shards.is_dirty();
+        let is_quiet = !is_dirty && state.visitors == 0;
+        state.is_retired && is_quiet && completed >= state.open.previous()
+    }
+
+    /// Keeps the lane from being done while the returned guard exists.
+    pub(crate) fn visit(&self) -> Visit<'_> {
+        self.state.lock().visitors += 1;
+        Visit(self)
+    }
+}
+
+/// Flushing: cached blocks go back to the heap.
+impl StreamCache {
+    /// Whether any block is cached.
+    pub(crate) fn is_keeping(&self) -> bool {
+        self.state.lock().cache.bytes() > 0
+            || self
+                .shards
+                .all()
+                .any(|shard| shard.lock().cache().bytes() > 0)
+    }
+
+    /// Takes all cached blocks.
+    pub(crate) fn flush(&self) -> Vec<CachedBlock> {
+        let cached = self.state.lock().cache.flush();
+        self.with_shards(cached)
+    }
+
+    /// Takes all cached blocks, except large ones that were freed less than `age` ago.
+    pub(crate) fn flush_older(&self, now: Duration, age: Duration) -> Vec<CachedBlock> {
+        let cached = self.state.lock().cache.flush_older(now, age);
+        self.with_shards(cached)
+    }
+
+    /// Takes the large cached blocks.
+    pub(crate) fn flush_large(&self) -> Vec<CachedBlock> {
+        self.state.lock().cache.flush_large()
+    }
+
+    /// Takes all cached blocks, if the stream neither took one nor closed a ticket since the last call.
+    pub(crate) fn flush_if_idle(&self) -> Vec<CachedBlock> {
+        let is_idle = self.with_all(|state, shards| {
+            let look = (state.counters.with(&sum(shards)).hits, state.open);
+            std::mem::replace(&mut state.last_look, look) == look
+        });
+        if is_idle { self.flush() } else { Vec::new() }
+    }
+
+    /// Takes all cached blocks and keeps none from now on: the stream's last handle is gone.
+    pub(crate) fn retire(&self) -> Vec<CachedBlock> {
+        let cached = {
+            let mut state = self.state.lock();
+            state.is_retired = true;
+            state.cache.flush()
+        };
+        self.with_shards(cached)
+    }
+
+    fn with_shards(&self, mut cached: Vec<CachedBlock>) -> Vec<CachedBlock> {
+        for shard in self.shards.all() {
+            cached.append(&mut shard.lock().flush());
+        }
+        cached
+    }
+
+    /// Returns the ticket under which a cached block was freed; `None` if it is not cached.
+    pub(crate) fn ticket_of(&self, id: BlockId) -> Option<Ticket> {
+        let mut all = self.cached().into_iter();
+        all.find(|(cached, _)| *cached == id)
+            .map(|(_, ticket)| ticket)
+    }
+
+    /// Returns all cached blocks, with their tickets.
+    pub(crate) fn cached(&self) -> Vec<(BlockId, Ticket)> {
+        let named = |cached: CachedBlock| (cached.id, cached.ticket);
+        let mut all: Vec<_> = self.state.lock().cache.all().map(named).collect();
+        for shard in self.shards.all() {
+            all.extend(shard.lock().cache().all().map(named));
+        }
+        all
+    }
+}
+
+/// Counters.
+impl StreamCache {
+    /// Counts what happened to a block of the stream outside of the cache.
+    pub(crate) fn count(&self, event: Event, bytes: u64, rounding: u32) {
+        match self.shards.own() {
+            Some(shard) => shard.lock().counts.note(event, bytes, rounding),
+            None => self.state.lock().counters.note(event, bytes, rounding),
+        }
+    }
+
+    /// Returns the figures, given the last ticket that is complete.
+    pub(crate) fn figures(&self, completed: Ticket) -> LaneFigures {
+        self.with_all(|state, shards| {
+            let caches = || shards.iter().map(|shard| shard.cache());
+            let all = || std::iter::once(&state.cache).chain(caches());
+            LaneFigures {
+                counts: state.counters.with(&sum(shards)),
+                high: state.counters.high_since(Mark::RESET),
+                cached: all().map(Cache::bytes).sum(),
+                cached_complete: all().map(|cache| cache.bytes_up_to(completed)).sum(),
+                is_sharded: self.shards.are_made(),
+            }
+        })
+    }
+
+    /// Keeps the maximum of the used bytes from now on, under a mark. Returns the counts so far.
+    pub(crate) fn begin(&self, mark: Mark) -> Counts {
+        self.with_all(|state, shards| state.counters.begin(mark, &sum(shards)))
+    }
+
+    pub(crate) fn end(&self, mark: Mark) {
+        self.state.lock().counters.end(mark);
+    }
+
+    /// Returns the counts so far, and an upper bound of the used bytes since a mark.
+    pub(crate) fn counts_since(&self, mark: Mark) -> (Counts, u64) {
+        self.with_all(|state, shards| {
+            let high = state.counters.high_since(mark);
+            let bound = LaneFigures::bound(high, self.shards.are_made());
+            (state.counters.with(&sum(shards)), bound)
+        })
+    }
+
+    /// Sets the maximum of the used bytes to the bytes used now.
+    pub(crate) fn reset_high(&self) {
+        self.with_all(|state, shards| state.counters.reset_high(&sum(shards)));
+    }
+
+    /// Reads the state and all shards at one moment: a block freed in one shard was granted in another, and no free is seen
+    /// without its grant. The state's lock is taken before the shards'; nothing takes them the other way around.
+    fn with_all<R>(&self, read: impl FnOnce(&mut StreamState, &[Guard<'_, Shard>]) -> R) -> R {
+        let mut state = self.state.lock();
+        let shards: Vec<_> = self.shards.all().map(Mutex::lock).collect();
+        read(&mut state, &shards)
+    }
+
+    /// Returns the address of the lock.
+    #[cfg(test)]
+    pub(crate) fn address_of_lock(&self) -> usize {
+        std::ptr::from_ref::<Slot>(&self.state) as usize
+    }
+}
+
+fn sum(shards: &[Guard<'_, Shard>]) -> Counts {
+    let mut counts = Counts::default();
+    shards.iter().for_each(|shard| counts.add(&shard.counts));
+    counts
+}

@@ -1,0 +1,398 @@
+//! The search policy: which allocation source is tried next.
+//!
+//! [`GROW_FIRST`] and [`WAIT_FIRST`] are the one place that shows the order of all sources. A search walks down the
+//! rows of its table. A row may *prepare* something, which makes more memory reachable, and then *tries* sources. A
+//! row whose preparation is not allowed, or brought nothing, is skipped. The first source that has memory ends the
+//! search.
+//!
+//! This module decides, and does nothing else: it knows neither devices, locks nor time. The driver's search executes
+//! each [`Action`] and reports what it found. Source 1, the stream's own cache, comes before every search: it is the
+//! hot path.
+
+use crate::heap::policy::Order;
+
+/// Makes more memory reachable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Prepare {
+    /// Takes large blocks back from the caches of all streams, and seals them.
+    FlushLarge,
+    /// Asks the streams whose pending blocks fit exactly, the one that is expected first.
+    PollLikely,
+    /// Asks every stream how far it has come.
+    Poll,
+    /// Takes back what caches hold, except for large blocks freed just now; seals it and asks every stream.
+    FlushAged,
+    /// Takes back everything that caches hold; seals it and asks every stream.
+    FlushAll,
+    /// Asks every stream for its newest event, in case an older one is seen late.
+    PollLate,
+    /// Releases free segments: plain memory cannot be remapped, so a segment of the wrong size is in the way.
+    Trim,
+    /// Makes other pools of the device release free memory.
+    Spill,
+    /// Asks the device once more, where it has enough memory and refused for no visible reason.
+    AskAgain,
+}
+
+/// Takes memory from a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Try {
+    /// Reachable memory that fits well. A block that is much too large is left for now.
+    TakeGoodFit,
+    /// Reachable memory: free, freed by this stream, or ordered before it.
+    Take,
+    /// Pending memory of exactly the size, behind a wait on the device that delays the stream briefly.
+    WaitForExact,
+    /// Joined, remapped or new memory.
+    Grow,
+    /// Pending memory behind a wait on the device, within the pool's wait limit.
+    Wait,
+    /// Pending memory behind a wait on the device of any length.
+    WaitAnyTime,
+}
+
+/// What the driver does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Prepare(Prepare),
+    Try(Try),
+    /// No source has memory.
+    GiveUp,
+}
+
+/// What is prepared, and the sources that are tried if that brought something.
+struct Row(Option<Prepare>, &'static [Try]);
+
+use Prepare::{AskAgain, FlushAged, FlushAll, FlushLarge, Poll, PollLate, PollLikely, Spill, Trim};
+use Try::{Grow, Take, TakeGoodFit, Wait, WaitAnyTime, WaitForExact};
+
+/// The rows of [`Order::GrowFirst`]: new memory before a wait.
+const GROW_FIRST: &[Row] = &[
+    Row(None, &[TakeGoodFit]),
+    Row(None, &[WaitForExact]),
+    Row(Some(FlushLarge), &[WaitForExact]),
+    Row(Some(PollLikely), &[Take]),
+    Row(Some(Poll), &[Take]),
+    Row(Some(FlushAged), &[Take]),
+    Row(None, &[Grow]),
+    Row(Some(FlushAll), &[Take, Grow]),
+    Row(None, &[Wait]),
+    Row(Some(PollLate), &[Take, Grow, Wait]),
+    Row(Some(Trim), &[Grow]),
+    Row(Some(Spill), &[Grow]),
+    Row(Some(AskAgain), &[Grow]),
+    Row(None, &[WaitAnyTime]),
+];
+
+/// The rows of [`Order::WaitFirst`]: a wait before new memory.
+const WAIT_FIRST: &[Row] = &[
+    Row(None, &[TakeGoodFit]),
+    Row(Some(Poll), &[Take]),
+    Row(None, &[Wait]),
+    Row(Some(FlushAll), &[Take, Wait]),
+    Row(None, &[Grow]),
+    Row(Some(Trim), &[Grow]),
+    Row(Some(Spill), &[Grow]),
+    Row(Some(AskAgain), &[Grow]),
+    Row(None, &[WaitAnyTime]),
+];
+
+/// What one search may do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) order: Order,
+    /// Streams may be asked how far they have come.
+    pub(crate) may_poll: bool,
+    /// The stream can be made to wait on the device.
+    pub(crate) may_wait: bool,
+    /// Memory calls may be made here.
+    pub(crate) may_call: bool,
+    /// Memory can be mapped elsewhere.
+    pub(crate) can_remap: bool,
+    /// A block of exactly the size is as good as any other.
+    pub(crate) takes_exact: bool,
+    /// The caller wants an answer now: it accepts a wait on the device of any length.
+    pub(crate) is_immediate: bool,
+    /// The request waits in the queue.
+    pub(crate) is_queued: bool,
+}
+
+/// What a search has found out so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// A block fits, and was left because it is much too large.
+    pub(crate) is_loose_fit: bool,
+    /// New memory for the request is within the capacity.
+    pub(crate) could_be_new: bool,
+    /// New and free memory together are enough for the request.
+    pub(crate) is_enough: bool,
+    /// The device refused memory when it was last asked.
+    pub(crate) is_refused: bool,
+}
+
+/// How far down its table a search is.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    rules: Rules,
+    pub(crate) facts: Facts,
+    /// The step to look at next, with all rows laid end to end.
+    step: usize,
+    /// The row's preparation brought something.
+    has_news: bool,
+}
+
+impl State {
+    pub(crate) fn new(rules: Rules) -> Self {
+        Self {
+            rules,
+            facts: Facts::default(),
+            step: 0,
+            has_news: false,
+        }
+    }
+
+    /// Returns the next action. The one before found no memory.
+    pub(crate) fn next(&mut self) -> Action {
+        while let Some((is_bound, action)) = self.steps().nth(self.step) {
+            self.step += 1;
+            let is_next = match action {
+                Action::Prepare(prepare) => {
+                    self.has_news = false;
+                    self.prepares(prepare)
+                }
+                Action::Try(source) => (self.has_news || !is_bound) && self.tries(source),
+                Action::GiveUp => true,
+            };
+            if is_next {
+                return action;
+            }
+        }
+        Action::GiveUp
+    }
+
+    /// Returns whether streams may be asked how far they have come.
+    pub(crate) fn may_poll(&self) -> bool {
+        self.rules.may_poll
+    }
+
+    /// Notes that the preparation brought something.
+    pub(crate) fn note_news(&mut self) {
+        self.has_news = true;
+    }
+
+    /// The table's steps, and whether each is bound to what its row prepared.
+    fn steps(&self) -> impl Iterator<Item = (bool, Action)> + use<> {
+        let rows = match self.rules.order {
+            Order::GrowFirst => GROW_FIRST,
+            Order::WaitFirst => WAIT_FIRST,
+        };
+        rows.iter().flat_map(|Row(prepare, tries)| {
+            let first = prepare.map(Action::Prepare);
+            let then = tries.iter().copied().map(Action::Try);
+            first
+                .into_iter()
+                .chain(then)
+                .map(|action| (prepare.is_some(), action))
+        })
+    }
+
+    fn prepares(&self, prepare: Prepare) -> bool {
+        let rules = &self.rules;
+        match prepare {
+            Poll | PollLate => rules.may_poll,
+            PollLikely => self.exact() == Exact::Polled,
+            FlushLarge => self.exact() == Exact::Awaited,
+            FlushAged | FlushAll => true,
+            Trim => rules.may_call && !rules.can_remap,
+            Spill => rules.may_call && self.facts.is_refused,
+            AskAgain => rules.may_call && self.facts.is_refused && rules.is_queued,
+        }
+    }
+
+    fn tries(&self, source: Try) -> bool {
+        match source {
+            TakeGoodFit | Take | Grow => true,
+            WaitForExact => self.exact() == Exact::Awaited,
+            Wait => self.rules.may_wait,
+            WaitAnyTime => self.rules.may_wait && self.rules.is_immediate,
+        }
+    }
+
+    /// What pending memory of exactly the size is worth. A query takes longer than to record an event or to submit a
+    /// wait, and most streams that are asked while kernels are short are not done.
+    fn exact(&self) -> Exact {
+        let Self { rules, facts, .. } = self;
+        let is_short = !facts.is_enough && !facts.is_loose_fit;
+        match () {
+            () if !rules.takes_exact || !rules.may_poll => Exact::Ignored,
+            () if is_short && rules.may_wait => Exact::Awaited,
+            () if facts.could_be_new => Exact::Polled,
+            // Everything that is complete may be joined: that is worth more than a few queries.
+            () => Exact::Ignored,
+        }
+    }
+}
+
+/// What happens to pending memory of exactly the size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exact {
+    Ignored,
+    /// Its streams alone are asked first.
+    Polled,
+    /// No more memory is to be had: the stream waits for it on the device, unasked.
+    Awaited,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: Rules = Rules {
+        order: Order::GrowFirst,
+        may_poll: true,
+        may_wait: true,
+        may_call: true,
+        can_remap: true,
+        takes_exact: true,
+        is_immediate: false,
+        is_queued: false,
+    };
+
+    const PLENTY: Facts = Facts {
+        is_loose_fit: false,
+        could_be_new: true,
+        is_enough: true,
+        is_refused: false,
+    };
+
+    /// The actions of a search in which no source has memory, and these preparations bring something.
+    fn actions(rules: Rules, facts: Facts, news: &[Prepare]) -> String {
+        let mut state = State::new(rules);
+        state.facts = facts;
+        let mut words = Vec::new();
+        loop {
+            let action = state.next();
+            match action {
+                Action::GiveUp => return words.join(" "),
+                Action::Prepare(prepare) => {
+                    let has_news = news.contains(&prepare);
+                    words.push(format!("{prepare:?}{}", if has_news { ":" } else { "," }));
+                    if has_news {
+                        state.note_news();
+                    }
+                }
+                Action::Try(source) => words.push(format!("{source:?},")),
+            }
+        }
+    }
+
+    const FLUSHES: [Prepare; 2] = [FlushAged, FlushAll];
+
+    #[test]
+    fn grow_first_takes_new_memory_before_it_waits() {
+        let expected = "TakeGoodFit, PollLikely, Poll, FlushAged: Take, Grow, FlushAll: Take, Grow, Wait, PollLate,";
+        assert_eq!(actions(RULES, PLENTY, &FLUSHES), expected);
+    }
+
+    #[test]
+    fn wait_first_waits_before_it_takes_new_memory() {
+        let order = Order::WaitFirst;
+        let expected = "TakeGoodFit, Poll, Wait, FlushAll: Take, Wait, Grow,";
+        assert_eq!(
+            actions(Rules { order, ..RULES }, PLENTY, &FLUSHES),
+            expected
+        );
+    }
+
+    #[test]
+    fn preparation_without_news_skips_its_row() {
+        let expected = "TakeGoodFit, PollLikely, Poll, FlushAged, Grow, FlushAll, Wait, PollLate,";
+        assert_eq!(actions(RULES, PLENTY, &[]), expected);
+        let expected = "TakeGoodFit, PollLikely: Take, Poll: Take, FlushAged, Grow, FlushAll, Wait, \
+                        PollLate: Take, Grow, Wait,";
+        let news = [PollLikely, Poll, PollLate];
+        assert_eq!(actions(RULES, PLENTY, &news), expected);
+    }
+
+    #[test]
+    fn exact_block_is_awaited_unasked_where_no_memory_is_left() {
+        let expected = "TakeGoodFit, WaitForExact, FlushLarge: WaitForExact, Poll, FlushAged, Grow, FlushAll, Wait, \
+                        PollLate,";
+        let none_left = Facts::default();
+        assert_eq!(actions(RULES, none_left, &[FlushLarge]), expected);
+        let cannot_wait = Rules {
+            may_wait: false,
+            ..RULES
+        };
+        let expected = "TakeGoodFit, Poll, FlushAged, Grow, FlushAll, PollLate,";
+        assert_eq!(actions(cannot_wait, none_left, &[]), expected);
+    }
+
+    #[test]
+    fn loose_fit_is_not_waited_for() {
+        let facts = Facts {
+            is_loose_fit: true,
+            ..Facts::default()
+        };
+        let expected = "TakeGoodFit, Poll, FlushAged, Grow, FlushAll, Wait, PollLate,";
+        assert_eq!(actions(RULES, facts, &[]), expected);
+    }
+
+    #[test]
+    fn streams_are_not_asked_where_the_policy_forbids_it() {
+        let rules = Rules {
+            may_poll: false,
+            ..RULES
+        };
+        let expected = "TakeGoodFit, FlushAged: Take, Grow, FlushAll: Take, Grow, Wait,";
+        assert_eq!(actions(rules, PLENTY, &FLUSHES), expected);
+    }
+
+    #[test]
+    fn refusal_of_the_device_makes_other_pools_spill() {
+        let facts = Facts {
+            is_refused: true,
+            ..PLENTY
+        };
+        let tail = |rules, news: &[Prepare]| {
+            let all = actions(rules, facts, news);
+            all.split_once("Wait, ").expect("waits").1.to_owned()
+        };
+        assert_eq!(tail(RULES, &[Spill]), "PollLate, Spill: Grow,");
+        let queued = Rules {
+            is_queued: true,
+            ..RULES
+        };
+        assert_eq!(
+            tail(queued, &[AskAgain]),
+            "PollLate, Spill, AskAgain: Grow,"
+        );
+        let plain = Rules {
+            can_remap: false,
+            ..RULES
+        };
+        assert_eq!(
+            tail(plain, &[Trim, Spill]),
+            "PollLate, Trim: Grow, Spill: Grow,"
+        );
+        let inside_a_poll = Rules {
+            may_call: false,
+            ..queued
+        };
+        assert_eq!(tail(inside_a_poll, &[]), "PollLate,");
+    }
+
+    #[test]
+    fn immediate_search_ends_with_a_wait_of_any_length() {
+        for order in [Order::GrowFirst, Order::WaitFirst] {
+            let rules = Rules {
+                order,
+                is_immediate: true,
+                ..RULES
+            };
+            assert!(actions(rules, PLENTY, &[]).ends_with(" WaitAnyTime,"));
+            let may_wait = false;
+            assert!(!actions(Rules { may_wait, ..rules }, PLENTY, &[]).contains("Wait"));
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Checks of a pool from outside, for tests of code that uses one.
+//!
+//! ```
+//! use weirpool::testing::Invariants;
+//! use weirpool::{Pool, device::sim::SimDevice};
+//!
+//! let device = SimDevice::new();
+//! let pool = Pool::builder(device.clone()).build()?;
+//! let stream = pool.create_stream()?;
+//! let block = pool.try_allocate(&stream, 4096)?;
+//! assert!(pool.check().is_ok());
+//! assert!(pool.check_conserved().is_err(), "a block lives");
+//! drop(block);
+//! pool.check_conserved().unwrap();
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use crate::pool::Pool;
+
+/// The invariants of a pool, as executable checks. Each check takes time in proportion to the number of blocks,
+/// under the heap's lock.
+pub trait Invariants {
+    /// Checks the invariants that hold at every moment: blocks tile their segments, and bytes are conserved.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    fn check(&self) -> Result<(), String>;
+
+    /// Flushes the caches, checks the invariants, and checks that every block was given back.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold, or the bytes that are still in use.
+    fn check_conserved(&self) -> Result<(), String>;
+}
+
+impl Invariants for Pool {
+    fn check(&self) -> Result<(), String> {
+        self.service().driver.check()
+    }
+
+    fn check_conserved(&self) -> Result<(), String> {
+        self.service().driver.check_conserved()
+    }
+}
