@@ -199,9 +199,8 @@ fn what_the_device_says_is_not_relied_on() {
     other.check_conserved().unwrap();
 }
 
-/// Where nothing is pooled it is no different: others give way, and who waits asks again.
 #[test]
-fn without_pooling_others_give_way_and_who_waits_asks_again() {
+fn waiter_of_an_unpooled_pool_asks_the_device_again() {
     let device = small(true);
     let keeper = pool(&device, 64 * MIB);
     let (_, a) = stream(&device, &keeper);
@@ -213,6 +212,9 @@ fn without_pooling_others_give_way_and_who_waits_asks_again() {
     drop(keeper.try_allocate(&a, 64 * MIB).unwrap());
     drop(unpooled.try_allocate(&b, 32 * MIB).unwrap());
     assert_eq!(reserved(&keeper), 32 * MIB);
+    device.advance(us(1000));
+    device.advance(us(1000));
+    assert_eq!(reserved(&unpooled), 0);
 
     let others = device.occupy(u64::MAX);
     let refused = unpooled.try_allocate(&b, 40 * MIB).unwrap_err();
@@ -227,6 +229,7 @@ fn without_pooling_others_give_way_and_who_waits_asks_again() {
         panic!("there is memory");
     };
     drop(block);
+    device.advance(us(1000));
     device.advance(us(1000));
     assert_eq!(reserved(&unpooled), 0);
 }
@@ -287,4 +290,36 @@ fn who_waits_has_what_another_pool_frees_later() {
         one.check_conserved().unwrap();
         other.check_conserved().unwrap();
     }
+}
+
+/// The device says that it has the memory, refuses it, and nothing of the pool is in use: no other pool or process lets
+/// go of anything.
+#[test]
+fn request_that_the_device_always_refuses_fails() {
+    let device = SimDevice::builder()
+        .memory(1 << 50)
+        .clock(Clock::Manual)
+        .virtual_memory(false)
+        .build();
+    let pool = pool(&device, 1 << 50);
+    let (_, stream) = stream(&device, &pool);
+    for nth in 1..=20 {
+        device.script(
+            Call::Allocate,
+            nth,
+            Fault::Fails(DeviceErrorKind::OutOfMemory),
+        );
+    }
+    let mut waiting = pool.allocate(&stream, 200 << 40);
+    let mut polls = 0;
+    let refused = loop {
+        match poll(&mut waiting) {
+            Poll::Ready(answer) => break answer.unwrap_err(),
+            Poll::Pending => device.advance(us(100_000)),
+        }
+        polls += 1;
+        assert!(polls < 10, "it is asked for ever");
+    };
+    assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
+    assert_eq!(pool.statistics().waits.waiting, 0);
 }

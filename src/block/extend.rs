@@ -5,6 +5,7 @@ use crate::device::DeviceError;
 use crate::driver::{Allocation, Allocations};
 use crate::error::AllocError;
 use crate::heap::Placement;
+use crate::lane::Event;
 use crate::queue::{Caller, Demand, Registration};
 use crate::sync::Arc;
 
@@ -39,7 +40,7 @@ impl Block {
         let driver = &registration.service.driver;
         if let Err(error) = self.order_after(&mut extension, caller) {
             let lanes = std::slice::from_ref(&registration.lane);
-            driver.free_many(&lanes[0], lanes, None, &extension.as_used(0));
+            driver.free_uncounted(lanes, None, &extension.as_used(0));
             if let Some(tag) = demand.tag {
                 registration.service.uncharge(tag, extension.bytes);
             }
@@ -50,6 +51,8 @@ impl Block {
             observers.grown(driver, allocation, extension.bytes, lane, caller);
         }
         driver.join_used(self.allocation(), &extension);
+        let cache = &registration.lane.cache;
+        cache.count(Event::Growth, extension.bytes, demand.rounding);
         let allocation = self
             .allocation
             .as_mut()

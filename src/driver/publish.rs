@@ -5,7 +5,7 @@
 //! never publishes what it does on its way, such as reaping, flushing caches, growing or trimming: the
 //! searcher looks at the result itself.
 
-use super::Driver;
+use super::core::Core;
 use crate::heap::ReservationId;
 use crate::id::StreamId;
 use std::fmt;
@@ -28,12 +28,11 @@ pub(crate) trait Publish: fmt::Debug + Send + Sync {
     fn publish(&self, change: Change);
 }
 
-impl Driver {
-    /// Publishes a change, if anything can wait for it: a request, a drain, or where nothing is pooled, the device. A
-    /// throttled request keeps the gate open, and waits for the reservation whose scope it is in at most.
+impl Core {
+    /// Publishes a change, if anything can wait for it: a request or a drain. A throttled request keeps the gate open,
+    /// and waits for the reservation whose scope it is in at most.
     pub(crate) fn publish(&self, change: Change) {
-        let is_for_throttled = matches!(change, Change::Reservation(_));
-        if !self.is_open() || !self.settings.is_pooled || is_for_throttled {
+        if !self.is_open() || matches!(change, Change::Reservation(_)) {
             self.publisher.publish(change);
         }
     }

@@ -176,7 +176,7 @@ impl Drains {
 fn is_drained(service: &Service) -> bool {
     let totals = service.driver.totals();
     let is_back = totals.used.current + totals.pending.current == 0;
-    is_back && service.queue.statistics().waiting == 0
+    is_back && service.queue.waiting() == 0
 }
 
 fn not_drained(service: &Service, waited: Duration) -> DrainError {
@@ -185,6 +185,6 @@ fn not_drained(service: &Service, waited: Duration) -> DrainError {
         waited,
         used: totals.used.current,
         pending: totals.pending.current,
-        waiting: service.queue.statistics().waiting,
+        waiting: service.queue.waiting(),
     }
 }

@@ -111,18 +111,12 @@ pub(crate) struct Funnel {
 #[derive(Debug)]
 struct StandIn {
     waker: plain::Mutex<Option<Waker>>,
-    /// It serves at every change: nothing is pooled, and the device waits for what was freed.
-    serves_at_once: bool,
     is_armed: AtomicBool,
     alarm: plain::Mutex<Option<Alarm>>,
 }
 
 impl Funnel {
-    pub(super) fn new(
-        queue: plain::Arc<Queue>,
-        device: plain::Arc<dyn Device>,
-        serves_at_once: bool,
-    ) -> Self {
+    pub(super) fn new(queue: plain::Arc<Queue>, device: plain::Arc<dyn Device>) -> Self {
         Self {
             queue,
             device,
@@ -130,7 +124,6 @@ impl Funnel {
             members: Mutex::new(Guards::Notifier, Members::default()),
             stand_in: StandIn {
                 waker: plain::Mutex::new(None),
-                serves_at_once,
                 is_armed: AtomicBool::new(false),
                 alarm: plain::Mutex::new(None),
             },
@@ -173,9 +166,6 @@ impl Funnel {
     }
 
     fn notify_driver(&self) {
-        if self.stand_in.serves_at_once {
-            return self.stand_in.wake();
-        }
         if self.queue.is_empty() {
             // A request that joins from now on searches by itself.
             return;
@@ -333,11 +323,6 @@ impl StandIn {
         let alarm = Alarm::new(device, at, &waker);
         let old = self.alarm.lock().replace(alarm);
         drop(old);
-    }
-
-    fn wake(&self) {
-        let waker = self.waker.lock().clone();
-        waker.into_iter().for_each(wake);
     }
 }
 

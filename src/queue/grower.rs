@@ -33,8 +33,7 @@ impl Grower {
         self.start(service);
     }
 
-    /// Starts the thread, unless one is on its way.
-    pub(super) fn start(&self, service: &Arc<Service>) {
+    fn start(&self, service: &Arc<Service>) {
         if self.is_coming.swap(true, Ordering::AcqRel) {
             return;
         }

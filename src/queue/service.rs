@@ -20,7 +20,7 @@ use crate::device::{Alarm, Device};
 use crate::driver::{Change, Driver, Effort, Settings, Spill, Watches, gate};
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::lane::Lane;
-use crate::measure::Tag;
+use crate::measure::{Tag, Waits};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
 use crate::trace;
 use std::task::{Wake, Waker};
@@ -64,11 +64,10 @@ impl Service {
         rules: Rules,
         hook: Option<Hook>,
     ) -> Result<Self, BuildError> {
-        let queue = plain::Arc::new(Queue::new(&rules));
-        let serves_at_once = !settings.is_pooled;
-        let funnel = Funnel::new(queue.clone(), device.clone(), serves_at_once);
-        let funnel = plain::Arc::new(funnel);
-        let driver = Driver::new(device, settings, spill, funnel.clone())?;
+        let waits = plain::Arc::<Waits>::default();
+        let queue = plain::Arc::new(Queue::new(&rules, waits.clone()));
+        let funnel = plain::Arc::new(Funnel::new(queue.clone(), device.clone()));
+        let driver = Driver::new(device, settings, spill, funnel.clone(), waits)?;
         Ok(Self {
             rules,
             deadlock: Deadlock::new(),
@@ -159,8 +158,8 @@ impl Service {
         drop(old);
     }
 
-    /// Watches streams while a request waits, a drain does, or where nothing is pooled, freed memory is to go back to
-    /// the device. Otherwise nothing is watched. A reclaimer that was spawned for the requests ends with them.
+    /// Watches streams while a request waits or a drain does. Otherwise nothing is watched. A reclaimer that was spawned
+    /// for the requests ends with them.
     fn watch(&self) {
         let is_awaited = !self.queue.is_empty();
         if !is_awaited {
@@ -168,12 +167,8 @@ impl Service {
         }
         // Out of the lock: a watch may call at once.
         let mut watches = std::mem::take(&mut *self.watches.lock());
-        if !is_awaited && !self.driver.is_draining() && !self.driver.has_leftovers() {
-            drop(watches);
-            if self.is_orphaned() {
-                self.dismiss_stand_in();
-            }
-            return;
+        if !is_awaited && !self.driver.is_draining() {
+            return drop(watches);
         }
         let waker = Waker::from(self.funnel.clone());
         self.driver.watch_streams(&mut watches, &waker);
@@ -184,13 +179,6 @@ impl Service {
         let spawned = self.spawned.lock().take();
         let waker = spawned.and_then(|spawned| spawned.dismiss(self));
         waker.into_iter().for_each(wake);
-    }
-
-    /// The caller has the service: it does not end here.
-    fn dismiss_stand_in(&self) {
-        self.funnel.set_stand_in(None);
-        let link = self.stand_in.lock().take();
-        drop(link.and_then(|link| link.cut()));
     }
 
     /// Spawns a reclaimer for the requests that wait, if a runtime runs here and none was spawned yet. Waiters serve as
@@ -374,7 +362,7 @@ impl Service {
     }
 
     pub(super) fn shortfall(&self, demand: &Demand) -> Shortfall {
-        let waiting = self.queue.statistics().waiting;
+        let waiting = self.queue.waiting();
         let shortfall = self.driver.shortfall(demand.request, waiting);
         Shortfall {
             tag: demand.tag.and_then(|tag| self.shortfall_of(tag)),
@@ -402,12 +390,10 @@ impl Service {
         self.funnel.wake_reclaimers();
         self.driver.maintenance.set_waker(None);
         let keeper = self.keeper.lock().take();
-        drop(keeper.and_then(|keeper| keeper.cut()));
-        if self.driver.settings.is_pooled {
-            self.dismiss_stand_in();
-        } else {
-            // It ends once nothing is left to give back.
-            self.funnel.notify();
+        self.funnel.set_stand_in(None);
+        let stand_in = self.stand_in.lock().take();
+        for link in keeper.into_iter().chain(stand_in) {
+            drop(link.cut());
         }
     }
 
@@ -416,7 +402,7 @@ impl Service {
     }
 }
 
-/// Serves in the call of an alarm of the device, or where nothing is pooled, of whoever frees.
+/// Serves in the call of an alarm of the device.
 struct StandIn(Link);
 
 impl Wake for StandIn {

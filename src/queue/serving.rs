@@ -53,9 +53,6 @@ impl<'a> Pass<'a> {
     /// Serves every request that can be served. Returns when to look again, whatever happens until then.
     pub(super) fn run(self) -> Option<Duration> {
         let service = self.service;
-        if let Err(Refusal::NeedsThread) = service.driver.return_complete(self.effort) {
-            service.grower.start(service);
-        }
         while let Some(head) = service.queue.head() {
             let served = match self.serve_one(&head) {
                 Served::Short => self.serve_past(&head),

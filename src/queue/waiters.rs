@@ -18,8 +18,8 @@ use crate::error::AllocError;
 use crate::heap::ReservationId;
 use crate::id::StreamId;
 use crate::lane::Lane;
-use crate::measure::{Account, Accounts, Histogram, Recorder, Tag, WaitStatistics, Waits};
-use crate::sync::plain::AtomicU64;
+use crate::measure::{Account, Accounts, Tag, Waits};
+use crate::sync::plain::{self, AtomicU64};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -102,9 +102,8 @@ pub(crate) struct Queue {
     standing: Mutex<Standing>,
     /// How many requests were made in scopes, to be looked at without the lock.
     in_scopes: AtomicU64,
-    waits: Waits,
-    /// How long the served requests waited.
-    times: Recorder,
+    /// How the pool's requests waited.
+    waits: plain::Arc<Waits>,
     /// What each tag has, and how its requests waited.
     pub(crate) accounts: Accounts,
     /// How many requests at the front are searched for when the head cannot be served.
@@ -207,7 +206,7 @@ impl Standing {
 }
 
 impl Queue {
-    pub(super) fn new(rules: &Rules) -> Self {
+    pub(super) fn new(rules: &Rules, waits: plain::Arc<Waits>) -> Self {
         let standing = Standing {
             fair_queue: FairQueue::new(),
             admission: Admission::new(rules.queue_limit),
@@ -220,8 +219,7 @@ impl Queue {
         Self {
             standing: Mutex::new(Guards::Queue, standing),
             in_scopes: AtomicU64::new(0),
-            waits: Waits::default(),
-            times: Recorder::new(),
+            waits,
             accounts: Accounts::new(),
             looked_at: rules.overtaking.looked_at(),
         }
@@ -372,9 +370,6 @@ impl Queue {
         self.leave_scope(&mut standing, waiter);
         // Before the lock is released: a thread that hears that the request was served finds it counted.
         self.counted_for(waiter).for_each(|waits| waits.end(waited));
-        if let Some(waited) = waited {
-            self.times.record(waited);
-        }
         moved
     }
 
@@ -621,7 +616,7 @@ impl Queue {
 
     fn waits_of<'a>(&'a self, lane: &'a Lane, demand: &Demand) -> impl Iterator<Item = &'a Waits> {
         let of_tag = demand.tag.map(|tag| &self.accounts.of(tag).waits);
-        [&self.waits, &lane.waits].into_iter().chain(of_tag)
+        [&*self.waits, &lane.waits].into_iter().chain(of_tag)
     }
 
     /// The request that is served next.
@@ -651,15 +646,11 @@ impl Queue {
         self.standing.lock().fair_queue.is_empty()
     }
 
-    pub(crate) fn statistics(&self) -> WaitStatistics {
-        // Under the lock: no request comes or leaves meanwhile.
+    /// The number of requests that wait, in the fair queue or in a quota queue.
+    pub(crate) fn waiting(&self) -> usize {
+        // Under the lock: no request joins or leaves meanwhile.
         let _standing = self.standing.lock();
-        self.waits.statistics()
-    }
-
-    /// How long the served requests waited.
-    pub(crate) fn times(&self) -> Histogram {
-        self.times.histogram()
+        self.waits.waiting()
     }
 }
 

@@ -9,7 +9,7 @@ mod event;
 
 pub use event::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 
-use super::Driver;
+use super::core::Core;
 use crate::device::Device;
 use crate::error::Shortfall;
 use crate::heap::{Outcome, ReservationId, Step, Totals};
@@ -105,25 +105,6 @@ impl EventLog {
         self.book.lock().known.clone()
     }
 
-    /// Whence the live block at an address is.
-    pub(super) fn origin(&self, address: u64) -> Option<BlockOrigin> {
-        let book = self.book.lock();
-        book.known
-            .live
-            .get(&address)
-            .map(|live| live.origin.clone())
-    }
-
-    /// Whence a reservation is.
-    pub(super) fn reservation(&self, reservation: ReservationId) -> Option<ReservationOrigin> {
-        self.book
-            .lock()
-            .known
-            .reservations
-            .get(&reservation)
-            .cloned()
-    }
-
     pub(super) fn pages(&self) -> Pages {
         let book = self.book.lock();
         Pages {
@@ -216,7 +197,7 @@ fn follows(step: Step, next: Step, chunk_bytes: u64) -> bool {
     is_from_next && step.to + chunk_bytes == next.to
 }
 
-impl Driver {
+impl Core {
     /// An entry to be written, if there is a event log. No lock is held.
     pub(super) fn entry(&self) -> Option<Entry<'_>> {
         self.event_log.as_ref().map(EventLog::begin)
