@@ -407,7 +407,7 @@ fn a_device_side_wait_that_fails_is_not_the_last_word() {
 
 /// One event's error says nothing of those before it.
 #[test]
-fn what_is_complete_counts_whatever_a_later_event_reports() {
+fn complete_work_counts_whatever_a_later_event_reports() {
     let device = manual();
     let pool = host_waits_only(&device, 24 * MIB);
     let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));

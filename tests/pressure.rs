@@ -61,7 +61,7 @@ fn a_segment_is_given_whole() {
 
 /// What lanes keep is given, too; what running work may touch is not.
 #[test]
-fn what_is_pending_stays() {
+fn pending_memory_is_not_spilled() {
     let device = small(true);
     let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
     let (work, a) = stream(&device, &one);
@@ -79,7 +79,7 @@ fn what_is_pending_stays() {
 
 /// A pool in which somebody waits has nothing to give; nor has one of another device.
 #[test]
-fn who_waits_is_not_robbed() {
+fn pool_with_waiters_does_not_spill() {
     let device = small(true);
     let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
     let (_, a) = stream(&device, &one);
@@ -184,7 +184,7 @@ fn a_growth_that_is_refused_keeps_nothing() {
 
 /// A device may refuse what it says that it has left: another pool gives something all the same.
 #[test]
-fn what_the_device_says_is_not_relied_on() {
+fn figures_of_the_device_are_not_relied_on() {
     let device = small(true);
     let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
     let (_, a) = stream(&device, &one);
@@ -236,7 +236,7 @@ fn waiter_of_an_unpooled_pool_asks_the_device_again() {
 
 /// Another process cannot tell when it lets go: who waits asks again, until it has what it needs.
 #[test]
-fn who_was_refused_asks_again() {
+fn refused_waiter_asks_again() {
     let device = small(true);
     let pool = builder(&device, 64 * MIB)
         .maintenance_interval(us(1000))
@@ -267,7 +267,7 @@ fn who_was_refused_asks_again() {
 
 /// The same where another pool of the process lets go, and where memory calls are a thread's doing.
 #[test]
-fn who_waits_has_what_another_pool_frees_later() {
+fn waiter_gets_memory_that_another_pool_frees_later() {
     for blocking in [false, true] {
         let device = SimDevice::builder()
             .memory(64 * MIB)

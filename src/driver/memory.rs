@@ -21,12 +21,12 @@ fn range_bytes(capacity: u64, times: u64, chunk: u64) -> Option<u64> {
     (capacity.checked_mul(times)? / chunk * chunk).checked_add(chunk)
 }
 
-/// What the device gave.
+/// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Memory {
     device: plain::Arc<dyn Device>,
     chunk_bytes: u64,
-    /// Of what kind plain segments are.
+    /// The kind of plain segments.
     kind: MemoryKind,
     held: Mutex<Held>,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Memory {
 /// See [`Memory`].
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    /// Mapped handles, by address.
+    /// Mapped chunks, by address.
     pub(super) chunks: BTreeMap<u64, Chunk>,
     /// Reserved ranges: address and bytes.
     pub(super) ranges: Vec<(u64, u64)>,
@@ -55,15 +55,15 @@ impl Memory {
         }
     }
 
-    /// Takes everything out, for the deferred release.
+    /// Takes everything out, for the teardown.
     pub(super) fn take_held(&self) -> Held {
         std::mem::take(&mut self.held.lock())
     }
 
-    /// One step: the handle at `from`, or a new one, comes to be at `to`.
+    /// Maps the chunk at `from`, or a new one, at `to`.
     ///
     /// # Errors
-    /// With whether the handle was lost on the way.
+    /// With whether a moved chunk is mapped nowhere now.
     fn step(&self, step: Step) -> Result<(), (bool, DeviceError)> {
         assert_unlocked("a memory call");
         let is_moved = step.from.is_some();
@@ -163,7 +163,7 @@ impl Memory {
     }
 
     /// # Errors
-    /// With whether the span is gone all the same: unmapped, and leaked.
+    /// With whether the range is gone all the same: unmapped, and its chunk kept.
     pub(super) fn release(&self, address: u64, bytes: u64) -> Result<(), (bool, DeviceError)> {
         assert_unlocked("release");
         // Before the device has it: from then on the address may be given to another, and noted here anew.

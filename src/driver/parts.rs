@@ -30,7 +30,7 @@ pub(crate) struct Part {
 pub(crate) struct Parts {
     pub(crate) all: plain::Arc<[Part]>,
     /// The memory must be complete on every stream, and not only safe for the one that asks.
-    pub(crate) is_for_everybody: bool,
+    pub(crate) is_for_all: bool,
     /// Where the only part must lie.
     pub(crate) placement: Placement,
 }
@@ -40,7 +40,7 @@ impl Parts {
     pub(crate) fn one(part: Part, placement: Placement) -> Self {
         Self {
             all: plain::Arc::new([part]),
-            is_for_everybody: false,
+            is_for_all: false,
             placement,
         }
     }
@@ -71,7 +71,7 @@ impl PartsSearch<'_> {
     /// # Errors
     /// When one of the parts gets no memory; then none does.
     pub(super) fn run(&self) -> Result<Allocations, Refusal> {
-        let is_several = self.parts.all.len() > 1 && !self.parts.is_for_everybody;
+        let is_several = self.parts.all.len() > 1 && !self.parts.is_for_all;
         let mut found = if is_several && may_submit(self.lane, self.mode) {
             self.find_then_wait()?
         } else {
@@ -106,7 +106,7 @@ impl PartsSearch<'_> {
         let mut found = FoundParts::new();
         for at in order {
             let request = self.parts.all[at].request;
-            let part = if self.parts.is_for_everybody {
+            let part = if self.parts.is_for_all {
                 Search::for_all(driver, lane, request, self.mode)
             } else {
                 let deferred = deferred.as_deref_mut();
@@ -129,7 +129,7 @@ impl PartsSearch<'_> {
     /// # Errors
     /// When the device cannot; then no part may be used.
     fn wait_for_parts(&self, deferred: &Fences, found: &mut FoundParts) -> Result<(), DeviceError> {
-        let has_waited = if injected("several-lent-before-their-waits") {
+        let has_waited = if injected("several-granted-before-their-waits") {
             !deferred.is_empty()
         } else {
             self.driver.wait_for_all(self.lane, deferred.iter())?

@@ -6,7 +6,7 @@
 //! searcher looks at the result itself.
 
 use super::core::Core;
-use crate::heap::ReservationId;
+use crate::id::ReservationId;
 use crate::id::StreamId;
 use std::fmt;
 

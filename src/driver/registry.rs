@@ -124,3 +124,70 @@ impl Registry {
         done
     }
 }
+
+#[cfg(all(test, not(weirpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::Pool;
+    use crate::device::sim::SimDevice;
+    use crate::id::Ticket;
+
+    fn lanes_of(count: usize) -> Vec<Arc<Lane>> {
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).build().unwrap();
+        let register = |_| pool.register(&device.create_stream()).unwrap();
+        let streams: Vec<_> = (0..count).map(register).collect();
+        let lane = |stream: &crate::Stream| stream.registration().lane.clone();
+        streams.iter().map(lane).collect()
+    }
+
+    fn ids(lanes: &Lanes) -> Vec<StreamId> {
+        lanes.iter().map(|lane| lane.id).collect()
+    }
+
+    #[test]
+    fn lanes_stay_in_order_however_they_come_and_go() {
+        let all = lanes_of(5 * RUN);
+        let mut lanes = Lanes::default();
+        // Neighbours may come in either order.
+        for pair in all.chunks(2) {
+            pair.iter()
+                .rev()
+                .for_each(|lane| lanes.insert(lane.clone()));
+        }
+        assert_eq!(
+            ids(&lanes),
+            all.iter().map(|lane| lane.id).collect::<Vec<_>>()
+        );
+        let (gone, left): (Vec<_>, Vec<_>) = all.iter().partition(|lane| lane.id.0 % 9 != 0);
+        gone.iter().for_each(|lane| lanes.remove(lane.id));
+        assert_eq!(
+            ids(&lanes),
+            left.iter().map(|lane| lane.id).collect::<Vec<_>>()
+        );
+        let find = |lane: &Arc<Lane>| lanes.find(lane.fence(Ticket::ZERO)).map(|lane| lane.id);
+        assert!(left.iter().all(|lane| find(lane) == Some(lane.id)));
+        assert!(gone.iter().all(|lane| find(lane).is_none()));
+        left.iter().for_each(|lane| lanes.remove(lane.id));
+        assert!(lanes.0.is_empty());
+    }
+
+    #[test]
+    fn registration_copies_one_run_and_not_all_lanes() {
+        let all = lanes_of(10 * RUN);
+        let (last, others) = all.split_last().unwrap();
+        let mut lanes = Lanes::default();
+        others.iter().for_each(|lane| lanes.insert(lane.clone()));
+        // A reader holds a snapshot, so that nothing is changed in place.
+        let snapshot = lanes.clone();
+        lanes.insert(last.clone());
+        let is_shared = |run: &&Run| {
+            snapshot
+                .0
+                .iter()
+                .any(|other| plain::Arc::ptr_eq(other, run))
+        };
+        assert_eq!(lanes.0.iter().filter(is_shared).count(), lanes.0.len() - 1);
+        assert_eq!((snapshot.len(), lanes.len()), (others.len(), all.len()));
+    }
+}

@@ -127,8 +127,8 @@ impl Statistics {
         fragmentation(self.free, self.largest_free)
     }
 
-    /// Returns the bytes that were allocated and not freed; zero if more was freed than allocated. Of interest for a
-    /// [scope](crate::StatisticsScope).
+    /// Returns the bytes that were allocated and not freed; zero if more was freed than allocated. It is useful for
+    /// a [scope](crate::StatisticsScope).
     pub fn retained(&self) -> u64 {
         let retained = self.allocated.wrapping_sub(self.freed);
         u64::try_from(retained as i64).unwrap_or(0)

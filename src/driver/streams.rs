@@ -6,8 +6,8 @@ use super::{Change, HistoryEvent};
 use crate::device::{DeviceError, DeviceStream, Host, RawStream, Watch};
 use crate::error::StreamError;
 use crate::fault::injected;
-use crate::heap::Fences;
 use crate::heap::policy::Order;
+use crate::heap::{self, Fences};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Bounds, CachedBlock, Events, Lane, Marker};
 use crate::sync::{Arc, Busy, Guards};
@@ -37,7 +37,7 @@ pub(crate) enum Flush {
 pub(crate) struct Streams {
     core: Core,
     /// The order in which memory is taken for no stream, such as that of reservations.
-    pub(crate) nobody: Arc<Lane>,
+    pub(crate) neutral: Arc<Lane>,
     pub(super) lanes: Busy<Registry>,
     pub(super) events: Arc<Events>,
 }
@@ -64,7 +64,7 @@ impl Streams {
         let host = Host(core.device.id());
         let gate = core.gate.clone();
         Self {
-            nobody: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, no_cache, gate)),
+            neutral: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, no_cache, gate)),
             lanes: Busy::new(Guards::Registry, Registry::new()),
             events: Arc::new(Events::new(core.device.clone())),
             core,
@@ -341,7 +341,7 @@ impl Streams {
     /// What is missing.
     pub(crate) fn check_conserved(&self) -> Result<(), String> {
         self.flush(Flush::All);
-        self.heap.lock().check_conserved()
+        heap::check::conserved(&self.heap.lock())
     }
 
     /// Returns how many blocks came back so far, if none is on its way: pending, cached, or being moved.
@@ -374,7 +374,9 @@ impl Streams {
             return lanes.iter().cloned().collect();
         }
         let heap = self.heap.lock();
-        let waiting = lanes.iter().filter(|lane| heap.is_waiting_for(lane.id));
+        let waiting = lanes
+            .iter()
+            .filter(|lane| heap::inspect::pending_on(&heap, lane.id) > 0);
         waiting.cloned().collect()
     }
 }

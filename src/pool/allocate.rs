@@ -6,7 +6,8 @@ use super::{Layout, Pool, scope};
 use crate::block::Block;
 use crate::driver::{Allocation, Driver, Part, Parts};
 use crate::error::AllocError;
-use crate::heap::{self, Placement, ReservationId};
+use crate::heap::{self, Placement};
+use crate::id::ReservationId;
 use crate::lane::{Miss, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{
@@ -300,7 +301,7 @@ pub(super) fn ask_for_all(
     });
     let parts = Parts {
         all: parts.collect::<plain::Arc<[_]>>(),
-        is_for_everybody: false,
+        is_for_all: false,
         placement: Placement::Anywhere,
     };
     let alignment = 1;

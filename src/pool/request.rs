@@ -6,7 +6,7 @@
 
 use crate::driver::Effort;
 use crate::error::AllocError;
-use crate::heap::ReservationId;
+use crate::id::ReservationId;
 use crate::lane::Miss;
 use crate::measure::Tag;
 use crate::queue::{

@@ -4,7 +4,7 @@ use super::Pool;
 use crate::block::Block;
 use crate::driver::Drawn;
 use crate::error::AllocError;
-use crate::heap::ReservationId;
+use crate::id::ReservationId;
 use crate::queue::{Caller, Demand, Late, Registration, Reserved, hooks_entered};
 use crate::sync::Arc;
 use crate::sync::plain::{self, AtomicU64, Ordering};

@@ -5,7 +5,7 @@
 use super::hook::Asking;
 use super::throttled::{self, Standstill};
 use super::unclaimed::Unclaimed;
-use super::waiter::Waiter;
+use super::waiter::{Waiter, outcome_of};
 use super::waiters::{Joined, Newcomer, Refused};
 use super::{Charge, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
@@ -14,9 +14,10 @@ use crate::driver::{
 };
 use crate::error::AllocError;
 use crate::fault::injected;
-use crate::heap::{Placement, ReservationId};
+use crate::heap::Placement;
+use crate::id::ReservationId;
 use crate::lane::{Event, Fit, Lane, Miss};
-use crate::measure::{LimitReached, Tag};
+use crate::measure::{LimitReached, Tag, WaitOutcome};
 use crate::rare::Rare;
 use crate::sync::Arc;
 use crate::trace;
@@ -187,6 +188,9 @@ impl Waiting {
                 Wants::Parts(parts) => count_parts(&waiter.lane, allocations, parts),
             }
         }
+        if let Err(error) = &answer {
+            waiter.note_unserved(outcome_of(error));
+        }
         self.finish(answer.is_ok());
         Poll::Ready(answer.map(|allocations| {
             let ask = Ask {
@@ -218,15 +222,19 @@ impl Waiting {
         let left_over = waiter.cancel();
         let so_long = service.now().saturating_sub(waiter.since);
         let waited = was_served.then_some(so_long);
+        let outcome = match was_served {
+            true => WaitOutcome::Served,
+            false => waiter.unserved(),
+        };
         Service::depart(&service, &waiter, waited);
         service.driver.write_down(|| HistoryEvent::Waited {
             stream: waiter.lane.id.of_a_stream(),
             requested: waiter.demand.requested(),
             tag: waiter.demand.tag,
             waited: so_long,
-            served: was_served,
+            outcome,
         });
-        span.end(waited.map_or(trace::Outcome::Abandoned, trace::Outcome::Served));
+        span.end(outcome, so_long);
         if injected("grant-dropped-with-its-future") {
             return std::mem::forget(left_over);
         }
@@ -293,6 +301,8 @@ impl Membership {
     /// A grant that came in the same moment is taken: the memory is there.
     fn time_out(&mut self, now: Duration) -> Result<Unclaimed, AllocError> {
         let waiter = &self.waiter;
+        // First: once it is cancelled, another thread may see it leave.
+        waiter.note_unserved(WaitOutcome::TimedOut);
         if let Some(found) = waiter.cancel() {
             return Ok(found);
         }

@@ -3,7 +3,7 @@
 use super::{Demand, Presence, Service};
 use crate::driver::{Allocations, Change, Drawn};
 use crate::error::AllocError;
-use crate::heap::ReservationId;
+use crate::id::ReservationId;
 use crate::lane::{Event, Lane};
 use crate::measure::{Account, Tag};
 use crate::sync::{Arc, Guards, Mutex, plain};

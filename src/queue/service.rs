@@ -241,12 +241,7 @@ impl Service {
 
     /// Fails a request, in a pass over the queue.
     pub(super) fn fail(&self, waiter: &Waiter, error: AllocError) {
-        let is_deadlock = matches!(error, AllocError::Deadlocked(_));
-        let waker = waiter.fail(error, || {
-            if is_deadlock {
-                self.queue.note_deadlocked(waiter);
-            }
-        });
+        let waker = waiter.fail(error);
         // The pass goes on with the next request.
         let _ = self.leave(waiter, None);
         waker.into_iter().for_each(wake);

@@ -59,7 +59,6 @@ fn deadlocked(service: &Service, waiter: &Waiter, tag: Tag) -> AllocError {
     trace::deadlocked_at_limit(&service.shortfall(&waiter.demand), || {
         holders(service, Some(tag))
     });
-    service.queue.note_deadlocked(waiter);
     AllocError::DeadlockedAtLimit {
         tag,
         requested: waiter.demand.request.bytes,

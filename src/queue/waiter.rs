@@ -18,9 +18,10 @@ use super::unclaimed::Unclaimed;
 use super::{Demand, Wants};
 use crate::driver::Expected;
 use crate::error::AllocError;
-use crate::heap::ReservationId;
+use crate::id::ReservationId;
 use crate::lane::Lane;
-use crate::sync::plain::{AtomicBool, AtomicU64};
+use crate::measure::WaitOutcome;
+use crate::sync::plain::{AtomicBool, AtomicU64, OnceLock};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag};
 use std::task::Waker;
 use std::time::Duration;
@@ -51,6 +52,8 @@ pub(crate) struct Waiter {
     pub(super) hook: Turn,
     /// The request was granted, even if it is gone since.
     is_served: SharedFlag,
+    /// How the wait ends if the request is not served. The first note counts.
+    unserved: OnceLock<WaitOutcome>,
     state: Mutex<State>,
 }
 
@@ -104,6 +107,7 @@ impl Waiter {
             searched: AtomicU64::new(NEVER),
             hook: Turn::new(),
             is_served: SharedFlag::new(false),
+            unserved: OnceLock::new(),
             state: Mutex::new(Guards::Waiter, state),
         }
     }
@@ -127,12 +131,13 @@ impl Waiter {
         }
     }
 
-    /// Fails the waiter, if it still waits, after calling `note`. Returns the waker to call.
-    pub(super) fn fail(&self, error: AllocError, note: impl FnOnce()) -> Option<Waker> {
+    /// Fails the waiter, if it still waits. Returns the waker to call.
+    pub(super) fn fail(&self, error: AllocError) -> Option<Waker> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Waiting { waker, .. } => {
-                note();
+                // Before the lock is released: a task that hears of the failure finds it counted as what it is.
+                self.note_unserved(outcome_of(&error));
                 *state = State::Failed(error);
                 Some(waker)
             }
@@ -141,6 +146,17 @@ impl Waiter {
                 None
             }
         }
+    }
+
+    /// Notes how the wait ends, unless the request is served after all.
+    pub(super) fn note_unserved(&self, outcome: WaitOutcome) {
+        let _ = self.unserved.set(outcome);
+    }
+
+    /// Returns how the wait of a request ended that was not served.
+    pub(super) fn unserved(&self) -> WaitOutcome {
+        let unserved = self.unserved.get().copied();
+        unserved.unwrap_or(WaitOutcome::Cancelled)
     }
 
     /// Returns the outcome, if there is one. Otherwise registers `waker` as the one to call: the waiter was polled.
@@ -242,5 +258,14 @@ impl Waiter {
 
     pub(super) fn is_waiting(&self) -> bool {
         matches!(&*self.state.lock(), State::Waiting { .. })
+    }
+}
+
+/// Returns the outcome of a wait that ends with an error.
+pub(super) fn outcome_of(error: &AllocError) -> WaitOutcome {
+    match error {
+        AllocError::TimedOut { .. } => WaitOutcome::TimedOut,
+        AllocError::Deadlocked(_) | AllocError::DeadlockedAtLimit { .. } => WaitOutcome::Deadlocked,
+        _ => WaitOutcome::Failed,
     }
 }

@@ -15,10 +15,9 @@ use super::waiter::{Origin, Waiter};
 use super::{Demand, Rules, Wants};
 use crate::driver::{Expected, gate};
 use crate::error::AllocError;
-use crate::heap::ReservationId;
-use crate::id::StreamId;
+use crate::id::{ReservationId, StreamId};
 use crate::lane::Lane;
-use crate::measure::{Account, Accounts, Tag, Waits};
+use crate::measure::{Account, Accounts, Tag, WaitOutcome, Waits};
 use crate::sync::plain::{self, AtomicU64};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
 use smallvec::SmallVec;
@@ -369,7 +368,10 @@ impl Queue {
         };
         self.leave_scope(&mut standing, waiter);
         // Before the lock is released: a thread that hears that the request was served finds it counted.
-        self.counted_for(waiter).for_each(|waits| waits.end(waited));
+        let outcome = waited.map_or_else(|| waiter.unserved(), |_| WaitOutcome::Served);
+        let waited = waited.unwrap_or_default();
+        self.counted_for(waiter)
+            .for_each(|waits| waits.end(outcome, waited));
         moved
     }
 
@@ -602,11 +604,6 @@ impl Queue {
             AllocError::Shed { .. } => all.for_each(Waits::note_shed),
             _ => all.for_each(Waits::note_refused),
         }
-    }
-
-    /// Counts a waiter that is about to fail by a deadlock.
-    pub(super) fn note_deadlocked(&self, waiter: &Waiter) {
-        self.counted_for(waiter).for_each(Waits::note_deadlocked);
     }
 
     /// Where a waiter's wait is counted.

@@ -222,7 +222,7 @@ fn target_of_a_heuristic_is_bounded_by_the_capacity() {
 
 /// What the pool is to have afterwards is one piece, whatever of it was released for that.
 #[test]
-fn what_is_left_after_shrinking_is_one_piece() {
+fn shrunk_pool_is_one_piece() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
             .coalesce(CoalesceHeuristic::new(|_| 4 * CHUNK))

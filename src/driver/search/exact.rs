@@ -18,7 +18,7 @@ use std::time::Duration;
 /// is overdue by this long is asked for, too.
 const UNASKED: Duration = Duration::from_millis(1);
 
-/// So many blocks are asked for before all streams are.
+/// The number of blocks that are asked for before all streams are.
 const TRIES: usize = 2;
 
 impl Search<'_> {
@@ -52,7 +52,7 @@ impl Search<'_> {
         };
         let taken = self.to.with_forecasts(forecast, |view| {
             let mut heap = self.to.driver.heap.lock();
-            heap.take_like(self.request, view)
+            heap.take_exact_fit(self.request, view)
         });
         let Some(grant) = taken else {
             return Ok(None);
@@ -74,7 +74,7 @@ impl Search<'_> {
         };
         self.to.with_forecasts(forecast, |view| {
             let heap = self.to.driver.heap.lock();
-            heap.look_like(self.request, view)
+            heap.fences_of_exact_fit(self.request, view)
         })
     }
 
