@@ -162,6 +162,8 @@ pub enum AllocError {
         waiting_bytes: u64,
         /// What may be waited for, in bytes.
         limit_bytes: u64,
+        /// How long the queue takes to grant a request of this size, as far as can be told: an estimate.
+        retry_after: Option<Duration>,
     },
     /// The request would probably have waited for longer than its timeout or deadline allows. Turn the client
     /// away, or try again later. Only where the pool [sheds load](crate::PoolBuilder::load_shedding).

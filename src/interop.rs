@@ -76,7 +76,7 @@ fn come_after(registration: &Registration, point: &Point) -> Result<(), DeviceEr
     match ordered {
         Err(error) if error.kind() == DeviceErrorKind::Unsupported => {
             let mut passage = point.passage();
-            block_on(service, poll_fn(|context| passage.poll(context)))
+            block_on(poll_fn(|context| passage.poll(context)))
         }
         ordered => ordered,
     }

@@ -87,7 +87,7 @@ impl Stream {
     /// When the device cannot record one.
     pub fn event(&self) -> Result<Event, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        let marker = service.driver.mark(lane)?;
+        let marker = service.driver.mark_for_user(lane)?;
         Ok(Event {
             registration: self.registration.clone(),
             marker,

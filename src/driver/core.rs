@@ -72,6 +72,7 @@ impl Core {
         device: plain::Arc<dyn Device>,
         settings: Settings,
         publisher: plain::Arc<dyn Publish>,
+        waits: plain::Arc<Waits>,
     ) -> Self {
         let capacity = settings.geometry.capacity;
         Self {
@@ -79,7 +80,7 @@ impl Core {
             gate: Gate::new(CachePadded::new(SharedState::new(0))),
             publisher,
             counters: Counters::new(),
-            waits: plain::Arc::default(),
+            waits,
             heap: Busy::new(Guards::Heap, Heap::new(settings.geometry)),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             reserved: CachePadded::new(SharedNumber::new(0)),

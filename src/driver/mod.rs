@@ -88,6 +88,7 @@ use crate::heap::{Placement, Request};
 use crate::id::ReservationId;
 use crate::lane::Lane;
 pub(crate) use crate::lane::Use;
+use crate::measure::Waits;
 use crate::sync::{Arc, plain};
 use core::Core;
 use recipient::Recipient;
@@ -120,8 +121,9 @@ impl Driver {
         settings: Settings,
         spill: Spill,
         publisher: plain::Arc<dyn Publish>,
+        waits: plain::Arc<Waits>,
     ) -> Result<Self, BuildError> {
-        let streams = Streams::new(Core::new(device, settings, publisher));
+        let streams = Streams::new(Core::new(device, settings, publisher, waits));
         let maintenance = Maintenance::new(Supply::new(streams, spill)?);
         Ok(Self { maintenance })
     }

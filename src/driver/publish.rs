@@ -6,6 +6,7 @@
 //! searcher looks at the result itself.
 
 use super::core::Core;
+use crate::id::ReservationId;
 use crate::id::StreamId;
 use std::fmt;
 
@@ -16,6 +17,8 @@ pub(crate) enum Change {
     Memory,
     /// A stream comes after more work of other streams.
     Order(StreamId),
+    /// Memory returned to a reservation, or was added to it.
+    Reservation(ReservationId),
     /// The pool closed, its device failed, or its capacity or a limit is another one.
     Terms,
 }
@@ -26,9 +29,10 @@ pub(crate) trait Publish: fmt::Debug + Send + Sync {
 }
 
 impl Core {
-    /// Publishes a change to memory, if anything can wait for it: a request or a drain.
+    /// Publishes a change, if anything can wait for it: a request or a drain. A throttled request keeps the gate open,
+    /// and waits for the reservation whose scope it is in at most.
     pub(crate) fn publish(&self, change: Change) {
-        if !self.is_open() {
+        if !self.is_open() || matches!(change, Change::Reservation(_)) {
             self.publisher.publish(change);
         }
     }

@@ -1,6 +1,7 @@
 //! Decisions as pure functions, and the words in which a user states them.
 
 use super::forecast::{Donor, Forecast, TOLERANCE, Taker};
+use std::time::Duration;
 
 /// What comes first when free memory does not do: sources 4 and 5 of the reuse ladder.
 ///
@@ -302,6 +303,16 @@ impl WaitLimit {
             }
         }
     }
+
+    /// Returns when the taker may be made to wait for the donor, if it may not now, but will although nothing else
+    /// happens: its own work outlasts the rest of the donor's from then on.
+    pub(crate) fn allows_from(self, donor: Donor, taker: Taker) -> Option<Duration> {
+        let sealed_at = donor.sealed_at.filter(|_| self == Self::Tail)?;
+        let ahead = taker.tail.saturating_sub(taker.now);
+        let at = (sealed_at + donor.latency).saturating_sub(ahead + ahead / TOLERANCE);
+        let is_to_come = at > taker.now && at < donor.overdue_at(taker.now);
+        (is_to_come && !ahead.is_zero()).then_some(at)
+    }
 }
 
 #[cfg(test)]
@@ -345,6 +356,26 @@ mod tests {
         };
         assert!(WaitLimit::Tail.allows(donor(Some(ms(9))), at(ms(14))));
         assert!(!WaitLimit::Tail.allows(donor(Some(ms(9))), at(ms(15))));
+    }
+
+    #[test]
+    fn wait_is_allowed_from_the_time_that_is_told_ahead() {
+        let donor = donor(Some(ms(20)));
+        let at = |now| Taker {
+            now,
+            tail: now + ms(1),
+        };
+        let from = WaitLimit::Tail.allows_from(donor, at(ms(10))).unwrap();
+        let before = from - Duration::from_nanos(1);
+        assert!(!WaitLimit::Tail.allows(donor, at(before)));
+        assert!(WaitLimit::Tail.allows(donor, at(from)));
+        assert_eq!(WaitLimit::Tail.allows_from(donor, at(from)), None);
+        assert_eq!(WaitLimit::Unlimited.allows_from(donor, at(ms(10))), None);
+        let idle = Taker {
+            now: ms(10),
+            tail: ms(10),
+        };
+        assert_eq!(WaitLimit::Tail.allows_from(donor, idle), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Who may wait, at run time.
 
 use super::Pool;
+use crate::measure::Tag;
 use crate::queue::QueueLimit;
 use std::time::Duration;
 
@@ -47,6 +48,13 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn expected_wait(&self, bytes: u64) -> Option<Duration> {
-        self.service().expected_wait(bytes)
+        self.service().expected_wait(None, bytes)
+    }
+
+    /// Estimates how long a request of `tag` for `bytes` bytes would wait that comes now, over the tag's
+    /// [limit](Self::set_tag_limit): until the limit allows it, and then for [memory](Self::expected_wait). `None` before
+    /// at least eight requests of the tag waited for the limit and were let in.
+    pub fn expected_wait_of(&self, tag: Tag, bytes: u64) -> Option<Duration> {
+        self.service().expected_wait(Some(tag), bytes)
     }
 }

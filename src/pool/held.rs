@@ -2,7 +2,6 @@
 
 use super::{Pool, builder};
 use crate::device::DeviceError;
-use crate::driver::Change;
 use crate::error::BuildError;
 use crate::heap::policy::ReleaseThreshold;
 use crate::queue::Service;
@@ -46,8 +45,7 @@ impl Pool {
         }
         let resized = driver.resize(capacity);
         // Even if memory could not be released: who waits for more than the capacity is told.
-        Service::serve(self.service());
-        self.service().publish(Change::Terms);
+        Service::apply_terms(self.service());
         resized?;
         Ok(capacity)
     }

@@ -91,7 +91,7 @@ impl Pool {
             roll: Roll::default(),
         });
         registry::enter(&presence)?;
-        Service::start_maintenance(&presence.service);
+        Service::start(&presence.service);
         Ok(Self { presence })
     }
 
@@ -295,7 +295,7 @@ impl Pool {
     pub fn reap(&self) -> Result<bool, DeviceError> {
         let has_news = self.service().driver.reap()?;
         if has_news {
-            Service::serve(self.service());
+            Service::serve_change(self.service());
         }
         Ok(has_news)
     }

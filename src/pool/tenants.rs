@@ -1,9 +1,8 @@
 //! What tags may have, and how they take turns.
 
 use super::Pool;
-use crate::driver::Change;
 use crate::measure::Tag;
-use crate::queue::Service;
+use crate::queue::{QueueLimit, Service};
 
 impl Pool {
     /// Sets how many bytes `tag` may have of this pool at once; with `None`, any number.
@@ -41,11 +40,36 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_tag_limit(&self, tag: Tag, limit: Option<u64>) {
-        let service = self.service();
-        service.queue.set_limit(tag, limit, &service.driver.gate);
-        // Who waits for more than that is told, in the line or at the quota queue.
-        Service::serve(service);
-        service.publish(Change::Terms);
+        Service::set_tag_limit(self.service(), tag, limit);
+    }
+
+    /// Sets how many requests of `tag` may wait for its limit at once; with `None`, as many as may
+    /// [wait for memory](Self::set_queue_limit), which is the default. A request beyond that fails at once, with
+    /// [`QueueFull`](crate::AllocError::QueueFull).
+    ///
+    /// Requests that wait for the limit of their tag do not count for the pool's queue limit: a flood of one tenant
+    /// does not refuse the requests of others.
+    ///
+    /// ```
+    /// # use weirpool::{AllocError, Pool, Tag, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// let guest = Tag::new("guest: few may wait");
+    /// let pool = Pool::builder(device.clone()).tag_limit(guest, 4 << 20).build()?;
+    /// pool.set_tag_queue_limit(guest, Some(0.into())); // its requests never wait for its limit
+    /// # let stream = pool.create_stream()?;
+    /// let all = device.block_on(pool.allocate(&stream, 4 << 20).tag(guest))?;
+    /// let refused = device.block_on(pool.allocate(&stream, 4096).tag(guest));
+    /// assert!(matches!(refused, Err(AllocError::QueueFull { limit: 0, .. })));
+    /// # drop(all);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_tag_queue_limit(&self, tag: Tag, limit: Option<QueueLimit>) {
+        self.service().queue.set_tag_queue_limit(tag, limit);
+    }
+
+    /// How many requests of `tag` may wait for its limit at once.
+    pub fn tag_queue_limit(&self, tag: Tag) -> QueueLimit {
+        self.service().queue.tag_queue_limit(tag)
     }
 
     /// How many bytes `tag` may have of this pool at once, if that is limited.

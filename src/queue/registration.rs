@@ -126,20 +126,20 @@ impl Registration {
     pub(crate) fn note_granted(&self, tag: Tag, surplus: u64) {
         let account = self.service.queue.accounts.of(tag);
         if surplus > 0 {
-            account.claim_more(surplus);
+            account.charge_more(surplus);
         }
-        account.note_granted(self.lane.id);
+        account.note_granted();
     }
 
     /// Counts the growth of a tag's block by bytes that the tag was charged for.
     pub(crate) fn note_more(&self, tag: Tag) {
-        self.service.queue.accounts.of(tag).note_more(self.lane.id);
+        self.service.queue.accounts.of(tag).note_more();
     }
 
     /// Counts the free of a tag's block.
     #[inline(never)]
     pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
-        self.service.queue.accounts.of(tag).note_freed(self.lane.id);
+        self.service.queue.accounts.of(tag).note_freed();
         self.service.uncharge(tag, bytes);
     }
 }

@@ -38,6 +38,8 @@ pub(crate) fn exhausted(_: &Shortfall) {}
 #[inline(always)]
 pub(crate) fn hook_failed(_: &dyn std::fmt::Display) {}
 #[inline(always)]
+pub(crate) fn waker_panicked() {}
+#[inline(always)]
 pub(crate) fn grown(_: u64, _: u64) {}
 #[inline(always)]
 pub(crate) fn remapped(_: u64, _: u64) {}

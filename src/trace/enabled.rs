@@ -111,6 +111,11 @@ pub(crate) fn hook_failed(error: &dyn std::fmt::Display) {
     tell!(WARN, error = %error, "pressure hook failed");
 }
 
+/// A task's waker panicked when it was called.
+pub(crate) fn waker_panicked() {
+    tell!(WARN, "a waker panicked");
+}
+
 /// Bytes that were taken from the device, and in how many pieces.
 pub(crate) fn grown(bytes: u64, chunks: u64) {
     tell!(DEBUG, bytes, chunks, "grown");
