@@ -29,7 +29,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let waits = pool.statistics().waits;
     println!(
         "{} waited, {:?} at most, on the device's clock",
-        waits.served, waits.longest
+        waits.served,
+        waits.times.longest()
     );
     Ok(())
 }

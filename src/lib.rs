@@ -160,21 +160,20 @@ pub use buffer::Buffer;
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current};
 pub use driver::{
-    BlockInfo, BlockOrigin, BlockState, Fill, HistoryEntry, HistoryEvent, Occupancy,
-    ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Upstream,
+    BlockInfo, BlockOrigin, BlockState, CoalesceHeuristic, Fill, HistoryEntry, HistoryEvent, Hits,
+    Occupancy, ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Upstream,
 };
 pub use error::{
     AllocError, BuildError, CopyError, DrainError, Shortfall, StreamError, TagShortfall,
 };
 pub use heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-pub use heap::{CoalesceHeuristic, GrowBy, PoolFigures, Remapping};
+pub use heap::{GrowBy, Remapping};
 pub use id::StreamId;
 pub use measure::{Bucket, Histogram, Level, Tag, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
 pub use observe::{
-    History, Hits, LeakReport, ScopeStatistics, Snapshot, Statistics, StatisticsScope,
-    StreamStatistics, TagStatistics,
+    History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
 pub use pool::{
     Allocate, AllocateMany, AllocateOwned, Drawing, Grow, GrowReservation, Layout, Pool,

@@ -239,7 +239,7 @@ enum Exact {
     Ignored,
     /// Its streams alone are asked first.
     Polled,
-    /// No more memory is to be had: the stream waits for it on the device, unasked.
+    /// No more memory is available: the stream waits for the block on the device, unasked.
     Awaited,
 }
 

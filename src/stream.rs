@@ -5,6 +5,7 @@ use crate::driver::Change;
 use crate::error::StreamError;
 use crate::id::StreamId;
 use crate::lane::Marker;
+use crate::observe::StreamStatistics;
 use crate::queue::{Passage, Presence, Registration};
 use crate::sync::{Arc, plain};
 use std::fmt;
@@ -52,6 +53,12 @@ impl Stream {
     /// The device's own name of the stream.
     pub fn raw(&self) -> RawStream {
         self.registration.lane.raw
+    }
+
+    /// Returns the current figures of this stream.
+    pub fn statistics(&self) -> StreamStatistics {
+        let Registration { service, lane, .. } = &*self.registration;
+        StreamStatistics::of(&service.driver, lane)
     }
 
     pub(crate) fn is_of(&self, pool: &plain::Arc<Presence>) -> bool {

@@ -324,6 +324,16 @@ impl Count {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
+    /// Stays at the largest number rather than to wrap around.
+    pub(crate) fn add_saturating(&self, count: u64) {
+        #[cfg(debug_assertions)]
+        counters::wrote();
+        let add = |sum: u64| Some(sum.saturating_add(count));
+        let _ = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+
     pub(crate) fn subtract(&self, count: u64) {
         self.add(count.wrapping_neg());
     }

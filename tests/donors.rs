@@ -92,7 +92,7 @@ fn the_first_to_be_complete_is_waited_for_whichever_was_freed_last() {
 
 /// Freed in the same moment, too: the clock of a host may be coarse.
 #[test]
-fn of_streams_that_take_as_long_the_first_to_free_is_waited_for() {
+fn first_freed_block_of_equal_streams_is_waited_for() {
     for between in [us(0), us(20)] {
         for order in [[0, 1], [1, 0]] {
             assert_eq!(chosen([us(100); 2], order, between), order[0]);
@@ -102,7 +102,7 @@ fn of_streams_that_take_as_long_the_first_to_free_is_waited_for() {
 }
 
 #[test]
-fn of_one_stream_the_oldest_is_waited_for() {
+fn oldest_block_of_a_stream_is_waited_for() {
     for order in [[0, 1], [1, 0]] {
         let device = manual();
         let pool = waiting_pool(&device);
@@ -118,7 +118,7 @@ fn of_one_stream_the_oldest_is_waited_for() {
 
 /// A block that several streams use is complete with the last of them.
 #[test]
-fn of_several_streams_of_one_block_the_last_counts() {
+fn last_of_several_streams_of_a_block_counts() {
     for (further, does_last) in [(us(60), false), (us(900), true)] {
         let device = manual();
         let pool = waiting_pool(&device);
@@ -166,7 +166,7 @@ fn a_stream_that_is_overdue_or_unknown_is_not_preferred() {
 
 /// A span of pieces is complete with its last piece.
 #[test]
-fn of_spans_the_first_to_be_complete_is_waited_for() {
+fn range_that_completes_first_is_waited_for() {
     for order in [[0, 1], [1, 0]] {
         for (takes, expected) in [
             ([us(50), us(900)], 0),

@@ -407,7 +407,7 @@ fn a_device_side_wait_that_fails_is_not_the_last_word() {
 
 /// One event's error says nothing of those before it.
 #[test]
-fn what_is_complete_counts_whatever_a_later_event_reports() {
+fn complete_work_counts_whatever_a_later_event_reports() {
     let device = manual();
     let pool = host_waits_only(&device, 24 * MIB);
     let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
@@ -450,4 +450,88 @@ fn an_event_with_an_error_costs_no_memory() {
         Source::Free
     );
     assert_eq!(pool.statistics().reserved.current, reserved);
+}
+
+/// The newest event reports an error, and an older one is incomplete: nothing can tell when the work behind the newest
+/// one ends.
+#[test]
+fn teardown_ends_behind_an_event_that_errs() {
+    for blocking in [false, true] {
+        let device = SimDevice::builder()
+            .clock(Clock::Manual)
+            .blocking_memory_calls(blocking)
+            .build();
+        let pool = builder(&device, 16 * MIB)
+            .sealing(Sealing::EveryFree)
+            .build()
+            .unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let blocks = [0; 2].map(|_| pool.try_allocate(&stream, MIB).unwrap());
+        run(&work, us(100));
+        let [older, newest] = blocks;
+        drop(older);
+        run(&work, us(100));
+        device.script(Call::Record, 1, Fault::Reports(Other));
+        drop(newest);
+        let held = device.counters().physical_in_use;
+        assert!(held > 0);
+        drop((stream, pool));
+        device.advance(us(1000));
+        assert_eq!(device.counters().physical_in_use, held, "leaked");
+    }
+}
+
+/// An older event that reports an error is covered by the newest one.
+#[test]
+fn teardown_releases_memory_once_the_newest_event_is_complete() {
+    for blocking in [false, true] {
+        let device = SimDevice::builder()
+            .clock(Clock::Manual)
+            .blocking_memory_calls(blocking)
+            .build();
+        let pool = builder(&device, 16 * MIB)
+            .sealing(Sealing::EveryFree)
+            .build()
+            .unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let blocks = [0; 2].map(|_| pool.try_allocate(&stream, MIB).unwrap());
+        run(&work, us(100));
+        let [older, newest] = blocks;
+        device.script(Call::Record, 1, Fault::Reports(Other));
+        drop(older);
+        run(&work, us(100));
+        drop(newest);
+        drop((stream, pool));
+        assert!(device.counters().physical_in_use > 0, "the work runs");
+        device.advance(us(1000));
+        eventually(|| device.counters().physical_in_use == 0);
+    }
+}
+
+/// A growth that is refused half way counts neither an allocation nor a free.
+#[test]
+fn refused_growth_leaves_the_statistics_as_they_were() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB).lane_bytes(0).build().unwrap();
+    let ((work, a), (_, b)) = (stream(&device, &pool), stream(&device, &pool));
+    let mut low = pool.try_allocate(&a, 512).unwrap();
+    let above = pool.try_allocate(&a, MIB).unwrap();
+    low.used_on(&b).unwrap();
+    run(&work, us(100));
+    drop(above);
+    let before = pool.statistics();
+    device.fail_next(Call::Wait, Other);
+    low.grow(512).try_now().unwrap_err();
+    let after = pool.statistics();
+    assert_eq!(after.live_blocks, before.live_blocks);
+    assert_eq!(
+        (after.allocations, after.frees),
+        (before.allocations, before.frees)
+    );
+    drop(low);
+    let statistics = pool.statistics();
+    assert_eq!((statistics.live_blocks, statistics.used.current), (0, 0));
+    device.advance(us(1000));
+    pool.reap().unwrap();
+    pool.check_conserved().unwrap();
 }

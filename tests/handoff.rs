@@ -151,7 +151,7 @@ fn expect_near(cost: &Cost, allowed: f64) {
 }
 
 #[test]
-fn who_may_wait_for_memory_on_the_device_hardly_asks() {
+fn stream_that_may_wait_on_the_device_hardly_asks() {
     for kernel in [20, 200] {
         let cost = in_turn(WaitLimit::Unlimited, 4, us(kernel));
         assert!(cost.queries < 0.5 && cost.waits < 1.1, "{cost:?}");
@@ -175,7 +175,7 @@ fn from_producer_to_consumer_it_hardly_asks_either() {
 
 /// By default a stream is not made to wait: each is asked once, and not twice.
 #[test]
-fn who_may_not_wait_asks_each_stream_once() {
+fn stream_that_may_not_wait_asks_each_stream_once() {
     let cost = in_turn(WaitLimit::Tail, 4, us(20));
     assert!(cost.queries <= 3.0 && cost.waits == 0.0, "{cost:?}");
     let cost = in_turn(WaitLimit::Tail, 4, us(200));
@@ -197,7 +197,7 @@ fn where_there_is_more_to_be_had_few_are_asked() {
 
 /// A stream that was slow so far is asked all the same before anybody fails, and before more is taken.
 #[test]
-fn what_is_complete_sooner_than_expected_counts() {
+fn work_that_completes_sooner_than_expected_counts() {
     for blocks in [1, 2] {
         let device = manual();
         let pool = builder(&device, blocks * BLOCK).build().unwrap();
@@ -224,7 +224,7 @@ fn what_is_complete_sooner_than_expected_counts() {
 
 /// However long a stream may be made to wait: beside a long wait a query takes no time, and other memory is complete.
 #[test]
-fn nobody_waits_for_long_without_asking() {
+fn stream_does_not_wait_for_long_without_asking() {
     let device = manual();
     let limit = WaitLimit::Unlimited;
     let builder = builder(&device, 3 * BLOCK).wait_limit(limit);
@@ -259,7 +259,7 @@ fn nobody_waits_for_long_without_asking() {
 
 /// A large piece of the stream's own is broken up rather than that the stream waits for another's.
 #[test]
-fn nobody_waits_for_others_who_has_more_of_his_own() {
+fn stream_with_loose_fit_does_not_wait_for_others() {
     let device = manual();
     let limit = WaitLimit::Unlimited;
     let builder = builder(&device, 6 * CHUNK).wait_limit(limit);

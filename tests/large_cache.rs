@@ -33,7 +33,7 @@ fn take_turns(pool: &Pool, line: &(SimStream, Stream)) {
 }
 
 #[test]
-fn who_takes_turns_calls_the_device_no_more() {
+fn streams_that_take_turns_call_the_device_no_more() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
     let lines = [(); 4].map(|()| stream(&device, &pool));
@@ -73,7 +73,7 @@ fn it_is_left_to_its_stream_for_a_while() {
 
 /// Where there is no more to take, it is not left to anybody, however soon; and it comes when its use is over.
 #[test]
-fn nobody_waits_for_what_is_only_kept() {
+fn request_does_not_wait_for_cached_large_blocks() {
     let device = manual();
     let pool = builder(&device, 16 * MIB)
         .reuse(only_host_waits())
@@ -122,7 +122,7 @@ fn the_event_is_recorded_by_the_next_call_that_does_not_take_it() {
 
 /// One that also takes other sizes gives each back to everybody.
 #[test]
-fn who_takes_no_turns_keeps_nothing_large() {
+fn stream_that_takes_no_turns_keeps_no_large_block() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
     let line = stream(&device, &pool);
@@ -163,7 +163,7 @@ fn nothing_large_is_kept_where_memory_comes_first() {
 
 /// A large-block cache has four places, for as many sizes as there are turns with.
 #[test]
-fn what_is_kept_is_bounded() {
+fn cached_large_blocks_are_bounded() {
     let device = manual();
     let pool = pool(&device, 512 * MIB);
     let line = stream(&device, &pool);
@@ -204,7 +204,7 @@ fn a_stream_of_somebody_elses_owes_no_event() {
 
 /// What lies above a block and is only kept is nobody's: the block can grow.
 #[test]
-fn what_is_only_kept_is_in_nobodys_way() {
+fn cached_large_block_makes_room_for_growth() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
     let (line, other) = (stream(&device, &pool), stream(&device, &pool));
@@ -218,7 +218,7 @@ fn what_is_only_kept_is_in_nobodys_way() {
 
 /// A reservation in pieces is given for what the pool has in one, though a stream keeps that for its next turn.
 #[test]
-fn who_draws_is_given_what_is_only_kept_for_pieces() {
+fn draw_exchanges_pieces_for_a_cached_large_block() {
     let device = manual();
     let pool = builder(&device, 16 * MIB)
         .chunk_bytes(16 * MIB)

@@ -61,7 +61,7 @@ fn a_segment_is_given_whole() {
 
 /// What lanes keep is given, too; what running work may touch is not.
 #[test]
-fn what_is_pending_stays() {
+fn pending_memory_is_not_spilled() {
     let device = small(true);
     let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
     let (work, a) = stream(&device, &one);
@@ -79,7 +79,7 @@ fn what_is_pending_stays() {
 
 /// A pool in which somebody waits has nothing to give; nor has one of another device.
 #[test]
-fn who_waits_is_not_robbed() {
+fn pool_with_waiters_does_not_spill() {
     let device = small(true);
     let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
     let (_, a) = stream(&device, &one);
@@ -184,7 +184,7 @@ fn a_growth_that_is_refused_keeps_nothing() {
 
 /// A device may refuse what it says that it has left: another pool gives something all the same.
 #[test]
-fn what_the_device_says_is_not_relied_on() {
+fn figures_of_the_device_are_not_relied_on() {
     let device = small(true);
     let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
     let (_, a) = stream(&device, &one);
@@ -199,9 +199,8 @@ fn what_the_device_says_is_not_relied_on() {
     other.check_conserved().unwrap();
 }
 
-/// Where nothing is pooled it is no different: others give way, and who waits asks again.
 #[test]
-fn without_pooling_others_give_way_and_who_waits_asks_again() {
+fn waiter_of_an_unpooled_pool_asks_the_device_again() {
     let device = small(true);
     let keeper = pool(&device, 64 * MIB);
     let (_, a) = stream(&device, &keeper);
@@ -213,6 +212,9 @@ fn without_pooling_others_give_way_and_who_waits_asks_again() {
     drop(keeper.try_allocate(&a, 64 * MIB).unwrap());
     drop(unpooled.try_allocate(&b, 32 * MIB).unwrap());
     assert_eq!(reserved(&keeper), 32 * MIB);
+    device.advance(us(1000));
+    device.advance(us(1000));
+    assert_eq!(reserved(&unpooled), 0);
 
     let others = device.occupy(u64::MAX);
     let refused = unpooled.try_allocate(&b, 40 * MIB).unwrap_err();
@@ -228,12 +230,13 @@ fn without_pooling_others_give_way_and_who_waits_asks_again() {
     };
     drop(block);
     device.advance(us(1000));
+    device.advance(us(1000));
     assert_eq!(reserved(&unpooled), 0);
 }
 
 /// Another process cannot tell when it lets go: who waits asks again, until it has what it needs.
 #[test]
-fn who_was_refused_asks_again() {
+fn refused_waiter_asks_again() {
     let device = small(true);
     let pool = builder(&device, 64 * MIB)
         .maintenance_interval(us(1000))
@@ -264,7 +267,7 @@ fn who_was_refused_asks_again() {
 
 /// The same where another pool of the process lets go, and where memory calls are a thread's doing.
 #[test]
-fn who_waits_has_what_another_pool_frees_later() {
+fn waiter_gets_memory_that_another_pool_frees_later() {
     for blocking in [false, true] {
         let device = SimDevice::builder()
             .memory(64 * MIB)
@@ -287,4 +290,36 @@ fn who_waits_has_what_another_pool_frees_later() {
         one.check_conserved().unwrap();
         other.check_conserved().unwrap();
     }
+}
+
+/// The device says that it has the memory, refuses it, and nothing of the pool is in use: no other pool or process lets
+/// go of anything.
+#[test]
+fn request_that_the_device_always_refuses_fails() {
+    let device = SimDevice::builder()
+        .memory(1 << 50)
+        .clock(Clock::Manual)
+        .virtual_memory(false)
+        .build();
+    let pool = pool(&device, 1 << 50);
+    let (_, stream) = stream(&device, &pool);
+    for nth in 1..=20 {
+        device.script(
+            Call::Allocate,
+            nth,
+            Fault::Fails(DeviceErrorKind::OutOfMemory),
+        );
+    }
+    let mut waiting = pool.allocate(&stream, 200 << 40);
+    let mut polls = 0;
+    let refused = loop {
+        match poll(&mut waiting) {
+            Poll::Ready(answer) => break answer.unwrap_err(),
+            Poll::Pending => device.advance(us(100_000)),
+        }
+        polls += 1;
+        assert!(polls < 10, "it is asked for ever");
+    };
+    assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
+    assert_eq!(pool.statistics().waits.waiting, 0);
 }

@@ -96,7 +96,7 @@ fn threads_on_one_stream_lose_nothing() {
     assert_eq!(statistics.allocations, statistics.frees);
     assert_eq!((statistics.used.current, statistics.live_blocks), (0, 0));
     assert!(statistics.used.high > 0 && statistics.used.high <= 64 * MIB);
-    assert_eq!(pool.statistics_of(&stream).unwrap().used.current, 0);
+    assert_eq!(stream.statistics().used.current, 0);
     stream.seal().unwrap();
     other.seal().unwrap();
     device.advance(us(1_000_000));

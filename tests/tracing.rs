@@ -404,7 +404,7 @@ fn a_subscriber_may_call_the_pool() {
         fn record_follows_from(&self, _: &Id, _: &Id) {}
         fn event(&self, _: &Event<'_>) {
             self.0.check().unwrap();
-            self.0.statistics_of(&self.1).unwrap();
+            self.1.statistics();
             self.0.reap().unwrap();
         }
         fn enter(&self, _: &Id) {}

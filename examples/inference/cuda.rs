@@ -1,6 +1,6 @@
 //! A GPU, of which a step takes its share: so many steps run at once as there are places.
 
-#[path = "../../crates/cli/src/cuda/driver.rs"]
+#[path = "../../crates/cli/src/device/cuda/driver.rs"]
 mod driver;
 #[path = "cuda/kernels.rs"]
 mod kernels;

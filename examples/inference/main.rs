@@ -38,7 +38,7 @@
 mod arrivals;
 mod backoff;
 mod bound;
-#[path = "../../crates/cli/src/chart.rs"]
+#[path = "../../crates/cli/src/show/chart.rs"]
 mod chart;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
@@ -49,6 +49,8 @@ mod lease;
 mod machine;
 mod model;
 mod options;
+#[path = "../../crates/cli/src/output.rs"]
+mod output;
 mod plot;
 mod progress;
 mod report;
@@ -58,7 +60,7 @@ mod simulated;
 mod table;
 mod theory;
 mod timer;
-#[path = "../../crates/cli/src/units.rs"]
+#[path = "../../crates/cli/src/show/units.rs"]
 mod units;
 mod watch;
 mod worker;
@@ -67,10 +69,10 @@ use clap::Parser;
 use kind::Kind;
 use machine::Site;
 use options::{DeviceName, Options};
+use output::ClosedPipe;
 use progress::Progress;
 use report::Report;
 use simulated::Simulator;
-use std::io::{Write, stderr, stdout};
 use std::process::ExitCode;
 use theory::Theory;
 
@@ -84,14 +86,15 @@ fn main() -> ExitCode {
     match is_good {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
+        Err(error) if error.is::<ClosedPipe>() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error:#}");
+            output::note(format_args!("{error:#}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Runs all services and shows what came of it. Says whether all is as it must be.
+/// Runs all services and prints their figures. Returns whether all required checks hold.
 fn compare(site: &impl Site, options: &Options) -> anyhow::Result<bool> {
     let requests = arrivals::requests(options);
     let mut reports = Vec::new();
@@ -109,17 +112,17 @@ fn compare(site: &impl Site, options: &Options) -> anyhow::Result<bool> {
     let checks = report::checks(&reports, options.check);
     if options.json {
         for report in &reports {
-            writeln!(stdout(), "{}", serde_json::to_string(report)?)?;
+            output::print(&format!("{}\n", serde_json::to_string(report)?))?;
         }
-        // Standard output is for who parses it.
-        write!(stderr(), "{}", table::checks(&checks))?;
+        // Standard output holds JSON only.
+        output::note(format_args!("{}", table::checks(&checks).trim_end()));
     } else {
         if let Some(description) = site.description() {
-            writeln!(stdout(), "{description}\n")?;
+            output::print(&format!("{description}\n\n"))?;
         }
         let theory = table::theory(&theory, &reports);
         let checks = table::checks(&checks);
-        write!(stdout(), "{}\n{theory}{checks}", table::table(&reports))?;
+        output::print(&format!("{}\n{theory}{checks}", table::table(&reports)))?;
     }
     Ok(checks.iter().all(|check| check.is_so || !check.is_required))
 }

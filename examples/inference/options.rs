@@ -1,4 +1,4 @@
-//! What the command line says: how many requests, under what pressure, and what to print.
+//! The command line: the number of requests, the pressure, and what is printed.
 
 use crate::executor::ExecutorName;
 use clap::error::ErrorKind;
@@ -11,8 +11,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "inference")]
 pub(crate) struct Options {
-    /// Requests to serve
-    #[arg(long, value_name = "N", default_value_t = 480, value_parser = clap::value_parser!(u64).range(1..))]
+    /// The number of requests to serve, up to a million
+    #[arg(long, value_name = "N", default_value_t = 480, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) requests: u64,
 
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "DEVICE", value_enum, default_value_t = DeviceName::Sim)]
     pub(crate) device: DeviceName,
 
-    /// What polls the service
+    /// The executor that polls the service
     #[arg(long, value_name = "EXECUTOR", value_enum, default_value_t = ExecutorName::Tokio)]
     pub(crate) executor: ExecutorName,
 
@@ -33,23 +33,23 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
-    /// Prints one JSON object a service, each on one line
+    /// Prints one JSON object for each service, each on one line
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Fails below 95 % of the throughput of unlimited memory, too; without, that is only printed
+    /// Also fails below 95 % of the throughput of unlimited memory; otherwise that check is only printed
     #[arg(long)]
     pub(crate) check: bool,
 }
 
-/// What comes.
+/// The load of the service.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Load {
-    /// How much work arrives, over what the device can do
+    /// The work that arrives over the work that the device can do, from 0.01 to 1000
     #[arg(long = "load", value_name = "RATIO", default_value_t = 1.5, value_parser = ratio)]
     pub(crate) offered: f64,
 
-    /// What a step takes the device, on average
+    /// The average time of a step on the device, from 1us to 1s
     #[arg(long, value_name = "DURATION", default_value = "4ms", value_parser = step)]
     pub(crate) step: Duration,
 
@@ -58,35 +58,35 @@ pub(crate) struct Load {
     pub(crate) seed: u64,
 }
 
-/// What there is for it.
+/// The limits of the service.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Limits {
-    /// Operations that the device runs at once
+    /// The operations that the device runs at once
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = count)]
     pub(crate) places: usize,
 
-    /// Streams that requests are spread over
+    /// The streams that requests are spread over
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = count)]
     pub(crate) streams: usize,
 
-    /// Steps that a stream takes together, at most
+    /// The most steps that a stream takes together
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = count)]
     pub(crate) batch: usize,
 
-    /// Average requests that there is memory for
+    /// The number of average requests that the memory holds
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = room)]
     pub(crate) room: usize,
 
-    /// Requests in flight, at most; more wait at the quota queue
+    /// The most requests in flight; more wait before they enter the service
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count)]
     pub(crate) in_flight: usize,
 
-    /// How often the service that fails and retries tries, before it gives a request up
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    /// The tries of the service that fails and retries, before it gives up a request: up to 1000
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) tries: u32,
 }
 
-/// Who runs the steps.
+/// A device that runs the steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DeviceName {
     /// The simulated device, in real time
@@ -99,7 +99,7 @@ impl Options {
     /// These options, if they make sense together.
     pub(crate) fn checked(self) -> Result<Self, clap::Error> {
         if self.device == DeviceName::Cuda && self.executor == ExecutorName::Virtual {
-            let reason = "--executor virtual goes with --device sim: a GPU has no virtual time";
+            let reason = "--executor virtual needs --device sim: a GPU has no virtual time";
             return Err(Self::command().error(ErrorKind::ArgumentConflict, reason));
         }
         Ok(self)
@@ -108,8 +108,8 @@ impl Options {
 
 fn ratio(text: &str) -> Result<f64, String> {
     let ratio = text.parse::<f64>();
-    let ratio = ratio.ok().filter(|ratio| ratio.is_finite() && *ratio > 0.0);
-    ratio.ok_or_else(|| "expected a number above 0, as 1.5".to_owned())
+    let ratio = ratio.ok().filter(|ratio| (0.01..=1000.0).contains(ratio));
+    ratio.ok_or_else(|| "expected a number from 0.01 to 1000, as 1.5".to_owned())
 }
 
 fn step(text: &str) -> Result<Duration, String> {
@@ -144,16 +144,22 @@ mod tests {
     }
 
     #[test]
-    fn without_arguments_there_is_pressure_on_memory() {
+    fn defaults_put_pressure_on_memory() {
         let Options { limits, load, .. } = parse(&[]).unwrap();
         assert!(limits.places < limits.room && limits.room < limits.in_flight);
         assert!(limits.places <= limits.streams && load.offered > 1.0);
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn unsound_and_extreme_options_are_refused() {
         for unsound in [
             &["--requests=0"][..],
+            &["--requests=18446744073709551615"],
+            &["--requests=1000000000"],
+            &["--load=1e-300"],
+            &["--load=1e300"],
+            &["--load=nan"],
+            &["--tries=4294967295"],
             &["--load=0"],
             &["--load=inf"],
             &["--step=0ms"],
@@ -168,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_taken() {
+    fn options_are_understood() {
         let options = parse(&[
             "--requests=7",
             "--load=0.5",

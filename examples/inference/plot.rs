@@ -1,4 +1,4 @@
-//! Draws a run: memory over time, and below it where requests were.
+//! Draws a run: memory over time, and the states of the requests below it.
 
 use crate::chart::{self, AREA, BLUE, Canvas, Drawn, LINE, NAVY, ORANGE, PAPER, Point, RED};
 use crate::report::Report;
@@ -15,7 +15,7 @@ const UPPER: i32 = 640;
 /// Draws the samples of a service into `file`.
 pub(crate) fn draw(file: &Path, report: &Report, samples: &[Sample]) -> anyhow::Result<()> {
     let picture = picture(report, samples).map_err(|error| anyhow!("{error}"))?;
-    let unwritable = || format!("{}: cannot be written", file.display());
+    let unwritable = || format!("{}: cannot be written", units::path(file));
     std::fs::write(file, picture).with_context(unwritable)
 }
 

@@ -157,7 +157,7 @@ pub extern "C" fn weirpool_waits(device: c_int) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn weirpool_waited_us(device: c_int) -> u64 {
     figure(device, |pool| {
-        let waited = pool.statistics().waits.total.as_micros();
+        let waited = pool.statistics().waits.times.total().as_micros();
         waited.try_into().unwrap_or(u64::MAX)
     })
 }

@@ -5,6 +5,7 @@ use crate::device::DeviceError;
 use crate::driver::{Allocation, Allocations};
 use crate::error::AllocError;
 use crate::heap::Placement;
+use crate::lane::Event;
 use crate::queue::{Caller, Demand, Registration};
 use crate::sync::Arc;
 
@@ -46,7 +47,7 @@ impl Block {
             if let Some(observers) = observers {
                 observers.extension_freed(&extension, &lanes[0]);
             }
-            driver.free_many(&lanes[0], lanes, None, &extension.as_used(0));
+            driver.free_uncounted(lanes, None, &extension.as_used(0));
             if let Some(tag) = demand.tag {
                 registration.service.uncharge(tag, extension.bytes);
             }
@@ -57,6 +58,8 @@ impl Block {
             observers.grown(driver, allocation, extension.bytes, lane, caller);
         }
         driver.join_used(self.allocation(), &extension);
+        let cache = &registration.lane.cache;
+        cache.count(Event::Growth, extension.bytes, demand.rounding);
         let allocation = self
             .allocation
             .as_mut()

@@ -1,202 +1,213 @@
-//! What can be told of the driver: of the heap, of the lanes, and of lanes that are gone.
+//! How the pool's figures are read from the heap and the lanes.
 //!
-//! Each lane counts for itself, and who asks adds up, one lane after the other: while other threads
-//! allocate and free, a sum may be off by what moved in between. Lanes and what gone ones left are taken
-//! from the registry together, so that no lane is missed or counted twice.
+//! Each lane counts for itself, so that the hot path writes no shared cache line; a reader adds up. It holds the
+//! heap's lock meanwhile: no block enters or leaves a cache then except by an allocation or a free of its own stream,
+//! which turns cached bytes into used ones or back. Each lane is read at one moment. So no block is counted twice,
+//! and the bytes by state always add up to the reserved bytes.
+//!
+//! The lock order is heap, registry, lane.
 
-use super::{Driver, Source, counters};
+use super::{Hits, Source, Statistics, Supply, counters};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
 use crate::heap::{Figures, High, Request};
-use crate::lane::{Counts, Lane};
-use crate::measure::{Histogram, Mark};
-use crate::sync::Arc;
+use crate::lane::{Lane, LaneFigures};
+use crate::measure::{Level, Mark};
 
-/// What lanes counted together, those included that are gone.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct InLanes {
-    pub(crate) counts: Counts,
-    /// Bytes of blocks at most: the highest of each lane, added up.
-    pub(crate) high: u64,
-    pub(crate) cached: u64,
-    /// Bytes kept that are complete on every stream.
-    pub(crate) cached_complete: u64,
-}
-
-/// What lanes that are gone left behind.
+/// The counts of retired lanes, and the marks that every lane keeps.
 #[derive(Debug)]
-pub(super) struct Gone {
-    counts: Counts,
-    /// Every mark that is kept, with the highest of each lane that is gone since, added up.
-    highs: Vec<(Mark, u64)>,
+pub(super) struct Retired {
+    figures: LaneFigures,
+    /// The marks, each with the sum of the high-water marks of lanes that retired since.
+    marks: Vec<(Mark, u64)>,
     next: Mark,
 }
 
-impl Default for Gone {
+impl Default for Retired {
     fn default() -> Self {
         Self {
-            counts: Counts::default(),
-            highs: vec![(Mark::RESET, 0)],
-            next: Mark(Mark::RESET.0 + 1),
+            figures: LaneFigures::default(),
+            marks: vec![(Mark::RESET, 0)],
+            next: Mark::RESET.next(),
         }
     }
 }
 
-impl Gone {
-    /// A lane comes: it keeps the marks that there are.
-    pub(super) fn greet(&self, lane: &Lane) {
-        let marks = self.highs.iter().map(|(mark, _)| *mark);
-        for mark in marks.filter(|mark| *mark != Mark::RESET) {
-            lane.cache.begin(mark);
-        }
+impl Retired {
+    /// Has a new lane keep the marks.
+    pub(super) fn introduce(&self, lane: &Lane) {
+        let marks = self.marks.iter().map(|(mark, _)| *mark);
+        marks
+            .filter(|mark| *mark != Mark::RESET)
+            .for_each(|mark| lane.cache.begin(mark));
     }
 
-    /// A lane goes.
-    pub(super) fn bury(&mut self, lane: &Lane) {
-        self.counts.add(&lane.figures().counts);
-        for (mark, sum) in &mut self.highs {
-            *sum = sum.saturating_add(lane.cache.counts_since(*mark).1);
+    /// Takes over the counts of a lane that retires.
+    pub(super) fn absorb(&mut self, lane: &Lane) {
+        for (mark, high) in &mut self.marks {
+            let figures = lane.figures(*mark);
+            *high = high.saturating_add(figures.bound);
+            if *mark == Mark::RESET {
+                self.figures.counts.add(&figures.counts);
+            }
         }
     }
 
     fn begin(&mut self) -> Mark {
         let mark = self.next;
-        self.next = Mark(mark.0 + 1);
-        self.highs.push((mark, 0));
+        self.next = mark.next();
+        self.marks.push((mark, 0));
         mark
     }
 
-    fn high_since(&self, mark: Mark) -> u64 {
-        let found = self.highs.iter().find(|(known, _)| *known == mark);
-        found.map_or(0, |(_, sum)| *sum)
+    fn figures(&self, since: Mark) -> LaneFigures {
+        let found = self.marks.iter().find(|(mark, _)| *mark == since);
+        LaneFigures {
+            bound: found.map_or(0, |(_, high)| *high),
+            ..self.figures
+        }
     }
 
     fn reset_high(&mut self) {
-        let reset = self.highs.iter_mut().find(|(mark, _)| *mark == Mark::RESET);
-        reset.into_iter().for_each(|(_, sum)| *sum = 0);
+        let mut marks = self.marks.iter_mut();
+        let reset = marks.find(|(mark, _)| *mark == Mark::RESET);
+        reset.into_iter().for_each(|(_, high)| *high = 0);
     }
 }
 
-impl Driver {
-    pub(crate) fn heap_figures(&self) -> Figures {
-        self.heap.lock().figures()
-    }
-
-    pub(crate) fn in_lanes(&self) -> InLanes {
+impl Supply {
+    /// Returns the figures of the heap and of all lanes, of one moment; see the [module](self).
+    fn figures(&self, since: Mark) -> (Figures, LaneFigures) {
+        let heap = self.heap.lock();
         let (lanes, mut sum) = {
             let registry = self.lanes.lock();
-            let sum = InLanes {
-                counts: registry.gone.counts,
-                high: registry.gone.high_since(Mark::RESET),
-                ..InLanes::default()
-            };
-            (registry.lanes.clone(), sum)
+            (registry.lanes.clone(), registry.retired.figures(since))
         };
-        for lane in lanes.iter() {
-            let figures = lane.figures();
-            sum.counts.add(&figures.counts);
-            sum.high = sum.high.saturating_add(figures.high_bound());
-            sum.cached += figures.cached;
-            sum.cached_complete += figures.cached_complete;
+        lanes.iter().for_each(|lane| sum.add(&lane.figures(since)));
+        (heap.figures(since), sum)
+    }
+
+    /// Returns the pool's figures since it was built.
+    pub(crate) fn statistics(&self) -> Statistics {
+        self.statistics_since(Mark::RESET)
+    }
+
+    /// Returns the pool's figures, with the high-water marks since `mark`.
+    pub(crate) fn statistics_since(&self, mark: Mark) -> Statistics {
+        let (figures, lanes) = self.figures(mark);
+        let (totals, counts) = (figures.totals, lanes.counts);
+        let read = counters::read;
+        let used = totals.used.current.saturating_sub(lanes.cached);
+        let pending = totals.pending.current + lanes.cached - lanes.cached_complete;
+        // What reservations hold is in no lane's counts.
+        let bound = lanes.bound.saturating_add(totals.set_aside.high);
+        Statistics {
+            capacity: self.capacity(),
+            reserved: totals.reserved,
+            used: Level {
+                current: used,
+                high: totals.used.high.min(bound).max(used),
+            },
+            pending: Level {
+                current: pending,
+                high: totals.pending.high.max(pending),
+            },
+            in_use: totals.in_use,
+            free: totals.free.current + lanes.cached_complete,
+            moving: totals.claimed,
+            set_aside: totals.set_aside.current,
+            reservations: figures.reservations,
+            largest_free: figures.largest_free,
+            free_blocks: figures.free_blocks,
+            cached_in_lanes: lanes.cached,
+            lost_to_rounding: counts.rounding,
+            allocations: counts.allocations(),
+            allocated: counts.granted,
+            frees: counts.frees,
+            freed: counts.freed,
+            live_blocks: counts.live(),
+            chunks: figures.chunks,
+            releasable_chunks: figures.releasable_chunks,
+            releasable_blocks: figures.releasable_blocks,
+            releasable_bytes: figures.releasable_bytes,
+            hits: self.hits(counts.hits),
+            waits: self.waits.statistics(),
+            pending_ages: self.events.ages(),
+            growths: read(&self.counters.growths),
+            chunks_created: read(&self.counters.chunks_created),
+            remaps: read(&self.counters.remaps),
+            device_waits: read(&self.counters.device_waits),
+            released: read(&self.counters.released),
+            events_created: self.events.created(),
         }
-        sum
     }
 
-    /// Bytes freed on a lane's stream, or used there and freed, that are not known to be complete.
-    pub(crate) fn pending_on(&self, lane: &Lane) -> u64 {
-        let figures = lane.figures();
-        let in_heap = self.heap.lock().pending_on(lane.id);
-        in_heap + figures.cached - figures.cached_complete
+    fn hits(&self, in_lanes: u64) -> Hits {
+        let mut hits = Source::ALL.map(|source| self.counters.hits(source));
+        hits[Source::Lane as usize] = in_lanes;
+        Hits(hits)
     }
 
-    /// How long frees were pending, as far as was asked.
-    pub(crate) fn pending_ages(&self) -> Histogram {
-        self.events.ages()
+    /// Returns the figures of a lane, and the bytes pending on its stream: freed there, or used there and freed, and not
+    /// known to be complete.
+    pub(crate) fn figures_of(&self, lane: &Lane) -> (LaneFigures, u64) {
+        let heap = self.heap.lock();
+        let figures = lane.figures(Mark::RESET);
+        let pending = heap.pending_on(lane.id) + figures.cached - figures.cached_complete;
+        (figures, pending)
     }
 
-    /// Times that the device was asked for memory, or to map it elsewhere, and did so.
+    /// Returns how often memory was mapped or allocated from the device.
     pub(crate) fn growths(&self) -> u64 {
         counters::read(&self.counters.growths)
     }
 
-    /// Events made so far (I8).
-    pub(crate) fn events_created(&self) -> u64 {
-        self.events.created()
-    }
-
-    /// Sets a high-water mark to the present figure.
+    /// Sets a high-water mark to the current figure.
     pub(crate) fn reset_high(&self, high: High) {
-        self.heap.lock().reset_high(high);
+        let mut heap = self.heap.lock();
+        heap.reset_high(high);
         if high == High::Used {
-            let lanes = {
-                let mut registry = self.lanes.lock();
-                registry.gone.reset_high();
-                registry.lanes.clone()
-            };
-            lanes.iter().for_each(|lane| lane.cache.reset_high());
-        }
-    }
-
-    /// Keeps the highest that the used bytes are since now. Returns what is counted so far.
-    pub(crate) fn begin(&self) -> (Mark, Counts) {
-        let (mark, lanes, mut counts) = {
+            heap.reset_high(High::SetAside);
             let mut registry = self.lanes.lock();
-            let mark = registry.gone.begin();
-            (mark, registry.lanes.clone(), registry.gone.counts)
-        };
-        {
-            let mut heap = self.heap.lock();
-            let allocation = heap.totals().used.current;
-            heap.used_peaks.begin(mark, allocation);
+            registry.retired.reset_high();
+            registry
+                .lanes
+                .iter()
+                .for_each(|lane| lane.cache.reset_high());
         }
-        for lane in lanes.iter() {
-            counts.add(&lane.cache.begin(mark));
-        }
-        (mark, counts)
     }
 
-    /// What is counted so far, and a bound of what the used bytes have been since a mark. Two bounds are
-    /// known, and the lower one counts: of the heap, to whom what lanes keep is used; and of the lanes,
-    /// whose highest may have been at different times.
-    pub(crate) fn counts_since(&self, mark: Mark) -> (Counts, u64) {
-        let (lanes, mut counts, mut high) = {
-            let registry = self.lanes.lock();
-            let high = registry.gone.high_since(mark);
-            (registry.lanes.clone(), registry.gone.counts, high)
-        };
-        for lane in lanes.iter() {
-            let (lane_counts, lane_high) = lane.cache.counts_since(mark);
-            counts.add(&lane_counts);
-            high = high.saturating_add(lane_high);
-        }
-        let allocation = self.heap.lock().used_peaks.since(mark);
-        (
-            counts,
-            allocation.map_or(high, |allocation| allocation.min(high)),
-        )
+    /// Keeps the high-water marks since now as well, until [`end`](Self::end) is called.
+    pub(crate) fn begin(&self) -> Mark {
+        let mut heap = self.heap.lock();
+        let mut registry = self.lanes.lock();
+        let mark = registry.retired.begin();
+        heap.begin_mark(mark);
+        registry
+            .lanes
+            .iter()
+            .for_each(|lane| lane.cache.begin(mark));
+        mark
     }
 
     pub(crate) fn end(&self, mark: Mark) {
-        let lanes: Arc<Vec<Arc<Lane>>> = {
-            let mut registry = self.lanes.lock();
-            registry.gone.highs.retain(|(known, _)| *known != mark);
-            registry.lanes.clone()
-        };
-        lanes.iter().for_each(|lane| lane.cache.end(mark));
-        self.heap.lock().used_peaks.end(mark);
+        let mut heap = self.heap.lock();
+        let mut registry = self.lanes.lock();
+        registry.retired.marks.retain(|(known, _)| *known != mark);
+        registry.lanes.iter().for_each(|lane| lane.cache.end(mark));
+        heap.end_mark(mark);
     }
 
-    /// How memory stands, for an error.
+    /// Returns the state of the memory, for an error.
     pub(crate) fn shortfall(&self, request: Request, waiting: usize) -> Shortfall {
-        let cached = self.in_lanes().cached;
-        let figures = self.heap_figures();
+        let (figures, lanes) = self.figures(Mark::RESET);
         let totals = figures.totals;
         Shortfall {
             requested: request.bytes,
             free: totals.free.current,
             largest_free: figures.largest_free,
-            pending: totals.pending.current + cached,
-            used: totals.used.current.saturating_sub(cached),
+            pending: totals.pending.current + lanes.cached,
+            used: totals.used.current.saturating_sub(lanes.cached),
             reserved: totals.reserved.current,
             capacity: self.capacity(),
             waiting,
@@ -205,18 +216,12 @@ impl Driver {
         }
     }
 
-    /// What the device has, if it refused so many bytes when it was asked last, and not the capacity.
+    /// Returns the device's own figures, if the device, and not the capacity, refused as many bytes when it was last
+    /// asked.
     fn refused_by_device(&self, bytes: u64, reserved: u64) -> Option<MemoryInfo> {
         let is_allowed = reserved.saturating_add(bytes) <= self.capacity();
         let is_refused = is_allowed && self.pressure.is_felt();
         let info = is_refused.then(|| self.device.memory_info(self.settings.kind));
         info?.ok()
-    }
-
-    /// Grants so far by the source that gave them, in the order of [`Source::ALL`].
-    pub(crate) fn hits(&self, in_lanes: &Counts) -> [u64; Source::COUNT] {
-        let mut hits = Source::ALL.map(|source| self.counters.hits(source));
-        hits[Source::Lane as usize] = in_lanes.hits;
-        hits
     }
 }

@@ -1,16 +1,16 @@
-//! Memory that is filled when it is granted, or when it is freed, where a pool was asked to.
+//! Filling memory when it is granted or freed, for pools that are built so.
 //!
-//! A fill is work of the device, in the order of a stream that the block is used on, so that it comes after
-//! all that was done with the memory before and before all that is done with it later. Nobody waits for it.
+//! A fill is work of the device, in the order of a stream that the block is used on, so that it comes after every
+//! earlier use of the memory and before every later one. No thread waits for it.
 
-use super::Driver;
+use super::streams::Streams;
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::Ticket;
 use crate::lane::{Lane, Use};
 use crate::sync::{Arc, assert_unlocked};
 use std::panic::Location;
 
-/// What memory is filled with: see [`PoolBuilder::fill_on_allocate`](crate::PoolBuilder::fill_on_allocate) and
+/// The byte that memory is filled with: see [`PoolBuilder::fill_on_allocate`](crate::PoolBuilder::fill_on_allocate) and
 /// [`PoolBuilder::fill_on_free`](crate::PoolBuilder::fill_on_free), and the
 /// [page on debugging](crate::guide::observability) for when each is of use.
 ///
@@ -30,17 +30,17 @@ use std::panic::Location;
 pub enum Fill {
     /// Zeros.
     Zero,
-    /// `0xff`: not a number in every type of floating point, down to those of 8 bits, and so in whatever is
-    /// computed from it; -1 as an integer, which is no index; nobody's address. (PyTorch fills memory that
-    /// nobody wrote with NaN and the largest integers for the same reason.)
+    /// `0xff`: not a number in every floating-point type, down to those of 8 bits, and so in every result that is
+    /// computed from it; -1 as an integer, which is no valid index; and no valid address. (PyTorch fills uninitialised
+    /// memory with NaN and the largest integers for the same reason.)
     Poison,
-    /// A byte of one's own: to tell memory that was never written from memory that was freed, as jemalloc does
+    /// A byte of the user's choice: to tell memory that was never written from memory that was freed, as jemalloc does
     /// with `0xa5` and `0x5a`.
     Byte(u8),
 }
 
 impl Fill {
-    /// The byte that is written.
+    /// Returns the byte that is written.
     pub const fn byte(self) -> u8 {
         match self {
             Self::Zero => 0,
@@ -50,7 +50,7 @@ impl Fill {
     }
 }
 
-/// When a pool fills its memory, and with what.
+/// When a pool fills its memory, and with which byte.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fills {
     pub(crate) on_allocate: Option<Fill>,
@@ -63,82 +63,75 @@ impl Fills {
     }
 }
 
-impl Driver {
-    /// Fills a block that was granted after the point `after` of the lane's stream. Returns the point that a
-    /// further stream must come after now: the fill's own.
+/// The fill of one block.
+pub(crate) struct Filling<'a> {
+    pub(crate) streams: &'a Streams,
+    pub(crate) block: Use,
+    pub(crate) fill: Fill,
+    /// Where the block was allocated or freed.
+    pub(crate) location: &'static Location<'static>,
+}
+
+impl Filling<'_> {
+    /// Fills a block that was granted after the point `after` of the lane's stream. Returns the point that a further
+    /// stream must come after: the fill's own.
     ///
     /// # Errors
-    /// When the device cannot; the block is the caller's still. Where the stream does not run now what it is
-    /// given, the fill is left out: in a graph it would be made again at each launch.
-    pub(crate) fn fill_granted(
-        &self,
-        lane: &Lane,
-        after: Ticket,
-        block: Use,
-        fill: Fill,
-        location: &'static Location<'static>,
-    ) -> Result<Ticket, DeviceError> {
-        match self.fill(lane, block, fill, location) {
-            // Whatever closes it from now on closes it behind the fill.
-            Ok(()) => Ok(self.present_point(lane)),
+    /// When the device cannot; the caller still has the block. Where the stream does not run its work now, the fill
+    /// is left out: in a graph it would be made again at each launch.
+    pub(crate) fn granted(&self, lane: &Lane, after: Ticket) -> Result<Ticket, DeviceError> {
+        match self.submit(lane) {
+            // Any event that is recorded from now on is behind the fill.
+            Ok(()) => Ok(self.streams.present_point(lane)),
             Err(error) if error.kind() == DeviceErrorKind::Unsupported => Ok(after),
             Err(error) => Err(error),
         }
     }
 
-    /// Fills a block that is about to be freed, behind all that the streams that it was used on have been
-    /// given, and behind an earlier point of its own stream, if that is not among them. Says whether the first of
-    /// the streams comes after all of that now, so that the block is free of the others.
+    /// Fills a block that is about to be freed, behind all work that its streams were given, and behind an earlier
+    /// point of its own stream if that is not among them. Says whether the first of the streams comes after all of
+    /// that now, so that the block depends on no other.
     ///
-    /// A free has nobody to tell of an error: it is noted, and the memory goes back as it is.
-    pub(crate) fn fill_freed(
+    /// A free reports no error: it is noted, and the memory goes back as it is.
+    pub(crate) fn freed(&self, lanes: &[Arc<Lane>], earlier: Option<(&Lane, Ticket)>) -> bool {
+        let filler = filler(lanes);
+        self.submit_behind(lanes, filler, earlier).is_ok() && filler == 0
+    }
+
+    fn submit_behind(
         &self,
         lanes: &[Arc<Lane>],
+        filler: usize,
         earlier: Option<(&Lane, Ticket)>,
-        block: Use,
-        fill: Fill,
-        location: &'static Location<'static>,
-    ) -> bool {
-        let filler = filler(lanes);
-        let after_earlier = earlier.map_or(Ok(()), |(home, after)| {
-            self.order_after_grant(home, after, &lanes[filler])
-        });
-        let filled = after_earlier
-            .and_then(|()| self.flush_behind(lanes, filler))
-            .and_then(|()| self.fill(&lanes[filler], block, fill, location));
-        filled.is_ok() && filler == 0
-    }
-
-    /// Makes one of the streams wait, on the device, for what the others were given so far.
-    fn flush_behind(&self, lanes: &[Arc<Lane>], filler: usize) -> Result<(), DeviceError> {
+    ) -> Result<(), DeviceError> {
+        let streams = self.streams;
+        if let Some((home, after)) = earlier {
+            streams.order_after_grant(home, after, &lanes[filler])?;
+        }
         for (at, lane) in lanes.iter().enumerate() {
             if at != filler {
-                let marker = self.mark(lane)?;
-                self.order_behind(&lanes[filler], &marker)?;
+                let marker = streams.mark(lane)?;
+                streams.order_behind(&lanes[filler], &marker)?;
             }
         }
-        Ok(())
+        self.submit(&lanes[filler])
     }
 
-    fn fill(
-        &self,
-        lane: &Lane,
-        block: Use,
-        fill: Fill,
-        location: &'static Location<'static>,
-    ) -> Result<(), DeviceError> {
+    fn submit(&self, lane: &Lane) -> Result<(), DeviceError> {
         assert_unlocked("fill");
-        let Use { address, bytes, .. } = block;
+        let Use { address, bytes, .. } = self.block;
+        let (byte, location) = (self.fill.byte(), self.location);
+        let device = &self.streams.device;
         // SAFETY: the lane keeps the stream's owner. The block's memory is mapped until it is free, which is after the
         // fill, and the fill comes in the order of the block's stream, like the uses of the block.
         #[allow(unsafe_code)]
-        let filled = unsafe { (self.device).fill(lane.raw, address, bytes, fill.byte(), location) };
-        self.noted(filled)
+        let filled = unsafe { device.fill(lane.raw, address, bytes, byte, location) };
+        self.streams.noted(filled)
     }
 }
 
-/// Which of the streams that a block was used on can come after all the others: its own, if it can be made to
-/// wait; else another that can. The host is not made to wait, and nobody need wait for it.
+/// Returns which of a block's streams can come after all the others: its own, if it can be made to wait; else another
+/// one that can. The host cannot be made to wait, and no stream needs to wait for it.
 fn filler(lanes: &[Arc<Lane>]) -> usize {
     let first = |is_able: fn(&Lane) -> bool| lanes.iter().position(|lane| is_able(lane));
     match lanes.len() {

@@ -1,63 +1,71 @@
-//! Upkeep: what a pool does with memory that nobody needs, now and then and off the hot path.
+//! The maintenance layer: releases memory that the pool does not need, and coalesces, off the hot path.
 //!
-//! It releases what it holds above its threshold, and coalesces when its heuristic says so. It becomes
-//! *due* when memory comes back to the heap: then an alarm of the device is set, and what it wakes does
-//! the maintenance. Released is only what was free throughout the time in between (hysteresis): a pool that
-//! breathes in and out does not give memory away to take it again. What lanes keep counts once their
-//! stream has been idle for that long.
+//! It releases free memory above the threshold, and coalesces when the heuristic says so. It becomes *due* when memory
+//! comes back, to the heap or to a cache: then an alarm of the device is set, and its waker does the maintenance. Only
+//! memory that was free throughout the time in between is released (hysteresis), so that a pool whose use goes up and
+//! down does not give memory away to take it again. Cached blocks count once their stream has been idle for that long.
+//!
+//! No free goes unnoticed: the first free after a flush takes the slow path, which sets the alarm, and maintenance ends
+//! only when all caches are flushed.
 
-use super::{Change, Driver, gate};
+use super::streams::Flush;
+use super::supply::Supply;
+use super::{Change, CoalesceHeuristic, gate};
 use crate::device::{Alarm, DeviceError};
-use crate::heap::{Clock, CoalesceHeuristic, Growth, Placement, PoolFigures, Request, View};
+use crate::heap::{Clock, Growth, Placement, Request, View};
 use crate::id::StreamId;
-use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber};
+use crate::lane::Lane;
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber};
+use std::ops::Deref;
 use std::task::Waker;
 use std::time::Duration;
 
-/// Upkeep that is due at once would be due again at once.
+/// The shortest interval: maintenance that is due at once would be due again at once.
 const SHORTEST_INTERVAL: Duration = Duration::from_micros(100);
 
-/// What a pool's maintenance was built with.
+/// The settings of a pool's maintenance.
 #[derive(Clone, Debug)]
 pub(crate) struct MaintenanceSettings {
-    /// Bytes held above which free memory is released.
+    /// Free memory is released while more bytes than this are reserved.
     pub(crate) threshold: u64,
     pub(crate) heuristic: Option<CoalesceHeuristic>,
-    /// From when maintenance is due to when it is done.
+    /// The time from when maintenance is due to when it is done.
     pub(crate) interval: Duration,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Maintenance {
+    supply: Supply,
     threshold: SharedNumber,
     heuristic: Option<CoalesceHeuristic>,
     interval: Duration,
-    /// An alarm is set. Read by every free that goes to the heap.
+    /// The capacity was set below the bytes that were held.
+    is_shrunk: SharedFlag,
+    /// An alarm is set. Every free that does not stay in a cache reads it.
     is_armed: SharedFlag,
     armed: Mutex<Armed>,
 }
 
 #[derive(Debug, Default)]
 struct Armed {
-    /// Who does it; none before the pool is whole, and after its last handle is gone.
+    /// Does the maintenance; none before the pool is complete, and after its last handle is gone.
     waker: Option<Waker>,
-    /// With its number.
+    /// The alarm and its number.
     alarm: Option<(u64, Alarm)>,
     /// Alarms so far.
     count: u64,
 }
 
 impl Armed {
-    /// Who is to be woken, and the number of the alarm for that.
+    /// Returns the waker, and the number of the alarm for it.
     fn next(&mut self) -> Option<(Waker, u64)> {
         let waker = self.waker.clone()?;
         self.count += 1;
         Some((waker, self.count))
     }
 
-    /// Puts an alarm away. It may have source by now, and a later one be here already. Returns what is to be
-    /// dropped.
+    /// Keeps an alarm. It may have gone off by now, and a later one may be here already. Returns the alarm to drop.
     fn put(&mut self, number: u64, alarm: Alarm) -> Option<(u64, Alarm)> {
         match &self.alarm {
             Some((later, _)) if *later > number => Some((number, alarm)),
@@ -66,12 +74,24 @@ impl Armed {
     }
 }
 
+impl Deref for Maintenance {
+    type Target = Supply;
+
+    #[inline(always)]
+    fn deref(&self) -> &Supply {
+        &self.supply
+    }
+}
+
 impl Maintenance {
-    pub(super) fn new(settings: MaintenanceSettings) -> Self {
+    pub(super) fn new(supply: Supply) -> Self {
+        let settings = supply.settings.maintenance.clone();
         Self {
+            supply,
             threshold: SharedNumber::new(settings.threshold),
             heuristic: settings.heuristic,
             interval: settings.interval.max(SHORTEST_INTERVAL),
+            is_shrunk: SharedFlag::new(false),
             is_armed: SharedFlag::new(false),
             armed: Mutex::new(Guards::Registry, Armed::default()),
         }
@@ -85,11 +105,13 @@ impl Maintenance {
         self.threshold.load(Ordering::Relaxed)
     }
 
-    fn set_threshold(&self, bytes: u64) {
+    /// Sets the bytes above which free memory is released.
+    pub(crate) fn set_release_threshold(&self, bytes: u64) {
         self.threshold.store(bytes, Ordering::Relaxed);
+        self.note_return();
     }
 
-    /// From now on, or with none never again, this is woken when maintenance is to be done.
+    /// Sets the waker that does the maintenance when it is due; `None` ends the maintenance.
     pub(crate) fn set_waker(&self, waker: Option<Waker>) {
         let old = {
             let mut armed = self.armed.lock();
@@ -100,15 +122,29 @@ impl Maintenance {
             };
             (std::mem::replace(&mut armed.waker, waker), alarm)
         };
-        // The alarm's device is called, and the waker may own anything: outside the lock.
+        // Outside the lock: dropping the alarm calls the device, and the waker may own anything.
         drop(old);
     }
-}
 
-impl Driver {
-    /// Held above this, free memory is released.
+    /// Sets the most bytes that may be held from the device, a multiple of the chunks. Free memory above it is
+    /// released now, and other memory by the maintenance once it comes back.
+    ///
+    /// # Errors
+    /// When the device cannot reserve addresses, and nothing changed; or when it cannot release memory.
+    pub(crate) fn resize(&self, capacity: u64) -> Result<(), DeviceError> {
+        self.reserve_addresses(capacity)?;
+        if self.set_capacity(capacity) <= capacity {
+            return Ok(());
+        }
+        self.is_shrunk.store(true, Ordering::Relaxed);
+        let released = self.reclaim().and_then(|()| self.trim_to(capacity));
+        self.note_return();
+        released.map(drop)
+    }
+
+    /// The reserved bytes above which free memory is released.
     fn most_cached(&self) -> u64 {
-        let threshold = self.maintenance.threshold();
+        let threshold = self.threshold();
         if self.is_shrunk.load(Ordering::Relaxed) {
             threshold.min(self.capacity())
         } else {
@@ -116,82 +152,76 @@ impl Driver {
         }
     }
 
-    /// Whether nothing is ever given back, nor moved, unasked.
+    /// Returns whether no memory is ever released or moved unasked.
     pub(super) fn keeps_all(&self) -> bool {
-        self.maintenance.heuristic.is_none() && self.most_cached() == u64::MAX
+        self.heuristic.is_none() && self.most_cached() == u64::MAX
     }
 
-    /// Memory came back to the heap: sets the alarm if maintenance may have something to do.
+    /// Sets the alarm, after memory came back, if maintenance may have something to do.
     pub(crate) fn note_return(&self) {
-        let maintenance = &self.maintenance;
-        if self.keeps_all() || maintenance.is_armed.load(Ordering::Relaxed) {
+        if self.keeps_all() || self.is_armed.load(Ordering::Relaxed) {
             return;
         }
-        let totals = self.totals();
-        let is_over = totals.reserved.current > self.most_cached();
-        let has_returned = totals.free.current + totals.pending.current > 0;
-        if is_over || maintenance.heuristic.is_some() && has_returned {
+        if self.heuristic.is_some() || self.reserved() > self.most_cached() {
             self.arm();
         }
     }
 
     fn arm(&self) {
-        if self.maintenance.is_armed.swap(true, Ordering::AcqRel) {
+        if self.is_armed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let next = self.maintenance.armed.lock().next();
+        let next = self.armed.lock().next();
         let Some((waker, number)) = next else {
-            return self.maintenance.is_armed.store(false, Ordering::Release);
+            return self.is_armed.store(false, Ordering::Release);
         };
         self.heap.lock().mark_free();
-        let at = self.device.now().saturating_add(self.maintenance.interval);
+        let at = self.device.now().saturating_add(self.interval);
         let alarm = Alarm::new(&self.device, at, &waker);
-        let old = self.maintenance.armed.lock().put(number, alarm);
+        let old = self.armed.lock().put(number, alarm);
         drop(old);
     }
 
-    /// Does what is due, for who the alarm woke. While anybody waits for memory there is none to give away,
-    /// and it is put off.
+    /// Does the maintenance that is due, when the alarm went off. It is put off while a request waits: then there is
+    /// no memory to release.
     ///
     /// # Errors
     /// When the device cannot; what was done before counts, and the rest is tried again later.
     pub(crate) fn keep_up(&self) -> Result<(), DeviceError> {
-        let low = self.totals().free_low;
-        self.maintenance.is_armed.store(false, Ordering::Release);
+        let free_low = self.totals().free_low;
+        self.is_armed.store(false, Ordering::Release);
         if self.fault().is_some() {
-            // What is held is leaked.
+            // The device takes nothing back.
             return Ok(());
         }
         let is_put_off = self.gate.load(Ordering::Relaxed) & gate::WAITING != 0;
         let done = if is_put_off {
             Ok(())
         } else {
-            self.keep_up_now(low)
+            self.keep_up_now(free_low)
         };
         let is_over = done.as_ref().is_err_and(DeviceError::is_sticky);
-        let may_be_due = is_put_off && self.maintenance.heuristic.is_some();
+        let may_be_due = is_put_off && self.heuristic.is_some();
         if !is_over && (may_be_due || self.has_more_to_come()) {
             self.note_return();
         }
         done
     }
 
-    fn keep_up_now(&self, low: u64) -> Result<(), DeviceError> {
-        self.flush_idle_lanes();
+    fn keep_up_now(&self, free_low: u64) -> Result<(), DeviceError> {
+        self.flush(Flush::Idle);
         if self.settings.reuse.opportunistic {
             self.seal_lanes()?;
             self.reap()?;
         }
-        if let Some(heuristic) = &self.maintenance.heuristic {
-            if let Some(total) = heuristic.decide(&self.figures()) {
+        if let Some(heuristic) = &self.heuristic {
+            if let Some(total) = heuristic.decide(&self.statistics()) {
                 self.make_one_piece(total)?;
             }
         }
-        // What was free all the time and is above the threshold; and all that is above the capacity.
+        // Memory above the threshold that was free all the time, and all free memory above the capacity.
         let reserved = self.totals().reserved.current;
-        let unneeded = reserved
-            .saturating_sub(self.maintenance.threshold())
-            .min(low);
+        let unneeded = reserved.saturating_sub(self.threshold()).min(free_low);
         let excess = reserved.saturating_sub(self.capacity()).max(unneeded);
         if excess > 0 {
             self.trim_to(reserved - excess)?;
@@ -199,47 +229,47 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether the next maintenance may find something, though nothing comes back until then.
+    /// Returns whether the next maintenance may find something, though nothing comes back until then.
     fn has_more_to_come(&self) -> bool {
         let keep = self.most_cached();
         let (is_over, could_trim, is_pending) = {
             let heap = self.heap.lock();
             let totals = heap.totals();
             let is_over = totals.reserved.current > keep;
-            let is_pending = totals.pending.current > 0;
-            (is_over, heap.could_trim(keep), is_pending)
+            (is_over, heap.could_trim(keep), totals.pending.current > 0)
         };
-        let is_kept = || self.lanes().iter().any(|lane| lane.figures().cached > 0);
-        is_over && (could_trim || is_kept())
-            || is_pending && (is_over || self.maintenance.heuristic.is_some())
+        let is_watching = is_over || self.heuristic.is_some();
+        let may_keep = |lane: &Arc<Lane>| lane.cache.may_keep_unnoticed();
+        let may_any_keep = || self.lanes().iter().any(may_keep);
+        is_over && could_trim || is_watching && (is_pending || may_any_keep())
     }
 
-    /// The pool's figures, as heuristics see them.
-    pub(crate) fn figures(&self) -> PoolFigures {
-        self.heap.lock().pool_figures()
-    }
-
-    /// Makes what is free one piece, so that the pool has `total` bytes in all, or as near as can be
-    /// without touching what is in use. Releases what is over. Returns the bytes of the largest
-    /// free piece.
+    /// Makes one contiguous range of the free memory, so that the pool has `total` bytes in all, or as near to it as
+    /// memory in use and the capacity allow. Releases the excess, or takes the rest from the device. Returns the bytes
+    /// of the largest free range.
     ///
     /// # Errors
     /// When the device cannot; the heap knows how far it came.
-    pub(crate) fn make_one_piece(&self, total: u64) -> Result<u64, DeviceError> {
+    fn make_one_piece(&self, total: u64) -> Result<u64, DeviceError> {
+        let total = total.min(self.capacity());
         let bytes = self.heap.lock().piece_for(total);
-        // First, so that nothing of the piece is released.
+        let growth = match total > self.totals().reserved.current {
+            true => Growth::Allowed,
+            false => Growth::Remap,
+        };
+        // First, so that nothing of the new range is released.
         self.trim_to(total)?;
         if self.settings.geometry.virtual_memory {
-            self.flush_others(bytes, Growth::Remap)?;
-        } else if self.figures().largest_available < bytes {
+            self.assemble(bytes, growth)?;
+        } else if self.heap.lock().largest_free() < bytes {
             self.trim_to(0)?;
-            self.flush_others(bytes, Growth::Allowed)?;
+            self.assemble(bytes, Growth::Allowed)?;
         }
-        Ok(self.figures().largest_available)
+        Ok(self.heap.lock().largest_free())
     }
 
-    /// Has a span put together, for nobody.
-    fn flush_others(&self, bytes: u64, growth: Growth) -> Result<(), DeviceError> {
+    /// Puts a free range together.
+    fn assemble(&self, bytes: u64, growth: Growth) -> Result<(), DeviceError> {
         if bytes == 0 {
             return Ok(());
         }
@@ -262,20 +292,21 @@ impl Driver {
         done
     }
 
-    /// Coalesces what is free, with what lanes keep, into one piece.
+    /// Coalesces all free memory, cached blocks included, into one range. Returns the bytes of the largest free range.
     ///
     /// # Errors
     /// When the device cannot; the heap knows how far it came.
     pub(crate) fn coalesce(&self) -> Result<u64, DeviceError> {
-        self.flush_lanes();
-        self.seal_lanes()?;
-        self.reap()?;
+        self.reclaim()?;
         self.make_one_piece(self.totals().reserved.current)
     }
 
-    /// Bytes held above which free memory is released, from now on.
-    pub(crate) fn set_release_threshold(&self, bytes: u64) {
-        self.maintenance.set_threshold(bytes);
-        self.note_return();
+    /// Releases free memory, cached blocks included, until `keep` bytes are reserved. Returns the bytes released.
+    ///
+    /// # Errors
+    /// When the device cannot; what it released before counts.
+    pub(crate) fn trim(&self, keep: u64) -> Result<u64, DeviceError> {
+        self.reclaim()?;
+        self.trim_to(keep)
     }
 }

@@ -1,165 +1,114 @@
-//! The driver: one allocation, and one free, through lanes, heap and device.
+//! The driver: executes one allocation, and one free, through caches, heap and device.
 //!
-//! It owns the heap, the registered lanes and what the device gave, and it is where the device is
-//! called: never under a lock (I5). It knows nothing of futures or of who waits, save that the
-//! *gate* is not open then, and that what makes memory reachable is to be *published*.
+//! It is the only part that calls the device, and it never does so under a lock (invariant `no-lock-across-calls`). It
+//! knows neither futures nor waiters: it reads the *gate*, which is not open while a request waits, and *publishes*
+//! what makes memory reachable.
 //!
-//! | file | about |
+//! It consists of layers. Each owns its fields and the layer below, and dereferences to it:
+//!
+//! | layer | what it owns |
 //! |---|---|
+//! | [`Driver`] | entry points: allocate, free, reserve |
+//! | [`Maintenance`] | the alarm, the threshold and the heuristic; releases and coalesces unasked |
+//! | [`Supply`] | the memory that the device gave, and the budget for remapping; carries out the heap's plans |
+//! | [`Streams`] | the registered streams and their events; polls, flushes, seals, orders |
+//! | [`Core`] | the device, the heap behind its lock, the gate, the event log |
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `search`, `recipient` | executes the [search policy](crate::policy) for one stream |
 //! | `mode` | how memory is asked for, and why a search ended without it |
-//! | `search` | executes the search policy |
-//! | `recipient` | the stream that memory is for |
 //! | `parts` | several blocks, all or none |
+//! | `reservation` | allocating from memory that is set aside |
 //! | `allocation`, `source` | a block on its way to its user, and where it came from |
-//! | `reservation` | memory set aside for one holder |
-//! | `unpooled` | the same where nothing is pooled |
-//! | `pressure` | what is done when the device refuses memory |
-//! | `release` | the way back: a free, a further use, a grant that nobody took |
-//! | `fill` | filling what is granted or freed |
-//! | `reap` | what has completed, and what lanes keep |
-//! | `lookup` | which block an address is in |
-//! | `heap_walk` | all blocks, and whence they are |
-//! | `event_log` | what happened lately, where that is kept |
-//! | `upstream` | where memory comes from |
-//! | `memory` | carrying out the heap's plans on the device |
-//! | `deferred_release` | what outlives the pool: memory that running work may still touch |
+//! | `release` | frees, and allocations that were never used |
+//! | `core`, `streams`, `ordering`, `registry`, `supply`, `memory`, `pressure`, `maintenance` | the layers |
+//! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the driver reports what makes memory reachable |
-//! | `resize` | another capacity, at run time |
-//! | `maintenance` | releasing and coalescing, now and then |
+//! | `fill` | filling memory that is granted or freed |
+//! | `upstream` | where memory comes from |
+//! | `event_log`, `walk` | recent events; all blocks at one moment |
+//! | `heuristic` | when to coalesce |
 //! | `counters` | counts of the slow path |
-//! | `figures` | what can be told |
+//! | `statistics`, `figures` | the pool's figures, and how they are read |
 
 mod allocation;
+mod core;
 mod counters;
-mod deferred_release;
 mod event_log;
 mod figures;
 mod fill;
-mod heap_walk;
-mod lookup;
+mod heuristic;
 mod maintenance;
 mod memory;
 mod mode;
+mod ordering;
 mod parts;
 mod pressure;
 mod publish;
-mod reap;
 mod recipient;
+mod registry;
 mod release;
 mod reservation;
-mod resize;
 mod search;
 mod source;
-mod unpooled;
+mod statistics;
+mod streams;
+mod supply;
+mod teardown;
 mod upstream;
+mod walk;
 
 pub(crate) use allocation::Allocation;
+pub(crate) use core::{Settings, gate};
 pub(crate) use counters::Counters;
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
-pub(crate) use figures::InLanes;
 pub use fill::Fill;
-pub(crate) use fill::Fills;
-pub(crate) use heap_walk::HeapWalk;
-pub use heap_walk::{ReservationInfo, SegmentInfo};
-pub use lookup::{BlockInfo, BlockState};
+pub(crate) use fill::{Filling, Fills};
+pub use heuristic::CoalesceHeuristic;
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use pressure::Spill;
 pub(crate) use publish::{Change, Publish};
-pub(crate) use reap::Watches;
 pub(crate) use reservation::Drawn;
 pub use source::Source;
+pub use statistics::{Hits, Statistics};
+pub(crate) use streams::Watches;
+pub(crate) use supply::Supply;
 pub(crate) use upstream::MemorySource;
 pub use upstream::Upstream;
+pub(crate) use walk::HeapWalk;
+pub use walk::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
 
-use crate::device::{Capabilities, Device, DeviceError, DeviceStream, Host, MemoryKind, RawStream};
-use crate::error::{BuildError, StreamError};
-use crate::fault::injected;
-use crate::heap::policy::{Order, Reuse, WaitLimit};
-use crate::heap::{Budget, Geometry, Heap, Remapping, Totals};
-use crate::id::StreamId;
+use crate::device::{Device, DeviceError};
+use crate::error::BuildError;
+use crate::heap::{Placement, Request, ReservationId};
+use crate::lane::Lane;
 pub(crate) use crate::lane::Use;
-use crate::lane::{Bounds, Events, Gate, Lane};
-use crate::sync::{
-    Arc, Busy, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain,
-};
-use crate::trace;
-use crossbeam_utils::CachePadded;
-use event_log::EventLog;
-use figures::Gone;
-use memory::Memory;
-use pressure::Pressure;
-
-/// Bits of the gate; it is open when none is set. Read by every allocation and free, written when
-/// the first waiter comes, the last goes, or the pool ends: a line that stays shared among readers.
-pub(crate) mod gate {
-    /// Somebody waits: lanes are bypassed and `try_allocate` fails.
-    pub(crate) const WAITING: u8 = 1;
-    /// No more grants.
-    pub(crate) const CLOSED: u8 = 2;
-    /// The device is broken for good.
-    pub(crate) const BROKEN: u8 = 4;
-    /// Somebody waits until everything came back: lanes are bypassed, and nothing else.
-    pub(crate) const DRAINING: u8 = 8;
-}
-
-/// What a pool was built with; validated.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) geometry: Geometry,
-    /// What was asked for, and what it is to who sees it.
-    pub(crate) upstream: Upstream,
-    pub(crate) kind: MemoryKind,
-    /// Whether what was freed is kept.
-    pub(crate) is_pooled: bool,
-    /// Of every block, in bytes: at least the heap's step.
-    pub(crate) alignment: u64,
-    pub(crate) initial: u64,
-    pub(crate) lane: Bounds,
-    pub(crate) order: Order,
-    pub(crate) reuse: Reuse,
-    pub(crate) wait_limit: WaitLimit,
-    pub(crate) remapping: Remapping,
-    pub(crate) maintenance: MaintenanceSettings,
-    pub(crate) fills: Fills,
-    /// Entries of the event log at most; none is kept for 0.
-    pub(crate) history: usize,
-}
+use crate::sync::{Arc, plain};
+use core::Core;
+use recipient::Recipient;
+use reservation::Draw;
+use search::Search;
+use std::ops::Deref;
+use streams::Streams;
+use walk::Walk;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Driver {
-    pub(crate) device: plain::Arc<dyn Device>,
-    pub(crate) capabilities: Capabilities,
-    pub(crate) settings: Settings,
-    pub(crate) gate: Gate,
-    publisher: plain::Arc<dyn Publish>,
-    pub(crate) counters: Counters,
     pub(crate) maintenance: Maintenance,
-    pub(crate) pressure: Pressure,
-    budget: Mutex<Budget>,
-    /// The heap's, for who only wants to look. Read by every allocation, written by a resize.
-    capacity: CachePadded<SharedNumber>,
-    /// The capacity was set to less than was held.
-    is_shrunk: SharedFlag,
-    heap: Busy<Heap>,
-    /// In whose order memory is taken that is for no stream.
-    pub(crate) nobody: Arc<Lane>,
-    /// By id; replaced when a stream comes or goes, so that a reader's copy is one count.
-    lanes: Busy<Registry>,
-    events: Arc<Events>,
-    memory: Memory,
-    event_log: Option<EventLog>,
-    fault: Mutex<Option<DeviceError>>,
 }
 
-#[derive(Debug)]
-struct Registry {
-    lanes: Arc<Vec<Arc<Lane>>>,
-    gone: Gone,
-    next: u64,
+impl Deref for Driver {
+    type Target = Maintenance;
+
+    #[inline(always)]
+    fn deref(&self) -> &Maintenance {
+        &self.maintenance
+    }
 }
 
 impl Driver {
@@ -171,220 +120,127 @@ impl Driver {
         spill: Spill,
         publisher: plain::Arc<dyn Publish>,
     ) -> Result<Self, BuildError> {
-        let registry = Registry {
-            lanes: Arc::new(Vec::new()),
-            gone: Gone::default(),
-            next: 1,
-        };
-        let capacity = settings.geometry.capacity;
-        let gate = Gate::new(CachePadded::new(SharedState::new(0)));
-        let driver = Self {
-            capabilities: device.capabilities(),
-            publisher,
-            counters: Counters::new(),
-            maintenance: Maintenance::new(settings.maintenance.clone()),
-            pressure: Pressure::new(spill),
-            budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
-            is_shrunk: SharedFlag::new(false),
-            capacity: CachePadded::new(SharedNumber::new(capacity)),
-            heap: Busy::new(Guards::Heap, Heap::new(settings.geometry)),
-            nobody: Arc::new(Lane::new(
-                StreamId::SET_ASIDE,
-                &Host(device.id()),
-                Bounds {
-                    bytes: 0,
-                    largest: 0,
-                    large_cache: 0,
-                    unsealed: 0,
-                    may_widen: false,
-                    is_sharded: false,
-                },
-                gate.clone(),
-            )),
-            gate,
-            lanes: Busy::new(Guards::Registry, registry),
-            events: Arc::new(Events::new(device.clone())),
-            memory: Memory::new(device.clone(), &settings),
-            event_log: EventLog::new(&device, settings.history),
-            fault: Mutex::new(Guards::Registry, None),
-            settings,
-            device,
-        };
-        driver.reserve_addresses(capacity)?;
-        driver.reserve_initial()?;
-        Ok(driver)
+        let streams = Streams::new(Core::new(device, settings, publisher));
+        let maintenance = Maintenance::new(Supply::new(streams, spill)?);
+        Ok(Self { maintenance })
     }
 
-    /// Adds a stream, with an id of its own (I7).
+    /// Searches the sources above the stream's own cache, in the order of the policy.
     ///
     /// # Errors
-    /// When it is of another device, or the device cannot keep its order.
-    pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
-        if stream.device_id() != self.device.id() {
-            return Err(StreamError::ForeignDevice);
-        }
-        self.expect_seen_by(stream.raw())?;
-        stream.admit()?;
-        // Streams that went away are seen off by those that come: their number stays bounded.
-        self.reap_retired();
-        let id = self.next_stream_id();
-        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, self.gate.clone()));
-        // Known to the heap before anybody can free on it; with what is complete from the start.
-        self.heap.lock().register(id, lane.timeline.completed());
-        let mut registry = self.lanes.lock();
-        let mut lanes = registry.lanes.as_ref().clone();
-        let at = lanes.partition_point(|other| other.id < id);
-        registry.gone.greet(&lane);
-        lanes.insert(at, lane.clone());
-        registry.lanes = Arc::new(lanes);
-        drop(registry);
-        trace::stream_registered(id);
-        Ok(lane)
+    /// When no source has memory. The heap is then as it was, except for completed and flushed blocks.
+    pub(crate) fn search(
+        &self,
+        lane: &Arc<Lane>,
+        request: Request,
+        mode: Mode<'_>,
+    ) -> Result<Allocation, Refusal> {
+        let search = Search::for_stream(self, lane, (request, Placement::Anywhere), mode, None)?;
+        let found = search.run()?;
+        self.counters.count(found.allocation.source);
+        Ok(found.allocation)
     }
 
+    /// Searches memory for each of the parts, the largest first.
+    ///
     /// # Errors
-    /// When who runs the stream does not see the pool's memory.
-    pub(crate) fn expect_seen_by(&self, stream: RawStream) -> Result<(), StreamError> {
-        let kind = self.settings.kind;
-        match stream {
-            RawStream::HOST if !kind.is_seen_by_host() => Err(StreamError::UnseenByHost),
-            RawStream::HOST => Ok(()),
-            _ if !kind.is_seen_by_device() => Err(StreamError::UnseenByDevice),
-            _ => Ok(()),
-        }
-    }
-
-    fn next_stream_id(&self) -> StreamId {
-        let mut registry = self.lanes.lock();
-        let id = StreamId(registry.next);
-        registry.next += 1;
-        id
-    }
-
-    /// Continues the ids of streams from here, as after this many registrations.
-    #[cfg(test)]
-    pub(crate) fn skip_stream_ids(&self, next: u64) {
-        self.lanes.lock().next = next;
-    }
-
-    /// The registered lanes, as of now.
-    pub(crate) fn lanes(&self) -> Arc<Vec<Arc<Lane>>> {
-        self.lanes.lock().lanes.clone()
-    }
-
-    /// Drops lanes whose stream is gone and whose work is complete.
-    fn drop_done_lanes(&self) {
-        let lanes = self.lanes();
-        let done = lanes.iter().filter(|lane| lane.is_done());
-        let done: Vec<_> = done.cloned().collect();
-        if done.is_empty() {
-            return;
-        }
-        // First, so that nothing is pending for a stream that nobody finds any more.
-        {
-            let mut heap = self.heap.lock();
-            for lane in &done {
-                heap.complete(lane.id, lane.timeline.completed());
-            }
-        }
-        let done: Vec<_> = {
-            let mut registry = self.lanes.lock();
-            let is_told = |lane: &Arc<Lane>| done.iter().any(|told| Arc::ptr_eq(told, lane));
-            let lanes = registry.lanes.iter().cloned();
-            let (done, left) = lanes.partition(|lane| is_told(lane) && lane.is_done());
-            registry.lanes = Arc::new(left);
-            if !injected("figures-lost-with-their-stream") {
-                done.iter()
-                    .for_each(|lane: &Arc<Lane>| registry.gone.bury(lane));
-            }
-            done
+    /// When one of the parts gets no memory; then none does.
+    pub(crate) fn search_all(
+        &self,
+        lane: &Arc<Lane>,
+        parts: &Parts,
+        mode: Mode<'_>,
+    ) -> Result<Allocations, Refusal> {
+        let driver = self;
+        let search = parts::PartsSearch {
+            driver,
+            lane,
+            parts,
+            mode,
         };
-        if injected("figures-lost-with-their-stream") {
-            done.iter()
-                .for_each(|lane: &Arc<Lane>| self.lanes.lock().gone.bury(lane));
-        }
+        let found = search.run()?;
+        let count = |allocation: &Allocation| self.counters.count(allocation.source);
+        found.iter().for_each(count);
+        Ok(found)
+    }
+
+    /// Makes one block of a block and of what was allocated directly above it.
+    pub(crate) fn join_used(&self, lower: &Allocation, upper: &Allocation) {
+        self.heap.lock().join_used(lower.id, upper.id);
+    }
+
+    /// Makes a reservation of complete memory.
+    pub(crate) fn reservation(&self, allocations: Allocations) -> ReservationId {
         let mut heap = self.heap.lock();
-        done.iter().for_each(|lane| heap.forget(lane.id));
-        // The streams' owners are let go outside the lock: a driver may be called.
-        drop(heap);
-        done.iter().for_each(|lane| trace::stream_gone(lane.id));
+        heap.reservation(allocations.into_iter().map(|allocation| allocation.id))
     }
 
-    /// Whether memory calls may be made by who goes so far.
-    fn may_call(&self, effort: Effort) -> bool {
-        effort != Effort::Poll || !self.capabilities.memory_calls_block
+    /// Adds complete memory to a reservation.
+    pub(crate) fn add_to_reservation(&self, reservation: ReservationId, allocations: Allocations) {
+        let mut heap = self.heap.lock();
+        let ids = allocations.into_iter().map(|allocation| allocation.id);
+        heap.add_to_reservation(reservation, ids);
     }
 
-    pub(crate) fn is_open(&self) -> bool {
-        self.gate.load(Ordering::Relaxed) == 0
-    }
-
-    /// Whether who comes now may be granted something: nobody waits, and the pool has not ended.
-    pub(crate) fn is_granting(&self) -> bool {
-        self.gate.load(Ordering::Relaxed) & !gate::DRAINING == 0
-    }
-
-    pub(crate) fn is_draining(&self) -> bool {
-        self.gate.load(Ordering::Relaxed) & gate::DRAINING != 0
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.gate.load(Ordering::Relaxed) & gate::CLOSED != 0
-    }
-
-    /// What may be held from the device at most, in bytes.
-    #[inline]
-    pub(crate) fn capacity(&self) -> u64 {
-        self.capacity.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn totals(&self) -> Totals {
-        self.heap.lock().totals()
-    }
-
-    /// The invariants of the heap, O(blocks).
+    /// Allocates from a reservation, for use in the order of the lane's stream: behind a wait on the device if
+    /// nothing else helps, or in exchange for its pieces if it has enough bytes but no block that is large enough.
+    ///
+    /// If it finds too little while another thread exchanges pieces of the same reservation, it waits for the end of
+    /// that exchange, as for a lock: part of those pieces may come back.
     ///
     /// # Errors
-    /// What does not hold.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        self.heap.lock().check()
+    /// The device's error; the memory is in the reservation again.
+    pub(crate) fn draw(
+        &self,
+        lane: &Arc<Lane>,
+        reservation: ReservationId,
+        request: Request,
+    ) -> Result<Drawn, DeviceError> {
+        // The reuse policy does not matter to memory that belongs to one holder.
+        let to = Recipient::new(self, lane, lane.timeline.clock())?;
+        let drawn = Draw::new(to, reservation, request).run()?;
+        if let Drawn::Allocation(allocation) = &drawn {
+            self.counters.count(allocation.source);
+        }
+        Ok(drawn)
     }
 
-    /// With every lane drained: whether nothing is lent any more.
-    ///
-    /// # Errors
-    /// What is missing.
-    pub(crate) fn check_conserved(&self) -> Result<(), String> {
-        self.flush_lanes();
-        self.heap.lock().check_conserved()
+    /// Bytes of a reservation that are not allocated, and those of its largest block.
+    pub(crate) fn left_in_reservation(&self, reservation: ReservationId) -> (u64, u64) {
+        self.heap.lock().left_in_reservation(reservation)
     }
 
-    /// The sticky error that ended the pool, if one did.
-    pub(crate) fn fault(&self) -> Option<DeviceError> {
-        if self.gate.load(Ordering::Acquire) & gate::BROKEN == 0 {
-            return None;
-        }
-        self.fault.lock().clone()
+    /// Splits off another reservation of that size, if as many bytes are not allocated.
+    pub(crate) fn split_reservation(
+        &self,
+        reservation: ReservationId,
+        bytes: u64,
+    ) -> Option<ReservationId> {
+        self.heap.lock().split_reservation(reservation, bytes)
     }
 
-    /// Takes note of an error; a sticky one ends the pool, and whoever drives must hear of it.
-    pub(crate) fn note(&self, error: &DeviceError) {
-        if !error.is_sticky() {
-            return trace::device_error(error);
-        }
-        self.fault.lock().get_or_insert_with(|| error.clone());
-        let before = self.gate.fetch_or(gate::BROKEN, Ordering::AcqRel);
-        if before & gate::BROKEN == 0 {
-            trace::device_broken(error);
-        }
-        self.publisher.publish(Change::Terms);
+    /// Ends a reservation. Its memory that is not allocated is available to all, once it is complete.
+    pub(crate) fn disband(&self, reservation: ReservationId) {
+        self.heap.lock().disband(reservation);
+        self.publish(Change::Memory);
+        self.note_return();
     }
 
-    /// Passes a device result on, taking note of an error.
-    pub(crate) fn noted<T>(&self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
-        if let Err(error) = &result {
-            self.note(error);
-        }
-        result
+    /// Returns the block that an address is in; `None` where the pool has no memory. Takes time proportional to the
+    /// number of blocks, under the heap's lock.
+    pub(crate) fn block_at(&self, address: u64) -> Option<BlockInfo> {
+        Walk::new(self).block_at(address)
+    }
+
+    /// Returns all segments and all reservations. Takes time proportional to the number of blocks, under the heap's
+    /// lock.
+    pub(crate) fn holdings(&self) -> (Vec<SegmentInfo>, Vec<ReservationInfo>) {
+        let walk = Walk::new(self);
+        (walk.segments(), walk.reservations())
+    }
+
+    /// Returns all segments, with the events that led there.
+    pub(crate) fn heap_walk(&self) -> HeapWalk {
+        Walk::new(self).with_history()
     }
 }

@@ -4,9 +4,9 @@
 //! coming after the points that it will be made to wait for. The parts are its own once the waits are submitted.
 
 use super::allocation::Allocation;
-use super::recipient::{Found, find};
-use super::search::may_submit;
-use super::{Change, Driver, Mode, Refusal, Source};
+use super::recipient::Found;
+use super::search::{Search, may_submit};
+use super::{Driver, Mode, Refusal, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
 use crate::heap::{Fence, Fences, Placement, Request};
@@ -30,7 +30,7 @@ pub(crate) struct Part {
 pub(crate) struct Parts {
     pub(crate) all: plain::Arc<[Part]>,
     /// The memory must be complete on every stream, and not only safe for the one that asks.
-    pub(crate) is_for_everybody: bool,
+    pub(crate) is_for_all: bool,
     /// Where the only part must lie.
     pub(crate) placement: Placement,
 }
@@ -40,7 +40,7 @@ impl Parts {
     pub(crate) fn one(part: Part, placement: Placement) -> Self {
         Self {
             all: plain::Arc::new([part]),
-            is_for_everybody: false,
+            is_for_all: false,
             placement,
         }
     }
@@ -59,68 +59,61 @@ impl Parts {
 /// The parts that were found, with their positions.
 type FoundParts = SmallVec<[(usize, Found); 4]>;
 
-impl Driver {
-    /// Searches memory for each of the parts, the largest first.
-    ///
+/// A search for all parts of one request.
+pub(super) struct PartsSearch<'a> {
+    pub(super) driver: &'a Driver,
+    pub(super) lane: &'a Arc<Lane>,
+    pub(super) parts: &'a Parts,
+    pub(super) mode: Mode<'a>,
+}
+
+impl PartsSearch<'_> {
     /// # Errors
     /// When one of the parts gets no memory; then none does.
-    pub(crate) fn search_all(
-        &self,
-        lane: &Arc<Lane>,
-        parts: &Parts,
-        mode: Mode<'_>,
-    ) -> Result<Allocations, Refusal> {
-        let is_several = parts.all.len() > 1 && !parts.is_for_everybody;
-        let mut found = if is_several && may_submit(lane, mode) {
-            self.find_then_wait(lane, parts, mode)?
+    pub(super) fn run(&self) -> Result<Allocations, Refusal> {
+        let is_several = self.parts.all.len() > 1 && !self.parts.is_for_all;
+        let mut found = if is_several && may_submit(self.lane, self.mode) {
+            self.find_then_wait()?
         } else {
-            self.find_parts(lane, parts, mode, None)?
+            self.find_parts(None)?
         };
         found.sort_by_key(|(at, _)| *at);
-        let allocations = found.into_iter().map(|(_, found)| found.allocation);
-        let count = |allocation: &Allocation| self.counters.count(allocation.source);
-        Ok(allocations.inspect(count).collect())
+        Ok(found
+            .into_iter()
+            .map(|(_, found)| found.allocation)
+            .collect())
     }
 
     /// Finds all parts, and then makes the stream wait for the points that they come after. If one of the streams
     /// takes no event or no wait now because it is captured, each part is searched with its own waits.
-    fn find_then_wait(
-        &self,
-        lane: &Arc<Lane>,
-        parts: &Parts,
-        mode: Mode<'_>,
-    ) -> Result<FoundParts, Refusal> {
+    fn find_then_wait(&self) -> Result<FoundParts, Refusal> {
         let mut deferred = Fences::default();
-        let mut found = self.find_parts(lane, parts, mode, Some(&mut deferred))?;
-        let Err(error) = self.wait_for_parts(lane, &deferred, &mut found) else {
+        let mut found = self.find_parts(Some(&mut deferred))?;
+        let Err(error) = self.wait_for_parts(&deferred, &mut found) else {
             return Ok(found);
         };
         self.restore(found);
         match error.kind() {
-            DeviceErrorKind::Unsupported => self.find_parts(lane, parts, mode, None),
+            DeviceErrorKind::Unsupported => self.find_parts(None),
             _ => Err(error.into()),
         }
     }
 
-    fn find_parts(
-        &self,
-        lane: &Arc<Lane>,
-        parts: &Parts,
-        mode: Mode<'_>,
-        mut deferred: Option<&mut Fences>,
-    ) -> Result<FoundParts, Refusal> {
-        let mut order: SmallVec<[usize; 8]> = (0..parts.all.len()).collect();
-        order.sort_by_key(|at| std::cmp::Reverse(parts.all[*at].request.bytes));
+    fn find_parts(&self, mut deferred: Option<&mut Fences>) -> Result<FoundParts, Refusal> {
+        let mut order: SmallVec<[usize; 8]> = (0..self.parts.all.len()).collect();
+        order.sort_by_key(|at| std::cmp::Reverse(self.parts.all[*at].request.bytes));
+        let Self { driver, lane, .. } = *self;
         let mut found = FoundParts::new();
         for at in order {
-            let request = parts.all[at].request;
-            let part = if parts.is_for_everybody {
-                self.search_for_all(lane, request, mode)
+            let request = self.parts.all[at].request;
+            let part = if self.parts.is_for_all {
+                Search::for_all(driver, lane, request, self.mode)
             } else {
                 let deferred = deferred.as_deref_mut();
-                self.search_at(lane, (request, parts.placement), mode, deferred)
+                let at = (request, self.parts.placement);
+                Search::for_stream(driver, lane, at, self.mode, deferred)
             };
-            match part {
+            match part.map_err(Refusal::from).and_then(Search::run) {
                 Ok(part) => found.push((at, part)),
                 Err(refusal) => {
                     self.restore(found);
@@ -135,18 +128,13 @@ impl Driver {
     ///
     /// # Errors
     /// When the device cannot; then no part may be used.
-    fn wait_for_parts(
-        &self,
-        lane: &Lane,
-        deferred: &Fences,
-        found: &mut FoundParts,
-    ) -> Result<(), DeviceError> {
-        let has_waited = if injected("several-lent-before-their-waits") {
+    fn wait_for_parts(&self, deferred: &Fences, found: &mut FoundParts) -> Result<(), DeviceError> {
+        let has_waited = if injected("several-granted-before-their-waits") {
             !deferred.is_empty()
         } else {
-            self.wait_for_all(lane, deferred.iter())?
+            self.driver.wait_for_all(self.lane, deferred.iter())?
         };
-        let is_own = |fence: Fence| fence.stream == lane.id;
+        let is_own = |fence: Fence| fence.stream == self.lane.id;
         let mut point = None;
         for (_, Found { allocation, fences }) in found {
             if allocation.source == Source::DeviceWait && !has_waited {
@@ -155,58 +143,22 @@ impl Driver {
             }
             if !fences.is_empty() && !fences.single().is_some_and(is_own) {
                 // A point from now on: behind the waits.
-                allocation.after = *point.get_or_insert_with(|| self.present_point(lane));
+                allocation.after =
+                    *point.get_or_insert_with(|| self.driver.present_point(self.lane));
             }
         }
         Ok(())
     }
 
-    /// Makes the stream wait on the device for every fence, one wait for each stream. Says whether there was one.
-    ///
-    /// # Errors
-    /// When the device cannot.
-    pub(super) fn wait_for_all(
-        &self,
-        lane: &Lane,
-        fences: impl Iterator<Item = Fence>,
-    ) -> Result<bool, DeviceError> {
-        let lanes = self.lanes();
-        let mut has_waited = false;
-        for fence in fences {
-            if let Some(donor) = find(&lanes, fence) {
-                has_waited |= self.wait_for(lane, donor, fence.ticket)?;
-            }
-        }
-        Ok(has_waited)
-    }
-
     /// Puts parts back that were found in vain, with the fences that their memory came with: it was not used since.
     /// No waiter is notified: the request they were found for knows, and would wake itself.
     fn restore(&self, found: FoundParts) {
-        let mut bytes = 0;
         {
-            let mut heap = self.heap.lock();
+            let mut heap = self.driver.heap.lock();
             for (_, Found { allocation, fences }) in found {
-                bytes += allocation.bytes;
                 heap.give_back(allocation.id, fences);
             }
         }
-        if self.settings.is_pooled {
-            self.note_return();
-        } else if bytes > 0 {
-            self.return_at_once(bytes);
-        }
-    }
-
-    /// Where nothing is pooled, gives back to the device what was taken for nothing. Waiters are notified only if
-    /// that released other memory as well.
-    fn return_at_once(&self, bytes: u64) {
-        let trimmed = self.trim_quietly_to(0);
-        if let Some(error) = &trimmed.error {
-            self.note(error);
-        }
-        if trimmed.bytes > bytes {
-            self.publish(Change::Memory);
-        }
+        self.driver.note_return();
     }
 }

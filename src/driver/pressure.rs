@@ -1,15 +1,17 @@
-//! Pressure: the device refuses memory that the pool may have, since others have it.
+//! Pressure: the device refuses memory within the pool's capacity, because others hold it.
 //!
-//! Other pools of this process that keep free memory of the same device give way: they release as much as
-//! is needed, unless somebody waits for it there, or all of them together have not enough. Other processes
-//! cannot be asked, nor can they tell when they let go: while a request waits and the device refuses, it is
-//! asked again now and then; for what it has left first, since to ask for more takes all of it for a moment.
+//! Other pools of this process that keep free memory of the same device spill: they release as much as is needed,
+//! unless requests wait for it there, or all of them together have too little. Other processes cannot be asked, nor
+//! can they tell when they let go. While a request waits and the device refuses, the device is asked again from time
+//! to time: first for how much it has left, because asking for more would take all of it for a moment.
 
-use super::Driver;
+use super::streams::Streams;
+use super::supply::{Excess, Supply};
+use crate::measure::Mark;
 use crate::sync::{Ordering, SharedFlag};
 
-/// Has other pools than that of the driver release so many bytes. Answers how many they did.
-pub(crate) type Spill = fn(&Driver, u64) -> u64;
+/// Makes other pools than the one of this layer release that many bytes. Returns how many they released.
+pub(crate) type Spill = fn(&Supply, u64) -> u64;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -38,13 +40,13 @@ impl Pressure {
     }
 }
 
-impl Driver {
-    /// The device refused memory for a request: has other pools release what it lacks, if they have that
-    /// much. Says whether any did.
+impl Supply {
+    /// Makes other pools release the memory that a refused request lacks, if they have that much. Says whether any
+    /// did.
     pub(super) fn spill_for(&self, bytes: u64) -> bool {
         let geometry = self.settings.geometry;
         let step = geometry.chunk_bytes;
-        // What is free here is mapped elsewhere, if it can be.
+        // Free chunks of this pool are remapped, if they can be.
         let own = if geometry.virtual_memory {
             self.totals().whole_free_chunks * step
         } else {
@@ -54,13 +56,13 @@ impl Driver {
         (self.pressure.spill)(self, lacking) > 0
     }
 
-    /// What the device itself could give, in bytes.
+    /// Returns how many bytes the device itself could give.
     pub(crate) fn left_on_device(&self) -> u64 {
         let info = self.device.memory_info(self.settings.kind);
         info.map_or(0, |info| info.free)
     }
 
-    /// Whether the device refused, and has less than so many bytes by now.
+    /// Returns whether the device refused, and has less than this many bytes by now.
     pub(super) fn is_short_of(&self, bytes: u64) -> bool {
         self.pressure.is_felt() && self.left_on_device() < bytes
     }
@@ -73,31 +75,32 @@ impl Driver {
         bytes > 0 && in_use == 0 && self.left_on_device() >= bytes
     }
 
-    /// What could be released at once for another pool, in bytes; nothing while somebody waits for it here.
-    /// If need be, after taking back what lanes keep, and asking what has completed.
+    /// Returns how many bytes could be released at once for another pool; none while a request waits here. If `asks`,
+    /// flushes the caches and asks the streams first.
     pub(crate) fn could_give(&self, asks: bool) -> u64 {
-        if !self.is_open() || !self.settings.is_pooled {
+        if !self.is_open() {
             return 0;
         }
         if asks {
-            self.flush_lanes();
-            // What fails is noted; the rest may do.
-            let _ = self.seal_lanes();
-            let _ = self.reap();
+            // A failure is noted; the rest may be enough.
+            let _ = self.reclaim();
         }
-        self.heap_figures().releasable_bytes
+        self.heap.lock().figures(Mark::RESET).releasable_bytes
     }
 
-    /// Releases up to so many bytes of what is free, for another pool. Returns how many.
+    /// Releases up to this many free bytes for another pool. Returns how many.
     pub(crate) fn spill(&self, bytes: u64) -> u64 {
         let step = self.settings.geometry.chunk_bytes;
-        // What fails is noted; the rest may do.
-        self.release_free(bytes.next_multiple_of(step)).unwrap_or(0)
+        let excess = Excess::Bytes(bytes.next_multiple_of(step));
+        // A failure is noted; the rest may be enough.
+        self.release_and_publish(excess).unwrap_or(0)
     }
+}
 
-    /// Whether the memory of both comes from the same place.
+impl Streams {
+    /// Returns whether the memory of both pools comes from the same place.
     pub(crate) fn shares_memory_with(&self, other: &Self) -> bool {
-        let is_of_host = |driver: &Self| driver.settings.kind.is_of_host();
+        let is_of_host = |streams: &Self| streams.settings.kind.is_of_host();
         self.device.id() == other.device.id() && is_of_host(self) == is_of_host(other)
     }
 }

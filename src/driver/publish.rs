@@ -5,7 +5,7 @@
 //! never publishes what it does on its way, such as reaping, flushing caches, growing or trimming: the
 //! searcher looks at the result itself.
 
-use super::Driver;
+use super::core::Core;
 use crate::id::StreamId;
 use std::fmt;
 
@@ -25,11 +25,10 @@ pub(crate) trait Publish: fmt::Debug + Send + Sync {
     fn publish(&self, change: Change);
 }
 
-impl Driver {
-    /// Publishes a change to memory, if anything can wait for it: a request, a drain, or where nothing is
-    /// pooled, the device.
+impl Core {
+    /// Publishes a change to memory, if anything can wait for it: a request or a drain.
     pub(crate) fn publish(&self, change: Change) {
-        if !self.is_open() || !self.settings.is_pooled {
+        if !self.is_open() {
             self.publisher.publish(change);
         }
     }

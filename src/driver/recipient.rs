@@ -1,7 +1,7 @@
 //! The recipient of a search: the stream that memory is for, and how a grant becomes its allocation.
 
 use super::allocation::Allocation;
-use super::memory::For;
+use super::supply::For;
 use super::{Driver, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::heap::policy::{Donor, Taker, WaitLimit};
@@ -110,7 +110,7 @@ impl<'a> Recipient<'a> {
         look: impl FnOnce(&View<'_>) -> R,
     ) -> R {
         let lanes = self.driver.lanes();
-        let waits = |fence: Fence| match find(&lanes, fence) {
+        let waits = |fence: Fence| match lanes.find(fence) {
             Some(lane) => forecast(lane, fence),
             // A stream without a lane is gone and complete, though the heap may not know that yet. Or it came after this
             // look, and is found when its point is to be waited for.
@@ -242,14 +242,6 @@ impl Source {
     fn or(self, why: Self) -> Self {
         if self == Self::Free { why } else { self }
     }
-}
-
-/// Returns the lane of a fence. A stream that is gone has no lane, and all its work is complete.
-pub(super) fn find(lanes: &[Arc<Lane>], fence: Fence) -> Option<&Arc<Lane>> {
-    let at = lanes
-        .binary_search_by_key(&fence.stream, |lane| lane.id)
-        .ok()?;
-    Some(&lanes[at])
 }
 
 /// Returns what is known of the point at which memory behind a fence will be complete.

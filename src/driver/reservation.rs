@@ -1,16 +1,15 @@
 //! Memory set aside for one holder: see [`heap::reservation`](crate::heap::ReservationId).
 
 use super::allocation::Allocation;
-use super::memory::For;
-use super::parts::Allocations;
 use super::recipient::{Found, Recipient};
-use super::{Change, Driver, Source};
+use super::streams::Flush;
+use super::supply::For;
+use super::{Change, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::policy::WaitLimit;
 use crate::heap::{Exchanged, Growth, Request, ReservationId};
-use crate::lane::Lane;
-use crate::sync::{Arc, yield_now};
+use crate::sync::yield_now;
 
 /// The outcome of drawing from a reservation.
 #[derive(Debug)]
@@ -24,73 +23,8 @@ pub(crate) enum Drawn {
     },
 }
 
-impl Driver {
-    /// Makes a reservation of complete memory.
-    pub(crate) fn reservation(&self, allocations: Allocations) -> ReservationId {
-        let mut heap = self.heap.lock();
-        heap.reservation(allocations.into_iter().map(|allocation| allocation.id))
-    }
-
-    /// Adds complete memory to a reservation.
-    pub(crate) fn add_to_reservation(&self, reservation: ReservationId, allocations: Allocations) {
-        let mut heap = self.heap.lock();
-        let ids = allocations.into_iter().map(|allocation| allocation.id);
-        heap.add_to_reservation(reservation, ids);
-    }
-
-    /// Allocates from a reservation, for use in the order of the lane's stream: behind a wait on the device if
-    /// nothing else helps, or in exchange for its pieces if it has enough bytes but no block that is large enough.
-    ///
-    /// If it finds too little while another thread exchanges pieces of the same reservation, it waits for the end of
-    /// that exchange, as for a lock: part of those pieces may come back.
-    ///
-    /// # Errors
-    /// The device's error; the memory is in the reservation again.
-    pub(crate) fn draw(
-        &self,
-        lane: &Arc<Lane>,
-        reservation: ReservationId,
-        request: Request,
-    ) -> Result<Drawn, DeviceError> {
-        // The reuse policy does not matter to memory that belongs to one holder.
-        let after = lane.timeline.clock();
-        let draw = Draw {
-            to: Recipient::new(self, lane, after)?,
-            reservation,
-            request,
-            exchanged_in_vain: 0,
-        };
-        let drawn = draw.run()?;
-        if let Drawn::Allocation(allocation) = &drawn {
-            self.counters.count(allocation.source);
-        }
-        Ok(drawn)
-    }
-
-    /// Bytes of a reservation that are not allocated, and those of its largest block.
-    pub(crate) fn left_in_reservation(&self, reservation: ReservationId) -> (u64, u64) {
-        self.heap.lock().left_in_reservation(reservation)
-    }
-
-    /// Splits off another reservation of that size, if as many bytes are not allocated.
-    pub(crate) fn split_reservation(
-        &self,
-        reservation: ReservationId,
-        bytes: u64,
-    ) -> Option<ReservationId> {
-        self.heap.lock().split_reservation(reservation, bytes)
-    }
-
-    /// Ends a reservation. Its memory that is not allocated is available to all, once it is complete.
-    pub(crate) fn disband(&self, reservation: ReservationId) {
-        self.heap.lock().disband(reservation);
-        self.publish(Change::Memory);
-        self.note_return();
-    }
-}
-
 /// One search within a reservation.
-struct Draw<'a> {
+pub(super) struct Draw<'a> {
     to: Recipient<'a>,
     reservation: ReservationId,
     request: Request,
@@ -98,11 +32,20 @@ struct Draw<'a> {
     exchanged_in_vain: u64,
 }
 
-impl Draw<'_> {
+impl<'a> Draw<'a> {
+    pub(super) fn new(to: Recipient<'a>, reservation: ReservationId, request: Request) -> Self {
+        Self {
+            to,
+            reservation,
+            request,
+            exchanged_in_vain: 0,
+        }
+    }
+
     /// Takes the best block of the reservation; then the best after polling; then a block in exchange for complete
     /// pieces, in the end including those that caches hold. Starts again if anything came back to the reservation
     /// meanwhile.
-    fn run(mut self) -> Result<Drawn, DeviceError> {
+    pub(super) fn run(mut self) -> Result<Drawn, DeviceError> {
         let mut has_flushed = false;
         loop {
             self.exchanged_in_vain = 0;
@@ -120,7 +63,7 @@ impl Draw<'_> {
             }
             if !has_flushed && self.left().0 >= self.request.bytes {
                 // Also if the caches are empty: another thread may have flushed them just now.
-                self.to.driver.flush_lanes();
+                self.to.driver.flush(Flush::All);
                 has_flushed = true;
                 continue;
             }

@@ -5,9 +5,9 @@
 mod exact;
 mod expected;
 
-use super::allocation::Allocation;
-use super::memory::For;
 use super::recipient::{Found, Recipient};
+use super::streams::Flush;
+use super::supply::{Excess, For};
 use super::{Driver, Effort, Expected, Mode, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
@@ -36,38 +36,29 @@ pub(super) struct Search<'a> {
     is_last: bool,
 }
 
-impl Driver {
-    /// Searches the sources above the stream's own cache, in the order of the policy.
-    ///
-    /// # Errors
-    /// When no source has memory. The heap is then as it was, except for completed and flushed blocks.
-    pub(crate) fn search(
-        &self,
-        lane: &Arc<Lane>,
-        request: Request,
-        mode: Mode<'_>,
-    ) -> Result<Allocation, Refusal> {
-        let placement = Placement::Anywhere;
-        let found = self.search_at(lane, (request, placement), mode, None)?;
-        self.counters.count(found.allocation.source);
-        Ok(found.allocation)
-    }
+/// Returns whether work may be submitted to the stream. The queue may be served after the owner of an external stream
+/// has let go of it, so queued requests of such a stream get memory that needs no submission: complete memory, or the
+/// stream's own.
+pub(super) fn may_submit(lane: &Lane, mode: Mode<'_>) -> bool {
+    !lane.is_external || !mode.is_queued
+}
 
-    /// Searches for a part of a larger request, which is counted once all parts are found. Where waits are deferred,
-    /// the memory is the stream's only once they are submitted.
+impl<'a> Search<'a> {
+    /// A search for memory of a stream, at a place. If `deferred` is given, the waits that the stream needs are added
+    /// there, and the memory is the stream's only once they are submitted.
     ///
     /// # Errors
-    /// As [`search`](Self::search).
-    pub(super) fn search_at(
-        &self,
-        lane: &Arc<Lane>,
+    /// The sticky error that ended the pool.
+    pub(super) fn for_stream(
+        driver: &'a Driver,
+        lane: &'a Arc<Lane>,
         (request, placement): (Request, Placement),
-        mode: Mode<'_>,
-        deferred: Option<&mut Fences>,
-    ) -> Result<Found, Refusal> {
+        mode: Mode<'a>,
+        deferred: Option<&'a mut Fences>,
+    ) -> Result<Self, DeviceError> {
         let may_submit = may_submit(lane, mode);
         let mut after = Clock::default();
-        if self.settings.reuse.follow_event_dependencies {
+        if driver.settings.reuse.follow_event_dependencies {
             if may_submit {
                 after = lane.timeline.clock();
             }
@@ -79,42 +70,28 @@ impl Driver {
             placement,
             may_submit,
             deferred,
-            ..Recipient::new(self, lane, after)?
+            ..Recipient::new(driver, lane, after)?
         };
-        if !self.settings.is_pooled {
-            let allocation = self.allocate_unpooled(lane, request, mode.effort)?;
-            let fences = Fences::default();
-            return Ok(Found { allocation, fences });
-        }
-        Search::new(to, request, mode).run()
+        Ok(Self::new(to, request, mode))
     }
 
-    /// Searches for memory that is complete on every stream.
+    /// A search for memory that is complete on every stream.
     ///
     /// # Errors
-    /// As [`search`](Self::search).
-    pub(super) fn search_for_all(
-        &self,
-        lane: &Arc<Lane>,
+    /// The sticky error that ended the pool.
+    pub(super) fn for_all(
+        driver: &'a Driver,
+        lane: &'a Arc<Lane>,
         request: Request,
-        mode: Mode<'_>,
-    ) -> Result<Found, Refusal> {
+        mode: Mode<'a>,
+    ) -> Result<Self, DeviceError> {
         let to = Recipient {
             is_for_all: true,
-            ..Recipient::new(self, lane, Clock::default())?
+            ..Recipient::new(driver, lane, Clock::default())?
         };
-        Search::new(to, request, mode).run()
+        Ok(Self::new(to, request, mode))
     }
-}
 
-/// Returns whether work may be submitted to the stream. The queue may be served after the owner of an external stream
-/// has let go of it, so queued requests of such a stream get memory that needs no submission: complete memory, or the
-/// stream's own.
-pub(super) fn may_submit(lane: &Lane, mode: Mode<'_>) -> bool {
-    !lane.is_external || !mode.is_queued
-}
-
-impl<'a> Search<'a> {
     fn new(to: Recipient<'a>, request: Request, mode: Mode<'a>) -> Self {
         let driver = to.driver;
         let rules = Rules {
@@ -139,7 +116,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn run(mut self) -> Result<Found, Refusal> {
+    pub(super) fn run(mut self) -> Result<Found, Refusal> {
         self.look_for_room()?;
         let Recipient { driver, lane, .. } = self.to;
         if lane.cache.owes_seal() {
@@ -169,7 +146,7 @@ impl<'a> Search<'a> {
         let driver = self.to.driver;
         Ok(match prepare {
             Prepare::FlushLarge => {
-                let has_any = driver.flush_large_caches();
+                let has_any = driver.flush(Flush::Large);
                 if has_any {
                     driver.seal_lanes()?;
                 }
@@ -179,19 +156,20 @@ impl<'a> Search<'a> {
             // A block that was left may do after all.
             Prepare::Poll => self.poll()? || self.state.facts.is_loose_fit,
             Prepare::FlushAged => {
-                driver.flush_lanes_older(AGE);
+                driver.flush(Flush::Older(AGE));
                 self.finish_flush()?
             }
             Prepare::FlushAll => {
-                if injected("robbed-by-another-and-overlooked") {
+                if injected("flushed-by-another-and-overlooked") {
                     self.taken_back = Some(driver.totals().taken_back);
                 }
-                driver.flush_lanes();
+                driver.flush(Flush::All);
                 self.finish_flush()?
             }
             Prepare::PollLate => driver.reap_by(|lane| lane.timeline.reap_late(&*driver.device))?,
             Prepare::Trim => {
-                let has_released = driver.trim_to(0)? > 0;
+                let released = driver.release(Excess::Over(0)).into_result();
+                let has_released = driver.noted(released)? > 0;
                 if has_released {
                     self.note_refused(0);
                 }
@@ -230,7 +208,7 @@ impl<'a> Search<'a> {
             return Ok(());
         }
         // Cached blocks can make room.
-        driver.flush_lanes();
+        driver.flush(Flush::All);
         if is_room() {
             return Ok(());
         }

@@ -13,7 +13,7 @@
 pub enum Source {
     /// The stream's own lane: no device call, no shared cache line written.
     Lane,
-    /// Memory that any stream could have had.
+    /// Memory that was available to any stream.
     Free,
     /// Memory that the same stream freed, from the heap.
     SameStream,

@@ -26,30 +26,30 @@ use std::fmt;
 )]
 #[non_exhaustive]
 pub enum Upstream {
-    /// Memory of the device that can be mapped elsewhere, so that free pieces make a whole. Where the
-    /// device has no virtual memory it is [`Device`](Self::Device) memory.
+    /// Memory of the device that can be mapped elsewhere, so that free pieces become one range. On a device without
+    /// virtual memory it is [`Device`](Self::Device) memory.
     #[default]
     Virtual,
     /// Memory of the device, in segments that stay as they are.
     Device,
-    /// Page-locked memory of the host, which the device sees too.
+    /// Page-locked memory of the host, which the device accesses too.
     Pinned,
-    /// Memory that host and device see, and that moves to who uses it.
+    /// Memory that host and device access, and that moves to where it is used.
     Managed,
     /// Memory of the host alone: for its own [stream](crate::Pool::host_stream), and no other.
     Host,
 }
 
-/// What a device is asked for.
+/// The memory that a device is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemorySource {
     pub(crate) kind: MemoryKind,
-    /// Address ranges and handles, rather than plain memory.
+    /// Address ranges and chunks, rather than plain memory.
     pub(crate) is_virtual: bool,
 }
 
 impl Upstream {
-    /// The kind of memory that it gives.
+    /// Returns the kind of its memory.
     pub const fn kind(self) -> MemoryKind {
         match self {
             Self::Virtual | Self::Device => MemoryKind::Device,
@@ -59,7 +59,7 @@ impl Upstream {
         }
     }
 
-    /// What a device with these capabilities is asked for; `None` where it lacks the kind.
+    /// Returns the memory that a device with these capabilities is asked for; `None` if it lacks the kind.
     pub(crate) fn source(self, capabilities: &Capabilities) -> Option<MemorySource> {
         let kind = self.kind();
         let source = MemorySource {

@@ -56,7 +56,7 @@ impl Heap {
         for (_, block) in self.blocks.iter() {
             counted.add(&block.state, block.bytes);
             if block.state == State::Free {
-                counted.whole_free_chunks += self.whole_chunks(block).count();
+                counted.add_free_chunks(self.whole_chunks(block).count());
             }
         }
         let held = self.by_state(&self.totals);
@@ -74,7 +74,7 @@ impl Heap {
         Ok(())
     }
 
-    fn by_state(&self, totals: &Totals) -> [u64; 6] {
+    fn by_state(&self, totals: &Totals) -> [u64; 7] {
         [
             totals.free.current,
             totals.pending.current,
@@ -82,6 +82,7 @@ impl Heap {
             totals.claimed,
             totals.whole_free_chunks,
             totals.set_aside.current,
+            totals.releasable_blocks,
         ]
     }
 

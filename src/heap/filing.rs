@@ -47,7 +47,6 @@ impl Heap {
     pub(super) fn file(&mut self, id: BlockId) {
         let block = &self.blocks[id];
         self.totals.add(&block.state, block.bytes);
-        self.used_peaks.raise(self.totals.used.current);
         self.index(id);
     }
 
@@ -60,7 +59,6 @@ impl Heap {
     #[inline]
     pub(super) fn count(&mut self, state: &State, bytes: u64) {
         self.totals.add(state, bytes);
-        self.used_peaks.raise(self.totals.used.current);
     }
 
     // The choice is in line, so that each caller has a jump of its own, which goes the same way most often; what is
@@ -79,7 +77,8 @@ impl Heap {
     fn index_free(&mut self, id: BlockId) {
         let block = &self.blocks[id];
         self.free.insert(block.bytes, block.address, id);
-        self.totals.whole_free_chunks += self.whole_chunks(block).count();
+        let chunks = self.whole_chunks(block).count();
+        self.totals.add_free_chunks(chunks);
     }
 
     #[inline(never)]
@@ -113,7 +112,8 @@ impl Heap {
     fn unindex_free(&mut self, id: BlockId) {
         let block = &self.blocks[id];
         self.free.remove(block.bytes, block.address, id);
-        self.totals.whole_free_chunks -= self.whole_chunks(block).count();
+        let chunks = self.whole_chunks(block).count();
+        self.totals.subtract_free_chunks(chunks);
     }
 
     #[inline(never)]

@@ -49,10 +49,10 @@
 //! | `reservation` | memory set aside for one holder |
 //! | `exchange` | one piece for many of a reservation |
 //! | `trim` | giving memory back |
-//! | `heuristic`, `coalesce` | when to make one piece of what is free, and how large |
+//! | `coalesce` | how much of the free memory a coalescing makes one piece |
 //! | `lookup` | which block an address is in, and all blocks |
-//! | `totals` | bytes by state, current and high |
-//! | `figures` | what can be told of the blocks |
+//! | `totals` | bytes by state, with their high-water marks |
+//! | `figures` | the figures of the heap at one moment |
 //! | `policy` | decisions as pure functions |
 //! | `check` | the invariants, executable |
 
@@ -68,7 +68,6 @@ mod filing;
 mod fit;
 mod forecast;
 mod growth;
-mod heuristic;
 mod index;
 mod lookup;
 mod plan;
@@ -85,27 +84,26 @@ mod window;
 pub(crate) use block::{BlockId, State};
 pub(crate) use exchange::{Exchange, Exchanged};
 pub(crate) use fence::{Clock, Fence, Fences, StreamClock};
-pub(crate) use figures::{Figures, High};
+pub(crate) use figures::Figures;
 pub(crate) use fit::Fit;
 pub(crate) use forecast::Forecast;
 pub use growth::GrowBy;
-pub use heuristic::{CoalesceHeuristic, PoolFigures};
 pub(crate) use lookup::{Found, Holding};
 pub(crate) use plan::{Mapping, Outcome, Plan, Step};
 pub(crate) use remapping::Budget;
 pub use remapping::Remapping;
 pub(crate) use reservation::{Moves, ReservationId};
-pub(crate) use totals::Totals;
+pub(crate) use totals::{High, Totals};
 pub(crate) use trim::Release;
 pub(crate) use view::View;
 pub(crate) use window::{Growth, Offers, Placement};
 
 use crate::id::{StreamId, Ticket};
-use crate::measure::Peaks;
 use block::{Block, Blocks};
 use chunks::Chunks;
 use index::{ByDonor, BySize};
 use std::collections::BTreeMap;
+use totals::HeapHighs;
 
 /// The step of block sizes and addresses, in bytes.
 pub(crate) const GRANULE: u64 = 512;
@@ -174,8 +172,7 @@ pub(crate) struct Heap {
     /// its work complete.
     completed: BTreeMap<StreamId, Ticket>,
     totals: Totals,
-    /// The highest that what is lent has been, for whoever wants it since a moment of their own.
-    pub(crate) used_peaks: Peaks,
+    highs: HeapHighs,
     /// Claimed for releases that are under way, in bytes.
     releasing: u64,
     /// The most that was in use when something was moved, or might have been. Not a high-water mark, which its readers
@@ -198,7 +195,7 @@ impl Heap {
             moves: BTreeMap::new(),
             completed: BTreeMap::new(),
             totals: Totals::default(),
-            used_peaks: Peaks::default(),
+            highs: HeapHighs::default(),
             releasing: 0,
             most_in_use: 0,
             held_at_resize: 0,

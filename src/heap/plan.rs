@@ -291,12 +291,10 @@ impl Heap {
     /// Commits what is to be free: it is given back at once, and no high-water mark has seen it lent.
     pub(crate) fn commit_for_nobody(&mut self, commit: impl FnOnce(&mut Self) -> Option<Grant>) {
         let (used, in_use) = (self.totals.used.high, self.totals.in_use.high);
-        let peaks = self.used_peaks.clone();
         if let Some(grant) = commit(self) {
             self.give_back(grant.id, grant.fences);
         }
         (self.totals.used.high, self.totals.in_use.high) = (used, in_use);
-        self.used_peaks = peaks;
     }
 
     /// Lends a part of an unfiled block and frees the rest.

@@ -159,6 +159,11 @@ impl Cache {
         self.pop_stacked(bytes + (at + 1) as u64 * GRANULE)
     }
 
+    /// Whether a free may be kept at once. After a flush the first one takes the slow path.
+    pub(super) fn has_entries(&self) -> bool {
+        !self.entries.is_empty()
+    }
+
     /// Takes all blocks.
     pub(super) fn flush(&mut self) -> Vec<CachedBlock> {
         let mut all = self.flush_stacks();
@@ -180,6 +185,8 @@ impl Cache {
 
     fn flush_stacks(&mut self) -> Vec<CachedBlock> {
         if self.bytes == 0 {
+            self.entries.clear();
+            self.vacant = NONE;
             return Vec::new();
         }
         // By entry: there are far fewer entries than stacks.

@@ -1,6 +1,6 @@
 //! A lane's counters: each lane counts for itself, so that the hot path writes nothing shared, and readers add up.
 
-use crate::measure::{Level, Mark, Peaks};
+use crate::measure::{Highs, Level, Mark};
 
 /// An event in a block's life that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +40,14 @@ impl Counts {
 
     /// Live blocks.
     pub(crate) fn live(&self) -> u64 {
-        self.allocations() - self.frees
+        self.allocations().saturating_sub(self.frees)
     }
 
     /// Bytes of live blocks.
     pub(crate) fn used(&self) -> u64 {
-        self.granted.wrapping_sub(self.freed)
+        // A thread's own counts may be below zero: it may free what others allocated.
+        let used = self.granted.wrapping_sub(self.freed);
+        if used as i64 >= 0 { used } else { 0 }
     }
 
     pub(crate) fn add(&mut self, other: &Self) {
@@ -76,11 +78,13 @@ impl Counts {
     }
 }
 
-/// A lane's counts, and the maxima of its used bytes.
+/// A lane's counts, and the high-water marks of its used bytes.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     counts: Counts,
-    peaks: Peaks,
+    /// The highest number of used bytes since the latest mark.
+    high: u64,
+    highs: Highs<1>,
 }
 
 impl Counters {
@@ -88,31 +92,37 @@ impl Counters {
     pub(super) fn note(&mut self, event: Event, bytes: u64, rounding: u32) {
         self.counts.note(event, bytes, rounding);
         if event != Event::Free {
-            self.peaks.raise(self.counts.used());
+            let used = self.counts.granted.wrapping_sub(self.counts.freed);
+            // Signed: beside shards, these counts alone may be below zero.
+            if used as i64 > self.high as i64 {
+                self.high = used;
+            }
         }
     }
 
-    /// Returns the maximum of the used bytes since a mark.
-    pub(super) fn high_since(&self, mark: Mark) -> u64 {
-        let since = self.peaks.since(mark);
-        since.unwrap_or_else(|| self.counts.used())
-    }
-
-    /// Keeps the maximum from now on, under a mark. Returns the counts, with those of the shards.
-    pub(super) fn begin(&mut self, mark: Mark, in_shards: &Counts) -> Counts {
-        let sum = self.with(in_shards);
-        self.peaks.begin(mark, sum.used());
-        sum
+    /// Keeps the high-water mark from now on under a further mark.
+    pub(super) fn begin(&mut self, mark: Mark, in_shards: &Counts) {
+        let mut used = self.used(in_shards);
+        self.highs.begin(mark, [&mut used]);
+        self.high = used.high;
     }
 
     pub(super) fn end(&mut self, mark: Mark) {
-        self.peaks.end(mark);
+        self.highs.end(mark);
     }
 
-    /// Sets the maximum to the bytes used now, those of the shards included.
+    /// Sets the high-water mark to the bytes used now.
     pub(super) fn reset_high(&mut self, in_shards: &Counts) {
-        let used = self.with(in_shards).used();
-        self.peaks.reset(used);
+        let mut used = self.used(in_shards);
+        self.highs.reset(0, &mut used);
+        self.high = used.high;
+    }
+
+    /// Returns the highest number of used bytes since a mark, as far as it was seen beside shards.
+    pub(super) fn high_since(&self, mark: Mark, in_shards: &Counts) -> u64 {
+        let used = self.used(in_shards);
+        let high = self.highs.since(mark, [used]);
+        high.map_or(0, |[high]| high).max(used.current)
     }
 
     /// Returns the sum with the counts of the shards.
@@ -121,44 +131,85 @@ impl Counters {
         sum.add(in_shards);
         sum
     }
+
+    fn used(&self, in_shards: &Counts) -> Level {
+        Level {
+            current: self.with(in_shards).used(),
+            high: self.high,
+        }
+    }
 }
 
-/// A lane's counters and cached bytes at one moment.
+/// The figures of a lane at one moment, or of several lanes added up.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LaneFigures {
     pub(crate) counts: Counts,
+    /// The highest number of bytes of live blocks since a mark; beside shards, the highest that was seen.
+    pub(crate) high: u64,
+    /// A number that the bytes of live blocks did not exceed since the mark.
+    pub(crate) bound: u64,
     /// Cached bytes.
     pub(crate) cached: u64,
     /// Cached bytes that are complete on every stream.
     pub(crate) cached_complete: u64,
-    /// The maximum of the used bytes; in shards, the part of it that was seen.
-    pub(super) high: u64,
-    /// Threads count in shards of their own.
-    pub(super) is_sharded: bool,
 }
 
 /// More bytes than any lane uses; the sum over all streams does not overflow.
-const UNKNOWN: u64 = 1 << 62;
+pub(super) const UNKNOWN: u64 = 1 << 62;
 
 impl LaneFigures {
-    /// Bytes of live blocks.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.counts.add(&other.counts);
+        self.high = self.high.saturating_add(other.high);
+        self.bound = self.bound.saturating_add(other.bound);
+        self.cached += other.cached;
+        self.cached_complete += other.cached_complete;
+    }
+
+    /// Returns the bytes of live blocks.
     pub(crate) fn used(&self) -> Level {
-        let current = self.counts.used();
-        let high = if self.is_sharded {
-            self.high.max(current)
-        } else {
-            self.high
+        Level {
+            current: self.counts.used(),
+            high: self.high,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_that_wrap_around_are_right_and_never_below_zero() {
+        let mut counts = Counts {
+            granted: u64::MAX,
+            freed: u64::MAX - 512,
+            ..Counts::default()
         };
-        Level { current, high }
+        counts.note(Event::Hit, 1024, 0);
+        assert_eq!((counts.live(), counts.used()), (1, 1536));
+        counts.note(Event::Free, 1024, 0);
+        counts.note(Event::Free, 1024, 12);
+        assert_eq!((counts.live(), counts.used()), (0, 0));
+        counts.note(Event::FromAbove, 512, 12);
+        assert_eq!((counts.used(), counts.rounding), (0, 0));
     }
 
-    /// An upper bound of the used bytes since the last reset.
-    pub(crate) fn high_bound(&self) -> u64 {
-        Self::bound(self.high, self.is_sharded)
-    }
-
-    /// An upper bound of the used bytes. While threads count in shards, the maximum of the sum is not known.
-    pub(super) fn bound(high: u64, is_sharded: bool) -> u64 {
-        if is_sharded { UNKNOWN } else { high }
+    #[test]
+    fn high_is_that_of_the_used_bytes_since_a_mark() {
+        let (mut counters, none) = (Counters::default(), Counts::default());
+        counters.note(Event::Hit, 1024, 0);
+        counters.note(Event::Free, 1024, 0);
+        let mark = Mark::RESET.next();
+        counters.begin(mark, &none);
+        counters.note(Event::FromAbove, 512, 0);
+        let highs =
+            |counters: &Counters| [Mark::RESET, mark].map(|mark| counters.high_since(mark, &none));
+        assert_eq!(highs(&counters), [1024, 512]);
+        counters.note(Event::Growth, 256, 0);
+        assert_eq!(highs(&counters), [1024, 768]);
+        counters.note(Event::Free, 512, 0);
+        counters.reset_high(&none);
+        assert_eq!(highs(&counters), [256, 768]);
     }
 }

@@ -30,7 +30,7 @@ impl Events {
         Self {
             device,
             spare: Busy::new(Guards::Events, Spare::default()),
-            ages: Recorder::new(),
+            ages: Recorder::default(),
         }
     }
 

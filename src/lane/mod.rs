@@ -46,7 +46,7 @@ mod stream_cache;
 mod timeline;
 
 pub(crate) use cache::CachedBlock;
-pub(crate) use count::{Counts, Event, LaneFigures};
+pub(crate) use count::{Event, LaneFigures};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use ref_cache::RefCache;
 pub(crate) use state::Closed;
@@ -57,7 +57,7 @@ use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStrea
 use crate::fault::injected;
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, Ticket};
-use crate::measure::Waits;
+use crate::measure::{Mark, Waits};
 use crate::sync::{Arc, plain};
 use marker::Recorded;
 use std::any::Any;
@@ -135,11 +135,11 @@ impl Lane {
         self.cache.is_done(completed)
     }
 
-    /// Returns the counters and the cached bytes.
-    pub(crate) fn figures(&self) -> LaneFigures {
+    /// Returns the counters and the cached bytes, with the high-water mark since `mark`.
+    pub(crate) fn figures(&self, mark: Mark) -> LaneFigures {
         // Read first: a block freed under a ticket that completes later does not count as complete.
         let completed = self.timeline.completed();
-        self.cache.figures(completed)
+        self.cache.figures(mark, completed)
     }
 
     /// Whether a free that seals should first [query](Timeline::should_query) how far the stream is.

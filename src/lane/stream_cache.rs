@@ -18,7 +18,7 @@
 //! so a freed block is either flushed, or not kept (fair-progress).
 
 use super::cache::{Cache, CachedBlock};
-use super::count::{Counts, Event, LaneFigures};
+use super::count::{Counts, Event, LaneFigures, UNKNOWN};
 use super::ref_cache::{RefCache, Registration};
 use super::shards::{Shard, Shards};
 use super::slot::{Lease, Slot};
@@ -427,11 +427,6 @@ impl StreamCache {
         state.is_dirty |= ticket >= state.open && !state.is_host;
     }
 
-    /// Whether the stream's last handle is gone.
-    pub(crate) fn is_retired(&self) -> bool {
-        self.state.lock().is_retired
-    }
-
     /// Whether the stream is retired, with nothing unsealed and every closed ticket at or before `completed`.
     pub(super) fn is_done(&self, completed: Ticket) -> bool {
         let state = self.state.lock();
@@ -449,6 +444,11 @@ impl StreamCache {
 
 /// Flushing: cached blocks go back to the heap.
 impl StreamCache {
+    /// Whether blocks are cached, or may be at any time without the driver's hearing of it.
+    pub(crate) fn may_keep_unnoticed(&self) -> bool {
+        self.state.lock().cache.has_entries() || self.is_keeping()
+    }
+
     /// Whether any block is cached.
     pub(crate) fn is_keeping(&self) -> bool {
         self.state.lock().cache.bytes() > 0
@@ -481,7 +481,12 @@ impl StreamCache {
             let look = (state.counters.with(&sum(shards)).hits, state.open);
             std::mem::replace(&mut state.last_look, look) == look
         });
-        if is_idle { self.flush() } else { Vec::new() }
+        // Flushing an empty cache makes its next free take the slow path, where maintenance hears of it.
+        if is_idle || !self.is_keeping() {
+            self.flush()
+        } else {
+            Vec::new()
+        }
     }
 
     /// Takes all cached blocks and keeps none from now on: the stream's last handle is gone.
@@ -529,40 +534,38 @@ impl StreamCache {
         }
     }
 
-    /// Returns the figures, given the last ticket that is complete.
-    pub(crate) fn figures(&self, completed: Ticket) -> LaneFigures {
+    /// Returns the figures, with the high-water mark since `mark`, given the last ticket that is complete.
+    pub(super) fn figures(&self, mark: Mark, completed: Ticket) -> LaneFigures {
         self.with_all(|state, shards| {
+            let in_shards = sum(shards);
+            let high = state.counters.high_since(mark, &in_shards);
             let caches = || shards.iter().map(|shard| shard.cache());
             let all = || std::iter::once(&state.cache).chain(caches());
             LaneFigures {
-                counts: state.counters.with(&sum(shards)),
-                high: state.counters.high_since(Mark::RESET),
+                counts: state.counters.with(&in_shards),
+                high,
+                // Of counts in several shards, the highest sum is not known.
+                bound: if self.shards.are_made() {
+                    UNKNOWN
+                } else {
+                    high
+                },
                 cached: all().map(Cache::bytes).sum(),
                 cached_complete: all().map(|cache| cache.bytes_up_to(completed)).sum(),
-                is_sharded: self.shards.are_made(),
             }
         })
     }
 
-    /// Keeps the maximum of the used bytes from now on, under a mark. Returns the counts so far.
-    pub(crate) fn begin(&self, mark: Mark) -> Counts {
-        self.with_all(|state, shards| state.counters.begin(mark, &sum(shards)))
+    /// Keeps the high-water mark of the used bytes from now on under a further mark.
+    pub(crate) fn begin(&self, mark: Mark) {
+        self.with_all(|state, shards| state.counters.begin(mark, &sum(shards)));
     }
 
     pub(crate) fn end(&self, mark: Mark) {
         self.state.lock().counters.end(mark);
     }
 
-    /// Returns the counts so far, and an upper bound of the used bytes since a mark.
-    pub(crate) fn counts_since(&self, mark: Mark) -> (Counts, u64) {
-        self.with_all(|state, shards| {
-            let high = state.counters.high_since(mark);
-            let bound = LaneFigures::bound(high, self.shards.are_made());
-            (state.counters.with(&sum(shards)), bound)
-        })
-    }
-
-    /// Sets the maximum of the used bytes to the bytes used now.
+    /// Sets the high-water mark of the used bytes to the bytes used now.
     pub(crate) fn reset_high(&self) {
         self.with_all(|state, shards| state.counters.reset_high(&sum(shards)));
     }

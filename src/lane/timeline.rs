@@ -148,8 +148,10 @@ impl Timeline {
         self.markers.lock().incomplete.len() >= MOST_INCOMPLETE
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
-        self.markers.lock().incomplete.is_empty()
+    /// Returns the markers whose events are not known to be complete, oldest first.
+    pub(crate) fn incomplete(&self) -> Vec<Arc<Marker>> {
+        let markers = self.markers.lock();
+        markers.incomplete.iter().cloned().collect()
     }
 }
 

@@ -1,21 +1,22 @@
-//! How long things took: a count for each of some hundreds of buckets.
+//! Distributions of times: a count for each of some hundreds of buckets.
 //!
-//! The buckets are those of HdrHistogram (Gil Tene): sixteen to each power of two, so that a time is
-//! known to a sixteenth of itself whatever its size. Recording is one addition to one of them, with no
-//! lock: many may record at once, and a reader takes what it finds.
+//! The buckets are those of HdrHistogram (Gil Tene): sixteen to each power of two, so that the relative error of a
+//! time is at most a sixteenth. Recording is one atomic addition to a bucket, without a lock; a reader may see some of
+//! the times that are being recorded.
 
-use crate::sync::Count;
+use crate::sync::{Count, plain::OnceLock};
 use std::time::Duration;
 
-/// Buckets to each power of two: 2 to the power of this.
+/// Binary logarithm of the number of buckets to each power of two.
 const STEP_BITS: u32 = 4;
 const STEPS: u64 = 1 << STEP_BITS;
 
-/// Times from here on are all in the last bucket: 2^44 ns, some five hours.
+/// Times of 2^44 ns (five hours) and more are all in the last bucket.
 const RANGE_BITS: u32 = 44;
-const BUCKETS: usize = ((RANGE_BITS - STEP_BITS + 1) << STEP_BITS) as usize;
+const ROWS: usize = (RANGE_BITS - STEP_BITS + 1) as usize;
+const BUCKETS: usize = ROWS * STEPS as usize;
 
-/// The bucket of a time in nanoseconds. The first ones are a nanosecond wide.
+/// Returns the bucket of a time in nanoseconds. The first buckets are one nanosecond wide.
 fn bucket_of(nanoseconds: u64) -> usize {
     let nanoseconds = nanoseconds.min((1 << RANGE_BITS) - 1);
     if nanoseconds < STEPS {
@@ -25,7 +26,7 @@ fn bucket_of(nanoseconds: u64) -> usize {
     ((u64::from(shift) << STEP_BITS) + (nanoseconds >> shift)) as usize
 }
 
-/// The first nanosecond of a bucket.
+/// Returns the first nanosecond of a bucket.
 const fn start_of(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     if bucket < STEPS {
@@ -35,49 +36,57 @@ const fn start_of(bucket: usize) -> u64 {
     (STEPS + bucket % STEPS) << shift
 }
 
-/// Saturates after some five hundred years.
-pub(super) fn nanoseconds(time: Duration) -> u64 {
+/// Returns a time in nanoseconds. Saturates at 584 years.
+fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Where times are recorded.
+/// The buckets of one power of two.
+type Row = [Count; STEPS as usize];
+
+/// Where times are recorded. Rows are made when they are first used: waits of one kind fall into few of them.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    buckets: Box<[Count]>,
+    rows: [OnceLock<Box<Row>>; ROWS],
+    /// Saturates.
     total: Count,
     longest: Count,
 }
 
-impl Recorder {
-    pub(crate) fn new() -> Self {
+impl Default for Recorder {
+    fn default() -> Self {
         Self {
-            buckets: std::iter::repeat_with(Count::default)
-                .take(BUCKETS)
-                .collect(),
+            rows: [const { OnceLock::new() }; ROWS],
             total: Count::default(),
             longest: Count::default(),
         }
     }
+}
 
+impl Recorder {
     pub(crate) fn record(&self, time: Duration) {
         self.record_all(std::iter::once(time));
     }
 
-    /// The same for several at once, for less.
+    /// Records several times, at less cost than one by one.
     pub(crate) fn record_all(&self, times: impl Iterator<Item = Duration>) {
-        let mut total = 0;
+        let mut total = 0_u64;
         for time in times.map(nanoseconds) {
             // First: no reader finds a time in a bucket that is longer than the longest.
             self.longest.raise(time);
-            self.buckets[bucket_of(time)].add(1);
-            total += time;
+            let bucket = bucket_of(time);
+            let row = self.rows[bucket / STEPS as usize].get_or_init(Box::default);
+            row[bucket % STEPS as usize].add(1);
+            total = total.saturating_add(time);
         }
-        self.total.add(total);
+        self.total.add_saturating(total);
     }
 
-    /// What was recorded so far.
+    /// Returns what was recorded so far.
     pub(crate) fn histogram(&self) -> Histogram {
-        let counts = self.buckets.iter().map(Count::get).enumerate();
+        let rows = self.rows.iter().enumerate();
+        let rows = rows.filter_map(|(row, counts)| Some((row * STEPS as usize, counts.get()?)));
+        let counts = rows.flat_map(|(first, row)| (first..).zip(row.iter().map(Count::get)));
         Histogram {
             buckets: counts
                 .filter(|(_, count)| *count > 0)
@@ -89,8 +98,8 @@ impl Recorder {
     }
 }
 
-/// How long things took, on the device's clock: each time is known to a sixteenth of itself, and is
-/// never told shorter than it was.
+/// The distribution of times on the device's clock. A time is reported with a relative error of at most a sixteenth,
+/// and never shorter than it was.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -103,7 +112,7 @@ impl Recorder {
 /// work.submit(Operation::new(Duration::from_micros(100)));
 /// device.block_on(block.deallocate())?; // the free's event, recorded and seen complete
 ///
-/// let ages = pool.pending_ages();
+/// let ages = pool.statistics().pending_ages;
 /// assert_eq!(ages.count(), 1);
 /// assert!(ages.percentile(99.0) >= Duration::from_micros(100));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -111,60 +120,61 @@ impl Recorder {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Histogram {
-    /// The first nanosecond of a bucket and what it counts, in order, without the empty ones.
+    /// The first nanosecond and the count of each bucket that is not empty, in order.
     buckets: Vec<(u64, u64)>,
     total: Duration,
     longest: Duration,
 }
 
-/// A part of a [`Histogram`].
+/// A bucket of a [`Histogram`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bucket {
-    /// The shortest time that is counted here.
+    /// The shortest time counted here.
     pub from: Duration,
-    /// The longest time that is counted here.
+    /// The longest time counted here.
     pub to: Duration,
-    /// How many there were.
+    /// Number of times.
     pub count: u64,
 }
 
 impl Bucket {
-    fn new((from, count): (u64, u64)) -> Self {
-        let to = start_of(bucket_of(from) + 1) - 1;
-        Self {
-            from: Duration::from_nanos(from),
-            to: Duration::from_nanos(to),
-            count,
-        }
+    /// A bucket of a histogram whose longest time is `longest`.
+    fn new((from, count): (u64, u64), longest: Duration) -> Self {
+        let to = match bucket_of(from) + 1 {
+            BUCKETS => longest,
+            next => Duration::from_nanos(start_of(next) - 1),
+        };
+        let from = Duration::from_nanos(from);
+        Self { from, to, count }
     }
 }
 
 impl Histogram {
-    /// How many times there are.
+    /// Returns the number of times.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum()
     }
 
-    /// The longest. Exact, but in what [`since`](Self::since) gives.
+    /// Returns the longest time: exact, except in a histogram made by [`since`](Self::since).
     pub fn longest(&self) -> Duration {
         self.longest
     }
 
-    /// All of them together. Exact.
+    /// Returns the sum of all times: exact up to 584 years.
     pub fn total(&self) -> Duration {
         self.total
     }
 
-    /// Their mean; zero when there are none.
+    /// Returns the mean time; zero if there are no times.
     pub fn mean(&self) -> Duration {
         let count = u128::from(self.count().max(1));
         let mean = self.total.as_nanos() / count;
         Duration::from_nanos(u64::try_from(mean).unwrap_or(u64::MAX))
     }
 
-    /// The time that `percent` of them did not exceed, 0 to 100; at most a sixteenth too long, and never
-    /// too short. Zero when there are none.
+    /// Returns the time that `percent` of the times (0 to 100) did not exceed: at most a sixteenth too long, never too
+    /// short, and zero if there are no times.
     pub fn percentile(&self, percent: f64) -> Duration {
         let rank = (percent.clamp(0.0, 100.0) / 100.0 * self.count() as f64).ceil();
         let rank = (rank as u64).max(1);
@@ -176,20 +186,21 @@ impl Histogram {
         reached.map_or(Duration::ZERO, |bucket| bucket.to.min(self.longest))
     }
 
-    /// The parts that count anything, shortest times first.
+    /// Returns the buckets that are not empty, shortest times first.
     pub fn buckets(&self) -> impl Iterator<Item = Bucket> + '_ {
-        self.buckets.iter().copied().map(Bucket::new)
+        let buckets = self.buckets.iter().copied();
+        buckets.map(|bucket| Bucket::new(bucket, self.longest))
     }
 
-    /// What came since an earlier histogram of the same pool, for figures of an interval. The longest is
-    /// known to a sixteenth of itself then.
+    /// Returns the times recorded since an earlier histogram of the same figure. The longest time of the result has a
+    /// relative error of at most a sixteenth.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
     /// # let pool = Pool::builder(SimDevice::new()).build()?;
-    /// let before = pool.wait_times();
+    /// let before = pool.statistics().waits.times;
     /// // ... a minute of service
-    /// let of_this_minute = pool.wait_times().since(&before);
+    /// let of_this_minute = pool.statistics().waits.times.since(&before);
     /// assert_eq!(of_this_minute.count(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -205,7 +216,9 @@ impl Histogram {
             .map(|(from, count)| (*from, count.saturating_sub(count_before(*from))))
             .filter(|(_, count)| *count > 0)
             .collect();
-        let last = buckets.last().map(|bucket| Bucket::new(*bucket).to);
+        let last = buckets
+            .last()
+            .map(|bucket| Bucket::new(*bucket, self.longest).to);
         Self {
             longest: last.map_or(Duration::ZERO, |last| last.min(self.longest)),
             total: self.total.saturating_sub(earlier.total),
@@ -224,13 +237,13 @@ mod tests {
     }
 
     fn recorded(times: &[u64]) -> Histogram {
-        let recorder = Recorder::new();
+        let recorder = Recorder::default();
         times.iter().for_each(|time| recorder.record(ns(*time)));
         recorder.histogram()
     }
 
     #[test]
-    fn buckets_follow_on_each_other() {
+    fn buckets_are_contiguous() {
         for bucket in 0..BUCKETS {
             let (start, end) = (start_of(bucket), start_of(bucket + 1) - 1);
             assert!(start <= end);
@@ -240,15 +253,15 @@ mod tests {
     }
 
     #[test]
-    fn no_times_have_no_percentiles() {
+    fn percentile_of_no_times_is_zero() {
         let none = recorded(&[]);
         assert_eq!((none.count(), none.mean()), (0, Duration::ZERO));
         assert_eq!(none.percentile(50.0), Duration::ZERO);
     }
 
     #[test]
-    fn an_interval_has_what_came_in_it() {
-        let recorder = Recorder::new();
+    fn interval_holds_the_times_recorded_in_it() {
+        let recorder = Recorder::default();
         recorder.record(ns(1_000_000));
         let before = recorder.histogram();
         recorder.record(ns(10));
@@ -259,10 +272,25 @@ mod tests {
         assert_eq!(before.since(&before), Histogram::default());
     }
 
+    #[test]
+    fn sum_of_long_waits_saturates() {
+        let times = recorded(&[u64::MAX, 5, u64::MAX]);
+        assert_eq!((times.count(), times.total()), (3, ns(u64::MAX)));
+        let recorder = Recorder::default();
+        recorder.record_all([Duration::MAX, ns(1)].into_iter());
+        let times = recorder.histogram();
+        assert_eq!(
+            (times.total(), times.longest()),
+            (ns(u64::MAX), ns(u64::MAX))
+        );
+        assert_eq!(times.percentile(100.0), ns(u64::MAX), "never too short");
+        assert_eq!(times.mean(), ns(u64::MAX / 2));
+    }
+
     proptest! {
-        /// Against the sorted times themselves.
+        /// Compares with the sorted times themselves.
         #[test]
-        fn percentiles_are_right_to_a_sixteenth(
+        fn percentile_is_right_to_a_sixteenth(
             mut times in prop::collection::vec((0..40u32).prop_flat_map(|bits| 0..1u64 << bits), 1..200),
             percent in 0.0..=100.0f64,
         ) {

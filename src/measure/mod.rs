@@ -2,9 +2,8 @@
 //!
 //! | file | about |
 //! |---|---|
-//! | `level` | a figure and the highest it has been |
-//! | `peak` | the highest since several moments at once |
-//! | `histogram` | how long things took |
+//! | `level` | a figure with its high-water mark, and the marks since several moments |
+//! | `histogram` | distributions of times |
 //! | `waits` | how requests waited |
 //! | `tag` | names of tenants |
 //! | `account` | what each tenant has of one pool |
@@ -15,7 +14,6 @@ mod account;
 mod histogram;
 mod holdings;
 mod level;
-mod peak;
 mod tag;
 mod units;
 mod waits;
@@ -25,7 +23,7 @@ pub(crate) use histogram::Recorder;
 pub use histogram::{Bucket, Histogram};
 pub(crate) use holdings::{ByStream, Streams};
 pub use level::Level;
-pub(crate) use peak::{Mark, Peaks};
+pub(crate) use level::{Highs, Mark};
 pub use tag::Tag;
 pub(crate) use units::{Bytes, Milliseconds};
 pub use waits::WaitStatistics;

@@ -1,36 +1,49 @@
 //! How requests waited.
 
-use super::histogram::nanoseconds;
-use crate::sync::Count;
+use super::histogram::{Histogram, Recorder};
+use crate::sync::{Count, plain::OnceLock};
 use std::time::Duration;
 
-/// How requests waited, on the device's clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How requests waited, on the device's clock: of a pool, a stream or a tag.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WaitStatistics {
-    /// Requests that are waiting now.
+    /// Number of requests that are waiting.
     pub waiting: usize,
-    /// Requests that waited, and were served.
+    /// Number of requests that waited and were served.
     pub served: u64,
-    /// Requests that waited, and were not served: cancelled, timed out, or failed.
+    /// Number of requests that waited and were not served: cancelled, timed out, or failed.
     pub abandoned: u64,
-    /// Those of them that failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the queue or at the limit of
+    /// Number of those that failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the queue or at the limit of
     /// their tag.
     pub deadlocked: u64,
-    /// Requests that were turned away before they waited, since as many did as
-    /// [may](crate::PoolBuilder::queue_limit).
+    /// Number of requests rejected before they waited, because the queue was
+    /// [full](crate::PoolBuilder::queue_limit).
     pub refused: u64,
-    /// Requests that were turned away before they waited, since they would probably have waited
-    /// [too long](crate::PoolBuilder::load_shedding).
+    /// Number of requests rejected before they waited, because their expected wait exceeded their
+    /// [timeout](crate::PoolBuilder::load_shedding).
     pub shed: u64,
-    /// The longest wait of a served request.
-    pub longest: Duration,
-    /// All waits of served requests together.
-    pub total: Duration,
+    /// How long the served requests waited.
+    pub times: Histogram,
 }
 
-/// Where waits are counted: for a pool, a stream, a tag.
+impl WaitStatistics {
+    /// Returns these figures with the counters since `earlier`.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        Self {
+            waiting: self.waiting,
+            served: self.served.saturating_sub(earlier.served),
+            abandoned: self.abandoned.saturating_sub(earlier.abandoned),
+            deadlocked: self.deadlocked.saturating_sub(earlier.deadlocked),
+            refused: self.refused.saturating_sub(earlier.refused),
+            shed: self.shed.saturating_sub(earlier.shed),
+            times: self.times.since(&earlier.times),
+        }
+    }
+}
+
+/// Where waits are counted, for a pool, a stream or a tag.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     waiting: Count,
@@ -39,8 +52,8 @@ pub(crate) struct Waits {
     deadlocked: Count,
     refused: Count,
     shed: Count,
-    longest: Count,
-    total: Count,
+    /// Made with the first wait that is recorded: most streams and tags never wait.
+    times: OnceLock<Box<Recorder>>,
 }
 
 impl Waits {
@@ -48,44 +61,80 @@ impl Waits {
         self.waiting.add(1);
     }
 
-    /// Ends one that has begun: served after `waited`, or not at all.
+    /// Ends a wait that has begun: with a grant after `waited`, or without one.
     pub(crate) fn end(&self, waited: Option<Duration>) {
-        match waited.map(nanoseconds) {
+        match waited {
             Some(waited) => {
+                self.times.get_or_init(Box::default).record(waited);
                 self.served.add(1);
-                self.total.add(waited);
-                self.longest.raise(waited);
             }
             None => self.abandoned.add(1),
         }
         self.waiting.subtract(1);
     }
 
-    /// One that has begun is about to fail by a deadlock.
+    /// A wait that has begun is about to fail by a deadlock.
     pub(crate) fn note_deadlocked(&self) {
         self.deadlocked.add(1);
     }
 
-    /// One does not begin: the queue is full.
+    /// A wait does not begin, because the queue is full.
     pub(crate) fn note_refused(&self) {
         self.refused.add(1);
     }
 
-    /// One does not begin: it would take too long.
+    /// A wait does not begin, because it would take too long.
     pub(crate) fn note_shed(&self) {
         self.shed.add(1);
     }
 
+    /// Returns the number of requests that are waiting.
+    pub(crate) fn waiting(&self) -> usize {
+        usize::try_from(self.waiting.get()).unwrap_or(usize::MAX)
+    }
+
+    /// Returns what was counted so far. A request that leaves during the read may be counted as waiting and as served.
     pub(crate) fn statistics(&self) -> WaitStatistics {
+        let times = self.times.get().map(|times| times.histogram());
         WaitStatistics {
-            waiting: usize::try_from(self.waiting.get()).unwrap_or(usize::MAX),
+            waiting: self.waiting(),
             served: self.served.get(),
             abandoned: self.abandoned.get(),
             deadlocked: self.deadlocked.get(),
             refused: self.refused.get(),
             shed: self.shed.get(),
-            longest: Duration::from_nanos(self.longest.get()),
-            total: Duration::from_nanos(self.total.get()),
+            times: times.unwrap_or_default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wait_is_counted_once_under_its_outcome() {
+        let waits = Waits::default();
+        (0..3).for_each(|_| waits.begin());
+        waits.end(Some(Duration::from_micros(5)));
+        waits.end(None);
+        waits.note_deadlocked();
+        waits.note_refused();
+        waits.note_shed();
+        let figures = waits.statistics();
+        assert_eq!(
+            (figures.waiting, figures.served, figures.abandoned),
+            (1, 1, 1)
+        );
+        assert_eq!(
+            (figures.deadlocked, figures.refused, figures.shed),
+            (1, 1, 1)
+        );
+        assert_eq!(figures.times.longest(), Duration::from_micros(5));
+        let since = figures.since(&figures);
+        assert_eq!(
+            (since.waiting, since.served, since.times.count()),
+            (1, 0, 0)
+        );
     }
 }

@@ -3,8 +3,8 @@
 //! They are published when the user says so, and not by the pool on its own account: who exports knows
 //! how often figures are collected, and a pool that nobody asks pays nothing.
 
-use super::{Statistics, TagStatistics};
-use crate::driver::Source;
+use super::TagStatistics;
+use crate::driver::{Source, Statistics};
 use crate::measure::{Histogram, Level};
 use crate::queue::Presence;
 use crate::sync::plain::Arc;
@@ -60,13 +60,13 @@ impl Metrics {
             describe();
         }
         let service = &self.presence.service;
-        let figures = Statistics::of(service);
-        self.publish_levels(&figures, service.driver.capacity());
+        let figures = service.driver.statistics();
+        self.publish_levels(&figures);
         self.publish_counts(&figures);
         for tag in TagStatistics::of_all(&service.queue.accounts) {
             self.publish_tag(&tag);
         }
-        let (wait_times, pending_ages) = (service.queue.times(), service.driver.pending_ages());
+        let (wait_times, pending_ages) = (figures.waits.times, figures.pending_ages);
         self.record("weirpool_wait_seconds", &wait_times.since(&self.wait_times));
         self.record(
             "weirpool_pending_age_seconds",
@@ -75,7 +75,7 @@ impl Metrics {
         (self.wait_times, self.pending_ages) = (wait_times, pending_ages);
     }
 
-    fn publish_levels(&self, figures: &Statistics, capacity: u64) {
+    fn publish_levels(&self, figures: &Statistics) {
         let level = |name: &'static str, high: &'static str, level: Level| {
             self.gauge(name, level.current as f64);
             self.gauge(high, level.high as f64);
@@ -96,7 +96,7 @@ impl Metrics {
             figures.pending,
         );
         for (name, value) in [
-            ("weirpool_capacity_bytes", capacity),
+            ("weirpool_capacity_bytes", figures.capacity),
             ("weirpool_free_bytes", figures.free),
             ("weirpool_largest_free_bytes", figures.largest_free),
             ("weirpool_cached_in_lanes_bytes", figures.cached_in_lanes),

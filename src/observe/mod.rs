@@ -2,9 +2,7 @@
 //!
 //! | file | about |
 //! |---|---|
-//! | `statistics` | a pool's figures |
 //! | `parts` | those of a stream, and of a tag |
-//! | `hits` | grants by the source that gave them |
 //! | `scope` | what happens between two moments |
 //! | `snapshot` | all segments and blocks |
 //! | `history` | what happened lately |
@@ -15,21 +13,17 @@
 #[cfg(feature = "export")]
 mod export;
 mod history;
-mod hits;
 mod leaks;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod parts;
 mod scope;
 mod snapshot;
-mod statistics;
 
 pub use history::History;
-pub use hits::Hits;
 pub use leaks::LeakReport;
 #[cfg(feature = "metrics")]
 pub use metrics::Metrics;
 pub use parts::{StreamStatistics, TagStatistics};
-pub use scope::{ScopeStatistics, StatisticsScope};
+pub use scope::StatisticsScope;
 pub use snapshot::Snapshot;
-pub use statistics::Statistics;

@@ -3,12 +3,13 @@
 use crate::driver::Driver;
 use crate::id::StreamId;
 use crate::lane::Lane;
-use crate::measure::{Accounts, Level, Tag, WaitStatistics};
+use crate::measure::{Account, Accounts, Level, Tag, WaitStatistics};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
-/// A registered stream's figures at one moment; bytes unless said otherwise.
+/// The figures of a registered stream at one moment; in bytes unless stated otherwise.
 ///
-/// A block counts for the stream that it was allocated on, wherever else it was used.
+/// A block counts for the stream that it was allocated on, whichever other streams use it.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -16,47 +17,48 @@ use std::time::Duration;
 /// # let pool = Pool::builder(device.clone()).build()?;
 /// # let stream = pool.register(&device.create_stream())?;
 /// drop(pool.try_allocate(&stream, 4096)?);
-/// let block = pool.try_allocate(&stream, 4096)?; // the same memory, out of the lane
-/// let figures = pool.statistics_of(&stream)?;
+/// let block = pool.try_allocate(&stream, 4096)?; // the same memory, from the lane
+/// let figures = stream.statistics();
 /// assert_eq!((figures.allocations, figures.lane_hits, figures.frees), (2, 1, 1));
 /// assert_eq!(figures.used.current, block.size());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct StreamStatistics {
-    /// Which stream.
+    /// The stream.
     pub stream: StreamId,
-    /// In live blocks. Exact, the high too.
+    /// In live blocks. The high-water mark is exact while one thread at a time uses the stream; otherwise it is the
+    /// highest that was seen.
     pub used: Level,
-    /// Given back by the stream, or used by it and given back, but behind work that is not known to be
-    /// complete. What waits for several streams counts for each.
+    /// Freed by the stream, or used by it and freed, but behind device work that is not known to be complete. Bytes that
+    /// wait for several streams count for each.
     pub pending: u64,
-    /// What its lane keeps.
+    /// Cached by the stream's lane.
     pub cached_in_lane: u64,
-    /// What live blocks have over what was asked for.
+    /// Granted to live blocks beyond their requests.
     pub lost_to_rounding: u64,
-    /// Blocks granted so far, in number.
+    /// Number of blocks granted so far.
     pub allocations: u64,
-    /// Those of them that its lane had.
+    /// Number of those that the stream's lane granted.
     pub lane_hits: u64,
-    /// Blocks freed so far, in number.
+    /// Number of blocks freed so far.
     pub frees: u64,
-    /// How requests for it waited.
+    /// How the requests for this stream waited.
     pub waits: WaitStatistics,
-    /// From the recording of its events to their being seen complete, lately: how far the stream is
-    /// behind the host. Zero before the first.
+    /// The recent time from the recording of the stream's events until they were seen complete: how far the stream is
+    /// behind the host. Zero before the first event.
     pub latency: Duration,
 }
 
 impl StreamStatistics {
     pub(crate) fn of(driver: &Driver, lane: &Lane) -> Self {
-        let figures = lane.figures();
+        let (figures, pending) = driver.figures_of(lane);
         Self {
             stream: lane.id,
             used: figures.used(),
-            pending: driver.pending_on(lane),
+            pending,
             cached_in_lane: figures.cached,
             lost_to_rounding: figures.counts.rounding,
             allocations: figures.counts.allocations(),
@@ -68,7 +70,7 @@ impl StreamStatistics {
     }
 }
 
-/// What a [`Tag`] has of a pool at one moment; bytes unless said otherwise.
+/// The figures of a [`Tag`] in one pool at one moment; in bytes unless stated otherwise.
 ///
 /// ```
 /// # use weirpool::{Pool, Tag, device::sim::SimDevice};
@@ -79,54 +81,69 @@ impl StreamStatistics {
 /// let _block = pool.allocate(&stream, 4096).tag(weights).try_now()?;
 /// drop(pool.allocate(&stream, 8192).tag(scratch).try_now()?);
 /// for figures in pool.statistics_by_tag() {
-///     println!("{}: {} of at most {}", figures.tag, figures.used.current, figures.used.high);
+///     println!("{}: {}", figures.tag, figures.used); // weights: 4.0 KiB (high 4.0 KiB)
 /// }
 /// # assert_eq!(pool.statistics_by_tag().len(), 2);
 /// assert_eq!(pool.statistics_of_tag(scratch).used.high, 8192);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TagStatistics {
-    /// Which tag.
+    /// The tag.
     pub tag: Tag,
-    /// In live blocks. Exact; the high may count a request that failed in that moment on another thread.
+    /// In live blocks. The high-water mark may include a request that failed at that moment on another thread.
     pub used: Level,
-    /// What it may have, if that is [limited](crate::Pool::set_tag_limit).
+    /// The most that the tag may use at once, if it has a [limit](crate::Pool::set_tag_limit).
     pub limit: Option<u64>,
     /// Its [weight](crate::Pool::set_tag_weight) in the queue; 0 if it has none.
     pub weight: u32,
-    /// Blocks granted so far, in number.
+    /// Number of blocks granted so far.
     pub allocations: u64,
-    /// Blocks freed so far, in number.
+    /// Number of blocks freed so far.
     pub frees: u64,
-    /// How its requests waited, in the queue or for its limit.
+    /// How its requests waited, in the queue or at its limit.
     pub waits: WaitStatistics,
 }
 
 impl TagStatistics {
-    /// All zero where the pool has not seen the tag.
+    /// Returns zeros for a tag that the pool has not seen.
     pub(crate) fn of(accounts: &Accounts, tag: Tag) -> Self {
         let account = accounts.get(tag);
-        let used = account.map(|account| account.used());
-        let waits = account.map(|account| account.waits.statistics());
-        Self {
-            tag,
-            used: used.unwrap_or_default(),
-            limit: account.and_then(|account| account.limit()),
-            weight: account
-                .and_then(|account| account.weight())
-                .map_or(0, std::num::NonZeroU32::get),
-            // Before the allocations: no free is told of whose allocation is not.
-            frees: account.map_or(0, |account| account.frees()),
-            allocations: account.map_or(0, |account| account.allocations()),
-            waits: waits.unwrap_or_default(),
-        }
+        account.map_or(Self::none(tag), |account| Self::of_account(tag, account))
     }
 
     pub(crate) fn of_all(accounts: &Accounts) -> Vec<Self> {
-        let tags = accounts.iter().map(|(tag, _)| tag);
-        tags.map(|tag| Self::of(accounts, tag)).collect()
+        let accounts = accounts.iter();
+        accounts
+            .map(|(tag, account)| Self::of_account(tag, account))
+            .collect()
+    }
+
+    fn of_account(tag: Tag, account: &Account) -> Self {
+        // Before the allocations: the allocation of every free that is counted is counted, too.
+        let frees = account.frees();
+        Self {
+            tag,
+            used: account.used(),
+            limit: account.limit(),
+            weight: account.weight().map_or(0, NonZeroU32::get),
+            allocations: account.allocations(),
+            frees,
+            waits: account.waits.statistics(),
+        }
+    }
+
+    fn none(tag: Tag) -> Self {
+        Self {
+            tag,
+            used: Level::default(),
+            limit: None,
+            weight: 0,
+            allocations: 0,
+            frees: 0,
+            waits: WaitStatistics::default(),
+        }
     }
 }

@@ -1,83 +1,28 @@
-//! What happens between two moments.
+//! What happens in a pool between two moments.
 
-use super::Hits;
-use crate::lane::Counts;
-use crate::measure::{Mark, WaitStatistics};
+use crate::driver::Statistics;
+use crate::measure::Mark;
 use crate::queue::Presence;
 use crate::sync::plain::Arc;
 use std::fmt;
-use std::time::Duration;
 
-/// Tells what happened in a pool since it was made, on whatever thread: made by
-/// [`Pool::statistics_scope`](crate::Pool::statistics_scope), after the statistics adaptor of RMM.
+/// Reports what happened in a pool since the scope began, on all threads: made by
+/// [`Pool::statistics_scope`](crate::Pool::statistics_scope), after RMM's statistics adaptor.
 ///
-/// Scopes are independent of each other: they may be nested, or overlap, and each has its own highest.
-/// While none is open nothing is paid for them, and while some are, an allocation pays nothing more. A
-/// scope is a handle of the pool, which lives as long.
-#[must_use = "a scope is read, or ended with what happened in it"]
+/// Scopes are independent: they may nest or overlap, and each has its own high-water marks. An allocation costs the same
+/// with and without open scopes. A scope is a handle of the pool and keeps it alive.
+#[must_use = "a scope reports something when it is read or ended"]
 pub struct StatisticsScope {
     presence: Arc<Presence>,
     mark: Mark,
-    before: Before,
-}
-
-/// The figures when a scope began.
-#[derive(Clone, Copy, Debug)]
-struct Before {
-    counts: Counts,
-    hits: Hits,
-    waits: WaitStatistics,
-}
-
-/// What happened in a [`StatisticsScope`]; bytes unless said otherwise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct ScopeStatistics {
-    /// In blocks that somebody owned when the scope began.
-    pub used_before: u64,
-    /// In blocks that somebody owned at the end, or when it was read.
-    pub used_after: u64,
-    /// The highest that `used` was in between, what was used before included. A bound, exact while one
-    /// stream is used: see [`Statistics::used`](crate::Statistics::used).
-    pub peak: u64,
-    /// Blocks granted, in number.
-    pub allocations: u64,
-    /// Bytes of those.
-    pub allocated: u64,
-    /// Blocks freed, in number, whenever they were allocated.
-    pub frees: u64,
-    /// Bytes of those.
-    pub freed: u64,
-    /// Grants by the source that gave them.
-    pub hits: Hits,
-    /// Requests that waited, and were served.
-    pub waits: u64,
-    /// Their waits together.
-    pub waited: Duration,
-}
-
-impl ScopeStatistics {
-    /// What was allocated and not freed, in bytes; zero when more was freed than allocated.
-    pub fn retained(&self) -> u64 {
-        self.allocated.saturating_sub(self.freed)
-    }
-
-    /// How far the peak was above what was used before, in bytes.
-    pub fn peak_growth(&self) -> u64 {
-        self.peak.saturating_sub(self.used_before)
-    }
+    before: Statistics,
 }
 
 impl StatisticsScope {
     pub(crate) fn new(presence: Arc<Presence>) -> Self {
-        let service = &presence.service;
-        let (mark, counts) = service.driver.begin();
-        let before = Before {
-            counts,
-            hits: Hits::of_engine(&service.driver, &counts),
-            waits: service.queue.statistics(),
-        };
+        let driver = &presence.service.driver;
+        let mark = driver.begin();
+        let before = driver.statistics_since(mark);
         Self {
             presence,
             mark,
@@ -85,32 +30,20 @@ impl StatisticsScope {
         }
     }
 
-    /// What happened so far.
-    pub fn read(&self) -> ScopeStatistics {
-        let Before {
-            counts: before,
-            hits,
-            waits,
-        } = &self.before;
-        let service = &self.presence.service;
-        let (after, high) = service.driver.counts_since(self.mark);
-        let waits_after = service.queue.statistics();
-        ScopeStatistics {
-            used_before: before.used(),
-            used_after: after.used(),
-            peak: high.max(after.used()),
-            allocations: after.allocations() - before.allocations(),
-            allocated: after.granted.wrapping_sub(before.granted),
-            frees: after.frees - before.frees,
-            freed: after.freed.wrapping_sub(before.freed),
-            hits: Hits::of_engine(&service.driver, &after).since(hits),
-            waits: waits_after.served - waits.served,
-            waited: waits_after.total.saturating_sub(waits.total),
-        }
+    /// Returns the figures from when the scope began.
+    pub fn before(&self) -> &Statistics {
+        &self.before
     }
 
-    /// Ends the scope, as dropping it does, and tells what happened in it.
-    pub fn end(self) -> ScopeStatistics {
+    /// Returns the current figures: levels with their high-water marks since the scope began, and counters since
+    /// then.
+    pub fn read(&self) -> Statistics {
+        let now = self.presence.service.driver.statistics_since(self.mark);
+        now.since(&self.before)
+    }
+
+    /// Ends the scope, as dropping it does, and returns its figures.
+    pub fn end(self) -> Statistics {
         self.read()
     }
 }

@@ -297,7 +297,7 @@ pub(super) fn ask_for_all(
     });
     let parts = Parts {
         all: parts.collect::<plain::Arc<[_]>>(),
-        is_for_everybody: false,
+        is_for_all: false,
         placement: Placement::Anywhere,
     };
     let alignment = 1;

@@ -2,10 +2,10 @@
 
 use super::Pool;
 use crate::device::Device;
-use crate::driver::{Fills, MaintenanceSettings, Settings, Upstream};
+use crate::driver::{CoalesceHeuristic, Fills, MaintenanceSettings, Settings, Upstream};
 use crate::error::BuildError;
 use crate::heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-use crate::heap::{CoalesceHeuristic, GRANULE, GrowBy, Remapping};
+use crate::heap::{GRANULE, GrowBy, Remapping};
 use crate::lane::Bounds;
 use crate::measure::Tag;
 use crate::queue::{Hook, Overtaking, PressureHook, QueueLimit, Rules, Service};
@@ -103,15 +103,12 @@ impl PoolBuilder {
         self
     }
 
-    /// Keeps nothing: every allocation is the device's own, in plain memory, and goes back to the device
-    /// once it is complete. Default: what was freed is kept.
+    /// Keeps no freed memory: the pool has no caches and a release threshold of 0, and every block is a segment of plain
+    /// memory. Default: freed memory is kept.
     ///
-    /// Stream order, waiting and errors are those of any pool; so are the blocks. Each allocation and each
-    /// free is a call for memory (tens of microseconds, or where [that blocks], a thread's doing), and each
-    /// block takes a whole step of the device's: it is for tools that watch the device's own allocations,
-    /// and for finding out what pooling is good for.
-    ///
-    /// [that blocks]: crate::device::Capabilities::memory_calls_block
+    /// Complete memory goes back to the device at the next [maintenance](Self::maintenance_interval). Until then it can
+    /// be granted again. Stream order, waiting and errors are those of any pool. A block takes whole steps of the
+    /// device. This is for tools that watch the device's own allocations, and to measure the benefit of pooling.
     pub fn unpooled(mut self) -> Self {
         self.is_pooled = false;
         self
@@ -404,7 +401,10 @@ impl PoolBuilder {
     fn maintenance(&self, total: u64) -> Result<MaintenanceSettings, BuildError> {
         check_threshold(self.release_threshold)?;
         Ok(MaintenanceSettings {
-            threshold: self.release_threshold.bytes(total),
+            threshold: match self.is_pooled {
+                true => self.release_threshold.bytes(total),
+                false => 0,
+            },
             heuristic: self.heuristic.clone(),
             interval: self.maintenance_interval,
         })
@@ -412,7 +412,7 @@ impl PoolBuilder {
 
     fn lane_bounds(&self) -> Bounds {
         if !self.is_pooled {
-            // Nothing is kept, and each free is to be seen complete by itself.
+            // Each free is to be seen complete by itself.
             return Bounds {
                 bytes: 0,
                 largest: 0,

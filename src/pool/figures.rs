@@ -1,33 +1,20 @@
-//! What a pool tells of itself.
+//! The pool's statistics.
 
 use super::Pool;
-use crate::error::StreamError;
+use crate::driver::Statistics;
 use crate::heap::High;
-use crate::measure::{Histogram, Tag};
+use crate::measure::Tag;
 #[cfg(feature = "metrics")]
 use crate::observe::Metrics;
-use crate::observe::{Statistics, StatisticsScope, StreamStatistics, TagStatistics};
-use crate::stream::Stream;
+use crate::observe::{StatisticsScope, StreamStatistics, TagStatistics};
 
 impl Pool {
-    /// The pool's figures, now. Neither seals nor reaps; see [`reap`](Self::reap).
+    /// Returns the pool's current figures. Neither seals nor polls events; see [`reap`](Self::reap).
     pub fn statistics(&self) -> Statistics {
-        Statistics::of(self.service())
+        self.service().driver.statistics()
     }
 
-    /// The figures of one stream, now. See [`StreamStatistics`] for an example.
-    ///
-    /// # Errors
-    /// [`StreamError::ForeignPool`] when the stream is of another pool.
-    pub fn statistics_of(&self, stream: &Stream) -> Result<StreamStatistics, StreamError> {
-        if !stream.is_of(&self.presence) {
-            return Err(StreamError::ForeignPool);
-        }
-        let lane = &stream.registration().lane;
-        Ok(StreamStatistics::of(&self.service().driver, lane))
-    }
-
-    /// The figures of every stream that is registered, or was and has memory pending, now; in the order of
+    /// Returns the current figures of every stream that is registered, or was and has memory pending, in the order of
     /// their ids.
     ///
     /// ```
@@ -48,17 +35,17 @@ impl Pool {
             .collect()
     }
 
-    /// What one tag has of this pool, now: nothing, if it was not seen here. See [`Tag`] for an example.
+    /// Returns the current figures of one tag in this pool. See [`Tag`] for an example.
     pub fn statistics_of_tag(&self, tag: Tag) -> TagStatistics {
         TagStatistics::of(&self.service().queue.accounts, tag)
     }
 
-    /// What every tag has that this pool has seen, now. See [`TagStatistics`] for an example.
+    /// Returns the current figures of every tag that this pool has seen. See [`TagStatistics`] for an example.
     pub fn statistics_by_tag(&self) -> Vec<TagStatistics> {
         TagStatistics::of_all(&self.service().queue.accounts)
     }
 
-    /// Begins a scope, which tells what happens in the pool from now on.
+    /// Begins a scope, which reports what happens in the pool from now on.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -72,8 +59,9 @@ impl Pool {
     /// drop(pool.try_allocate(&stream, 2 << 20)?);
     /// assert_eq!((step.end().allocations, request.read().allocations), (1, 2));
     ///
+    /// let before = request.before().used.current;
     /// let figures = request.end();
-    /// assert_eq!((figures.used_before, figures.peak), (4 << 20, 7 << 20));
+    /// assert_eq!((before, figures.used.high), (4 << 20, 7 << 20));
     /// assert_eq!(figures.retained(), kept.size());
     /// # drop(weights);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -82,20 +70,8 @@ impl Pool {
         StatisticsScope::new(self.presence.clone())
     }
 
-    /// How long those waited who were served. See [`Histogram::since`] for the figures of an interval.
-    pub fn wait_times(&self) -> Histogram {
-        self.service().queue.times()
-    }
-
-    /// How long frees were pending: from the recording of an event that covers them to its being *seen*
-    /// complete. So it tells of the device, and of how often somebody asks. An event counts once, however
-    /// many frees it covers. See [`Histogram`] for an example.
-    pub fn pending_ages(&self) -> Histogram {
-        self.service().driver.pending_ages()
-    }
-
-    /// Sets the high-water marks of the statistics, those of streams and tags included, to the present
-    /// figures. Scopes keep theirs.
+    /// Sets all high-water marks, including those of streams and tags, to the current figures. Scopes keep
+    /// their own.
     pub fn reset_high_water_marks(&self) {
         let service = self.service();
         for high in High::ALL {
@@ -104,9 +80,9 @@ impl Pool {
         service.queue.accounts.reset_highs();
     }
 
-    /// The figures for the recorder of the [`metrics`](https://docs.rs/metrics) crate that is installed
-    /// here, labelled `pool = name`. Nothing is published before
-    /// [`publish`](crate::Metrics::publish) is called, nor between two calls of it.
+    /// Returns a publisher of the pool's figures for the installed recorder of the
+    /// [`metrics`](https://docs.rs/metrics) crate, with the label `pool = name`. It publishes only when
+    /// [`publish`](crate::Metrics::publish) is called.
     #[cfg(feature = "metrics")]
     #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
     pub fn metrics(&self, name: impl Into<String>) -> Metrics {

@@ -75,11 +75,7 @@ impl Pool {
     /// # Errors
     /// When the device cannot; what it released before counts.
     pub fn trim_to(&self, bytes: u64) -> Result<u64, DeviceError> {
-        let driver = &self.service().driver;
-        driver.flush_lanes();
-        driver.seal_lanes()?;
-        driver.reap()?;
-        driver.trim_to(bytes)
+        self.service().driver.trim(bytes)
     }
 
     /// Makes all that is free one piece, with what lanes keep: by mapping it together, without copying, or

@@ -42,7 +42,6 @@ use reservation::ForReservation;
 use crate::block::Block;
 use crate::device::{Device, DeviceError, DeviceStream};
 use crate::error::{AllocError, BuildError, StreamError};
-use crate::heap::PoolFigures;
 use crate::lane::Miss;
 use crate::queue::{Presence, Reclaimer, Registration, Roll, Service};
 use crate::registry;
@@ -92,7 +91,6 @@ impl Pool {
             roll: Roll::default(),
         });
         registry::enter(&presence)?;
-        Service::start(&presence.service);
         Service::start_maintenance(&presence.service);
         Ok(Self { presence })
     }
@@ -300,17 +298,6 @@ impl Pool {
             Service::serve(self.service());
         }
         Ok(has_news)
-    }
-
-    /// The pool's figures, as heuristics see them. Takes time in proportion to the number of blocks.
-    #[doc(alias = "getActualSize")]
-    #[doc(alias = "getCurrentSize")]
-    #[doc(alias = "getReleasableBlocks")]
-    #[doc(alias = "getReleasableSize")]
-    #[doc(alias = "getLargestAvailableBlock")]
-    #[doc(alias = "getBlocksInPool")]
-    pub fn figures(&self) -> PoolFigures {
-        self.service().driver.figures()
     }
 
     /// A reclaimer to spawn on an executor of one's own; see [`Reclaimer`] for when that is of use.

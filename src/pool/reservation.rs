@@ -316,7 +316,7 @@ fn asker_of(presence: &Presence) -> Asker<'_> {
     let service = &presence.service;
     Asker {
         service,
-        lane: &service.driver.nobody,
+        lane: &service.driver.neutral,
     }
 }
 
@@ -333,7 +333,7 @@ fn ask_for_reserved(
     }
     let mut ask = ask_for_all(driver, layouts, tag)?;
     if let Wants::Parts(parts) = &mut ask.wants {
-        parts.is_for_everybody = true;
+        parts.is_for_all = true;
         if is_whole && settings.geometry.virtual_memory {
             parts.align_to_chunks(settings.geometry.chunk_bytes);
         }

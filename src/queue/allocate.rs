@@ -448,11 +448,8 @@ fn count(lane: &Lane, allocation: &Allocation, demand: &Demand) {
 
 fn count_parts(lane: &Lane, allocations: &Allocations, parts: &Parts) {
     if let Placement::Above(..) = parts.placement {
-        let extensions = allocations.iter().zip(&*parts.all);
-        return extensions.for_each(|(allocation, part)| {
-            lane.cache
-                .count(Event::Growth, allocation.bytes, part.rounding)
-        });
+        // A block counts its growth once it has grown.
+        return;
     }
     for (allocation, part) in allocations.iter().zip(&*parts.all) {
         count(lane, allocation, &Demand::of_part(*part, None));

@@ -178,7 +178,7 @@ impl Service {
     fn is_drained(&self) -> bool {
         let totals = self.driver.totals();
         let is_back = totals.used.current + totals.pending.current == 0;
-        is_back && self.queue.statistics().waiting == 0
+        is_back && self.queue.waiting() == 0
     }
 
     fn not_drained(&self, waited: Duration) -> DrainError {
@@ -187,7 +187,7 @@ impl Service {
             waited,
             used: totals.used.current,
             pending: totals.pending.current,
-            waiting: self.queue.statistics().waiting,
+            waiting: self.queue.waiting(),
         }
     }
 }

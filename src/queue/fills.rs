@@ -3,6 +3,7 @@
 
 use super::{Observers, Registration};
 use crate::device::DeviceError;
+use crate::driver::Filling;
 use crate::id::Ticket;
 use crate::lane::{Lane, Use};
 use crate::sync::Arc;
@@ -24,8 +25,13 @@ impl Registration {
         let Some(fill) = observers.fills.on_allocate else {
             return Ok(after);
         };
-        let driver = &self.service.driver;
-        driver.fill_granted(&self.lane, after, block, fill, location)
+        let filling = Filling {
+            streams: &self.service.driver,
+            block,
+            fill,
+            location,
+        };
+        filling.granted(&self.lane, after)
     }
 
     /// A block of the stream is about to be freed, and was used on these: fills it, behind that point of the
@@ -41,9 +47,14 @@ impl Registration {
         // Of a drop nobody knows the place: the pool's own it is.
         let location = location.unwrap_or(Location::caller());
         observers.fills.on_free.is_some_and(|fill| {
-            let driver = &self.service.driver;
+            let filling = Filling {
+                streams: &self.service.driver,
+                block,
+                fill,
+                location,
+            };
             let earlier = earlier.map(|after| (&*self.lane, after));
-            driver.fill_freed(lanes, earlier, block, fill, location)
+            filling.freed(lanes, earlier)
         })
     }
 }

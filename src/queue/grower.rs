@@ -32,8 +32,7 @@ impl Grower {
         self.start(service);
     }
 
-    /// The same for what is to go back to the device.
-    pub(super) fn start(&self, service: &Arc<Service>) {
+    fn start(&self, service: &Arc<Service>) {
         if self.is_coming.swap(true, Ordering::AcqRel) {
             return;
         }

@@ -193,7 +193,10 @@ impl Service {
 
     /// Whether this thread is within the hook of this pool.
     pub(super) fn is_in_hook(&self) -> bool {
-        INSIDE.with_borrow(|inside| inside.contains(&self.name()))
+        // A thread that is ending is in none.
+        INSIDE
+            .try_with(|inside| inside.borrow().contains(&self.name()))
+            .unwrap_or(false)
     }
 
     fn name(&self) -> usize {
@@ -264,7 +267,8 @@ struct Inside;
 
 impl Inside {
     fn new(service: &Service) -> Self {
-        INSIDE.with_borrow_mut(|inside| inside.push(service.name()));
+        // A future that a thread-local keeps may be dropped after this one is gone.
+        let _ = INSIDE.try_with(|inside| inside.borrow_mut().push(service.name()));
         Self
     }
 }
@@ -279,6 +283,6 @@ pub(crate) fn hooks_entered() -> usize {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        INSIDE.with_borrow_mut(Vec::pop);
+        let _ = INSIDE.try_with(|inside| inside.borrow_mut().pop());
     }
 }

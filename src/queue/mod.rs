@@ -37,7 +37,6 @@
 //! | `hook` | whom the pool asks to free something |
 //! | `blocking` | the same on a thread, without an executor |
 //! | `drain` | waiting until everything came back |
-//! | `returner` | who gives memory back where nothing is pooled |
 //! | `grower` | memory calls that block, off the runtime's workers |
 
 mod admission;
@@ -63,7 +62,6 @@ mod quota_queue;
 mod reclaimer;
 mod registration;
 mod reserved;
-mod returner;
 mod service;
 mod serving;
 mod spawn;

@@ -9,7 +9,6 @@ use super::notifier::{Member, Notifier};
 use super::observers::Observers;
 use super::quota_deadlock::QuotaDeadlocks;
 use super::reclaimer::Spawned;
-use super::returner::Returner;
 use super::spawn;
 use super::terms::{Rules, Terms};
 use super::waiters::{Queue, Waiter};
@@ -56,8 +55,6 @@ pub(crate) struct Service {
     retry: Mutex<Option<Alarm>>,
     /// The reclaimer that was spawned for those who wait now.
     spawned: Mutex<Option<Spawned>>,
-    /// Who gives memory back, where nothing is pooled.
-    returner: Mutex<Option<plain::Arc<Returner>>>,
     is_orphaned: SharedFlag,
     /// Who waits until everything came back.
     pub(super) drains: Drains,
@@ -82,7 +79,7 @@ impl Service {
             deadlock: Deadlock::new(),
             quota_deadlocks: QuotaDeadlocks::new(),
             observers: Observers::of(&driver),
-            queue: Queue::new(&rules, notifier.clone()),
+            queue: Queue::new(&rules, notifier.clone(), driver.waits.clone()),
             notifier,
             driver,
             serving: SharedState::new(IDLE),
@@ -91,18 +88,10 @@ impl Service {
             keeper: Mutex::new(Guards::Queue, None),
             retry: Mutex::new(Guards::Queue, None),
             spawned: Mutex::new(Guards::Queue, None),
-            returner: Mutex::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
             drains: Drains::new(),
             hooked: Hooked::new(hook),
         })
-    }
-
-    /// Where nothing is pooled: sees to it that what was freed goes back to the device.
-    pub(crate) fn start(this: &Arc<Self>) {
-        if !this.driver.settings.is_pooled {
-            *this.returner.lock() = Some(Returner::enlist(this));
-        }
     }
 
     /// Serves the queue as far as it goes, without memory calls where they block. One thread at a
@@ -143,8 +132,8 @@ impl Service {
         }
     }
 
-    /// Watches streams while somebody waits, or drains. While nobody does, nothing is watched, and a reclaimer that
-    /// was spawned for it is let go. Where nothing is pooled, what is to go back to the device waits too.
+    /// Watches streams while a request waits or a drain is under way. Otherwise no stream is watched, and a reclaimer
+    /// that was spawned for the waiters is dismissed.
     fn set_watches(&self) {
         // Out of the lock: a watch may call at once.
         let mut watches = std::mem::take(&mut *self.watches.lock());
@@ -154,9 +143,8 @@ impl Service {
         }
         self.set_retry(is_awaited && self.driver.pressure.is_felt());
         let is_watched = is_awaited || self.driver.is_draining();
-        if !is_watched && !self.driver.has_leftovers() {
-            drop(watches);
-            return self.dismiss_returner();
+        if !is_watched {
+            return drop(watches);
         }
         let waker = Waker::from(self.notifier.clone());
         self.driver.watch_streams(&mut watches, &waker);
@@ -180,15 +168,6 @@ impl Service {
             assert_unlocked("wake");
             waker.wake();
         }
-    }
-
-    /// Once the last handle is gone, too. Who serves has the service for as long as it does.
-    fn dismiss_returner(&self) {
-        if self.driver.settings.is_pooled || !self.is_orphaned() {
-            return;
-        }
-        let returner = self.returner.lock().take();
-        drop(returner.and_then(|returner| returner.dismiss()));
     }
 
     /// A waiter came: on a runtime, a reclaimer drives for it. The waiter drives as well whenever it is
@@ -272,7 +251,7 @@ impl Service {
     }
 
     pub(super) fn shortfall(&self, demand: &Demand) -> Shortfall {
-        let waiting = self.queue.statistics().waiting;
+        let waiting = self.queue.waiting();
         let shortfall = self.driver.shortfall(demand.request, waiting);
         Shortfall {
             tag: demand.tag.and_then(|tag| self.shortfall_of(tag)),

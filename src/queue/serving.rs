@@ -27,9 +27,6 @@ impl Service {
     pub(super) fn serve_once(this: &Arc<Self>, effort: Effort) {
         // Before anything is looked at: what comes in between rings anew.
         this.notifier.answer();
-        if let Err(Refusal::NeedsThread) = this.driver.return_complete(effort) {
-            this.grower.start(this);
-        }
         while let Some(head) = this.queue.head() {
             let served = match this.serve_one(&head, effort) {
                 Served::Short => this.serve_past(&head, effort),

@@ -25,7 +25,7 @@ use super::{Demand, Rules, Wants};
 use crate::driver::{Allocations, Expected, gate};
 use crate::error::AllocError;
 use crate::lane::Lane;
-use crate::measure::{Account, Accounts, Histogram, Recorder, Tag, WaitStatistics, Waits};
+use crate::measure::{Account, Accounts, Tag, Waits};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -187,9 +187,8 @@ pub(super) struct Standing {
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(super) standing: Mutex<Standing>,
-    waits: Waits,
-    /// How long those waited who were served.
-    times: Recorder,
+    /// How the pool's requests waited.
+    waits: plain::Arc<Waits>,
     /// What each tag has, and how its requests waited.
     pub(crate) accounts: Accounts,
     /// Who is told who leads.
@@ -236,7 +235,11 @@ impl Standing {
 }
 
 impl Queue {
-    pub(super) fn new(rules: &Rules, notifier: plain::Arc<Notifier>) -> Self {
+    pub(super) fn new(
+        rules: &Rules,
+        notifier: plain::Arc<Notifier>,
+        waits: plain::Arc<Waits>,
+    ) -> Self {
         let standing = Standing {
             fair_queue: FairQueue::new(),
             quota_queues: BTreeMap::new(),
@@ -245,8 +248,7 @@ impl Queue {
         };
         Self {
             standing: Mutex::new(Guards::Queue, standing),
-            waits: Waits::default(),
-            times: Recorder::new(),
+            waits,
             accounts: Accounts::new(),
             notifier,
             looked_at: rules.overtaking.looked_at(),
@@ -374,9 +376,6 @@ impl Queue {
         standing.admission.leave(bytes, served_at);
         // Before the lock is let go: who hears that it was served finds it counted.
         self.counted_for(waiter).for_each(|waits| waits.end(waited));
-        if let Some(waited) = waited {
-            self.times.record(waited);
-        }
         left
     }
 
@@ -421,7 +420,7 @@ impl Queue {
 
     fn waits_of<'a>(&'a self, lane: &'a Lane, demand: &Demand) -> impl Iterator<Item = &'a Waits> {
         let of_tag = demand.tag.map(|tag| &self.accounts.of(tag).waits);
-        [&self.waits, &lane.waits].into_iter().chain(of_tag)
+        [&*self.waits, &lane.waits].into_iter().chain(of_tag)
     }
 
     /// Who is served next.
@@ -452,15 +451,11 @@ impl Queue {
         self.standing.lock().fair_queue.is_empty()
     }
 
-    pub(crate) fn statistics(&self) -> WaitStatistics {
-        // With nobody coming or leaving meanwhile.
+    /// Returns the number of requests that wait, in the fair queue or in a quota queue.
+    pub(crate) fn waiting(&self) -> usize {
+        // No request joins or leaves meanwhile.
         let _standing = self.standing.lock();
-        self.waits.statistics()
-    }
-
-    /// How long those waited who were served.
-    pub(crate) fn times(&self) -> Histogram {
-        self.times.histogram()
+        self.waits.waiting()
     }
 }
 

@@ -5,7 +5,7 @@
 //! or a free.
 
 use crate::device::DeviceId;
-use crate::driver::Driver;
+use crate::driver::Supply;
 use crate::error::BuildError;
 use crate::queue::Presence;
 use crate::sync::plain::{Arc, Mutex, Weak};
@@ -80,19 +80,21 @@ pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
 
 /// Has other pools over the same memory as the driver's release so many bytes of what they keep; nothing, if
 /// that would not do. Returns how many they released.
-pub(crate) fn spill(driver: &Driver, bytes: u64) -> u64 {
-    let device = driver.device.id();
+pub(crate) fn spill(supply: &Supply, bytes: u64) -> u64 {
+    let device = supply.device.id();
     let others: Vec<_> = {
         let pools = POOLS.lock();
         let others = pools.iter().filter(|entry| entry.device == device);
         others.map(|entry| entry.pool.clone()).collect()
     };
     let others: Vec<_> = others.iter().filter_map(Weak::upgrade).collect();
-    let others = others.iter().map(|pool| &pool.service.driver);
     let others = others
-        .filter(|other| !std::ptr::eq(*other, driver) && other.shares_memory_with(driver))
+        .iter()
+        .map(|pool| -> &Supply { &pool.service.driver });
+    let others = others
+        .filter(|other| !std::ptr::eq(*other, supply) && other.shares_memory_with(supply))
         .collect::<Vec<_>>();
-    let left = driver.left_on_device();
+    let left = supply.left_on_device();
     // First what is there to see; what takes asking and taking back, only if it is needed.
     for asks in [false, true] {
         let offers: Vec<_> = others.iter().map(|other| other.could_give(asks)).collect();
@@ -109,7 +111,7 @@ pub(crate) fn spill(driver: &Driver, bytes: u64) -> u64 {
     0
 }
 
-fn take_offers(others: &[&Driver], offers: &[u64], mut bytes: u64) -> u64 {
+fn take_offers(others: &[&Supply], offers: &[u64], mut bytes: u64) -> u64 {
     let mut released = 0;
     for (other, offer) in others.iter().zip(offers) {
         let given = if bytes > 0 {

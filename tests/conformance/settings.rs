@@ -42,8 +42,8 @@ pub(crate) fn a_heuristic_makes_one_piece_by_itself<B: Bench>() {
     let worker = site.worker();
     let kept = kept_among_free(&worker);
     eventually(|| {
-        let figures = site.pool.figures();
-        (figures.releasable_blocks, figures.largest_available) == (1, 10 * MIB)
+        let figures = site.pool.statistics();
+        (figures.releasable_blocks, figures.largest_free) == (1, 10 * MIB)
     });
     assert_eq!(probe.held(), 16 * MIB);
     let whole = worker.take_from(Source::Free, 10 * MIB);
@@ -56,7 +56,7 @@ pub(crate) fn a_heuristic_makes_one_piece_by_itself<B: Bench>() {
 pub(crate) fn a_heuristic_of_ones_own_shrinks_the_pool<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
         builder
-            .coalesce(CoalesceHeuristic::new(|figures| figures.current_size))
+            .coalesce(CoalesceHeuristic::new(|figures| figures.in_use.current))
             .maintenance_interval(SHORT)
             .lane_bytes(0)
     });

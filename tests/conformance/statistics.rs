@@ -13,9 +13,13 @@ fn assert_sum(statistics: &Statistics) {
         used,
         pending,
         reserved,
+        moving,
         ..
-    } = *statistics;
-    assert_eq!(free + used.current + pending.current, reserved.current);
+    } = statistics;
+    assert_eq!(
+        free + used.current + pending.current + moving,
+        reserved.current
+    );
     for level in [used, pending, reserved] {
         assert!(level.high >= level.current, "{level:?}");
     }
@@ -194,14 +198,16 @@ pub(crate) fn scopes_nest<B: Bench>() {
     let inner = site.pool.statistics_scope();
     drop(worker.take(4 * MIB));
     drop((before, first));
+    let befores = [&inner, &outer].map(|scope| scope.before().used.current / MIB);
+    assert_eq!(befores, [9, 1]);
     let [inner, outer] = [inner, outer].map(StatisticsScope::end);
     assert_eq!((inner.allocations, inner.frees), (1, 3));
     assert_eq!((inner.allocated / MIB, inner.freed / MIB), (4, 13));
-    assert_eq!((inner.used_before / MIB, inner.peak / MIB), (9, 13));
+    assert_eq!(inner.used.high / MIB, 13);
     assert_eq!(inner.retained(), 0, "more was freed than allocated");
     assert_eq!((outer.allocations, outer.frees), (2, 3));
-    assert_eq!((outer.used_before / MIB, outer.peak / MIB), (1, 13));
-    assert_eq!((outer.used_after, outer.retained()), (0, 0));
+    assert_eq!(outer.used.high / MIB, 13);
+    assert_eq!((outer.used.current, outer.retained()), (0, 0));
     site.assert_conserved();
 }
 
@@ -218,10 +224,13 @@ pub(crate) fn scopes_of_several_threads_never_go_below_zero<B: Bench>() {
                     let block = worker.take(100_000 * (1 + round % 4));
                     let figures = scope.read();
                     assert!(figures.allocated >= block.size(), "{figures:?}");
-                    assert!(figures.peak >= block.size() && figures.peak <= 64 * MIB);
+                    assert_sum(&figures);
+                    let high = figures.used.high;
+                    assert!(high >= block.size() && high <= 64 * MIB);
                     drop(block);
                     let figures = scope.end();
-                    assert!(figures.frees >= 1 && figures.peak >= figures.used_after);
+                    assert_sum(&figures);
+                    assert!(figures.frees >= 1);
                 }
             });
         }
@@ -245,7 +254,7 @@ pub(crate) fn streams_and_tags_count_for_themselves<B: Bench>() {
     let scratch = [1000, 4 * MIB].map(|bytes| take(&second, bytes, tags[1]));
     let sizes = scratch.iter().map(|block| block.size()).sum::<u64>();
     let of_stream = |worker: &Worker<B>| {
-        let figures = site.pool.statistics_of(&worker.stream).unwrap();
+        let figures = worker.stream.statistics();
         (figures.used.current, figures.allocations, figures.frees)
     };
     let of_tag = |tag| {
@@ -297,21 +306,12 @@ pub(crate) fn waits_and_pending_frees_are_timed<B: Bench>() {
     let waits = site.pool.statistics().waits;
     assert_eq!((waits.waiting, waits.served), (0, 1));
     assert_eq!(site.pool.statistics_of_tag(tag).waits, waits);
-    let of_stream = |worker: &Worker<B>| {
-        site.pool
-            .statistics_of(&worker.stream)
-            .unwrap()
-            .waits
-            .served
-    };
+    let of_stream = |worker: &Worker<B>| worker.stream.statistics().waits.served;
     assert_eq!((of_stream(&first), of_stream(&second)), (0, 1));
-    let times = site.pool.wait_times();
-    assert_eq!((times.count(), times.longest()), (1, waits.longest));
-    assert_eq!(
-        (times.percentile(50.0), times.total()),
-        (waits.longest, waits.total)
-    );
-    let ages = site.pool.pending_ages();
+    let times = waits.times;
+    assert_eq!((times.count(), times.total()), (1, times.longest()));
+    assert_eq!(times.percentile(50.0), times.longest());
+    let ages = site.pool.statistics().pending_ages;
     assert!(ages.count() >= 1 && ages.percentile(100.0) == ages.longest());
     site.assert_sound();
 }

@@ -112,7 +112,7 @@ macro_rules! suite {
                     named_and_default_pools_are_isolated,
                     an_override_is_undone_on_every_way_out,
                     what_a_device_lacks_is_made_up_for_or_named,
-                    without_pooling_memory_goes_back_once_it_is_complete;
+                    unpooled_memory_goes_back_once_it_is_complete;
                 fills:
                     memory_is_zero_when_it_is_allocated,
                     memory_is_poison_when_it_is_freed,

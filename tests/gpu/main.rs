@@ -262,7 +262,7 @@ fn entries() -> Vec<Entry> {
     list.extend(on_device_memory! {
         pressure:
             another_pool_gives_way,
-            who_was_refused_asks_again;
+            refused_waiter_asks_again;
         processes:
             another_process_is_waited_for;
     });

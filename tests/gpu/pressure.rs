@@ -45,7 +45,7 @@ pub(crate) fn another_pool_gives_way<S: Setting>() {
 }
 
 /// Who waits while somebody else has the device's memory gets it once that lets go, though nobody says so.
-pub(crate) fn who_was_refused_asks_again<S: Setting>() {
+pub(crate) fn refused_waiter_asks_again<S: Setting>() {
     let bench = Cuda::<S>::new();
     let ((one, a), (other, b)) = (pool(&bench), pool(&bench));
     let bytes = most(&bench);

@@ -234,7 +234,7 @@ fn a_grant_that_was_given_up_is_released() {
 
 /// What was taken for several together, of which one could not be had, is above the threshold like anything else.
 #[test]
-fn what_was_taken_for_several_in_vain_is_released() {
+fn memory_taken_for_several_in_vain_is_released() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
             .release_threshold(ReleaseThreshold::Bytes(0))
@@ -270,5 +270,44 @@ fn no_interval_is_a_short_one() {
     drop(block);
     assert_eq!(pool.statistics().reserved.current, 8 * MIB);
     let_pass(&device, 3);
+    assert_eq!(pool.statistics().reserved.current, 0);
+}
+
+/// Blocks that stay in the caches of idle streams are released as well.
+#[test]
+fn memory_in_caches_of_idle_streams_is_released() {
+    let device = manual();
+    let pool = builder(&device, 256 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .build()
+        .unwrap();
+    let streams: Vec<_> = (0..64).map(|_| stream(&device, &pool)).collect();
+    for (_, stream) in &streams {
+        drop([0; 3].map(|_| pool.try_allocate(stream, MIB).unwrap()));
+    }
+    assert!(pool.statistics().cached_in_lanes > 0, "they stay in caches");
+    let_pass(&device, 6);
+    assert_eq!(pool.statistics().reserved.current, 0);
+    let calls = device.counters();
+    let_pass(&device, 100);
+    assert_eq!(device.counters(), calls, "nothing is due any more");
+}
+
+/// A block that its stream took from its cache, and frees long after the last maintenance.
+#[test]
+fn block_freed_into_an_emptied_cache_is_released() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB)
+        .release_threshold(ReleaseThreshold::Bytes(0))
+        .build()
+        .unwrap();
+    let (_work, stream) = stream(&device, &pool);
+    drop(pool.try_allocate(&stream, MIB).unwrap());
+    let block = pool.try_allocate(&stream, MIB).unwrap();
+    assert_eq!(block.source(), Source::Lane);
+    let_pass(&device, 100);
+    assert!(pool.statistics().reserved.current > 0);
+    drop(block);
+    let_pass(&device, 6);
     assert_eq!(pool.statistics().reserved.current, 0);
 }

@@ -51,7 +51,7 @@ fn an_address_is_looked_up_in_every_state() {
 }
 
 #[test]
-fn what_a_lane_keeps_is_its_streams() {
+fn cached_block_belongs_to_its_stream() {
     let device = manual();
     let pool = exact(&device).build().unwrap();
     let (work, home) = stream(&device, &pool);

@@ -45,7 +45,7 @@ fn a_name_that_is_refused_costs_the_device_nothing() {
 }
 
 #[test]
-fn of_threads_that_want_one_name_one_has_it() {
+fn one_of_the_threads_that_want_a_name_has_it() {
     let living = AtomicUsize::new(0);
     let built = AtomicUsize::new(0);
     thread::scope(|scope| {

@@ -53,7 +53,7 @@ fn a_pool_grows_by_what_it_is_told() {
 }
 
 #[test]
-fn what_is_taken_ahead_serves_the_next_with_no_call() {
+fn memory_taken_ahead_serves_the_next_request_with_no_call() {
     let (device, builder) = growing(true, GrowBy::AtLeast(16 * MIB));
     let pool = builder.build().unwrap();
     let (_work, home) = stream(&device, &pool);

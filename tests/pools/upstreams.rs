@@ -89,7 +89,7 @@ fn work_of_the_device_that_touches_host_memory_breaks_it() {
 /// Where memory is plain, who waits looks for segments to give back at every poll, and must not be woken by
 /// having looked.
 #[test]
-fn who_waits_for_plain_memory_does_not_wake_itself() {
+fn waiter_for_plain_memory_does_not_wake_itself() {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
         .virtual_memory(false)

@@ -33,7 +33,7 @@ fn a_full_queue_takes_nobody() {
     let waits = pool.statistics().waits;
     assert_eq!((waits.refused, waits.shed, waits.abandoned), (3, 0, 0));
     // Of no stream is who wanted to reserve.
-    assert_eq!(pool.statistics_of(&stream).unwrap().waits.refused, 2);
+    assert_eq!(stream.statistics().waits.refused, 2);
     let [first, mut second] = waiters;
     drop(first);
     let mut third = pool.allocate(&stream, MIB);

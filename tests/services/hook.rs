@@ -434,3 +434,33 @@ fn one_asks_at_a_time() {
     assert_eq!((blocks.len(), cache.asked(), cache.at_work()), (8, 8, 0));
     assert!(cache.blocks.lock().unwrap().is_empty());
 }
+
+/// The thread-local that keeps the future was made first, so it is dropped last: after those of the crate.
+#[test]
+fn future_with_a_hook_at_work_may_outlive_the_threads_other_locals() {
+    use std::cell::RefCell;
+    use std::pin::Pin;
+
+    type Kept = RefCell<Option<Pin<Box<dyn Future<Output = ()>>>>>;
+    thread_local! {
+        static KEPT: Kept = const { RefCell::new(None) };
+    }
+
+    let thread = std::thread::spawn(|| {
+        KEPT.with_borrow_mut(|kept| *kept = None);
+        let device = manual();
+        let hook = Hook(|_| std::future::pending::<Answer>());
+        let builder = builder(&device, 2 * MIB).pressure_hook(hook);
+        let pool = builder.build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let held = pool.try_allocate(&stream, 2 * MIB).unwrap();
+        let mut waits: Pin<Box<dyn Future<Output = ()>>> = Box::pin(async move {
+            let _ = pool.allocate(&stream, 2 * MIB).await;
+            drop(held);
+        });
+        assert!(poll(&mut waits).is_pending());
+        assert!(poll(&mut waits).is_pending(), "the hook is at work");
+        KEPT.with_borrow_mut(|kept| *kept = Some(waits));
+    });
+    thread.join().unwrap();
+}

@@ -14,7 +14,7 @@ fn wait_times_have_percentiles() {
     assert!(poll(&mut given_up).is_pending());
     drop((given_up, full));
 
-    let times = pool.wait_times();
+    let times = pool.statistics().waits.times;
     assert_eq!(times.count(), 100, "those that were served");
     assert_eq!((times.longest(), times.total()), (us(100), us(5050)));
     assert_eq!(times.mean(), Duration::from_nanos(50_500));
@@ -28,7 +28,7 @@ fn wait_times_have_percentiles() {
     let counts: u64 = times.buckets().map(|bucket| bucket.count).sum();
     assert_eq!(counts, 100);
     wait_for(&device, &pool, &stream, None, 7);
-    let last = pool.wait_times().since(&times);
+    let last = pool.statistics().waits.times.since(&times);
     assert_eq!((last.count(), last.total()), (1, us(7)));
     assert!((us(7)..us(8)).contains(&last.longest()), "{last:?}");
 }
@@ -46,7 +46,7 @@ fn pending_ages_are_of_frees() {
     device.advance(us(80));
     pool.reap().unwrap();
     assert!(event.is_complete().unwrap());
-    let ages = pool.pending_ages();
+    let ages = pool.statistics().pending_ages;
     assert_eq!(
         (ages.count(), ages.total()),
         (1, us(80)),
@@ -54,7 +54,7 @@ fn pending_ages_are_of_frees() {
     );
     let small = pool.try_allocate(&stream, 4096).unwrap();
     drop(small);
-    assert_eq!(pool.pending_ages().count(), 1, "not sealed yet");
+    assert_eq!(pool.statistics().pending_ages.count(), 1, "not sealed yet");
     now(stream.synchronize()).unwrap();
-    assert_eq!(pool.pending_ages().count(), 2);
+    assert_eq!(pool.statistics().pending_ages.count(), 2);
 }

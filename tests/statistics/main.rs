@@ -8,12 +8,14 @@
 //! | `streams` | a stream's own figures |
 //! | `levels` | bytes by state, and their highs |
 //! | `histograms` | times, in percentiles |
+//! | `racing` | figures that are read while other threads allocate and free |
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod histograms;
 mod levels;
+mod racing;
 mod scopes;
 mod streams;
 mod tags;

@@ -17,8 +17,8 @@ fn the_peak_of_a_scope_is_exact_on_one_stream() {
         drop((first, second));
     }
     let figures = scope.end();
-    assert_eq!((figures.used_before, figures.used_after), (0, 0));
-    assert_eq!(figures.peak, MIB + 1024);
+    assert_eq!(figures.used.current, 0);
+    assert_eq!(figures.used.high, MIB + 1024);
     assert_eq!((figures.allocations, figures.frees), (6, 6));
     assert_eq!(figures.allocated, 3 * (MIB + 1024));
     assert_eq!(figures.freed, figures.allocated);
@@ -37,13 +37,15 @@ fn scopes_nest_and_overlap() {
     let inner = pool.statistics_scope();
     drop(take(4));
     let overlapping = pool.statistics_scope();
-    let inner = inner.end();
-    drop(take(8));
-    let [outer, overlapping] = [outer, overlapping].map(StatisticsScope::end);
-    let told = [outer, inner, overlapping].map(|figures| {
-        let mib = [figures.used_before, figures.peak, figures.retained()].map(|b| b / MIB);
+    let report = |scope: StatisticsScope| {
+        let before = scope.before().used.current;
+        let figures = scope.end();
+        let mib = [before, figures.used.high, figures.retained()].map(|b| b / MIB);
         (figures.allocations, figures.frees, mib)
-    });
+    };
+    let inner = report(inner);
+    drop(take(8));
+    let told = [report(outer), inner, report(overlapping)];
     assert_eq!(
         told,
         [(4, 3, [0, 16, 1]), (1, 1, [1, 5, 0]), (1, 1, [1, 9, 0])]
@@ -62,7 +64,8 @@ fn what_was_allocated_before_a_scope_may_be_freed_in_it() {
     let figures = scope.read();
     assert_eq!((figures.frees, figures.freed), (2, 6 * MIB));
     assert_eq!((figures.retained(), figures.allocated), (0, 512));
-    assert_eq!((figures.peak, figures.peak_growth()), (6 * MIB, 0));
+    assert_eq!(scope.before().used.current, 6 * MIB);
+    assert_eq!(figures.used.high, 6 * MIB);
     drop(small);
     assert_eq!(scope.end().frees, 3);
 }
@@ -87,7 +90,10 @@ fn streams_that_come_and_go_count_for_open_scopes() {
     let figures = scope.end();
     assert_eq!((figures.allocations, figures.frees), (3, 3));
     assert_eq!(figures.allocated, 7 * MIB);
-    assert!((4 * MIB..=7 * MIB).contains(&figures.peak), "{figures:?}");
+    assert!(
+        (4 * MIB..=7 * MIB).contains(&figures.used.high),
+        "{figures:?}"
+    );
     let all = pool.statistics();
     assert_eq!((all.allocations, all.frees, all.live_blocks), (4, 4, 0));
     assert_eq!(all.hits.total(), 4);
@@ -112,7 +118,7 @@ fn a_scope_counts_what_all_threads_do() {
     let figures = scope.end();
     assert_eq!((figures.allocations, figures.frees), (400, 400));
     assert_eq!(figures.retained(), 0);
-    assert!((64 << 10..=4 * (64 << 10)).contains(&figures.peak));
+    assert!((64 << 10..=4 * (64 << 10)).contains(&figures.used.high));
 }
 
 #[test]
@@ -123,6 +129,6 @@ fn a_scope_tells_who_waited_in_it() {
     let inner = pool.statistics_scope();
     wait_for(&device, &pool, &stream, None, 50);
     let [scope, inner] = [scope, inner].map(StatisticsScope::end);
-    assert_eq!((inner.waits, inner.waited), (1, us(50)));
-    assert_eq!((scope.waits, scope.waited), (2, us(80)));
+    assert_eq!((inner.waits.served, inner.waits.times.total()), (1, us(50)));
+    assert_eq!((scope.waits.served, scope.waits.times.total()), (2, us(80)));
 }

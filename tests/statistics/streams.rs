@@ -11,7 +11,7 @@ fn a_stream_has_figures_of_its_own() {
     let large = pool.try_allocate(&a, 8 * MIB).unwrap();
     let small = pool.try_allocate(&a, 1000).unwrap();
     let others = pool.try_allocate(&b, MIB).unwrap();
-    let figures = pool.statistics_of(&a).unwrap();
+    let figures = a.statistics();
     assert_eq!(figures.stream, a.id());
     assert_eq!(figures.used.current, 8 * MIB + 1024);
     assert_eq!(figures.lost_to_rounding, 24);
@@ -22,7 +22,7 @@ fn a_stream_has_figures_of_its_own() {
 
     use_block(&work, &large, us(100));
     drop((large, small));
-    let figures = pool.statistics_of(&a).unwrap();
+    let figures = a.statistics();
     assert_eq!(
         (figures.used.current, figures.used.high),
         (0, 8 * MIB + 1024)
@@ -32,28 +32,18 @@ fn a_stream_has_figures_of_its_own() {
         (8 * MIB + 1024, 1024)
     );
     assert_eq!(figures.lost_to_rounding, 0);
-    assert_eq!(pool.statistics_of(&b).unwrap().pending, 0);
+    assert_eq!(b.statistics().pending, 0);
 
     a.seal().unwrap();
     device.advance(us(100));
     pool.reap().unwrap();
-    let figures = pool.statistics_of(&a).unwrap();
+    let figures = a.statistics();
     assert_eq!((figures.pending, figures.latency), (0, us(100)));
     let by_stream = pool.statistics_by_stream();
     assert_eq!(by_stream[0], figures);
     let used: u64 = by_stream.iter().map(|of| of.used.current).sum();
     assert_eq!(used, pool.statistics().used.current);
     drop(others);
-}
-
-#[test]
-fn a_stream_of_another_pool_has_no_figures_here() {
-    let (device, pool, _) = site();
-    let (_, foreign) = stream(&device, &common::pool(&device, 8 * MIB));
-    assert_eq!(
-        pool.statistics_of(&foreign).unwrap_err(),
-        StreamError::ForeignPool
-    );
 }
 
 /// What is pending on two streams is pending on each.
@@ -67,7 +57,7 @@ fn memory_used_on_two_streams_is_pending_on_both() {
     run(&work, us(10));
     run(&other, us(20));
     drop(block);
-    let pending = |stream| pool.statistics_of(stream).unwrap().pending / MIB;
+    let pending = |stream: &Stream| stream.statistics().pending / MIB;
     assert_eq!((pending(&a), pending(&b)), (8, 8));
     assert_eq!(
         pool.statistics().pending.current,

@@ -26,7 +26,7 @@ fn an_allocation_waits_for_a_free_and_for_its_work() {
         panic!("granted");
     };
     assert_eq!(pool.statistics().waits.served, 1);
-    assert_eq!(pool.statistics().waits.longest, us(100));
+    assert_eq!(pool.statistics().waits.times.longest(), us(100));
     drop(granted);
     pool.check_conserved().unwrap();
 }

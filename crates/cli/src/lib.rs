@@ -10,149 +10,156 @@
 //! ```
 //!
 //! At the root of the repository, `cargo run --release --` stands for `weirpool`, and
-//! `cargo run --release --features cuda --` for one with GPUs.
+//! `cargo run --release --features cuda --` for a `weirpool` with GPUs: cargo passes the feature to every member of the
+//! workspace that has it. `cargo install --path crates/cli` installs the command.
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | [`options`], [`target`], [`upstream`] | the command line |
-//! | [`trace`], [`fault`], [`read`], [`generate`] | traces: what they are, what can be wrong, where they come from |
-//! | [`run`], [`session`], [`task`], [`backlog`] | the replay: one task a stream, awaiting its allocations |
-//! | [`shelf`], [`patience`], [`timing`], [`samples`] | what tasks need: blocks handed over, waits, CPU time, levels |
-//! | [`machine`] | what a replay asks of a device |
-//! | [`simulated`], [`verify`] | the simulated device; contents that are written and checked |
-//! | `cuda`, `timetable`, `meter` | a GPU; operations in real time; device calls, timed |
-//! | [`record`] | a replay, written as a trace |
-//! | [`report`], [`table`], [`units`], [`plot`], [`chart`], [`progress`] | what is shown |
-//! | [`frontier`] | memory against device time, by handle size and policy |
+//! | `options` | the command line |
+//! | `trace`, `read` | traces, their limits, and the files that they are read from |
+//! | `replay`, `device` | the replay, with one task for each stream, and the devices it runs on |
+//! | `frontier` | memory against device time, by chunk size and policy |
+//! | `show`, `output` | tables, pictures, progress |
+//! | [`fuzzing`] | the entry points of the fuzz targets in `fuzz/` |
 
-mod backlog;
-mod chart;
-#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
-mod cuda;
-mod fault;
+mod device;
 mod frontier;
-mod generate;
-mod machine;
-#[cfg(any(test, feature = "cuda"))]
-mod meter;
+pub mod fuzzing;
 mod options;
-mod patience;
-mod plot;
-mod progress;
+mod output;
 mod read;
-mod record;
-mod report;
-mod run;
-mod samples;
-mod session;
-mod shelf;
-mod simulated;
-mod table;
-mod target;
-mod task;
-#[cfg(any(test, feature = "cuda"))]
-mod timetable;
-mod timing;
+mod replay;
+mod show;
 mod trace;
-mod units;
-mod upstream;
-mod verify;
 
-use clap::Parser;
-use machine::Site;
-use options::{Cli, Generated, Options};
-use progress::Progress;
-use report::Report;
-use samples::Sample;
-use simulated::Simulator;
-use std::io::{Write, stdout};
+use device::cuda;
+use device::machine::Site;
+use device::simulated::Simulator;
+use options::{Command, DeviceName, Frontier, Generated, Replay, Source};
+use output::ClosedPipe;
+use show::progress::Progress;
+use show::{plot, table, units};
+use std::collections::HashSet;
 use std::path::Path;
 use std::process::ExitCode;
-use target::DeviceName;
 use trace::Trace;
+use trace::generate::cross_stream;
 
 /// Runs the command that the arguments of this process name.
 pub fn main() -> ExitCode {
-    let options = Cli::parse().options();
-    let options = options.checked().unwrap_or_else(|error| error.exit());
-    let replayed = match options.target.device {
-        DeviceName::Sim => replay_all(&Simulator, &options),
-        DeviceName::Cuda => cuda::open(&options.target).and_then(|gpu| replay_all(&gpu, &options)),
+    let done = match options::Cli::command_or_exit() {
+        Command::Replay(options) => replay(*options),
+        Command::Frontier(options) => frontier(&options),
     };
-    match replayed {
+    match done {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<ClosedPipe>() => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error:#}");
+            output::note(format_args!("{error:#}"));
             ExitCode::FAILURE
         }
     }
 }
 
-fn replay_all(site: &impl Site, options: &Options) -> anyhow::Result<()> {
-    // All are read before the first one runs: what is malformed is said at once.
-    let traces = traces(options)?;
-    if let Some(file) = &options.frontier {
-        return frontier::show(site, &traces, options, file);
+fn replay(mut options: Replay) -> anyhow::Result<()> {
+    if let Some(plot) = options.frontier.take() {
+        return frontier(&Frontier {
+            source: options.source,
+            conditions: options.policy.conditions,
+            json: options.json,
+            plot: Some(plot),
+        });
     }
+    match options.target.device {
+        DeviceName::Sim => replay_all(&Simulator, &options),
+        DeviceName::Cuda => replay_all(&cuda::open(&options.target)?, &options),
+    }
+}
+
+fn replay_all(site: &impl Site, options: &Replay) -> anyhow::Result<()> {
+    let traces = traces(&options.source, options.policy.conditions.seed)?;
     let mut reports = Vec::new();
     for trace in &traces {
-        let (report, samples) = replay(site, trace, options)?;
-        draw(options, &report, &samples, traces.len() > 1)?;
+        let progress = Progress::new(&trace.name, trace.events.len(), options.json);
+        let (target, policy) = (&options.target, &options.policy);
+        let (report, samples) = replay::replay(site, trace, target, policy, &progress)?;
+        drop(progress);
+        if let Some(file) = &options.plot {
+            let file = plot::file_for(file, &trace.name, traces.len() > 1);
+            plot::draw(&file, &report, &samples)?;
+        }
         if options.json {
-            writeln!(stdout(), "{}", serde_json::to_string(&report)?)?;
+            output::print(&format!("{}\n", serde_json::to_string(&report)?))?;
         }
         reports.push(report);
     }
     if !options.json {
-        write!(stdout(), "{}", table::table(&reports))?;
+        output::print(&table::table(&reports))?;
     }
     Ok(())
 }
 
-fn traces(options: &Options) -> anyhow::Result<Vec<Trace>> {
-    match options.generate {
-        Some(Generated::CrossStream) => {
-            let trace = generate::cross_stream(options.operations, options.policy.seed)?;
-            Ok(vec![trace])
-        }
-        None => options
-            .files()
-            .iter()
-            .map(|file| recorded(file, options))
-            .collect(),
-    }
+fn frontier(options: &Frontier) -> anyhow::Result<()> {
+    let traces = traces(&options.source, options.conditions.seed)?;
+    let setting = frontier::Setting {
+        conditions: &options.conditions,
+        json: options.json,
+        plot: options.plot.clone(),
+    };
+    frontier::show(&Simulator, &traces, &setting)
 }
 
-/// The trace in a file. What its recording lacks is said on standard error.
-fn recorded(file: &Path, options: &Options) -> anyhow::Result<Trace> {
-    let recording = read::read(file, options.trace_device)?;
+/// Reads or generates all traces, before the first one is replayed: so a fault of any file is reported at once.
+fn traces(source: &Source, seed: u64) -> anyhow::Result<Vec<Trace>> {
+    if let Some(Generated::CrossStream) = source.generate {
+        return Ok(vec![cross_stream(source.operations, seed)?]);
+    }
+    let request = read::Request {
+        device: source.trace_device,
+        ..read::Request::default()
+    };
+    let files = source.files();
+    let traces = files.iter().map(|file| recorded(file, request));
+    let mut traces = traces.collect::<anyhow::Result<Vec<_>>>()?;
+    make_names_unique(&mut traces);
+    Ok(traces)
+}
+
+/// Reads the trace in a file, and prints what its recording lacks on standard error.
+fn recorded(file: &Path, request: read::Request) -> anyhow::Result<Trace> {
+    let recording = read::read(file, request)?;
     for note in &recording.notes {
-        eprintln!("{}: {note}", file.display());
+        output::note(format_args!("{}: {note}", units::path(file)));
     }
     Ok(recording.trace)
 }
 
-fn replay(
-    site: &impl Site,
-    trace: &Trace,
-    options: &Options,
-) -> anyhow::Result<(Report, Vec<Sample>)> {
-    let progress = Progress::new(&trace.name, trace.events.len(), options.json);
-    run::replay(site, trace, options, &progress)
+/// Numbers traces of one name, whose pictures and columns could not be told apart.
+fn make_names_unique(traces: &mut [Trace]) {
+    let mut names = HashSet::new();
+    for trace in traces {
+        let base = trace.name.clone();
+        let mut number = 1;
+        while !names.insert(trace.name.clone()) {
+            number += 1;
+            trace.name = format!("{base}-{number}");
+        }
+    }
 }
 
-fn draw(
-    options: &Options,
-    report: &Report,
-    samples: &[Sample],
-    several: bool,
-) -> anyhow::Result<()> {
-    match &options.plot {
-        Some(plot) => plot::draw(
-            &plot::file_for(plot, &report.trace, several),
-            report,
-            samples,
-        ),
-        None => Ok(()),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traces_of_one_name_are_numbered() {
+        let trace = |name: &str| Trace {
+            name: name.to_owned(),
+            ..cross_stream(2, 1).unwrap()
+        };
+        let mut traces = ["a", "a", "a-2", "b", "a"].map(trace);
+        make_names_unique(&mut traces);
+        let names = traces.each_ref().map(|trace| trace.name.as_str());
+        assert_eq!(names, ["a", "a-2", "a-2-2", "b", "a-3"]);
     }
 }

@@ -146,12 +146,24 @@ impl Watcher {
         if !has_thread {
             let shared = self.0.clone();
             let thread = thread::Builder::new().name("weirpool-cuda".to_owned());
-            if let Err(error) = thread.spawn(move || shared.run()) {
-                // The next watch or alarm tries again, and then all are seen.
-                self.0.books.lock().has_thread = false;
-                panic!("no thread can be had to watch the device: {error}");
+            if thread.spawn(move || shared.run()).is_err() {
+                self.wake_all();
             }
         }
+    }
+}
+
+impl Watcher {
+    /// Wakes every watcher, because no thread can be started to watch for it: each looks for itself, and the next watch
+    /// or alarm tries to start a thread again.
+    fn wake_all(&self) {
+        let wakers: Vec<_> = {
+            let mut books = self.0.books.lock();
+            books.has_thread = false;
+            let watches = books.watches.values().map(|watched| &watched.waker);
+            watches.chain(books.alarms.values()).cloned().collect()
+        };
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 

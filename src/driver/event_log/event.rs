@@ -1,4 +1,4 @@
-//! What is kept of what happened.
+//! The entries of the event log.
 
 use crate::device::DeviceAddress;
 use crate::driver::Source;
@@ -10,16 +10,16 @@ use std::fmt;
 use std::panic::Location;
 use std::time::Duration;
 
-/// A place in the user's source.
+/// A location in the user's source.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Site {
-    /// As the compiler was given it.
+    /// The path as the compiler was given it.
     pub file: Cow<'static, str>,
-    /// From 1 upwards.
+    /// The line, counted from 1.
     pub line: u32,
-    /// From 1 upwards.
+    /// The column, counted from 1.
     pub column: u32,
 }
 
@@ -40,72 +40,71 @@ impl fmt::Display for Site {
     }
 }
 
-/// Whence a block is: what is known of its allocation, where a pool keeps a
-/// [history](crate::PoolBuilder::history).
+/// The allocation that a block comes from, if the pool keeps a [history](crate::PoolBuilder::history).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BlockOrigin {
-    /// Which allocation of the pool it was, from 1 upwards.
+    /// The number of the allocation within the pool, counted from 1.
     pub number: u64,
-    /// Where it was asked for.
+    /// Where it was requested.
     pub site: Site,
     /// When it was granted, on the device's clock.
     pub time: Duration,
-    /// The bytes that were asked for.
+    /// The bytes that were requested.
     pub requested: u64,
-    /// For whom.
+    /// The tag that it is charged to.
     pub tag: Option<Tag>,
     /// Where the memory came from.
     pub source: Source,
-    /// Whether it was waited for in the queue.
+    /// Whether the request waited in the queue.
     pub waited: bool,
 }
 
-/// How a pool's memory stood at a moment, in bytes. What is missing to `reserved` is kept by lanes, set aside, or
-/// on its way.
+/// The state of a pool's memory at one moment, in bytes. The rest of `reserved` is cached by lanes, set aside, or being
+/// moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Occupancy {
     /// Held from the device.
     pub reserved: u64,
-    /// In blocks that somebody owns.
+    /// In live blocks.
     pub used: u64,
-    /// Given back to the heap, but behind work that is not known to be complete.
+    /// Freed to the heap, but behind work that is not known to be complete.
     pub pending: u64,
-    /// Given back to the heap, and complete.
+    /// Freed to the heap, and complete.
     pub free: u64,
 }
 
-/// Whence a reservation is: what is known of it where a pool keeps a [history](crate::PoolBuilder::history).
+/// The request that a reservation comes from, if the pool keeps a [history](crate::PoolBuilder::history).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ReservationOrigin {
-    /// Where it was asked for, or [split](crate::Reservation::split) off.
+    /// Where it was requested, or [split](crate::Reservation::split) off.
     pub site: Site,
     /// When it was granted, or split off, on the device's clock.
     pub time: Duration,
-    /// For whom.
+    /// The tag that it is charged to.
     pub tag: Option<Tag>,
 }
 
-/// Something that happened in a pool, and when.
+/// An event of a pool, with its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct HistoryEntry {
     /// On the device's clock; never earlier than that of the entry before.
     pub time: Duration,
-    /// What happened.
+    /// The event.
     pub event: HistoryEvent,
-    /// How memory stood then: after what happened, but that a block which is freed is pending or free only
-    /// in the entries that follow.
+    /// The state of the memory after the event. A block that is freed is pending or free only in the entries that
+    /// follow.
     pub occupancy: Occupancy,
 }
 
-/// What happens in a pool.
+/// An event of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -116,83 +115,83 @@ pub struct HistoryEntry {
 pub enum HistoryEvent {
     /// A block was granted.
     Allocated {
-        /// Its first address.
+        /// The first address.
         address: DeviceAddress,
-        /// Its bytes.
+        /// The size in bytes.
         size: u64,
-        /// For use in the order of which stream.
+        /// The stream in whose order the block is used.
         stream: StreamId,
-        /// Where, and for whom.
+        /// Where it was requested, and its tag.
         origin: BlockOrigin,
     },
-    /// A block was given back.
+    /// A block was freed.
     Freed {
-        /// Which allocation's it was: the [`number`](BlockOrigin::number) of its origin.
+        /// The [`number`](BlockOrigin::number) of the allocation.
         number: u64,
-        /// Its first address.
+        /// The first address.
         address: DeviceAddress,
-        /// Its bytes.
+        /// The size in bytes.
         size: u64,
         /// The stream that it was allocated on.
         stream: StreamId,
         /// Further streams that it was used on, in the order of their first use.
         further: Vec<StreamId>,
-        /// Where, if it was deallocated. A drop does not know its caller.
+        /// Where it was deallocated. A drop does not know its caller.
         site: Option<Site>,
     },
-    /// Memory was taken from the device: a segment, or handles that were mapped next to each other.
+    /// Memory was taken from the device: a segment, or chunks that were mapped next to each other.
     Grown {
-        /// Where.
+        /// The first address.
         address: DeviceAddress,
-        /// How much.
+        /// The size in bytes.
         bytes: u64,
     },
     /// Free memory was mapped elsewhere.
     Remapped {
-        /// From where.
+        /// The first address before.
         from: DeviceAddress,
-        /// To where.
+        /// The first address after.
         to: DeviceAddress,
-        /// How much.
+        /// The size in bytes.
         bytes: u64,
     },
-    /// Free memory was given back to the device: by a trim, or since it could not be mapped elsewhere.
+    /// Free memory was released to the device: by a trim, or because it could not be mapped elsewhere.
     Released {
-        /// From where.
+        /// The first address before.
         address: DeviceAddress,
-        /// How much.
+        /// The size in bytes.
         bytes: u64,
     },
-    /// Streams were seen to have come further, which may have made memory free.
+    /// Streams turned out to be further, which may have freed memory.
     Reaped {
-        /// How many.
+        /// The number of streams.
         streams: usize,
     },
     /// A stream was made to wait on the device for another's memory.
     DeviceWait {
-        /// Which waits.
+        /// The stream that waits.
         stream: StreamId,
-        /// For which.
+        /// The stream that it waits for.
         donor: StreamId,
     },
     /// A request left the queue.
     Waited {
-        /// For use on which stream; none, if it was to reserve.
+        /// The stream of the block; `None` for a reservation.
         stream: Option<StreamId>,
-        /// The bytes that were asked for.
+        /// The bytes that were requested.
         requested: u64,
-        /// For whom.
+        /// The tag that it is charged to.
         tag: Option<Tag>,
-        /// How long it was there.
+        /// How long it waited.
         waited: Duration,
-        /// Whether with a block: not if it was given up, or failed.
+        /// Whether it was granted: not if it was abandoned, or failed.
         served: bool,
     },
-    /// A request failed for want of memory, or its time was over.
+    /// A request failed because memory was short, or timed out.
     OutOfMemory {
-        /// For use on which stream; none, if it was to reserve.
+        /// The stream of the block; `None` for a reservation.
         stream: Option<StreamId>,
-        /// What was asked for, and how memory stood.
+        /// The request, and the state of the memory.
         shortfall: Shortfall,
     },
 }
@@ -242,7 +241,7 @@ impl fmt::Display for HistoryEvent {
             Self::Released { address, bytes } => {
                 write!(f, "released {bytes} bytes at {address:#x}")
             }
-            Self::Reaped { streams } => write!(f, "harvested {streams} streams"),
+            Self::Reaped { streams } => write!(f, "reaped {streams} streams"),
             Self::DeviceWait { stream, donor } => {
                 write!(f, "{stream} waits on the device for {donor}")
             }

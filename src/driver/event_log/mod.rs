@@ -1,15 +1,14 @@
-//! The event log: what happened lately, and whence each live block is. Kept where a pool was asked for a
-//! history, and not there otherwise.
+//! The event log: recent events, and the origin of each live block. Only a pool that is built with a history keeps one.
 //!
-//! It is a ring under a lock of its own, which is taken last: under the heap's where memory is mapped and
-//! released, so that whoever has the heap finds both telling the same; and alone elsewhere. The device's
-//! clock is read before any of them.
+//! It is a ring under a lock of its own, which is taken last. Where memory is mapped and released it is taken under the
+//! heap's lock, so that heap and log agree for a caller that holds that lock. The device's clock is read before any
+//! lock is taken.
 
 mod event;
 
 pub use event::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 
-use super::Driver;
+use super::core::Core;
 use crate::device::Device;
 use crate::error::Shortfall;
 use crate::heap::{Outcome, ReservationId, Step, Totals};
@@ -26,10 +25,10 @@ pub(crate) struct EventLog {
     book: Mutex<Book>,
 }
 
-/// What is kept.
+/// The log behind its lock.
 #[derive(Debug)]
 struct Book {
-    /// Entries at most.
+    /// The most entries that are kept.
     most: usize,
     entries: VecDeque<HistoryEntry>,
     forgotten: u64,
@@ -38,30 +37,30 @@ struct Book {
     allocations: u64,
 }
 
-/// A block that somebody owns.
+/// A live block.
 #[derive(Clone, Debug)]
 pub(crate) struct Live {
     pub(crate) size: u64,
     pub(crate) origin: BlockOrigin,
 }
 
-/// Whence what lives is.
+/// The origins of live blocks and reservations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origins {
-    /// Blocks that somebody owns, by address.
+    /// Live blocks, by address.
     pub(super) live: BTreeMap<u64, Live>,
-    /// Reservations that somebody has.
+    /// Live reservations.
     pub(super) reservations: BTreeMap<ReservationId, ReservationOrigin>,
 }
 
-/// What can be read of a event log.
+/// A copy of the entries.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pages {
     pub(crate) entries: Vec<HistoryEntry>,
     pub(crate) forgotten: u64,
 }
 
-/// A block that begins, or ends.
+/// A block that is granted or freed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(crate) address: u64,
@@ -69,7 +68,7 @@ pub(crate) struct Extent {
     pub(crate) stream: StreamId,
 }
 
-/// A moment: no lock is held when it is taken.
+/// An entry to write, with its time. No lock is held when it is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry<'a> {
     event_log: &'a EventLog,
@@ -77,7 +76,7 @@ pub(super) struct Entry<'a> {
 }
 
 impl EventLog {
-    /// None for a history of nothing.
+    /// Creates a log of up to `most` entries; `None` for 0.
     pub(super) fn new(device: &plain::Arc<dyn Device>, most: usize) -> Option<Self> {
         let book = Book {
             most,
@@ -100,28 +99,9 @@ impl EventLog {
         }
     }
 
-    /// Whence all that lives is.
+    /// Returns the origins of all live blocks and reservations.
     pub(super) fn origins(&self) -> Origins {
         self.book.lock().known.clone()
-    }
-
-    /// Whence the live block at an address is.
-    pub(super) fn origin(&self, address: u64) -> Option<BlockOrigin> {
-        let book = self.book.lock();
-        book.known
-            .live
-            .get(&address)
-            .map(|live| live.origin.clone())
-    }
-
-    /// Whence a reservation is.
-    pub(super) fn reservation(&self, reservation: ReservationId) -> Option<ReservationOrigin> {
-        self.book
-            .lock()
-            .known
-            .reservations
-            .get(&reservation)
-            .cloned()
     }
 
     pub(super) fn pages(&self) -> Pages {
@@ -134,7 +114,7 @@ impl EventLog {
 }
 
 impl Book {
-    /// Times never go back, though who came later may have looked at the clock first.
+    /// Adds an entry. Times never go back, though a later writer may have read the clock first.
     fn push(&mut self, time: Duration, totals: Totals, event: HistoryEvent) {
         if self.entries.len() == self.most {
             self.entries.pop_front();
@@ -159,7 +139,7 @@ impl Entry<'_> {
         self.event_log.book.lock().push(self.time, totals, event);
     }
 
-    /// Memory was mapped, as far as the device came; a handle may have been lost on the way.
+    /// Writes that memory was mapped, as far as the device came. A chunk may have been lost on the way.
     pub(super) fn write_mapped(
         &self,
         totals: Totals,
@@ -195,7 +175,7 @@ impl Entry<'_> {
         }
     }
 
-    /// Spans are gone: those next to each other are told of as one.
+    /// Writes that ranges were released. Neighbours become one entry.
     pub(super) fn write_released(&self, totals: Totals, spans: &[(u64, u64)]) {
         let mut book = self.event_log.book.lock();
         for run in spans.chunk_by(|(at, bytes), (next, _)| at + bytes == *next) {
@@ -206,7 +186,7 @@ impl Entry<'_> {
     }
 }
 
-/// Whether two steps are of one run: next to each other where they come to be, and where they came from.
+/// Returns whether two steps belong to one run: neighbours both before and after.
 fn follows(step: Step, next: Step, chunk_bytes: u64) -> bool {
     let is_from_next = match (step.from, next.from) {
         (Some(from), Some(next)) => from + chunk_bytes == next,
@@ -216,13 +196,13 @@ fn follows(step: Step, next: Step, chunk_bytes: u64) -> bool {
     is_from_next && step.to + chunk_bytes == next.to
 }
 
-impl Driver {
-    /// An entry to be written, if there is a event log. No lock is held.
+impl Core {
+    /// Makes an entry, if there is a log. No lock is held.
     pub(super) fn entry(&self) -> Option<Entry<'_>> {
         self.event_log.as_ref().map(EventLog::begin)
     }
 
-    /// Writes what happened. No lock is held; what is to be written is made only if there is a event log.
+    /// Writes an event, which is made only if there is a log. No lock is held.
     #[inline]
     pub(crate) fn write_down(&self, event: impl FnOnce() -> HistoryEvent) {
         if let Some(entry) = self.entry() {
@@ -230,7 +210,7 @@ impl Driver {
         }
     }
 
-    /// A block was granted: its number and its time are filled in here.
+    /// Writes that a block was granted, and fills in its number and time.
     pub(crate) fn write_granted(&self, block: Extent, origin: BlockOrigin) {
         let Some(Entry { event_log, time }) = self.entry() else {
             return;
@@ -263,8 +243,8 @@ impl Driver {
         book.push(time, totals, event);
     }
 
-    /// A block is about to be larger: told of as one that is freed and allocated at the same address, which is what
-    /// whoever reads it knows.
+    /// Writes that a block is about to grow: as a free and an allocation at the same address, which is what readers of
+    /// the log understand.
     pub(crate) fn write_grown(&self, block: Extent, bytes: u64, site: Site) {
         let Some(Entry { event_log, time }) = self.entry() else {
             return;
@@ -306,7 +286,7 @@ impl Driver {
         book.push(time, totals, allocated);
     }
 
-    /// A block is about to be freed: nobody else can have been given its memory.
+    /// Writes that a block is about to be freed, before its memory can be granted again.
     pub(crate) fn write_ending(&self, block: Extent, further: Vec<StreamId>, site: Option<Site>) {
         let Some(Entry { event_log, time }) = self.entry() else {
             return;
@@ -331,7 +311,7 @@ impl Driver {
         book.push(time, totals, event);
     }
 
-    /// A reservation was made.
+    /// Notes the origin of a new reservation.
     pub(crate) fn write_reserved(&self, reservation: ReservationId, site: Site, tag: Option<Tag>) {
         if let Some(Entry { event_log, time }) = self.entry() {
             let origin = ReservationOrigin { site, time, tag };
@@ -344,7 +324,7 @@ impl Driver {
         }
     }
 
-    /// It is about to end.
+    /// Forgets a reservation that is about to end.
     pub(crate) fn write_disbanded(&self, reservation: ReservationId) {
         if let Some(event_log) = &self.event_log {
             event_log
@@ -356,13 +336,14 @@ impl Driver {
         }
     }
 
-    /// A request failed for want of memory.
+    /// Writes that a request failed because memory was short.
     pub(crate) fn write_exhausted(&self, stream: StreamId, shortfall: Shortfall) {
         let stream = stream.of_a_stream();
         self.write_down(|| HistoryEvent::OutOfMemory { stream, shortfall });
     }
 
-    /// Bytes of live blocks by the place that allocated them, where a history is kept; of one tag, if one is meant.
+    /// Returns the bytes of live blocks by the location that allocated them, if a history is kept; only those of the tag,
+    /// if one is given.
     pub(crate) fn held_by_place(&self, of: Option<Tag>) -> Vec<(String, u64)> {
         let known = self.event_log.as_ref().map(EventLog::origins);
         let live = known.unwrap_or_default().live;
@@ -376,12 +357,12 @@ impl Driver {
             .collect()
     }
 
-    /// Whether a history is kept.
+    /// Returns whether a history is kept.
     pub(crate) fn has_event_log(&self) -> bool {
         self.event_log.is_some()
     }
 
-    /// What happened lately.
+    /// Returns the recent entries.
     pub(crate) fn pages(&self) -> Pages {
         let pages = self.event_log.as_ref().map(EventLog::pages);
         pages.unwrap_or_default()

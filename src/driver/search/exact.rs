@@ -5,7 +5,7 @@
 //! asked, the one that is expected first before the others. Where no more memory is available, a stream that may wait
 //! on the device is not delayed by queries either, if the wait is short.
 
-use super::super::recipient::{Found, donor_of, find};
+use super::super::recipient::{Found, donor_of};
 use super::{Refusal, Search, Source};
 use crate::device::DeviceError;
 use crate::heap::{Fence, Fences, Forecast};
@@ -18,7 +18,7 @@ use std::time::Duration;
 /// is overdue by this long is asked for, too.
 const UNASKED: Duration = Duration::from_millis(1);
 
-/// So many blocks are asked for before all streams are.
+/// The number of blocks that are asked for before all streams are.
 const TRIES: usize = 2;
 
 impl Search<'_> {
@@ -83,7 +83,7 @@ impl Search<'_> {
         let (lanes, view) = (self.to.driver.lanes(), self.to.view());
         let behind = fences.iter().filter(|fence| !view.is_ordered(*fence));
         let points = behind.filter_map(|fence| {
-            let lane = find(&lanes, fence)?;
+            let lane = lanes.find(fence)?;
             let expected_at = donor_of(lane, fence).expected_at;
             Some((Reverse(expected_at), fence.ticket, lane))
         });

@@ -4,7 +4,8 @@
 //! its way when the request was made is awaited if it is expected in time, and no longer than it may be expected.
 
 use super::super::mode::Patience;
-use super::super::recipient::{donor_of, find};
+use super::super::recipient::donor_of;
+use super::super::registry::Lanes;
 use super::{Expected, Search};
 use crate::heap::policy::Order;
 use crate::lane::Lane;
@@ -23,14 +24,16 @@ impl Search<'_> {
             Patience::Known(expected) => expected.clone(),
         };
         expected.fences.discharge(|fence| {
-            find(&lanes, fence).is_none_or(|lane| lane.timeline.completed() >= fence.ticket)
+            lanes
+                .find(fence)
+                .is_none_or(|lane| lane.timeline.completed() >= fence.ticket)
         });
         expected
     }
 
     /// Returns the sealed points that are expected before this stream's own work is done; none if that memory would
     /// not be enough.
-    fn on_their_way(&self, lanes: &[Arc<Lane>]) -> Expected {
+    fn on_their_way(&self, lanes: &Lanes) -> Expected {
         let totals = self.to.driver.totals();
         let settings = &self.to.driver.settings;
         let is_enough = totals.free.current + totals.pending.current >= self.request.bytes;

@@ -1,6 +1,6 @@
 //! A GPU, with a kernel that takes as long as it is told.
 
-#[path = "../../../cli/src/cuda/driver.rs"]
+#[path = "../../../cli/src/device/cuda/driver.rs"]
 mod driver;
 
 use super::driver_pool::DriverPool;

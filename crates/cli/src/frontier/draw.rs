@@ -1,10 +1,11 @@
 //! Draws the frontier: a colour for each trace, a line for each way.
 //!
-//! Both axes are logarithmic, that of memory in what is reserved beyond what is requested.
+//! Both axes are logarithmic; that of memory shows the reserved bytes beyond the requested ones.
 
-use super::labels::{Labels, Place};
+use super::labels::{Labels, Pixel};
 use super::{Frontier, MIB, Point, Way};
-use crate::chart::{self, Canvas, Drawn, FONT, GRID, INK, PAPER};
+use crate::show::chart::{self, Canvas, Drawn, FONT, GRID, INK, PAPER};
+use crate::show::units;
 use anyhow::{Context, anyhow};
 use plotters::chart::ChartContext;
 use plotters::coord::combinators::{BindKeyPoints, LogCoord, WithKeyPoints};
@@ -21,11 +22,11 @@ const ROOM_ABOVE: u32 = 190;
 const LEGEND: [i32; 2] = [122, 160];
 const COLORS: [RGBColor; 4] = [chart::BLUE, chart::ORANGE, chart::RED, chart::NAVY];
 
-/// What a pool should come to: peak reserved over peak requested, and per cent of the time.
+/// The targets of a pool: peak reserved over peak requested, and device time in per cent of the trace's time.
 const RATIO: f64 = 1.05;
 const SHARE: f64 = 2.0;
 
-/// What is less has no place on a logarithmic axis.
+/// The smallest value on a logarithmic axis.
 const LEAST: f64 = 1e-3;
 
 /// Radii of marks.
@@ -34,9 +35,12 @@ const RING: i32 = 8;
 const DEFAULT: i32 = 13;
 
 /// Draws all points into `file`.
+///
+/// # Errors
+/// When the file cannot be written.
 pub(super) fn draw(file: &Path, frontier: &Frontier) -> anyhow::Result<()> {
     let picture = picture(frontier).map_err(|error| anyhow!("{error}"))?;
-    let unwritable = || format!("{}: cannot be written", file.display());
+    let unwritable = || format!("{}: cannot be written", units::path(file));
     std::fs::write(file, picture).with_context(unwritable)
 }
 
@@ -45,7 +49,7 @@ pub(super) fn picture(frontier: &Frontier) -> Drawn<String> {
     {
         let canvas = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
         canvas.fill(&PAPER)?;
-        let title = "Memory against device time, by handle size in MiB".to_owned();
+        let title = "Memory against device time, by chunk size in MiB".to_owned();
         chart::titles(&canvas, title, frontier.conditions.clone())?;
         legend(&canvas, frontier)?;
         let (shares, wastes) = ranges(&frontier.points);
@@ -56,14 +60,14 @@ pub(super) fn picture(frontier: &Frontier) -> Drawn<String> {
         labels(&canvas, &chart, frontier)?;
         canvas.present()?;
     }
-    // Within a page it is no wider than that.
+    // In a page, the picture is no wider than the page.
     let flexible = "<svg style=\"max-width: 100%; height: auto\" ";
     Ok(svg.replacen("<svg ", flexible, 1))
 }
 
-/// All points and both guides, with room around.
+/// Returns the ranges of both axes: all points and guides, with room around.
 fn ranges(points: &[Point]) -> (Range<f64>, Range<f64>) {
-    let places = points.iter().map(place);
+    let places = points.iter().map(coordinates);
     let shares = places.clone().map(|(share, _)| share);
     let wastes = places.map(|(_, waste)| waste);
     (around(shares, SHARE), around(wastes, waste(RATIO)))
@@ -75,7 +79,7 @@ fn around(values: impl Iterator<Item = f64> + Clone, guide: f64) -> Range<f64> {
     least / 1.4..most * 1.4
 }
 
-/// Round values of an axis: 1, 2 and 5 of each decade.
+/// Returns round values of an axis: 1, 2 and 5 of each decade.
 fn round_values(axis: &Range<f64>) -> Vec<f64> {
     let decades = -4..=4;
     let values = decades.flat_map(|decade| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(decade)));
@@ -101,7 +105,7 @@ fn axes<'a, 'b>(
         .axis_style(INK)
         .label_style((FONT, 24).into_font().color(&INK))
         .axis_desc_style((FONT, 24).into_font().color(&INK))
-        .x_desc("device time of the trace time")
+        .x_desc("device time / trace time")
         .y_desc("peak reserved / peak requested")
         .x_label_formatter(&|share| format!("{} %", rounded(*share)))
         .y_label_formatter(&|waste| rounded(1.0 + waste).to_string())
@@ -114,7 +118,7 @@ fn axis(range: Range<f64>) -> Axis {
     range.log_scale().with_key_points(values)
 }
 
-/// Without the noise of binary fractions.
+/// Rounds away the noise of binary fractions.
 fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
@@ -139,7 +143,7 @@ fn guides(chart: &mut Chart<'_, '_>, shares: Range<f64>, wastes: Range<f64>) -> 
 fn lines(chart: &mut Chart<'_, '_>, frontier: &Frontier) -> Drawn {
     for (trace, color) in colors(frontier) {
         for way in Way::ALL {
-            let points = frontier.line(trace, way).map(place);
+            let points = frontier.line(trace, way).map(coordinates);
             match dashes(way) {
                 None => {
                     chart.draw_series(LineSeries::new(points, color.stroke_width(2)))?;
@@ -154,13 +158,13 @@ fn lines(chart: &mut Chart<'_, '_>, frontier: &Frontier) -> Drawn {
     Ok(())
 }
 
-/// The traces, with a colour each.
+/// Returns the traces, each with a colour.
 fn colors(frontier: &Frontier) -> impl Iterator<Item = (&str, RGBColor)> {
     let colors = COLORS.into_iter().cycle();
     frontier.traces().into_iter().zip(colors)
 }
 
-/// The size of dashes and of the gaps between them.
+/// Returns the size of dashes and of the gaps between them; `None` for a solid line.
 fn dashes(way: Way) -> Option<(u32, u32)> {
     match way {
         Way::GrowFirst => None,
@@ -175,7 +179,7 @@ fn marks(chart: &mut Chart<'_, '_>, frontier: &Frontier) -> Drawn {
     for (trace, color) in colors(frontier) {
         for way in Way::ALL {
             for point in frontier.line(trace, way) {
-                let at = place(point);
+                let at = coordinates(point);
                 mark(chart.plotting_area(), at, way, color)?;
                 if point.chunk_bytes == frontier.default_chunk {
                     let ring = Circle::new(at, DEFAULT, INK.stroke_width(2));
@@ -187,7 +191,7 @@ fn marks(chart: &mut Chart<'_, '_>, frontier: &Frontier) -> Drawn {
     Ok(())
 }
 
-/// A ring and a frame fit around a dot, where several come to the same.
+/// Draws the mark of a way; rings and frames fit around dots, where several points coincide.
 fn mark<C>(area: &DrawingArea<SVGBackend<'_>, C>, at: C::From, way: Way, color: RGBColor) -> Drawn
 where
     C: plotters::coord::CoordTranslate,
@@ -207,17 +211,17 @@ where
     Ok(())
 }
 
-/// Handle sizes, the default first; those that find no room have none.
+/// Draws chunk sizes as labels, the default first, where there is room.
 fn labels(canvas: &Canvas<'_>, chart: &Chart<'_, '_>, frontier: &Frontier) -> Drawn {
     let mut labels = Labels::default();
     for point in &frontier.points {
-        labels.mark(chart.backend_coord(&place(point)), DOT);
+        labels.mark(chart.backend_coord(&coordinates(point)), DOT);
     }
     let is_default = |point: &&Point| point.chunk_bytes == frontier.default_chunk;
     let (first, rest): (Vec<_>, Vec<_>) = frontier.points.iter().partition(is_default);
-    let mut labelled: Vec<Place> = Vec::new();
+    let mut labelled: Vec<Pixel> = Vec::new();
     for point in [first, rest].concat() {
-        let at = chart.backend_coord(&place(point));
+        let at = chart.backend_coord(&coordinates(point));
         if labelled.contains(&at) {
             continue;
         }
@@ -231,20 +235,20 @@ fn labels(canvas: &Canvas<'_>, chart: &Chart<'_, '_>, frontier: &Frontier) -> Dr
     Ok(())
 }
 
-fn place(point: &Point) -> (f64, f64) {
+fn coordinates(point: &Point) -> (f64, f64) {
     (point.share.max(LEAST), waste(point.ratio))
 }
 
-/// What is reserved beyond what is requested, as a part of that.
+/// Returns the reserved bytes beyond the requested ones, as a part of the requested ones.
 fn waste(ratio: f64) -> f64 {
     (ratio - 1.0).max(LEAST)
 }
 
-/// Traces in a row, ways in the next.
+/// Draws the traces in one row and the ways in the next.
 fn legend(canvas: &Canvas<'_>, frontier: &Frontier) -> Drawn {
     const WIDTH: i32 = 250;
     let columns = |row| (0..).map(move |column| (100 + column * WIDTH, row));
-    let text = |text: String, (x, y): Place| {
+    let text = |text: String, (x, y): Pixel| {
         let font = (FONT, 24).into_font().color(&INK);
         canvas.draw(&Text::new(text, (x + 52, y - 12), font))
     };
@@ -268,7 +272,7 @@ fn legend(canvas: &Canvas<'_>, frontier: &Frontier) -> Drawn {
     Ok(())
 }
 
-fn line_key(canvas: &Canvas<'_>, (x, y): Place, way: Way) -> Drawn {
+fn line_key(canvas: &Canvas<'_>, (x, y): Pixel, way: Way) -> Drawn {
     let ends = vec![(x, y), (x + 40, y)];
     match dashes(way) {
         None => canvas.draw(&PathElement::new(ends, INK.stroke_width(2)))?,

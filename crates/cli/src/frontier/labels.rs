@@ -1,12 +1,12 @@
-//! Where labels go beside their points, so that none covers another.
+//! The positions of labels beside their points, so that no label covers another.
 
-/// In pixels.
-pub(super) type Place = (i32, i32);
+/// A position in pixels.
+pub(super) type Pixel = (i32, i32);
 
 const HEIGHT: i32 = 18;
 const DIGIT: i32 = 10;
 
-/// What is covered already.
+/// The areas that marks and labels cover.
 #[derive(Debug, Default)]
 pub(super) struct Labels {
     covered: Vec<Area>,
@@ -14,21 +14,21 @@ pub(super) struct Labels {
 
 #[derive(Clone, Copy, Debug)]
 struct Area {
-    from: Place,
-    to: Place,
+    from: Pixel,
+    to: Pixel,
 }
 
 impl Labels {
-    /// A mark of this radius is there: labels stay off it.
-    pub(super) fn mark(&mut self, (x, y): Place, radius: i32) {
+    /// Covers the area of a mark of this radius.
+    pub(super) fn mark(&mut self, (x, y): Pixel, radius: i32) {
         self.covered.push(Area {
             from: (x - radius, y - radius),
             to: (x + radius, y + radius),
         });
     }
 
-    /// Where a label of so many characters finds room near a mark: its upper left corner.
-    pub(super) fn find(&mut self, mark: Place, characters: usize) -> Option<Place> {
+    /// Covers free room for a label near a mark, and returns its upper left corner; `None` without room.
+    pub(super) fn find(&mut self, mark: Pixel, characters: usize) -> Option<Pixel> {
         let width = DIGIT * characters as i32;
         let area = around(mark, width)
             .map(|(x, y)| Area {
@@ -42,8 +42,8 @@ impl Labels {
     }
 }
 
-/// The best first: lines fall from left to right.
-fn around((x, y): Place, width: i32) -> [Place; 4] {
+/// Returns corners around a mark, the best first: lines fall from left to right.
+fn around((x, y): Pixel, width: i32) -> [Pixel; 4] {
     const GAP: i32 = 10;
     [
         (x + GAP, y - GAP - HEIGHT / 2),

@@ -1,7 +1,7 @@
-//! All points as text: a table for each way, a line a handle size, a column a trace.
+//! All points as text: a table for each way, with a line for each chunk size and a column for each trace.
 
 use super::{Frontier, Point, Way};
-use crate::units;
+use crate::show::units;
 use std::fmt::Write;
 
 const CHUNK: usize = 10;
@@ -10,28 +10,25 @@ const FEWEST: usize = 17;
 pub(super) fn table(frontier: &Frontier) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{}", frontier.conditions);
-    let _ = writeln!(
-        text,
-        "reserved / requested (device time of the trace time)\n"
-    );
-    let of_each = Way::ALL.map(|way| of(frontier, way));
-    text.push_str(&of_each.join("\n"));
+    let _ = writeln!(text, "reserved / requested (device time / trace time)\n");
+    let tables = Way::ALL.map(|way| of(frontier, way));
+    text.push_str(&tables.join("\n"));
     text
 }
 
 fn of(frontier: &Frontier, way: Way) -> String {
     let traces = frontier.traces();
-    let mut text = format!("{way}\n{:CHUNK$}", "handle");
+    let mut text = format!("{way}\n{:CHUNK$}", "chunk");
     for trace in &traces {
         let _ = write!(text, "{trace:>width$}", width = width(trace));
     }
     text.push('\n');
-    for handle in handles(frontier, way) {
-        let size = units::binary_bytes(handle);
+    for chunk in chunk_sizes(frontier, way) {
+        let size = units::binary_bytes(chunk);
         let _ = write!(text, "{size:CHUNK$}");
         for trace in &traces {
             let mut line = frontier.line(trace, way);
-            let point = line.find(|point| point.chunk_bytes == handle);
+            let point = line.find(|point| point.chunk_bytes == chunk);
             let cell = point.map(cell).unwrap_or_default();
             let _ = write!(text, "{cell:>width$}", width = width(trace));
         }
@@ -40,13 +37,13 @@ fn of(frontier: &Frontier, way: Way) -> String {
     text
 }
 
-fn handles(frontier: &Frontier, way: Way) -> Vec<u64> {
+fn chunk_sizes(frontier: &Frontier, way: Way) -> Vec<u64> {
     let points = frontier.points.iter();
     let points = points.filter(|point| point.way == way);
-    let mut handles: Vec<_> = points.map(|point| point.chunk_bytes).collect();
-    handles.sort_unstable();
-    handles.dedup();
-    handles
+    let mut sizes: Vec<_> = points.map(|point| point.chunk_bytes).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
 }
 
 fn width(trace: &str) -> usize {

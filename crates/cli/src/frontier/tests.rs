@@ -1,5 +1,5 @@
 use super::*;
-use crate::report::tests::report_of;
+use crate::replay::report::tests::report_of;
 
 fn point(trace: &str, way: Way, mebibytes: u64) -> Point {
     Point {
@@ -25,11 +25,11 @@ fn frontier() -> Frontier {
 }
 
 #[test]
-fn a_picture_has_titles_axes_guides_a_legend_and_sizes() {
+fn picture_has_titles_axes_guides_legend_and_sizes() {
     let svg = draw::picture(&frontier()).unwrap();
     for text in [
         "lag 1.00 ms",
-        "device time of the trace time",
+        "device time / trace time",
         "peak reserved / peak requested",
         "1.05",
         "2 %",
@@ -51,7 +51,7 @@ fn a_picture_has_titles_axes_guides_a_legend_and_sizes() {
 }
 
 #[test]
-fn nothing_and_what_costs_nothing_are_drawn_too() {
+fn no_points_and_points_without_cost_are_drawn() {
     let mut frontier = frontier();
     frontier.points[0].share = 0.0;
     assert!(draw::picture(&frontier).is_ok());
@@ -60,7 +60,7 @@ fn nothing_and_what_costs_nothing_are_drawn_too() {
 }
 
 #[test]
-fn the_table_has_every_point_in_aligned_columns() {
+fn table_has_every_point_in_aligned_columns() {
     let text = table::table(&frontier());
     assert_eq!(text.matches("1.160 (0.50 %)").count(), 10, "{text}");
     let lines: Vec<_> = text.lines().filter(|line| line.contains("MiB")).collect();
@@ -72,7 +72,7 @@ fn the_table_has_every_point_in_aligned_columns() {
 }
 
 #[test]
-fn a_point_is_of_its_report() {
+fn point_has_the_figures_of_its_report() {
     let report = report_of("bert", &["--lag=1ms"]);
     let point = Point::new(&report, Way::WaitFirst);
     assert_eq!((point.trace.as_str(), point.chunk_bytes), ("bert", 2 * MIB));

@@ -1,25 +1,24 @@
-//! Times as other recorders write them, turned into times that never go back.
+//! Turns the times of other recorders into times that never go back.
 
-use crate::fault::Fault;
+use crate::trace::fault::Fault;
 
 const SECOND_US: u64 = 1_000_000;
 const DAY_US: u64 = 24 * 3600 * SECOND_US;
-/// Threads take the time before they take their turn to write: a line may be older than the one
-/// before it, but not by more than this.
+/// A thread reads the time before it writes its line: a line may be older than the one before it, by up to this.
 const JITTER_US: u64 = SECOND_US;
-/// Nine years without an event are taken for damage.
+/// Nine years without an event count as damage.
 const LONGEST_PAUSE_US: u64 = 1 << 48;
 
-/// What a recorder's clock shows, in microseconds.
+/// A time of a recorder's clock, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// Since midnight.
     OfDay(u64),
-    /// Since whenever.
+    /// Since any moment.
     Since(u64),
 }
 
-/// A clock that goes on where a recorder's goes back a little, or passes midnight.
+/// A clock that stands still where a recorder's goes back a little, and goes on past midnight.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     last: Option<Reading>,
@@ -27,7 +26,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// The microseconds from the first reading to this one.
+    /// Returns the microseconds from the first reading to this one.
     pub(super) fn advance(&mut self, reading: Reading) -> Result<u64, Fault> {
         let passed = match (self.last, reading) {
             (None, _) => Some(0),
@@ -35,16 +34,16 @@ impl Clock {
             (Some(Reading::Since(last)), Reading::Since(now)) => passed(last, now)?,
             (Some(_), _) => return Err(unlike_before()),
         };
-        // Behind a reading that went back, time is counted from the one that did not.
+        // After a reading that went back, time counts from the latest one that did not.
         if let Some(passed) = passed {
-            self.now_us += passed;
+            self.now_us = self.now_us.saturating_add(passed);
             self.last = Some(reading);
         }
         Ok(self.now_us)
     }
 }
 
-/// How much time passed; `None` for less than none.
+/// Returns the time that passed; `None` if it went back a little.
 fn passed(last_us: u64, time_us: u64) -> Result<Option<u64>, Fault> {
     match time_us.checked_sub(last_us) {
         Some(passed) if passed <= LONGEST_PAUSE_US => Ok(Some(passed)),
@@ -58,7 +57,7 @@ fn passed(last_us: u64, time_us: u64) -> Result<Option<u64>, Fault> {
     }
 }
 
-/// The same of times of day, where half a day back is past midnight.
+/// Returns the time that passed between two times of day: half a day back or more is past midnight.
 fn passed_in_days(last_us: u64, time_us: u64) -> Result<Option<u64>, Fault> {
     if time_us > last_us && DAY_US - (time_us - last_us) <= JITTER_US {
         return Ok(None); // written late, from before midnight
@@ -77,7 +76,7 @@ fn unlike_before() -> Fault {
     }
 }
 
-/// The time of a text as `11:53:05.642000`, `11:53:05:642000`, `1634567890.123456` (seconds) or
+/// Parses a time as `11:53:05.642000`, `11:53:05:642000`, `1634567890.123456` (seconds) or
 /// `53642` (microseconds).
 pub(super) fn reading(text: &str) -> Option<Reading> {
     if text.contains(':') {
@@ -101,12 +100,12 @@ fn of_day(text: &str) -> Option<u64> {
     };
     let below = |text: &str, bound| text.parse().ok().filter(|value: &u64| *value < bound);
     let minutes = below(hours, 24)? * 60 + below(minutes, 60)?;
-    // A leap second is told from the next one by what comes after it only.
+    // A leap second counts as part of the second before it.
     let seconds = minutes * 60 + below(seconds, 61)?.min(59);
     Some(seconds * SECOND_US + microseconds(part)?)
 }
 
-/// Six digits of a second; fewer are filled up, and more are cut off.
+/// Parses the digits behind a second's point: fewer than six are filled up, and more are cut off.
 fn microseconds(digits: &str) -> Option<u64> {
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_day_ends_at_midnight_and_threads_may_be_late_there_too() {
+    fn day_ends_at_midnight_also_for_late_threads() {
         let of_day = Reading::OfDay;
         let readings = [
             of_day(DAY_US - 20),
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_little_back_is_now_and_much_is_refused() {
+    fn time_that_goes_back_a_little_stands_still_and_more_is_refused() {
         for form in [Reading::OfDay, Reading::Since] {
             let late = [form(SECOND_US), form(SECOND_US - 9), form(SECOND_US + 1)];
             assert_eq!(times(&late), Ok(vec![0, 0, 1]));
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_of_years_and_a_change_of_form_are_damage() {
+    fn pause_of_years_and_change_of_form_are_refused() {
         for readings in [
             [Reading::Since(0), Reading::Since(LONGEST_PAUSE_US + 1)],
             [Reading::Since(0), Reading::OfDay(1)],

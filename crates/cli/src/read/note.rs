@@ -1,18 +1,18 @@
-//! What a recording lacks, or has too much of: said, but no error.
+//! Notes about a recording that lacks something: reported, but no error.
 
-use crate::units;
+use crate::show::units;
 use std::fmt;
 
-/// What a user should know of how a recording was read.
+/// A note about how a recording was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
-    /// Frees of what was allocated before the recording began.
+    /// Frees of memory that was allocated before the recording began.
     UnknownFrees(u64),
-    /// Blocks that were allocated before the recording began, and not freed in it.
+    /// Blocks that were allocated before the recording began and not freed during it.
     EarlierBlocks { blocks: u64, bytes: u64 },
-    /// Requests that had failed, and so hold nothing.
+    /// Requests that failed while they were recorded, and so hold nothing.
     FailedAllocations(u64),
-    /// Operations on no bytes.
+    /// Operations on 0 bytes.
     Empty(u64),
     /// The recorder wrote no times.
     NoTimes { apart_us: u64 },
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_count_in_words() {
+    fn note_counts_with_singular_and_plural() {
         let one = Note::UnknownFrees(1).to_string();
         assert!(one.starts_with("1 free of memory"), "{one}");
         let blocks = Note::EarlierBlocks {

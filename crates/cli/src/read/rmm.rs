@@ -1,32 +1,39 @@
 //! Logs of RMM's `logging_resource_adaptor`: CSV with the columns of [`HEADER`].
 //!
-//! Lines of all threads stand in the order in which the threads wrote them, and are replayed in it.
+//! The lines of all threads are in the order in which the threads wrote them, and are replayed in that order.
 //! `Time` is the time of day, without a date, or a number in some versions. `Pointer` and `Stream` are
 //! addresses; a pointer is used again after its free.
 
 use super::addresses::Addresses;
-use super::clock::{Clock, reading};
-use super::lines::{Lines, fields, number, shortened};
+use super::clock::{Clock, Reading, reading};
+use super::lines::{Lines, number, shown};
 use super::note::Note;
-use super::{AtPlace, Recording};
-use crate::fault::{Fault, Place};
-use crate::trace::{Builder, LARGEST_SIZE, Op, Row};
-use csv::ByteRecord;
-use std::io::Read;
+use super::{AtLocation, Recording};
+use crate::trace::fault::{Fault, Location};
+use crate::trace::limits::{ALLOCATION_BYTES, Limits};
+use crate::trace::{Builder, Op, Row};
+use std::io::BufRead;
 
 /// The first line of every log.
 pub(crate) const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 
-/// The trace of the lines after the header.
-pub(super) fn parse<R: Read>(mut lines: Lines<R>, name: &str) -> Result<Recording, AtPlace> {
-    let mut log = Log::default();
+/// Parses the lines after the header.
+pub(super) fn parse(
+    mut lines: Lines<impl BufRead>,
+    name: &str,
+    limits: Limits,
+) -> Result<Recording, AtLocation> {
+    let mut log = Log {
+        builder: Builder::new(limits),
+        ..Log::default()
+    };
     while let Some(line) = lines.advance()? {
-        let entry = log.take(&lines.record, line);
-        entry.map_err(|fault| (Place::Line(line), fault))?;
+        let entry = log.take(&lines, line);
+        entry.map_err(|fault| (Location::Line(line), fault))?;
     }
     let notes = log.skipped.notes();
     let trace = log.builder.finish(name);
-    let trace = trace.map_err(|fault| (Place::Line(1), fault))?;
+    let trace = trace.map_err(|fault| (Location::Line(1), fault))?;
     Ok(Recording { trace, notes })
 }
 
@@ -39,7 +46,7 @@ struct Log {
     skipped: Skipped,
 }
 
-/// Lines that nothing can be replayed of.
+/// Lines that are not replayed.
 #[derive(Default)]
 struct Skipped {
     unknown_frees: u64,
@@ -69,19 +76,19 @@ struct Entry {
 }
 
 impl Log {
-    fn take(&mut self, record: &ByteRecord, line: u64) -> Result<(), Fault> {
-        let [_thread, time, action, pointer, size, stream] = fields(record, HEADER)?;
+    fn take(&mut self, lines: &Lines<impl BufRead>, line: u64) -> Result<(), Fault> {
+        let [_thread, time, action, pointer, size, stream] = lines.fields(HEADER)?;
         let action = self::action(action)?;
         let entry = Entry {
             line,
             time_us: self.clock.advance(self::time(time)?)?,
             pointer: address("Pointer", pointer, 16)?,
-            bytes: number("Size", size, 0, LARGEST_SIZE)?,
+            bytes: number("Size", size, 0, ALLOCATION_BYTES)?,
             stream: address("Stream", stream, 10)?,
         };
         match action {
             Action::Failure => self.skipped.failed += 1,
-            // RMM gives no memory for them, and logs them nevertheless.
+            // RMM allocates nothing for them, and logs them nevertheless.
             _ if entry.bytes == 0 => self.skipped.empty += 1,
             Action::Allocate => self.allocate(&entry)?,
             Action::Free => self.free(&entry)?,
@@ -90,8 +97,10 @@ impl Log {
     }
 
     fn allocate(&mut self, entry: &Entry) -> Result<(), Fault> {
-        let place = Place::Line(entry.line);
-        let id = self.addresses.allocate(entry.pointer, entry.bytes, place)?;
+        let location = Location::Line(entry.line);
+        let id = self
+            .addresses
+            .allocate(entry.pointer, entry.bytes, location)?;
         self.push(entry, Op::Allocate, id)
     }
 
@@ -104,7 +113,7 @@ impl Log {
                     address: entry.pointer,
                     allocated: live.bytes,
                     freed: entry.bytes,
-                    first: live.place,
+                    first: live.location,
                 });
             }
         }
@@ -142,7 +151,7 @@ fn action(text: &[u8]) -> Result<Action, Fault> {
     }
 }
 
-fn time(text: &[u8]) -> Result<super::clock::Reading, Fault> {
+fn time(text: &[u8]) -> Result<Reading, Fault> {
     let time = std::str::from_utf8(text).ok().and_then(reading);
     time.ok_or_else(|| Fault::Field {
         field: "Time",
@@ -152,7 +161,7 @@ fn time(text: &[u8]) -> Result<super::clock::Reading, Fault> {
     })
 }
 
-/// An address: hexadecimal behind `0x`, of base `radix` without it, and none at all as `(nil)`.
+/// Parses an address: hexadecimal behind `0x`, of base `radix` without it, and 0 as `(nil)`.
 fn address(field: &'static str, text: &[u8], radix: u32) -> Result<u64, Fault> {
     let address = match std::str::from_utf8(text) {
         Ok("(nil)") => Some(0),
@@ -167,10 +176,6 @@ fn address(field: &'static str, text: &[u8], radix: u32) -> Result<u64, Fault> {
         text: shown(text),
         expected: "an address as 0x7f8a40000000",
     })
-}
-
-fn shown(text: &[u8]) -> String {
-    shortened(&String::from_utf8_lossy(text))
 }
 
 #[cfg(test)]

@@ -8,16 +8,16 @@ use std::time::Duration;
 
 const SOUND: &str = "time_us,op,id,bytes,stream\n0,a,7,512,0\n5,a,8,256,3\n9,f,7,512,0\n";
 
-fn trace(source: impl Read) -> Result<Trace, AtPlace> {
-    let recording = parse(source, "test", None)?;
+fn trace(source: impl Read) -> Result<Trace, AtLocation> {
+    let recording = parse(source, "test", Request::default())?;
     assert_eq!(recording.notes, []);
     Ok(recording.trace)
 }
 
 fn fault_of(text: &str) -> (u64, Fault) {
     match trace(text.as_bytes()).expect_err("the trace is malformed") {
-        (Place::Line(line), fault) => (line, fault),
-        (place, fault) => panic!("{place}: {fault}"),
+        (Location::Line(line), fault) => (line, fault),
+        (location, fault) => panic!("{location}: {fault}"),
     }
 }
 
@@ -25,8 +25,13 @@ fn fault_of(text: &str) -> (u64, Fault) {
 fn message_about(row: &str) -> String {
     let (line, fault) = fault_of(&format!("{SOUND}{row}\n"));
     assert_eq!(line, 5, "{fault}");
-    let (file, place) = ("t.csv".to_owned(), Place::Line(line));
-    TraceError { file, place, fault }.to_string()
+    let (file, location) = ("t.csv".to_owned(), Location::Line(line));
+    TraceError {
+        file,
+        location,
+        fault,
+    }
+    .to_string()
 }
 
 fn gzip(text: &str) -> Vec<u8> {
@@ -54,7 +59,7 @@ impl Drop for Scratch {
 }
 
 #[test]
-fn a_sound_trace_is_read() {
+fn sound_trace_is_read() {
     let trace = trace(SOUND.as_bytes()).unwrap();
     assert_eq!((trace.events.len(), trace.streams), (3, 2));
     assert_eq!(trace.requested_peak, 768);
@@ -62,7 +67,7 @@ fn a_sound_trace_is_read() {
 }
 
 #[test]
-fn line_ends_of_windows_and_a_missing_last_one_are_read() {
+fn windows_line_ends_and_a_missing_last_one_are_read() {
     let windows = SOUND.replace('\n', "\r\n");
     let sound = trace(SOUND.as_bytes());
     assert_eq!(trace(windows.as_bytes()), sound);
@@ -70,18 +75,34 @@ fn line_ends_of_windows_and_a_missing_last_one_are_read() {
 }
 
 #[test]
-fn gzip_is_known_by_its_content_or_its_name() {
+fn gzip_is_known_by_content_or_name() {
     let by_content = Scratch::new("content.csv", &gzip(SOUND));
     let by_name = Scratch::new("name.csv.gz", &gzip(SOUND));
-    assert_eq!(read(&by_content.0, None).unwrap().trace.events.len(), 3);
-    assert_eq!(read(&by_name.0, None).unwrap().trace.events.len(), 3);
+    assert_eq!(
+        read(&by_content.0, Request::default())
+            .unwrap()
+            .trace
+            .events
+            .len(),
+        3
+    );
+    assert_eq!(
+        read(&by_name.0, Request::default())
+            .unwrap()
+            .trace
+            .events
+            .len(),
+        3
+    );
     let no_gzip = Scratch::new("plain.csv.gz", SOUND.as_bytes());
-    let message = read(&no_gzip.0, None).unwrap_err().to_string();
+    let message = read(&no_gzip.0, Request::default())
+        .unwrap_err()
+        .to_string();
     assert!(message.ends_with("expected a whole file"), "{message}");
 }
 
 #[test]
-fn a_trace_is_named_like_its_file() {
+fn trace_is_named_like_its_file() {
     assert_eq!(name(Path::new("some/llama.serve.csv.gz")), "llama.serve");
     assert_eq!(name(Path::new("llama.csv")), "llama");
     assert_eq!(name(Path::new("snapshot.pickle")), "snapshot");
@@ -92,7 +113,7 @@ fn a_trace_is_named_like_its_file() {
 }
 
 #[test]
-fn a_bad_header_is_shown_beside_the_right_one() {
+fn wrong_header_is_shown_beside_the_right_ones() {
     let (line, fault) = fault_of("time,op,id,bytes,stream\n0,a,0,1,0\n");
     assert_eq!(line, 1);
     let message = fault.to_string();
@@ -105,12 +126,12 @@ fn a_bad_header_is_shown_beside_the_right_one() {
 }
 
 #[test]
-fn a_header_alone_is_no_trace() {
+fn header_without_rows_is_refused() {
     assert_eq!(fault_of(HEADER), (1, Fault::Empty));
 }
 
 #[test]
-fn every_malformed_row_is_named_by_its_line() {
+fn malformed_row_is_named_by_its_line() {
     for (row, wrong) in [
         ("9,x,9,1,0", "unknown op `x`, expected `a`"),
         ("9,,9,1,0", "unknown op ``"),
@@ -140,7 +161,7 @@ fn every_malformed_row_is_named_by_its_line() {
 }
 
 #[test]
-fn a_line_after_an_empty_one_keeps_its_number() {
+fn line_after_an_empty_one_keeps_its_number() {
     let text = format!("{SOUND}\n\n10,x,9,1,0");
     assert_eq!(fault_of(&text).0, 7);
     assert_eq!(fault_of(&text.replace('\n', "\r\n")).0, 7);
@@ -152,10 +173,10 @@ fn truncated_gzip_is_named_with_the_line_it_breaks_at() {
     let rows: String = (0..5000).map(|id| format!("{id},a,{id},512,0\n")).collect();
     let whole = gzip(&format!("{HEADER}\n{rows}"));
     let cut = Scratch::new("cut.csv.gz", &whole[..whole.len() / 2]);
-    let error = read(&cut.0, None).unwrap_err();
+    let error = read(&cut.0, Request::default()).unwrap_err();
     let error = error.downcast_ref::<TraceError>().unwrap();
     assert_eq!(error.fault, Fault::Truncated);
-    let Place::Line(line) = error.place else {
+    let Location::Line(line) = error.location else {
         panic!("{error}");
     };
     assert!((1000..4999).contains(&line), "{error}");
@@ -165,36 +186,38 @@ fn truncated_gzip_is_named_with_the_line_it_breaks_at() {
 fn gzip_without_its_trailer_or_with_a_broken_one_is_refused() {
     let mut broken = gzip(SOUND);
     let length = broken.len();
-    let cut = trace(MultiGzDecoder::new(&broken[..length - 4]));
+    let cut = trace(Inflated::new(&broken[..length - 4]));
     assert_eq!(cut.unwrap_err().1, Fault::Truncated);
     broken[length - 8] ^= 1;
-    let damaged = trace(MultiGzDecoder::new(&broken[..]));
+    let damaged = trace(Inflated::new(&broken[..]));
     assert!(matches!(damaged.unwrap_err().1, Fault::Damaged { .. }));
 }
 
 #[test]
-fn a_binary_file_gets_a_short_message() {
+fn binary_file_gets_a_short_message() {
     let (line, fault) = fault_of(&"\u{0}\u{1}garbage".repeat(1000));
     assert_eq!(line, 1);
     assert!(fault.to_string().len() < 300);
 }
 
 #[test]
-fn a_missing_file_is_named() {
-    let message = read(Path::new("no/such.csv"), None)
+fn missing_file_is_named() {
+    let message = read(Path::new("no/such.csv"), Request::default())
         .unwrap_err()
         .to_string();
     assert!(message.starts_with("no/such.csv: "), "{message}");
 }
 
 #[test]
-fn the_recorded_traces_are_what_was_measured() {
+fn recorded_traces_have_their_measured_figures() {
     for (name, operations, streams, requested_peak) in [
         ("llama_serve", 408_832, 5, 1_420_377_920),
         ("bert_train", 43_387, 1, 5_923_718_724),
         ("resnet_serve", 29_532, 9, 2_342_846_699),
     ] {
-        let trace = read(&crate::options::recorded(name), None).unwrap().trace;
+        let trace = read(&crate::options::recorded(name), Request::default())
+            .unwrap()
+            .trace;
         assert_eq!(trace.name, name);
         assert_eq!((trace.events.len(), trace.streams), (operations, streams));
         assert_eq!(trace.requested_peak, requested_peak);
@@ -203,14 +226,14 @@ fn the_recorded_traces_are_what_was_measured() {
 }
 
 #[test]
-fn one_trace_is_the_same_in_every_format() {
+fn trace_is_the_same_in_every_format() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces/samples");
     let named = |file: &str| Recording {
         trace: Trace {
             name: "serve".to_owned(),
-            ..read(&folder.join(file), None).unwrap().trace
+            ..read(&folder.join(file), Request::default()).unwrap().trace
         },
-        ..read(&folder.join(file), None).unwrap()
+        ..read(&folder.join(file), Request::default()).unwrap()
     };
     let native = named("serve.csv");
     assert_eq!((native.trace.events.len(), native.trace.streams), (600, 2));
@@ -233,11 +256,11 @@ fn one_trace_is_the_same_in_every_format() {
 }
 
 #[test]
-fn a_snapshot_that_ends_too_early_is_named() {
+fn truncated_snapshot_is_named() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/traces/samples");
     let whole = std::fs::read(folder.join("serve_torch.pickle.gz")).unwrap();
     let cut = Scratch::new("cut.pickle.gz", &whole[..whole.len() / 2]);
-    let error = read(&cut.0, None).unwrap_err();
+    let error = read(&cut.0, Request::default()).unwrap_err();
     let error = error.downcast_ref::<TraceError>().unwrap();
     assert!(matches!(
         error.fault,

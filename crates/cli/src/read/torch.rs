@@ -1,113 +1,179 @@
 //! Snapshots of PyTorch's caching allocator: what `torch.cuda.memory._dump_snapshot` writes, a pickle.
 //!
-//! Of `device_traces` the events `alloc` and `free_requested` are replayed, since that is when the
-//! program asks for memory and when it gives it back. `free_completed` is when PyTorch's allocator has
-//! seen its streams pass the free: here that is the pool's business, as segments are. `segments` tell
-//! what was allocated before the recording began; that has no event, so it is counted and left out.
+//! Of `device_traces` the events `alloc` and `free_requested` are replayed: at these moments the program asks for
+//! memory and gives it back. PyTorch's allocator adds `free_completed` once its streams have passed the free; in a
+//! replay the pool does that, and it maps segments. `segments` name the blocks that were allocated before the
+//! recording began: they have no event, so they are counted and left out.
 
 use super::addresses::Addresses;
 use super::clock::{Clock, Reading};
-use super::lines::{broken, shortened};
 use super::note::Note;
-use super::{AtPlace, Recording};
-use crate::fault::{Fault, Place};
-use crate::trace::{Builder, LARGEST_SIZE, Op, Row};
-use serde::Deserialize;
-use serde_pickle::DeOptions;
-use std::io::Read;
+use super::pickle::{self, Pickle, Value, Word};
+use super::{AtLocation, Recording, Request};
+use crate::trace::fault::{Fault, Location};
+use crate::trace::limits::{ALLOCATION_BYTES, Limits};
+use crate::trace::{Builder, Op, Row};
+use std::io::BufRead;
 
-/// With what a pickle of protocol 2 or later begins; those before cannot be told from text, and are
-/// not what Python 3 writes.
-pub(super) const MAGIC: u8 = 0x80;
 /// Between events of old snapshots, which have no times.
 const APART_US: u64 = 10;
 
-/// The trace of device `device` in a snapshot, or of the first one on which anything is allocated.
+/// Parses the trace of the requested device in a snapshot, or of the first one with an allocation.
 pub(super) fn parse(
-    source: impl Read,
+    source: impl BufRead,
     name: &str,
-    device: Option<usize>,
-) -> Result<Recording, AtPlace> {
-    let whole = |fault| (Place::File, fault);
-    let snapshot = unpickled(source).map_err(whole)?;
-    let recorded = snapshot.recorded_devices();
-    let device = chosen(&recorded, device).map_err(whole)?;
-    let mut replayed = Replayed::new(&snapshot.device_traces[device]);
-    for (index, event) in snapshot.device_traces[device].iter().enumerate() {
-        let place = Place::Event { device, index };
-        let taken = replayed.take(event, place);
-        taken.map_err(|fault| (place, fault))?;
+    request: Request,
+) -> Result<Recording, AtLocation> {
+    let whole = |fault| (Location::File, fault);
+    let snapshot = Snapshot {
+        pickle: pickle::decode(source, request.limits.pickle_bytes)?,
+    };
+    let traces = snapshot.device_traces().map_err(whole)?;
+    let recorded = snapshot.recorded_devices(&traces);
+    let device = chosen(&recorded, request.device).map_err(whole)?;
+    let events = traces[device];
+    let mut replayed = Replayed::new(request.limits, snapshot.has_times(events));
+    for (index, event) in events.iter().enumerate() {
+        let location = Location::Event { device, index };
+        let event = snapshot.event(*event);
+        let taken =
+            event.and_then(|event| event.map_or(Ok(()), |event| replayed.take(event, location)));
+        taken.map_err(|fault| (location, fault))?;
     }
-    let notes = replayed.notes(&snapshot.segments, device, &recorded);
+    let earlier = snapshot.earlier(device, &replayed.addresses);
+    let notes = replayed.notes(earlier.map_err(whole)?, device, &recorded);
     let trace = replayed.builder.finish(name).map_err(whole)?;
     Ok(Recording { trace, notes })
 }
 
-/// What is read of a snapshot. Newer versions add keys, and stacks are of no use here.
-#[derive(Deserialize)]
+/// A decoded snapshot. Newer versions of PyTorch add keys, and stacks are not read.
 struct Snapshot {
-    #[serde(default)]
-    segments: Vec<Segment>,
-    device_traces: Vec<Vec<Event>>,
+    pickle: Pickle,
 }
 
-#[derive(Deserialize)]
-struct Segment {
-    #[serde(default)]
-    device: usize,
-    address: i64,
-    blocks: Vec<BlockOfSegment>,
-}
-
-/// Blocks tile their segment.
-#[derive(Deserialize)]
-struct BlockOfSegment {
-    size: u64,
-    state: String,
-}
-
-/// An `oom` has no `addr`, and in old snapshots nothing has a time.
-#[derive(Deserialize)]
+/// An allocation, or the request to free it.
+#[derive(Clone, Copy, Debug)]
 struct Event {
-    action: String,
-    addr: Option<i64>,
-    size: Option<i64>,
-    stream: Option<i64>,
+    op: Op,
+    address: u64,
+    bytes: u64,
+    stream: u64,
     time_us: Option<u64>,
 }
 
-impl Event {
-    fn op(&self) -> Option<Op> {
-        match self.action.as_str() {
-            "alloc" => Some(Op::Allocate),
-            "free_requested" => Some(Op::Free),
+impl Snapshot {
+    /// Returns the events of each device.
+    fn device_traces(&self) -> Result<Vec<&[Value]>, Fault> {
+        let traces = self.pickle.get(self.pickle.root(), Word::DeviceTraces);
+        let traces = traces.and_then(|traces| self.pickle.items(traces));
+        let traces = traces.ok_or_else(|| unlike("it has no list `device_traces`"))?;
+        let events = traces.iter().map(|events| self.pickle.items(*events));
+        let events: Option<Vec<_>> = events.collect();
+        events.ok_or_else(|| unlike("an item of `device_traces` is no list"))
+    }
+
+    fn op(&self, event: Value) -> Option<Op> {
+        match self.pickle.get(event, Word::Action)? {
+            Value::Word(Word::Alloc) => Some(Op::Allocate),
+            Value::Word(Word::FreeRequested) => Some(Op::Free),
             _ => None,
         }
     }
-}
 
-impl Snapshot {
-    fn recorded_devices(&self) -> Vec<usize> {
-        let has_any = |events: &[Event]| events.iter().any(|event| event.action == "alloc");
-        let devices = self.device_traces.iter().enumerate();
-        let recorded = devices.filter(|(_, events)| has_any(events));
+    fn recorded_devices(&self, traces: &[&[Value]]) -> Vec<usize> {
+        let is_alloc = |event: &Value| self.op(*event) == Some(Op::Allocate);
+        let recorded = traces.iter().enumerate();
+        let recorded = recorded.filter(|(_, events)| events.iter().any(is_alloc));
         recorded.map(|(device, _)| device).collect()
+    }
+
+    /// Whether each event that is replayed has a time.
+    fn has_times(&self, events: &[Value]) -> bool {
+        let mut replayed = events.iter().filter(|event| self.op(**event).is_some());
+        replayed.all(|event| self.pickle.get(*event, Word::TimeUs).is_some())
+    }
+
+    /// Returns an event; `None` for one that is not replayed.
+    fn event(&self, event: Value) -> Result<Option<Event>, Fault> {
+        if self.pickle.get(event, Word::Action).is_none() {
+            return Err(unlike("an event has no `action`"));
+        }
+        let Some(op) = self.op(event) else {
+            return Ok(None);
+        };
+        let time = self.pickle.get(event, Word::TimeUs);
+        let time_us = time.map(|_| self.number(event, "time_us", Word::TimeUs));
+        Ok(Some(Event {
+            op,
+            time_us: time_us.transpose()?.map(|time_us| time_us as u64),
+            address: self.number(event, "addr", Word::Addr)? as u64,
+            stream: self.number(event, "stream", Word::Stream)? as u64,
+            bytes: size(self.number(event, "size", Word::Size)?)?,
+        }))
+    }
+
+    fn number(&self, event: Value, key: &'static str, word: Word) -> Result<i64, Fault> {
+        let found = match self.pickle.get(event, word) {
+            Some(Value::Int(number)) => return Ok(number),
+            Some(_) => "of another type",
+            None => "missing",
+        };
+        Err(Fault::Value {
+            key,
+            found: found.to_owned(),
+            expected: "a whole number in each `alloc` and `free_requested`",
+        })
+    }
+
+    /// Returns the number and the bytes of the blocks of a device that are used but have no event.
+    fn earlier(&self, device: usize, addresses: &Addresses) -> Result<(u64, u64), Fault> {
+        let (mut count, mut bytes) = (0, 0_u64);
+        let Some(segments) = self.pickle.get(self.pickle.root(), Word::Segments) else {
+            return Ok((0, 0));
+        };
+        let segments = self.pickle.items(segments);
+        for segment in segments.ok_or_else(|| unlike("`segments` is no list"))? {
+            let number = |value, word| match self.pickle.get(value, word) {
+                Some(Value::Int(number)) => Some(number as u64),
+                _ => None,
+            };
+            if number(*segment, Word::Device).unwrap_or(0) != device as u64 {
+                continue;
+            }
+            let blocks = self.pickle.get(*segment, Word::Blocks);
+            let blocks = blocks.and_then(|blocks| self.pickle.items(blocks));
+            let (Some(mut address), Some(blocks)) = (number(*segment, Word::Address), blocks)
+            else {
+                return Err(unlike("a segment has no `address` or no list `blocks`"));
+            };
+            for block in blocks {
+                let size = number(*block, Word::Size);
+                let size = size.ok_or_else(|| unlike("a block has no `size`"))?;
+                let used = Some(Value::Word(Word::ActiveAllocated));
+                if self.pickle.get(*block, Word::State) == used && !addresses.is_live(address) {
+                    count += 1;
+                    bytes = bytes.saturating_add(size);
+                }
+                address = address.wrapping_add(size);
+            }
+        }
+        Ok((count, bytes))
     }
 }
 
-fn unpickled(source: impl Read) -> Result<Snapshot, Fault> {
-    // PyTorch shares stacks between events. What is shared within something shared is given once
-    // only, and is taken for a recursion after that; stacks are not looked at, so anything will do.
-    let options = DeOptions::new().replace_recursive_structures();
-    serde_pickle::from_reader(source, options).map_err(|error| match error {
-        serde_pickle::Error::Io(error) => broken(&error),
-        serde_pickle::Error::Eval(..) => Fault::Pickle {
-            reason: shortened(&error.to_string()),
-        },
-        serde_pickle::Error::Syntax(code) => Fault::Snapshot {
-            reason: shortened(&code.to_string()),
-        },
-    })
+fn unlike(reason: &str) -> Fault {
+    let reason = reason.to_owned();
+    Fault::Snapshot { reason }
+}
+
+fn size(value: i64) -> Result<u64, Fault> {
+    let size = u64::try_from(value).ok();
+    size.filter(|size| *size <= ALLOCATION_BYTES)
+        .ok_or_else(|| Fault::Value {
+            key: "size",
+            found: value.to_string(),
+            expected: "bytes, of 2^48 at most",
+        })
 }
 
 fn chosen(recorded: &[usize], wish: Option<usize>) -> Result<usize, Fault> {
@@ -125,8 +191,7 @@ fn listed(devices: &[usize]) -> String {
     devices.join(", ")
 }
 
-/// The events of a device as far as they were taken.
-#[derive(Default)]
+/// The events of a device that were taken so far.
 struct Replayed {
     builder: Builder,
     addresses: Addresses,
@@ -138,28 +203,36 @@ struct Replayed {
 }
 
 impl Replayed {
-    fn new(events: &[Event]) -> Self {
-        let mut replayed = events.iter().filter(|event| event.op().is_some());
+    fn new(limits: Limits, has_times: bool) -> Self {
         Self {
-            has_times: replayed.all(|event| event.time_us.is_some()),
-            ..Self::default()
+            builder: Builder::new(limits),
+            addresses: Addresses::default(),
+            clock: Clock::default(),
+            has_times,
+            taken: 0,
+            unknown_frees: 0,
+            empty: 0,
         }
     }
 
-    fn take(&mut self, event: &Event, place: Place) -> Result<(), Fault> {
-        let Some(op) = event.op() else {
-            return Ok(());
+    fn take(&mut self, event: Event, location: Location) -> Result<(), Fault> {
+        let time_us = match event.time_us {
+            Some(time_us) if self.has_times => self.clock.advance(Reading::Since(time_us))?,
+            _ => self.taken * APART_US,
         };
-        let time_us = self.time(event)?;
-        let address = present("addr", event.addr)? as u64;
-        let stream = present("stream", event.stream)? as u64;
-        let bytes = size(present("size", event.size)?)?;
+        let Event {
+            op,
+            address,
+            bytes,
+            stream,
+            ..
+        } = event;
+        if bytes == 0 {
+            self.empty += 1;
+            return Ok(());
+        }
         let id = match op {
-            _ if bytes == 0 => {
-                self.empty += 1;
-                return Ok(());
-            }
-            Op::Allocate => self.addresses.allocate(address, bytes, place)?,
+            Op::Allocate => self.addresses.allocate(address, bytes, location)?,
             Op::Free => match self.addresses.free(address) {
                 Some(live) => live.id,
                 None => {
@@ -168,45 +241,22 @@ impl Replayed {
                 }
             },
         };
-        self.push(op, id, bytes, stream, time_us)
-    }
-
-    fn push(
-        &mut self,
-        op: Op,
-        id: u64,
-        bytes: u64,
-        stream: u64,
-        time_us: u64,
-    ) -> Result<(), Fault> {
         self.taken += 1;
         self.builder.push(Row {
             line: self.taken,
             time_us,
             op,
             id,
-            // Some versions have the size that was asked for at the one, and the rounded one at the
-            // other.
+            // Some versions repeat the size that was asked for, and others the rounded one.
             bytes: if op == Op::Free { 0 } else { bytes },
             stream,
         })
     }
 
-    fn time(&mut self, event: &Event) -> Result<u64, Fault> {
-        match event.time_us {
-            Some(time_us) if self.has_times => self.clock.advance(Reading::Since(time_us)),
-            _ => Ok(self.taken * APART_US),
-        }
-    }
-
-    fn notes(&self, segments: &[Segment], device: usize, recorded: &[usize]) -> Vec<Note> {
-        let (blocks, bytes) = self.earlier(segments, device);
-        let others: Vec<_> = recorded
-            .iter()
-            .copied()
-            .filter(|at| *at != device)
-            .collect();
-        let others = listed(&others);
+    fn notes(&self, earlier: (u64, u64), device: usize, recorded: &[usize]) -> Vec<Note> {
+        let (blocks, bytes) = earlier;
+        let others = recorded.iter().copied().filter(|at| *at != device);
+        let others = listed(&others.collect::<Vec<_>>());
         let (frees, empty) = (self.unknown_frees, self.empty);
         let notes = [
             (recorded.len() > 1, Note::OneDevice { device, others }),
@@ -218,41 +268,6 @@ impl Replayed {
         let said = notes.into_iter().filter(|(is_so, _)| *is_so);
         said.map(|(_, note)| note).collect()
     }
-
-    /// How many blocks of `segments` are used that no event allocated, and their bytes.
-    fn earlier(&self, segments: &[Segment], device: usize) -> (u64, u64) {
-        let (mut blocks, mut bytes) = (0, 0_u64);
-        for segment in segments.iter().filter(|segment| segment.device == device) {
-            let mut address = segment.address as u64;
-            for block in &segment.blocks {
-                let is_used = block.state == "active_allocated";
-                if is_used && !self.addresses.is_live(address) {
-                    blocks += 1;
-                    bytes = bytes.saturating_add(block.size);
-                }
-                address = address.wrapping_add(block.size);
-            }
-        }
-        (blocks, bytes)
-    }
-}
-
-fn present(key: &'static str, value: Option<i64>) -> Result<i64, Fault> {
-    value.ok_or_else(|| Fault::Value {
-        key,
-        found: "missing".to_owned(),
-        expected: "it in each `alloc` and `free_requested`",
-    })
-}
-
-fn size(value: i64) -> Result<u64, Fault> {
-    let size = u64::try_from(value).ok();
-    size.filter(|size| *size <= LARGEST_SIZE)
-        .ok_or_else(|| Fault::Value {
-            key: "size",
-            found: value.to_string(),
-            expected: "bytes, of 2^48 at most",
-        })
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 use super::*;
+use crate::read::Request;
 use crate::trace::{Kind, Trace};
 use std::time::Duration;
 
-fn read(rows: &str) -> Result<Recording, AtPlace> {
+fn read(rows: &str) -> Result<Recording, AtLocation> {
     let text = format!("{HEADER}\n{rows}");
-    super::super::parse(text.as_bytes(), "log", None)
+    super::super::parse(text.as_bytes(), "log", Request::default())
 }
 
 fn trace(rows: &str) -> Trace {
@@ -14,7 +15,7 @@ fn trace(rows: &str) -> Trace {
 }
 
 #[test]
-fn a_log_is_read_with_its_streams_and_times() {
+fn log_is_read_with_its_streams_and_times() {
     let trace = trace(
         "140573,11:53:05.642000,allocate,0x7f8a40000000,1024,0x2\n\
          140574,11:53:05.642500,allocate,0x7f8a40000400,2048,0\n\
@@ -30,14 +31,14 @@ fn a_log_is_read_with_its_streams_and_times() {
 }
 
 #[test]
-fn a_pointer_that_is_used_again_is_another_allocation() {
+fn pointer_that_is_used_again_is_another_allocation() {
     let trace = trace("1,5,allocate,7f00,8,0\n1,6,free,7f00,8,0\n1,7,allocate,0x7f00,16,0\n");
     assert_eq!(trace.allocations, 2);
     assert_eq!(trace.events[2].kind, Kind::Allocate { id: 1, bytes: 16 });
 }
 
 #[test]
-fn midnight_and_lines_that_a_thread_wrote_late_are_passed() {
+fn midnight_and_late_lines_are_passed() {
     let trace = trace(
         "1,23:59:59:999990,allocate,0x10,8,0\n\
          1,00:00:00:000010,free,0x10,8,0\n\
@@ -48,7 +49,7 @@ fn midnight_and_lines_that_a_thread_wrote_late_are_passed() {
 }
 
 #[test]
-fn what_cannot_be_replayed_is_counted() {
+fn lines_that_cannot_be_replayed_are_counted() {
     let recording = read(
         "1,1,free,0x10,8,0\n\
          1,2,free,0x20,8,0\n\
@@ -70,9 +71,9 @@ fn what_cannot_be_replayed_is_counted() {
 }
 
 #[test]
-fn a_log_of_which_nothing_can_be_replayed_is_no_trace() {
+fn log_without_replayable_lines_is_refused() {
     for rows in ["", "1,1,free,0x10,8,0\n1,2,free,0x20,8,0\n"] {
-        assert_eq!(read(rows).unwrap_err(), (Place::Line(1), Fault::Empty));
+        assert_eq!(read(rows).unwrap_err(), (Location::Line(1), Fault::Empty));
     }
 }
 
@@ -96,14 +97,14 @@ fn every_malformed_line_is_named() {
         ("1,9,allocate,0x20,8", "5 fields, expected the 6"),
         ("1,9,allocate,0x20,8,0,7", "7 fields, expected the 6"),
     ] {
-        let (place, fault) = read(&format!("1,8,allocate,0x10,8,0\n{row}\n")).unwrap_err();
-        assert_eq!(place, Place::Line(3), "{row}");
+        let (location, fault) = read(&format!("1,8,allocate,0x10,8,0\n{row}\n")).unwrap_err();
+        assert_eq!(location, Location::Line(3), "{row}");
         let message = fault.to_string();
         assert!(message.contains(wrong), "{row}: {message}");
         assert!(message.contains("expected"), "{message}");
     }
     let rows = "1,9000000,allocate,0x10,8,0\n1,10,free,0x10,8,0\n";
-    let (place, fault) = read(rows).unwrap_err();
-    assert_eq!(place, Place::Line(3));
+    let (location, fault) = read(rows).unwrap_err();
+    assert_eq!(location, Location::Line(3));
     assert!(matches!(fault, Fault::TimeWentBack { .. }));
 }

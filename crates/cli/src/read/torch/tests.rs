@@ -7,8 +7,15 @@ fn pickled(snapshot: &Value) -> Vec<u8> {
     serde_pickle::to_vec(snapshot, Default::default()).unwrap()
 }
 
-fn read(snapshot: &Value, device: Option<usize>) -> Result<Recording, AtPlace> {
-    super::super::parse(&pickled(snapshot)[..], "snapshot", device)
+fn read(snapshot: &Value, device: Option<usize>) -> Result<Recording, AtLocation> {
+    super::super::parse(&pickled(snapshot)[..], "snapshot", request(device))
+}
+
+fn request(device: Option<usize>) -> Request {
+    Request {
+        device,
+        ..Request::default()
+    }
 }
 
 fn event(action: &str, addr: u64, size: u64, stream: u64, time_us: u64) -> Value {
@@ -26,7 +33,7 @@ fn trace(events: &[Value]) -> Trace {
 }
 
 #[test]
-fn allocations_and_requests_to_free_are_replayed_and_nothing_else() {
+fn only_allocations_and_requests_to_free_are_replayed() {
     let trace = trace(&[
         event("segment_alloc", 0x1000, 4096, 7, 100),
         event("alloc", 0x1000, 512, 7, 101),
@@ -55,7 +62,7 @@ fn allocations_and_requests_to_free_are_replayed_and_nothing_else() {
 }
 
 #[test]
-fn without_times_events_are_spaced_evenly() {
+fn events_without_times_are_spaced_evenly() {
     let untimed = |mut event: Value| {
         event.as_object_mut().unwrap().remove("time_us");
         event
@@ -81,7 +88,7 @@ fn without_times_events_are_spaced_evenly() {
 }
 
 #[test]
-fn what_was_there_before_the_recording_is_counted() {
+fn blocks_from_before_the_recording_are_counted() {
     let block = |size: u64, state: &str| json!({"size": size, "state": state});
     let of = |device: u64| {
         json!({"device": device, "address": 0x1000, "blocks": [
@@ -111,7 +118,7 @@ fn what_was_there_before_the_recording_is_counted() {
 }
 
 #[test]
-fn the_device_is_the_first_that_allocates_or_the_one_that_is_asked_for() {
+fn device_is_the_first_that_allocates_or_the_requested_one() {
     let alloc = |size| event("alloc", 0x1000, size, 0, 1);
     let snapshot = json!({"device_traces": [
         [event("snapshot", 0, 0, 0, 1)],
@@ -126,8 +133,8 @@ fn the_device_is_the_first_that_allocates_or_the_one_that_is_asked_for() {
         assert_eq!(recording.notes, [Note::OneDevice { device, others }]);
     }
     for device in [0, 2, 9] {
-        let (place, fault) = read(&snapshot, Some(device)).unwrap_err();
-        assert_eq!(place, Place::File);
+        let (location, fault) = read(&snapshot, Some(device)).unwrap_err();
+        assert_eq!(location, Location::File);
         let message = fault.to_string();
         assert!(
             message.contains("expected one of the devices 1, 3"),
@@ -137,12 +144,12 @@ fn the_device_is_the_first_that_allocates_or_the_one_that_is_asked_for() {
     let nothing = of_one_device(&[event("snapshot", 0, 0, 0, 1)]);
     assert_eq!(
         read(&nothing, None).unwrap_err(),
-        (Place::File, Fault::NoRecording)
+        (Location::File, Fault::NoRecording)
     );
 }
 
 #[test]
-fn every_malformed_event_is_named_as_python_indexes_it() {
+fn malformed_event_is_named_as_python_indexes_it() {
     let sound = event("alloc", 0x1000, 512, 0, 2_000_000);
     for (wrong, message) in [
         (
@@ -163,12 +170,18 @@ fn every_malformed_event_is_named_as_python_indexes_it() {
             "size is missing",
         ),
         (
+            json!({"action": "alloc", "addr": "here", "stream": 0, "time_us": 2_000_001}),
+            "addr is of another type",
+        ),
+        (json!({"addr": 7}), "an event has no `action`"),
+        (json!(7), "an event has no `action`"),
+        (
             json!({"action": "alloc", "addr": 1, "size": -1, "stream": 0, "time_us": 2_000_001}),
             "size is -1",
         ),
     ] {
-        let (place, fault) = read(&of_one_device(&[sound.clone(), wrong]), None).unwrap_err();
-        assert_eq!(place.to_string(), "device_traces[0][1]");
+        let (location, fault) = read(&of_one_device(&[sound.clone(), wrong]), None).unwrap_err();
+        assert_eq!(location.to_string(), "device_traces[0][1]");
         let shown = fault.to_string();
         assert!(shown.contains(message), "{shown}");
         assert!(shown.contains("expected"), "{shown}");
@@ -176,23 +189,22 @@ fn every_malformed_event_is_named_as_python_indexes_it() {
 }
 
 #[test]
-fn a_pickle_of_something_else_is_no_snapshot() {
+fn pickle_of_something_else_is_refused() {
     for other in [
         json!([1, 2]),
         json!("snapshot"),
         json!({"segments": []}),
         json!({"device_traces": 7}),
-        of_one_device(&[json!({"addr": 7})]),
-        of_one_device(&[json!({"action": "alloc", "addr": "here"})]),
+        json!({"device_traces": [7]}),
     ] {
-        let (place, fault) = read(&other, None).unwrap_err();
-        assert_eq!(place, Place::File);
+        let (location, fault) = read(&other, None).unwrap_err();
+        assert!(matches!(location, Location::File | Location::Event { .. }));
         assert!(matches!(fault, Fault::Snapshot { .. }), "{other}: {fault}");
         assert!(fault.to_string().contains("_dump_snapshot"), "{fault}");
     }
 }
 
-/// One snapshot of two events with a stack that they share, as `pickle.dumps` of Python 3.11 writes it.
+/// One snapshot of two events with a shared stack, as `pickle.dumps` of Python 3.11 writes it.
 const PROTOCOLS: [(u8, &[u8]); 4] = [
     (
         2,
@@ -245,8 +257,8 @@ const PROTOCOLS: [(u8, &[u8]); 4] = [
 #[test]
 fn every_protocol_from_two_on_is_read() {
     for (protocol, pickle) in PROTOCOLS {
-        assert_eq!(pickle[..2], [MAGIC, protocol]);
-        let recording = super::super::parse(pickle, "snapshot", None).unwrap();
+        assert_eq!(pickle[..2], [pickle::MAGIC, protocol]);
+        let recording = super::super::parse(pickle, "snapshot", Request::default()).unwrap();
         assert_eq!(recording.notes, []);
         assert_eq!(recording.trace.requested_peak, 70_000);
         assert_eq!(recording.trace.duration, Duration::from_micros(7));
@@ -254,12 +266,12 @@ fn every_protocol_from_two_on_is_read() {
 }
 
 #[test]
-fn a_pickle_cut_anywhere_is_damaged() {
+fn pickle_that_is_cut_anywhere_is_refused() {
     for (_, pickle) in PROTOCOLS {
         for length in 1..pickle.len() {
-            let cut = super::super::parse(&pickle[..length], "snapshot", None);
-            let (place, fault) = cut.unwrap_err();
-            assert_eq!(place, Place::File);
+            let cut = super::super::parse(&pickle[..length], "snapshot", Request::default());
+            let (location, fault) = cut.unwrap_err();
+            assert_eq!(location, Location::Byte(length as u64));
             assert!(matches!(fault, Fault::Pickle { .. }), "{length}: {fault}");
             assert!(fault.to_string().len() < 200, "{fault}");
         }
@@ -267,14 +279,16 @@ fn a_pickle_cut_anywhere_is_damaged() {
 }
 
 #[test]
-fn a_pickle_with_any_byte_changed_is_read_or_refused_with_a_reason() {
+fn pickle_with_a_changed_byte_is_read_or_refused_with_a_reason() {
     let mut refused = 0;
     for (_, pickle) in PROTOCOLS {
         for at in 1..pickle.len() {
             for change in [0x01, 0x10, 0x80, 0xff] {
                 let mut changed = pickle.to_vec();
                 changed[at] ^= change;
-                if let Err((_, fault)) = super::super::parse(&changed[..], "snapshot", None) {
+                if let Err((_, fault)) =
+                    super::super::parse(&changed[..], "snapshot", Request::default())
+                {
                     assert!(fault.to_string().contains("expected"), "{fault}");
                     refused += 1;
                 }

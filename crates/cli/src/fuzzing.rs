@@ -1,0 +1,84 @@
+//! The entry points of the fuzz targets in `fuzz/`, one for each format of a trace.
+//!
+//! Each function reads its input as the contents of a file, within small limits, and panics if the trace that comes of
+//! it breaks a promise. `cargo test` runs them over the corpora of `fuzz/corpus` and over mutations of their entries;
+//! `cargo +nightly fuzz run csv` (or `rmm`, `pickle`, `gzip`) at the root of the repository searches for more.
+
+use crate::read::{self, Request};
+use crate::trace::limits::Limits;
+use crate::trace::{Kind, Trace};
+use std::time::Duration;
+
+/// Small enough that no input takes long, and large enough that real ones are read.
+const REQUEST: Request = Request {
+    device: None,
+    limits: Limits {
+        file_bytes: 1 << 20,
+        events: 20_000,
+        streams: 64,
+        pickle_bytes: 8 << 20,
+    },
+};
+
+/// Reads `data` as a file of any format, and returns the number of its events.
+///
+/// # Errors
+/// When it is no trace.
+pub fn file(data: &[u8]) -> Result<usize, String> {
+    let recording = read::parse_any(data, REQUEST)?;
+    check(&recording.trace);
+    Ok(recording.trace.events.len())
+}
+
+/// Reads `data` as the rows of a CSV trace.
+///
+/// # Errors
+/// When it is no trace.
+pub fn csv(data: &[u8]) -> Result<usize, String> {
+    file(&[b"time_us,op,id,bytes,stream\n", data].concat())
+}
+
+/// Reads `data` as the rows of a log of RMM.
+///
+/// # Errors
+/// When it is no trace.
+pub fn rmm(data: &[u8]) -> Result<usize, String> {
+    file(&[b"Thread,Time,Action,Pointer,Size,Stream\n", data].concat())
+}
+
+/// Reads `data` as a pickle behind its first byte.
+///
+/// # Errors
+/// When it is no trace.
+pub fn pickle(data: &[u8]) -> Result<usize, String> {
+    file(&[b"\x80", data].concat())
+}
+
+/// Reads `data` as a gzip file behind its first two bytes.
+///
+/// # Errors
+/// When it is no trace.
+pub fn gzip(data: &[u8]) -> Result<usize, String> {
+    file(&[b"\x1f\x8b", data].concat())
+}
+
+/// Panics unless `trace` can be replayed: its events are in order, and each free follows its allocation, once.
+fn check(trace: &Trace) {
+    let mut live = vec![None; trace.allocations];
+    let (mut now, mut requested, mut peak) = (Duration::ZERO, 0, 0);
+    for event in &trace.events {
+        assert!(event.stream < trace.streams, "{event:?}");
+        assert!(event.time >= now, "{event:?}");
+        now = event.time;
+        match event.kind {
+            Kind::Allocate { id, bytes } => {
+                assert_eq!(live[id].replace(bytes), None, "{event:?}");
+                requested += bytes;
+                peak = peak.max(requested);
+            }
+            Kind::Free { id } => requested -= live[id].take().expect("a live allocation"),
+        }
+    }
+    assert_eq!(peak, trace.requested_peak);
+    assert!(!trace.events.is_empty());
+}

@@ -1,0 +1,183 @@
+//! The command line: which traces are replayed, under which settings, and what is printed.
+
+mod names;
+mod policy;
+mod target;
+mod values;
+
+use crate::trace::limits;
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+pub(crate) use names::{OrderName, RemappingName, UpstreamName};
+pub(crate) use policy::{Conditions, Policy};
+use std::path::PathBuf;
+pub(crate) use target::{DeviceName, Pace, Target};
+
+/// The traces of the repository.
+const RECORDED: [&str; 3] = ["llama_serve", "bert_train", "resnet_serve"];
+
+/// Returns the file of a trace of the repository.
+pub(crate) fn recorded(name: &str) -> PathBuf {
+    let traces = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/traces");
+    PathBuf::from(traces).join(format!("{name}.csv.gz"))
+}
+
+/// Tools for weirpool, a stream-ordered GPU memory pool. Without a command, it replays the recorded traces of the
+/// repository.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "weirpool", version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+/// A command with its options.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Command {
+    Replay(Box<Replay>),
+    Frontier(Box<Frontier>),
+}
+
+impl Cli {
+    /// Returns the command of the arguments, or ends the process with what is wrong about them.
+    pub(crate) fn command_or_exit() -> Command {
+        Self::checked(Self::parse()).unwrap_or_else(|error| error.exit())
+    }
+
+    fn checked(self) -> Result<Command, clap::Error> {
+        match self.command {
+            None => Ok(Command::Replay(Box::new(Replay::parse_from(["replay"])))),
+            Some(Command::Frontier(frontier)) => Ok(Command::Frontier(frontier)),
+            Some(Command::Replay(replay)) => replay.checked().map(Box::new).map(Command::Replay),
+        }
+    }
+}
+
+/// Replays recorded allocations through the pool, on the simulated device or on a GPU.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "replay", after_help = limits::HELP)]
+pub(crate) struct Replay {
+    #[command(flatten)]
+    pub(crate) source: Source,
+
+    #[command(flatten)]
+    pub(crate) target: Target,
+
+    #[command(flatten)]
+    pub(crate) policy: Policy,
+
+    /// Prints one JSON object for each trace, each on one line
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Draws reserved, used, pending and requested bytes over time; with several traces, one picture for each, named
+    /// after the trace (FILE.TRACE.svg)
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+
+    /// Does what `weirpool frontier --plot FILE.svg` does
+    #[arg(
+        long,
+        value_name = "FILE.svg",
+        conflicts_with_all = ["plot", "record", "handle", "order", "remapping", "upstream"]
+    )]
+    pub(crate) frontier: Option<PathBuf>,
+}
+
+/// Replays each trace with chunks of 2 to 64 MiB: growing first (remapping for a share of the time, always, or never),
+/// waiting first, and in plain memory. Prints reserved over requested memory and the device time of each, on the
+/// simulated device.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "frontier", after_help = limits::HELP)]
+pub(crate) struct Frontier {
+    #[command(flatten)]
+    pub(crate) source: Source,
+
+    #[command(flatten)]
+    pub(crate) conditions: Conditions,
+
+    /// Prints one JSON object for each replay, each on one line
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Draws memory against device time
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+/// The traces to replay.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Source {
+    /// Traces, plain or gzip: CSV as the recorded ones, logs of RMM's logging_resource_adaptor, or snapshots of PyTorch
+    /// (torch.cuda.memory._dump_snapshot) [default: the three recorded traces of the repository]
+    pub(crate) paths: Vec<PathBuf>,
+
+    /// The device of a PyTorch snapshot whose events are replayed [default: the first with an allocation]
+    #[arg(long, value_name = "N")]
+    pub(crate) trace_device: Option<usize>,
+
+    /// Replays a generated trace instead of files
+    #[arg(long, value_name = "TRACE", conflicts_with_all = ["paths", "trace_device"])]
+    pub(crate) generate: Option<Generated>,
+
+    /// The number of allocations and frees to generate, up to 10 million
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10_000,
+        value_parser = clap::value_parser!(u64).range(2..=10_000_000),
+        requires = "generate"
+    )]
+    pub(crate) operations: u64,
+}
+
+/// A trace that can be generated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Generated {
+    /// Producers and consumers on different streams
+    CrossStream,
+}
+
+impl Source {
+    /// Returns the files to replay, when no trace is generated.
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
+        if self.paths.is_empty() {
+            RECORDED.map(recorded).to_vec()
+        } else {
+            self.paths.clone()
+        }
+    }
+}
+
+impl Replay {
+    /// Returns these options, if they make sense together.
+    pub(crate) fn checked(self) -> Result<Self, clap::Error> {
+        let conditions = &self.policy.conditions;
+        let (has_lag, verifies) = (!conditions.lag.is_zero(), conditions.verify.is_some());
+        let checked = self.target.check(has_lag, verifies);
+        let checked = checked.and_then(|()| self.check_record());
+        let checked = checked.and_then(|()| self.check_frontier());
+        let refusal = |reason| Self::command().error(ErrorKind::ArgumentConflict, reason);
+        checked.map_err(refusal).map(|()| self)
+    }
+
+    fn check_record(&self) -> Result<(), &'static str> {
+        let is_one = self.source.generate.is_some() || self.source.paths.len() == 1;
+        match &self.policy.record {
+            Some(_) if !is_one => Err("--record takes one trace, or --generate"),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_frontier(&self) -> Result<(), &'static str> {
+        match &self.frontier {
+            Some(_) if self.target.is_cuda() => Err(
+                "--frontier needs --device sim: there a replay gives the same figures each time",
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,335 @@
+//! Damaged and hostile files, extreme options, and broken outputs: each ends the command with an error and exit code 1
+//! (2 for options), or is of no consequence. None makes it panic, run for ever or use the memory of the host.
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+const TRACE: &str = "time_us,op,id,bytes,stream\n0,a,1,4096,0\n9,f,1,0,0\n";
+
+/// A folder of one test, removed when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let name = format!("weirpool-cli-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        let path = self.0.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn weirpool() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weirpool"));
+    command.arg("replay");
+    command
+}
+
+fn replay(file: &Path, arguments: &[&str]) -> Output {
+    weirpool().arg(file).args(arguments).output().unwrap()
+}
+
+/// The message with which the replay of a file fails.
+fn refusal(file: &Path, arguments: &[&str]) -> String {
+    let output = replay(file, arguments);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert_eq!(message.lines().count(), 1, "{message}");
+    let name = file.file_name().unwrap().to_string_lossy();
+    assert!(message.contains(&*name), "{message}");
+    message
+}
+
+/// Compresses `pieces` of content.
+fn gzip(pieces: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    for piece in pieces {
+        encoder.write_all(piece.as_ref()).unwrap();
+    }
+    encoder.finish().unwrap()
+}
+
+/// A snapshot of one allocation, with a further key whose value is `extra`.
+fn snapshot(extra: &[u8]) -> Vec<u8> {
+    let mut pickle = b"\x80\x02}(X\x05\x00\x00\x00extra".to_vec();
+    pickle.extend(extra);
+    pickle.extend(b"X\x0d\x00\x00\x00device_traces](](}(");
+    pickle.extend(b"X\x06\x00\x00\x00actionX\x05\x00\x00\x00allocX\x04\x00\x00\x00addrK\x01");
+    pickle.extend(b"X\x04\x00\x00\x00sizeK\x08X\x06\x00\x00\x00streamK\x00ueeu.");
+    pickle
+}
+
+#[test]
+fn deep_pickle_does_not_overflow_the_stack() {
+    let folder = Folder::new("deep");
+    let nested = |depth, open: &[u8], bottom: &[u8], close: &[u8]| {
+        [&open.repeat(depth), bottom, &close.repeat(depth)[..]].concat()
+    };
+    for (name, extra) in [
+        (
+            "dictionaries",
+            nested(30_000, b"}X\x01\x00\x00\x00k", b"N", b"s"),
+        ),
+        ("tuples", nested(150_000, b"(", b"N", b"t")),
+        ("lists", nested(1_000_000, b"]", b"N", b"a")),
+    ] {
+        let file = folder.file(&format!("{name}.pickle.gz"), &gzip([snapshot(&extra)]));
+        let output = replay(&file, &["--json"]);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{name}: {message}");
+        assert!(output.stdout.starts_with(b"{"), "{name}");
+    }
+}
+
+#[test]
+fn file_that_inflates_without_end_is_refused() {
+    let folder = Folder::new("bombs");
+    let megabyte = |byte| vec![byte; 1 << 20];
+    let repeated = |byte| std::iter::repeat_n(megabyte(byte), 3);
+    for (name, start, byte) in [
+        ("field", &b"time_us,op,id,bytes,stream\n0,a,"[..], b'7'),
+        ("commas", b"time_us,op,id,bytes,stream\n", b','),
+        ("header", b"", b'h'),
+        ("zeros", b"", 0),
+    ] {
+        let pieces = std::iter::once(start.to_vec()).chain(repeated(byte));
+        let file = folder.file(&format!("{name}.csv.gz"), &gzip(pieces));
+        let message = refusal(&file, &[]);
+        assert!(
+            message.contains("the line is longer than 4096 bytes"),
+            "{message}"
+        );
+        assert!(
+            message.contains(".csv.gz:1: ") || message.contains(".csv.gz:2: "),
+            "{message}"
+        );
+    }
+    for (name, byte) in [("marks", b'('), ("lists", b']'), ("memos", 0x94)] {
+        let pieces = std::iter::once(b"\x80\x04N".to_vec()).chain(repeated(byte));
+        let file = folder.file(&format!("{name}.pickle.gz"), &gzip(pieces));
+        let message = refusal(&file, &[]);
+        assert!(message.contains("pickle.gz: byte "), "{message}");
+    }
+}
+
+#[test]
+fn pickled_number_of_many_digits_is_refused() {
+    let folder = Folder::new("digits");
+    let digits = [&b"L"[..], &b"7".repeat(2_000_000), b"L\n"].concat();
+    let file = folder.file("digits.pickle", &snapshot(&digits));
+    let message = refusal(&file, &[]);
+    assert!(
+        message.contains("the line is longer than 4096 bytes"),
+        "{message}"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn endless_device_is_refused() {
+    let message = refusal(Path::new("/dev/zero"), &[]);
+    assert!(
+        message.contains("/dev/zero:1: the line is longer"),
+        "{message}"
+    );
+}
+
+#[test]
+fn live_bytes_do_not_overflow() {
+    let folder = Folder::new("live");
+    let rows: String = (0..70_000)
+        .map(|id| format!("{id},a,{id},281474976710656,0\n"))
+        .collect();
+    let file = folder.file(
+        "live.csv",
+        format!("time_us,op,id,bytes,stream\n{rows}").as_bytes(),
+    );
+    let message = refusal(&file, &[]);
+    assert!(
+        message.contains("live.csv:4098: more than 1,152,921,504,606,846,976 live bytes"),
+        "{message}"
+    );
+}
+
+#[test]
+fn pauses_of_a_log_do_not_overflow() {
+    let folder = Folder::new("pauses");
+    let pause = 1_u64 << 48;
+    let rows: String = (0..70_000_u64)
+        .map(|row| format!("1,{},allocate,(nil),0,0\n", row.saturating_mul(pause)))
+        .collect();
+    let log = format!(
+        "Thread,Time,Action,Pointer,Size,Stream\n{rows}1,{},allocate,1,8,0\n",
+        u64::MAX
+    );
+    let output = replay(&folder.file("pauses.csv", log.as_bytes()), &[]);
+    assert_ne!(output.status.code(), Some(101));
+}
+
+#[test]
+fn extreme_options_are_refused() {
+    for arguments in [
+        &["--lag=18446744073709551615s"][..],
+        &["--capacity=1PiB"],
+        &["--handle=15EiB"],
+        &[
+            "--generate=cross-stream",
+            "--operations=18446744073709551615",
+        ],
+        &["--remapping=1e308"],
+    ] {
+        let output = weirpool().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(!output.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+/// A device that always refuses is not asked for ever.
+#[test]
+fn allocation_larger_than_the_device_ends_the_replay() {
+    let folder = Folder::new("huge");
+    let trace = "time_us,op,id,bytes,stream\n0,a,1,200000000000000,0\n5,f,1,0,0\n";
+    let file = folder.file("huge.csv", trace.as_bytes());
+    for upstream in ["--upstream=device", "--upstream=virtual"] {
+        for capacity in [&["--capacity=256TiB"][..], &[]] {
+            let arguments = [&[upstream, "--json"], capacity].concat();
+            let output = replay(&file, &arguments);
+            let printed = String::from_utf8(output.stdout).unwrap();
+            let has_failed = printed.contains("\"failures\":1,");
+            assert!(
+                has_failed || output.status.code() == Some(1),
+                "{arguments:?}: {printed}"
+            );
+        }
+    }
+    let output = replay(&file, &["--verify"]);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("of 16.0 GiB at most"), "{message}");
+}
+
+#[test]
+fn lane_may_keep_nothing() {
+    let folder = Folder::new("lane");
+    let file = folder.file("lane.csv", TRACE.as_bytes());
+    let output = replay(&file, &["--lane=0", "--json"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("\"lane\":0"));
+}
+
+#[test]
+fn text_has_no_device_to_choose() {
+    let folder = Folder::new("device");
+    let file = folder.file("device.csv", TRACE.as_bytes());
+    let message = refusal(&file, &["--trace-device=0"]);
+    assert!(
+        message.contains("expected a snapshot of PyTorch"),
+        "{message}"
+    );
+}
+
+#[test]
+fn traces_of_one_name_have_a_picture_each() {
+    let folder = Folder::new("names");
+    let files = ["one/serve.csv", "two/serve.csv"].map(|name| folder.file(name, TRACE.as_bytes()));
+    let plot = folder.0.join("plot.svg");
+    let plot = format!("--plot={}", plot.display());
+    let status = weirpool()
+        .args(&files)
+        .args([&plot, "--json"])
+        .output()
+        .unwrap()
+        .status;
+    assert_eq!(status.code(), Some(0));
+    for picture in ["plot.serve.svg", "plot.serve-2.svg"] {
+        assert!(folder.0.join(picture).is_file(), "{picture}");
+    }
+}
+
+#[test]
+fn bytes_behind_gzip_data_are_named_as_such() {
+    let folder = Folder::new("behind");
+    let content = [&gzip([TRACE])[..], b"and more"].concat();
+    let message = refusal(&folder.file("behind.csv.gz", &content), &[]);
+    assert!(
+        message.contains("bytes follow the end of the gzip data"),
+        "{message}"
+    );
+    let cut = gzip([TRACE]);
+    let message = refusal(&folder.file("cut.csv.gz", &cut[..cut.len() - 4]), &[]);
+    assert!(message.contains("truncated gzip"), "{message}");
+}
+
+#[cfg(unix)]
+#[test]
+fn control_characters_of_a_file_name_are_escaped() {
+    let folder = Folder::new("escapes");
+    let file = folder.file("a\u{1b}[31m.csv", b"nonsense");
+    let output = replay(&file, &[]);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        !message.contains('\u{1b}') && message.contains("a\\u{1b}[31m.csv"),
+        "{message}"
+    );
+    let sound = folder.file("b\u{1b}[31m.csv", TRACE.as_bytes());
+    let output = replay(&sound, &[]);
+    assert!(!output.stdout.contains(&0x1b));
+}
+
+#[test]
+fn closed_pipe_ends_the_command_quietly() {
+    let folder = Folder::new("pipe");
+    let file = folder.file("pipe.csv", TRACE.as_bytes());
+    let mut command = weirpool();
+    command
+        .arg(file)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.stderr, b"");
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn full_outputs_make_no_panic() {
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let folder = Folder::new("full");
+    let file = folder.file("full.csv", TRACE.as_bytes());
+    let status = weirpool().arg(&file).stdout(full()).stderr(full()).status();
+    assert_eq!(status.unwrap().code(), Some(1));
+    let missing = weirpool().arg("missing.csv").stderr(full()).status();
+    assert_eq!(missing.unwrap().code(), Some(1));
+    let output = weirpool().arg(&file).stdout(full()).output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        message.contains("standard output cannot be written"),
+        "{message}"
+    );
+}
+
+#[test]
+fn folder_is_no_trace() {
+    let folder = Folder::new("folder");
+    let message = refusal(&folder.0, &[]);
+    assert!(message.contains("cannot be read"), "{message}");
+}

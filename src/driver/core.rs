@@ -1,0 +1,182 @@
+//! The ground layer of the driver: the device, the heap behind its lock, and whether the pool is open.
+
+use super::event_log::EventLog;
+use super::{Change, Counters, Effort, Fills, MaintenanceSettings, Publish, Upstream};
+use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
+use crate::heap::policy::{Order, Reuse, WaitLimit};
+use crate::heap::{Geometry, Heap, Remapping, Totals};
+use crate::lane::{Bounds, Gate};
+use crate::measure::Waits;
+use crate::sync::{Busy, Guards, Mutex, Ordering, SharedNumber, SharedState, plain};
+use crate::trace;
+use crossbeam_utils::CachePadded;
+
+/// Bits of the gate, which is open while none is set. Every allocation and free reads it. It is written when the first
+/// request waits, when the last one leaves, and when the pool ends: its cache line stays shared among readers.
+pub(crate) mod gate {
+    /// A request waits: caches are bypassed, and `try_allocate` fails.
+    pub(crate) const WAITING: u8 = 1;
+    /// The pool is closed: it grants nothing.
+    pub(crate) const CLOSED: u8 = 2;
+    /// The device has a sticky error.
+    pub(crate) const BROKEN: u8 = 4;
+    /// A drain waits until all memory is back: caches are bypassed, and requests are still granted.
+    pub(crate) const DRAINING: u8 = 8;
+}
+
+/// The validated settings of a pool.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) geometry: Geometry,
+    /// Where memory comes from, as it was asked for.
+    pub(crate) upstream: Upstream,
+    pub(crate) kind: MemoryKind,
+    /// The pool has caches, or a release threshold above 0.
+    pub(crate) is_pooled: bool,
+    /// The alignment of every block in bytes, at least the heap's granule.
+    pub(crate) alignment: u64,
+    pub(crate) initial: u64,
+    pub(crate) lane: Bounds,
+    pub(crate) order: Order,
+    pub(crate) reuse: Reuse,
+    pub(crate) wait_limit: WaitLimit,
+    pub(crate) remapping: Remapping,
+    pub(crate) maintenance: MaintenanceSettings,
+    pub(crate) fills: Fills,
+    /// The most entries of the event log; 0 for no log.
+    pub(crate) history: usize,
+}
+
+/// The layer that all others stand on; see the [module](self).
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) device: plain::Arc<dyn Device>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) settings: Settings,
+    pub(crate) gate: Gate,
+    pub(super) publisher: plain::Arc<dyn Publish>,
+    pub(crate) counters: Counters,
+    /// How the pool's requests waited: counted by the queue.
+    pub(crate) waits: plain::Arc<Waits>,
+    pub(super) heap: Busy<Heap>,
+    /// A copy of the heap's capacity for readers without its lock. Every allocation reads it, and a resize writes it.
+    capacity: CachePadded<SharedNumber>,
+    /// A copy of the heap's reserved bytes, for readers without its lock.
+    reserved: CachePadded<SharedNumber>,
+    pub(super) event_log: Option<EventLog>,
+    fault: Mutex<Option<DeviceError>>,
+}
+
+impl Core {
+    pub(super) fn new(
+        device: plain::Arc<dyn Device>,
+        settings: Settings,
+        publisher: plain::Arc<dyn Publish>,
+    ) -> Self {
+        let capacity = settings.geometry.capacity;
+        Self {
+            capabilities: device.capabilities(),
+            gate: Gate::new(CachePadded::new(SharedState::new(0))),
+            publisher,
+            counters: Counters::new(),
+            waits: plain::Arc::default(),
+            heap: Busy::new(Guards::Heap, Heap::new(settings.geometry)),
+            capacity: CachePadded::new(SharedNumber::new(capacity)),
+            reserved: CachePadded::new(SharedNumber::new(0)),
+            event_log: EventLog::new(&device, settings.history),
+            fault: Mutex::new(Guards::Registry, None),
+            settings,
+            device,
+        }
+    }
+
+    /// Returns whether a call of that effort may make memory calls.
+    pub(super) fn may_call(&self, effort: Effort) -> bool {
+        effort != Effort::Poll || !self.capabilities.memory_calls_block
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) == 0
+    }
+
+    /// Returns whether a new request may be granted: no request waits, and the pool has not ended.
+    pub(crate) fn is_granting(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & !gate::DRAINING == 0
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::DRAINING != 0
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.gate.load(Ordering::Relaxed) & gate::CLOSED != 0
+    }
+
+    /// The most bytes that may be held from the device.
+    #[inline]
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Sets the capacity. Returns the bytes that are held, growth under way included.
+    pub(super) fn set_capacity(&self, capacity: u64) -> u64 {
+        let mut heap = self.heap.lock();
+        heap.set_capacity(capacity);
+        // Under the lock: if two threads resize, both figures are those of the later one.
+        self.capacity.store(capacity, Ordering::Relaxed);
+        let totals = heap.totals();
+        totals.reserved.current + totals.planned
+    }
+
+    /// Bytes that are held from the device.
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    /// Notes the reserved bytes, under the heap's lock, after a growth or a release.
+    pub(super) fn note_reserved(&self, heap: &Heap) {
+        let reserved = heap.totals().reserved.current;
+        self.reserved.store(reserved, Ordering::Relaxed);
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        self.heap.lock().totals()
+    }
+
+    /// Checks the invariants of the heap, in time proportional to its blocks.
+    ///
+    /// # Errors
+    /// The invariant that does not hold.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.heap.lock().check()
+    }
+
+    /// Returns the sticky error that ended the pool, if one did.
+    pub(crate) fn fault(&self) -> Option<DeviceError> {
+        if self.gate.load(Ordering::Acquire) & gate::BROKEN == 0 {
+            return None;
+        }
+        self.fault.lock().clone()
+    }
+
+    /// Notes a device error. A sticky one ends the pool, and every waiter is told.
+    pub(crate) fn note(&self, error: &DeviceError) {
+        if !error.is_sticky() {
+            return trace::device_error(error);
+        }
+        self.fault.lock().get_or_insert_with(|| error.clone());
+        let before = self.gate.fetch_or(gate::BROKEN, Ordering::AcqRel);
+        if before & gate::BROKEN == 0 {
+            trace::device_broken(error);
+        }
+        self.publisher.publish(Change::Terms);
+    }
+
+    /// Passes a device result on, and notes its error.
+    pub(crate) fn noted<T>(&self, result: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        if let Err(error) = &result {
+            self.note(error);
+        }
+        result
+    }
+}

@@ -1,0 +1,213 @@
+//! Sealing, and the order of streams: which point of a stream other streams come after.
+
+use super::HistoryEvent;
+use super::counters;
+use super::streams::Streams;
+use crate::device::{DeviceError, DeviceErrorKind};
+use crate::fault::injected;
+use crate::heap::{Fence, Fences};
+use crate::id::Ticket;
+use crate::lane::{Lane, Marker};
+use crate::sync::{Arc, assert_unlocked};
+use crate::trace;
+
+impl Streams {
+    /// Records an event on every stream that freed something no event covers. External streams were sealed when they
+    /// freed.
+    ///
+    /// # Errors
+    /// A sticky error; what was freed stays pending.
+    pub(crate) fn seal_lanes(&self) -> Result<(), DeviceError> {
+        for lane in self.lanes().iter() {
+            match self.seal_for_others(lane) {
+                Err(error) if error.is_sticky() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Seals a stream because another one wants its memory, unless the stream is external.
+    ///
+    /// # Errors
+    /// As [`seal`](Self::seal).
+    pub(super) fn seal_for_others(&self, lane: &Lane) -> Result<(), DeviceError> {
+        if lane.is_external {
+            return Ok(());
+        }
+        if lane.cache.is_dirty() {
+            lane.cache.spacing().reset();
+        }
+        self.seal(lane)
+    }
+
+    /// Records an event behind what the stream freed, if no event covers it.
+    ///
+    /// # Errors
+    /// When the device cannot; what was freed stays pending.
+    pub(crate) fn seal(&self, lane: &Lane) -> Result<(), DeviceError> {
+        if lane.cache.is_dirty() {
+            self.thin_out(lane);
+            self.noted(lane.seal(&*self.device, &self.events))?;
+        }
+        Ok(())
+    }
+
+    /// Records an event behind all work that the stream was given so far.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    pub(crate) fn mark(&self, lane: &Lane) -> Result<Arc<Marker>, DeviceError> {
+        self.thin_out(lane);
+        self.noted(lane.mark(&*self.device, &self.events))
+    }
+
+    /// Returns the stream's present point, behind all work that it was given so far. An external stream is sealed
+    /// there at once: a later caller may not seal it.
+    pub(super) fn present_point(&self, lane: &Lane) -> Ticket {
+        let point = lane.cache.open_ticket();
+        if lane.is_external {
+            // A failure is noted; no stream can be made to come after the point then.
+            let _ = self.mark(lane);
+        }
+        point
+    }
+
+    /// Returns the fences that are left before memory that was never used is available to all.
+    pub(super) fn fences_after(&self, lane: &Lane, point: Ticket) -> Fences {
+        if point == Ticket::ZERO {
+            return Fences::default();
+        }
+        lane.cache.expect_seal(point);
+        Fences::one(lane.id, point)
+    }
+
+    /// Returns a marker that proves a ticket, sealed now if it was not; `None` if the ticket is complete.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    pub(crate) fn marker_for(
+        &self,
+        lane: &Lane,
+        ticket: Ticket,
+    ) -> Result<Option<Arc<Marker>>, DeviceError> {
+        self.noted(lane.marker_for(ticket, &*self.device, &self.events))
+    }
+
+    /// Makes `lane`'s stream wait on the device for every fence, one wait for each stream. Says whether there was one.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    pub(super) fn wait_for_all(
+        &self,
+        lane: &Lane,
+        fences: impl Iterator<Item = Fence>,
+    ) -> Result<bool, DeviceError> {
+        let lanes = self.lanes();
+        let mut has_waited = false;
+        for fence in fences {
+            if let Some(donor) = lanes.find(fence) {
+                has_waited |= self.wait_for(lane, donor, fence.ticket)?;
+            }
+        }
+        Ok(has_waited)
+    }
+
+    /// Makes `lane`'s stream wait on the device for a point of `donor`'s, unless it is complete.
+    fn wait_for(&self, lane: &Lane, donor: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
+        let Some(marker) = self.marker_for(donor, ticket)? else {
+            return Ok(false);
+        };
+        self.order_behind(lane, &marker)?;
+        counters::add(&self.counters.device_waits, 1);
+        trace::device_wait(lane.id, donor.id);
+        self.write_down(|| HistoryEvent::DeviceWait {
+            stream: lane.id,
+            donor: donor.id,
+        });
+        Ok(true)
+    }
+
+    /// Makes a stream wait on the device for a marker, and remembers that it does.
+    ///
+    /// # Errors
+    /// When the device cannot; the order is then not counted on.
+    pub(crate) fn order_behind(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
+        assert_unlocked("wait");
+        if injected("clock-joined-before-the-wait") {
+            let _ = lane.timeline.join(&marker.clock);
+        }
+        self.submit_wait(lane, marker)?;
+        // After the call: see `Timeline::join`.
+        let ticket = Ticket::ZERO;
+        if lane.timeline.join(&marker.clock) {
+            let lanes = self.lanes();
+            let is_retired = |stream| lanes.find(Fence { stream, ticket }).is_none();
+            lane.timeline.drop_retired(is_retired);
+        }
+        lane.timeline.delay(marker.expected_at);
+        Ok(())
+    }
+
+    /// Submits a wait. A point of the host needs none: work submitted from now on comes after it. The host itself is
+    /// not made to wait: it comes after complete work, and awaits the rest.
+    fn submit_wait(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
+        if !marker.has_event() {
+            return Ok(());
+        }
+        if !lane.is_host() {
+            // SAFETY: the lane keeps the stream's owner; an external stream waits only in calls made with it.
+            #[allow(unsafe_code)]
+            let waits = unsafe { marker.event().delay(lane.raw) };
+            return self.noted(waits);
+        }
+        if self.noted(marker.event().is_complete())? {
+            return Ok(());
+        }
+        let reason = "the host is not made to wait for the device: await the event first";
+        let kind = DeviceErrorKind::Unsupported;
+        Err(DeviceError::new("wait", kind, reason))
+    }
+
+    /// Makes a stream come after a point at a user's request, unless it does already.
+    ///
+    /// # Errors
+    /// As [`order_behind`](Self::order_behind).
+    pub(crate) fn bring_behind(
+        &self,
+        lane: &Lane,
+        donor: &Lane,
+        marker: &Marker,
+    ) -> Result<(), DeviceError> {
+        let is_complete = donor.timeline.completed() >= marker.ticket;
+        if is_complete || lane.timeline.clock().covers(donor.fence(marker.ticket)) {
+            return Ok(());
+        }
+        self.order_behind(lane, marker)?;
+        self.publish(super::Change::Order(lane.id));
+        Ok(())
+    }
+
+    /// Makes a further stream come after the grant of a block: after every earlier use of its memory, from which only
+    /// `home`'s own order has kept it so far.
+    ///
+    /// # Errors
+    /// When the device cannot; the stream must not use the block then.
+    pub(crate) fn order_after_grant(
+        &self,
+        home: &Lane,
+        after: Ticket,
+        further: &Lane,
+    ) -> Result<(), DeviceError> {
+        let is_ordered = home.timeline.completed() >= after
+            || further.timeline.clock().covers(home.fence(after));
+        if is_ordered || injected("used-on-without-waiting-for-the-grant") {
+            return Ok(());
+        }
+        if let Some(marker) = self.marker_for(home, after)? {
+            self.order_behind(further, &marker)?;
+            self.publish(super::Change::Order(further.id));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,193 @@
+//! The registered streams: a list that is cheap to read and cheap to change.
+
+use super::figures::Retired;
+use crate::heap::Fence;
+use crate::id::StreamId;
+use crate::lane::Lane;
+use crate::sync::{Arc, plain};
+
+/// Lanes in a run at most. A change copies one run, and one reference for each other run.
+const RUN: usize = 64;
+
+/// A run of lanes, in the order of their ids.
+type Run = plain::Arc<Vec<Arc<Lane>>>;
+
+/// The lanes of all registered streams, by id. A copy is a snapshot, and costs one count.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lanes(plain::Arc<Vec<Run>>);
+
+impl Lanes {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Lane>> {
+        self.0.iter().flat_map(|run| run.iter())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    /// Returns the lane of a fence. A stream that is gone has no lane, and all its work is complete.
+    pub(super) fn find(&self, fence: Fence) -> Option<&Arc<Lane>> {
+        let run = self.0.get(self.run_of(fence.stream))?;
+        let at = run.binary_search_by_key(&fence.stream, |lane| lane.id);
+        Some(&run[at.ok()?])
+    }
+
+    /// The first run that ends with this stream or a later one.
+    fn run_of(&self, stream: StreamId) -> usize {
+        let is_before = |run: &Run| run.last().is_some_and(|last| last.id < stream);
+        self.0.partition_point(is_before)
+    }
+
+    /// Adds a lane. Ids grow, so it nearly always comes last.
+    pub(super) fn insert(&mut self, lane: Arc<Lane>) {
+        let at = self.run_of(lane.id);
+        let runs = plain::Arc::make_mut(&mut self.0);
+        let is_full = |run: &Run| run.len() >= RUN;
+        if at == runs.len() && runs.last().is_none_or(is_full) {
+            return runs.push(plain::Arc::new(vec![lane]));
+        }
+        let at = at.min(runs.len() - 1);
+        let run = plain::Arc::make_mut(&mut runs[at]);
+        let position = run.partition_point(|other| other.id < lane.id);
+        run.insert(position, lane);
+    }
+
+    /// Removes a lane. Runs that became short are joined.
+    fn remove(&mut self, stream: StreamId) {
+        let at = self.run_of(stream);
+        let runs = plain::Arc::make_mut(&mut self.0);
+        let Some(run) = runs.get_mut(at) else {
+            return;
+        };
+        plain::Arc::make_mut(run).retain(|lane| lane.id != stream);
+        let next = runs.get(at + 1).cloned();
+        match next {
+            Some(next) if runs[at].len() + next.len() <= RUN / 2 => {
+                plain::Arc::make_mut(&mut runs[at]).extend(next.iter().cloned());
+                runs.remove(at + 1);
+            }
+            _ if runs[at].is_empty() => drop(runs.remove(at)),
+            _ => {}
+        }
+    }
+}
+
+/// All streams of a pool: those that are registered, and the counts of those that retired.
+#[derive(Debug)]
+pub(super) struct Registry {
+    pub(super) lanes: Lanes,
+    /// Lanes whose last handle is gone, and whose work may still run.
+    pub(super) leaving: Vec<Arc<Lane>>,
+    pub(super) retired: Retired,
+    next: u64,
+}
+
+impl Registry {
+    pub(super) fn new() -> Self {
+        Self {
+            lanes: Lanes::default(),
+            leaving: Vec::new(),
+            retired: Retired::default(),
+            next: 1,
+        }
+    }
+
+    /// Returns an id that no other stream of the pool ever has (invariant `stable-ids`).
+    pub(super) fn next_id(&mut self) -> StreamId {
+        let id = StreamId(self.next);
+        self.next += 1;
+        id
+    }
+
+    /// Continues the ids of streams from here, as after this many registrations.
+    #[cfg(test)]
+    pub(super) fn skip_ids(&mut self, next: u64) {
+        self.next = next;
+    }
+
+    pub(super) fn insert(&mut self, lane: Arc<Lane>) {
+        self.retired.introduce(&lane);
+        self.lanes.insert(lane);
+    }
+
+    /// Removes retired lanes whose work is complete, and keeps their counts. Returns those that were told to be.
+    pub(super) fn remove_done(&mut self, told: &[Arc<Lane>]) -> Vec<Arc<Lane>> {
+        let is_told = |lane: &Arc<Lane>| told.iter().any(|told| Arc::ptr_eq(told, lane));
+        let leaving = std::mem::take(&mut self.leaving);
+        let (done, left) = leaving
+            .into_iter()
+            .partition(|lane| is_told(lane) && lane.is_done());
+        self.leaving = left;
+        let done: Vec<_> = done;
+        done.iter().for_each(|lane| self.lanes.remove(lane.id));
+        done
+    }
+}
+
+#[cfg(all(test, not(weirpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::Pool;
+    use crate::device::sim::SimDevice;
+    use crate::id::Ticket;
+
+    fn lanes_of(count: usize) -> Vec<Arc<Lane>> {
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).build().unwrap();
+        let register = |_| pool.register(&device.create_stream()).unwrap();
+        let streams: Vec<_> = (0..count).map(register).collect();
+        let lane = |stream: &crate::Stream| stream.registration().lane.clone();
+        streams.iter().map(lane).collect()
+    }
+
+    fn ids(lanes: &Lanes) -> Vec<StreamId> {
+        lanes.iter().map(|lane| lane.id).collect()
+    }
+
+    #[test]
+    fn lanes_stay_in_order_however_they_come_and_go() {
+        let all = lanes_of(5 * RUN);
+        let mut lanes = Lanes::default();
+        // Neighbours may come in either order.
+        for pair in all.chunks(2) {
+            pair.iter()
+                .rev()
+                .for_each(|lane| lanes.insert(lane.clone()));
+        }
+        assert_eq!(
+            ids(&lanes),
+            all.iter().map(|lane| lane.id).collect::<Vec<_>>()
+        );
+        let (gone, left): (Vec<_>, Vec<_>) = all.iter().partition(|lane| lane.id.0 % 9 != 0);
+        gone.iter().for_each(|lane| lanes.remove(lane.id));
+        assert_eq!(
+            ids(&lanes),
+            left.iter().map(|lane| lane.id).collect::<Vec<_>>()
+        );
+        let find = |lane: &Arc<Lane>| lanes.find(lane.fence(Ticket::ZERO)).map(|lane| lane.id);
+        assert!(left.iter().all(|lane| find(lane) == Some(lane.id)));
+        assert!(gone.iter().all(|lane| find(lane).is_none()));
+        left.iter().for_each(|lane| lanes.remove(lane.id));
+        assert!(lanes.0.is_empty());
+    }
+
+    #[test]
+    fn registration_copies_one_run_and_not_all_lanes() {
+        let all = lanes_of(10 * RUN);
+        let (last, others) = all.split_last().unwrap();
+        let mut lanes = Lanes::default();
+        others.iter().for_each(|lane| lanes.insert(lane.clone()));
+        // A reader holds a snapshot, so that nothing is changed in place.
+        let snapshot = lanes.clone();
+        lanes.insert(last.clone());
+        let is_shared = |run: &&Run| {
+            snapshot
+                .0
+                .iter()
+                .any(|other| plain::Arc::ptr_eq(other, run))
+        };
+        assert_eq!(lanes.0.iter().filter(is_shared).count(), lanes.0.len() - 1);
+        assert_eq!((snapshot.len(), lanes.len()), (others.len(), all.len()));
+    }
+}

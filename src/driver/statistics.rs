@@ -1,0 +1,234 @@
+//! The public form of a pool's figures. `figures` reads them.
+
+use super::Source;
+use crate::measure::{Bytes, Histogram, Level, WaitStatistics, fragmentation};
+use std::fmt;
+
+/// The figures of a pool at one moment, or of a [scope](crate::StatisticsScope); in bytes unless stated otherwise.
+///
+/// `free + used + pending + moving = reserved` at every moment, and no figure is below zero, whatever other threads
+/// do meanwhile. Streams are read one after another, each at one moment: while other threads allocate and free, `used`,
+/// `pending` and the counters are off by at most what those threads allocated or freed during the read.
+///
+/// `reserved`, `used` and `pending` are the names of CUDA and HIP. The names of other pools for these figures are in
+/// [`guide::pools`](crate::guide::pools#figures).
+///
+/// ```
+/// # use weirpool::{Pool, device::sim::SimDevice};
+/// # let device = SimDevice::new();
+/// # let pool = Pool::builder(device.clone()).handle_bytes(2 << 20).build()?;
+/// # let stream = pool.register(&device.create_stream())?;
+/// let block = pool.try_allocate(&stream, 1_000_000)?;
+/// let figures = pool.statistics();
+/// assert_eq!((figures.live_blocks, figures.used.current), (1, block.size()));
+/// assert_eq!(figures.lost_to_rounding, block.size() - 1_000_000);
+/// assert_eq!(figures.free, figures.largest_free); // in one piece
+/// assert_eq!(figures.fragmentation(), 0.0);
+/// println!("{figures}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Statistics {
+    /// The most that may be reserved.
+    pub capacity: u64,
+    /// Reserved from the device.
+    #[doc(alias = "cudaMemPoolAttrReservedMemCurrent")]
+    #[doc(alias = "hipMemPoolAttrReservedMemCurrent")]
+    #[doc(alias = "cudaMemPoolAttrReservedMemHigh")]
+    #[doc(alias = "hipMemPoolAttrReservedMemHigh")]
+    #[doc(alias = "getActualSize")]
+    pub reserved: Level,
+    /// In live blocks, or set aside for reservations. The high-water mark is never too low. It is exact while one stream
+    /// is used by one thread at a time; otherwise it is the lower of two bounds: the sum of the streams' own marks,
+    /// and the mark that counts cached blocks as used.
+    #[doc(alias = "cudaMemPoolAttrUsedMemCurrent")]
+    #[doc(alias = "hipMemPoolAttrUsedMemCurrent")]
+    #[doc(alias = "cudaMemPoolAttrUsedMemHigh")]
+    #[doc(alias = "hipMemPoolAttrUsedMemHigh")]
+    #[doc(alias = "getCurrentSize")]
+    #[doc(alias = "getHighWatermark")]
+    pub used: Level,
+    /// Freed, but behind device work that is not known to be complete. The high-water mark omits blocks that a lane
+    /// cached and granted again.
+    pub pending: Level,
+    /// Used, pending or cached: everything that is not free in the heap.
+    pub in_use: Level,
+    /// Free: available to any stream immediately.
+    pub free: u64,
+    /// Claimed by a thread that maps or releases memory at this moment.
+    pub moving: u64,
+    /// The part of `used` that reservations hold and have not allocated.
+    pub set_aside: u64,
+    /// Number of live reservations.
+    pub reservations: usize,
+    /// The largest free block: the largest request that is granted without remapping or growth.
+    #[doc(alias = "getLargestAvailableBlock")]
+    pub largest_free: u64,
+    /// Number of free blocks.
+    pub free_blocks: usize,
+    /// Cached by lanes for their own streams. Part of `pending`, or of `free` once complete.
+    pub cached_in_lanes: u64,
+    /// Granted to live blocks beyond their requests: sizes are rounded up to 512 bytes, and a block from a lane may be
+    /// an eighth larger.
+    pub lost_to_rounding: u64,
+    /// Number of blocks granted so far.
+    pub allocations: u64,
+    /// Bytes of those; wraps around.
+    pub allocated: u64,
+    /// Number of blocks freed so far.
+    pub frees: u64,
+    /// Bytes of those; wraps around.
+    pub freed: u64,
+    /// Number of live blocks.
+    #[doc(alias = "getAllocationCount")]
+    pub live_blocks: u64,
+    /// Number of chunks (physical allocations) held from the device; of segments, where memory is plain.
+    pub chunks: u64,
+    /// Number of chunks that are wholly free: what [`trim_to(0)`](crate::Pool::trim_to) would release without polling
+    /// events and flushing caches first.
+    pub releasable_chunks: u64,
+    /// Number of free blocks with at least one such chunk.
+    #[doc(alias = "getReleasableBlocks")]
+    pub releasable_blocks: u64,
+    /// Bytes of such chunks.
+    #[doc(alias = "getReleasableSize")]
+    pub releasable_bytes: u64,
+    /// Number of grants by source, including those passed on because their waiter was gone.
+    pub hits: Hits,
+    /// How requests waited.
+    pub waits: WaitStatistics,
+    /// How long frees were pending: from the recording of the event that covers them until the event was *seen*
+    /// complete. So it depends on the device, and on how often the pool polls events. An event counts once, however
+    /// many frees it covers. See [`Histogram`] for an example.
+    pub pending_ages: Histogram,
+    /// Number of times that memory was mapped, or allocated from the device.
+    pub growths: u64,
+    /// Number of chunks allocated from the device so far.
+    pub chunks_created: u64,
+    /// Number of chunks that were mapped elsewhere so far. If it stays low while requests grow the pool although more is
+    /// free than they lack, the remapping budget is spent: see [`Remapping`](crate::Remapping).
+    pub remaps: u64,
+    /// Number of device-side waits that the pool inserted.
+    pub device_waits: u64,
+    /// Bytes released to the device so far.
+    pub released: u64,
+    /// Number of events created so far; constant in a steady state.
+    pub events_created: u64,
+}
+
+impl Statistics {
+    /// Returns the share of the free memory outside the largest free block: from 0, if it is contiguous or nothing is
+    /// free, to 1. Memory that is complete but cached by a lane counts as free and fragmented.
+    ///
+    /// With virtual memory, fragments do not make a request fail: whole chunks are remapped into one range.
+    pub fn fragmentation(&self) -> f64 {
+        fragmentation(self.free, self.largest_free)
+    }
+
+    /// Returns the bytes that were allocated and not freed; zero if more was freed than allocated. It is useful for
+    /// a [scope](crate::StatisticsScope).
+    pub fn retained(&self) -> u64 {
+        let retained = self.allocated.wrapping_sub(self.freed);
+        u64::try_from(retained as i64).unwrap_or(0)
+    }
+
+    /// Returns these figures with the counters since `earlier`. Levels, and figures that are not sums, stay as they
+    /// are.
+    pub(crate) fn since(mut self, earlier: &Self) -> Self {
+        self.allocated = self.allocated.wrapping_sub(earlier.allocated);
+        self.freed = self.freed.wrapping_sub(earlier.freed);
+        let counters: [(&mut u64, u64); 7] = [
+            (&mut self.allocations, earlier.allocations),
+            (&mut self.frees, earlier.frees),
+            (&mut self.growths, earlier.growths),
+            (&mut self.chunks_created, earlier.chunks_created),
+            (&mut self.remaps, earlier.remaps),
+            (&mut self.device_waits, earlier.device_waits),
+            (&mut self.released, earlier.released),
+        ];
+        for (counter, earlier) in counters {
+            *counter = counter.saturating_sub(earlier);
+        }
+        self.events_created = self.events_created.saturating_sub(earlier.events_created);
+        self.hits = self.hits.since(&earlier.hits);
+        self.waits = self.waits.since(&earlier.waits);
+        self.pending_ages = self.pending_ages.since(&earlier.pending_ages);
+        self
+    }
+}
+
+/// Two lines: the bytes by state, then the counters.
+impl fmt::Display for Statistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} reserved of {}: {} used, {} pending, {} free (largest block {}, fragmentation {:.0} %)",
+            Bytes(self.reserved.current),
+            Bytes(self.capacity),
+            Bytes(self.used.current),
+            Bytes(self.pending.current),
+            Bytes(self.free),
+            Bytes(self.largest_free),
+            self.fragmentation() * 100.0,
+        )?;
+        write!(
+            f,
+            "{} allocations, {} frees, {} live blocks; {} waiting, {} served after a wait",
+            self.allocations, self.frees, self.live_blocks, self.waits.waiting, self.waits.served,
+        )
+    }
+}
+
+/// Numbers of grants by the source that gave them.
+///
+/// ```
+/// # use weirpool::{Pool, Source, device::sim::SimDevice};
+/// # let device = SimDevice::new();
+/// # let pool = Pool::builder(device.clone()).build()?;
+/// # let stream = pool.register(&device.create_stream())?;
+/// for _ in 0..4 {
+///     drop(pool.try_allocate(&stream, 4096)?);
+/// }
+/// let hits = pool.statistics().hits;
+/// assert_eq!((hits.of(Source::Grown), hits.of(Source::Lane), hits.total()), (1, 3, 4));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hits(pub(super) [u64; Source::COUNT]);
+
+impl Hits {
+    /// Returns the number of grants from `source`.
+    pub fn of(&self, source: Source) -> u64 {
+        self.0[source as usize]
+    }
+
+    /// Returns the number of all grants.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    fn since(&self, earlier: &Self) -> Self {
+        Self(std::array::from_fn(|source| {
+            self.0[source].saturating_sub(earlier.0[source])
+        }))
+    }
+}
+
+/// As a map from sources to their grants.
+#[cfg(feature = "serde")]
+impl serde::Serialize for Hits {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(Source::ALL.map(|source| (source, self.of(source))))
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Hits {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let by_source = std::collections::BTreeMap::<Source, u64>::deserialize(deserializer)?;
+        let of = |source| by_source.get(&source).copied().unwrap_or(0);
+        Ok(Self(Source::ALL.map(of)))
+    }
+}

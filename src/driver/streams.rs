@@ -1,0 +1,380 @@
+//! The streams layer: registers streams, asks them how far they have come, and takes back what their caches hold.
+
+use super::core::Core;
+use super::registry::{Lanes, Registry};
+use super::{Change, HistoryEvent};
+use crate::device::{DeviceError, DeviceStream, Host, RawStream, Watch};
+use crate::error::StreamError;
+use crate::fault::injected;
+use crate::heap::Fences;
+use crate::heap::policy::Order;
+use crate::id::{StreamId, Ticket};
+use crate::lane::{Bounds, CachedBlock, Events, Lane, Marker};
+use crate::sync::{Arc, Busy, Guards};
+use crate::trace;
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::task::Waker;
+use std::time::Duration;
+
+/// Watches on points of streams. A watch holds its marker, so that the event is not recorded again.
+pub(crate) type Watches = BTreeMap<(StreamId, Ticket), Watch<Marker>>;
+
+/// Which cached blocks are taken back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Flush {
+    All,
+    /// All, except for large blocks that their streams freed less than this long ago.
+    Older(Duration),
+    /// Large blocks only.
+    Large,
+    /// Those of streams that were idle since the last such flush.
+    Idle,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Streams {
+    core: Core,
+    /// The order in which memory is taken for no stream, such as that of reservations.
+    pub(crate) neutral: Arc<Lane>,
+    pub(super) lanes: Busy<Registry>,
+    pub(super) events: Arc<Events>,
+}
+
+impl Deref for Streams {
+    type Target = Core;
+
+    #[inline(always)]
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl Streams {
+    pub(super) fn new(core: Core) -> Self {
+        let no_cache = Bounds {
+            bytes: 0,
+            largest: 0,
+            large_cache: 0,
+            unsealed: 0,
+            may_widen: false,
+            is_sharded: false,
+        };
+        let host = Host(core.device.id());
+        let gate = core.gate.clone();
+        Self {
+            neutral: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, no_cache, gate)),
+            lanes: Busy::new(Guards::Registry, Registry::new()),
+            events: Arc::new(Events::new(core.device.clone())),
+            core,
+        }
+    }
+
+    /// Registers a stream, with an id of its own (invariant `stable-ids`).
+    ///
+    /// # Errors
+    /// When it is a stream of another device, or the device cannot keep its order.
+    pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
+        if stream.device_id() != self.device.id() {
+            return Err(StreamError::ForeignDevice);
+        }
+        self.expect_seen_by(stream.raw())?;
+        stream.admit()?;
+        // A new stream removes those that are gone, so that their number stays bounded.
+        self.reap_retired();
+        let id = self.lanes.lock().next_id();
+        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, self.gate.clone()));
+        // The heap knows the stream, and what is complete from the start, before anything is freed on it.
+        self.heap.lock().register(id, lane.timeline.completed());
+        self.lanes.lock().insert(lane.clone());
+        trace::stream_registered(id);
+        Ok(lane)
+    }
+
+    /// # Errors
+    /// When the pool's memory is not accessible where the stream runs.
+    pub(crate) fn expect_seen_by(&self, stream: RawStream) -> Result<(), StreamError> {
+        let kind = self.settings.kind;
+        match stream {
+            RawStream::HOST if !kind.is_seen_by_host() => Err(StreamError::UnseenByHost),
+            RawStream::HOST => Ok(()),
+            _ if !kind.is_seen_by_device() => Err(StreamError::UnseenByDevice),
+            _ => Ok(()),
+        }
+    }
+
+    /// Continues the ids of streams from here, as after this many registrations.
+    #[cfg(test)]
+    pub(crate) fn skip_stream_ids(&self, next: u64) {
+        self.lanes.lock().skip_ids(next);
+    }
+
+    /// Returns the lanes that are registered now.
+    pub(crate) fn lanes(&self) -> Lanes {
+        self.lanes.lock().lanes.clone()
+    }
+
+    /// Ends a stream whose last handle and last block are gone: its freed blocks are sealed, and available to all.
+    pub(super) fn retire_lane(&self, lane: &Lane) {
+        {
+            let mut heap = self.heap.lock();
+            for cached in lane.cache.retire() {
+                heap.give_back(cached.id, Fences::one(lane.id, cached.ticket));
+            }
+        }
+        {
+            let mut registry = self.lanes.lock();
+            let leaving = registry.lanes.find(lane.fence(Ticket::ZERO)).cloned();
+            registry.leaving.extend(leaving);
+        }
+        // A failure is noted; the memory stays pending then.
+        let _ = self.seal_for_others(lane);
+        self.reap_retired();
+    }
+
+    /// Asks the streams whose last handle is gone, and forgets those whose work is complete.
+    fn reap_retired(&self) {
+        let leaving = self.lanes.lock().leaving.clone();
+        for lane in leaving {
+            // A failure is noted; the lane stays.
+            let _ = self.unless_sticky(lane.timeline.reap(&*self.device));
+            self.catch_up(&lane);
+        }
+        self.drop_done_lanes();
+    }
+
+    /// Forgets the lanes of streams that are gone and whose work is complete.
+    fn drop_done_lanes(&self) {
+        let leaving = self.lanes.lock().leaving.clone();
+        let done: Vec<_> = leaving.into_iter().filter(|lane| lane.is_done()).collect();
+        if done.is_empty() {
+            return;
+        }
+        // First, so that nothing is pending for a stream that no search finds any more.
+        {
+            let mut heap = self.heap.lock();
+            for lane in &done {
+                heap.complete(lane.id, lane.timeline.completed());
+            }
+        }
+        let done = {
+            let mut registry = self.lanes.lock();
+            let done = registry.remove_done(&done);
+            if !injected("figures-lost-with-their-stream") {
+                done.iter().for_each(|lane| registry.retired.absorb(lane));
+            }
+            done
+        };
+        if injected("figures-lost-with-their-stream") {
+            done.iter()
+                .for_each(|lane| self.lanes.lock().retired.absorb(lane));
+        }
+        {
+            let mut heap = self.heap.lock();
+            done.iter().for_each(|lane| heap.forget(lane.id));
+        }
+        // The lanes are dropped outside the locks: that lets go of the streams' owners, and may call a driver.
+        done.iter().for_each(|lane| trace::stream_gone(lane.id));
+    }
+
+    /// Asks every stream how far it has come, and frees what that proves free. Says whether there was any news.
+    ///
+    /// # Errors
+    /// A sticky error. Another error of one stream's event proves nothing (invariant `errors-are-errors`): the memory
+    /// it covers stays pending, the other streams go on, and a caller that awaits that very point is told.
+    pub(crate) fn reap(&self) -> Result<bool, DeviceError> {
+        self.reap_by(|lane| lane.timeline.reap(&*self.device))
+    }
+
+    /// Asks every stream in a way of the caller's, which may leave streams out.
+    ///
+    /// # Errors
+    /// As [`reap`](Self::reap).
+    pub(super) fn reap_by(
+        &self,
+        mut ask: impl FnMut(&Lane) -> Result<Option<Ticket>, DeviceError>,
+    ) -> Result<bool, DeviceError> {
+        let lanes = self.lanes();
+        for lane in lanes.iter() {
+            self.unless_sticky(ask(lane))?;
+        }
+        let news = {
+            let mut heap = self.heap.lock();
+            let furthest = lanes.iter().map(|lane| lane.timeline.completed()).max();
+            let news = |lane: &&Arc<Lane>| {
+                let completed = lane.timeline.completed();
+                let is_mistaken = injected("completed-by-another-streams-event");
+                let completed = furthest.filter(|_| is_mistaken).unwrap_or(completed);
+                heap.complete(lane.id, completed)
+            };
+            lanes.iter().filter(news).count()
+        };
+        if news > 0 {
+            trace::reaped(news);
+            self.write_down(|| HistoryEvent::Reaped { streams: news });
+            self.drop_done_lanes();
+        }
+        Ok(news > 0)
+    }
+
+    fn unless_sticky<T>(&self, asked: Result<T, DeviceError>) -> Result<(), DeviceError> {
+        match self.noted(asked) {
+            Err(error) if error.is_sticky() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks one stream whether it has passed a point that is due, and frees what that proves free.
+    ///
+    /// # Errors
+    /// As [`reap`](Self::reap).
+    pub(super) fn reap_due(&self, lane: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
+        let answer = self.noted(lane.timeline.reap_due(ticket, &*self.device));
+        self.catch_up(lane);
+        match answer {
+            Err(error) if error.is_sticky() => Err(error),
+            answer => Ok(answer.unwrap_or(false)),
+        }
+    }
+
+    /// Returns whether a stream has passed a point, as far as the device says now. Waiters are served with memory
+    /// that this frees.
+    ///
+    /// # Errors
+    /// What the device says instead of an answer.
+    pub(crate) fn has_passed(&self, lane: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
+        let is_known = || lane.timeline.completed() >= ticket;
+        if !is_known() {
+            if let Some(fault) = self.fault() {
+                return Err(fault);
+            }
+            self.noted(lane.timeline.reap_up_to(ticket, &*self.device))?;
+        }
+        // Whichever thread reaped it: a caller that is told that memory is free finds it free.
+        if self.catch_up(lane) {
+            self.publish(Change::Memory);
+        }
+        Ok(is_known())
+    }
+
+    /// Brings the heap up to what is known of a stream. Between the timeline's news and this call, memory is complete
+    /// and still counted as pending: callers that need it catch up first.
+    pub(crate) fn catch_up(&self, lane: &Lane) -> bool {
+        let completed = lane.timeline.completed();
+        let has_news = self.heap.lock().complete(lane.id, completed);
+        if has_news {
+            self.write_down(|| HistoryEvent::Reaped { streams: 1 });
+        }
+        has_news
+    }
+
+    /// Asks a stream with many recorded events how far it is, so that the events come back and their number stays
+    /// bounded (invariant `bounded-events`).
+    pub(super) fn thin_out(&self, lane: &Lane) {
+        if lane.should_query() {
+            // A failure is noted, and met again by the caller that needs the answer.
+            let _ = self.unless_sticky(lane.timeline.reap(&*self.device));
+            self.catch_up(lane);
+            lane.timeline.note_queried();
+        }
+    }
+
+    /// Moves cached blocks to the heap, where neighbours merge and every stream can have them. Says whether there
+    /// were any.
+    ///
+    /// The heap's lock is held throughout, so that no other thread finds a block in neither place and reports that
+    /// memory is out. A lane's lock is taken inside the heap's here, and the heap's never inside a lane's.
+    pub(crate) fn flush(&self, flush: Flush) -> bool {
+        let now = match flush {
+            Flush::Older(_) => self.device.now(),
+            _ => Duration::ZERO,
+        };
+        let lanes = self.lanes();
+        let mut heap = self.heap.lock();
+        let mut has_any = false;
+        for lane in lanes.iter() {
+            let flushed = match flush {
+                Flush::All => lane.cache.flush(),
+                Flush::Older(age) => lane.cache.flush_older(now, age),
+                Flush::Large => lane.cache.flush_large(),
+                Flush::Idle => lane.cache.flush_if_idle(),
+            };
+            for CachedBlock { id, ticket, .. } in flushed {
+                heap.take_back(id, Fences::one(lane.id, ticket));
+                has_any = true;
+            }
+        }
+        has_any
+    }
+
+    /// Makes all freed memory count: flushes the caches, seals every stream, and asks how far it has come.
+    ///
+    /// # Errors
+    /// A sticky error.
+    pub(super) fn reclaim(&self) -> Result<(), DeviceError> {
+        self.flush(Flush::All);
+        self.seal_lanes()?;
+        self.reap().map(drop)
+    }
+
+    /// Makes all freed memory count, even if some stream errs.
+    ///
+    /// # Errors
+    /// The first error of any stream, sticky or not; the others went on.
+    pub(crate) fn settle(&self) -> Result<(), DeviceError> {
+        self.flush(Flush::All);
+        let mut settled = Ok(());
+        for lane in self.lanes().iter() {
+            let sealed = self.seal_for_others(lane);
+            let reaped = self.noted(lane.timeline.reap(&*self.device));
+            self.catch_up(lane);
+            settled = settled.and(sealed).and(reaped.map(drop));
+        }
+        self.drop_done_lanes();
+        settled
+    }
+
+    /// Checks, after flushing all caches, that no block is allocated any more.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub(crate) fn check_conserved(&self) -> Result<(), String> {
+        self.flush(Flush::All);
+        self.heap.lock().check_conserved()
+    }
+
+    /// Returns how many blocks came back so far, if none is on its way: pending, cached, or being moved.
+    pub(crate) fn returns_if_quiet(&self) -> Option<u64> {
+        let totals = self.totals();
+        let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
+        let is_cached = || self.lanes().iter().any(|lane| lane.cache.is_keeping());
+        (is_quiet && !is_cached()).then_some(totals.returns)
+    }
+
+    /// Has `waker` called when any stream gets further than it is known to be, if that can free memory.
+    pub(crate) fn watch_streams(&self, watches: &mut Watches, waker: &Waker) {
+        let mut kept = Watches::new();
+        for lane in self.lanes_to_watch() {
+            for marker in lane.timeline.to_watch() {
+                let point = (lane.id, marker.ticket);
+                let watch = watches.remove(&point);
+                let watch = watch.unwrap_or_else(|| Watch::new(marker, waker));
+                kept.insert(point, watch);
+            }
+        }
+        *watches = kept;
+    }
+
+    /// Returns the lanes that memory is pending for. Where waiting comes first, all lanes: the mere progress of a
+    /// stream may end what holds a waiter back.
+    fn lanes_to_watch(&self) -> Vec<Arc<Lane>> {
+        let lanes = self.lanes();
+        if self.settings.order == Order::WaitFirst {
+            return lanes.iter().cloned().collect();
+        }
+        let heap = self.heap.lock();
+        let waiting = lanes.iter().filter(|lane| heap.is_waiting_for(lane.id));
+        waiting.cloned().collect()
+    }
+}

@@ -1,0 +1,343 @@
+//! The supply layer: carries out the heap's plans on the device, and gives memory back to it.
+
+use super::memory::Memory;
+use super::pressure::Pressure;
+use super::streams::Streams;
+use super::{Change, HistoryEvent, Spill, counters};
+use crate::device::{DeviceError, DeviceErrorKind};
+use crate::heap::policy::Order;
+use crate::heap::{
+    Budget, Exchange, Grant, Growth, Heap, Mapping, Outcome, Plan, Release, Request,
+};
+use crate::id::StreamId;
+use crate::sync::{Guards, Mutex};
+use crate::trace;
+use std::ops::Deref;
+
+/// Whom a plan is carried out for.
+#[derive(Debug)]
+pub(super) enum For {
+    /// The new range is free.
+    NoStream,
+    Stream(StreamId),
+    /// A stream, from a reservation.
+    HeapReservation(StreamId, Exchange),
+}
+
+/// How much free memory is released.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Excess {
+    /// Until this many bytes are reserved.
+    Over(u64),
+    /// This many bytes; of plain memory, whose segments are released whole, as few more as possible.
+    Bytes(u64),
+}
+
+/// The outcome of a release.
+#[derive(Debug)]
+pub(super) struct Released {
+    pub(super) bytes: u64,
+    /// Memory was claimed for it meanwhile, so that searches could not take it.
+    was_claimed: bool,
+    /// Why the device released no more.
+    error: Option<DeviceError>,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Supply {
+    streams: Streams,
+    pub(super) memory: Memory,
+    /// How much free memory may be remapped.
+    budget: Mutex<Budget>,
+    pub(crate) pressure: Pressure,
+}
+
+impl Deref for Supply {
+    type Target = Streams;
+
+    #[inline(always)]
+    fn deref(&self) -> &Streams {
+        &self.streams
+    }
+}
+
+impl Supply {
+    /// # Errors
+    /// When the device cannot reserve addresses, or the initial memory.
+    pub(super) fn new(streams: Streams, spill: Spill) -> Result<Self, DeviceError> {
+        let settings = &streams.settings;
+        let supply = Self {
+            memory: Memory::new(streams.device.clone(), settings),
+            budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
+            pressure: Pressure::new(spill),
+            streams,
+        };
+        supply.reserve_addresses(supply.capacity())?;
+        let initial = supply.heap.lock().plan_new(supply.settings.initial);
+        supply.carry_out_free(initial)?;
+        Ok(supply)
+    }
+
+    /// Reserves a range of addresses for this capacity, where memory is virtual and no reserved range is large enough.
+    ///
+    /// # Errors
+    /// When the device has no free range as large as the capacity.
+    pub(super) fn reserve_addresses(&self, capacity: u64) -> Result<(), DeviceError> {
+        if self.settings.geometry.virtual_memory {
+            if let Some(range) = self.memory.reserve_addresses(capacity)? {
+                let bytes = range.end - range.start;
+                self.heap.lock().add_range(range.start, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// Grows by the rest of what is taken at a time, after a request was served by growing. The pool can do without it.
+    fn grow_ahead(&self, grown: u64) {
+        let plan = self.heap.lock().plan_ahead(grown);
+        let _ = self.carry_out_free(plan);
+    }
+
+    /// Grows for a request that was served by other memory before a thread came to grow for it. Where growing comes
+    /// first, the pool grows however fast memory comes back: else a pool that is short for moments would never grow.
+    /// The pool can do without it.
+    pub(crate) fn grow_after_all(&self, request: Request) {
+        if self.settings.order == Order::GrowFirst && !self.is_closed() {
+            let plan = self.heap.lock().plan_one_more(request);
+            let _ = self.carry_out_free(plan);
+            self.publish(Change::Memory);
+        }
+    }
+
+    /// Returns how a request may grow, as far as the budget for remapping goes.
+    pub(super) fn growth(&self) -> Growth {
+        if !self.settings.geometry.virtual_memory {
+            return Growth::Allowed;
+        }
+        let now = self.device.now();
+        self.budget.lock().growth(now)
+    }
+
+    /// Carries a plan out; the new range is free.
+    ///
+    /// # Errors
+    /// When the device stopped half way; the memory that it gave is free.
+    pub(super) fn carry_out_free(&self, plan: Option<Plan>) -> Result<(), DeviceError> {
+        match plan {
+            Some(Plan::Map(mapping)) => self.map(mapping, For::NoStream).map(drop),
+            Some(Plan::Memory(bytes, request)) => {
+                self.allocate(bytes, request, For::NoStream).map(drop)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Carries a plan out, and commits the outcome.
+    ///
+    /// # Errors
+    /// When the device stopped half way; the heap knows how far it came.
+    pub(super) fn carry_out(&self, plan: Plan, whom: For) -> Result<Option<Grant>, DeviceError> {
+        match plan {
+            Plan::Map(mapping) => {
+                let grown = mapping.new_bytes();
+                let grant = self.map(mapping, whom)?;
+                if grown > 0 {
+                    self.grow_ahead(grown);
+                }
+                Ok(grant)
+            }
+            Plan::Memory(bytes, request) => self.allocate(bytes, request, whom),
+        }
+    }
+
+    /// Takes a segment of plain memory.
+    fn allocate(
+        &self,
+        bytes: u64,
+        request: Request,
+        whom: For,
+    ) -> Result<Option<Grant>, DeviceError> {
+        let address = self.memory.allocate(bytes);
+        let entry = self.entry();
+        let grant = self.commit(whom, |heap| {
+            let given = address.as_ref().ok().copied();
+            let grant = heap.commit_memory(bytes, request, given);
+            if let (Some(entry), Some(address)) = (entry, given) {
+                let address = address.into();
+                entry.write(heap.totals(), HistoryEvent::Grown { address, bytes });
+            }
+            grant
+        });
+        self.noted(address)?;
+        self.pressure.note(false);
+        counters::add(&self.counters.growths, 1);
+        trace::grown(bytes, 1);
+        Ok(grant)
+    }
+
+    /// Commits a plan under the heap's lock.
+    fn commit(&self, whom: For, commit: impl FnOnce(&mut Heap) -> Option<Grant>) -> Option<Grant> {
+        let mut heap = self.heap.lock();
+        let granted = match whom {
+            For::NoStream => {
+                heap.commit_for_nobody(commit);
+                None
+            }
+            For::Stream(stream) => commit(&mut heap).map(|grant| (stream, grant)),
+            For::HeapReservation(stream, exchange) => {
+                let grant = heap.commit_exchange(&exchange, commit);
+                grant.map(|grant| (stream, grant))
+            }
+        };
+        self.note_reserved(&heap);
+        let (stream, grant) = granted?;
+        heap.note_borrower(grant.id, stream);
+        Some(grant)
+    }
+
+    /// Maps chunks into a range.
+    fn map(&self, mapping: Mapping, whom: For) -> Result<Option<Grant>, DeviceError> {
+        let is_wish = matches!(whom, For::NoStream);
+        let nothing = Outcome {
+            done: 0,
+            lost: false,
+        };
+        let (outcome, error) = match self.foresee_refusal(&mapping) {
+            Some(error) => (nothing, Some(error)),
+            None => self.memory.carry_out(&mapping),
+        };
+        let done = &mapping.steps[..outcome.done];
+        let moved = done.iter().filter(|step| step.from.is_some()).count() as u64;
+        let created = done.len() as u64 - moved;
+        self.count_chunks(moved, created, is_wish);
+        let bytes = |chunks| chunks * self.settings.geometry.chunk_bytes;
+        let entry = self.entry();
+        let grant = self.commit(whom, |heap| {
+            let steps = entry.map(|_| mapping.steps.clone());
+            let grant = heap.commit(mapping, outcome);
+            if let (Some(entry), Some(steps)) = (entry, steps) {
+                entry.write_mapped(heap.totals(), &steps, outcome, bytes(1));
+            }
+            grant
+        });
+        if created > 0 {
+            trace::grown(bytes(created), created);
+        }
+        if moved > 0 {
+            trace::remapped(bytes(moved), moved);
+        }
+        let Some(error) = error else {
+            if created > 0 {
+                self.pressure.note(false);
+            }
+            return Ok(grant);
+        };
+        if created > 0 && !is_wish && error.kind() == DeviceErrorKind::OutOfMemory {
+            // The request cannot use the chunks that it was given before the refusal, and others may need them. No
+            // waiter is notified: it would wake itself at each search.
+            let released = self.release(Excess::Bytes(bytes(created)));
+            let _ = released.error.map(|error| self.note(&error));
+        }
+        self.noted(Err(error))
+    }
+
+    /// Counts mapped chunks, and charges the budget for those that were moved for a request.
+    fn count_chunks(&self, moved: u64, created: u64, is_wish: bool) {
+        if moved + created > 0 {
+            counters::add(&self.counters.growths, 1);
+            counters::add(&self.counters.remaps, moved);
+            counters::add(&self.counters.chunks_created, created);
+            let charged = if is_wish { 0 } else { moved };
+            self.budget.lock().note(charged, created);
+        }
+    }
+
+    /// Returns the refusal of a device that refused before and has less memory left than the mapping takes. If it were
+    /// asked, it would give all that it has, and get it back, at every search of a waiter.
+    fn foresee_refusal(&self, mapping: &Mapping) -> Option<DeviceError> {
+        let bytes = mapping.new_bytes();
+        if bytes == 0 || !self.pressure.is_felt() {
+            return None;
+        }
+        let left = self.device.memory_info(self.settings.kind).ok()?.free;
+        let reason = format!("the device has {left} bytes left of {bytes}, and refused before");
+        let error = DeviceError::new("create", DeviceErrorKind::OutOfMemory, reason);
+        (left < bytes).then_some(error)
+    }
+
+    /// Releases free memory until `keep` bytes are reserved, or no more is free. Returns the bytes released.
+    ///
+    /// # Errors
+    /// When the device cannot; what it released before counts.
+    pub(crate) fn trim_to(&self, keep: u64) -> Result<u64, DeviceError> {
+        self.release_and_publish(Excess::Over(keep))
+    }
+
+    /// Releases free memory, and has waiters look for what that makes possible.
+    ///
+    /// # Errors
+    /// When the device cannot; what it released before counts.
+    pub(super) fn release_and_publish(&self, excess: Excess) -> Result<u64, DeviceError> {
+        let released = self.release(excess);
+        // Only if memory was claimed meanwhile, which a search may have missed.
+        if released.bytes > 0 || released.was_claimed {
+            self.publish(Change::Memory);
+        }
+        self.noted(released.into_result())
+    }
+
+    /// Releases free memory without notifying waiters: they call this in every search, and would wake themselves.
+    pub(super) fn release(&self, excess: Excess) -> Released {
+        let release = {
+            let mut heap = self.heap.lock();
+            match excess {
+                Excess::Over(keep) => heap.plan_trim(keep),
+                Excess::Bytes(bytes) => heap.plan_release(bytes),
+            }
+        };
+        let was_claimed = !release.spans.is_empty();
+        let (done, error) = self.release_spans(&release);
+        let gone = release.spans[..done].to_vec();
+        let entry = self.entry();
+        let bytes = {
+            let mut heap = self.heap.lock();
+            let bytes = heap.commit_trim(release, done);
+            self.note_reserved(&heap);
+            if let Some(entry) = entry {
+                entry.write_released(heap.totals(), &gone);
+            }
+            bytes
+        };
+        counters::add(&self.counters.released, bytes);
+        if bytes > 0 {
+            trace::trimmed(bytes);
+        }
+        Released {
+            bytes,
+            was_claimed,
+            error,
+        }
+    }
+
+    /// Returns how many of the spans are gone, and why not all.
+    fn release_spans(&self, release: &Release) -> (usize, Option<DeviceError>) {
+        for (done, (address, bytes)) in release.spans.iter().enumerate() {
+            if let Err((is_gone, error)) = self.memory.release(*address, *bytes) {
+                return (done + usize::from(is_gone), Some(error));
+            }
+        }
+        (release.spans.len(), None)
+    }
+}
+
+impl Released {
+    /// # Errors
+    /// Why the device released no more.
+    pub(super) fn into_result(self) -> Result<u64, DeviceError> {
+        match self.error {
+            None => Ok(self.bytes),
+            Some(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Teardown: gives the memory back after the pool has ended, and never while running work can touch it (invariant
+//! `safe-teardown`).
+//!
+//! When the last handle goes, complete memory is released at once. The rest is left to a *deferred release*, which
+//! watches one unfinished event after the other, and releases everything when all are complete. Memory is leaked if
+//! nothing can tell when it would be safe: if the device is broken, if no event can be recorded behind what was freed
+//! last because a stream is captured, or if the last events of a stream report errors.
+
+#![allow(unsafe_code)]
+
+use super::Driver;
+use super::memory::Held;
+use super::streams::Flush;
+use crate::device::{Device, MemoryKind, Watch};
+use crate::lane::{Lane, Marker};
+use crate::sync::plain::{AtomicU64, Ordering};
+use crate::sync::{Arc, assert_unlocked, plain};
+use crate::trace;
+use std::task::{Wake, Waker};
+
+/// No thread looks.
+const IDLE: u64 = 0;
+/// A thread looks at the events.
+const LOOKING: u64 = 1;
+/// A thread looks, and has to look again: an event it watches changed meanwhile.
+const AGAIN: u64 = 2;
+
+/// See the [module](self).
+#[derive(Debug)]
+struct DeferredRelease {
+    device: plain::Arc<dyn Device>,
+    chunk_bytes: u64,
+    calls_block: bool,
+    kind: MemoryKind,
+    /// At most one thread looks at a time. A watch may call back at once: then this thread looks again, instead of
+    /// calling itself.
+    turn: AtomicU64,
+    assets: plain::Mutex<Option<Assets>>,
+}
+
+#[derive(Debug)]
+struct Assets {
+    held: Held,
+    lanes: Vec<Arc<Lane>>,
+    watch: Option<Watch<Marker>>,
+}
+
+/// How far the work is that may still touch the memory.
+enum Progress {
+    Complete,
+    /// Up to this point at most.
+    Running(Arc<Marker>),
+    /// Its end cannot be seen.
+    Unknown,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.report_lost();
+        let held = self.memory.take_held();
+        if self.seal_lanes().is_err() || self.fault().is_some() {
+            return;
+        }
+        let lanes: Vec<_> = self.lanes().iter().cloned().collect();
+        if lanes.iter().any(|lane| lane.cache.is_dirty()) {
+            return;
+        }
+        let deferred_release = plain::Arc::new(DeferredRelease {
+            device: self.device.clone(),
+            calls_block: self.capabilities.memory_calls_block,
+            chunk_bytes: self.settings.geometry.chunk_bytes,
+            kind: self.settings.kind,
+            turn: AtomicU64::new(LOOKING),
+            assets: plain::Mutex::new(Some(Assets {
+                held,
+                lanes,
+                watch: None,
+            })),
+        });
+        deferred_release.start();
+    }
+}
+
+impl Driver {
+    /// Reports memory that was granted to futures that were forgotten. No block exists any more, since each keeps its
+    /// pool.
+    fn report_lost(&self) {
+        if !trace::IS_TOLD {
+            return;
+        }
+        self.flush(Flush::All);
+        let (blocks, bytes) = {
+            let heap = self.heap.lock();
+            (heap.used_blocks(), heap.totals().used.current)
+        };
+        if blocks > 0 {
+            let whom = "granted, and forgotten before they were taken";
+            trace::leaked((blocks, 0), bytes, &whom);
+        }
+    }
+}
+
+impl DeferredRelease {
+    /// Looks on a thread of its own where memory calls block: this thread may be a runtime's, or the one by which the
+    /// device wakes.
+    fn start(self: plain::Arc<Self>) {
+        if !self.calls_block {
+            return self.look_until_quiet();
+        }
+        let thread = plain::thread::Builder::new().name("weirpool-release".into());
+        let started = self.clone();
+        if thread.spawn(move || started.look_until_quiet()).is_err() {
+            // This thread is held up, rather than the memory lost.
+            self.look_until_quiet();
+        }
+    }
+
+    /// Looks until everything is released, or an event is watched that has not changed since.
+    fn look_until_quiet(self: plain::Arc<Self>) {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        loop {
+            self.turn.store(LOOKING, Ordering::Release);
+            self.look();
+            let ended = self.turn.compare_exchange(LOOKING, IDLE, success, failure);
+            if ended.is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Releases if everything is complete, else watches an event that is not.
+    fn look(self: &plain::Arc<Self>) {
+        let Some(mut assets) = self.assets.lock().take() else {
+            return;
+        };
+        assets.watch = None;
+        let progress = assets.lanes.iter().map(|lane| self.progress_of(lane));
+        let unfinished = progress
+            .into_iter()
+            .find(|progress| !matches!(progress, Progress::Complete));
+        match unfinished {
+            None => self.release(&assets.held),
+            Some(Progress::Running(marker)) => {
+                // The watch may call at once: no lock is held here.
+                let waker = Waker::from(self.clone());
+                assets.watch = Some(Watch::new(marker, &waker));
+                *self.assets.lock() = Some(assets);
+            }
+            // Leaked.
+            Some(_) => {}
+        }
+    }
+
+    /// Asks how far a stream is, from its newest event on. An event that reports an error proves nothing: the next
+    /// older one is asked. Work behind such an event cannot be seen to end.
+    fn progress_of(&self, lane: &Lane) -> Progress {
+        let markers = lane.timeline.incomplete();
+        for (newer, marker) in markers.iter().rev().enumerate() {
+            match marker.event().is_complete() {
+                Ok(true) if newer == 0 => return Progress::Complete,
+                Ok(true) => return Progress::Unknown,
+                Ok(false) => return Progress::Running(marker.clone()),
+                Err(error) if error.is_sticky() => return Progress::Unknown,
+                Err(_) => {}
+            }
+        }
+        if markers.is_empty() {
+            Progress::Complete
+        } else {
+            Progress::Unknown
+        }
+    }
+
+    /// Gives everything back. What the device refuses is leaked: no caller is left to be told.
+    fn release(&self, held: &Held) {
+        assert_unlocked("release");
+        // SAFETY: `held` is what the device gave to this pool and still has of it. No block exists any more, and all
+        // work that was submitted before the frees is complete (invariant `safe-teardown`).
+        unsafe {
+            for (address, chunk) in &held.chunks {
+                if self.device.unmap(*address, self.chunk_bytes).is_ok() {
+                    let _ = self.device.destroy(*chunk);
+                }
+            }
+            for chunk in &held.unmapped {
+                let _ = self.device.destroy(*chunk);
+            }
+            for (address, bytes) in &held.ranges {
+                let _ = self.device.unreserve(*address, *bytes);
+            }
+            for (address, bytes) in &held.segments {
+                let _ = self.device.free(self.kind, *address, *bytes);
+            }
+        }
+    }
+}
+
+impl Wake for DeferredRelease {
+    fn wake(self: plain::Arc<Self>) {
+        if self.turn.swap(AGAIN, Ordering::AcqRel) == IDLE {
+            self.start();
+        }
+    }
+}
