@@ -205,15 +205,22 @@ impl Block {
         let mut extension = allocations.into_iter().next().expect("one was asked for");
         let registration = self.registration().clone();
         let driver = &registration.service.driver;
+        let observers = registration.observers.as_deref();
+        if let Some(observers) = observers {
+            observers.extension_granted(&extension, &registration.lane, caller);
+        }
         if let Err(error) = self.order_after(&mut extension, caller) {
             let lanes = std::slice::from_ref(&registration.lane);
+            if let Some(observers) = observers {
+                observers.extension_freed(&extension, &lanes[0]);
+            }
             driver.free_uncounted(lanes, None, &extension.as_used(0));
             if let Some(tag) = demand.tag {
                 registration.service.uncharge(tag, extension.bytes);
             }
             return Err(error.into());
         }
-        if let Some(observers) = registration.observers.as_deref() {
+        if let Some(observers) = observers {
             let (allocation, lane) = (self.allocation(), &*registration.lane);
             observers.grown(driver, allocation, extension.bytes, lane, caller);
         }
