@@ -179,4 +179,11 @@ impl Core {
         }
         result
     }
+
+    /// Publishes a change to memory, if anything can wait for it: a request or a drain.
+    pub(crate) fn publish(&self, change: Change) {
+        if !self.is_open() {
+            self.publisher.publish(change);
+        }
+    }
 }

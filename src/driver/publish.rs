@@ -5,7 +5,6 @@
 //! never publishes what it does on its way, such as reaping, flushing caches, growing or trimming: the
 //! searcher looks at the result itself.
 
-use super::core::Core;
 use crate::id::StreamId;
 use std::fmt;
 
@@ -23,13 +22,4 @@ pub(crate) enum Change {
 /// The receiver of changes: it wakes the requests that can profit.
 pub(crate) trait Publish: fmt::Debug + Send + Sync {
     fn publish(&self, change: Change);
-}
-
-impl Core {
-    /// Publishes a change to memory, if anything can wait for it: a request or a drain.
-    pub(crate) fn publish(&self, change: Change) {
-        if !self.is_open() {
-            self.publisher.publish(change);
-        }
-    }
 }

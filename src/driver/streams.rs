@@ -377,4 +377,10 @@ impl Streams {
         let waiting = lanes.iter().filter(|lane| heap.is_waiting_for(lane.id));
         waiting.cloned().collect()
     }
+
+    /// Returns whether the memory of both pools comes from the same place.
+    pub(crate) fn shares_memory_with(&self, other: &Self) -> bool {
+        let is_of_host = |streams: &Self| streams.settings.kind.is_of_host();
+        self.device.id() == other.device.id() && is_of_host(self) == is_of_host(other)
+    }
 }
