@@ -1,6 +1,7 @@
 //! Numbers that name streams and points in them. A number is 64 bits wide and never reused.
 
 use std::fmt;
+use std::num::NonZeroU64;
 
 /// The id of a stream registered with a pool. The pool never reuses an id, while drivers reuse their handles
 /// (invariant *stable-ids*).
@@ -33,6 +34,23 @@ impl fmt::Debug for StreamId {
 impl fmt::Display for StreamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
+    }
+}
+
+/// The id of memory that is set aside for one holder. The heap never reuses an id.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ReservationId(pub(crate) NonZeroU64);
+
+impl ReservationId {
+    /// Returns the id of the reservation that was created after this many others.
+    pub(crate) fn after(created: u64) -> Self {
+        Self(NonZeroU64::MIN.saturating_add(created))
+    }
+}
+
+impl fmt::Debug for ReservationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "R{}", self.0)
     }
 }
 

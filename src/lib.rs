@@ -169,7 +169,7 @@ pub use error::{
 pub use heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
 pub use heap::{GrowBy, Remapping};
 pub use id::StreamId;
-pub use measure::{Bucket, Histogram, Level, Tag, WaitStatistics};
+pub use measure::{Bucket, Histogram, Level, Tag, WaitOutcome, WaitStatistics};
 #[cfg(feature = "metrics")]
 pub use observe::Metrics;
 pub use observe::{

@@ -1,4 +1,4 @@
-//! What a recorder of the `metrics` crate is given.
+//! The families and values that a recorder of the `metrics` crate is given.
 #![cfg(feature = "metrics")]
 
 mod common;
@@ -14,11 +14,22 @@ use weirpool::*;
 
 type Values = Arc<Mutex<BTreeMap<String, Vec<f64>>>>;
 
-/// Keeps what it is given by name and labels: the last value of gauges and counters, all of histograms.
+/// What a family was described as.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Description {
+    kind: &'static str,
+    unit: &'static str,
+    help: String,
+}
+
+/// A recorder that keeps the last value of each gauge and counter, and all values of each histogram, by name and
+/// labels.
 #[derive(Default)]
 struct Book {
     values: Values,
-    units: Mutex<BTreeMap<String, Option<Unit>>>,
+    families: Mutex<BTreeMap<String, Description>>,
+    /// The names of the labels of each family that was published.
+    labels: Mutex<BTreeMap<String, Vec<String>>>,
 }
 
 struct Entry(Values, String);
@@ -43,7 +54,7 @@ impl GaugeFn for Entry {
 
 impl CounterFn for Entry {
     fn increment(&self, _: u64) {
-        panic!("a pool counts for itself, and tells sums");
+        panic!("a pool counts for itself, and publishes sums");
     }
     fn absolute(&self, value: u64) {
         self.set(value as f64);
@@ -63,17 +74,23 @@ impl Book {
             .labels()
             .map(|label| format!("{}={}", label.key(), label.value()))
             .collect();
+        let names = key.labels().map(|label| label.key().to_owned()).collect();
+        let mut all = self.labels.lock().unwrap();
+        all.insert(key.name().to_owned(), names);
         let name = format!("{}{{{}}}", key.name(), labels.join(","));
         Arc::new(Entry(self.values.clone(), name))
     }
 
-    fn describe(&self, name: &KeyName, unit: Option<Unit>) {
-        let known = self
-            .units
-            .lock()
-            .unwrap()
-            .insert(name.as_str().to_owned(), unit);
-        assert!(known.is_none(), "{name:?} is described twice");
+    fn describe(&self, kind: &'static str, name: &KeyName, unit: Option<Unit>, help: &str) {
+        let unit = unit.expect("every family has a unit").as_str();
+        let description = Description {
+            kind,
+            unit,
+            help: help.to_owned(),
+        };
+        let name = name.as_str().to_owned();
+        let known = self.families.lock().unwrap().insert(name, description);
+        assert!(known.is_none(), "{known:?} is described twice");
     }
 
     fn of(&self, name: &str, labels: &str) -> Vec<f64> {
@@ -84,14 +101,14 @@ impl Book {
 }
 
 impl Recorder for Book {
-    fn describe_counter(&self, key: KeyName, unit: Option<Unit>, _: SharedString) {
-        self.describe(&key, unit);
+    fn describe_counter(&self, key: KeyName, unit: Option<Unit>, help: SharedString) {
+        self.describe("counter", &key, unit, &help);
     }
-    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, _: SharedString) {
-        self.describe(&key, unit);
+    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, help: SharedString) {
+        self.describe("gauge", &key, unit, &help);
     }
-    fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, _: SharedString) {
-        self.describe(&key, unit);
+    fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, help: SharedString) {
+        self.describe("histogram", &key, unit, &help);
     }
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
         Counter::from_arc(self.entry(key))
@@ -110,6 +127,7 @@ fn figures_are_published_when_asked_for() {
     let pool = pool(&device, 64 * MIB);
     let (_, stream) = stream(&device, &pool);
     let tag = Tag::new("published");
+    let _reservation = now(pool.reserve(2 * MIB)).unwrap();
     let _held = pool.allocate(&stream, 4 * MIB).tag(tag).try_now().unwrap();
     drop(pool.try_allocate(&stream, 1000).unwrap());
     drop(pool.try_allocate(&stream, 1000).unwrap());
@@ -120,95 +138,183 @@ fn figures_are_published_when_asked_for() {
         metrics.publish();
     });
     let figures = pool.statistics();
-    let gauges = [
+    let values = [
         ("capacity_bytes", 64 * MIB),
         ("reserved_bytes", figures.reserved.current),
         ("reserved_high_bytes", figures.reserved.high),
-        ("used_bytes", 4 * MIB),
-        ("used_high_bytes", 4 * MIB + 1024),
+        ("used_bytes", 6 * MIB),
+        ("used_high_bytes", figures.used.high),
         ("pending_bytes", figures.pending.current),
         ("pending_high_bytes", figures.pending.high),
         ("free_bytes", figures.free),
+        ("moving_bytes", 0),
         ("largest_free_bytes", figures.largest_free),
-        ("cached_in_lanes_bytes", 1024),
+        ("cached_bytes", 1024),
         ("lost_to_rounding_bytes", 0),
         ("releasable_bytes", figures.releasable_bytes),
+        ("set_aside_bytes", 2 * MIB),
+        ("reservations", 1),
         ("live_blocks", 1),
-        ("waiting", 0),
-        ("allocations", 3),
-        ("frees", 2),
-        ("growths", figures.growths),
-        ("chunks_created", figures.chunks_created),
-        ("remaps", 0),
-        ("device_waits", 0),
-        ("released_bytes", 0),
-        ("events_created", figures.events_created),
-        ("waits_served", 0),
-        ("waits_abandoned", 0),
-        ("waits_deadlocked", 0),
-        ("waits_refused", 0),
-        ("waits_shed", 0),
+        ("waiting_requests", 0),
+        ("allocations_total", 3),
+        ("allocated_bytes_total", 4 * MIB + 2048),
+        ("frees_total", 2),
+        ("freed_bytes_total", 2048),
+        ("growths_total", figures.growths),
+        ("chunks_created_total", figures.chunks_created),
+        ("remapped_chunks_total", 0),
+        ("device_waits_total", 0),
+        ("released_bytes_total", 0),
+        ("events_created_total", figures.events_created),
     ];
-    for (name, value) in gauges {
+    for (name, value) in values {
         assert_eq!(book.of(name, "pool=serving"), [value as f64], "{name}");
     }
     assert_eq!(
-        book.of("fragmentation", "pool=serving"),
+        book.of("fragmentation_ratio", "pool=serving"),
         [figures.fragmentation()]
     );
-    assert_eq!(book.of("grants", "pool=serving,rung=lane"), [1.0]);
-    assert_eq!(book.of("grants", "pool=serving,rung=grown"), [2.0]);
+    assert_eq!(book.of("grants_total", "pool=serving,source=lane"), [1.0]);
     let of_tag = "pool=serving,tag=published";
     assert_eq!(book.of("tag_used_bytes", of_tag), [4.0 * MIB as f64]);
-    assert_eq!(book.of("tag_allocations", of_tag), [1.0]);
-    let units = book.units.lock().unwrap();
-    assert_eq!(units["weirpool_used_bytes"], Some(Unit::Bytes));
-    assert_eq!(units["weirpool_wait_seconds"], Some(Unit::Seconds));
+    assert_eq!(book.of("tag_allocations_total", of_tag), [1.0]);
 }
 
-/// Who was turned away, and who a deadlock failed, of all and by tag.
+/// The rows of the guide's table of metric names.
+fn documented() -> BTreeMap<String, (Description, Vec<String>)> {
+    let guide = include_str!("../docs/guide/observability.md");
+    let (_, section) = guide.split_once("## Metric names").expect("the section");
+    let section = section.split("\n# ").next().unwrap_or(section);
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    let rows = rows.map(|row| {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let [_, name, kind, labels, unit, help, _] = cells[..] else {
+            panic!("a row of five cells: {row}");
+        };
+        let kinds = ["counter", "gauge", "histogram"];
+        let description = Description {
+            kind: kinds.into_iter().find(|known| *known == kind).unwrap(),
+            unit: ["bytes", "count", "seconds"]
+                .into_iter()
+                .find(|known| *known == unit)
+                .unwrap(),
+            help: help.to_owned(),
+        };
+        let unquoted = |text: &str| text.trim_matches('`').to_owned();
+        let labels = labels.split(", ").map(unquoted).collect();
+        (unquoted(name), (description, labels))
+    });
+    rows.collect()
+}
+
+/// In a situation in which every family has a value.
 #[test]
-fn who_was_not_served_is_published() {
+fn documented_metric_names_are_the_exported_ones() {
+    let device = manual();
+    let tag = Tag::new("documented");
+    let pool = builder(&device, 8 * MIB)
+        .tag_limit(tag, 8 * MIB)
+        .build()
+        .unwrap();
+    let (_, stream) = stream(&device, &pool);
+    for _ in 0..8 {
+        let full = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let mut waiting = pool.allocate(&stream, 8 * MIB).tag(tag);
+        assert!(poll(&mut waiting).is_pending());
+        device.advance(us(10));
+        drop(full);
+        drop(now(waiting).unwrap());
+    }
+    let book = Book::default();
+    with_local_recorder(&book, || pool.metrics("serving").publish());
+    let families = book.families.lock().unwrap();
+    let labels = book.labels.lock().unwrap();
+    let exported: BTreeMap<_, _> = families
+        .iter()
+        .map(|(name, description)| {
+            let labels = labels.get(name).cloned().unwrap_or_default();
+            (name.clone(), (description.clone(), labels))
+        })
+        .collect();
+    assert_eq!(exported, documented());
+    assert_eq!(
+        labels.keys().collect::<Vec<_>>(),
+        families.keys().collect::<Vec<_>>(),
+        "every family that is published is described"
+    );
+    for (name, Description { kind, unit, .. }) in families.iter() {
+        assert_eq!(name.ends_with("_total"), *kind == "counter", "{name}");
+        let base = name.trim_end_matches("_total");
+        for unit_in_name in ["bytes", "seconds"] {
+            let has_it = base.ends_with(&format!("_{unit_in_name}"));
+            assert_eq!(has_it, *unit == unit_in_name, "{name}");
+        }
+    }
+}
+
+#[test]
+fn unserved_requests_are_published_by_outcome_and_reason() {
     let device = manual();
     let pool = builder(&device, 8 * MIB)
-        .queue_limit(1)
+        .queue_limit(3)
         .fail_deadlocks_after(us(1))
         .build()
         .unwrap();
     let (_, stream) = stream(&device, &pool);
-    let tag = Tag::new("published: turned away");
+    let tag = Tag::new("published: unserved");
     let _held = pool.try_allocate(&stream, 8 * MIB).unwrap();
-    let mut waiting = pool.allocate(&stream, MIB).tag(tag);
-    assert!(poll(&mut waiting).is_pending());
+    let mut deadlocked = pool.allocate(&stream, MIB).tag(tag);
+    let mut cancelled = pool.allocate(&stream, MIB).tag(tag);
+    let mut late = pool.allocate(&stream, MIB).tag(tag).timeout(us(5));
+    for waiting in [&mut deadlocked, &mut cancelled, &mut late] {
+        assert!(poll(waiting).is_pending());
+    }
     for _ in 0..2 {
         assert!(now(pool.allocate(&stream, MIB).tag(tag)).is_err());
     }
     assert!(now(pool.allocate(&stream, MIB)).is_err());
+    drop(cancelled);
+    device.advance(us(5));
+    assert!(poll(&mut late).is_ready());
     device.advance(us(10_000));
-    assert!(poll(&mut waiting).is_ready());
+    assert!(poll(&mut deadlocked).is_ready());
+    let closed = {
+        let mut waiting = pool.allocate(&stream, MIB);
+        assert!(poll(&mut waiting).is_pending());
+        pool.close();
+        poll(&mut waiting)
+    };
+    assert!(closed.is_ready());
     let book = Book::default();
     with_local_recorder(&book, || pool.metrics("serving").publish());
     for (name, value, of_tag) in [
-        ("waits_refused", 3.0, 2.0),
-        ("waits_deadlocked", 1.0, 1.0),
-        ("waits_abandoned", 1.0, 1.0),
-        ("waits_shed", 0.0, 0.0),
+        ("waits_total|outcome=served", 0.0, 0.0),
+        ("waits_total|outcome=timed_out", 1.0, 1.0),
+        ("waits_total|outcome=cancelled", 1.0, 1.0),
+        ("waits_total|outcome=deadlocked", 1.0, 1.0),
+        ("waits_total|outcome=failed", 1.0, 0.0),
+        ("rejections_total|reason=queue_full", 3.0, 2.0),
+        ("rejections_total|reason=shed", 0.0, 0.0),
     ] {
-        assert_eq!(book.of(name, "pool=serving"), [value], "{name}");
-        let labels = "pool=serving,tag=published: turned away";
-        assert_eq!(book.of(&format!("tag_{name}"), labels), [of_tag], "{name}");
+        let (name, label) = name.split_once('|').unwrap();
+        let labels = format!("pool=serving,{label}");
+        assert_eq!(book.of(name, &labels), [value], "{name} {label}");
+        let labels = format!("pool=serving,tag=published: unserved,{label}");
+        let of_this = book.of(&format!("tag_{name}"), &labels);
+        assert_eq!(of_this, [of_tag], "{name} {label}");
     }
 }
 
-/// Each publication records what came since the last; nothing is recorded twice.
+/// Each publication records the times since the last one; nothing is recorded twice.
 #[test]
 fn times_are_published_once() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("published: times");
     let wait = |micros| {
         let full = pool.try_allocate(&stream, 8 * MIB).unwrap();
-        let mut waiting = pool.allocate(&stream, 8 * MIB);
+        let mut waiting = pool.allocate(&stream, 8 * MIB).tag(tag);
         assert!(poll(&mut waiting).is_pending());
         device.advance(us(micros));
         drop(full);
@@ -218,12 +324,15 @@ fn times_are_published_once() {
     let mut metrics = pool.metrics("serving");
     let mut published = || {
         with_local_recorder(&book, || metrics.publish());
-        book.of("wait_seconds", "pool=serving")
+        let of_pool = book.of("wait_seconds", "pool=serving");
+        let of_tag = book.of("tag_wait_seconds", "pool=serving,tag=published: times");
+        assert_eq!(of_pool, of_tag, "all waits were of the tag");
+        of_pool
     };
     wait(100);
     wait(100);
-    let near = |told: &[f64], micros: f64| {
-        let ratio = told.iter().map(|told| told / (micros / 1e6));
+    let near = |reported: &[f64], micros: f64| {
+        let ratio = reported.iter().map(|reported| reported / (micros / 1e6));
         ratio.into_iter().all(|ratio| (1.0..1.07).contains(&ratio))
     };
     let first = published();

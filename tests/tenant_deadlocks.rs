@@ -84,7 +84,7 @@ fn two_who_wait_for_each_other_at_the_limit() {
     assert!(poll_with(&mut second, &waker).is_pending());
     let waits = pool.statistics_of_tag(tag).waits;
     assert_eq!(
-        (waits.deadlocked, waits.abandoned, waits.waiting),
+        (waits.deadlocked, waits.unserved(), waits.waiting),
         (1, 1, 1)
     );
     drop(one);

@@ -120,9 +120,9 @@ fn grants_and_frees_are_told_with_their_source() {
         assert_eq!(
             listener.take("TRACE"),
             [
-                format!("TRACE granted {at} rung=Grown address={address} tag=\"traced\""),
+                format!("TRACE granted {at} source=Grown address={address} tag=\"traced\""),
                 format!("TRACE freed {at} address={address}"),
-                format!("TRACE granted {at} rung=Lane address={address}"),
+                format!("TRACE granted {at} source=Lane address={address}"),
                 format!("TRACE freed {at} address={address}"),
             ]
         );
@@ -171,8 +171,8 @@ fn a_wait_is_a_span_with_its_outcome() {
         assert_eq!(
             listener.take("DEBUG wait"),
             [
-                "DEBUG waited outcome=\"abandoned\"".to_owned(),
-                format!("{waiting}512 outcome=\"abandoned\" ends"),
+                "DEBUG waited outcome=\"cancelled\" waited_ns=30000".to_owned(),
+                format!("{waiting}512 outcome=\"cancelled\" ends"),
                 "DEBUG waited outcome=\"served\" waited_ns=30000".to_owned(),
                 format!("{waiting}8388608 tag=\"traced wait\" outcome=\"served\" ends"),
             ]
@@ -186,14 +186,14 @@ fn growth_remapping_and_trimming_are_told() {
         let device = manual();
         let (pool, stream) = site(&device, 16 * MIB);
         let blocks = [(); 4].map(|()| pool.try_allocate(&stream, 4 * MIB).unwrap());
-        let grown = "DEBUG grown bytes=4194304 handles=2";
+        let grown = "DEBUG grown bytes=4194304 chunks=2";
         assert_eq!(listener.take("DEBUG grown"), [grown; 4]);
         let [a, b, c, d] = blocks;
         drop((a, c));
         now(stream.synchronize()).unwrap();
         let block = pool.try_allocate(&stream, 8 * MIB).unwrap();
         let told = listener.take("DEBUG");
-        assert_eq!(told, ["DEBUG remapped bytes=8388608 handles=4"]);
+        assert_eq!(told, ["DEBUG remapped bytes=8388608 chunks=4"]);
         drop((b, block, d));
         now(stream.synchronize()).unwrap();
         pool.trim_to(0).unwrap();
@@ -211,7 +211,7 @@ fn reaps_and_waits_on_the_device_are_told() {
         device.advance(us(1));
         listener.take("");
         assert!(pool.reap().unwrap());
-        assert_eq!(listener.take(""), ["TRACE harvested streams=1"]);
+        assert_eq!(listener.take(""), ["TRACE reaped streams=1"]);
         let work = device.stream(first.raw());
         let block = pool.try_allocate(&first, 8 * MIB).unwrap();
         use_block(&work.unwrap(), &block, us(50));

@@ -4,7 +4,7 @@ use super::event_log::EventLog;
 use super::{Change, Counters, Effort, Fills, MaintenanceSettings, Publish, Upstream};
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
 use crate::heap::policy::{Order, Reuse, WaitLimit};
-use crate::heap::{Geometry, Heap, Remapping, Totals};
+use crate::heap::{self, Geometry, Heap, Remapping, Totals};
 use crate::lane::{Bounds, Gate};
 use crate::measure::Waits;
 use crate::sync::{Busy, Guards, Mutex, Ordering, SharedNumber, SharedState, plain};
@@ -148,7 +148,7 @@ impl Core {
     /// # Errors
     /// The invariant that does not hold.
     pub(crate) fn check(&self) -> Result<(), String> {
-        self.heap.lock().check()
+        heap::check::invariants(&self.heap.lock())
     }
 
     /// Returns the sticky error that ended the pool, if one did.

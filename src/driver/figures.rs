@@ -10,7 +10,7 @@
 use super::{Hits, Maintenance, Source, Statistics, counters};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
-use crate::heap::{Figures, High, Request};
+use crate::heap::{Figures, High, Request, inspect};
 use crate::lane::{Lane, LaneFigures};
 use crate::measure::{Level, Mark};
 
@@ -84,7 +84,7 @@ impl Maintenance {
             (registry.lanes.clone(), registry.retired.figures(since))
         };
         lanes.iter().for_each(|lane| sum.add(&lane.figures(since)));
-        (heap.figures(since), sum)
+        (Figures::of(&heap, since), sum)
     }
 
     /// Returns the pool's figures since it was built.
@@ -153,7 +153,8 @@ impl Maintenance {
     pub(crate) fn figures_of(&self, lane: &Lane) -> (LaneFigures, u64) {
         let heap = self.heap.lock();
         let figures = lane.figures(Mark::RESET);
-        let pending = heap.pending_on(lane.id) + figures.cached - figures.cached_complete;
+        let pending =
+            inspect::pending_on(&heap, lane.id) + figures.cached - figures.cached_complete;
         (figures, pending)
     }
 

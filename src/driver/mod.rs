@@ -84,7 +84,8 @@ pub use walk::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
 
 use crate::device::{Device, DeviceError};
 use crate::error::BuildError;
-use crate::heap::{Placement, Request, ReservationId};
+use crate::heap::{Placement, Request};
+use crate::id::ReservationId;
 use crate::lane::Lane;
 pub(crate) use crate::lane::Use;
 use crate::sync::{Arc, plain};
@@ -172,7 +173,7 @@ impl Driver {
     /// Makes a reservation of complete memory.
     pub(crate) fn reservation(&self, allocations: Allocations) -> ReservationId {
         let mut heap = self.heap.lock();
-        heap.reservation(allocations.into_iter().map(|allocation| allocation.id))
+        heap.reserve(allocations.into_iter().map(|allocation| allocation.id))
     }
 
     /// Adds complete memory to a reservation.
@@ -207,7 +208,8 @@ impl Driver {
 
     /// Bytes of a reservation that are not allocated, and those of its largest block.
     pub(crate) fn left_in_reservation(&self, reservation: ReservationId) -> (u64, u64) {
-        self.heap.lock().left_in_reservation(reservation)
+        let state = self.heap.lock().reservation_state(reservation);
+        (state.left, state.largest)
     }
 
     /// Splits off another reservation of that size, if as many bytes are not allocated.

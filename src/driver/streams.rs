@@ -6,8 +6,8 @@ use super::{Change, HistoryEvent};
 use crate::device::{DeviceError, DeviceStream, Host, RawStream, Watch};
 use crate::error::StreamError;
 use crate::fault::injected;
-use crate::heap::Fences;
 use crate::heap::policy::Order;
+use crate::heap::{self, Fences};
 use crate::id::{StreamId, Ticket};
 use crate::lane::{Bounds, CachedBlock, Events, Lane, Marker};
 use crate::sync::{Arc, Busy, Guards};
@@ -341,7 +341,7 @@ impl Streams {
     /// What is missing.
     pub(crate) fn check_conserved(&self) -> Result<(), String> {
         self.flush(Flush::All);
-        self.heap.lock().check_conserved()
+        heap::check::conserved(&self.heap.lock())
     }
 
     /// Returns how many blocks came back so far, if none is on its way: pending, cached, or being moved.
@@ -374,7 +374,9 @@ impl Streams {
             return lanes.iter().cloned().collect();
         }
         let heap = self.heap.lock();
-        let waiting = lanes.iter().filter(|lane| heap.is_waiting_for(lane.id));
+        let waiting = lanes
+            .iter()
+            .filter(|lane| heap::inspect::pending_on(&heap, lane.id) > 0);
         waiting.cloned().collect()
     }
 

@@ -12,6 +12,7 @@ use super::Driver;
 use super::memory::Held;
 use super::streams::Flush;
 use crate::device::{Device, MemoryKind, Watch};
+use crate::heap::inspect;
 use crate::lane::{Lane, Marker};
 use crate::sync::plain::{AtomicU64, Ordering};
 use crate::sync::{Arc, assert_unlocked, plain};
@@ -89,7 +90,7 @@ fn report_lost(driver: &Driver) {
     driver.flush(Flush::All);
     let (blocks, bytes) = {
         let heap = driver.heap.lock();
-        (heap.used_blocks(), heap.totals().used.current)
+        (inspect::used_blocks(&heap), heap.totals().used.current)
     };
     if blocks > 0 {
         let whom = "granted, and forgotten before they were taken";

@@ -1,7 +1,6 @@
 //! Decisions as pure functions, and the words in which a user states them.
 
-use super::Forecast;
-use std::time::Duration;
+use super::forecast::{Donor, Forecast, TOLERANCE, Taker};
 
 /// What comes first when free memory does not do: sources 4 and 5 of the reuse ladder.
 ///
@@ -277,42 +276,6 @@ impl Sealing {
     }
 }
 
-/// What is known of the point at which a pending block will be complete.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Donor {
-    /// When its event was recorded; `None` while its ticket is not sealed.
-    pub(crate) sealed_at: Option<Duration>,
-    /// When it was expected then, given what its stream had to do before.
-    pub(crate) expected_at: Option<Duration>,
-    /// How many events were recorded before, on whatever stream; the most there can be, while there is none.
-    pub(crate) number: u64,
-    /// How long the donor stream's events take to complete.
-    pub(crate) latency: Duration,
-}
-
-/// What is known of the stream that would wait.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Taker {
-    pub(crate) now: Duration,
-    /// When its own submitted work is expected to be through.
-    pub(crate) tail: Duration,
-}
-
-/// What is expected is a mean: of two streams with the same backlog each would come after the other
-/// half of the time. A quarter more than the taker's own tail counts as in time.
-pub(super) const TOLERANCE: u32 = 4;
-
-/// After so many times its mean a point is overdue: its stream may be stuck, and perhaps behind the
-/// very stream that would wait. Nobody is made to wait for it.
-pub(super) const OVERDUE: u32 = 3;
-
-impl Donor {
-    /// When the point is overdue, at the latest.
-    pub(crate) fn overdue_at(self, now: Duration) -> Duration {
-        self.sealed_at.unwrap_or(now) + self.latency * OVERDUE
-    }
-}
-
 impl WaitLimit {
     /// When the donor is expected, if the taker may be made to wait for it. Within the tail it is in time, whenever
     /// that is: which of several is taken is left to how well they pack.
@@ -344,6 +307,7 @@ impl WaitLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)

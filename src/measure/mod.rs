@@ -26,8 +26,8 @@ pub use level::Level;
 pub(crate) use level::{Highs, Mark};
 pub use tag::Tag;
 pub(crate) use units::{Bytes, Milliseconds};
-pub use waits::WaitStatistics;
 pub(crate) use waits::Waits;
+pub use waits::{WaitOutcome, WaitStatistics};
 
 /// How much of `free` is outside the largest piece: 0 when it is one piece, or there is none, to 1.
 pub(crate) fn fragmentation(free: u64, largest: u64) -> f64 {

@@ -4,6 +4,49 @@ use super::histogram::{Histogram, Recorder};
 use crate::sync::{Count, plain::OnceLock};
 use std::time::Duration;
 
+/// How a wait for memory ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+#[non_exhaustive]
+pub enum WaitOutcome {
+    /// The request was granted.
+    Served,
+    /// The request's timeout or deadline passed.
+    TimedOut,
+    /// The request's future was dropped: its caller was cancelled, or its client disconnected.
+    Cancelled,
+    /// The request failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the queue or at the limit of its tag.
+    Deadlocked,
+    /// The request failed with another error: the pool was closed, the device failed, or the request can never fit any more.
+    Failed,
+}
+
+impl WaitOutcome {
+    /// Every outcome.
+    pub const ALL: [Self; 5] = [
+        Self::Served,
+        Self::TimedOut,
+        Self::Cancelled,
+        Self::Deadlocked,
+        Self::Failed,
+    ];
+
+    /// Returns the name of the outcome in metrics and traces, in snake case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Served => "served",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+            Self::Deadlocked => "deadlocked",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// How requests waited, on the device's clock: of a pool, a stream or a tag.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -11,13 +54,17 @@ use std::time::Duration;
 pub struct WaitStatistics {
     /// Number of requests that are waiting.
     pub waiting: usize,
-    /// Number of requests that waited and were served.
+    /// Number of requests that waited and were granted.
     pub served: u64,
-    /// Number of requests that waited and were not served: cancelled, timed out, or failed.
-    pub abandoned: u64,
-    /// Number of those that failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the queue or at the limit of
-    /// their tag.
+    /// Number of requests that waited until their timeout or deadline.
+    pub timed_out: u64,
+    /// Number of requests that waited until their future was dropped.
+    pub cancelled: u64,
+    /// Number of requests that waited and failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the queue or at
+    /// the limit of their tag.
     pub deadlocked: u64,
+    /// Number of requests that waited and failed with another error.
+    pub failed: u64,
     /// Number of requests rejected before they waited, because the queue was
     /// [full](crate::PoolBuilder::queue_limit).
     pub refused: u64,
@@ -29,13 +76,31 @@ pub struct WaitStatistics {
 }
 
 impl WaitStatistics {
+    /// Returns the number of waits that ended with `outcome`.
+    pub fn of(&self, outcome: WaitOutcome) -> u64 {
+        match outcome {
+            WaitOutcome::Served => self.served,
+            WaitOutcome::TimedOut => self.timed_out,
+            WaitOutcome::Cancelled => self.cancelled,
+            WaitOutcome::Deadlocked => self.deadlocked,
+            WaitOutcome::Failed => self.failed,
+        }
+    }
+
+    /// Returns the number of requests that waited and were not served, for any reason.
+    pub fn unserved(&self) -> u64 {
+        self.timed_out + self.cancelled + self.deadlocked + self.failed
+    }
+
     /// Returns these figures with the counters since `earlier`.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         Self {
             waiting: self.waiting,
             served: self.served.saturating_sub(earlier.served),
-            abandoned: self.abandoned.saturating_sub(earlier.abandoned),
+            timed_out: self.timed_out.saturating_sub(earlier.timed_out),
+            cancelled: self.cancelled.saturating_sub(earlier.cancelled),
             deadlocked: self.deadlocked.saturating_sub(earlier.deadlocked),
+            failed: self.failed.saturating_sub(earlier.failed),
             refused: self.refused.saturating_sub(earlier.refused),
             shed: self.shed.saturating_sub(earlier.shed),
             times: self.times.since(&earlier.times),
@@ -47,9 +112,7 @@ impl WaitStatistics {
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     waiting: Count,
-    served: Count,
-    abandoned: Count,
-    deadlocked: Count,
+    ended: [Count; WaitOutcome::ALL.len()],
     refused: Count,
     shed: Count,
     /// Made with the first wait that is recorded: most streams and tags never wait.
@@ -61,21 +124,13 @@ impl Waits {
         self.waiting.add(1);
     }
 
-    /// Ends a wait that has begun: with a grant after `waited`, or without one.
-    pub(crate) fn end(&self, waited: Option<Duration>) {
-        match waited {
-            Some(waited) => {
-                self.times.get_or_init(Box::default).record(waited);
-                self.served.add(1);
-            }
-            None => self.abandoned.add(1),
+    /// Ends a wait that has begun, after `waited`.
+    pub(crate) fn end(&self, outcome: WaitOutcome, waited: Duration) {
+        if outcome == WaitOutcome::Served {
+            self.times.get_or_init(Box::default).record(waited);
         }
+        self.ended[outcome as usize].add(1);
         self.waiting.subtract(1);
-    }
-
-    /// A wait that has begun is about to fail by a deadlock.
-    pub(crate) fn note_deadlocked(&self) {
-        self.deadlocked.add(1);
     }
 
     /// A wait does not begin, because the queue is full.
@@ -93,14 +148,18 @@ impl Waits {
         usize::try_from(self.waiting.get()).unwrap_or(usize::MAX)
     }
 
-    /// Returns what was counted so far. A request that leaves during the read may be counted as waiting and as served.
+    /// Returns what was counted so far. A request that leaves during the read may be counted as waiting and as ended.
     pub(crate) fn statistics(&self) -> WaitStatistics {
+        let waiting = self.waiting();
+        let ended = |outcome: WaitOutcome| self.ended[outcome as usize].get();
         let times = self.times.get().map(|times| times.histogram());
         WaitStatistics {
-            waiting: self.waiting(),
-            served: self.served.get(),
-            abandoned: self.abandoned.get(),
-            deadlocked: self.deadlocked.get(),
+            waiting,
+            served: ended(WaitOutcome::Served),
+            timed_out: ended(WaitOutcome::TimedOut),
+            cancelled: ended(WaitOutcome::Cancelled),
+            deadlocked: ended(WaitOutcome::Deadlocked),
+            failed: ended(WaitOutcome::Failed),
             refused: self.refused.get(),
             shed: self.shed.get(),
             times: times.unwrap_or_default(),
@@ -115,26 +174,27 @@ mod tests {
     #[test]
     fn wait_is_counted_once_under_its_outcome() {
         let waits = Waits::default();
-        (0..3).for_each(|_| waits.begin());
-        waits.end(Some(Duration::from_micros(5)));
-        waits.end(None);
-        waits.note_deadlocked();
+        let waited = Duration::from_micros(5);
+        for outcome in WaitOutcome::ALL {
+            waits.begin();
+            waits.end(outcome, waited);
+            assert_eq!(waits.statistics().of(outcome), 1, "{}", outcome.name());
+        }
+        waits.begin();
         waits.note_refused();
         waits.note_shed();
         let figures = waits.statistics();
+        assert_eq!((figures.waiting, figures.unserved()), (1, 4));
+        assert_eq!((figures.refused, figures.shed), (1, 1));
         assert_eq!(
-            (figures.waiting, figures.served, figures.abandoned),
-            (1, 1, 1)
+            (figures.times.count(), figures.times.longest()),
+            (1, waited)
         );
-        assert_eq!(
-            (figures.deadlocked, figures.refused, figures.shed),
-            (1, 1, 1)
-        );
-        assert_eq!(figures.times.longest(), Duration::from_micros(5));
         let since = figures.since(&figures);
-        assert_eq!(
-            (since.waiting, since.served, since.times.count()),
-            (1, 0, 0)
-        );
+        let nothing = WaitStatistics {
+            waiting: 1,
+            ..WaitStatistics::default()
+        };
+        assert_eq!(since, nothing);
     }
 }

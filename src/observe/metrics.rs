@@ -1,43 +1,238 @@
 //! The figures for a recorder of the `metrics` crate.
 //!
-//! They are published when the user says so, and not by the pool on its own account: who exports knows
-//! how often figures are collected, and a pool that nobody asks pays nothing.
+//! They are published when the caller asks, and not by the pool on its own account: the exporter knows how often
+//! figures are collected, and a pool that is never asked pays nothing. [`POOL`] and [`TAG`] are the only lists of what
+//! is published: names, units, help and values.
 
 use super::TagStatistics;
 use crate::driver::{Source, Statistics};
-use crate::measure::{Histogram, Level};
+use crate::measure::{Histogram, Tag, WaitOutcome, WaitStatistics};
 use crate::queue::Presence;
 use crate::sync::plain::Arc;
-use ::metrics::{SharedString, Unit, counter, gauge, histogram};
+use ::metrics::{
+    Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
+};
+use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
-/// Publishes a pool's figures to the recorder of the [`metrics`](https://docs.rs/metrics) crate that is
-/// installed: made by [`Pool::metrics`](crate::Pool::metrics). A handle of the pool, which lives as long.
+/// A metric family, whose values come from figures `F`.
+struct Family<F: 'static> {
+    name: &'static str,
+    unit: Unit,
+    help: &'static str,
+    value: Value<F>,
+}
+
+enum Value<F: 'static> {
+    /// Nothing is published for `None`.
+    Gauge(fn(&F) -> Option<f64>),
+    Counter(fn(&F) -> u64),
+    /// A counter for each value of a label.
+    CounterBy(&'static str, fn(&F) -> Vec<(&'static str, u64)>),
+    /// The times recorded since the last publication.
+    Histogram(fn(&F) -> &Histogram),
+}
+
+/// What the pool's families are read from.
+struct Figures {
+    statistics: Statistics,
+    expected_wait: Option<Duration>,
+}
+
+/// Builds a table of families: `kind(label) name unit help value`.
+macro_rules! families {
+    ($($kind:ident $(($label:literal))? $name:literal $unit:ident $help:literal $value:expr;)*) => {
+        &[$(Family {
+            name: concat!("weirpool_", $name),
+            unit: Unit::$unit,
+            help: $help,
+            value: Value::$kind($($label,)? $value),
+        }),*]
+    };
+}
+
+const POOL: &[Family<Figures>] = families! {
+    Gauge "capacity_bytes" Bytes "the most that may be reserved"
+        |f| bytes(f.statistics.capacity);
+    Gauge "reserved_bytes" Bytes "reserved from the device"
+        |f| bytes(f.statistics.reserved.current);
+    Gauge "reserved_high_bytes" Bytes "high-water mark of the reserved bytes"
+        |f| bytes(f.statistics.reserved.high);
+    Gauge "used_bytes" Bytes "in live blocks, or set aside for reservations"
+        |f| bytes(f.statistics.used.current);
+    Gauge "used_high_bytes" Bytes "high-water mark of the used bytes"
+        |f| bytes(f.statistics.used.high);
+    Gauge "pending_bytes" Bytes "freed, behind device work that is not known to be complete"
+        |f| bytes(f.statistics.pending.current);
+    Gauge "pending_high_bytes" Bytes "high-water mark of the pending bytes"
+        |f| bytes(f.statistics.pending.high);
+    Gauge "free_bytes" Bytes "available to any stream immediately"
+        |f| bytes(f.statistics.free);
+    Gauge "moving_bytes" Bytes "claimed by a thread that maps or releases memory"
+        |f| bytes(f.statistics.moving);
+    Gauge "largest_free_bytes" Bytes "the largest free block"
+        |f| bytes(f.statistics.largest_free);
+    Gauge "cached_bytes" Bytes "cached by lanes for their own streams"
+        |f| bytes(f.statistics.cached_in_lanes);
+    Gauge "lost_to_rounding_bytes" Bytes "granted to live blocks beyond their requests"
+        |f| bytes(f.statistics.lost_to_rounding);
+    Gauge "releasable_bytes" Bytes "in chunks that are wholly free"
+        |f| bytes(f.statistics.releasable_bytes);
+    Gauge "set_aside_bytes" Bytes "held by reservations and not allocated"
+        |f| bytes(f.statistics.set_aside);
+    Gauge "reservations" Count "live reservations"
+        |f| count(f.statistics.reservations as u64);
+    Gauge "live_blocks" Count "blocks that are allocated and not freed"
+        |f| count(f.statistics.live_blocks);
+    Gauge "fragmentation_ratio" Count "share of the free memory outside the largest free block"
+        |f| Some(f.statistics.fragmentation());
+    Gauge "waiting_requests" Count "requests that wait for memory"
+        |f| count(f.statistics.waits.waiting as u64);
+    Gauge "expected_wait_seconds" Seconds "expected wait of a small request that joins the queue now; absent until eight requests were served after a wait"
+        |f| f.expected_wait.map(|wait| wait.as_secs_f64());
+    Counter "allocations_total" Count "blocks granted"
+        |f| f.statistics.allocations;
+    Counter "allocated_bytes_total" Bytes "bytes of the blocks granted"
+        |f| f.statistics.allocated;
+    Counter "frees_total" Count "blocks freed"
+        |f| f.statistics.frees;
+    Counter "freed_bytes_total" Bytes "bytes of the blocks freed"
+        |f| f.statistics.freed;
+    CounterBy("source") "grants_total" Count "grants by the source of the memory"
+        |f| grants(&f.statistics);
+    CounterBy("outcome") "waits_total" Count "waits that ended, by their outcome"
+        |f| outcomes(&f.statistics.waits);
+    CounterBy("reason") "rejections_total" Count "requests rejected before they waited, by reason"
+        |f| rejections(&f.statistics.waits);
+    Counter "growths_total" Count "times that memory was mapped, or allocated from the device"
+        |f| f.statistics.growths;
+    Counter "chunks_created_total" Count "chunks allocated from the device"
+        |f| f.statistics.chunks_created;
+    Counter "remapped_chunks_total" Count "chunks mapped to another address"
+        |f| f.statistics.remaps;
+    Counter "device_waits_total" Count "device-side waits inserted before the reuse of another stream's memory"
+        |f| f.statistics.device_waits;
+    Counter "released_bytes_total" Bytes "released to the device"
+        |f| f.statistics.released;
+    Counter "events_created_total" Count "device events created; constant in a steady state"
+        |f| f.statistics.events_created;
+    Histogram "wait_seconds" Seconds "how long requests waited that were served"
+        |f| &f.statistics.waits.times;
+    Histogram "pending_age_seconds" Seconds "from the recording of a free's event until it was seen complete"
+        |f| &f.statistics.pending_ages;
+};
+
+const TAG: &[Family<TagStatistics>] = families! {
+    Gauge "tag_used_bytes" Bytes "in live blocks of the tag"
+        |f| bytes(f.used.current);
+    Gauge "tag_used_high_bytes" Bytes "high-water mark of the tag's used bytes"
+        |f| bytes(f.used.high);
+    Gauge "tag_limit_bytes" Bytes "the most that the tag may use; absent if it has no limit"
+        |f| f.limit.and_then(bytes);
+    Gauge "tag_waiting_requests" Count "requests of the tag that wait, in the queue or at its limit"
+        |f| count(f.waits.waiting as u64);
+    Counter "tag_allocations_total" Count "blocks granted to the tag"
+        |f| f.allocations;
+    Counter "tag_frees_total" Count "blocks of the tag that were freed"
+        |f| f.frees;
+    CounterBy("outcome") "tag_waits_total" Count "waits of the tag that ended, by their outcome"
+        |f| outcomes(&f.waits);
+    CounterBy("reason") "tag_rejections_total" Count "requests of the tag rejected before they waited, by reason"
+        |f| rejections(&f.waits);
+    Histogram "tag_wait_seconds" Seconds "how long requests of the tag waited that were served"
+        |f| &f.waits.times;
+};
+
+fn bytes(bytes: u64) -> Option<f64> {
+    Some(bytes as f64)
+}
+
+fn count(count: u64) -> Option<f64> {
+    Some(count as f64)
+}
+
+fn grants(statistics: &Statistics) -> Vec<(&'static str, u64)> {
+    let sources = Source::ALL.iter();
+    sources
+        .map(|source| (source.name(), statistics.hits.of(*source)))
+        .collect()
+}
+
+fn outcomes(waits: &WaitStatistics) -> Vec<(&'static str, u64)> {
+    let outcomes = WaitOutcome::ALL.iter();
+    outcomes
+        .map(|outcome| (outcome.name(), waits.of(*outcome)))
+        .collect()
+}
+
+fn rejections(waits: &WaitStatistics) -> Vec<(&'static str, u64)> {
+    vec![("queue_full", waits.refused), ("shed", waits.shed)]
+}
+
+impl<F> Family<F> {
+    fn describe(&self) {
+        let Self {
+            name, unit, help, ..
+        } = *self;
+        match self.value {
+            Value::Gauge(_) => describe_gauge!(name, unit, help),
+            Value::Counter(_) | Value::CounterBy(..) => describe_counter!(name, unit, help),
+            Value::Histogram(_) => describe_histogram!(name, unit, help),
+        }
+    }
+
+    /// Publishes the value; of times, those since the figures `before`.
+    fn publish(&self, figures: &F, before: Option<&F>, labels: &[Label]) {
+        let name = self.name;
+        match self.value {
+            Value::Gauge(value) => {
+                if let Some(value) = value(figures) {
+                    gauge!(name, labels.iter()).set(value);
+                }
+            }
+            Value::Counter(value) => counter!(name, labels.iter()).absolute(value(figures)),
+            Value::CounterBy(label, values) => {
+                for (value, count) in values(figures) {
+                    let mut labels = labels.to_vec();
+                    labels.push(Label::from_static_parts(label, value));
+                    counter!(name, labels.iter()).absolute(count);
+                }
+            }
+            Value::Histogram(times) => {
+                let recorder = histogram!(name, labels.iter());
+                let nothing = Histogram::default();
+                let since = times(figures).since(before.map_or(&nothing, times));
+                for bucket in since.buckets() {
+                    let count = usize::try_from(bucket.count).unwrap_or(usize::MAX);
+                    recorder.record_many(bucket.to.as_secs_f64(), count);
+                }
+            }
+        }
+    }
+}
+
+/// Publishes a pool's figures to the installed recorder of the [`metrics`](https://docs.rs/metrics) crate: made by
+/// [`Pool::metrics`](crate::Pool::metrics). It is a handle of the pool and keeps it alive.
 ///
-/// Each has the label `pool`. What is in bytes ends in `_bytes`, what is in seconds in `_seconds`.
-///
-/// | kind | names, after `weirpool_` |
-/// |---|---|
-/// | gauges | `capacity_bytes`, `reserved_bytes`, `reserved_high_bytes`, `used_bytes`, `used_high_bytes`, `pending_bytes`, `pending_high_bytes`, `free_bytes`, `largest_free_bytes`, `cached_in_lanes_bytes`, `lost_to_rounding_bytes`, `releasable_bytes`, `fragmentation`, `live_blocks`, `waiting` |
-/// | counters | `allocations`, `frees`, `waits_served`, `waits_abandoned`, `waits_deadlocked`, `waits_refused`, `waits_shed`, `growths`, `chunks_created`, `remaps`, `device_waits`, `released_bytes`, `events_created` |
-/// | counters with the label `source` | `grants` |
-/// | histograms | `wait_seconds`, `pending_age_seconds`: each publication records what came since the last |
-/// | with the label `tag` | gauges `tag_used_bytes`, `tag_used_high_bytes`, `tag_waiting`; counters `tag_allocations`, `tag_frees`, `tag_waits_served`, `tag_waits_abandoned`, `tag_waits_deadlocked`, `tag_waits_refused`, `tag_waits_shed` |
+/// Names and units follow Prometheus: base units in the name, and `_total` for counters. Every family has the label
+/// `pool`; those of tags also `tag`. The [guide](crate::guide::observability#metric-names) lists all of them; they
+/// are stable. Each publication records in the histograms the times since the last one.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
 /// # let pool = Pool::builder(SimDevice::new()).build()?;
 /// let mut metrics = pool.metrics("serving");
-/// metrics.publish(); // whenever the figures are collected: every ten seconds, say
+/// metrics.publish(); // whenever the figures are collected, for example every ten seconds
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Metrics {
     presence: Arc<Presence>,
     pool: SharedString,
-    is_described: bool,
-    /// What was published of times that were recorded.
-    wait_times: Histogram,
-    pending_ages: Histogram,
+    /// The figures of the last publication.
+    last: Option<Figures>,
+    last_of_tags: BTreeMap<Tag, TagStatistics>,
 }
 
 impl Metrics {
@@ -45,204 +240,40 @@ impl Metrics {
         Self {
             presence,
             pool: name.into(),
-            is_described: false,
-            wait_times: Histogram::default(),
-            pending_ages: Histogram::default(),
+            last: None,
+            last_of_tags: BTreeMap::new(),
         }
     }
 
-    /// Publishes the figures of now, and the times that were recorded since the last publication.
+    /// Publishes the current figures, and the times that were recorded since the last publication.
     ///
-    /// Takes some microseconds, and for histograms as long as the recorder does. The recorder is called
-    /// while the pool holds no lock.
+    /// Takes some microseconds, and for histograms as long as the recorder does. The recorder is called while the pool
+    /// holds no lock.
     pub fn publish(&mut self) {
-        if !std::mem::replace(&mut self.is_described, true) {
-            describe();
+        if self.last.is_none() {
+            POOL.iter().for_each(Family::describe);
+            TAG.iter().for_each(Family::describe);
         }
         let service = &self.presence.service;
-        let figures = service.driver.statistics();
-        self.publish_levels(&figures);
-        self.publish_counts(&figures);
-        for tag in TagStatistics::of_all(&service.queue.accounts) {
-            self.publish_tag(&tag);
-        }
-        let (wait_times, pending_ages) = (figures.waits.times, figures.pending_ages);
-        self.record("weirpool_wait_seconds", &wait_times.since(&self.wait_times));
-        self.record(
-            "weirpool_pending_age_seconds",
-            &pending_ages.since(&self.pending_ages),
-        );
-        (self.wait_times, self.pending_ages) = (wait_times, pending_ages);
-    }
-
-    fn publish_levels(&self, figures: &Statistics) {
-        let level = |name: &'static str, high: &'static str, level: Level| {
-            self.gauge(name, level.current as f64);
-            self.gauge(high, level.high as f64);
+        let figures = Figures {
+            statistics: service.driver.statistics(),
+            expected_wait: service.expected_wait(0),
         };
-        level(
-            "weirpool_reserved_bytes",
-            "weirpool_reserved_high_bytes",
-            figures.reserved,
-        );
-        level(
-            "weirpool_used_bytes",
-            "weirpool_used_high_bytes",
-            figures.used,
-        );
-        level(
-            "weirpool_pending_bytes",
-            "weirpool_pending_high_bytes",
-            figures.pending,
-        );
-        for (name, value) in [
-            ("weirpool_capacity_bytes", figures.capacity),
-            ("weirpool_free_bytes", figures.free),
-            ("weirpool_largest_free_bytes", figures.largest_free),
-            ("weirpool_cached_in_lanes_bytes", figures.cached_in_lanes),
-            ("weirpool_lost_to_rounding_bytes", figures.lost_to_rounding),
-            ("weirpool_releasable_bytes", figures.releasable_bytes),
-            ("weirpool_live_blocks", figures.live_blocks),
-            ("weirpool_waiting", figures.waits.waiting as u64),
-        ] {
-            self.gauge(name, value as f64);
+        let mut labels = vec![Label::new("pool", self.pool.clone())];
+        for family in POOL {
+            family.publish(&figures, self.last.as_ref(), &labels);
         }
-        self.gauge("weirpool_fragmentation", figures.fragmentation());
-    }
-
-    fn publish_counts(&self, figures: &Statistics) {
-        for (name, value) in [
-            ("weirpool_allocations", figures.allocations),
-            ("weirpool_frees", figures.frees),
-            ("weirpool_waits_served", figures.waits.served),
-            ("weirpool_waits_abandoned", figures.waits.abandoned),
-            ("weirpool_waits_deadlocked", figures.waits.deadlocked),
-            ("weirpool_waits_refused", figures.waits.refused),
-            ("weirpool_waits_shed", figures.waits.shed),
-            ("weirpool_growths", figures.growths),
-            ("weirpool_handles_created", figures.chunks_created),
-            ("weirpool_remaps", figures.remaps),
-            ("weirpool_device_waits", figures.device_waits),
-            ("weirpool_released_bytes", figures.released),
-            ("weirpool_events_created", figures.events_created),
-        ] {
-            counter!(name, "pool" => self.pool.clone()).absolute(value);
-        }
-        for source in Source::ALL {
-            let (pool, source_name) = (self.pool.clone(), source.name());
-            counter!("weirpool_grants", "pool" => pool, "rung" => source_name)
-                .absolute(figures.hits.of(source));
+        self.last = Some(figures);
+        for figures in TagStatistics::of_all(&service.queue.accounts) {
+            labels.truncate(1);
+            labels.push(Label::new("tag", figures.tag.name()));
+            let last = self.last_of_tags.get(&figures.tag);
+            for family in TAG {
+                family.publish(&figures, last, &labels);
+            }
+            self.last_of_tags.insert(figures.tag, figures);
         }
     }
-
-    fn publish_tag(&self, figures: &TagStatistics) {
-        let tag = figures.tag.name();
-        for (name, value) in [
-            ("weirpool_tag_used_bytes", figures.used.current),
-            ("weirpool_tag_used_high_bytes", figures.used.high),
-            ("weirpool_tag_waiting", figures.waits.waiting as u64),
-        ] {
-            gauge!(name, "pool" => self.pool.clone(), "tag" => tag).set(value as f64);
-        }
-        if let Some(limit) = figures.limit {
-            gauge!("weirpool_tag_limit_bytes", "pool" => self.pool.clone(), "tag" => tag)
-                .set(limit as f64);
-        }
-        for (name, value) in [
-            ("weirpool_tag_allocations", figures.allocations),
-            ("weirpool_tag_frees", figures.frees),
-            ("weirpool_tag_waits_served", figures.waits.served),
-            ("weirpool_tag_waits_abandoned", figures.waits.abandoned),
-            ("weirpool_tag_waits_deadlocked", figures.waits.deadlocked),
-            ("weirpool_tag_waits_refused", figures.waits.refused),
-            ("weirpool_tag_waits_shed", figures.waits.shed),
-        ] {
-            counter!(name, "pool" => self.pool.clone(), "tag" => tag).absolute(value);
-        }
-    }
-
-    fn gauge(&self, name: &'static str, value: f64) {
-        gauge!(name, "pool" => self.pool.clone()).set(value);
-    }
-
-    fn record(&self, name: &'static str, times: &Histogram) {
-        let recorded = histogram!(name, "pool" => self.pool.clone());
-        for bucket in times.buckets() {
-            let count = usize::try_from(bucket.count).unwrap_or(usize::MAX);
-            recorded.record_many(bucket.to.as_secs_f64(), count);
-        }
-    }
-}
-
-/// What units cannot be read off the names, and what a figure means where the name does not say it.
-fn describe() {
-    use ::metrics::{describe_counter, describe_gauge, describe_histogram};
-    for (name, meaning) in [
-        ("weirpool_capacity_bytes", "what may be held at most"),
-        ("weirpool_reserved_bytes", "held from the device"),
-        ("weirpool_used_bytes", "in blocks that somebody owns"),
-        (
-            "weirpool_pending_bytes",
-            "given back, behind work that is not known to be complete",
-        ),
-        ("weirpool_free_bytes", "any stream can have it at once"),
-        ("weirpool_largest_free_bytes", "the largest free block"),
-        (
-            "weirpool_cached_in_lanes_bytes",
-            "kept for the stream that freed it",
-        ),
-        (
-            "weirpool_lost_to_rounding_bytes",
-            "granted to live blocks and not asked for",
-        ),
-        (
-            "weirpool_releasable_bytes",
-            "in handles that are wholly free",
-        ),
-        ("weirpool_tag_used_bytes", "in live blocks of a tag"),
-        (
-            "weirpool_tag_limit_bytes",
-            "what a tag may have, if that is limited",
-        ),
-    ] {
-        describe_gauge!(name, Unit::Bytes, meaning);
-    }
-    describe_gauge!(
-        "weirpool_fragmentation",
-        "the share of free memory outside the largest free block"
-    );
-    describe_gauge!("weirpool_waiting", Unit::Count, "requests that wait now");
-    for (name, meaning) in [
-        ("weirpool_grants", "grants by the rung that gave them"),
-        (
-            "weirpool_waits_abandoned",
-            "requests that waited, and were not served",
-        ),
-        (
-            "weirpool_waits_deadlocked",
-            "those of them that failed by a knot",
-        ),
-        (
-            "weirpool_waits_refused",
-            "requests that were turned away: the queue was full",
-        ),
-        (
-            "weirpool_waits_shed",
-            "requests that were turned away: they would have waited too long",
-        ),
-    ] {
-        describe_counter!(name, Unit::Count, meaning);
-    }
-    describe_histogram!(
-        "weirpool_wait_seconds",
-        Unit::Seconds,
-        "how long requests waited that were served"
-    );
-    describe_histogram!(
-        "weirpool_pending_age_seconds",
-        Unit::Seconds,
-        "from the event of a free to its being seen complete"
-    );
 }
 
 impl fmt::Debug for Metrics {

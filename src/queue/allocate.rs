@@ -4,7 +4,7 @@
 
 use super::hook::Asking;
 use super::notifier::Member;
-use super::waiters::{Newcomer, Waiter};
+use super::waiters::{Newcomer, Waiter, outcome_of};
 use super::{Charge, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
 use crate::driver::{
@@ -14,7 +14,7 @@ use crate::error::AllocError;
 use crate::fault::injected;
 use crate::heap::Placement;
 use crate::lane::{Event, Fit, Lane, Miss};
-use crate::measure::{LimitReached, Tag};
+use crate::measure::{LimitReached, Tag, WaitOutcome};
 use crate::rare::Rare;
 use crate::sync::Arc;
 use crate::trace;
@@ -150,6 +150,9 @@ impl Waiting {
                 Wants::Parts(parts) => count_parts(&waiter.lane, allocations, parts),
             }
         }
+        if let Err(error) = &answer {
+            waiter.note_unserved(outcome_of(error));
+        }
         self.finish(answer.is_ok());
         Poll::Ready(answer.map(|allocations| {
             let ask = Ask {
@@ -181,6 +184,10 @@ impl Waiting {
         let left_over = waiter.cancel();
         let so_long = service.driver.device.now().saturating_sub(waiter.since);
         let waited = was_served.then_some(so_long);
+        let outcome = match was_served {
+            true => WaitOutcome::Served,
+            false => waiter.unserved(),
+        };
         let left = service.queue.leave(&waiter, waited, &service.driver.gate);
         let spills = left.spills;
         drop(left);
@@ -192,10 +199,10 @@ impl Waiting {
             requested: waiter.demand.requested(),
             tag: waiter.demand.tag,
             waited: so_long,
-            served: was_served,
+            outcome,
         });
         Service::see_off(&service, &waiter, spills);
-        span.end(waited.map_or(trace::Outcome::Abandoned, trace::Outcome::Served));
+        span.end(outcome, so_long);
         let Some(allocations) = left_over else {
             return;
         };
@@ -263,6 +270,8 @@ impl Membership {
     /// A grant that came in the same moment is taken: the memory is there.
     fn time_out(&mut self, now: Duration) -> Result<Allocations, AllocError> {
         let waiter = &self.waiter;
+        // First: once it is cancelled, another thread may see it leave.
+        waiter.note_unserved(WaitOutcome::TimedOut);
         if let Some(allocations) = waiter.cancel() {
             return Ok(allocations);
         }

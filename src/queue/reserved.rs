@@ -3,8 +3,7 @@
 use super::{Demand, Presence, Service};
 use crate::driver::{Allocations, Drawn};
 use crate::error::AllocError;
-use crate::heap::ReservationId;
-use crate::id::StreamId;
+use crate::id::{ReservationId, StreamId};
 use crate::lane::{Event, Lane};
 use crate::measure::{Account, Tag};
 use crate::sync::{Arc, Guards, Mutex, plain};

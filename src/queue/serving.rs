@@ -135,15 +135,7 @@ impl Service {
     }
 
     pub(super) fn fail(&self, waiter: &Waiter, error: AllocError) {
-        let is_deadlock = matches!(
-            error,
-            AllocError::Deadlocked(_) | AllocError::DeadlockedAtLimit { .. }
-        );
-        let waker = waiter.fail(error, || {
-            if is_deadlock {
-                self.queue.note_deadlocked(waiter);
-            }
-        });
+        let waker = waiter.fail(error);
         drop(self.queue.leave(waiter, None, &self.driver.gate));
         if let Some(waker) = waker {
             assert_unlocked("wake");

@@ -25,7 +25,7 @@ use super::{Demand, Rules, Wants};
 use crate::driver::{Allocations, Expected, gate};
 use crate::error::AllocError;
 use crate::lane::Lane;
-use crate::measure::{Account, Accounts, Tag, Waits};
+use crate::measure::{Account, Accounts, Tag, WaitOutcome, Waits};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -52,6 +52,8 @@ pub(crate) struct Waiter {
     pub(super) hook: Turned,
     /// It was granted what it wants.
     is_served: SharedFlag,
+    /// How it ends if it is not served: noted by the first that knows, for the statistics.
+    unserved: plain::OnceLock<WaitOutcome>,
     state: Mutex<State>,
 }
 
@@ -96,12 +98,13 @@ impl Waiter {
         }
     }
 
-    /// Fails the waiter, if it still waits, and notes that before anybody hears of it. Returns whom to wake.
-    pub(super) fn fail(&self, error: AllocError, note: impl FnOnce()) -> Option<Waker> {
+    /// Fails the waiter, if it still waits. Returns whom to wake.
+    pub(super) fn fail(&self, error: AllocError) -> Option<Waker> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Waiting(waker) => {
-                note();
+                // Before the lock is released: whoever hears of the failure finds it counted as what it is.
+                self.note_unserved(outcome_of(&error));
                 *state = State::Failed(error);
                 Some(waker)
             }
@@ -110,6 +113,17 @@ impl Waiter {
                 None
             }
         }
+    }
+
+    /// Notes how the waiter leaves, unless it is served after all. The first note counts.
+    pub(super) fn note_unserved(&self, outcome: WaitOutcome) {
+        let _ = self.unserved.set(outcome);
+    }
+
+    /// Returns how a waiter that was not served left the queue.
+    pub(super) fn unserved(&self) -> WaitOutcome {
+        let unserved = self.unserved.get().copied();
+        unserved.unwrap_or(WaitOutcome::Cancelled)
     }
 
     /// What the waiter got, if it got something; else `waker` is the one to be woken.
@@ -297,6 +311,7 @@ impl Queue {
             since: newcomer.since,
             patience: newcomer.patience,
             is_served: SharedFlag::new(false),
+            unserved: plain::OnceLock::new(),
             is_held: SharedFlag::new(!is_let_in),
             passed: (SharedNumber::new(0), SharedNumber::new(0)),
             hook: Turned::new(),
@@ -375,7 +390,10 @@ impl Queue {
         let served_at = waited.map(|waited| waiter.since.saturating_add(waited));
         standing.admission.leave(bytes, served_at);
         // Before the lock is let go: who hears that it was served finds it counted.
-        self.counted_for(waiter).for_each(|waits| waits.end(waited));
+        let outcome = waited.map_or_else(|| waiter.unserved(), |_| WaitOutcome::Served);
+        let waited = waited.unwrap_or_default();
+        self.counted_for(waiter)
+            .for_each(|waits| waits.end(outcome, waited));
         left
     }
 
@@ -406,11 +424,6 @@ impl Queue {
             AllocError::Shed { .. } => all.for_each(Waits::note_shed),
             _ => all.for_each(Waits::note_refused),
         }
-    }
-
-    /// A waiter is about to fail by a deadlock.
-    pub(super) fn note_deadlocked(&self, waiter: &Waiter) {
-        self.counted_for(waiter).for_each(Waits::note_deadlocked);
     }
 
     /// Whose waits a waiter's is.
@@ -456,6 +469,15 @@ impl Queue {
         // No request joins or leaves meanwhile.
         let _standing = self.standing.lock();
         self.waits.waiting()
+    }
+}
+
+/// Returns the outcome of a wait that ends with an error.
+pub(super) fn outcome_of(error: &AllocError) -> WaitOutcome {
+    match error {
+        AllocError::TimedOut { .. } => WaitOutcome::TimedOut,
+        AllocError::Deadlocked(_) | AllocError::DeadlockedAtLimit { .. } => WaitOutcome::Deadlocked,
+        _ => WaitOutcome::Failed,
     }
 }
 

@@ -1,10 +1,12 @@
 //! Nobody is told anything.
 
-use super::{Asked, Outcome};
+use super::Asked;
 use crate::device::DeviceError;
 use crate::error::Shortfall;
 use crate::id::StreamId;
+use crate::measure::WaitOutcome;
 use std::fmt::Debug;
+use std::time::Duration;
 
 /// Whether there may be anybody to tell.
 pub(crate) const IS_TOLD: bool = false;
@@ -20,7 +22,7 @@ impl Waiting {
     }
 
     #[inline(always)]
-    pub(crate) fn end(&self, _: Outcome) {}
+    pub(crate) fn end(&self, _: WaitOutcome, _: Duration) {}
 }
 
 #[inline(always)]

@@ -1,12 +1,13 @@
 //! The subscriber is told.
 
-use super::{Asked, Outcome};
+use super::Asked;
 use crate::device::DeviceError;
 use crate::error::Shortfall;
 use crate::id::StreamId;
-use crate::measure::Tag;
+use crate::measure::{Tag, WaitOutcome};
 use crate::sync::assert_unlocked;
 use std::fmt::Debug;
+use std::time::Duration;
 use tracing::{Span, debug_span, field};
 
 const TARGET: &str = "weirpool";
@@ -46,19 +47,12 @@ impl Waiting {
         ))
     }
 
-    pub(crate) fn end(&self, outcome: Outcome) {
-        let name = match outcome {
-            Outcome::Served(_) => "served",
-            Outcome::Abandoned => "abandoned",
-        };
-        self.0.record("outcome", name);
-        self.0.in_scope(|| match outcome {
-            Outcome::Served(waited) => {
-                let nanoseconds = waited.as_nanos() as u64;
-                tell!(DEBUG, outcome = name, waited_ns = nanoseconds, "waited");
-            }
-            Outcome::Abandoned => tell!(DEBUG, outcome = name, "waited"),
-        });
+    pub(crate) fn end(&self, outcome: WaitOutcome, waited: Duration) {
+        let outcome = outcome.name();
+        self.0.record("outcome", outcome);
+        let waited_ns = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        self.0
+            .in_scope(|| tell!(DEBUG, outcome, waited_ns, "waited"));
     }
 }
 
@@ -104,12 +98,12 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
 
 /// Nobody who waits can be served, and nothing is on its way back.
 pub(crate) fn deadlocked(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
-    tell_shortfall!(WARN, shortfall, holders = holders(), "knotted");
+    tell_shortfall!(WARN, shortfall, holders = holders(), "deadlocked");
 }
 
 /// The same of those who wait for the limit of a tag.
 pub(crate) fn deadlocked_at_limit(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
-    tell_shortfall!(WARN, shortfall, holders = holders(), "knotted at limit");
+    tell_shortfall!(WARN, shortfall, holders = holders(), "deadlocked at limit");
 }
 
 /// The pressure hook could not do what it was asked to.
@@ -118,13 +112,13 @@ pub(crate) fn hook_failed(error: &dyn std::fmt::Display) {
 }
 
 /// Bytes that were taken from the device, and in how many pieces.
-pub(crate) fn grown(bytes: u64, handles: u64) {
-    tell!(DEBUG, bytes, handles, "grown");
+pub(crate) fn grown(bytes: u64, chunks: u64) {
+    tell!(DEBUG, bytes, chunks, "grown");
 }
 
 /// Bytes that were mapped elsewhere, and in how many pieces.
-pub(crate) fn remapped(bytes: u64, handles: u64) {
-    tell!(DEBUG, bytes, handles, "remapped");
+pub(crate) fn remapped(bytes: u64, chunks: u64) {
+    tell!(DEBUG, bytes, chunks, "remapped");
 }
 
 pub(crate) fn trimmed(bytes: u64) {
@@ -133,7 +127,7 @@ pub(crate) fn trimmed(bytes: u64) {
 
 /// So many streams were seen to have come further.
 pub(crate) fn reaped(streams: usize) {
-    tell!(TRACE, streams, "harvested");
+    tell!(TRACE, streams, "reaped");
 }
 
 pub(crate) fn device_wait(stream: StreamId, donor: StreamId) {

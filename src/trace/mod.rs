@@ -28,7 +28,6 @@ pub(crate) use enabled::*;
 
 use crate::id::StreamId;
 use crate::measure::Tag;
-use std::time::Duration;
 
 /// A request, as it is told of.
 #[derive(Clone, Copy, Debug)]
@@ -37,14 +36,4 @@ pub(crate) struct Asked {
     pub(crate) stream: StreamId,
     pub(crate) bytes: u64,
     pub(crate) tag: Option<Tag>,
-}
-
-/// How a wait ended.
-#[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(feature = "tracing"), allow(dead_code))]
-pub(crate) enum Outcome {
-    /// With a grant, after so long.
-    Served(Duration),
-    /// Without.
-    Abandoned,
 }

@@ -111,7 +111,7 @@ fn a_history_tells_why_it_took_so_long() {
             if shortfall.waiting == 2)
         }),
         position(&|event| {
-            matches!(event, HistoryEvent::Waited { stream, waited, served: false, .. }
+            matches!(event, HistoryEvent::Waited { stream, waited, outcome: WaitOutcome::TimedOut, .. }
             if of_second(*stream) && *waited == us(3))
         }),
         position(&|event| {
@@ -119,7 +119,7 @@ fn a_history_tells_why_it_took_so_long() {
             if of_second(Some(*stream)) && *donor == first.id())
         }),
         position(&|event| {
-            matches!(event, HistoryEvent::Waited { requested, waited, served: true, .. }
+            matches!(event, HistoryEvent::Waited { requested, waited, outcome: WaitOutcome::Served, .. }
             if (*requested, *waited) == (8 * MIB, us(7)))
         }),
         position(&|event| {

@@ -31,7 +31,7 @@ fn a_full_queue_takes_nobody() {
     );
     assert_eq!(waiting(&pool), 2);
     let waits = pool.statistics().waits;
-    assert_eq!((waits.refused, waits.shed, waits.abandoned), (3, 0, 0));
+    assert_eq!((waits.refused, waits.shed, waits.unserved()), (3, 0, 0));
     // Of no stream is who wanted to reserve.
     assert_eq!(stream.statistics().waits.refused, 2);
     let [first, mut second] = waiters;

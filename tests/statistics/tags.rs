@@ -98,7 +98,7 @@ fn waits_are_counted_for_pool_stream_and_tag() {
     drop((given_up, full));
 
     let of_tag = pool.statistics_of_tag(tag).waits;
-    assert_eq!((of_tag.served, of_tag.abandoned), (1, 1));
+    assert_eq!((of_tag.served, of_tag.cancelled), (1, 1));
     let times = of_tag.times;
     assert_eq!((times.longest(), times.total()), (us(40), us(40)));
     let of_pool = pool.statistics().waits;

@@ -4,7 +4,7 @@ use crate::device::DeviceAddress;
 use crate::driver::Source;
 use crate::error::Shortfall;
 use crate::id::StreamId;
-use crate::measure::Tag;
+use crate::measure::{Tag, WaitOutcome};
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
@@ -184,8 +184,8 @@ pub enum HistoryEvent {
         tag: Option<Tag>,
         /// How long it waited.
         waited: Duration,
-        /// Whether it was granted: not if it was abandoned, or failed.
-        served: bool,
+        /// How it left.
+        outcome: WaitOutcome,
     },
     /// A request failed because memory was short, or timed out.
     OutOfMemory {
@@ -249,10 +249,10 @@ impl fmt::Display for HistoryEvent {
                 stream,
                 requested,
                 waited,
-                served,
+                outcome,
                 ..
             } => {
-                let outcome = if *served { "served" } else { "not served" };
+                let outcome = outcome.name();
                 let purpose = Purpose(*stream);
                 write!(
                     f,

@@ -122,13 +122,13 @@ impl Chart {
                 stream,
                 requested,
                 waited,
-                served,
+                outcome,
                 ..
             } => {
                 self.waits += 1;
                 let purpose = if stream.is_none() { " to reserve" } else { "" };
                 let name = format!("waiting for {requested} bytes{purpose}");
-                let args = json!({ "served": served });
+                let args = json!({ "outcome": outcome.name() });
                 for (phase, at) in [("b", time.saturating_sub(*waited)), ("e", time)] {
                     let what = (phase, "wait", self.waits);
                     let event = self.slice(at, *stream, what, name.clone(), args.clone());
@@ -169,7 +169,7 @@ impl Chart {
             "requested": origin.requested,
             "site": origin.site.to_string(),
             "tag": tag,
-            "rung": origin.source.name(),
+            "source": origin.source.name(),
             "waited": origin.waited,
         });
         let what = ("b", "block", origin.number);
