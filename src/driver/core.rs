@@ -180,4 +180,12 @@ impl Core {
         }
         result
     }
+
+    /// Publishes a change, if anything can wait for it: a request or a drain. A throttled request keeps the gate open,
+    /// and waits for the reservation whose scope it is in at most.
+    pub(crate) fn publish(&self, change: Change) {
+        if !self.is_open() || matches!(change, Change::Reservation(_)) {
+            self.publisher.publish(change);
+        }
+    }
 }

@@ -7,7 +7,7 @@
 //!
 //! The lock order is heap, registry, lane.
 
-use super::{Hits, Source, Statistics, Supply, counters};
+use super::{Hits, Maintenance, Source, Statistics, counters};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
 use crate::heap::{Figures, High, Request, inspect};
@@ -75,7 +75,7 @@ impl Retired {
     }
 }
 
-impl Supply {
+impl Maintenance {
     /// Returns the figures of the heap and of all lanes, of one moment; see the [module](self).
     fn figures(&self, since: Mark) -> (Figures, LaneFigures) {
         let heap = self.heap.lock();

@@ -5,7 +5,6 @@
 //! can they tell when they let go. While a request waits and the device refuses, the device is asked again from time
 //! to time: first for how much it has left, because asking for more would take all of it for a moment.
 
-use super::streams::Streams;
 use super::supply::Supply;
 use crate::heap::Target;
 use crate::sync::{Ordering, SharedFlag};
@@ -94,13 +93,5 @@ impl Supply {
         let target = Target::Bytes(bytes.next_multiple_of(step));
         // A failure is noted; the rest may be enough.
         self.release_and_publish(target).unwrap_or(0)
-    }
-}
-
-impl Streams {
-    /// Returns whether the memory of both pools comes from the same place.
-    pub(crate) fn shares_memory_with(&self, other: &Self) -> bool {
-        let is_of_host = |streams: &Self| streams.settings.kind.is_of_host();
-        self.device.id() == other.device.id() && is_of_host(self) == is_of_host(other)
     }
 }

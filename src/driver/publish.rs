@@ -5,7 +5,6 @@
 //! never publishes what it does on its way, such as reaping, flushing caches, growing or trimming: the
 //! searcher looks at the result itself.
 
-use super::core::Core;
 use crate::id::ReservationId;
 use crate::id::StreamId;
 use std::fmt;
@@ -26,14 +25,4 @@ pub(crate) enum Change {
 /// The receiver of changes: it wakes the requests that can profit.
 pub(crate) trait Publish: fmt::Debug + Send + Sync {
     fn publish(&self, change: Change);
-}
-
-impl Core {
-    /// Publishes a change, if anything can wait for it: a request or a drain. A throttled request keeps the gate open,
-    /// and waits for the reservation whose scope it is in at most.
-    pub(crate) fn publish(&self, change: Change) {
-        if !self.is_open() || matches!(change, Change::Reservation(_)) {
-            self.publisher.publish(change);
-        }
-    }
 }

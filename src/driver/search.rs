@@ -303,7 +303,7 @@ impl<'a> Search<'a> {
         let settings = &self.to.driver.settings;
         let waits = (settings.order == Order::WaitFirst && self.to.may_wait())
             .then_some(settings.wait_limit);
-        let expected = self.expected();
+        let expected = Expected::of(self.mode.patience, &self.to, self.request.bytes);
         let is_held_back = !expected.fences.is_empty();
         let may_call = self.to.driver.may_call(self.mode.effort);
         let growth = if may_call {

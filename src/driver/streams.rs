@@ -379,4 +379,10 @@ impl Streams {
             .filter(|lane| heap::inspect::pending_on(&heap, lane.id) > 0);
         waiting.cloned().collect()
     }
+
+    /// Returns whether the memory of both pools comes from the same place.
+    pub(crate) fn shares_memory_with(&self, other: &Self) -> bool {
+        let is_of_host = |streams: &Self| streams.settings.kind.is_of_host();
+        self.device.id() == other.device.id() && is_of_host(self) == is_of_host(other)
+    }
 }
