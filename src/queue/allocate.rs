@@ -122,7 +122,7 @@ impl Waiting {
             deadline,
             _patience: patience,
             asking: None,
-            span: trace::Waiting::new(asked),
+            span: trace::Waiting::new(asked, lane.name()),
         });
         Ok(())
     }
