@@ -1,5 +1,6 @@
 //! Numbers that name streams and points in them. A number is 64 bits wide and never reused.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU64;
 
@@ -51,6 +52,32 @@ impl ReservationId {
 impl fmt::Debug for ReservationId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "R{}", self.0)
+    }
+}
+
+/// The names of the streams that have one.
+pub(crate) type StreamNames = BTreeMap<StreamId, String>;
+
+/// A stream with its name, if it has one, as text: `decode (S1)` or `S1`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamLabel<'a> {
+    pub(crate) id: StreamId,
+    pub(crate) name: Option<&'a str>,
+}
+
+impl<'a> StreamLabel<'a> {
+    pub(crate) fn new(id: StreamId, names: &'a StreamNames) -> Self {
+        let name = names.get(&id).map(String::as_str);
+        Self { id, name }
+    }
+}
+
+impl fmt::Display for StreamLabel<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name {
+            Some(name) => write!(f, "{name} ({})", self.id),
+            None => fmt::Display::fmt(&self.id, f),
+        }
     }
 }
 

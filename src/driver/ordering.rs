@@ -134,7 +134,7 @@ impl Streams {
         };
         self.order_behind(lane, &marker)?;
         counters::add(&self.counters.device_waits, 1);
-        trace::device_wait(lane.id, donor.id);
+        trace::device_wait(lane.label(), donor.label());
         self.write_down(|| HistoryEvent::DeviceWait {
             stream: lane.id,
             donor: donor.id,

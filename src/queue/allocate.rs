@@ -147,7 +147,7 @@ impl Waiting {
             deadline,
             standstill: None,
             asking: None,
-            span: trace::Waiting::new(asked),
+            span: trace::Waiting::new(asked, lane.name()),
         });
         Ok(())
     }
