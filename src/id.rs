@@ -1,6 +1,8 @@
 //! Numbers that name streams and points in them. A number is 64 bits wide and never reused.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroU64;
 
 /// The id of a stream registered with a pool. The pool never reuses an id, while drivers reuse their handles
 /// (invariant *stable-ids*).
@@ -33,6 +35,49 @@ impl fmt::Debug for StreamId {
 impl fmt::Display for StreamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
+    }
+}
+
+/// The id of memory that is set aside for one holder. The heap never reuses an id.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ReservationId(pub(crate) NonZeroU64);
+
+impl ReservationId {
+    /// Returns the id of the reservation that was created after this many others.
+    pub(crate) fn after(created: u64) -> Self {
+        Self(NonZeroU64::MIN.saturating_add(created))
+    }
+}
+
+impl fmt::Debug for ReservationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "R{}", self.0)
+    }
+}
+
+/// The names of the streams that have one.
+pub(crate) type StreamNames = BTreeMap<StreamId, String>;
+
+/// A stream with its name, if it has one, as text: `decode (S1)` or `S1`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamLabel<'a> {
+    pub(crate) id: StreamId,
+    pub(crate) name: Option<&'a str>,
+}
+
+impl<'a> StreamLabel<'a> {
+    pub(crate) fn new(id: StreamId, names: &'a StreamNames) -> Self {
+        let name = names.get(&id).map(String::as_str);
+        Self { id, name }
+    }
+}
+
+impl fmt::Display for StreamLabel<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name {
+            Some(name) => write!(f, "{name} ({})", self.id),
+            None => fmt::Display::fmt(&self.id, f),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use crate::lane::Marker;
 use crate::observe::StreamStatistics;
 use crate::queue::{Passage, Presence, Registration};
 use crate::sync::{Arc, plain};
+use crate::trace;
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -50,6 +51,33 @@ impl Stream {
         self.registration.lane.id
     }
 
+    /// Gives the stream a name, which statistics, histories, snapshots, traces and exports show beside its
+    /// [id](Self::id). A stream keeps the first name it gets: one that the device gave it, or that an earlier call did.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).history(100).build()?;
+    /// let stream = pool.register(&device.create_stream())?.named("decode");
+    /// let _block = pool.try_allocate(&stream, 4096)?;
+    /// assert_eq!(stream.statistics().name.as_deref(), Some("decode"));
+    /// assert!(pool.history().to_string().contains("on decode (S1)"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn named(self, name: impl Into<String>) -> Self {
+        let lane = &self.registration.lane;
+        if lane.name.set(name.into().into()).is_ok() {
+            trace::stream_named(lane.label());
+        }
+        self
+    }
+
+    /// Returns the stream's name, if it has one.
+    pub fn name(&self) -> Option<&str> {
+        self.registration.lane.name()
+    }
+
     /// The device's own name of the stream.
     pub fn raw(&self) -> RawStream {
         self.registration.lane.raw
@@ -87,7 +115,7 @@ impl Stream {
     /// When the device cannot record one.
     pub fn event(&self) -> Result<Event, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
-        let marker = service.driver.mark(lane)?;
+        let marker = service.driver.mark_for_user(lane)?;
         Ok(Event {
             registration: self.registration.clone(),
             marker,
@@ -136,7 +164,8 @@ impl Stream {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Stream").field(&self.id()).finish()
+        let label = self.registration.lane.label();
+        write!(f, "Stream({label})")
     }
 }
 

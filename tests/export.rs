@@ -282,13 +282,10 @@ fn a_reservation_waits_on_the_pools_track() {
         let found = events.find(named);
         found.unwrap_or_else(|| panic!("no {name}: {text}"))["pid"].clone()
     };
-    for of_pool in [
-        "out of memory to reserve",
-        "waiting for 8388608 bytes to reserve",
-    ] {
+    for of_pool in ["out of memory to reserve", "waiting for 8.0 MiB to reserve"] {
         assert_eq!(process_of(of_pool), 0);
     }
-    assert_eq!(process_of("1048576 bytes for export: reserved"), 1);
+    assert_eq!(process_of("1.0 MiB for export: reserved"), 1);
     let found = python("a_reservation_waits_on_the_pools_track", &pool.snapshot());
     if let Some(found) = found {
         assert_eq!(found["actions"]["oom"], 1);

@@ -60,7 +60,7 @@ mod simulated;
 mod table;
 mod theory;
 mod timer;
-#[path = "../../crates/cli/src/show/units.rs"]
+#[path = "../../crates/cli/src/units.rs"]
 mod units;
 mod watch;
 mod worker;

@@ -51,6 +51,12 @@ pub unsafe trait DeviceStream {
         true
     }
 
+    /// Returns the name that the device's user gave the stream. A registration takes it over; see
+    /// [`Stream::named`](crate::Stream::named). The default is `None`.
+    fn name(&self) -> Option<Arc<str>> {
+        None
+    }
+
     /// Returns an id of a stream that another library owns and may destroy at any time between two calls. The device
     /// never gives the id to another stream, unlike its [name](Self::raw). The default is `None`: `keep_alive` keeps
     /// the stream.

@@ -4,7 +4,7 @@ use super::event_log::EventLog;
 use super::{Change, Counters, Effort, Fills, MaintenanceSettings, Publish, Upstream};
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
 use crate::heap::policy::{Order, Reuse, WaitLimit};
-use crate::heap::{Geometry, Heap, Remapping, Totals};
+use crate::heap::{self, Geometry, Heap, Remapping, Totals};
 use crate::lane::{Bounds, Gate};
 use crate::measure::Waits;
 use crate::sync::{Busy, Guards, Mutex, Ordering, SharedNumber, SharedState, plain};
@@ -72,6 +72,7 @@ impl Core {
         device: plain::Arc<dyn Device>,
         settings: Settings,
         publisher: plain::Arc<dyn Publish>,
+        waits: plain::Arc<Waits>,
     ) -> Self {
         let capacity = settings.geometry.capacity;
         Self {
@@ -79,7 +80,7 @@ impl Core {
             gate: Gate::new(CachePadded::new(SharedState::new(0))),
             publisher,
             counters: Counters::new(),
-            waits: plain::Arc::default(),
+            waits,
             heap: Busy::new(Guards::Heap, Heap::new(settings.geometry)),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             reserved: CachePadded::new(SharedNumber::new(0)),
@@ -148,7 +149,7 @@ impl Core {
     /// # Errors
     /// The invariant that does not hold.
     pub(crate) fn check(&self) -> Result<(), String> {
-        self.heap.lock().check()
+        heap::check::invariants(&self.heap.lock())
     }
 
     /// Returns the sticky error that ended the pool, if one did.
@@ -178,5 +179,13 @@ impl Core {
             self.note(error);
         }
         result
+    }
+
+    /// Publishes a change, if anything can wait for it: a request or a drain. A throttled request keeps the gate open,
+    /// and waits for the reservation whose scope it is in at most.
+    pub(crate) fn publish(&self, change: Change) {
+        if !self.is_open() || matches!(change, Change::Reservation(_)) {
+            self.publisher.publish(change);
+        }
     }
 }

@@ -7,10 +7,10 @@
 //!
 //! The lock order is heap, registry, lane.
 
-use super::{Hits, Source, Statistics, Supply, counters};
+use super::{Hits, Maintenance, Source, Statistics, counters};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
-use crate::heap::{Figures, High, Request};
+use crate::heap::{Figures, High, Request, inspect};
 use crate::lane::{Lane, LaneFigures};
 use crate::measure::{Level, Mark};
 
@@ -75,7 +75,7 @@ impl Retired {
     }
 }
 
-impl Supply {
+impl Maintenance {
     /// Returns the figures of the heap and of all lanes, of one moment; see the [module](self).
     fn figures(&self, since: Mark) -> (Figures, LaneFigures) {
         let heap = self.heap.lock();
@@ -84,7 +84,7 @@ impl Supply {
             (registry.lanes.clone(), registry.retired.figures(since))
         };
         lanes.iter().for_each(|lane| sum.add(&lane.figures(since)));
-        (heap.figures(since), sum)
+        (Figures::of(&heap, since), sum)
     }
 
     /// Returns the pool's figures since it was built.
@@ -153,7 +153,8 @@ impl Supply {
     pub(crate) fn figures_of(&self, lane: &Lane) -> (LaneFigures, u64) {
         let heap = self.heap.lock();
         let figures = lane.figures(Mark::RESET);
-        let pending = heap.pending_on(lane.id) + figures.cached - figures.cached_complete;
+        let pending =
+            inspect::pending_on(&heap, lane.id) + figures.cached - figures.cached_complete;
         (figures, pending)
     }
 

@@ -12,9 +12,10 @@ use super::streams::Flush;
 use super::supply::Supply;
 use super::{Change, CoalesceHeuristic, gate};
 use crate::device::{Alarm, DeviceError};
-use crate::heap::{Clock, Growth, Placement, Request, View};
+use crate::heap::{Clock, Figures, Growth, Placement, Request, Target, View};
 use crate::id::StreamId;
 use crate::lane::Lane;
+use crate::measure::Mark;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use std::ops::Deref;
 use std::task::Waker;
@@ -137,7 +138,12 @@ impl Maintenance {
             return Ok(());
         }
         self.is_shrunk.store(true, Ordering::Relaxed);
-        let released = self.reclaim().and_then(|()| self.trim_to(capacity));
+        let released = self.reclaim().and_then(|()| {
+            self.release_and_publish(Target::DownTo {
+                reserved: capacity,
+                most: u64::MAX,
+            })
+        });
         self.note_return();
         released.map(drop)
     }
@@ -219,29 +225,34 @@ impl Maintenance {
                 self.make_one_piece(total)?;
             }
         }
-        // Memory above the threshold that was free all the time, and all free memory above the capacity.
-        let reserved = self.totals().reserved.current;
-        let unneeded = reserved.saturating_sub(self.threshold()).min(free_low);
-        let excess = reserved.saturating_sub(self.capacity()).max(unneeded);
-        if excess > 0 {
-            self.trim_to(reserved - excess)?;
-        }
-        Ok(())
+        // All free memory above the capacity, and memory above the threshold that was free all the time.
+        let down_to = |reserved, most| self.release_and_publish(Target::DownTo { reserved, most });
+        let released = down_to(self.capacity(), u64::MAX)?;
+        let unneeded = free_low.saturating_sub(released);
+        down_to(self.threshold(), unneeded).map(drop)
     }
 
     /// Returns whether the next maintenance may find something, though nothing comes back until then.
     fn has_more_to_come(&self) -> bool {
         let keep = self.most_cached();
-        let (is_over, could_trim, is_pending) = {
+        let (is_over, could_release, is_pending) = {
             let heap = self.heap.lock();
             let totals = heap.totals();
             let is_over = totals.reserved.current > keep;
-            (is_over, heap.could_trim(keep), totals.pending.current > 0)
+            let target = Target::DownTo {
+                reserved: keep,
+                most: u64::MAX,
+            };
+            (
+                is_over,
+                heap.could_release(target),
+                totals.pending.current > 0,
+            )
         };
         let is_watching = is_over || self.heuristic.is_some();
         let may_keep = |lane: &Arc<Lane>| lane.cache.may_keep_unnoticed();
         let may_any_keep = || self.lanes().iter().any(may_keep);
-        is_over && could_trim || is_watching && (is_pending || may_any_keep())
+        is_over && could_release || is_watching && (is_pending || may_any_keep())
     }
 
     /// Makes one contiguous range of the free memory, so that the pool has `total` bytes in all, or as near to it as
@@ -252,20 +263,31 @@ impl Maintenance {
     /// When the device cannot; the heap knows how far it came.
     fn make_one_piece(&self, total: u64) -> Result<u64, DeviceError> {
         let total = total.min(self.capacity());
-        let bytes = self.heap.lock().piece_for(total);
+        let figures = || Figures::of(&self.heap.lock(), Mark::RESET);
+        let bytes = figures().piece_for(total, self.step());
         let growth = match total > self.totals().reserved.current {
             true => Growth::Allowed,
             false => Growth::Remap,
         };
         // First, so that nothing of the new range is released.
-        self.trim_to(total)?;
+        self.release_and_publish(Target::Keep(total))?;
         if self.settings.geometry.virtual_memory {
             self.assemble(bytes, growth)?;
-        } else if self.heap.lock().largest_free() < bytes {
-            self.trim_to(0)?;
+        } else if figures().largest_free < bytes {
+            self.release_and_publish(Target::Keep(0))?;
             self.assemble(bytes, Growth::Allowed)?;
         }
-        Ok(self.heap.lock().largest_free())
+        Ok(figures().largest_free)
+    }
+
+    /// Returns the step in which memory is taken, in bytes.
+    fn step(&self) -> u64 {
+        let geometry = self.settings.geometry;
+        if geometry.virtual_memory {
+            geometry.chunk_bytes
+        } else {
+            geometry.granularity
+        }
     }
 
     /// Puts a free range together.
@@ -273,12 +295,7 @@ impl Maintenance {
         if bytes == 0 {
             return Ok(());
         }
-        let geometry = self.settings.geometry;
-        let alignment = if geometry.virtual_memory {
-            geometry.chunk_bytes
-        } else {
-            geometry.granularity
-        };
+        let alignment = self.step();
         let view = View {
             stream: StreamId::NONE,
             after: &Clock::default(),
@@ -307,6 +324,6 @@ impl Maintenance {
     /// When the device cannot; what it released before counts.
     pub(crate) fn trim(&self, keep: u64) -> Result<u64, DeviceError> {
         self.reclaim()?;
-        self.trim_to(keep)
+        self.release_and_publish(Target::Keep(keep))
     }
 }

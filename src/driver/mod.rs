@@ -84,9 +84,11 @@ pub use walk::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
 
 use crate::device::{Device, DeviceError};
 use crate::error::BuildError;
-use crate::heap::{Placement, Request, ReservationId};
+use crate::heap::{Placement, Request};
+use crate::id::ReservationId;
 use crate::lane::Lane;
 pub(crate) use crate::lane::Use;
+use crate::measure::Waits;
 use crate::sync::{Arc, plain};
 use core::Core;
 use recipient::Recipient;
@@ -119,8 +121,9 @@ impl Driver {
         settings: Settings,
         spill: Spill,
         publisher: plain::Arc<dyn Publish>,
+        waits: plain::Arc<Waits>,
     ) -> Result<Self, BuildError> {
-        let streams = Streams::new(Core::new(device, settings, publisher));
+        let streams = Streams::new(Core::new(device, settings, publisher, waits));
         let maintenance = Maintenance::new(Supply::new(streams, spill)?);
         Ok(Self { maintenance })
     }
@@ -172,7 +175,7 @@ impl Driver {
     /// Makes a reservation of complete memory.
     pub(crate) fn reservation(&self, allocations: Allocations) -> ReservationId {
         let mut heap = self.heap.lock();
-        heap.reservation(allocations.into_iter().map(|allocation| allocation.id))
+        heap.reserve(allocations.into_iter().map(|allocation| allocation.id))
     }
 
     /// Adds complete memory to a reservation.
@@ -207,7 +210,8 @@ impl Driver {
 
     /// Bytes of a reservation that are not allocated, and those of its largest block.
     pub(crate) fn left_in_reservation(&self, reservation: ReservationId) -> (u64, u64) {
-        self.heap.lock().left_in_reservation(reservation)
+        let state = self.heap.lock().reservation_state(reservation);
+        (state.left, state.largest)
     }
 
     /// Splits off another reservation of that size, if as many bytes are not allocated.

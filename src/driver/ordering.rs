@@ -62,6 +62,20 @@ impl Streams {
         self.noted(lane.mark(&*self.device, &self.events))
     }
 
+    /// Records an event as [`mark`](Self::mark) does, for a user. If the stream's earlier events are overdue, the new
+    /// one may be the first to prove memory free: waiting requests have it watched.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    pub(crate) fn mark_for_user(&self, lane: &Lane) -> Result<Arc<Marker>, DeviceError> {
+        let earlier = lane.timeline.newest();
+        let marker = self.mark(lane)?;
+        if earlier.is_some_and(|earlier| earlier.expected_at <= marker.sealed_at) {
+            self.publish(super::Change::Memory);
+        }
+        Ok(marker)
+    }
+
     /// Returns the stream's present point, behind all work that it was given so far. An external stream is sealed
     /// there at once: a later caller may not seal it.
     pub(super) fn present_point(&self, lane: &Lane) -> Ticket {
@@ -120,7 +134,7 @@ impl Streams {
         };
         self.order_behind(lane, &marker)?;
         counters::add(&self.counters.device_waits, 1);
-        trace::device_wait(lane.id, donor.id);
+        trace::device_wait(lane.label(), donor.label());
         self.write_down(|| HistoryEvent::DeviceWait {
             stream: lane.id,
             donor: donor.id,

@@ -5,9 +5,8 @@
 //! can they tell when they let go. While a request waits and the device refuses, the device is asked again from time
 //! to time: first for how much it has left, because asking for more would take all of it for a moment.
 
-use super::streams::Streams;
-use super::supply::{Excess, Supply};
-use crate::measure::Mark;
+use super::supply::Supply;
+use crate::heap::Target;
 use crate::sync::{Ordering, SharedFlag};
 
 /// Makes other pools than the one of this layer release that many bytes. Returns how many they released.
@@ -85,22 +84,14 @@ impl Supply {
             // A failure is noted; the rest may be enough.
             let _ = self.reclaim();
         }
-        self.heap.lock().figures(Mark::RESET).releasable_bytes
+        self.totals().releasable
     }
 
     /// Releases up to this many free bytes for another pool. Returns how many.
     pub(crate) fn spill(&self, bytes: u64) -> u64 {
         let step = self.settings.geometry.chunk_bytes;
-        let excess = Excess::Bytes(bytes.next_multiple_of(step));
+        let target = Target::Bytes(bytes.next_multiple_of(step));
         // A failure is noted; the rest may be enough.
-        self.release_and_publish(excess).unwrap_or(0)
-    }
-}
-
-impl Streams {
-    /// Returns whether the memory of both pools comes from the same place.
-    pub(crate) fn shares_memory_with(&self, other: &Self) -> bool {
-        let is_of_host = |streams: &Self| streams.settings.kind.is_of_host();
-        self.device.id() == other.device.id() && is_of_host(self) == is_of_host(other)
+        self.release_and_publish(target).unwrap_or(0)
     }
 }

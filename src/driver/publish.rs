@@ -5,7 +5,7 @@
 //! never publishes what it does on its way, such as reaping, flushing caches, growing or trimming: the
 //! searcher looks at the result itself.
 
-use super::core::Core;
+use crate::id::ReservationId;
 use crate::id::StreamId;
 use std::fmt;
 
@@ -16,6 +16,8 @@ pub(crate) enum Change {
     Memory,
     /// A stream comes after more work of other streams.
     Order(StreamId),
+    /// Memory returned to a reservation, or was added to it.
+    Reservation(ReservationId),
     /// The pool closed, its device failed, or its capacity or a limit is another one.
     Terms,
 }
@@ -23,13 +25,4 @@ pub(crate) enum Change {
 /// The receiver of changes: it wakes the requests that can profit.
 pub(crate) trait Publish: fmt::Debug + Send + Sync {
     fn publish(&self, change: Change);
-}
-
-impl Core {
-    /// Publishes a change to memory, if anything can wait for it: a request or a drain.
-    pub(crate) fn publish(&self, change: Change) {
-        if !self.is_open() {
-            self.publisher.publish(change);
-        }
-    }
 }

@@ -4,11 +4,13 @@ use super::allocation::Allocation;
 use super::supply::For;
 use super::{Driver, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::heap::policy::{Donor, Taker, WaitLimit};
+use crate::heap::policy::WaitLimit;
 use crate::heap::{Clock, Fence, Fences, Forecast, Grant, Growth, Placement, Plan, View};
+use crate::heap::{Donor, Taker};
 use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::sync::Arc;
+use std::time::Duration;
 
 /// The stream that memory is searched for.
 pub(super) struct Recipient<'a> {
@@ -124,12 +126,7 @@ impl<'a> Recipient<'a> {
 
     /// What is known of the stream as one that would wait.
     pub(super) fn taker(&self) -> Taker {
-        let now = self.driver.device.now();
-        let timeline = &self.lane.timeline;
-        let tail = timeline
-            .newest()
-            .map_or(now, |_| now.saturating_add(timeline.latency()));
-        Taker { now, tail }
+        taker(self.driver, self.lane)
     }
 
     /// Returns how a request of that size may grow. Where the device has no new memory, free memory has to do.
@@ -252,5 +249,47 @@ pub(super) fn donor_of(lane: &Lane, fence: Fence) -> Donor {
         expected_at: marker.as_ref().map(|marker| marker.expected_at),
         number: marker.map_or(u64::MAX, |marker| marker.number()),
         latency: lane.timeline.latency(),
+    }
+}
+
+fn taker(driver: &Driver, lane: &Lane) -> Taker {
+    let now = driver.device.now();
+    let timeline = &lane.timeline;
+    let tail = timeline
+        .newest()
+        .map_or(now, |_| now.saturating_add(timeline.latency()));
+    Taker { now, tail }
+}
+
+impl Driver {
+    /// Returns the next time from which a queued request for the lane's stream may be made to wait on the device for a
+    /// point of another stream, if nothing else happens until then.
+    pub(crate) fn wait_allowed_at(&self, lane: &Lane) -> Option<Duration> {
+        let limit = self.settings.wait_limit;
+        let may_wait = self.capabilities.device_side_waits
+            && self.settings.reuse.internal_dependencies
+            && limit == WaitLimit::Tail
+            && lane.takes_waits
+            && !lane.is_external;
+        if !may_wait {
+            return None;
+        }
+        let taker = taker(self, lane);
+        let lanes = self.lanes();
+        let others = lanes.iter().filter(|other| other.id != lane.id);
+        let times = others.filter_map(|other| {
+            let latency = other.timeline.latency();
+            let mut sealed_at = other.timeline.sealed_at().into_iter();
+            sealed_at.find_map(|sealed_at| {
+                let donor = Donor {
+                    sealed_at: Some(sealed_at),
+                    expected_at: None,
+                    number: 0,
+                    latency,
+                };
+                limit.allows_from(donor, taker)
+            })
+        });
+        times.min()
     }
 }

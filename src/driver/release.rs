@@ -2,7 +2,7 @@
 
 use super::{Allocation, Allocations, Change, Driver};
 use crate::heap::policy::Order;
-use crate::heap::{BlockId, Fence, Fences, Whose};
+use crate::heap::{BlockId, Fence, Fences, Recipient};
 use crate::id::Ticket;
 use crate::lane::{Closed, Event, Freed, Lane, Use};
 use crate::sync::Arc;
@@ -37,14 +37,14 @@ impl Driver {
 
     fn finish_free(&self, lane: &Lane, id: BlockId, freed: Freed) {
         let fences = Fences::one(lane.id, freed.ticket);
-        let whose = self.heap.lock().free(id, fences);
+        let recipient = self.heap.lock().free(id, fences);
         self.record_closed(lane, freed.closed);
-        self.note_free(whose);
+        self.note_free(recipient);
     }
 
     /// Reports a free. Memory that came back to a reservation serves no waiter of the queue.
-    fn note_free(&self, whose: Whose) {
-        if whose == Whose::Anybodys {
+    fn note_free(&self, recipient: Recipient) {
+        if recipient == Recipient::AnyStream {
             self.publish(Change::Memory);
         }
         self.note_return();
@@ -85,8 +85,8 @@ impl Driver {
         for (lane, freed) in noted {
             self.record_closed(lane, freed.closed);
         }
-        let whose = self.heap.lock().free(block.id, fences.clone());
-        self.note_free(whose);
+        let recipient = self.heap.lock().free(block.id, fences.clone());
+        self.note_free(recipient);
         fences
     }
 

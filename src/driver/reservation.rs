@@ -1,4 +1,4 @@
-//! Memory set aside for one holder: see [`heap::reservation`](crate::heap::ReservationId).
+//! Memory set aside for one holder: see [`heap::reservation`](crate::heap::ReservationState).
 
 use super::allocation::Allocation;
 use super::recipient::{Found, Recipient};
@@ -8,7 +8,8 @@ use super::{Change, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::policy::WaitLimit;
-use crate::heap::{Exchanged, Growth, Request, ReservationId};
+use crate::heap::{Exchange, Exchanged, Growth, Request, ReservationState};
+use crate::id::ReservationId;
 use crate::sync::yield_now;
 
 /// The outcome of drawing from a reservation.
@@ -79,7 +80,8 @@ impl<'a> Draw<'a> {
 
     /// How often something came back to the reservation.
     fn moves(&self) -> u64 {
-        self.to.driver.heap.lock().moves_in(self.reservation).so_far
+        let heap = self.to.driver.heap.lock();
+        heap.reservation_state(self.reservation).arrivals.so_far
     }
 
     /// The reservation has too little memory, unless something came back to it since `so_far` counted. While an
@@ -88,13 +90,16 @@ impl<'a> Draw<'a> {
         loop {
             {
                 let heap = self.to.driver.heap.lock();
-                let (left, largest) = heap.left_in_reservation(self.reservation);
-                let moves = heap.moves_in(self.reservation);
-                if moves.so_far != so_far {
+                let ReservationState {
+                    left,
+                    largest,
+                    arrivals,
+                } = heap.reservation_state(self.reservation);
+                if arrivals.so_far != so_far {
                     return None;
                 }
-                let may_come_back = moves.under_way > 0
-                    && left + moves.under_way >= self.request.bytes
+                let may_come_back = arrivals.under_way > 0
+                    && left + arrivals.under_way >= self.request.bytes
                     && !injected("draw-beside-an-exchange");
                 if !may_come_back {
                     return Some(Drawn::Short { left, largest });
@@ -149,7 +154,7 @@ impl<'a> Draw<'a> {
         let limit = self.to.may_wait().then_some(WaitLimit::Unlimited);
         let exchanged = self.to.with_waits(limit, |view| {
             let mut heap = driver.heap.lock();
-            heap.exchange(self.reservation, request, view, growth)
+            Exchange::begin(&mut heap, self.reservation, request, view, growth)
         });
         let found = match exchanged {
             None => return Ok(None),

@@ -7,12 +7,12 @@ mod expected;
 
 use super::recipient::{Found, Recipient};
 use super::streams::Flush;
-use super::supply::{Excess, For};
+use super::supply::For;
 use super::{Driver, Effort, Expected, Mode, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::policy::{Order, WaitLimit};
-use crate::heap::{Clock, Fences, Fit, Growth, Offers, Placement, Plan, Request};
+use crate::heap::{Clock, Fences, Fit, Growth, Offers, Placement, Plan, Request, Target};
 use crate::lane::Lane;
 use crate::policy::{Action, Facts, Prepare, Rules, State, Try};
 use crate::sync::Arc;
@@ -168,7 +168,7 @@ impl<'a> Search<'a> {
             }
             Prepare::PollLate => driver.reap_by(|lane| lane.timeline.reap_late(&*driver.device))?,
             Prepare::Trim => {
-                let released = driver.release(Excess::Over(0)).into_result();
+                let released = driver.release(Target::Keep(0)).into_result();
                 let has_released = driver.noted(released)? > 0;
                 if has_released {
                     self.note_refused(0);
@@ -203,7 +203,8 @@ impl<'a> Search<'a> {
             return Ok(());
         }
         let driver = self.to.driver;
-        let is_room = || driver.heap.lock().is_room(self.request, placement);
+        let needed = placement.needs(self.request.bytes);
+        let is_room = || driver.heap.lock().addresses(placement) >= needed;
         if is_room() {
             return Ok(());
         }
@@ -212,7 +213,7 @@ impl<'a> Search<'a> {
         if is_room() {
             return Ok(());
         }
-        Err(Refusal::NoRoom(driver.heap.lock().room(placement)))
+        Err(Refusal::NoRoom(driver.heap.lock().addresses(placement)))
     }
 
     fn take(&self) -> Option<Found> {
@@ -302,7 +303,7 @@ impl<'a> Search<'a> {
         let settings = &self.to.driver.settings;
         let waits = (settings.order == Order::WaitFirst && self.to.may_wait())
             .then_some(settings.wait_limit);
-        let expected = self.expected();
+        let expected = Expected::of(self.mode.patience, &self.to, self.request.bytes);
         let is_held_back = !expected.fences.is_empty();
         let may_call = self.to.driver.may_call(self.mode.effort);
         let growth = if may_call {

@@ -6,9 +6,9 @@ use super::{Change, HistoryEvent};
 use crate::device::{DeviceError, DeviceStream, Host, RawStream, Watch};
 use crate::error::StreamError;
 use crate::fault::injected;
-use crate::heap::Fences;
 use crate::heap::policy::Order;
-use crate::id::{StreamId, Ticket};
+use crate::heap::{self, Fences};
+use crate::id::{StreamId, StreamNames, Ticket};
 use crate::lane::{Bounds, CachedBlock, Events, Lane, Marker};
 use crate::sync::{Arc, Busy, Guards};
 use crate::trace;
@@ -71,6 +71,15 @@ impl Streams {
         }
     }
 
+    /// Returns the names of the registered streams that have one.
+    pub(crate) fn names(&self) -> StreamNames {
+        let lanes = self.lanes();
+        let named = lanes.iter();
+        named
+            .filter_map(|lane| Some((lane.id, lane.name()?.to_owned())))
+            .collect()
+    }
+
     /// Registers a stream, with an id of its own (invariant `stable-ids`).
     ///
     /// # Errors
@@ -88,7 +97,7 @@ impl Streams {
         // The heap knows the stream, and what is complete from the start, before anything is freed on it.
         self.heap.lock().register(id, lane.timeline.completed());
         self.lanes.lock().insert(lane.clone());
-        trace::stream_registered(id);
+        trace::stream_registered(lane.label());
         Ok(lane)
     }
 
@@ -175,7 +184,8 @@ impl Streams {
             done.iter().for_each(|lane| heap.forget(lane.id));
         }
         // The lanes are dropped outside the locks: that lets go of the streams' owners, and may call a driver.
-        done.iter().for_each(|lane| trace::stream_gone(lane.id));
+        done.iter()
+            .for_each(|lane| trace::stream_gone(lane.label()));
     }
 
     /// Asks every stream how far it has come, and frees what that proves free. Says whether there was any news.
@@ -341,7 +351,7 @@ impl Streams {
     /// What is missing.
     pub(crate) fn check_conserved(&self) -> Result<(), String> {
         self.flush(Flush::All);
-        self.heap.lock().check_conserved()
+        heap::check::conserved(&self.heap.lock())
     }
 
     /// Returns how many blocks came back so far, if none is on its way: pending, cached, or being moved.
@@ -374,7 +384,15 @@ impl Streams {
             return lanes.iter().cloned().collect();
         }
         let heap = self.heap.lock();
-        let waiting = lanes.iter().filter(|lane| heap.is_waiting_for(lane.id));
+        let waiting = lanes
+            .iter()
+            .filter(|lane| heap::inspect::pending_on(&heap, lane.id) > 0);
         waiting.cloned().collect()
+    }
+
+    /// Returns whether the memory of both pools comes from the same place.
+    pub(crate) fn shares_memory_with(&self, other: &Self) -> bool {
+        let is_of_host = |streams: &Self| streams.settings.kind.is_of_host();
+        self.device.id() == other.device.id() && is_of_host(self) == is_of_host(other)
     }
 }

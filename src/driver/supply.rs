@@ -7,7 +7,8 @@ use super::{Change, HistoryEvent, Spill, counters};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::heap::policy::Order;
 use crate::heap::{
-    Budget, Exchange, Grant, Growth, Heap, Mapping, Outcome, Plan, Release, Request,
+    Budget, Exchange, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Plan, Release, Request,
+    Target,
 };
 use crate::id::StreamId;
 use crate::sync::{Guards, Mutex};
@@ -22,15 +23,6 @@ pub(super) enum For {
     Stream(StreamId),
     /// A stream, from a reservation.
     HeapReservation(StreamId, Exchange),
-}
-
-/// How much free memory is released.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Excess {
-    /// Until this many bytes are reserved.
-    Over(u64),
-    /// This many bytes; of plain memory, whose segments are released whole, as few more as possible.
-    Bytes(u64),
 }
 
 /// The outcome of a release.
@@ -95,8 +87,16 @@ impl Supply {
 
     /// Grows by the rest of what is taken at a time, after a request was served by growing. The pool can do without it.
     fn grow_ahead(&self, grown: u64) {
-        let plan = self.heap.lock().plan_ahead(grown);
-        let _ = self.carry_out_free(plan);
+        let mut ahead = self.heap.lock().ahead(grown);
+        while ahead > 0 {
+            let Some(plan) = self.heap.lock().plan_ahead(ahead, grown) else {
+                return;
+            };
+            ahead = ahead.saturating_sub(plan.new_bytes());
+            if self.carry_out_free(Some(plan)).is_err() {
+                return;
+            }
+        }
     }
 
     /// Grows for a request that was served by other memory before a thread came to grow for it. Where growing comes
@@ -126,9 +126,7 @@ impl Supply {
     pub(super) fn carry_out_free(&self, plan: Option<Plan>) -> Result<(), DeviceError> {
         match plan {
             Some(Plan::Map(mapping)) => self.map(mapping, For::NoStream).map(drop),
-            Some(Plan::Memory(bytes, request)) => {
-                self.allocate(bytes, request, For::NoStream).map(drop)
-            }
+            Some(Plan::Memory(segment)) => self.allocate(segment, For::NoStream).map(drop),
             None => Ok(()),
         }
     }
@@ -147,22 +145,22 @@ impl Supply {
                 }
                 Ok(grant)
             }
-            Plan::Memory(bytes, request) => self.allocate(bytes, request, whom),
+            Plan::Memory(segment) => {
+                let grant = self.allocate(segment, whom)?;
+                self.grow_ahead(segment.bytes);
+                Ok(grant)
+            }
         }
     }
 
     /// Takes a segment of plain memory.
-    fn allocate(
-        &self,
-        bytes: u64,
-        request: Request,
-        whom: For,
-    ) -> Result<Option<Grant>, DeviceError> {
+    fn allocate(&self, segment: NewSegment, whom: For) -> Result<Option<Grant>, DeviceError> {
+        let bytes = segment.bytes;
         let address = self.memory.allocate(bytes);
         let entry = self.entry();
         let grant = self.commit(whom, |heap| {
             let given = address.as_ref().ok().copied();
-            let grant = heap.commit_memory(bytes, request, given);
+            let grant = heap.commit_memory(segment, given);
             if let (Some(entry), Some(address)) = (entry, given) {
                 let address = address.into();
                 entry.write(heap.totals(), HistoryEvent::Grown { address, bytes });
@@ -181,18 +179,18 @@ impl Supply {
         let mut heap = self.heap.lock();
         let granted = match whom {
             For::NoStream => {
-                heap.commit_for_nobody(commit);
+                heap.commit_as_free(commit);
                 None
             }
             For::Stream(stream) => commit(&mut heap).map(|grant| (stream, grant)),
             For::HeapReservation(stream, exchange) => {
-                let grant = heap.commit_exchange(&exchange, commit);
+                let grant = exchange.commit(&mut heap, commit);
                 grant.map(|grant| (stream, grant))
             }
         };
         self.note_reserved(&heap);
         let (stream, grant) = granted?;
-        heap.note_borrower(grant.id, stream);
+        heap.note_user(grant.id, stream);
         Some(grant)
     }
 
@@ -236,7 +234,7 @@ impl Supply {
         if created > 0 && !is_wish && error.kind() == DeviceErrorKind::OutOfMemory {
             // The request cannot use the chunks that it was given before the refusal, and others may need them. No
             // waiter is notified: it would wake itself at each search.
-            let released = self.release(Excess::Bytes(bytes(created)));
+            let released = self.release(Target::Bytes(bytes(created)));
             let _ = released.error.map(|error| self.note(&error));
         }
         self.noted(Err(error))
@@ -266,20 +264,12 @@ impl Supply {
         (left < bytes).then_some(error)
     }
 
-    /// Releases free memory until `keep` bytes are reserved, or no more is free. Returns the bytes released.
+    /// Releases free memory, and has waiters look for what that makes possible. Returns the bytes released.
     ///
     /// # Errors
     /// When the device cannot; what it released before counts.
-    pub(crate) fn trim_to(&self, keep: u64) -> Result<u64, DeviceError> {
-        self.release_and_publish(Excess::Over(keep))
-    }
-
-    /// Releases free memory, and has waiters look for what that makes possible.
-    ///
-    /// # Errors
-    /// When the device cannot; what it released before counts.
-    pub(super) fn release_and_publish(&self, excess: Excess) -> Result<u64, DeviceError> {
-        let released = self.release(excess);
+    pub(super) fn release_and_publish(&self, target: Target) -> Result<u64, DeviceError> {
+        let released = self.release(target);
         // Only if memory was claimed meanwhile, which a search may have missed.
         if released.bytes > 0 || released.was_claimed {
             self.publish(Change::Memory);
@@ -288,21 +278,15 @@ impl Supply {
     }
 
     /// Releases free memory without notifying waiters: they call this in every search, and would wake themselves.
-    pub(super) fn release(&self, excess: Excess) -> Released {
-        let release = {
-            let mut heap = self.heap.lock();
-            match excess {
-                Excess::Over(keep) => heap.plan_trim(keep),
-                Excess::Bytes(bytes) => heap.plan_release(bytes),
-            }
-        };
+    pub(super) fn release(&self, target: Target) -> Released {
+        let release = self.heap.lock().plan_release(target);
         let was_claimed = !release.spans.is_empty();
         let (done, error) = self.release_spans(&release);
         let gone = release.spans[..done].to_vec();
         let entry = self.entry();
         let bytes = {
             let mut heap = self.heap.lock();
-            let bytes = heap.commit_trim(release, done);
+            let bytes = heap.commit_release(release, done);
             self.note_reserved(&heap);
             if let Some(entry) = entry {
                 entry.write_released(heap.totals(), &gone);

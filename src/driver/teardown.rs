@@ -12,6 +12,7 @@ use super::Driver;
 use super::memory::Held;
 use super::streams::Flush;
 use crate::device::{Device, MemoryKind, Watch};
+use crate::heap::inspect;
 use crate::lane::{Lane, Marker};
 use crate::sync::plain::{AtomicU64, Ordering};
 use crate::sync::{Arc, assert_unlocked, plain};
@@ -56,7 +57,7 @@ enum Progress {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.report_lost();
+        report_lost(self);
         let held = self.memory.take_held();
         if self.seal_lanes().is_err() || self.fault().is_some() {
             return;
@@ -81,22 +82,19 @@ impl Drop for Driver {
     }
 }
 
-impl Driver {
-    /// Reports memory that was granted to futures that were forgotten. No block exists any more, since each keeps its
-    /// pool.
-    fn report_lost(&self) {
-        if !trace::IS_TOLD {
-            return;
-        }
-        self.flush(Flush::All);
-        let (blocks, bytes) = {
-            let heap = self.heap.lock();
-            (heap.used_blocks(), heap.totals().used.current)
-        };
-        if blocks > 0 {
-            let whom = "granted, and forgotten before they were taken";
-            trace::leaked((blocks, 0), bytes, &whom);
-        }
+/// Reports memory that was granted to futures that were forgotten. No block exists any more, since each keeps its pool.
+fn report_lost(driver: &Driver) {
+    if !trace::IS_TOLD {
+        return;
+    }
+    driver.flush(Flush::All);
+    let (blocks, bytes) = {
+        let heap = driver.heap.lock();
+        (inspect::used_blocks(&heap), heap.totals().used.current)
+    };
+    if blocks > 0 {
+        let whom = "granted, and forgotten before they were taken";
+        trace::leaked((blocks, 0), bytes, &whom);
     }
 }
 

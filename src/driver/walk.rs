@@ -5,7 +5,7 @@ use super::registry::Lanes;
 use super::streams::Streams;
 use super::{BlockOrigin, core::Core};
 use crate::device::DeviceAddress;
-use crate::heap::{BlockId, Fence, Found, Heap, Holding};
+use crate::heap::{BlockId, Fence, Found, Heap, Holding, SegmentBlocks, inspect};
 use crate::id::{StreamId, Ticket};
 use crate::sync::Guard;
 use std::collections::HashMap;
@@ -137,7 +137,7 @@ impl<'a> Walk<'a> {
 
     /// Returns the block that an address is in, in time proportional to the number of blocks.
     pub(super) fn block_at(&self, address: u64) -> Option<BlockInfo> {
-        let found = self.heap.block_at(address)?;
+        let found = Found::at(&self.heap, address)?;
         let cached = match found.holding {
             Holding::Used(stream) => self.find_cached(stream, found.id),
             _ => None,
@@ -148,15 +148,15 @@ impl<'a> Walk<'a> {
     /// Returns all segments, in time proportional to the number of blocks.
     pub(super) fn segments(&self) -> Vec<SegmentInfo> {
         let cached = self.all_cached();
-        let segments = self.heap.segments().map(|(address, size, blocks)| {
+        let segments = SegmentBlocks::all(&self.heap).map(|segment| {
             let describe = |found: Found| {
                 let cached = cached.get(&found.id).copied();
                 self.describe(found, cached)
             };
-            let blocks: Vec<_> = blocks.into_iter().map(describe).collect();
+            let blocks: Vec<_> = segment.blocks.into_iter().map(describe).collect();
             SegmentInfo {
-                address: address.into(),
-                size,
+                address: segment.address.into(),
+                size: segment.bytes,
                 mapped: blocks.iter().map(|block| block.size).sum(),
                 blocks,
             }
@@ -166,7 +166,7 @@ impl<'a> Walk<'a> {
 
     /// Returns all reservations.
     pub(super) fn reservations(&self) -> Vec<ReservationInfo> {
-        let reservations = self.heap.reservations();
+        let reservations = inspect::reservations(&self.heap);
         let info = reservations.map(|(reservation, left)| ReservationInfo {
             left,
             origin: self.origins.reservations.get(&reservation).cloned(),

@@ -1,21 +1,22 @@
 //! The blocks: a slab of nodes, linked in address order within their segment.
 
 use super::fence::{Fence, Fences};
-use super::index::Filed;
-use super::reservation::ReservationId;
-use crate::id::StreamId;
+use crate::fault::injected;
+use crate::id::{ReservationId, StreamId};
 use std::mem::discriminant;
 use std::num::NonZeroU32;
 
-/// A block of the heap. Reused once the block is merged away, so only who holds the block may
-/// name it by this.
+/// The id of a block. It is reused once the block is merged into another, so only the holder of a block may name the
+/// block by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct BlockId(NonZeroU32);
 
 impl BlockId {
-    /// The least there is.
+    /// The smallest id.
     pub(crate) const FIRST: Self = Self(NonZeroU32::MIN);
 
+    /// # Panics
+    /// When there are 2^32 blocks.
     pub(crate) fn of_slot(slot: usize) -> Self {
         let number = u32::try_from(slot + 1).ok().and_then(NonZeroU32::new);
         Self(number.expect("fewer than 2^32 blocks"))
@@ -26,26 +27,26 @@ impl BlockId {
     }
 }
 
-/// What a block is; the edges are drawn in the header of [`heap`](super).
+/// The state of a block. The [module](super) describes each state and each transition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Nothing may touch it any more; any stream may have it.
+    /// No work touches the memory any more. Any stream may take it.
     Free,
-    /// Given back, but the work behind these fences may still touch it. Never empty.
+    /// Freed, but work before these fences may still touch the memory. The set is never empty.
     Pending(Fences),
     /// Granted: in use, or cached by a lane. When it is freed it returns to this reservation, if there is one.
     Used(Option<ReservationId>),
-    /// Set aside for one holder, which has lent none of it; with what is left of its last life.
+    /// Set aside in a reservation, with the fences of its last use.
     Reserved(ReservationId, Fences),
-    /// Held by an unfinished [`Plan`](super::plan::Plan), and what it was before.
+    /// Held by an unfinished plan or release, with the state from before.
     Claimed(Was),
-    /// Addresses without memory: never mapped, or remapped elsewhere.
+    /// Addresses without memory: never mapped, or their memory was moved or released.
     Hole,
-    /// The same, kept for the lent block below to grow into.
+    /// A hole that only the used block below may grow into.
     Room,
 }
 
-/// What a claimed block was, and goes back to if the plan fails.
+/// The state of a claimed block before the claim. The block returns to it if the plan fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Was {
     Free,
@@ -55,33 +56,42 @@ pub(crate) enum Was {
 }
 
 impl State {
-    /// Whether the block is granted.
-    pub(crate) fn is_used(&self) -> bool {
-        matches!(self, State::Used(_))
+    /// Returns [`Free`](Self::Free) if no fence is left, otherwise [`Pending`](Self::Pending).
+    pub(super) fn after(fences: Fences) -> Self {
+        if fences.is_empty() {
+            Self::Free
+        } else {
+            Self::Pending(fences)
+        }
     }
 
-    /// Whether there is memory behind the addresses.
+    /// Returns whether the block is granted.
+    pub(crate) fn is_used(&self) -> bool {
+        matches!(self, Self::Used(_))
+    }
+
+    /// Returns whether there is memory behind the addresses.
     pub(crate) fn is_backed(&self) -> bool {
         !matches!(
             self,
-            State::Hole | State::Room | State::Claimed(Was::Hole | Was::Room)
+            Self::Hole | Self::Room | Self::Claimed(Was::Hole | Was::Room)
         )
     }
 
-    /// Whether two neighbours in these states are one block.
+    /// Returns whether two neighbours in these states are one block.
     #[inline]
-    pub(crate) fn merges_with(&self, other: &State) -> bool {
-        // Most neighbours differ: that is seen by one comparison.
+    pub(crate) fn merges_with(&self, other: &Self) -> bool {
+        // Most neighbours are in different states, which one comparison shows.
         discriminant(self) == discriminant(other)
             && match (self, other) {
-                (State::Free | State::Hole | State::Room, _) => true,
-                (State::Pending(these), State::Pending(those)) => these == those,
+                (Self::Free | Self::Hole | Self::Room, _) => true,
+                (Self::Pending(these), Self::Pending(those)) => these == those,
                 _ => false,
             }
     }
 }
 
-/// One cache line: a heap that many threads share goes from core to core with what is changed.
+/// A block. It fills one cache line: when several threads share a heap, changed lines travel from core to core.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(crate) struct Block {
@@ -94,18 +104,11 @@ pub(crate) struct Block {
     pub(crate) next: Option<BlockId>,
 }
 
+const _: () = assert!(size_of::<Option<Block>>() == 64);
+
 impl Block {
     pub(crate) fn end(&self) -> u64 {
         self.address + self.bytes
-    }
-
-    /// As it is filed, being pending.
-    pub(super) fn filed(&self, id: BlockId) -> Filed {
-        Filed {
-            id,
-            bytes: self.bytes,
-            address: self.address,
-        }
     }
 }
 
@@ -134,7 +137,7 @@ impl Blocks {
         self.nodes.get(id.slot())?.as_ref()
     }
 
-    /// Whether a block is there, and waits for that very point.
+    /// Returns whether the block exists and is pending behind exactly this point.
     pub(super) fn is_waiting(&self, id: BlockId, fence: Fence) -> bool {
         self.get(id).is_some_and(|block| match &block.state {
             State::Pending(fences) => fences.of(fence.stream) == fence.ticket,
@@ -148,14 +151,17 @@ impl Blocks {
         self.vacant.push(id);
     }
 
-    /// Cuts a block in two at `offset`; both halves keep the state. Returns the upper half.
+    /// Cuts a block in two at `offset`. Both parts keep the state. Returns the upper part.
     pub(crate) fn split(&mut self, id: BlockId, offset: u64) -> BlockId {
         let lower = &mut self[id];
         debug_assert!(0 < offset && offset < lower.bytes);
         let upper = Block {
             address: lower.address + offset,
             bytes: lower.bytes - offset,
-            state: lower.state.clone(),
+            state: match &lower.state {
+                State::Pending(_) if injected("fence-lost-in-split") => State::Free,
+                state => state.clone(),
+            },
             user: lower.user,
             previous: Some(id),
             next: lower.next,
@@ -170,7 +176,7 @@ impl Blocks {
         upper
     }
 
-    /// Joins a block with the one above it, which goes away.
+    /// Joins a block with the one above it, whose id becomes vacant.
     pub(crate) fn absorb_next(&mut self, id: BlockId) {
         let next = self[id].next.expect("there is a block above");
         let upper = &self[next];
@@ -192,7 +198,7 @@ impl Blocks {
         })
     }
 
-    /// The block and those above it in its segment, in address order.
+    /// Returns the block and all blocks above it in its segment, in address order.
     pub(crate) fn from(&self, first: BlockId) -> impl Iterator<Item = (BlockId, &Block)> {
         let mut at = Some(first);
         std::iter::from_fn(move || {
@@ -216,5 +222,3 @@ impl std::ops::IndexMut<BlockId> for Blocks {
         self.nodes[id.slot()].as_mut().expect("a live block")
     }
 }
-
-const _: () = assert!(size_of::<Option<Block>>() == 64);

@@ -1,79 +1,88 @@
-//! Exchange: a reservation that is in pieces gives them away for as much in one.
+//! Exchange: a reservation gives its scattered blocks for one contiguous range of the same size.
 //!
-//! What is not lent of a reservation can be enough for a request, and lie in pieces that live blocks keep apart. Then
-//! its complete pieces go to everybody, the request is served as anybody's would be (joined with free
-//! neighbours, remapped, grown), and the reservation gets what is left of its bytes back, from wherever they are free.
-//! All of it under one lock, and none of it for longer than that: what the device must be asked for in between
-//! is claimed by a plan, and what the pieces were given for is kept in *escrow* until the plan has ended.
+//! The blocks of a reservation that are not granted can be enough for a request together, while granted blocks lie
+//! between them. Then its complete blocks become free, the request is served as any stream's is (from joined, moved or
+//! new memory), and the reservation gets the rest of its bytes back from wherever memory is free. All of that happens
+//! under one lock. Where the device must be asked in between, a plan claims the range, and the bytes that were given for
+//! it are set aside as *escrow*, a reservation of its own, until the plan has ended.
 
+use super::block::{BlockId, State};
+use super::fence::Fences;
 use super::plan::Plan;
-use super::reservation::ReservationId;
-use super::{BlockId, Fences, Grant, Growth, Heap, Request, State, View};
+use super::request::{Grant, Request, View};
+use super::reservation::{blocks_of, exists, fences_of};
+use super::window::Growth;
+use super::{BlockMap, Heap};
+use crate::id::ReservationId;
 
-/// Bytes, of which some lie in whole handles: as many are had back, since they can be mapped elsewhere.
-#[derive(Clone, Copy, Debug, Default)]
+/// Bytes, some of which are whole chunks. As many chunks must be returned, since only those can be moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Portion {
     bytes: u64,
     chunks: u64,
 }
 
-/// What is due once a plan has ended.
+/// What is due once the plan of an exchange has ended.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     reservation: ReservationId,
-    /// What was given for the plan, as far as it does not claim that itself.
+    /// What was given for the plan, except the part that the plan itself claims.
     escrow: ReservationId,
-    /// What the reservation gave, and has not got back.
+    /// What the reservation gave and did not get back yet.
     given: Portion,
-    /// What it is to have of that, if the plan is carried out.
+    /// What the reservation gets back of that if the plan is carried out.
     owed: Portion,
 }
 
-/// What came of trying to exchange.
+/// The result of an exchange.
 #[derive(Debug)]
 pub(crate) enum Exchanged {
     Granted(Grant),
-    /// To be carried out, and committed with what is due.
+    /// The plan is to be carried out, and committed together with the exchange.
     Planned(Plan, Exchange),
 }
 
-impl Heap {
-    /// Serves a request for which the complete pieces of a reservation would be enough, if they were one.
-    pub(crate) fn exchange(
-        &mut self,
+impl Exchange {
+    /// Serves a request that the complete blocks of a reservation would be enough for, if they were one block.
+    pub(crate) fn begin(
+        heap: &mut Heap,
         reservation: ReservationId,
         request: Request,
         view: &View<'_>,
         growth: Growth,
     ) -> Option<Exchanged> {
-        if self.complete_in_reservation(reservation) < request.bytes {
+        let pieces = complete_blocks(heap, reservation);
+        let bytes = pieces.iter().map(|id| heap.map.blocks()[*id].bytes);
+        if bytes.sum::<u64>() < request.bytes {
             return None;
         }
-        let all = self.loosen(reservation);
+        let all = free_all(heap, &pieces);
         let rest = Portion {
             bytes: all.bytes - request.bytes,
-            chunks: all.chunks - self.chunks_in(request.bytes).min(all.chunks),
+            chunks: all.chunks - heap.map.units().chunks_in(request.bytes).min(all.chunks),
         };
-        if let Some(grant) = self.take(request, view) {
-            let missing = self.tighten(reservation, rest);
+        if let Some(grant) = heap.take(request, view) {
+            let missing = set_free_aside(&mut heap.map, reservation, rest);
             debug_assert_eq!(missing.bytes, 0, "the request took no more than its bytes");
-            self.blocks[grant.id].state = State::Used(Some(reservation));
+            heap.map.set_reservation(grant.id, reservation);
             return Some(Exchanged::Granted(grant));
         }
-        let Some(plan) = self.plan(request, view, growth) else {
-            let missing = self.tighten(reservation, all);
+        let Some(plan) = heap.plan(request, view, growth) else {
+            let missing = set_free_aside(&mut heap.map, reservation, all);
             debug_assert_eq!(missing.bytes, 0, "nothing was taken");
             return None;
         };
-        let owed = self.tighten(reservation, rest);
+        let owed = set_free_aside(&mut heap.map, reservation, rest);
         let given = Portion {
             bytes: request.bytes + owed.bytes,
             chunks: all.chunks - rest.chunks + owed.chunks,
         };
-        let escrow = self.reservation([]);
-        self.tighten(escrow, given);
-        self.change_moves(reservation, |moves| moves.under_way += given.bytes);
-        let exchange = Exchange {
+        let escrow = heap.reservations.create(&mut heap.map);
+        set_free_aside(&mut heap.map, escrow, given);
+        heap.reservations.note(&heap.map, reservation, |arrivals| {
+            arrivals.under_way += given.bytes;
+        });
+        let exchange = Self {
             reservation,
             escrow,
             given,
@@ -82,106 +91,93 @@ impl Heap {
         Some(Exchanged::Planned(plan, exchange))
     }
 
-    /// Commits the plan of an exchange. What the plan claimed and did not lend is free in this moment, and is
-    /// enough for what the reservation is owed.
-    pub(crate) fn commit_exchange(
-        &mut self,
-        exchange: &Exchange,
-        commit: impl FnOnce(&mut Self) -> Option<Grant>,
+    /// Commits the plan of an exchange. What the plan claimed and did not grant is free afterwards, and covers what the
+    /// reservation is owed.
+    pub(crate) fn commit(
+        self,
+        heap: &mut Heap,
+        commit: impl FnOnce(&mut Heap) -> Option<Grant>,
     ) -> Option<Grant> {
-        self.disband(exchange.escrow);
-        self.change_moves(exchange.reservation, |moves| {
-            moves.under_way -= exchange.given.bytes;
-            moves.so_far += 1;
-        });
-        let grant = commit(self);
-        match &grant {
+        heap.disband(self.escrow);
+        let bytes = self.given.bytes;
+        heap.reservations
+            .note(&heap.map, self.reservation, |arrivals| {
+                arrivals.under_way -= bytes;
+                arrivals.so_far += 1;
+            });
+        let grant = commit(heap);
+        let due = match &grant {
             Some(grant) => {
-                self.blocks[grant.id].state = State::Used(Some(exchange.reservation));
-                self.tighten(exchange.reservation, exchange.owed);
+                heap.map.set_reservation(grant.id, self.reservation);
+                self.owed
             }
-            None => {
-                self.tighten(exchange.reservation, exchange.given);
-            }
-        }
+            None => self.given,
+        };
+        set_free_aside(&mut heap.map, self.reservation, due);
         grant
     }
+}
 
-    fn chunks_in(&self, bytes: u64) -> u64 {
-        if self.geometry.virtual_memory {
-            bytes / self.geometry.chunk_bytes
-        } else {
-            0
-        }
-    }
+fn complete_blocks(heap: &Heap, reservation: ReservationId) -> Vec<BlockId> {
+    let mut pieces = blocks_of(&heap.map, reservation);
+    pieces.retain(|id| fences_of(&heap.map, &heap.completed, *id).is_empty());
+    pieces
+}
 
-    /// Bytes of a reservation that are complete.
-    fn complete_in_reservation(&self, reservation: ReservationId) -> u64 {
-        let pieces = self.complete_pieces(reservation);
-        pieces.iter().map(|id| self.blocks[*id].bytes).sum()
+/// Frees complete blocks of a reservation. Returns how much they are.
+fn free_all(heap: &mut Heap, pieces: &[BlockId]) -> Portion {
+    let before = heap.map.totals().whole_free_chunks;
+    let mut bytes = 0;
+    for id in pieces {
+        bytes += heap.map.blocks()[*id].bytes;
+        heap.map.resettle(*id, State::Free);
     }
+    let chunks = heap.map.totals().whole_free_chunks - before;
+    Portion {
+        bytes,
+        chunks: chunks.min(heap.map.units().chunks_in(bytes)),
+    }
+}
 
-    fn complete_pieces(&self, reservation: ReservationId) -> Vec<BlockId> {
-        let mut pieces = self.reserved(reservation);
-        pieces.retain(|id| self.reserved_fences(*id).is_empty());
-        pieces
+/// Sets free memory aside in a reservation, in as few blocks as possible. Returns what is missing: all of it, if the
+/// reservation does not exist any more.
+fn set_free_aside(map: &mut BlockMap, reservation: ReservationId, portion: Portion) -> Portion {
+    let mut left = portion;
+    while left.bytes > 0 && exists(map, reservation) {
+        let Some(id) = whole_chunks(map, left).or_else(|| any_block(map, left.bytes)) else {
+            break;
+        };
+        let block = &map.blocks()[id];
+        let chunks = map.units().whole_chunks(block).count();
+        left.chunks -= chunks.min(left.chunks);
+        left.bytes -= block.bytes;
+        map.set_state(id, State::Reserved(reservation, Fences::default()));
     }
+    left
+}
 
-    /// Gives what is complete of a reservation to everybody. Returns how much.
-    fn loosen(&mut self, reservation: ReservationId) -> Portion {
-        let before = self.totals.whole_free_chunks;
-        let mut bytes = 0;
-        for id in self.complete_pieces(reservation) {
-            bytes += self.blocks[id].bytes;
-            self.unfile(id);
-            self.settle(id, State::Free);
-        }
-        let freed = self.totals.whole_free_chunks - before;
-        Portion {
-            bytes,
-            chunks: freed.min(self.chunks_in(bytes)),
-        }
+/// Cuts whole chunks out of a free block: no more than the portion, from the smallest block that has any.
+fn whole_chunks(map: &mut BlockMap, most: Portion) -> Option<BlockId> {
+    let units = *map.units();
+    let most = most.chunks.min(most.bytes / units.chunk_bytes);
+    if most == 0 {
+        return None;
     }
+    let free = map.index().free.at_least(units.chunk_bytes);
+    let (id, whole) = free
+        .map(|(_, id)| (id, units.whole_chunks(&map.blocks()[id])))
+        .find(|(_, whole)| whole.count() > 0)?;
+    let end = whole.first + whole.count().min(most);
+    let id = map.cut_out(id, whole.first * units.chunk_bytes, end * units.chunk_bytes);
+    Some(id)
+}
 
-    /// Sets so much of what is free aside in a reservation, in as few pieces as can be. Returns what is missing: all of
-    /// it, if the reservation is over.
-    fn tighten(&mut self, reservation: ReservationId, portion: Portion) -> Portion {
-        let mut left = portion;
-        while left.bytes > 0 && self.reservations.contains_key(&reservation) {
-            let Some(id) = self
-                .whole_piece(left)
-                .or_else(|| self.any_piece(left.bytes))
-            else {
-                break;
-            };
-            let block = &self.blocks[id];
-            left.chunks -= self.whole_chunks(block).count().min(left.chunks);
-            left.bytes -= block.bytes;
-            self.set_state(id, State::Reserved(reservation, Fences::default()));
-        }
-        left
+/// Cuts no more than `most` bytes out of the free block that fits best, or the largest one.
+fn any_block(map: &mut BlockMap, most: u64) -> Option<BlockId> {
+    let free = &map.index().free;
+    let (size, id) = free.at_least(most).next().or_else(|| free.last())?;
+    if size > most {
+        map.cut(id, most);
     }
-
-    /// Whole handles of a free block, no more than that, cut out of it.
-    fn whole_piece(&mut self, most: Portion) -> Option<BlockId> {
-        let chunk = self.geometry.chunk_bytes;
-        let most = most.chunks.min(most.bytes / chunk);
-        if most == 0 {
-            return None;
-        }
-        let id = self.smallest_with_a_chunk()?;
-        let whole = self.whole_chunks(&self.blocks[id]);
-        let count = whole.count().min(most);
-        Some(self.trim_piece(id, whole.first * chunk, (whole.first + count) * chunk))
-    }
-
-    /// The best fit among what is free, or the largest there is; no more than that, cut out of it.
-    fn any_piece(&mut self, most: u64) -> Option<BlockId> {
-        let piece = self.free.at_least(most).next().or_else(|| self.free.last());
-        let (size, id) = piece?;
-        if size > most {
-            self.cut(id, most);
-        }
-        Some(id)
-    }
+    Some(id)
 }

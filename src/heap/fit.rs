@@ -1,35 +1,38 @@
-//! The best fit: the smallest block that does, and of those of one size the one that is complete, or expected to
-//! be, first.
+//! The best fit: the smallest block that a request fits into. Among blocks of that size, the one that is complete first
+//! or expected first is chosen.
 
+use super::block::{BlockId, State};
+use super::block_map::BlockMap;
+use super::fence::Fences;
+use super::forecast::Forecast;
 use super::index::BySize;
-use super::{BlockId, Fences, Forecast, Grant, Heap, Placement, Request, State, View};
-use crate::id::StreamId;
+use super::request::{Grant, Placement, Request, View};
 
-/// How many pending blocks of one stream are looked at for one request, smallest first.
+/// The number of pending blocks of one stream that a search looks at, smallest first.
 pub(super) const PROBES: usize = 32;
 
-/// What is there for a request.
+/// What a search found.
 #[derive(Debug)]
 pub(crate) enum Fit {
-    /// Nothing.
+    /// No block.
     None,
-    /// A block that is much larger, which stays where it is: what others freed may fit better, once it is asked
-    /// for.
+    /// A block that is much larger, which was not taken. Blocks that other streams freed may fit better, once the
+    /// device is asked what is complete.
     Loose,
     Good(Grant),
 }
 
-/// The best of those considered so far.
+/// The best of the blocks that were considered so far.
 #[derive(Debug)]
 pub(super) struct Best {
     pub(super) size: u64,
     pub(super) id: BlockId,
-    /// Asked for once there is another of its size.
+    /// Computed once a second block has the same size.
     forecast: Option<Forecast>,
 }
 
 impl Best {
-    /// Compares with another one; `forecast` says when each is expected to be complete.
+    /// Replaces the best by the candidate if that is better. `forecast` returns when each is expected to be complete.
     pub(super) fn consider(
         best: &mut Option<Self>,
         (size, id): (u64, BlockId),
@@ -54,117 +57,138 @@ impl Best {
     }
 }
 
-impl Heap {
-    /// [`take`](Self::take), but for a block that is larger by a handle or more while others have something pending: a
-    /// large piece that is broken up is put together again handle by handle.
-    pub(crate) fn take_good_fit(&mut self, request: Request, view: &View<'_>) -> Fit {
-        if view.placement != Placement::Anywhere {
-            return self.take(request, view).map_or(Fit::None, Fit::Good);
+/// A search for one request.
+#[derive(Clone, Copy)]
+pub(super) struct Search<'a> {
+    pub(super) map: &'a BlockMap,
+    pub(super) request: Request,
+    pub(super) view: &'a View<'a>,
+}
+
+impl Search<'_> {
+    /// Returns the block to take: the best fit, or the block at the requested place.
+    pub(super) fn block(&self) -> Option<BlockId> {
+        match self.view.placement {
+            Placement::Anywhere => self.best_fit(),
+            Placement::Above(id, end) => self.above(id, end),
+            Placement::WithRoom(_) => None,
         }
-        let Some(id) = self.best_fit(request, view) else {
-            return Fit::None;
-        };
-        let rest = self.blocks[id].bytes - request.bytes;
-        if rest >= self.geometry.chunk_bytes && self.is_pending_elsewhere(view.stream) {
-            return Fit::Loose;
-        }
-        let grant = self.carve(id, request);
-        self.note_borrower(grant.id, view.stream);
-        Fit::Good(grant)
     }
 
-    /// Whether anything waits for other streams alone.
-    fn is_pending_elsewhere(&self, stream: StreamId) -> bool {
-        self.totals.pending.current > self.pending.bytes_waiting_for(stream)
+    /// Returns whether taking the block would cut a chunk or more off it, while blocks of other streams are pending. A
+    /// large block that is broken up must be put together again chunk by chunk.
+    pub(super) fn is_loose(&self, id: BlockId) -> bool {
+        if self.view.placement != Placement::Anywhere {
+            return false;
+        }
+        let pending = self.map.totals().pending.current;
+        let own = self.map.index().pending.bytes_waiting_for(self.view.stream);
+        let rest = self.map.blocks()[id].bytes - self.request.bytes;
+        rest >= self.map.units().chunk_bytes && pending > own
     }
 
-    /// The best fit among what is free and what the asker may have. Where nothing is waited for, time is not
-    /// looked at.
-    pub(super) fn best_fit(&self, request: Request, view: &View<'_>) -> Option<BlockId> {
-        let fits = |id: &BlockId| self.placement(*id, request).is_some();
-        let forecast = view.waits.map(|_| |id| self.forecast(id, view));
+    /// Returns the block right above a used block, if the request fits into it and the requester may take it.
+    fn above(&self, id: BlockId, end: u64) -> Option<BlockId> {
+        let blocks = self.map.blocks();
+        let used = blocks.get(id)?;
+        let is_there = used.state.is_used() && used.end() == end;
+        let above = used.next.filter(|_| is_there)?;
+        let does = blocks[above].bytes >= self.request.bytes && self.is_allowed(above);
+        does.then_some(above)
+    }
+
+    fn fits(&self, id: BlockId) -> bool {
+        self.map.offset_of(id, self.request).is_some()
+    }
+
+    fn is_allowed(&self, id: BlockId) -> bool {
+        match &self.map.blocks()[id].state {
+            State::Free => true,
+            State::Pending(fences) => self.view.forecast(fences).is_some(),
+            _ => false,
+        }
+    }
+
+    fn best_fit(&self) -> Option<BlockId> {
+        let index = self.map.index();
+        let bytes = self.request.bytes;
+        // Without waits every block that the requester may take is complete for it, and time does not matter.
+        let forecast = self.view.waits.map(|_| |id| self.forecast(id));
         let mut best = None;
         let mut consider = |candidate: Option<(u64, BlockId)>| {
             if let Some(candidate) = candidate {
                 Best::consider(&mut best, candidate, forecast);
             }
         };
-        consider(self.free.best(request.bytes, usize::MAX, |id| fits(&id)));
-        let does = |id| fits(&id) && self.may_have(id, view);
-        if view.has_only_its_own() {
-            // The others need not be looked through.
-            let own = self.pending.donated_by(view.stream);
-            consider(own.and_then(|own| own.by_size.best(request.bytes, PROBES, does)));
+        consider(index.free.best(bytes, usize::MAX, |id| self.fits(id)));
+        let does = |id| self.fits(id) && self.is_allowed(id);
+        if self.view.excludes_other_streams() {
+            let own = index.pending.donated_by(self.view.stream);
+            consider(own.and_then(|own| own.by_size.best(bytes, PROBES, does)));
             return best.map(|best| best.id);
         }
-        for (donor, donated) in self.pending.donors() {
-            if view.considers(donor) {
-                let best = donated.by_size.best(request.bytes, PROBES, does);
+        for (donor, donated) in index.pending.donors() {
+            if self.view.considers(donor) {
+                let best = donated.by_size.best(bytes, PROBES, does);
                 consider(match forecast {
-                    None => best,
                     Some(forecast) => best.map(|best| {
                         let is_in_time = forecast(best.1).is_in_time();
                         if is_in_time {
                             best
                         } else {
-                            self.oldest_like(best, &donated.by_size, does)
+                            self.oldest_of_size(best, &donated.by_size, does)
                         }
                     }),
+                    None => best,
                 });
             }
         }
-        for id in self.pending.several() {
-            if fits(&id) && self.may_have(id, view) {
-                consider(Some((self.blocks[id].bytes, id)));
+        for id in index.pending.several() {
+            if does(id) {
+                consider(Some((self.map.blocks()[id].bytes, id)));
             }
         }
         best.map(|best| best.id)
     }
 
-    /// Takes pending memory of just the size that is asked for, if the asker may have any.
-    pub(crate) fn take_like(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
-        let id = self.exact_fit(request, view)?;
-        let grant = self.carve(id, request);
-        self.note_borrower(grant.id, view.stream);
-        Some(grant)
+    /// Returns the pending block of exactly the requested size that is expected to be complete first.
+    pub(super) fn exact_fit(&self) -> Option<BlockId> {
+        let bytes = self.request.bytes;
+        let pending = &self.map.index().pending;
+        let donated = pending.donors().flat_map(|(_, donated)| {
+            let same_size = donated.by_size.at_least(bytes).take(PROBES);
+            same_size
+                .take_while(|(size, _)| *size == bytes)
+                .map(|(_, id)| id)
+        });
+        let several = pending.several();
+        let several = several.filter(|id| self.map.blocks()[*id].bytes == bytes);
+        let mut best = None;
+        for id in donated.chain(several) {
+            if self.fits(id) && self.is_allowed(id) {
+                let forecast = Some(|id| self.forecast(id));
+                Best::consider(&mut best, (bytes, id), forecast);
+            }
+        }
+        best.map(|best| best.id)
     }
 
-    /// What such memory waits for.
-    pub(crate) fn look_like(&self, request: Request, view: &View<'_>) -> Option<Fences> {
-        match &self.blocks[self.exact_fit(request, view)?].state {
+    /// Returns the fences of the [exact fit](Self::exact_fit).
+    pub(super) fn fences_of_exact_fit(&self) -> Option<Fences> {
+        match &self.map.blocks()[self.exact_fit()?].state {
             State::Pending(fences) => Some(fences.clone()),
             _ => None,
         }
     }
 
-    /// Of the pending blocks of just that size the one that is expected to be complete first.
-    fn exact_fit(&self, request: Request, view: &View<'_>) -> Option<BlockId> {
-        let bytes = request.bytes;
-        let does =
-            |id: &BlockId| self.placement(*id, request).is_some() && self.may_have(*id, view);
-        let donated = self.pending.donors().flat_map(|(_, donated)| {
-            let like = donated.by_size.at_least(bytes).take(PROBES);
-            like.take_while(|(size, _)| *size == bytes)
-                .map(|(_, id)| id)
-        });
-        let several = self.pending.several();
-        let several = several.filter(|id| self.blocks[*id].bytes == bytes);
-        let mut best = None;
-        for id in donated.chain(several).filter(does) {
-            let forecast = Some(|id| self.forecast(id, view));
-            Best::consider(&mut best, (bytes, id), forecast);
-        }
-        best.map(|best| best.id)
-    }
-
-    /// Of what waits for one stream, the first of this size that it freed: a stream runs in order.
-    fn oldest_like(
+    /// Returns the block of this size that waits for the earliest ticket: a stream runs in order.
+    fn oldest_of_size(
         &self,
         (size, first): (u64, BlockId),
         by_size: &BySize,
         does: impl Fn(BlockId) -> bool,
     ) -> (u64, BlockId) {
-        let ticket = |id: BlockId| match &self.blocks[id].state {
+        let ticket = |id: BlockId| match &self.map.blocks()[id].state {
             State::Pending(fences) => fences.single().map(|fence| fence.ticket),
             _ => None,
         };
@@ -178,10 +202,10 @@ impl Heap {
         (size, oldest)
     }
 
-    /// When a block that the asker may have is expected to be complete.
-    fn forecast(&self, id: BlockId, view: &View<'_>) -> Forecast {
-        let forecast = match &self.blocks[id].state {
-            State::Pending(fences) => view.forecast(fences),
+    /// Returns when a block that the requester may take is expected to be complete.
+    fn forecast(&self, id: BlockId) -> Forecast {
+        let forecast = match &self.map.blocks()[id].state {
+            State::Pending(fences) => self.view.forecast(fences),
             _ => None,
         };
         forecast.unwrap_or_default()

@@ -1,22 +1,57 @@
-//! Which of several pending blocks to wait for: the one that is expected to be complete first.
+//! When pending memory is expected to be complete, and which of several pending blocks to wait for.
 //!
-//! What is expected is a mean, so points that are expected at about the same time are as good as each other. Of
-//! those the one sealed first is waited for: would it be the last, each stream would be chained behind the one
-//! before, while memory that others left earlier lay idle.
+//! The block that is expected first is chosen. Expected times are means, so points that are expected at about the same
+//! time count as equal. Among those, the one sealed first is chosen. Choosing the one sealed last would chain each
+//! stream behind the one before, while memory that other streams left earlier lies idle.
 
-use super::policy::{Donor, OVERDUE, TOLERANCE, Taker};
 use std::time::Duration;
 
-/// When a point, or the last of several, is expected to be passed. The default is one that is not to be waited for:
-/// it is passed, or the asker comes after it anyway, or it is certain to be in time.
+/// What is known about the point at which a pending block is complete.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Donor {
+    /// When its event was recorded; `None` while its ticket is not sealed.
+    pub(crate) sealed_at: Option<Duration>,
+    /// When it was expected at that time, given the work that its stream had before it.
+    pub(crate) expected_at: Option<Duration>,
+    /// The number of events that were recorded before, on all streams; the highest number while there is no event.
+    pub(crate) number: u64,
+    /// How long events of the donor's stream take to complete.
+    pub(crate) latency: Duration,
+}
+
+impl Donor {
+    /// Returns when the point is overdue at the latest.
+    pub(crate) fn overdue_at(self, now: Duration) -> Duration {
+        self.sealed_at.unwrap_or(now) + self.latency * OVERDUE
+    }
+}
+
+/// What is known about the stream that would wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taker {
+    pub(crate) now: Duration,
+    /// When its submitted work is expected to be complete.
+    pub(crate) tail: Duration,
+}
+
+/// Expected times are means: of two streams with the same backlog, each is later than the other half of the time. So a
+/// point that is late by up to a fourth still counts as in time.
+pub(super) const TOLERANCE: u32 = 4;
+
+/// A point is overdue after this many times its mean. Its stream may be stuck, perhaps behind the stream that would
+/// wait, so no stream is made to wait for it.
+const OVERDUE: u32 = 3;
+
+/// When a point, or the last of several points, is expected to be passed. The default needs no wait: the point is
+/// passed, the requester is ordered after it, or it is certain to be in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Forecast {
-    /// It is overdue, or nothing is known of its stream.
+    /// The point is overdue, or nothing is known about its stream.
     is_unsure: bool,
     at: Duration,
-    /// What is expected by then is as good.
+    /// A point that is expected by then counts as equal.
     until: Duration,
-    /// In which order events were recorded.
+    /// The position of its event among all recorded events.
     number: u64,
 }
 
@@ -27,7 +62,7 @@ impl Forecast {
         let takes = expected_at.saturating_sub(sealed_at);
         let at = expected_at.max(taker.now);
         Self {
-            // With no pace known yet, it is overdue at once.
+            // A point of a stream whose pace is unknown is overdue at once.
             is_unsure: taker.now >= sealed_at + takes * OVERDUE,
             at,
             until: at + takes / TOLERANCE,
@@ -35,7 +70,7 @@ impl Forecast {
         }
     }
 
-    /// Of two points that are both to be passed.
+    /// Returns the forecast for passing both points.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             is_unsure: self.is_unsure || other.is_unsure,
@@ -45,18 +80,19 @@ impl Forecast {
         }
     }
 
+    /// Returns whether there is nothing to wait for.
     pub(super) fn is_in_time(self) -> bool {
         self == Self::default()
     }
 
-    /// Whether the same event is the last.
-    pub(crate) fn is_same_as(self, other: Self) -> bool {
+    /// Returns whether both wait for the same last event.
+    pub(super) fn is_same_as(self, other: Self) -> bool {
         self.number == other.number
     }
 
-    /// Becomes the other, if that is worth more: then it is true. What stays is not expected later than any that it
-    /// was compared with, but for what means may err.
-    pub(crate) fn yield_to(&mut self, other: Self) -> bool {
+    /// Becomes the other forecast if that is better, and returns whether it did. The forecast that stays is expected
+    /// no later than any that it was compared with, within the tolerance of means.
+    pub(super) fn yield_to(&mut self, other: Self) -> bool {
         let is_older = other.number < self.number;
         if self.is_unsure || other.is_unsure {
             let yields = self.is_unsure && (is_older || !other.is_unsure);
@@ -100,7 +136,7 @@ mod tests {
         Forecast::of(donor, Taker { now, tail })
     }
 
-    /// The number of the one that is waited for, looked at in either order.
+    /// Returns the number of the best forecast, compared in both orders.
     fn each_way<const N: usize>(mut forecasts: [Forecast; N]) -> [u64; 2] {
         [0, 1].map(|_| {
             forecasts.reverse();
@@ -120,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_to_be_expected_is_waited_for() {
+    fn forecast_expected_first_is_chosen() {
         assert_eq!(chosen([forecast(90, 40, 1), forecast(99, 4, 2)]), 2);
         assert_eq!(chosen([forecast(80, 40, 1), forecast(99, 40, 2)]), 1);
         let last_of_both = forecast(80, 40, 1).and(forecast(99, 40, 3));
@@ -128,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn of_equals_the_first_to_be_sealed_is() {
+    fn event_sealed_first_is_chosen_among_equals() {
         let equals = [
             forecast(100, 43, 1),
             forecast(100, 40, 2),
             forecast(100, 42, 3),
         ];
         assert_eq!(chosen(equals), 1);
-        // Each is as good as the next one, and the first is not as good as the last.
+        // Each equals the next one, and the first is worse than the last.
         let steps = [
             forecast(100, 56, 1),
             forecast(100, 48, 2),
@@ -145,7 +181,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_overdue_or_unknown_is_not_preferred() {
+    fn point_is_overdue_after_three_times_its_mean() {
+        let donor = Donor {
+            sealed_at: Some(ms(50)),
+            expected_at: None,
+            number: 1,
+            latency: ms(10),
+        };
+        assert_eq!(donor.overdue_at(NOW), ms(80));
+        let unsealed = Donor {
+            sealed_at: None,
+            ..donor
+        };
+        assert_eq!(unsealed.overdue_at(NOW), ms(130));
+        assert!(forecast(70, 10, 1).is_unsure && !forecast(71, 10, 1).is_unsure);
+    }
+
+    #[test]
+    fn overdue_or_unknown_point_is_not_preferred() {
         let (stuck, fresh) = (forecast(50, 10, 1), forecast(100, 1000, 3));
         assert_eq!(chosen([stuck, fresh]), 3);
         let unknown = forecast(60, 0, 2);

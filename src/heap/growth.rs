@@ -1,10 +1,12 @@
-//! How much is taken from the device at a time.
+//! How much a pool may hold from the device, and how much it takes at a time.
 
-use super::block::{BlockId, State};
-use super::plan::{Mapping, Plan};
-use super::{GRANULE, Heap, Request};
+use super::chunk::Units;
+use super::totals::Totals;
 
-/// How much a pool takes from the device when it grows; always within its capacity.
+/// How much a pool takes from the device when it grows. It never exceeds its capacity.
+///
+/// Where memory is plain, only a segment that is wholly free can be released. So a large step is not one segment: see
+/// [`Factor`](Self::Factor).
 ///
 /// ```
 /// use weirpool::{GrowBy, Pool, device::sim::SimDevice};
@@ -29,131 +31,162 @@ use super::{GRANULE, Heap, Request};
 )]
 #[non_exhaustive]
 pub enum GrowBy {
-    /// What the request needs, in whole handles. The default: growing costs tens of microseconds, and what
-    /// is not taken is left to others.
+    /// Takes what the request needs, in whole chunks. This is the default: growing costs tens of microseconds, and the
+    /// rest of the device's memory stays available to others.
     #[default]
     Chunks,
-    /// At least so many bytes at a time. Umpire's minimal size of a next allocation.
+    /// Takes at least this many bytes at a time: Umpire's minimal size of a next allocation. Where memory is plain,
+    /// they are one segment.
     AtLeast(u64),
-    /// To at least this many times what the pool has; more than 1. The number of growths then goes with the
-    /// logarithm of the size.
+    /// Grows to at least this many times what the pool holds; the factor is larger than 1. The number of growths is
+    /// then proportional to the logarithm of the pool's size. Where memory is plain, the request gets a segment of its
+    /// own, and the memory taken ahead comes in up to eight further segments.
     Factor(f64),
 }
 
 impl GrowBy {
-    /// What is wrong with it, for a pool of this capacity.
+    /// Returns why the value is invalid for a pool of this capacity; `None` if it is valid.
     pub(crate) fn fault(self, capacity: u64) -> Option<&'static str> {
         match self {
-            Self::AtLeast(0) => Some("growing by nothing is no growth"),
-            Self::AtLeast(bytes) if bytes > capacity => Some("it is over the capacity"),
+            Self::AtLeast(0) => Some("the step is 0 bytes"),
+            Self::AtLeast(bytes) if bytes > capacity => Some("the step exceeds the capacity"),
             Self::Factor(factor) if !(factor.is_finite() && factor > 1.0) => {
-                Some("a factor is a number larger than 1")
+                Some("the factor is not a number larger than 1")
             }
             Self::Chunks | Self::AtLeast(_) | Self::Factor(_) => None,
         }
     }
 
-    /// How many bytes are to be taken, where a request needs `needed` and `reserved` are held already.
+    /// Returns how many bytes to take, where a request needs `needed` and `reserved` are held already.
     fn step(self, reserved: u64, needed: u64) -> u64 {
         let wanted = match self {
             Self::Chunks => 0,
             Self::AtLeast(bytes) => bytes,
-            // The cast saturates, and a capacity bounds it.
+            // The cast saturates, and the capacity bounds the result.
             Self::Factor(factor) => (reserved as f64 * (factor - 1.0)) as u64,
         };
         wanted.max(needed)
     }
 }
 
-impl Heap {
-    /// Claims addresses for so many new bytes, rounded up to whole handles, and no further than the capacity
-    /// and one hole go: as one block, to be freed. Nothing, if there is no room for any.
-    pub(crate) fn plan_new(&mut self, bytes: u64) -> Option<Plan> {
-        if !self.geometry.virtual_memory {
-            return self.plan_segment(bytes);
-        }
-        let chunk = self.geometry.chunk_bytes;
-        let count = bytes.div_ceil(chunk).min(self.chunks_left());
-        let hole = self.hole_of(count * chunk)?;
-        let count = count.min(self.blocks[hole].bytes / chunk);
-        let mapping = (count > 0).then(|| self.claim_new(hole, count))?;
-        Some(Plan::Map(mapping))
-    }
+/// Where memory is plain, the memory taken ahead comes in up to this many segments: a block that lives long keeps no
+/// more than one of them from being released.
+const MOST_SEGMENTS: u64 = 8;
 
-    /// The rest of a growth, of which a request has had so many bytes.
-    pub(crate) fn plan_ahead(&mut self, grown: u64) -> Option<Plan> {
-        let before = self.totals.reserved.current.saturating_sub(grown);
-        let rest = self.geometry.growth.step(before, grown) - grown;
-        if rest == 0 { None } else { self.plan_new(rest) }
-    }
+/// How many times the most that was in use a pool may hold, so that fewer chunks are moved.
+const MOST_TIMES: u64 = 2;
 
-    /// New memory for one more request like this, if nothing that is free does for it, and there may be as much more.
-    pub(crate) fn plan_one_more(&mut self, request: Request) -> Option<Plan> {
-        let does = |id| self.placement(id, request).is_some();
-        let is_there = self.free.best(request.bytes, usize::MAX, does).is_some();
-        let may_grow = !is_there && request.bytes <= self.bytes_left();
-        may_grow.then(|| self.plan_new(request.bytes))?
-    }
+/// What may be held from the device, given the totals of what is held.
+#[derive(Debug)]
+pub(super) struct Capacity {
+    bytes: u64,
+    growth: GrowBy,
+    /// What was held when the capacity was last set: it may exceed the capacity until it is released.
+    held_at_resize: u64,
+    /// The most that was in use when chunks were moved or could have been. Users reset the high-water marks, but not
+    /// this.
+    most_in_use: u64,
+}
 
-    /// How many bytes are to be taken, where a request needs `needed`.
-    pub(super) fn growth_step(&self, needed: u64) -> u64 {
-        let reserved = self.totals.reserved.current;
-        self.geometry.growth.step(reserved, needed)
-    }
-
-    fn plan_segment(&mut self, bytes: u64) -> Option<Plan> {
-        let bytes = bytes.checked_next_multiple_of(self.geometry.granularity)?;
-        let request = Request {
+impl Capacity {
+    pub(super) fn new(bytes: u64, growth: GrowBy) -> Self {
+        Self {
             bytes,
-            alignment: GRANULE,
+            growth,
+            held_at_resize: 0,
+            most_in_use: 0,
+        }
+    }
+
+    pub(super) fn resize(&mut self, bytes: u64, totals: &Totals) {
+        self.bytes = bytes;
+        self.held_at_resize = totals.held();
+    }
+
+    /// Returns whether what is held is within the capacity, or was held when the capacity was set.
+    pub(super) fn allows(&self, totals: &Totals) -> bool {
+        totals.held() <= self.bytes.max(self.held_at_resize)
+    }
+
+    /// Returns how many bytes may still be taken from the device.
+    pub(super) fn left(&self, totals: &Totals) -> u64 {
+        self.bytes.saturating_sub(totals.held())
+    }
+
+    /// Returns how many bytes may be taken once this many are released.
+    pub(super) fn left_after(&self, totals: &Totals, released: u64) -> u64 {
+        self.bytes.saturating_sub(totals.held() - released)
+    }
+
+    /// Returns how many new bytes the pool may take for a request in place of bytes that could be moved.
+    pub(super) fn to_spare(&self, totals: &Totals, request: u64) -> u64 {
+        let most = self.most_in_use.max(totals.in_use.current + request);
+        most.saturating_mul(MOST_TIMES)
+            .saturating_sub(totals.held())
+    }
+
+    /// Notes that a request of this size is served where chunks could have been moved.
+    pub(super) fn note_use(&mut self, totals: &Totals, request: u64) {
+        self.most_in_use = self.most_in_use.max(totals.in_use.current + request);
+    }
+
+    /// Returns the size of the segment of plain memory to take for a request; `None` if the capacity does not hold it.
+    pub(super) fn segment_for(&self, units: &Units, totals: &Totals, request: u64) -> Option<u64> {
+        let (left, granularity) = (self.left(totals), units.granularity);
+        let needed = request.checked_next_multiple_of(granularity)?;
+        let step = match self.growth {
+            GrowBy::AtLeast(bytes) => bytes.max(units.chunk_bytes),
+            GrowBy::Chunks | GrowBy::Factor(_) => units.chunk_bytes,
         };
-        let is_room = bytes > 0 && bytes <= self.bytes_left();
-        is_room.then(|| {
-            self.totals.planned += bytes;
-            Plan::Memory(bytes, request)
-        })
+        let bytes = needed.max(step.min(left) / granularity * granularity);
+        (bytes <= left).then_some(bytes)
     }
 
-    /// Bytes that the device may still be asked for.
-    pub(super) fn bytes_left(&self) -> u64 {
-        let taken = self.totals.reserved.current + self.totals.planned;
-        self.geometry.capacity.saturating_sub(taken)
+    /// Returns how many more bytes to take ahead, after a request was served by taking `grown` bytes.
+    pub(super) fn ahead(&self, totals: &Totals, grown: u64) -> u64 {
+        let before = totals.reserved.current.saturating_sub(grown);
+        self.growth.step(before, grown) - grown
     }
 
-    /// The first hole that is large enough, or the largest.
-    fn hole_of(&self, bytes: u64) -> Option<BlockId> {
-        let mut largest = None;
-        let segments = self.segments.iter().flatten();
-        let blocks = segments.flat_map(|segment| self.blocks.from(segment.first));
-        for (id, block) in blocks.filter(|(_, block)| block.state == State::Hole) {
-            if block.bytes >= bytes {
-                return Some(id);
-            }
-            if largest.is_none_or(|(most, _)| block.bytes > most) {
-                largest = Some((block.bytes, id));
-            }
+    /// Returns how many of the bytes taken ahead to take at once, after a request was served by taking `grown` bytes.
+    pub(super) fn part_of(ahead: u64, grown: u64, units: &Units) -> u64 {
+        if units.virtual_memory {
+            return ahead;
         }
-        largest.map(|(_, id)| id)
-    }
-
-    fn claim_new(&mut self, hole: BlockId, count: u64) -> Mapping {
-        let bytes = count * self.geometry.chunk_bytes;
-        if self.blocks[hole].bytes > bytes {
-            self.cut(hole, bytes);
-        }
-        let start = self.blocks[hole].address;
-        self.claim_block(hole);
-        self.totals.planned += bytes;
-        Mapping::of_new(hole, start, bytes, self.geometry.chunk_bytes)
+        let part = ahead
+            .div_ceil(MOST_SEGMENTS)
+            .max(grown)
+            .max(units.chunk_bytes);
+        part.next_multiple_of(units.granularity)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::measure::Level;
+
+    const UNITS: Units = Units {
+        chunk_bytes: 100,
+        granularity: 10,
+        virtual_memory: false,
+    };
+
+    fn holding(reserved: u64, planned: u64, in_use: u64) -> Totals {
+        let level = |current| Level {
+            current,
+            high: current,
+        };
+        Totals {
+            reserved: level(reserved),
+            planned,
+            in_use: level(in_use),
+            ..Totals::default()
+        }
+    }
 
     #[test]
-    fn a_step_is_what_is_needed_or_more() {
+    fn step_is_the_need_or_more() {
         assert_eq!(GrowBy::Chunks.step(100, 7), 7);
         assert_eq!(GrowBy::AtLeast(50).step(100, 7), 50);
         assert_eq!(GrowBy::AtLeast(50).step(100, 70), 70);
@@ -162,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_found() {
+    fn invalid_step_is_found() {
         for growth in [
             GrowBy::AtLeast(0),
             GrowBy::AtLeast(101),
@@ -175,5 +208,69 @@ mod tests {
         for growth in [GrowBy::Chunks, GrowBy::AtLeast(100), GrowBy::Factor(1.01)] {
             assert!(growth.fault(100).is_none(), "{growth:?}");
         }
+    }
+
+    #[test]
+    fn capacity_counts_what_is_held_and_planned() {
+        let mut capacity = Capacity::new(1000, GrowBy::Chunks);
+        let totals = holding(600, 300, 0);
+        assert_eq!(capacity.left(&totals), 100);
+        assert_eq!(capacity.left_after(&totals, 200), 300);
+        assert!(capacity.allows(&totals) && !capacity.allows(&holding(600, 401, 0)));
+        capacity.resize(500, &totals);
+        assert_eq!(capacity.left(&totals), 0);
+        assert!(capacity.allows(&totals), "it was held before");
+        assert!(!capacity.allows(&holding(601, 300, 0)));
+    }
+
+    #[test]
+    fn memory_to_spare_is_twice_the_most_in_use() {
+        let mut capacity = Capacity::new(1000, GrowBy::Chunks);
+        assert_eq!(capacity.to_spare(&holding(100, 20, 50), 30), 40);
+        capacity.note_use(&holding(100, 0, 100), 20);
+        assert_eq!(capacity.to_spare(&holding(100, 20, 50), 30), 120);
+        assert_eq!(capacity.to_spare(&holding(300, 0, 50), 30), 0);
+    }
+
+    #[test]
+    fn segment_is_the_request_or_a_step_within_the_capacity() {
+        let bytes = |growth, reserved, request| {
+            let capacity = Capacity::new(1000, growth);
+            capacity.segment_for(&UNITS, &holding(reserved, 0, 0), request)
+        };
+        assert_eq!(bytes(GrowBy::Chunks, 0, 7), Some(100));
+        assert_eq!(bytes(GrowBy::Chunks, 0, 123), Some(130));
+        assert_eq!(bytes(GrowBy::Chunks, 955, 7), Some(40), "all that is left");
+        assert_eq!(bytes(GrowBy::Chunks, 955, 41), None);
+        assert_eq!(bytes(GrowBy::Chunks, 0, u64::MAX), None);
+        assert_eq!(bytes(GrowBy::AtLeast(300), 0, 7), Some(300));
+        assert_eq!(bytes(GrowBy::AtLeast(300), 900, 7), Some(100));
+        assert_eq!(bytes(GrowBy::AtLeast(30), 0, 7), Some(100));
+        assert_eq!(
+            bytes(GrowBy::Factor(2.0), 500, 7),
+            Some(100),
+            "the rest comes apart"
+        );
+    }
+
+    #[test]
+    fn memory_taken_ahead_comes_in_few_segments() {
+        let capacity = Capacity::new(1 << 20, GrowBy::Factor(2.0));
+        assert_eq!(capacity.ahead(&holding(5000, 0, 0), 100), 4800);
+        assert_eq!(Capacity::part_of(4800, 100, &UNITS), 600);
+        assert_eq!(Capacity::part_of(4801, 100, &UNITS), 610);
+        assert_eq!(
+            Capacity::part_of(4800, 2000, &UNITS),
+            2000,
+            "it holds one more request"
+        );
+        assert_eq!(Capacity::part_of(80, 10, &UNITS), 100);
+        let whole = Units {
+            virtual_memory: true,
+            ..UNITS
+        };
+        assert_eq!(Capacity::part_of(4800, 100, &whole), 4800);
+        let exact = Capacity::new(1 << 20, GrowBy::Chunks);
+        assert_eq!(exact.ahead(&holding(5000, 0, 0), 100), 0);
     }
 }

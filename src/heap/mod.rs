@@ -1,121 +1,135 @@
 //! The heap: the shared book of segments and blocks behind the lanes.
 //!
-//! A *segment* is a span of addresses obtained from the device. *Blocks* tile it (I1). Each block is
-//! in one state:
+//! A *segment* is a range of addresses that the device gave. *Blocks* tile it (invariant *tiling*, see [`check`]). Each
+//! block is in one state:
+//!
+//! - **Free**: no work touches the memory any more. Any stream may take it.
+//! - **Pending**: freed, while work before the fences of the block may still touch the memory. A stream may take it if
+//!   it comes after all of these fences, or is made to wait for them.
+//! - **Used**: granted. The heap does not know whether the memory is in use or cached by a lane.
+//! - **Reserved**: set aside for the holder of a reservation, with the fences of its last use. It counts as used.
+//! - **Hole**: addresses without memory.
+//! - **Room**: a hole that only the used block below it may grow into.
+//! - **Claimed**: held by a plan or a release that is under way.
 //!
 //! ```text
-//!              take / commit                    give_back, fences left
-//!     Free ───────────────────▶ Lent ───────────────────────────────▶ Pending
-//!      ▲ ▲                       │ ▲                                   │   │
-//!      │ └───────────────────────┘ └───────────────────────────────────┘   │
-//!      │   give_back, none left      take: the taker comes after them      │
-//!      ├───────────────────────────────────────────────────────────────────┘
-//!      │                    complete: the last fence
-//!      │
-//!      └── Claimed ◀── plan ── Free, Pending, Hole;   commit ──▶ Lent, or what it was
-//!                                    │
-//!                              Hole ─┘  addresses without memory: a plan maps memory there,
-//!                                       and leaves a hole where it took memory from
+//!            take                     give_back, no fence left
+//!  Free ──────────────▶ Used ─────────────────────────────────────▶ Free
+//!  Pending ───────────▶ Used ──────────────▶ Pending ─────────────▶ Free
+//!            take             give_back                 complete
+//!  Reserved ──────────▶ Used ──────────────▶ Reserved
+//!    take_from_reservation    give_back
+//!  Free, Pending, Hole, Room ──▶ Claimed ──▶ Used, or the state from before
+//!                           plan          commit
+//!  Free ──▶ Claimed ──▶ Hole, or no block at all
+//!   plan_release    commit_release
 //! ```
 //!
-//! - *Lent* is used, or kept by a lane: the heap cannot tell and need not. *Hoarded* is set aside for one
-//!   holder, who lends it and has it back; it counts as lent.
-//! - *Pending* carries the fence set: who takes the block comes after all of it, or waits.
-//! - Free neighbours are merged at once. Pending neighbours are merged only when their fences are
-//!   the same: a union would turn free memory pending. A request that needs the span gets it through
-//!   a [`Plan`](plan::Plan), which joins the fences for that request alone.
+//! Each edge has one owner and a reason:
 //!
-//! The heap is sans-IO: no clock, no device, no async, no lock. Verbs, in the order of a block's
-//! life: [`take`](Heap::take), [`plan`](Heap::plan) and [`commit`](Heap::commit) (when the
-//! device must be asked in between), [`give_back`](Heap::give_back),
-//! [`complete`](Heap::complete), [`plan_trim`](Heap::plan_trim) and
-//! [`commit_trim`](Heap::commit_trim).
+//! - *take* moves a free or pending block to used. A pending block is taken only by a stream whose view allows every
+//!   fence. The grant carries the fences, because the stream may still have to be made to wait for them.
+//! - *give_back* moves a used block on. Only its holder may call it. Fences that are complete are dropped. If none is
+//!   left, the block is free. If the block was granted from a reservation that still exists, it returns there.
+//! - *complete* moves pending blocks to free. Only the last fence does: each ticket completes once, and hearing of it
+//!   again changes nothing (invariant *completes-once*).
+//! - *plan* claims the blocks of a window, because the device must be asked before it can be granted and no lock is held
+//!   meanwhile (invariant *no-lock-across-calls*). *commit* ends every plan, also one that failed: the blocks are then
+//!   what the device left them as.
+//! - *plan_release* and *commit_release* do the same for memory that goes back to the device. Only free memory does: work
+//!   may still touch pending memory (invariant *safe-teardown*).
+//! - *reserve* moves used blocks to reserved, and *disband* moves reserved blocks to free or pending.
+//! - A hole becomes the room of a block that asked for room to grow. It is a hole again when that block is given back.
+//!
+//! A block is *merged* with free neighbours at once. Pending neighbours merge only if their fences are the same: a union
+//! would keep memory pending that is free. A request that needs a range across them gets it from a [`Plan`], which
+//! joins the fences for that request alone (invariant *order*).
+//!
+//! The heap does no I/O and knows no clock, device, lock or future. The driver carries out what it plans.
 //!
 //! | file | about |
 //! |---|---|
-//! | `block` | the nodes and their states |
+//! | `check` | the invariants, and executable checks of them |
 //! | `fence` | fence sets and vector clocks |
-//! | `view` | what an asker may have |
-//! | `completion` | what has completed, and what was pending on it |
-//! | `filing` | states, indexes and totals, moved together |
-//! | `index` | finding a block by size, by who freed it, by ticket |
-//! | `fit` | the best of the blocks that do |
-//! | `forecast` | which of several is worth waiting for |
-//! | `window` | where a contiguous range costs least to build; where a request may lie |
-//! | `plan` | claiming a window, and what becomes of it |
-//! | `growth` | how much is taken from the device at a time |
-//! | `remapping` | how much of the time goes into mapping free memory elsewhere |
-//! | `chunks` | handles by number |
-//! | `reservation` | memory set aside for one holder |
-//! | `exchange` | one piece for many of a reservation |
+//! | `block` | the blocks and their states |
+//! | `chunk` | the units in which memory is taken, moved and released |
+//! | `index` | finding a block by size, by donor, by ticket |
+//! | `totals` | bytes by state, current and high |
+//! | `block_map` | blocks, indexes and totals, changed together |
+//! | `completed` | which work is complete |
+//! | `request` | what is asked for and what is granted |
+//! | `forecast` | when pending memory is expected |
+//! | `fit` | the best fit |
+//! | `window` | where a contiguous range costs least to build |
+//! | `plan` | claiming a window, and the result |
+//! | `growth` | how much may be held, and how much is taken at a time |
 //! | `trim` | giving memory back |
-//! | `coalesce` | how much of the free memory a coalescing makes one piece |
-//! | `lookup` | which block an address is in, and all blocks |
-//! | `totals` | bytes by state, with their high-water marks |
-//! | `figures` | the figures of the heap at one moment |
-//! | `policy` | decisions as pure functions |
-//! | `check` | the invariants, executable |
+//! | `reservation` | memory set aside for one holder |
+//! | `exchange` | one range for the scattered blocks of a reservation |
+//! | `inspect` | figures, and which block an address is in |
+//! | `remapping` | how much time may go into moving memory |
+//! | `policy` | the settings of a pool, and decisions as pure functions |
 
 mod block;
+mod block_map;
 pub(crate) mod check;
-mod chunks;
-mod coalesce;
-mod completion;
+mod chunk;
+mod completed;
 mod exchange;
 mod fence;
-mod figures;
-mod filing;
 mod fit;
 mod forecast;
 mod growth;
 mod index;
-mod lookup;
+pub(crate) mod inspect;
 mod plan;
 pub(crate) mod policy;
 mod remapping;
+mod request;
 mod reservation;
 #[cfg(test)]
 mod tests;
 mod totals;
 mod trim;
-mod view;
 mod window;
 
-pub(crate) use block::{BlockId, State};
+pub(crate) use block::BlockId;
+pub(crate) use chunk::GRANULE;
 pub(crate) use exchange::{Exchange, Exchanged};
 pub(crate) use fence::{Clock, Fence, Fences, StreamClock};
-pub(crate) use figures::Figures;
 pub(crate) use fit::Fit;
-pub(crate) use forecast::Forecast;
+pub(crate) use forecast::{Donor, Forecast, Taker};
 pub use growth::GrowBy;
-pub(crate) use lookup::{Found, Holding};
-pub(crate) use plan::{Mapping, Outcome, Plan, Step};
+pub(crate) use inspect::{Figures, Found, Holding, SegmentBlocks};
+pub(crate) use plan::{Mapping, NewSegment, Outcome, Plan, Step};
 pub(crate) use remapping::Budget;
 pub use remapping::Remapping;
-pub(crate) use reservation::{Moves, ReservationId};
+pub(crate) use request::{Grant, Placement, Recipient, Request, View};
+pub(crate) use reservation::Arrivals;
 pub(crate) use totals::{High, Totals};
-pub(crate) use trim::Release;
-pub(crate) use view::View;
-pub(crate) use window::{Growth, Offers, Placement};
+pub(crate) use trim::{Release, Target};
+pub(crate) use window::{Growth, Offers};
 
-use crate::id::{StreamId, Ticket};
-use block::{Block, Blocks};
-use chunks::Chunks;
-use index::{ByDonor, BySize};
-use std::collections::BTreeMap;
+use crate::id::{ReservationId, StreamId, Ticket};
+use crate::measure::Mark;
+use block::State;
+use block_map::BlockMap;
+use chunk::Units;
+use completed::Completed;
+use fit::Search;
+use growth::Capacity;
+use reservation::Reservations;
 use totals::HeapHighs;
+use trim::Releases;
 
-/// The step of block sizes and addresses, in bytes.
-pub(crate) const GRANULE: u64 = 512;
-
-/// What the heap's memory is made of.
+/// The shape of a heap's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
-    /// Never more than this from the device, in bytes.
+    /// The most bytes that may be held from the device.
     pub(crate) capacity: u64,
-    /// Size of a physical handle, or least size of a segment where memory is plain.
+    /// The bytes of a chunk. Where memory is plain, the smallest size of a segment.
     pub(crate) chunk_bytes: u64,
-    /// The device's own step, in bytes.
+    /// The step of the device's own sizes, in bytes.
     pub(crate) granularity: u64,
     /// Whether memory can be mapped elsewhere.
     pub(crate) virtual_memory: bool,
@@ -123,222 +137,395 @@ pub(crate) struct Geometry {
     pub(crate) growth: GrowBy,
 }
 
-/// What is asked for; already rounded, and known to fit the capacity.
+/// What a reservation holds, and what came to it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
-    pub(crate) bytes: u64,
-    pub(crate) alignment: u64,
-}
-
-/// A block taken from the heap. It is given back with its fences, or used and freed.
-#[derive(Debug)]
-#[must_use = "a grant that is dropped is memory lost"]
-pub(crate) struct Grant {
-    pub(crate) id: BlockId,
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    /// What the memory's earlier life left: the taker comes after it, or must be made to.
-    pub(crate) fences: Fences,
-}
-
-/// Who may have what was given back, once it is complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Whose {
-    Anybodys,
-    /// Its reservation's, and nobody else's.
-    HeapReservations,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Segment {
-    address: u64,
-    bytes: u64,
-    first: BlockId,
+pub(crate) struct ReservationState {
+    /// Bytes that are not granted.
+    pub(crate) left: u64,
+    /// The bytes of the largest block that is not granted.
+    pub(crate) largest: u64,
+    pub(crate) arrivals: Arrivals,
 }
 
 /// The shared book; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Heap {
-    geometry: Geometry,
-    blocks: Blocks,
-    segments: Vec<Option<Segment>>,
-    free: BySize,
-    pending: ByDonor,
-    reservations: BTreeMap<ReservationId, BySize>,
-    reservations_so_far: u64,
-    /// Of those reservations in which anything moved.
-    moves: BTreeMap<ReservationId, Moves>,
-    /// The last complete ticket of each live stream. A stream that is not here is gone, and all of
-    /// its work complete.
-    completed: BTreeMap<StreamId, Ticket>,
-    totals: Totals,
+    map: BlockMap,
+    completed: Completed,
+    capacity: Capacity,
+    releases: Releases,
+    reservations: Reservations,
     highs: HeapHighs,
-    /// Claimed for releases that are under way, in bytes.
-    releasing: u64,
-    /// The most that was in use when something was moved, or might have been. Not a high-water mark, which its readers
-    /// reset.
-    most_in_use: u64,
-    /// What was held when the capacity was last set: it may be more.
-    held_at_resize: u64,
 }
 
 impl Heap {
     pub(crate) fn new(geometry: Geometry) -> Self {
         Self {
-            geometry,
-            blocks: Blocks::default(),
-            segments: Vec::new(),
-            free: BySize::default(),
-            pending: ByDonor::default(),
-            reservations: BTreeMap::new(),
-            reservations_so_far: 0,
-            moves: BTreeMap::new(),
-            completed: BTreeMap::new(),
-            totals: Totals::default(),
+            map: BlockMap::new(Units {
+                chunk_bytes: geometry.chunk_bytes,
+                granularity: geometry.granularity,
+                virtual_memory: geometry.virtual_memory,
+            }),
+            completed: Completed::default(),
+            capacity: Capacity::new(geometry.capacity, geometry.growth),
+            releases: Releases::default(),
+            reservations: Reservations::default(),
             highs: HeapHighs::default(),
-            releasing: 0,
-            most_in_use: 0,
-            held_at_resize: 0,
         }
     }
 
-    /// Another capacity. What is held above it stays until it is trimmed.
+    /// Sets another capacity. Memory held above it stays until it is released.
     pub(crate) fn set_capacity(&mut self, bytes: u64) {
-        self.geometry.capacity = bytes;
-        self.held_at_resize = self.totals.reserved.current + self.totals.planned;
+        self.capacity.resize(bytes, self.map.totals());
+    }
+
+    /// Adds a range of addresses with no memory mapped in it.
+    pub(crate) fn add_range(&mut self, address: u64, bytes: u64) {
+        let id = self.map.add_segment(address, bytes, State::Hole);
+        self.map.file(id);
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        self.totals
+        *self.map.totals()
     }
 
+    /// Starts a new watch for the least that is free: [`Totals::free_low`].
     pub(crate) fn mark_free(&mut self) {
-        self.totals.mark_free();
+        self.map.totals_mut().mark_free();
     }
 
-    /// Adds a range of addresses with nothing mapped in it.
-    pub(crate) fn add_range(&mut self, address: u64, bytes: u64) {
-        let id = self.add_segment(address, bytes, State::Hole);
-        self.file(id);
+    /// Keeps the high-water marks since now, until [`end_mark`](Self::end_mark) is called.
+    pub(crate) fn begin_mark(&mut self, mark: Mark) {
+        self.highs.begin(mark, self.map.totals_mut());
     }
 
-    fn add_segment(&mut self, address: u64, bytes: u64, state: State) -> BlockId {
-        let first = self.blocks.insert(Block {
-            address,
-            bytes,
-            state,
-            user: StreamId::NONE,
-            previous: None,
-            next: None,
-        });
-        let entry = Some(Segment {
-            address,
-            bytes,
-            first,
-        });
-        match self.segments.iter().position(Option::is_none) {
-            Some(slot) => self.segments[slot] = entry,
-            None => self.segments.push(entry),
+    pub(crate) fn end_mark(&mut self, mark: Mark) {
+        self.highs.end(mark);
+    }
+
+    /// Sets a high-water mark to the present figure.
+    pub(crate) fn reset_high(&mut self, high: High) {
+        self.highs.reset(high, self.map.totals_mut());
+    }
+
+    /// Returns how many bytes may still be taken from the device, and how many are free.
+    pub(crate) fn left_and_free(&self) -> (u64, u64) {
+        let totals = self.map.totals();
+        (self.capacity.left(totals), totals.free.current)
+    }
+
+    // ---- streams and completion ------------------------------------------------------------
+
+    /// Adds a stream whose tickets up to `completed` are complete.
+    pub(crate) fn register(&mut self, stream: StreamId, completed: Ticket) {
+        self.completed.set(stream, completed);
+    }
+
+    /// Forgets a retired stream, whose work is complete. Its id is never used again (invariant *stable-ids*).
+    pub(crate) fn forget(&mut self, stream: StreamId) {
+        self.complete(stream, Ticket::LAST);
+        self.map.index_mut().pending.forget(stream);
+        self.completed.forget(stream);
+    }
+
+    /// Notes that a ticket is complete, and all tickets of that stream before it. Returns whether that is new.
+    pub(crate) fn complete(&mut self, stream: StreamId, ticket: Ticket) -> bool {
+        if self.completed.contains(Fence { stream, ticket }) {
+            return false;
         }
-        first
-    }
-
-    /// Best fit among what is free and what the asker may have.
-    pub(crate) fn take(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
-        let grant = match view.placement {
-            Placement::Anywhere => {
-                let id = self.best_fit(request, view)?;
-                self.carve(id, request)
+        self.completed.set(stream, ticket);
+        while let Some((due, id)) = self.map.index_mut().pending.next_due(stream, ticket) {
+            let fence = Fence {
+                stream,
+                ticket: due,
+            };
+            if !self.map.blocks().is_waiting(id, fence) {
+                continue;
             }
-            Placement::Above(id, end) => self.take_above((id, end), request, view)?,
-            Placement::WithRoom(_) => return None,
-        };
-        self.note_borrower(grant.id, view.stream);
-        Some(grant)
+            let State::Pending(fences) = &self.map.blocks()[id].state else {
+                unreachable!("only pending blocks wait for a ticket");
+            };
+            // A block that waits for no other stream is free.
+            let mut left = match fences.single() {
+                Some(_) => Fences::default(),
+                None => fences.clone(),
+            };
+            self.completed.discharge(&mut left);
+            self.map.resettle(id, State::after(left));
+        }
+        true
     }
 
-    /// Where in the block the request would lie, as an offset.
-    fn placement(&self, id: BlockId, request: Request) -> Option<u64> {
-        let block = &self.blocks[id];
-        let offset = if request.alignment.is_power_of_two() {
-            // To the next multiple, without a division.
-            block.address.wrapping_neg() & (request.alignment - 1)
-        } else {
-            // A handle can be any multiple of the device's step.
-            block.address.next_multiple_of(request.alignment) - block.address
-        };
-        (offset + request.bytes <= block.bytes).then_some(offset)
+    // ---- granting what is there ------------------------------------------------------------
+
+    /// Grants the best fit of the free blocks, and of the pending blocks that the requester may take.
+    pub(crate) fn take(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
+        let id = self.search(request, view).block()?;
+        Some(self.carve(id, request, view))
     }
 
-    fn may_have(&self, id: BlockId, view: &View<'_>) -> bool {
-        match &self.blocks[id].state {
-            State::Free => true,
-            State::Pending(fences) => view.forecast(fences).is_some(),
-            State::Used(_)
-            | State::Reserved(..)
-            | State::Claimed(_)
-            | State::Hole
-            | State::Room => false,
+    /// Grants the best fit, unless that would break up a much larger block while blocks of other streams are pending:
+    /// one of them may fit better.
+    pub(crate) fn take_good_fit(&mut self, request: Request, view: &View<'_>) -> Fit {
+        let search = self.search(request, view);
+        match search.block() {
+            None => Fit::None,
+            Some(id) if search.is_loose(id) => Fit::Loose,
+            Some(id) => Fit::Good(self.carve(id, request, view)),
         }
     }
 
-    /// Cuts the request out of a free, pending or hoarded block and lends it; what is over stays what it is.
-    fn carve(&mut self, whole: BlockId, request: Request) -> Grant {
-        let offset = self.placement(whole, request).expect("the block fits");
-        self.unindex(whole);
-        let mut id = whole;
-        if offset > 0 {
-            id = self.blocks.split(whole, offset);
-            self.index(whole);
-        }
-        if self.blocks[id].bytes > request.bytes {
-            let above = self.blocks.split(id, request.bytes);
-            self.index(above);
-        }
-        let block = &mut self.blocks[id];
-        let was = std::mem::replace(&mut block.state, State::Used(None));
-        let (address, bytes) = (block.address, block.bytes);
-        self.totals.subtract(&was, bytes);
-        self.count(&State::Used(None), bytes);
-        let fences = match was {
-            State::Pending(fences) | State::Reserved(_, fences) => fences,
-            _ => Fences::default(),
-        };
-        // What was cut off is free again by now: this is how little there really was.
-        self.totals.note_low();
-        Grant {
-            id,
-            address,
-            bytes,
-            fences,
-        }
+    /// Grants a pending block of exactly the requested size.
+    pub(crate) fn take_exact_fit(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
+        let id = self.search(request, view).exact_fit()?;
+        Some(self.carve(id, request, view))
     }
 
-    /// The same of a block that its user frees: something moves.
-    pub(crate) fn free(&mut self, id: BlockId, fences: Fences) -> Whose {
-        self.totals.returns += 1;
-        self.note_move(id);
-        self.give_back(id, fences)
+    /// Returns the fences of the block that [`take_exact_fit`](Self::take_exact_fit) would grant.
+    pub(crate) fn fences_of_exact_fit(&self, request: Request, view: &View<'_>) -> Option<Fences> {
+        self.search(request, view).fences_of_exact_fit()
     }
 
-    /// The same of a block that a lane kept.
+    fn search<'a>(&'a self, request: Request, view: &'a View<'a>) -> Search<'a> {
+        let map = &self.map;
+        Search { map, request, view }
+    }
+
+    fn carve(&mut self, id: BlockId, request: Request, view: &View<'_>) -> Grant {
+        let grant = self.map.carve(id, request);
+        self.map.set_user(grant.id, view.stream);
+        grant
+    }
+
+    // ---- planning what is not there --------------------------------------------------------
+
+    /// Returns how many bytes of addresses there are with this placement. A request that [needs](Placement::needs) more
+    /// cannot lie there for now.
+    pub(crate) fn addresses(&self, placement: Placement) -> u64 {
+        placement.addresses(&self.map)
+    }
+
+    /// Finds the cheapest windows for a request, in one scan of the blocks. `growth` is the one to plan with, or any
+    /// that [spares](Growth::is_sparing) nothing.
+    pub(crate) fn offers(&self, request: Request, view: &View<'_>, growth: Growth) -> Offers {
+        Offers::find(&self.map, &self.capacity, request, view, growth)
+    }
+
+    /// Claims the cheapest of the offers with this growth. The heap must not have changed since they were found.
+    pub(crate) fn plan_from(
+        &mut self,
+        offers: &Offers,
+        request: Request,
+        placement: Placement,
+        growth: Growth,
+    ) -> Option<Plan> {
+        let map = &mut self.map;
+        if let Some(window) = offers.window(growth) {
+            if growth.is_sparing() {
+                self.capacity.note_use(map.totals(), request.bytes);
+            }
+            let mapping = Mapping::claim(map, window, request);
+            if let Placement::WithRoom(room) = placement {
+                map.keep_room(mapping.last_piece(), room);
+            }
+            return Some(Plan::Map(mapping));
+        }
+        let is_anywhere = placement == Placement::Anywhere;
+        if !is_anywhere || growth != Growth::Allowed || map.units().virtual_memory {
+            return None;
+        }
+        let bytes = self
+            .capacity
+            .segment_for(map.units(), map.totals(), request.bytes)?;
+        Some(Plan::of_segment(map, bytes, request))
+    }
+
+    /// Finds the cheapest way to build a range for the request with this growth, and claims it.
+    pub(crate) fn plan(
+        &mut self,
+        request: Request,
+        view: &View<'_>,
+        growth: Growth,
+    ) -> Option<Plan> {
+        let offers = self.offers(request, view, growth);
+        self.plan_from(&offers, request, view.placement, growth)
+    }
+
+    /// Plans this much new memory as one free block, or as much of it as the capacity and one hole hold. Where memory is
+    /// plain, plans all of it or nothing.
+    pub(crate) fn plan_new(&mut self, bytes: u64) -> Option<Plan> {
+        Plan::of_new(&mut self.map, &self.capacity, bytes)
+    }
+
+    /// Returns how many more bytes to take ahead, after a request was served by taking `grown` bytes.
+    pub(crate) fn ahead(&self, grown: u64) -> u64 {
+        self.capacity.ahead(self.map.totals(), grown)
+    }
+
+    /// Plans a part of the bytes to take ahead, after a request was served by taking `grown` bytes.
+    pub(crate) fn plan_ahead(&mut self, ahead: u64, grown: u64) -> Option<Plan> {
+        let units = self.map.units();
+        let left = self.capacity.left(self.map.totals()) / units.granularity * units.granularity;
+        self.plan_new(Capacity::part_of(ahead, grown, units).min(left))
+    }
+
+    /// Plans new memory for one more request like this one, if no free block holds it and the capacity does.
+    pub(crate) fn plan_one_more(&mut self, request: Request) -> Option<Plan> {
+        let fits = |id| self.map.offset_of(id, request).is_some();
+        let free = &self.map.index().free;
+        let is_there = free.best(request.bytes, usize::MAX, fits).is_some();
+        let may_grow = !is_there && request.bytes <= self.capacity.left(self.map.totals());
+        may_grow.then(|| self.plan_new(request.bytes))?
+    }
+
+    /// Ends the plan of a mapping. The request is granted if every step was carried out.
+    pub(crate) fn commit(&mut self, mapping: Mapping, outcome: Outcome) -> Option<Grant> {
+        mapping.commit(&mut self.map, &self.completed, outcome)
+    }
+
+    /// Ends the plan of a segment of plain memory. `address` is what the device gave, if it did.
+    pub(crate) fn commit_memory(
+        &mut self,
+        segment: NewSegment,
+        address: Option<u64>,
+    ) -> Option<Grant> {
+        segment.commit(&mut self.map, address)
+    }
+
+    /// Commits a plan for memory that is to be free. No high-water mark counts it as used.
+    pub(crate) fn commit_as_free(&mut self, commit: impl FnOnce(&mut Self) -> Option<Grant>) {
+        let totals = self.map.totals();
+        let (used, in_use) = (totals.used.high, totals.in_use.high);
+        if let Some(grant) = commit(self) {
+            self.give_back(grant.id, grant.fences);
+        }
+        let totals = self.map.totals_mut();
+        (totals.used.high, totals.in_use.high) = (used, in_use);
+    }
+
+    /// Notes which stream a block was granted to by a commit.
+    pub(crate) fn note_user(&mut self, id: BlockId, stream: StreamId) {
+        self.map.set_user(id, stream);
+    }
+
+    // ---- the way back ----------------------------------------------------------------------
+
+    /// Takes back a block that its user freed.
+    pub(crate) fn free(&mut self, id: BlockId, fences: Fences) -> Recipient {
+        self.map.totals_mut().returns += 1;
+        let recipient = self.give_back(id, fences);
+        if let Recipient::Reservation(reservation) = recipient {
+            let arrivals = &mut self.reservations;
+            arrivals.note(&self.map, reservation, |arrivals| arrivals.so_far += 1);
+        }
+        recipient
+    }
+
+    /// Takes back a block that a lane cached.
     pub(crate) fn take_back(&mut self, id: BlockId, fences: Fences) {
-        self.totals.taken_back += 1;
+        self.map.totals_mut().taken_back += 1;
         self.give_back(id, fences);
     }
 
-    /// Takes a lent block back; it is free once the fences are complete.
-    pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) -> Whose {
-        let block = &self.blocks[id];
-        debug_assert!(block.state.is_used());
-        self.totals.subtract(&State::Used(None), block.bytes);
-        self.discharge(&mut fences);
-        let state = self.after_use(id, fences);
-        let whose = match state {
-            State::Reserved(..) => Whose::HeapReservations,
-            _ => Whose::Anybodys,
+    /// Takes back a used block. It is free once the fences are complete.
+    pub(crate) fn give_back(&mut self, id: BlockId, mut fences: Fences) -> Recipient {
+        let reservation = self.map.take_used(id);
+        self.completed.discharge(&mut fences);
+        let reservation = reservation.filter(|id| reservation::exists(&self.map, *id));
+        let (state, recipient) = match reservation {
+            Some(id) => (State::Reserved(id, fences), Recipient::Reservation(id)),
+            None => (State::after(fences), Recipient::AnyStream),
         };
-        self.settle(id, state);
-        whose
+        self.map.settle(id, state);
+        recipient
+    }
+
+    /// Makes one block of a used block and of the block that was granted right above it.
+    pub(crate) fn join_used(&mut self, lower: BlockId, upper: BlockId) {
+        self.map.unfile(lower);
+        self.map.unfile(upper);
+        self.map.join(&[lower, upper]);
+        self.map.file(lower);
+    }
+
+    /// Claims free memory for release to the device.
+    pub(crate) fn plan_release(&mut self, target: Target) -> Release {
+        self.releases.plan(&mut self.map, target)
+    }
+
+    /// Returns whether a release with this target would release anything now.
+    pub(crate) fn could_release(&self, target: Target) -> bool {
+        self.releases.could_release(&self.map, target)
+    }
+
+    /// Ends a release of which the first `done` spans are gone. Returns the bytes released.
+    pub(crate) fn commit_release(&mut self, release: Release, done: usize) -> u64 {
+        self.releases.commit(&mut self.map, release, done)
+    }
+
+    // ---- reservations ----------------------------------------------------------------------
+
+    /// Creates a reservation of granted blocks, which are complete.
+    pub(crate) fn reserve(&mut self, granted: impl IntoIterator<Item = BlockId>) -> ReservationId {
+        let reservation = self.reservations.create(&mut self.map);
+        reservation::set_aside(&mut self.map, reservation, granted);
+        reservation
+    }
+
+    /// Adds granted blocks, which are complete, to a reservation.
+    pub(crate) fn add_to_reservation(
+        &mut self,
+        reservation: ReservationId,
+        granted: impl IntoIterator<Item = BlockId>,
+    ) {
+        reservation::set_aside(&mut self.map, reservation, granted);
+        let arrivals = &mut self.reservations;
+        arrivals.note(&self.map, reservation, |arrivals| arrivals.so_far += 1);
+    }
+
+    /// Grants a part of a reservation.
+    pub(crate) fn take_from_reservation(
+        &mut self,
+        reservation: ReservationId,
+        request: Request,
+        view: &View<'_>,
+    ) -> Option<Grant> {
+        reservation::take(&mut self.map, &self.completed, reservation, request, view)
+    }
+
+    /// Creates a reservation of `bytes` of another one, if that has as many which are not granted.
+    pub(crate) fn split_reservation(
+        &mut self,
+        reservation: ReservationId,
+        bytes: u64,
+    ) -> Option<ReservationId> {
+        let Self {
+            map,
+            completed,
+            reservations,
+            ..
+        } = self;
+        reservations.split(map, completed, reservation, bytes)
+    }
+
+    /// Ends a reservation. Any stream may take what is not granted of it, and what is once it is freed.
+    pub(crate) fn disband(&mut self, reservation: ReservationId) {
+        let Self {
+            map,
+            completed,
+            reservations,
+            ..
+        } = self;
+        reservations.disband(map, completed, reservation);
+    }
+
+    /// Returns what a reservation holds, and what came to it; zeros if it does not exist any more.
+    pub(crate) fn reservation_state(&self, reservation: ReservationId) -> ReservationState {
+        let (left, largest) = reservation::left(&self.map, reservation);
+        ReservationState {
+            left,
+            largest,
+            arrivals: self.reservations.arrivals(reservation),
+        }
     }
 }

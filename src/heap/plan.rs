@@ -1,40 +1,54 @@
-//! Claiming a window, and what becomes of it.
+//! Plans: what the device is asked for before a request can be granted.
 //!
-//! A plan is made under the heap's lock, carried out on the device without it, and committed under
-//! it again. In between the blocks concerned are *claimed*, and the capacity that growth will take is
-//! *planned*, so that nobody else counts on either.
+//! A plan is made under the heap's lock, carried out on the device without it, and committed under it again (invariant
+//! *no-lock-across-calls*). In between, the blocks of the plan are *claimed*, and the part of the capacity that it will
+//! take is *planned*, so that no other request counts on either.
 
 use super::block::{BlockId, State, Was};
-use super::filing::free_or_pending;
-use super::window::{Growth, Window};
-use super::{Fences, GRANULE, Grant, Heap, Offers, Placement, Request, View};
+use super::block_map::BlockMap;
+use super::chunk::GRANULE;
+use super::completed::Completed;
+use super::fence::Fences;
+use super::growth::Capacity;
+use super::request::{Grant, Request};
+use super::window::Window;
+use crate::fault::injected;
 
 /// Something to ask of the device before the request can be granted.
 #[derive(Debug)]
 #[must_use = "a plan is committed, whatever became of it"]
 pub(crate) enum Plan {
-    /// A window of addresses, into whose holes handles are mapped.
+    /// A window of addresses, with chunks to be mapped into its holes.
     Map(Mapping),
-    /// A segment of plain memory, in bytes.
-    Memory(u64, Request),
+    /// A segment of plain memory.
+    Memory(NewSegment),
+}
+
+/// A segment of plain memory to take from the device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewSegment {
+    pub(crate) bytes: u64,
+    /// The request that it is taken for.
+    request: Request,
 }
 
 /// A claimed window.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    /// In this order; none when the window only merges what is there.
+    /// In the order of the addresses to map, which is the order to carry them out in. Steps that move a chunk come
+    /// first. There are none if the window only joins blocks.
     pub(crate) steps: Vec<Step>,
     request: Request,
     start: u64,
-    /// Claimed neighbours, in address order: the window, rounded out to handles in its holes.
+    /// Claimed neighbours, in address order: the window, rounded out to chunks in its holes.
     pieces: Vec<BlockId>,
-    /// Claimed blocks elsewhere, whose memory is moved.
+    /// Claimed blocks elsewhere, whose chunks are moved: in the order of the steps.
     victims: Vec<BlockId>,
     fences: Fences,
     planned: u64,
 }
 
-/// Map a handle at `to`: the one mapped at `from`, or a new one.
+/// Map a chunk at `to`: the one mapped at `from`, or a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) to: u64,
@@ -44,352 +58,225 @@ pub(crate) struct Step {
 /// How far the device came with the steps of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// Steps carried out.
+    /// The number of steps that were carried out.
     pub(crate) done: usize,
-    /// The step after those unmapped its handle, could not map it elsewhere, and let it go.
+    /// Whether the next step unmapped its chunk, could not map it elsewhere, and destroyed it.
     pub(crate) lost: bool,
 }
 
 impl Plan {
-    /// What it takes from the device, in bytes.
+    /// Returns how many bytes the plan takes from the device.
     pub(crate) fn new_bytes(&self) -> u64 {
         match self {
             Self::Map(mapping) => mapping.new_bytes(),
-            Self::Memory(bytes, _) => *bytes,
+            Self::Memory(segment) => segment.bytes,
         }
+    }
+
+    /// Plans up to `bytes` of new memory as one block, rounded up to whole chunks: as much as the capacity and one hole
+    /// hold. Where memory is plain, plans a segment of that size if the capacity holds it.
+    pub(super) fn of_new(map: &mut BlockMap, capacity: &Capacity, bytes: u64) -> Option<Self> {
+        let left = capacity.left(map.totals());
+        if !map.units().virtual_memory {
+            let bytes = bytes.checked_next_multiple_of(map.units().granularity)?;
+            let is_allowed = bytes > 0 && bytes <= left;
+            let alignment = GRANULE;
+            let request = Request { bytes, alignment };
+            return is_allowed.then(|| Self::of_segment(map, bytes, request));
+        }
+        let chunk = map.units().chunk_bytes;
+        let count = bytes.div_ceil(chunk).min(left / chunk);
+        let hole = first_hole(map, count * chunk)?;
+        let count = count.min(map.blocks()[hole].bytes / chunk);
+        (count > 0).then(|| Self::Map(Mapping::of_new(map, hole, count * chunk)))
+    }
+
+    pub(super) fn of_segment(map: &mut BlockMap, bytes: u64, request: Request) -> Self {
+        map.totals_mut().planned += bytes;
+        Self::Memory(NewSegment { bytes, request })
+    }
+}
+
+/// Returns the lowest hole that is large enough, or the largest one.
+fn first_hole(map: &BlockMap, bytes: u64) -> Option<BlockId> {
+    let mut largest = None;
+    let blocks = map
+        .segments()
+        .flat_map(|(_, segment)| map.blocks().from(segment.first));
+    for (id, block) in blocks.filter(|(_, block)| block.state == State::Hole) {
+        if block.bytes >= bytes {
+            return Some(id);
+        }
+        if largest.is_none_or(|(most, _)| block.bytes > most) {
+            largest = Some((block.bytes, id));
+        }
+    }
+    largest.map(|(_, id)| id)
+}
+
+impl NewSegment {
+    /// Ends the plan. `address` is the segment that the device gave, if it did.
+    pub(super) fn commit(self, map: &mut BlockMap, address: Option<u64>) -> Option<Grant> {
+        map.totals_mut().planned -= self.bytes;
+        let address = address?;
+        map.totals_mut().reserved.add(self.bytes);
+        let whole = map.add_segment(address, self.bytes, State::Free);
+        let start = address.next_multiple_of(self.request.alignment);
+        Some(map.grant_part(whole, start, self.request, Fences::default()))
     }
 }
 
 impl Mapping {
-    /// One block of new memory, in a hole that is claimed already.
-    pub(super) fn of_new(hole: BlockId, start: u64, bytes: u64, chunk_bytes: u64) -> Self {
-        let to = (start..start + bytes).step_by(chunk_bytes as usize);
-        Self {
-            steps: to.map(|to| Step { to, from: None }).collect(),
-            request: Request {
-                bytes,
-                alignment: GRANULE,
-            },
-            start,
-            pieces: vec![hole],
-            victims: Vec::new(),
-            fences: Fences::default(),
-            planned: bytes,
-        }
-    }
-
-    /// What it takes from the device, in bytes.
+    /// Returns how many bytes the plan takes from the device.
     pub(crate) fn new_bytes(&self) -> u64 {
         self.planned
     }
-}
 
-impl Heap {
-    /// Bytes that may still be taken from the device, and bytes that are free. A plan that grows needs no more than
-    /// both.
-    pub(crate) fn left_and_free(&self) -> (u64, u64) {
-        (self.bytes_left(), self.totals.free.current)
+    /// Claims the start of a hole for one block of new memory.
+    fn of_new(map: &mut BlockMap, hole: BlockId, bytes: u64) -> Self {
+        let start = map.blocks()[hole].address;
+        let window = Window::of_hole(hole, start, bytes / map.units().chunk_bytes);
+        let alignment = GRANULE;
+        Self::claim(map, window, Request { bytes, alignment })
     }
 
-    /// Finds the cheapest way to build a range for the request with this growth, and claims it.
-    pub(crate) fn plan(
-        &mut self,
-        request: Request,
-        view: &View<'_>,
-        growth: Growth,
-    ) -> Option<Plan> {
-        let offers = self.offers(request, view, growth);
-        self.plan_from(&offers, request, view.placement, growth)
-    }
-
-    /// Claims the cheapest of the offers with this growth. The heap must not have changed since they were found.
-    pub(crate) fn plan_from(
-        &mut self,
-        offers: &Offers,
-        request: Request,
-        placement: Placement,
-        growth: Growth,
-    ) -> Option<Plan> {
-        if let Some(window) = offers.window(growth) {
-            if growth.is_sparing() {
-                let in_use = self.totals.in_use.current + request.bytes;
-                self.most_in_use = self.most_in_use.max(in_use);
-            }
-            let mapping = self.claim(window, request);
-            if let (Placement::WithRoom(room), Some(last)) = (placement, mapping.pieces.last()) {
-                self.keep_room(*last, room);
-            }
-            return Some(Plan::Map(mapping));
-        }
-        let is_anywhere = placement == Placement::Anywhere;
-        if !is_anywhere || growth != Growth::Allowed || self.geometry.virtual_memory {
-            return None;
-        }
-        self.plan_memory(request)
-    }
-
-    fn plan_memory(&mut self, request: Request) -> Option<Plan> {
-        let (left, granularity) = (self.bytes_left(), self.geometry.granularity);
-        let needed = request.bytes.checked_next_multiple_of(granularity)?;
-        let step = self.growth_step(needed).max(self.geometry.chunk_bytes);
-        let bytes = needed.max(step.min(left) / granularity * granularity);
-        if bytes > left {
-            return None;
-        }
-        self.totals.planned += bytes;
-        Some(Plan::Memory(bytes, request))
-    }
-
-    fn claim(&mut self, window: Window, request: Request) -> Mapping {
-        let mut mapping = Mapping {
+    /// Claims a window, and the chunks elsewhere that are moved into it.
+    pub(super) fn claim(map: &mut BlockMap, window: Window, request: Request) -> Self {
+        let mut mapping = Self {
             steps: Vec::new(),
             request,
             start: window.start,
             pieces: Vec::new(),
             victims: Vec::new(),
             fences: Fences::default(),
-            planned: window.new * self.geometry.chunk_bytes,
+            planned: window.new * map.units().chunk_bytes,
         };
-        self.claim_pieces(window, &mut mapping);
-        self.claim_victims(window.maps - window.new, &mut mapping);
-        self.totals.planned += mapping.planned;
-        self.totals.note_low();
+        mapping.claim_pieces(map, window.first);
+        mapping.claim_victims(map, window.maps - window.new);
+        let totals = map.totals_mut();
+        totals.planned += mapping.planned;
+        totals.note_low();
         mapping
     }
 
-    fn claim_pieces(&mut self, window: Window, mapping: &mut Mapping) {
-        let (start, end) = (window.start, window.start + mapping.request.bytes);
-        let mut next = Some(window.first);
-        while let Some(id) = next.filter(|id| self.blocks[*id].address < end) {
-            let id = self.trim_piece(id, start, end);
-            next = self.blocks[id].next;
-            match self.claim_block(id) {
+    fn claim_pieces(&mut self, map: &mut BlockMap, first: BlockId) {
+        let chunk = map.units().chunk_bytes;
+        let end = self.start + self.request.bytes;
+        let mut next = Some(first);
+        while let Some(id) = next.filter(|id| map.blocks()[*id].address < end) {
+            let id = map.cut_out(id, self.start, end);
+            match map.claim(id) {
                 Was::Free => {}
-                Was::Pending(fences) => mapping.fences.join_all(&fences),
+                Was::Pending(fences) if injected("fence-lost-in-merge") => self.fences = fences,
+                Was::Pending(fences) => self.fences.join_all(&fences),
                 Was::Hole | Was::Room => {
-                    let block = &self.blocks[id];
-                    let chunks = self.chunks_touched(block.address, block.end());
-                    let bytes = self.geometry.chunk_bytes;
-                    let to = (chunks.first..chunks.end).map(|chunk| chunk * bytes);
-                    mapping.steps.extend(to.map(|to| Step { to, from: None }));
+                    let block = &map.blocks()[id];
+                    let to = (block.address..block.end()).step_by(chunk as usize);
+                    self.steps.extend(to.map(|to| Step { to, from: None }));
                 }
             }
-            mapping.pieces.push(id);
+            next = map.blocks()[id].next;
+            self.pieces.push(id);
         }
     }
 
-    /// Cuts off what the window does not need of a piece; a hole only at handles.
-    pub(super) fn trim_piece(&mut self, mut id: BlockId, mut start: u64, mut end: u64) -> BlockId {
-        if matches!(self.blocks[id].state, State::Hole | State::Room) {
-            let chunk = self.geometry.chunk_bytes;
-            start = start / chunk * chunk;
-            end = end.next_multiple_of(chunk);
-        }
-        if self.blocks[id].address < start {
-            id = self.cut(id, start - self.blocks[id].address);
-        }
-        if self.blocks[id].end() > end {
-            self.cut(id, end - self.blocks[id].address);
-        }
-        id
-    }
-
-    /// Takes `count` whole handles out of free blocks, from those that serve least: the smallest.
-    fn claim_victims(&mut self, count: u64, mapping: &mut Mapping) {
-        let chunk = self.geometry.chunk_bytes;
-        let mut steps = mapping.steps.iter_mut();
-        let mut left = count;
-        while left > 0 {
-            let id = self.smallest_with_a_chunk().expect("counted before");
-            let whole = self.whole_chunks(&self.blocks[id]);
+    /// Claims `count` whole chunks of free blocks. Takes them from the smallest blocks, which serve the fewest requests.
+    fn claim_victims(&mut self, map: &mut BlockMap, count: u64) {
+        let (units, mut left) = (*map.units(), count);
+        let mut ranges = Vec::new();
+        for (_, id) in map.index().free.at_least(units.chunk_bytes) {
+            let whole = units.whole_chunks(&map.blocks()[id]);
             let taken = whole.count().min(left);
-            let start = (whole.end - taken) * chunk;
-            let victim = self.trim_piece(id, start, whole.end * chunk);
-            for (number, step) in (0..taken).zip(&mut steps) {
-                step.from = Some(start + number * chunk);
+            if taken > 0 {
+                ranges.push((id, whole.end - taken, whole.end));
+                left -= taken;
             }
-            self.claim_block(victim);
-            mapping.victims.push(victim);
-            left -= taken;
-        }
-    }
-
-    pub(super) fn smallest_with_a_chunk(&self) -> Option<BlockId> {
-        self.free
-            .at_least(self.geometry.chunk_bytes)
-            .map(|(_, id)| id)
-            .find(|id| self.whole_chunks(&self.blocks[*id]).count() > 0)
-    }
-
-    pub(super) fn claim_block(&mut self, id: BlockId) -> Was {
-        self.unfile(id);
-        let was = match std::mem::replace(&mut self.blocks[id].state, State::Hole) {
-            State::Free => Was::Free,
-            State::Pending(fences) => Was::Pending(fences),
-            State::Hole => Was::Hole,
-            State::Room => Was::Room,
-            State::Used(_) | State::Reserved(..) | State::Claimed(_) => {
-                unreachable!("what is held is not claimed")
-            }
-        };
-        self.blocks[id].state = State::Claimed(was.clone());
-        self.file(id);
-        was
-    }
-
-    /// Ends a mapping. The request is granted if every step was carried out.
-    pub(crate) fn commit(&mut self, mapping: Mapping, outcome: Outcome) -> Option<Grant> {
-        let chunk = self.geometry.chunk_bytes;
-        let carried_out = &mapping.steps[..outcome.done];
-        let new = carried_out
-            .iter()
-            .filter(|step| step.from.is_none())
-            .count() as u64;
-        self.totals.planned -= mapping.planned;
-        self.totals.reserved.add(new * chunk);
-        if outcome.lost {
-            self.totals.reserved.subtract(chunk);
-        }
-        if outcome.done == mapping.steps.len() {
-            for victim in mapping.victims {
-                self.resolve(victim, State::Hole);
-            }
-            Some(self.lend_window(
-                &mapping.pieces,
-                mapping.start,
-                mapping.request,
-                mapping.fences,
-            ))
-        } else {
-            self.undo(&mapping, outcome);
-            None
-        }
-    }
-
-    /// Ends a claim on one block.
-    pub(super) fn resolve(&mut self, id: BlockId, state: State) {
-        self.unfile(id);
-        self.settle(id, state);
-    }
-
-    /// The whole window has memory now: joins it, lends what was asked for, frees what is over.
-    fn lend_window(
-        &mut self,
-        pieces: &[BlockId],
-        start: u64,
-        request: Request,
-        fences: Fences,
-    ) -> Grant {
-        let first = pieces[0];
-        pieces.iter().for_each(|piece| self.unfile(*piece));
-        for _ in &pieces[1..] {
-            self.blocks.absorb_next(first);
-        }
-        self.lend_part(first, start, request, fences)
-    }
-
-    /// Commits what is to be free: it is given back at once, and no high-water mark has seen it lent.
-    pub(crate) fn commit_for_nobody(&mut self, commit: impl FnOnce(&mut Self) -> Option<Grant>) {
-        let (used, in_use) = (self.totals.used.high, self.totals.in_use.high);
-        if let Some(grant) = commit(self) {
-            self.give_back(grant.id, grant.fences);
-        }
-        (self.totals.used.high, self.totals.in_use.high) = (used, in_use);
-    }
-
-    /// Lends a part of an unfiled block and frees the rest.
-    fn lend_part(&mut self, whole: BlockId, start: u64, request: Request, fences: Fences) -> Grant {
-        let mut id = whole;
-        let (mut below, mut above) = (None, None);
-        if self.blocks[id].address < start {
-            id = self.blocks.split(whole, start - self.blocks[whole].address);
-            below = Some(whole);
-        }
-        if self.blocks[id].bytes > request.bytes {
-            above = Some(self.blocks.split(id, request.bytes));
-        }
-        self.blocks[id].state = State::Used(None);
-        self.file(id);
-        for rest in [below, above].into_iter().flatten() {
-            self.settle(rest, State::Free);
-        }
-        Grant {
-            id,
-            address: start,
-            bytes: request.bytes,
-            fences,
-        }
-    }
-
-    /// The device stopped half way: each handle is where it came to be.
-    fn undo(&mut self, mapping: &Mapping, outcome: Outcome) {
-        let chunk = self.geometry.chunk_bytes;
-        let done = &mapping.steps[..outcome.done];
-        let lost = mapping.steps.get(outcome.done).filter(|_| outcome.lost);
-        let is_backed = |address| done.iter().any(|step| step.to == address);
-        let is_moved = |address| {
-            let mut moved = done.iter().chain(lost).filter_map(|step| step.from);
-            moved.any(|from| from == address)
-        };
-        for piece in &mapping.pieces {
-            let block = &self.blocks[*piece];
-            let mut backed = (block.address..block.end()).step_by(chunk as usize);
-            match self.was(*piece) {
-                Was::Room if !backed.any(is_backed) => self.resolve(*piece, State::Room),
-                Was::Hole | Was::Room => self.resolve_each_chunk(*piece, |address| {
-                    if is_backed(address) {
-                        State::Free
-                    } else {
-                        State::Hole
-                    }
-                }),
-                Was::Free => self.resolve(*piece, State::Free),
-                Was::Pending(mut fences) => {
-                    self.discharge(&mut fences);
-                    self.resolve(*piece, free_or_pending(fences));
-                }
+            if left == 0 {
+                break;
             }
         }
-        for victim in &mapping.victims {
-            self.resolve_each_chunk(*victim, |address| {
-                if is_moved(address) {
-                    State::Hole
-                } else {
-                    State::Free
-                }
-            });
+        debug_assert_eq!(left, 0, "the scan counted them");
+        let mut steps = self.steps.iter_mut();
+        for (id, first, end) in ranges {
+            let chunks = (first..end).map(|number| number * units.chunk_bytes);
+            for (from, step) in chunks.zip(&mut steps) {
+                step.from = Some(from);
+            }
+            let victim = map.cut_out(id, first * units.chunk_bytes, end * units.chunk_bytes);
+            map.claim(victim);
+            self.victims.push(victim);
         }
     }
 
-    fn was(&self, id: BlockId) -> Was {
-        match &self.blocks[id].state {
-            State::Claimed(was) => was.clone(),
-            state => unreachable!("a plan's block is claimed, not {state:?}"),
-        }
+    /// Returns the last block of the window.
+    pub(super) fn last_piece(&self) -> BlockId {
+        *self.pieces.last().expect("a window has a block")
     }
 
-    /// Ends a claim handle by handle, from the top down.
-    pub(super) fn resolve_each_chunk(&mut self, id: BlockId, state_of: impl Fn(u64) -> State) {
-        let chunk = self.geometry.chunk_bytes;
-        while self.blocks[id].bytes > chunk {
-            let upper = self.cut(id, self.blocks[id].bytes - chunk);
-            self.resolve(upper, state_of(self.blocks[upper].address));
-        }
-        self.resolve(id, state_of(self.blocks[id].address));
-    }
-
-    /// Ends a plan for plain memory: `address` is what the device gave, if it did.
-    pub(crate) fn commit_memory(
-        &mut self,
-        bytes: u64,
-        request: Request,
-        address: Option<u64>,
+    /// Ends the plan. The request is granted if every step was carried out.
+    pub(super) fn commit(
+        self,
+        map: &mut BlockMap,
+        completed: &Completed,
+        outcome: Outcome,
     ) -> Option<Grant> {
-        self.totals.planned -= bytes;
-        let address = address?;
-        self.totals.reserved.add(bytes);
-        let whole = self.add_segment(address, bytes, State::Free);
-        let start = address.next_multiple_of(request.alignment);
-        Some(self.lend_part(whole, start, request, Fences::default()))
+        let chunk = map.units().chunk_bytes;
+        let carried_out = self.steps[..outcome.done].iter();
+        let new = carried_out.filter(|step| step.from.is_none()).count() as u64;
+        let totals = map.totals_mut();
+        totals.planned -= self.planned;
+        totals.reserved.add(new * chunk);
+        if outcome.lost {
+            totals.reserved.subtract(chunk);
+        }
+        if outcome.done < self.steps.len() {
+            self.undo(map, completed, outcome);
+            return None;
+        }
+        for victim in self.victims {
+            map.resettle(victim, State::Hole);
+        }
+        // The whole window has memory now.
+        self.pieces.iter().for_each(|piece| map.unfile(*piece));
+        let whole = map.join(&self.pieces);
+        Some(map.grant_part(whole, self.start, self.request, self.fences))
+    }
+
+    /// Ends a plan that the device stopped half way: each chunk is where the device left it.
+    fn undo(self, map: &mut BlockMap, completed: &Completed, outcome: Outcome) {
+        let is_gone = |step: &&Step| step.from.is_some();
+        let steps = self.steps[..outcome.done + usize::from(outcome.lost)].iter();
+        let mut moved = steps.filter(is_gone).count() as u64 * map.units().chunk_bytes;
+        // The steps are in address order, so the holes have memory up to the first step that was not carried out.
+        let backed_to = self.steps[outcome.done].to;
+        for piece in self.pieces {
+            let block = &map.blocks()[piece];
+            let State::Claimed(was) = block.state.clone() else {
+                unreachable!("a plan's block is claimed, not {block:?}");
+            };
+            match was {
+                Was::Free => {
+                    map.resettle(piece, State::Free);
+                }
+                Was::Pending(mut fences) => {
+                    completed.discharge(&mut fences);
+                    map.resettle(piece, State::after(fences));
+                }
+                Was::Room if block.address >= backed_to => {
+                    map.resettle(piece, State::Room);
+                }
+                Was::Hole | Was::Room => {
+                    map.resettle_parts(piece, backed_to, State::Free, State::Hole);
+                }
+            }
+        }
+        // The chunks of the victims were moved in the order of the steps, too.
+        for victim in self.victims {
+            let block = &map.blocks()[victim];
+            let of_this = moved.min(block.bytes);
+            let end = block.address + of_this;
+            map.resettle_parts(victim, end, State::Hole, State::Free);
+            moved -= of_this;
+        }
     }
 }

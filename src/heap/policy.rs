@@ -1,6 +1,6 @@
 //! Decisions as pure functions, and the words in which a user states them.
 
-use super::Forecast;
+use super::forecast::{Donor, Forecast, TOLERANCE, Taker};
 use std::time::Duration;
 
 /// What comes first when free memory does not do: sources 4 and 5 of the reuse ladder.
@@ -277,42 +277,6 @@ impl Sealing {
     }
 }
 
-/// What is known of the point at which a pending block will be complete.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Donor {
-    /// When its event was recorded; `None` while its ticket is not sealed.
-    pub(crate) sealed_at: Option<Duration>,
-    /// When it was expected then, given what its stream had to do before.
-    pub(crate) expected_at: Option<Duration>,
-    /// How many events were recorded before, on whatever stream; the most there can be, while there is none.
-    pub(crate) number: u64,
-    /// How long the donor stream's events take to complete.
-    pub(crate) latency: Duration,
-}
-
-/// What is known of the stream that would wait.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Taker {
-    pub(crate) now: Duration,
-    /// When its own submitted work is expected to be through.
-    pub(crate) tail: Duration,
-}
-
-/// What is expected is a mean: of two streams with the same backlog each would come after the other
-/// half of the time. A quarter more than the taker's own tail counts as in time.
-pub(super) const TOLERANCE: u32 = 4;
-
-/// After so many times its mean a point is overdue: its stream may be stuck, and perhaps behind the
-/// very stream that would wait. Nobody is made to wait for it.
-pub(super) const OVERDUE: u32 = 3;
-
-impl Donor {
-    /// When the point is overdue, at the latest.
-    pub(crate) fn overdue_at(self, now: Duration) -> Duration {
-        self.sealed_at.unwrap_or(now) + self.latency * OVERDUE
-    }
-}
-
 impl WaitLimit {
     /// When the donor is expected, if the taker may be made to wait for it. Within the tail it is in time, whenever
     /// that is: which of several is taken is left to how well they pack.
@@ -339,11 +303,22 @@ impl WaitLimit {
             }
         }
     }
+
+    /// Returns when the taker may be made to wait for the donor, if it may not now, but will although nothing else
+    /// happens: its own work outlasts the rest of the donor's from then on.
+    pub(crate) fn allows_from(self, donor: Donor, taker: Taker) -> Option<Duration> {
+        let sealed_at = donor.sealed_at.filter(|_| self == Self::Tail)?;
+        let ahead = taker.tail.saturating_sub(taker.now);
+        let at = (sealed_at + donor.latency).saturating_sub(ahead + ahead / TOLERANCE);
+        let is_to_come = at > taker.now && at < donor.overdue_at(taker.now);
+        (is_to_come && !ahead.is_zero()).then_some(at)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -381,6 +356,26 @@ mod tests {
         };
         assert!(WaitLimit::Tail.allows(donor(Some(ms(9))), at(ms(14))));
         assert!(!WaitLimit::Tail.allows(donor(Some(ms(9))), at(ms(15))));
+    }
+
+    #[test]
+    fn wait_is_allowed_from_the_time_that_is_told_ahead() {
+        let donor = donor(Some(ms(20)));
+        let at = |now| Taker {
+            now,
+            tail: now + ms(1),
+        };
+        let from = WaitLimit::Tail.allows_from(donor, at(ms(10))).unwrap();
+        let before = from - Duration::from_nanos(1);
+        assert!(!WaitLimit::Tail.allows(donor, at(before)));
+        assert!(WaitLimit::Tail.allows(donor, at(from)));
+        assert_eq!(WaitLimit::Tail.allows_from(donor, at(from)), None);
+        assert_eq!(WaitLimit::Unlimited.allows_from(donor, at(ms(10))), None);
+        let idle = Taker {
+            now: ms(10),
+            tail: ms(10),
+        };
+        assert_eq!(WaitLimit::Tail.allows_from(donor, idle), None);
     }
 
     #[test]

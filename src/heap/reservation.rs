@@ -1,96 +1,227 @@
-//! Hoards: memory set aside for one holder.
+//! Reservations: memory that is set aside for one holder.
 //!
-//! A reservation's blocks are in nobody else's reach: no search, plan or trim sees them. What is taken from it is
-//! lent as ever, and comes back to it, with its fences, for as long as it lasts; after that it is anybody's.
-//! Neighbours of one reservation are joined only for a request that no single block does for: a reservation is small, and
-//! joining costs fences.
+//! No search, plan or release outside its reservation sees a reserved block. A block that is granted from a reservation
+//! returns to it with its fences when it is freed, for as long as the reservation exists. Neighbours in a reservation
+//! stay apart until a request fits into no single block: a reservation is small, and joining adds up fences.
 
 use super::block::{BlockId, State};
+use super::block_map::BlockMap;
+use super::completed::Completed;
 use super::fence::Fences;
-use super::filing::free_or_pending;
 use super::fit::{Best, PROBES};
-use super::index::BySize;
-use super::{Grant, Heap, Request, View};
-use std::num::NonZeroU64;
+use super::request::{Grant, Request, View};
+use crate::id::ReservationId;
+use std::collections::BTreeMap;
 
-/// A reservation's name; never used again for another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ReservationId(NonZeroU64);
-
-/// What came back to a reservation so far, and what will: by which a look that found too little is seen to be out of date.
+/// What came to a reservation so far, and what may still come. A search that found too little compares this to see
+/// whether it is out of date.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Moves {
-    /// How often something came to it: a block that was freed, what an exchange left over, or more.
+pub(crate) struct Arrivals {
+    /// How often memory came to it: a block was freed, an exchange ended, or the reservation was extended.
     pub(crate) so_far: u64,
-    /// Bytes of it that are given for exchanges under way: some of them will be back, or all.
+    /// Bytes of it that were given for exchanges under way. Some of them return, or all.
     pub(crate) under_way: u64,
 }
 
-impl Heap {
-    /// Makes a reservation of what was lent, complete.
-    pub(crate) fn reservation(&mut self, used: impl IntoIterator<Item = BlockId>) -> ReservationId {
-        self.reservations_so_far += 1;
-        let number = NonZeroU64::new(self.reservations_so_far).expect("ids start at 1");
-        let reservation = ReservationId(number);
-        self.reservations.insert(reservation, BySize::default());
-        self.set_aside(reservation, used);
+/// The ids of reservations, and what came to each. The blocks of each are in the block map's index.
+#[derive(Debug, Default)]
+pub(super) struct Reservations {
+    created: u64,
+    /// Of those reservations to which anything came.
+    arrivals: BTreeMap<ReservationId, Arrivals>,
+}
+
+impl Reservations {
+    /// Creates an empty reservation.
+    pub(super) fn create(&mut self, map: &mut BlockMap) -> ReservationId {
+        let reservation = ReservationId::after(self.created);
+        self.created += 1;
+        map.index_mut().reserved.entry(reservation).or_default();
         reservation
     }
 
-    /// Adds what was lent, complete.
-    pub(crate) fn add_to_reservation(
-        &mut self,
-        reservation: ReservationId,
-        used: impl IntoIterator<Item = BlockId>,
-    ) {
-        self.set_aside(reservation, used);
-        self.change_moves(reservation, |moves| moves.so_far += 1);
+    pub(super) fn arrivals(&self, reservation: ReservationId) -> Arrivals {
+        self.arrivals.get(&reservation).copied().unwrap_or_default()
     }
 
-    fn set_aside(&mut self, reservation: ReservationId, used: impl IntoIterator<Item = BlockId>) {
-        for id in used {
-            debug_assert!(self.blocks[id].state.is_used());
-            self.set_state(id, State::Reserved(reservation, Fences::default()));
+    /// Changes what is noted of the arrivals, if the reservation still exists.
+    pub(super) fn note(
+        &mut self,
+        map: &BlockMap,
+        reservation: ReservationId,
+        change: impl FnOnce(&mut Arrivals),
+    ) {
+        if exists(map, reservation) {
+            change(self.arrivals.entry(reservation).or_default());
         }
     }
 
-    /// Best fit in a reservation: of what the asker comes after already, else of what it may be made to wait for.
-    pub(crate) fn take_from_reservation(
+    /// Creates a reservation of `bytes` of another one, if that has as many which are not granted: as one block, if one
+    /// is large enough.
+    pub(super) fn split(
         &mut self,
+        map: &mut BlockMap,
+        completed: &Completed,
         reservation: ReservationId,
-        request: Request,
-        view: &View<'_>,
-    ) -> Option<Grant> {
-        let id = self
-            .fitting(reservation, request, view)
-            .or_else(|| self.join_for(reservation, request, view))?;
-        let mut grant = self.carve(id, request);
-        self.discharge(&mut grant.fences);
-        self.blocks[grant.id].state = State::Used(Some(reservation));
-        self.note_borrower(grant.id, view.stream);
-        Some(grant)
+        bytes: u64,
+    ) -> Option<ReservationId> {
+        if left(map, reservation).0 < bytes {
+            return None;
+        }
+        let other = self.create(map);
+        let mut left = bytes;
+        while left > 0 {
+            let by_size = &map.index().reserved[&reservation];
+            let piece = by_size.at_least(left).next().or_else(|| by_size.last());
+            let (size, id) = piece.expect("the reservation has enough");
+            if size > left {
+                map.cut(id, left);
+            }
+            left -= size.min(left);
+            let fences = fences_of(map, completed, id);
+            map.set_state(id, State::Reserved(other, fences));
+        }
+        Some(other)
     }
 
-    fn fitting(
-        &self,
+    /// Ends a reservation. Any stream may take what is not granted of it, and what is once it is freed.
+    pub(super) fn disband(
+        &mut self,
+        map: &mut BlockMap,
+        completed: &Completed,
         reservation: ReservationId,
-        request: Request,
-        view: &View<'_>,
-    ) -> Option<BlockId> {
-        let by_size = self.reservations.get(&reservation)?.at_least(request.bytes);
-        let forecast = |id| view.forecast(&self.reserved_fences(id)).unwrap_or_default();
+    ) {
+        for id in blocks_of(map, reservation) {
+            let fences = fences_of(map, completed, id);
+            map.resettle(id, State::after(fences));
+        }
+        map.index_mut().reserved.remove(&reservation);
+        self.arrivals.remove(&reservation);
+    }
+
+    /// Continues the ids from here, as after this many reservations.
+    #[cfg(test)]
+    pub(super) fn skip_ids(&mut self, created: u64) {
+        self.created = created;
+    }
+}
+
+pub(super) fn exists(map: &BlockMap, reservation: ReservationId) -> bool {
+    map.index().reserved.contains_key(&reservation)
+}
+
+/// Moves granted blocks, which are complete, into a reservation.
+pub(super) fn set_aside(
+    map: &mut BlockMap,
+    reservation: ReservationId,
+    granted: impl IntoIterator<Item = BlockId>,
+) {
+    for id in granted {
+        debug_assert!(map.blocks()[id].state.is_used());
+        map.set_state(id, State::Reserved(reservation, Fences::default()));
+    }
+}
+
+/// Returns how many bytes of a reservation are not granted, and the size of the largest block of them.
+pub(super) fn left(map: &BlockMap, reservation: ReservationId) -> (u64, u64) {
+    let Some(by_size) = map.index().reserved.get(&reservation) else {
+        return (0, 0);
+    };
+    let bytes = by_size.at_least(0).map(|(bytes, _)| bytes);
+    (bytes.sum(), by_size.largest())
+}
+
+pub(super) fn blocks_of(map: &BlockMap, reservation: ReservationId) -> Vec<BlockId> {
+    let blocks = map.index().reserved.get(&reservation);
+    let blocks = blocks.into_iter().flat_map(|by_size| by_size.at_least(0));
+    blocks.map(|(_, id)| id).collect()
+}
+
+/// Returns the fences of a reserved block that are not complete.
+pub(super) fn fences_of(map: &BlockMap, completed: &Completed, id: BlockId) -> Fences {
+    let State::Reserved(_, fences) = &map.blocks()[id].state else {
+        unreachable!("a reservation's index holds only its reserved blocks");
+    };
+    let mut fences = fences.clone();
+    completed.discharge(&mut fences);
+    fences
+}
+
+/// Grants the best fit of a reservation: a block that the requester is ordered after, or else one that it may be made
+/// to wait for, or else several neighbours together.
+pub(super) fn take(
+    map: &mut BlockMap,
+    completed: &Completed,
+    reservation: ReservationId,
+    request: Request,
+    view: &View<'_>,
+) -> Option<Grant> {
+    let search = Search {
+        map,
+        completed,
+        reservation,
+        request,
+        view,
+    };
+    let run = match search.best_fit() {
+        Some(id) => vec![id],
+        None => search.shortest_run()?,
+    };
+    let id = match run.as_slice() {
+        [id] => *id,
+        run => join(map, completed, reservation, run),
+    };
+    let mut grant = map.carve(id, request);
+    completed.discharge(&mut grant.fences);
+    map.set_reservation(grant.id, reservation);
+    map.set_user(grant.id, view.stream);
+    Some(grant)
+}
+
+fn join(
+    map: &mut BlockMap,
+    completed: &Completed,
+    reservation: ReservationId,
+    run: &[BlockId],
+) -> BlockId {
+    let mut fences = Fences::default();
+    for id in run {
+        fences.join_all(&fences_of(map, completed, *id));
+        map.unfile(*id);
+    }
+    let whole = map.join(run);
+    map.settle(whole, State::Reserved(reservation, fences))
+}
+
+/// A search in one reservation.
+struct Search<'a> {
+    map: &'a BlockMap,
+    completed: &'a Completed,
+    reservation: ReservationId,
+    request: Request,
+    view: &'a View<'a>,
+}
+
+impl Search<'_> {
+    fn fences_of(&self, id: BlockId) -> Fences {
+        fences_of(self.map, self.completed, id)
+    }
+
+    fn best_fit(&self) -> Option<BlockId> {
+        let by_size = self.map.index().reserved.get(&self.reservation)?;
+        let forecast = |id| self.view.forecast(&self.fences_of(id)).unwrap_or_default();
         let mut allowed = None;
         let mut probes = 0;
-        for (size, id) in by_size {
-            if self.placement(id, request).is_none() {
+        for (size, id) in by_size.at_least(self.request.bytes) {
+            if self.map.offset_of(id, self.request).is_none() {
                 continue;
             }
-            let fences = self.reserved_fences(id);
-            if fences.iter().all(|fence| view.is_ordered(fence)) {
+            let fences = self.fences_of(id);
+            if fences.iter().all(|fence| self.view.is_ordered(fence)) {
                 return Some(id);
             }
             let is_larger = allowed.as_ref().is_some_and(|best: &Best| size > best.size);
-            if !is_larger && probes < PROBES && view.forecast(&fences).is_some() {
+            if !is_larger && probes < PROBES && self.view.forecast(&fences).is_some() {
                 probes += 1;
                 Best::consider(&mut allowed, (size, id), Some(forecast));
             }
@@ -98,173 +229,30 @@ impl Heap {
         allowed.map(|best| best.id)
     }
 
-    /// What is left of a hoarded block's last life.
-    pub(super) fn reserved_fences(&self, id: BlockId) -> Fences {
-        let State::Reserved(_, fences) = &self.blocks[id].state else {
-            unreachable!("only hoarded blocks are filed in a hoard");
-        };
-        let mut fences = fences.clone();
-        self.discharge(&mut fences);
-        fences
+    /// Returns the lowest run of several neighbours that the request fits into.
+    fn shortest_run(&self) -> Option<Vec<BlockId>> {
+        let mut starts = blocks_of(self.map, self.reservation);
+        starts.sort_by_key(|id| self.map.blocks()[*id].address);
+        let mut runs = starts.into_iter().map(|first| self.run_from(first));
+        runs.find(|run| run.len() > 1)
     }
 
-    /// Joins neighbours that together do for the request. Those that may not be had part the runs.
-    fn join_for(
-        &mut self,
-        reservation: ReservationId,
-        request: Request,
-        view: &View<'_>,
-    ) -> Option<BlockId> {
-        let mut first_ones: Vec<_> = self.reserved(reservation);
-        first_ones.sort_by_key(|id| self.blocks[*id].address);
-        for first in first_ones {
-            let run = self.run_from(first, reservation, request, view);
-            if run.len() > 1 {
-                return Some(self.join(&run));
-            }
-        }
-        None
-    }
-
-    /// The shortest run of neighbours from this one on that does for the request; empty if none does.
-    fn run_from(
-        &self,
-        first: BlockId,
-        reservation: ReservationId,
-        request: Request,
-        view: &View<'_>,
-    ) -> Vec<BlockId> {
-        let start = self.blocks[first]
-            .address
-            .next_multiple_of(request.alignment);
+    /// Returns the shortest run of neighbours from this one on that the request fits into; an empty one if none does.
+    fn run_from(&self, first: BlockId) -> Vec<BlockId> {
+        let address = self.map.blocks()[first].address;
+        let start = address.next_multiple_of(self.request.alignment);
         let mut run = Vec::new();
-        for (id, block) in self.blocks.from(first) {
+        for (id, block) in self.map.blocks().from(first) {
             let is_ours =
-                matches!(&block.state, State::Reserved(owner, _) if *owner == reservation);
-            let may_have = |id| view.forecast(&self.reserved_fences(id)).is_some();
-            if !is_ours || !may_have(id) {
+                matches!(&block.state, State::Reserved(owner, _) if *owner == self.reservation);
+            if !is_ours || self.view.forecast(&self.fences_of(id)).is_none() {
                 break;
             }
             run.push(id);
-            if block.end() >= start + request.bytes {
+            if block.end() >= start + self.request.bytes {
                 return run;
             }
         }
         Vec::new()
-    }
-
-    fn join(&mut self, run: &[BlockId]) -> BlockId {
-        let mut fences = Fences::default();
-        for id in run {
-            fences.join_all(&self.reserved_fences(*id));
-            self.unfile(*id);
-        }
-        let first = run[0];
-        for _ in &run[1..] {
-            self.blocks.absorb_next(first);
-        }
-        if let State::Reserved(_, all) = &mut self.blocks[first].state {
-            *all = fences;
-        }
-        self.file(first);
-        first
-    }
-
-    pub(super) fn reserved(&self, reservation: ReservationId) -> Vec<BlockId> {
-        let blocks = self.reservations.get(&reservation);
-        let blocks = blocks.into_iter().flat_map(|by_size| by_size.at_least(0));
-        blocks.map(|(_, id)| id).collect()
-    }
-
-    /// All reservations, with the bytes of each that are not lent.
-    pub(crate) fn reservations(&self) -> impl Iterator<Item = (ReservationId, u64)> + '_ {
-        let reservations = self.reservations.keys();
-        reservations.map(|reservation| (*reservation, self.left_in_reservation(*reservation).0))
-    }
-
-    /// Bytes of a reservation that are not lent, and of its largest block.
-    pub(crate) fn left_in_reservation(&self, reservation: ReservationId) -> (u64, u64) {
-        let Some(by_size) = self.reservations.get(&reservation) else {
-            return (0, 0);
-        };
-        (
-            by_size.at_least(0).map(|(bytes, _)| bytes).sum(),
-            by_size.largest(),
-        )
-    }
-
-    /// Makes another reservation of so many bytes of one, if as many are not lent: in one piece, if one is large
-    /// enough.
-    pub(crate) fn split_reservation(
-        &mut self,
-        reservation: ReservationId,
-        bytes: u64,
-    ) -> Option<ReservationId> {
-        if self.left_in_reservation(reservation).0 < bytes {
-            return None;
-        }
-        let other = self.reservation([]);
-        let mut left = bytes;
-        while left > 0 {
-            let by_size = &self.reservations[&reservation];
-            let piece = by_size.at_least(left).next().or_else(|| by_size.last());
-            let (size, id) = piece.expect("enough is there");
-            if size > left {
-                self.cut(id, left);
-            }
-            left -= size.min(left);
-            let fences = self.reserved_fences(id);
-            self.set_state(id, State::Reserved(other, fences));
-        }
-        Some(other)
-    }
-
-    /// Ends a reservation: what is not lent is everybody's, and so will be what is.
-    pub(crate) fn disband(&mut self, reservation: ReservationId) {
-        for id in self.reserved(reservation) {
-            let fences = self.reserved_fences(id);
-            self.unfile(id);
-            self.blocks[id].state = State::Used(None);
-            self.settle(id, free_or_pending(fences));
-        }
-        self.reservations.remove(&reservation);
-        self.moves.remove(&reservation);
-    }
-
-    pub(crate) fn moves_in(&self, reservation: ReservationId) -> Moves {
-        self.moves.get(&reservation).copied().unwrap_or_default()
-    }
-
-    /// A block is about to come back to its reservation, if it has one that lasts.
-    pub(super) fn note_move(&mut self, id: BlockId) {
-        if let State::Used(Some(reservation)) = self.blocks[id].state {
-            self.change_moves(reservation, |moves| moves.so_far += 1);
-        }
-    }
-
-    pub(super) fn change_moves(
-        &mut self,
-        reservation: ReservationId,
-        change: impl FnOnce(&mut Moves),
-    ) {
-        if self.reservations.contains_key(&reservation) {
-            change(self.moves.entry(reservation).or_default());
-        }
-    }
-
-    /// What becomes of a block that is given back: its reservation's again, or anybody's.
-    pub(super) fn after_use(&self, id: BlockId, fences: Fences) -> State {
-        match self.blocks[id].state {
-            State::Used(Some(reservation)) if self.reservations.contains_key(&reservation) => {
-                State::Reserved(reservation, fences)
-            }
-            _ => free_or_pending(fences),
-        }
-    }
-
-    pub(super) fn set_state(&mut self, id: BlockId, state: State) {
-        self.unfile(id);
-        self.blocks[id].state = state;
-        self.file(id);
     }
 }

@@ -1,12 +1,12 @@
 //! Bytes by state, with their high-water marks.
+//!
+//! Invariant *conservation*: free + pending + used + claimed = reserved, at every step of the heap.
 
 use super::block::State;
 use crate::measure::{Highs, Level, Mark};
 
-/// The totals of a heap. Conservation: `free + pending + used + claimed = reserved` at every step.
-///
-/// The `high` of a level is the highest since the latest mark; [`Heap::figures`](super::Heap::figures) has those
-/// since each mark.
+/// The totals of a heap. The `high` of a level is the highest since the latest mark. [`Figures`](super::Figures) has
+/// the highest since any mark.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Totals {
     /// Held from the device.
@@ -29,15 +29,18 @@ pub(crate) struct Totals {
     pub(crate) taken_back: u64,
     /// The lowest number of free bytes since the last [`mark_free`](Self::mark_free).
     pub(crate) free_low: u64,
-    /// Number of chunks wholly inside free blocks: those that can be remapped or released.
+    /// Number of chunks wholly inside free blocks: those that can be remapped or released. Where memory is plain, the
+    /// number of segments that are wholly free.
     pub(crate) whole_free_chunks: u64,
-    /// Number of free blocks with such a chunk.
+    /// Bytes of those chunks or segments.
+    pub(crate) releasable: u64,
+    /// Number of free blocks that hold at least one of them.
     pub(crate) releasable_blocks: u64,
 }
 
 impl Totals {
     #[inline]
-    pub(crate) fn add(&mut self, state: &State, bytes: u64) {
+    pub(super) fn add(&mut self, state: &State, bytes: u64) {
         match state {
             State::Free => self.free.add(bytes),
             State::Pending(_) => {
@@ -59,7 +62,7 @@ impl Totals {
     }
 
     #[inline]
-    pub(crate) fn subtract(&mut self, state: &State, bytes: u64) {
+    pub(super) fn subtract(&mut self, state: &State, bytes: u64) {
         match state {
             State::Free => self.free.subtract(bytes),
             State::Pending(_) => {
@@ -80,26 +83,33 @@ impl Totals {
         }
     }
 
-    /// Counts the whole chunks of a block that becomes free.
+    /// Counts what of a block that becomes free can be released: this many bytes, as this many chunks or segments.
     #[inline]
-    pub(super) fn add_free_chunks(&mut self, chunks: u64) {
+    pub(super) fn add_releasable(&mut self, bytes: u64, chunks: u64) {
+        self.releasable += bytes;
         self.whole_free_chunks += chunks;
         self.releasable_blocks += u64::from(chunks > 0);
     }
 
-    /// Counts the whole chunks of a block that is not free any more.
+    /// Counts what could be released of a block that is not free any more.
     #[inline]
-    pub(super) fn subtract_free_chunks(&mut self, chunks: u64) {
+    pub(super) fn subtract_releasable(&mut self, bytes: u64, chunks: u64) {
+        self.releasable -= bytes;
         self.whole_free_chunks -= chunks;
         self.releasable_blocks -= u64::from(chunks > 0);
     }
 
+    /// Returns the bytes that are held from the device or charged for growth under way.
+    pub(crate) fn held(&self) -> u64 {
+        self.reserved.current + self.planned
+    }
+
     /// Starts watching how low the free bytes get.
-    pub(crate) fn mark_free(&mut self) {
+    pub(super) fn mark_free(&mut self) {
         self.free_low = self.free.current;
     }
 
-    pub(crate) fn note_low(&mut self) {
+    pub(super) fn note_low(&mut self) {
         self.free_low = self.free_low.min(self.free.current);
     }
 }

@@ -1,179 +1,176 @@
-//! Giving memory back to the device: whole free handles, or segments that are wholly free.
+//! Giving memory back to the device: whole free chunks, or segments of plain memory that are wholly free.
 
 use super::block::{BlockId, State};
-use super::{Chunks, Heap, Segment};
+use super::block_map::BlockMap;
+use std::collections::BTreeSet;
 
-/// Free memory claimed for release.
+/// How much memory to release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Keep at least this many bytes reserved, as CUDA's `cuMemPoolTrimTo` does. A segment of plain memory that is
+    /// larger than the excess stays.
+    Keep(u64),
+    /// Keep at most this many bytes reserved. A whole segment is released even if the excess is smaller, as long as no
+    /// more than `most` bytes are released together.
+    DownTo { reserved: u64, most: u64 },
+    /// Release at least this many bytes, and as few more as possible.
+    Bytes(u64),
+}
+
+impl Target {
+    /// Returns the least and the most bytes to release, where `staying` bytes stay once all releases that are under way
+    /// have ended.
+    fn bounds(self, staying: u64) -> (u64, u64) {
+        match self {
+            Self::Keep(bytes) => {
+                let excess = staying.saturating_sub(bytes);
+                (excess, excess)
+            }
+            Self::DownTo { reserved, most } => (staying.saturating_sub(reserved), most),
+            Self::Bytes(bytes) => (bytes, u64::MAX),
+        }
+    }
+}
+
+/// Free memory that is claimed for release.
 #[derive(Debug)]
 #[must_use = "a release is committed, whatever became of it"]
 pub(crate) struct Release {
-    /// Spans to release, address and bytes: a handle each, or a segment each.
+    /// The spans to release, in this order: address and bytes of a chunk, or of a segment.
     pub(crate) spans: Vec<(u64, u64)>,
     claimed: Vec<BlockId>,
+}
+
+/// What is claimed for releases that are under way.
+#[derive(Debug, Default)]
+pub(super) struct Releases {
+    bytes: u64,
+}
+
+impl Releases {
+    fn bounds(&self, map: &BlockMap, target: Target) -> (u64, u64) {
+        let reserved = map.totals().reserved.current;
+        target.bounds(reserved.saturating_sub(self.bytes))
+    }
+
+    /// Returns whether a release with this target would release anything now.
+    pub(super) fn could_release(&self, map: &BlockMap, target: Target) -> bool {
+        let (least, most) = self.bounds(map, target);
+        if map.units().virtual_memory {
+            let chunks = whole_chunks(least, most, map.units().chunk_bytes);
+            return chunks.min(map.totals().whole_free_chunks) > 0;
+        }
+        let mut free = map.index().free.at_least(0);
+        least > 0 && free.any(|(bytes, id)| bytes <= most && releasable(map, id) > 0)
+    }
+
+    /// Claims free memory for release.
+    pub(super) fn plan(&mut self, map: &mut BlockMap, target: Target) -> Release {
+        let (least, most) = self.bounds(map, target);
+        let mut release = Release {
+            spans: Vec::new(),
+            claimed: Vec::new(),
+        };
+        if map.units().virtual_memory {
+            release.claim_chunks(map, whole_chunks(least, most, map.units().chunk_bytes));
+        } else {
+            release.claim_segments(map, least, most);
+        }
+        self.bytes += release.bytes();
+        release
+    }
+
+    /// Ends a release of which the first `done` spans are gone. Returns the bytes released.
+    pub(super) fn commit(&mut self, map: &mut BlockMap, release: Release, done: usize) -> u64 {
+        self.bytes -= release.bytes();
+        let gone = &release.spans[..done];
+        let bytes: u64 = gone.iter().map(|(_, bytes)| bytes).sum();
+        let mut left = bytes;
+        for id in release.claimed {
+            // The spans of a block are in address order, and the blocks are in the order of the spans.
+            let block = &map.blocks()[id];
+            let of_this = left.min(block.bytes);
+            left -= of_this;
+            if map.units().virtual_memory {
+                let end = block.address + of_this;
+                map.resettle_parts(id, end, State::Hole, State::Free);
+            } else if of_this > 0 {
+                map.remove_segment(id);
+            } else {
+                map.resettle(id, State::Free);
+            }
+        }
+        map.totals_mut().reserved.subtract(bytes);
+        bytes
+    }
+}
+
+/// Returns how many chunks to release for at least `least` bytes and at most `most`.
+fn whole_chunks(least: u64, most: u64, chunk: u64) -> u64 {
+    least.div_ceil(chunk).min(most / chunk)
+}
+
+fn releasable(map: &BlockMap, id: BlockId) -> u64 {
+    map.units().releasable(&map.blocks()[id]).0
 }
 
 impl Release {
     fn bytes(&self) -> u64 {
         self.spans.iter().map(|(_, bytes)| bytes).sum()
     }
-}
 
-impl Heap {
-    /// Claims free memory for release, until `keep` bytes would stay reserved once every release that is
-    /// under way is over. From the highest addresses downwards, so that the low ones, which best fit
+    /// Claims this many chunks. Takes them from the highest addresses downwards, so that the low ones, which best fit
     /// prefers, stay dense.
-    pub(crate) fn plan_trim(&mut self, keep: u64) -> Release {
-        let mut excess = self.excess_over(keep);
-        let mut release = Release {
-            spans: Vec::new(),
-            claimed: Vec::new(),
-        };
-        for id in self.releasable() {
-            if self.geometry.virtual_memory {
-                self.claim_chunks(id, &mut excess, &mut release);
-            } else if self.blocks[id].bytes <= excess {
-                excess -= self.blocks[id].bytes;
-                self.claim_segment(id, &mut release);
+    fn claim_chunks(&mut self, map: &mut BlockMap, count: u64) {
+        let units = *map.units();
+        let free = map.index().free.at_least(units.chunk_bytes);
+        let mut blocks: Vec<_> = free.map(|(_, id)| id).collect();
+        blocks.sort_by_key(|id| std::cmp::Reverse(map.blocks()[*id].address));
+        let mut left = count;
+        for id in blocks {
+            let whole = units.whole_chunks(&map.blocks()[id]);
+            let taken = whole.count().min(left);
+            if taken == 0 {
+                continue;
             }
+            left -= taken;
+            let address = |number| number * units.chunk_bytes;
+            let (first, end) = (whole.end - taken, whole.end);
+            let spans = (first..end).map(|number| (address(number), units.chunk_bytes));
+            self.spans.extend(spans);
+            self.claim(map, id, address(first), address(end));
         }
-        self.releasing += release.bytes();
-        release
     }
 
-    /// Claims free memory for release: so many bytes of it, or where memory is plain and segments are whole, as
-    /// few more as can be. All there is, if that is less.
-    pub(crate) fn plan_release(&mut self, bytes: u64) -> Release {
-        if self.geometry.virtual_memory {
-            let staying = self.totals.reserved.current - self.releasing;
-            return self.plan_trim(staying.saturating_sub(bytes));
-        }
-        let mut release = Release {
-            spans: Vec::new(),
-            claimed: Vec::new(),
-        };
-        let mut segments = self.releasable();
-        segments.sort_by_key(|id| self.blocks[*id].bytes);
-        let mut left = bytes;
-        while left > 0 && !segments.is_empty() {
-            // The smallest that does, or the largest.
-            let does = segments.partition_point(|id| self.blocks[*id].bytes < left);
-            let id = segments.remove(does.min(segments.len() - 1));
-            left = left.saturating_sub(self.blocks[id].bytes);
-            self.claim_segment(id, &mut release);
-        }
-        self.releasing += release.bytes();
-        release
-    }
-
-    fn claim_segment(&mut self, id: BlockId, release: &mut Release) {
-        let block = &self.blocks[id];
-        release.spans.push((block.address, block.bytes));
-        self.claim_block(id);
-        release.claimed.push(id);
-    }
-
-    /// What is held above `keep`, but for what is being released.
-    fn excess_over(&self, keep: u64) -> u64 {
-        let staying = self.totals.reserved.current.saturating_sub(self.releasing);
-        staying.saturating_sub(keep)
-    }
-
-    /// Whether a trim to `keep` bytes would release anything now.
-    pub(crate) fn could_trim(&self, keep: u64) -> bool {
-        let excess = self.excess_over(keep);
-        let fits = |id: BlockId| {
-            if self.geometry.virtual_memory {
-                excess >= self.geometry.chunk_bytes
-            } else {
-                self.blocks[id].bytes <= excess
-            }
-        };
-        let mut free = self.free.at_least(0).map(|(_, id)| id);
-        free.any(|id| self.is_releasable(id) && fits(id))
-    }
-
-    /// Blocks from which something can be released, highest address first.
-    fn releasable(&self) -> Vec<BlockId> {
-        let mut blocks: Vec<_> = self
-            .free
-            .at_least(0)
-            .map(|(_, id)| id)
-            .filter(|id| self.is_releasable(*id))
+    /// Claims wholly free segments: at least `least` bytes of them, if there are as many, and at most `most`.
+    fn claim_segments(&mut self, map: &mut BlockMap, least: u64, most: u64) {
+        let free = map.index().free.at_least(0);
+        let segments = free.filter(|(_, id)| releasable(map, *id) > 0);
+        let mut segments: BTreeSet<_> = segments
+            .map(|(bytes, id)| (bytes, map.blocks()[id].address, id))
             .collect();
-        blocks.sort_by_key(|id| std::cmp::Reverse(self.blocks[*id].address));
-        blocks
+        let (mut least, mut most) = (least, most);
+        while least > 0 {
+            // The smallest segment that is enough, or the largest one.
+            let enough = segments.range((least, 0, BlockId::FIRST)..).next();
+            let enough = enough.filter(|(bytes, ..)| *bytes <= most);
+            let bound = least.min(most.saturating_add(1));
+            let smaller = || segments.range(..(bound, 0, BlockId::FIRST)).next_back();
+            let Some(segment) = enough.or_else(smaller).copied() else {
+                return;
+            };
+            segments.remove(&segment);
+            let (bytes, address, id) = segment;
+            least = least.saturating_sub(bytes);
+            most -= bytes;
+            self.spans.push((address, bytes));
+            self.claim(map, id, address, address + bytes);
+        }
     }
 
-    fn is_releasable(&self, id: BlockId) -> bool {
-        self.releasable_bytes(id) > 0
-    }
-
-    /// What could be released of a free block: its whole handles, or all of it if it is a segment.
-    pub(super) fn releasable_bytes(&self, id: BlockId) -> u64 {
-        let block = &self.blocks[id];
-        if self.geometry.virtual_memory {
-            return self.whole_chunks(block).count() * self.geometry.chunk_bytes;
-        }
-        let is_segment = block.previous.is_none() && block.next.is_none();
-        if is_segment { block.bytes } else { 0 }
-    }
-
-    fn claim_chunks(&mut self, id: BlockId, excess: &mut u64, release: &mut Release) {
-        let chunk = self.geometry.chunk_bytes;
-        let Chunks { first, end } = self.whole_chunks(&self.blocks[id]);
-        let count = (*excess / chunk).min(end - first);
-        if count == 0 {
-            return;
-        }
-        *excess -= count * chunk;
-        let start = (end - count) * chunk;
-        let mut claimed = id;
-        if self.blocks[id].address < start {
-            claimed = self.cut(id, start - self.blocks[id].address);
-        }
-        if self.blocks[claimed].end() > end * chunk {
-            self.cut(claimed, end * chunk - start);
-        }
-        self.claim_block(claimed);
-        release.claimed.push(claimed);
-        let spans = (end - count..end).map(|number| (number * chunk, chunk));
-        release.spans.extend(spans);
-    }
-
-    /// Ends a release: the first `done` spans are gone. Returns the bytes released.
-    pub(crate) fn commit_trim(&mut self, release: Release, done: usize) -> u64 {
-        self.releasing -= release.bytes();
-        let gone = &release.spans[..done];
-        let bytes = gone.iter().map(|(_, bytes)| bytes).sum();
-        for id in release.claimed {
-            if self.geometry.virtual_memory {
-                self.release_chunks(id, gone);
-            } else {
-                self.release_segment(id, gone);
-            }
-        }
-        self.totals.reserved.subtract(bytes);
-        bytes
-    }
-
-    fn release_chunks(&mut self, id: BlockId, gone: &[(u64, u64)]) {
-        self.resolve_each_chunk(id, |address| {
-            let is_gone = gone.iter().any(|(gone, _)| *gone == address);
-            if is_gone { State::Hole } else { State::Free }
-        });
-    }
-
-    fn release_segment(&mut self, id: BlockId, gone: &[(u64, u64)]) {
-        let address = self.blocks[id].address;
-        if gone.iter().any(|(gone, _)| *gone == address) {
-            self.unfile(id);
-            self.blocks.remove(id);
-            let is_its = |segment: &Segment| segment.first == id;
-            let mut segments = self.segments.iter_mut();
-            let segment = segments.find(|segment| segment.as_ref().is_some_and(is_its));
-            *segment.expect("a block is in a segment") = None;
-        } else {
-            self.resolve(id, State::Free);
-        }
+    fn claim(&mut self, map: &mut BlockMap, id: BlockId, start: u64, end: u64) {
+        let id = map.cut_out(id, start, end);
+        map.claim(id);
+        self.claimed.push(id);
     }
 }

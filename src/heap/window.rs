@@ -6,7 +6,7 @@
 //! the window includes pending memory, and when that memory is expected to be complete.
 //!
 //! A request may be served in several ways: by joining neighbours, by moving free chunks, or by taking new ones. One
-//! [scan](Heap::offers) of the blocks finds the cheapest window for each way. The [`Offers`] that it returns answer
+//! [scan](Offers::find) of the blocks finds the cheapest window for each way. The [`Offers`] that it returns answer
 //! every question of a policy, as long as the caller holds the heap's lock: what a plan would cost, whether the device
 //! could help, and which window to claim.
 //!
@@ -14,20 +14,11 @@
 //! memory mapped there. The room becomes a hole when the block is freed.
 
 use super::block::{Block, BlockId, State};
-use super::{Forecast, Grant, Heap, Request, View};
+use super::block_map::BlockMap;
+use super::forecast::Forecast;
+use super::growth::Capacity;
+use super::request::{Placement, Request, View};
 use std::cmp::Ordering;
-
-/// Where a request is to lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Placement {
-    #[default]
-    Anywhere,
-    /// At the end of this used block, which ends at this address. The block may be gone by now.
-    Above(BlockId, u64),
-    /// Where this many bytes of addresses above the request can be kept for it. The request and its room are whole
-    /// chunks.
-    WithRoom(u64),
-}
 
 /// What a plan may do besides joining neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +30,7 @@ pub(crate) enum Growth {
     /// Map free memory from elsewhere, and take new memory for the rest, within the capacity.
     Allowed,
     /// Move up to this many chunks, and take new memory for the rest. The limit holds as long as there is new memory
-    /// within the capacity, and until the pool is [twice](MOST_TIMES) what was in use at the most.
+    /// within the capacity, and until the pool is twice what was in use at the most.
     Sparing(u64),
     /// Move nothing and take new memory, as long as the capacity has it.
     New,
@@ -61,9 +52,6 @@ impl Growth {
     }
 }
 
-/// How many times the most that was in use a pool may hold, so that fewer chunks are moved.
-const MOST_TIMES: u64 = 2;
-
 /// A range for a request, and its cost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
@@ -80,6 +68,18 @@ pub(super) struct Window {
 }
 
 impl Window {
+    /// Returns the window from the start of a hole on, for this many new chunks.
+    pub(super) fn of_hole(hole: BlockId, start: u64, chunks: u64) -> Self {
+        Self {
+            new: chunks,
+            maps: chunks,
+            is_pending: false,
+            forecast: Forecast::default(),
+            start,
+            first: hole,
+        }
+    }
+
     /// Replaces this window by the other if the other costs less. Of two with the same cost the lower one stays.
     fn yield_to(&mut self, other: Self) {
         let cost = |window: &Self| (window.new, window.maps, window.is_pending);
@@ -248,7 +248,7 @@ impl Latest {
 
 /// One scan for a request.
 struct Scan<'a> {
-    heap: &'a Heap,
+    map: &'a BlockMap,
     request: Request,
     view: &'a View<'a>,
     /// Chunks that may be moved for [`Offers::spared`].
@@ -288,13 +288,12 @@ impl Scan<'_> {
     }
 
     fn sums_of(&self, piece: &Piece, start: u64, end: u64) -> Sums {
-        let touched = self
-            .heap
-            .chunks_touched(piece.start.max(start), piece.end.min(end));
+        let units = self.map.units();
+        let touched = units.chunks_touched(piece.start.max(start), piece.end.min(end));
         let mut sums = Sums::default();
         match piece.kind {
             Kind::Free => {
-                let whole = self.heap.whole_chunks(&self.heap.blocks[piece.id]);
+                let whole = units.whole_chunks(&self.map.blocks()[piece.id]);
                 sums.whole_free = whole.both(touched).count();
             }
             Kind::Pending(_) => sums.pending = 1,
@@ -304,9 +303,9 @@ impl Scan<'_> {
     }
 
     fn anywhere(&mut self) {
-        let heap = self.heap;
-        for segment in heap.segments.iter().flatten() {
-            for (id, block) in heap.blocks.from(segment.first) {
+        let map = self.map;
+        for (_, segment) in map.segments() {
+            for (id, block) in map.blocks().from(segment.first) {
                 if !self.push(id, block) {
                     self.end_run();
                 }
@@ -366,7 +365,7 @@ impl Scan<'_> {
             let between = highest.sums.minus(self.run[first + 1].sums);
             sums = sums.plus(between).plus(self.sums_of(highest, start, end));
         }
-        let elsewhere = self.heap.totals.whole_free_chunks - sums.whole_free;
+        let elsewhere = self.map.totals().whole_free_chunks - sums.whole_free;
         let with_moves = |moves: u64| Window {
             new: sums.maps.saturating_sub(elsewhere.min(moves)),
             maps: sums.maps,
@@ -392,12 +391,12 @@ impl Scan<'_> {
 
     /// Considers the one window above a used block, if the requester may take all of it.
     fn above(&mut self, used: BlockId, start: u64) {
-        let heap = self.heap;
-        if !heap.ends_at(used, start) {
+        let map = self.map;
+        if !ends_at(map, used, start) {
             return;
         }
         let end = start + self.request.bytes;
-        for (id, block) in heap.blocks.from(used).skip(1) {
+        for (id, block) in map.blocks().from(used).skip(1) {
             if self.run.is_empty() && block.state == State::Room {
                 self.push_as(id, block, Kind::Hole);
             } else if !self.push(id, block) {
@@ -412,35 +411,39 @@ impl Scan<'_> {
     /// Considers the window at the start of the smallest hole that holds the request and its room.
     fn with_room(&mut self, room: u64) {
         let bytes = self.request.bytes.checked_add(room);
-        if let Some(hole) = bytes.and_then(|bytes| self.heap.hole_for(bytes)) {
-            let block = &self.heap.blocks[hole];
+        if let Some(hole) = bytes.and_then(|bytes| hole_for(self.map, bytes)) {
+            let block = &self.map.blocks()[hole];
             self.push(hole, block);
             self.consider_run(block.address);
         }
     }
 }
 
-impl Heap {
-    /// Finds the cheapest windows for a request, for a plan with this growth or any that [spares](Growth::is_sparing)
-    /// nothing. Scans every block once.
-    pub(crate) fn offers(&self, request: Request, view: &View<'_>, growth: Growth) -> Offers {
-        let has_room_for_segment = || {
-            let held = self.totals.reserved.current + self.totals.planned;
-            let staying = held - self.totals.free.current;
-            request.bytes <= self.geometry.capacity.saturating_sub(staying)
-        };
-        let is_plain = !self.geometry.virtual_memory && view.placement == Placement::Anywhere;
+impl Offers {
+    /// Scans every block once for the cheapest windows. `growth` is the one to plan with, or any that
+    /// [spares](Growth::is_sparing) nothing.
+    pub(super) fn find(
+        map: &BlockMap,
+        capacity: &Capacity,
+        request: Request,
+        view: &View<'_>,
+        growth: Growth,
+    ) -> Self {
+        let (totals, units) = (map.totals(), map.units());
+        let is_plain = !units.virtual_memory && view.placement == Placement::Anywhere;
+        let could_release = totals.free.current;
         let mut scan = Scan {
-            heap: self,
+            map,
             request,
             view,
             moves: growth.moves(),
             run: Vec::new(),
-            offers: Offers {
-                left: self.chunks_left(),
-                to_spare: self.chunks_to_spare(request),
-                has_room_for_segment: is_plain && has_room_for_segment(),
-                ..Offers::default()
+            offers: Self {
+                left: capacity.left(totals) / units.chunk_bytes,
+                to_spare: capacity.to_spare(totals, request.bytes) / units.chunk_bytes,
+                has_room_for_segment: is_plain
+                    && request.bytes <= capacity.left_after(totals, could_release),
+                ..Self::default()
             },
         };
         match view.placement {
@@ -450,127 +453,59 @@ impl Heap {
         }
         scan.offers
     }
+}
 
-    /// Returns how many chunks may still be taken from the device.
-    pub(super) fn chunks_left(&self) -> u64 {
-        self.bytes_left() / self.geometry.chunk_bytes
-    }
-
-    /// Returns how many new chunks the pool may take in place of chunks that could be moved.
-    fn chunks_to_spare(&self, request: Request) -> u64 {
-        let most = self
-            .most_in_use
-            .max(self.totals.in_use.current + request.bytes);
-        let held = self.totals.reserved.current + self.totals.planned;
-        most.saturating_mul(MOST_TIMES).saturating_sub(held) / self.geometry.chunk_bytes
-    }
-
-    /// Returns whether the request can ever lie there, given what the addresses hold now.
-    pub(crate) fn is_room(&self, request: Request, placement: Placement) -> bool {
-        match placement {
-            Placement::Anywhere => true,
-            Placement::Above(id, end) => self.room_above(id, end) >= request.bytes,
-            Placement::WithRoom(room) => {
-                self.hole_for(request.bytes.saturating_add(room)).is_some()
-            }
+impl Placement {
+    /// Returns how many bytes of addresses there are with this placement, given what the addresses hold now.
+    pub(super) fn addresses(self, map: &BlockMap) -> u64 {
+        match self {
+            Self::Anywhere => u64::MAX,
+            Self::Above(id, end) => addresses_above(map, id, end),
+            Self::WithRoom(_) => holes(map).map(|(_, bytes)| bytes).max().unwrap_or(0),
         }
     }
+}
 
-    /// Returns how many bytes of addresses the placement has.
-    pub(crate) fn room(&self, placement: Placement) -> u64 {
-        match placement {
-            Placement::Anywhere => u64::MAX,
-            Placement::Above(id, end) => self.room_above(id, end),
-            Placement::WithRoom(_) => self.holes().map(|(_, bytes)| bytes).max().unwrap_or(0),
-        }
+/// Returns by how many bytes a used block can be extended at most, once pending blocks above it are complete.
+fn addresses_above(map: &BlockMap, id: BlockId, end: u64) -> u64 {
+    if !ends_at(map, id, end) {
+        return 0;
     }
+    let may_be_taken = |(at, state): (usize, &State)| match state {
+        State::Free | State::Pending(_) | State::Claimed(_) => true,
+        State::Hole => map.units().virtual_memory,
+        State::Room => at == 0,
+        State::Used(_) | State::Reserved(..) => false,
+    };
+    let above = map.blocks().from(id).skip(1).enumerate();
+    let ours = above.take_while(|(at, (_, block))| may_be_taken((*at, &block.state)));
+    ours.map(|(_, (_, block))| block.bytes).sum()
+}
 
-    /// Returns by how many bytes a used block could be extended at most, once pending blocks above it are complete.
-    fn room_above(&self, id: BlockId, end: u64) -> u64 {
-        if !self.ends_at(id, end) {
-            return 0;
-        }
-        let above = self.blocks.from(id).skip(1);
-        let may_be_taken = |(at, state): (usize, &State)| match state {
-            State::Free | State::Pending(_) | State::Claimed(_) => true,
-            State::Hole => self.geometry.virtual_memory,
-            State::Room => at == 0,
-            State::Used(_) | State::Reserved(..) => false,
-        };
-        let blocks = above.enumerate();
-        let ours = blocks.take_while(|(at, (_, block))| may_be_taken((*at, &block.state)));
-        ours.map(|(_, (_, block))| block.bytes).sum()
-    }
+fn ends_at(map: &BlockMap, id: BlockId, end: u64) -> bool {
+    let block = map.blocks().get(id);
+    block.is_some_and(|block| block.state.is_used() && block.end() == end)
+}
 
-    fn ends_at(&self, id: BlockId, end: u64) -> bool {
-        let block = self.blocks.get(id);
-        block.is_some_and(|block| block.state.is_used() && block.end() == end)
-    }
+/// Returns the smallest hole of at least `bytes`, so that large holes stay for requests that need them.
+fn hole_for(map: &BlockMap, bytes: u64) -> Option<BlockId> {
+    let holes = holes(map).filter(|(_, size)| *size >= bytes);
+    holes.min_by_key(|(_, size)| *size).map(|(id, _)| id)
+}
 
-    /// Returns the smallest hole of at least `bytes`, so that large holes stay for requests that need them.
-    fn hole_for(&self, bytes: u64) -> Option<BlockId> {
-        let holes = self.holes().filter(|(_, size)| *size >= bytes);
-        holes.min_by_key(|(_, size)| *size).map(|(id, _)| id)
-    }
-
-    fn holes(&self) -> impl Iterator<Item = (BlockId, u64)> + '_ {
-        let holes = self.blocks.iter();
-        let holes = holes.filter(|(_, block)| block.state == State::Hole);
-        holes.map(|(id, block)| (id, block.bytes))
-    }
-
-    /// Grants the range right above a used block, if the requester may take it as it is.
-    pub(super) fn take_above(
-        &mut self,
-        (id, end): (BlockId, u64),
-        request: Request,
-        view: &View<'_>,
-    ) -> Option<Grant> {
-        let above = self.ends_at(id, end).then(|| self.blocks[id].next)??;
-        let does = self.may_have(above, view) && self.blocks[above].bytes >= request.bytes;
-        does.then(|| self.carve(above, request))
-    }
-
-    /// Keeps addresses above a claimed window as its room.
-    pub(super) fn keep_room(&mut self, window: BlockId, bytes: u64) {
-        let Some(hole) = self.blocks[window].next.filter(|_| bytes > 0) else {
-            return;
-        };
-        if self.blocks[hole].bytes > bytes {
-            self.cut(hole, bytes);
-        }
-        self.unfile(hole);
-        self.blocks[hole].state = State::Room;
-        self.file(hole);
-    }
-
-    /// Turns the room above a block that is given back into a hole.
-    pub(super) fn end_room_above(&mut self, id: BlockId) {
-        let above = self.blocks[id].next;
-        let room = above.filter(|above| matches!(self.blocks[*above].state, State::Room));
-        if let Some(room) = room {
-            self.unfile(room);
-            self.settle(room, State::Hole);
-        }
-    }
-
-    /// Makes one block of a used block and of the block that was granted right above it.
-    pub(crate) fn join_used(&mut self, lower: BlockId, upper: BlockId) {
-        debug_assert_eq!(self.blocks[lower].next, Some(upper));
-        self.unfile(lower);
-        self.unfile(upper);
-        self.blocks.absorb_next(lower);
-        self.file(lower);
-    }
+fn holes(map: &BlockMap) -> impl Iterator<Item = (BlockId, u64)> + '_ {
+    let holes = map.blocks().iter();
+    let holes = holes.filter(|(_, block)| block.state == State::Hole);
+    holes.map(|(id, block)| (id, block.bytes))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::policy::{Donor, Taker};
-    use super::super::tests::{A, B, CHUNK, MIB, get, grow, heap, request, take, view};
-    use super::super::{Clock, Fence, Fences};
+    use super::super::forecast::{Donor, Taker};
+    use super::super::policy::WaitLimit;
+    use super::super::tests::{A, B, CHUNK, MIB, get, grow, heap, release, request, take, view};
+    use super::super::{Clock, Fence, Fences, Grant, Heap, Target, check};
     use super::*;
-    use crate::heap::policy::WaitLimit;
     use crate::id::Ticket;
     use std::time::Duration;
 
@@ -600,10 +535,8 @@ mod tests {
                 heap.give_back(grant.id, Fences::default());
             }
         }
-        let release = heap.plan_trim(random.u64(..32) * MIB);
-        let done = release.spans.len();
-        heap.commit_trim(release, done);
-        heap.check().unwrap();
+        release(&mut heap, Target::Keep(random.u64(..32) * MIB));
+        check::invariants(&heap).unwrap();
         heap
     }
 
@@ -615,9 +548,9 @@ mod tests {
         view: &View<'_>,
         moves: u64,
     ) -> Option<(u64, u64, bool)> {
-        let end = start + request.bytes;
+        let (end, units) = (start + request.bytes, heap.map.units());
         let (mut maps, mut inside, mut is_pending, mut covered) = (0, 0, false, 0);
-        for (_, block) in heap.blocks.iter() {
+        for (_, block) in heap.map.blocks().iter() {
             let (low, high) = (block.address.max(start), block.end().min(end));
             if low >= high {
                 continue;
@@ -625,18 +558,18 @@ mod tests {
             covered += high - low;
             match &block.state {
                 State::Free => {
-                    let touched = heap.chunks_touched(low, high);
-                    inside += heap.whole_chunks(block).both(touched).count();
+                    let touched = units.chunks_touched(low, high);
+                    inside += units.whole_chunks(block).both(touched).count();
                 }
                 State::Pending(fences) => {
                     view.forecast(fences)?;
                     is_pending = true;
                 }
-                State::Hole => maps += heap.chunks_touched(low, high).count(),
+                State::Hole => maps += units.chunks_touched(low, high).count(),
                 _ => return None,
             }
         }
-        let elsewhere = heap.totals.whole_free_chunks - inside;
+        let elsewhere = heap.totals().whole_free_chunks - inside;
         let new = maps - maps.min(elsewhere).min(moves);
         (covered == request.bytes).then_some((new, maps, is_pending))
     }
@@ -652,11 +585,10 @@ mod tests {
             let after = Clock::one(B, Ticket(random.u64(..3)));
             let view = view(A, &after);
             let naive = |moves, most: u64, has_holes: bool| {
-                let segments = heap.segments.iter().flatten();
-                let starts = segments.flat_map(|segment| {
-                    let first = segment.address.next_multiple_of(alignment);
+                let starts = heap.map.segments().flat_map(|(address, segment)| {
+                    let first = address.next_multiple_of(alignment);
                     let step = if alignment < STEP { STEP } else { alignment };
-                    let end = (segment.address + segment.bytes).saturating_sub(bytes);
+                    let end = (address + segment.bytes).saturating_sub(bytes);
                     (first..end + 1).step_by(step as usize)
                 });
                 let costs =
@@ -664,7 +596,9 @@ mod tests {
                 let allowed = costs.filter(|(_, maps, _)| has_holes || *maps == 0);
                 allowed.min().filter(|(new, ..)| *new <= most)
             };
-            let (left, spare) = (heap.chunks_left(), heap.chunks_to_spare(request));
+            let totals = heap.totals();
+            let left = heap.capacity.left(&totals) / CHUNK;
+            let spare = heap.capacity.to_spare(&totals, bytes) / CHUNK;
             let any = naive(u64::MAX, left, true);
             for (growth, expected) in [
                 (Growth::None, naive(0, 0, false)),
@@ -679,7 +613,7 @@ mod tests {
                 assert_eq!(found, expected, "round {round}, {growth:?}, {request:?}");
                 assert_eq!(offers.new_chunks(growth), expected.map(|cost| cost.0));
                 if let Some(window) = window {
-                    let first = &heap.blocks[window.first];
+                    let first = &heap.map.blocks()[window.first];
                     assert!((first.address..first.end()).contains(&window.start));
                     assert_eq!(window.start % alignment, 0);
                 }

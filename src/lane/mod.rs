@@ -30,7 +30,7 @@
 //! | `timeline` | which points of the stream are complete, and how the device is asked |
 //! | `pace` | when a point is expected to be complete |
 //!
-//! The lane knows its stream and the device. It does not know how the heap searches, nor who waits.
+//! The lane knows its stream and the device. It does not know how the heap searches, nor which requests wait.
 
 mod cache;
 mod count;
@@ -56,7 +56,7 @@ pub(crate) use timeline::Timeline;
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStream};
 use crate::fault::injected;
 use crate::heap::{Clock, Fence};
-use crate::id::{StreamId, Ticket};
+use crate::id::{StreamId, StreamLabel, Ticket};
 use crate::measure::{Mark, Waits};
 use crate::sync::{Arc, plain};
 use marker::Recorded;
@@ -76,6 +76,8 @@ pub(crate) struct Lane {
     pub(crate) is_external: bool,
     pub(crate) cache: StreamCache,
     pub(crate) timeline: Timeline,
+    /// The stream's name, once it has one.
+    pub(crate) name: plain::OnceLock<plain::Arc<str>>,
     /// How long requests for the stream waited.
     pub(crate) waits: Waits,
     /// Owns the device's stream: its handle is not recycled while the lane exists (stable-ids).
@@ -105,8 +107,22 @@ impl Lane {
             is_external,
             cache: StreamCache::new(bounds, gate, is_host, is_external),
             timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
+            name: stream.name().map_or_else(Default::default, Into::into),
             waits: Waits::default(),
             keep_alive: stream.keep_alive(),
+        }
+    }
+
+    /// Returns the stream's name, if it has one.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.name.get().map(|name| &**name)
+    }
+
+    /// Returns the stream as it is named in texts.
+    pub(crate) fn label(&self) -> StreamLabel<'_> {
+        StreamLabel {
+            id: self.id,
+            name: self.name(),
         }
     }
 

@@ -132,6 +132,12 @@ impl Timeline {
         })
     }
 
+    /// Returns the sealing times of the incomplete markers, from the earliest on.
+    pub(crate) fn sealed_at(&self) -> Vec<Duration> {
+        let markers = &self.markers.lock().incomplete;
+        markers.iter().map(|marker| marker.sealed_at).collect()
+    }
+
     /// Returns the marker behind the stream's latest sealed work.
     pub(crate) fn newest(&self) -> Option<Arc<Marker>> {
         self.markers.lock().incomplete.back().cloned()

@@ -1,45 +1,45 @@
-//! What each tenant has of one pool.
+//! Accounts: what each tenant holds of one pool.
 //!
-//! An account is the one place where the bytes of a tag are known, on cache lines of its own. A tagged
-//! request *claims* its bytes before memory is looked for, and what gets nothing disclaims them; so does the
-//! free of what was granted. That is one compare-and-swap each, on a line that only allocations and frees
-//! of the same tag write: it compares with the limit and adds in one step (to read first and add after
-//! would let two pass together: rmm#869). What has no tag touches none of this.
+//! The account is the one place where the bytes of a tag are known. A tagged request *charges* its bytes before memory
+//! is searched for. An attempt that finds nothing uncharges them, and so does the free of granted memory. Each is one
+//! compare-and-swap, on a cache line that only allocations and frees of the same tag write. It compares with the limit
+//! and adds in one step: if it compared first and added afterwards, two requests could pass together (rmm#869).
+//! Untagged requests touch none of this.
 //!
-//! A request that may claim nothing is *held* at the quota queue, by whoever keeps the queue. That somebody is held
-//! stands in the same word as what is claimed, so that whoever disclaims cannot overlook it, and a newcomer
-//! of the same tag does not pass.
+//! A request that may charge nothing is *throttled*, in the tag's quota queue. The same word says that a request is
+//! throttled, so that no free overlooks it, and no newcomer of the same tag passes it.
 
-use super::holdings::Holdings;
 use super::tag::Tag;
-use super::{ByStream, Level, Streams, Waits};
+use super::{Level, Waits};
 use crate::fault::injected;
-use crate::id::StreamId;
 use crate::sync::{Count, Ordering, SharedNumber, plain::OnceLock};
 use crossbeam_utils::CachePadded;
 use std::fmt;
 use std::num::NonZeroU32;
 
-/// Somebody of this tag is held at the quota queue.
-const HELD: u64 = 1 << 63;
+/// A request of this tag is throttled.
+const THROTTLED: u64 = 1 << 63;
 
-/// More was claimed than the limit allows, or others of the same tag come first.
+/// The limit does not allow the charge, or other requests of the same tag come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LimitReached;
 
-/// What one tag has; see the [module](self).
+/// What one tag holds; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Account {
-    /// Bytes of live blocks, and of requests that were let in; with [`HELD`].
+    /// Bytes of live blocks, and of requests that entered the fair queue; with [`THROTTLED`].
     charged: SharedNumber,
-    /// Those of requests that wait in the queue.
+    /// The bytes of those requests.
     promised: Count,
-    /// What may be claimed at most.
+    /// The most that may be charged.
     limit: SharedNumber,
-    /// Zero where it has none.
+    /// 0 for a tag without one.
     weight: Count,
     high: Count,
-    holdings: Holdings,
+    allocations: Count,
+    frees: Count,
+    /// How often bytes were uncharged while a request was throttled.
+    releases: Count,
     pub(crate) waits: Waits,
 }
 
@@ -51,57 +51,64 @@ impl Account {
             limit: SharedNumber::new(u64::MAX),
             weight: Count::default(),
             high: Count::default(),
-            holdings: Holdings::default(),
+            allocations: Count::default(),
+            frees: Count::default(),
+            releases: Count::default(),
             waits: Waits::default(),
         }
     }
 
-    /// Claims bytes for a request, if the limit allows it and nobody of this tag is held.
+    /// Charges bytes for a request, if the limit allows it and no request of this tag is throttled.
     ///
     /// # Errors
-    /// When that is not so.
+    /// Otherwise.
     #[inline]
     pub(crate) fn charge(&self, bytes: u64) -> Result<(), LimitReached> {
         if injected("limit-read-then-added") {
             let charged = self.charged.load(Ordering::Acquire);
             self.with(charged, bytes).ok_or(LimitReached)?;
-            self.claim_more(bytes);
+            self.charge_more(bytes);
             return Ok(());
         }
-        self.update(|charged| (charged & HELD == 0).then(|| self.with(charged, bytes))?)
+        self.update(|charged| (charged & THROTTLED == 0).then(|| self.with(charged, bytes))?)
     }
 
-    /// The same for one who is held: who comes after it does not matter.
+    /// Charges bytes for a throttled request, if the limit allows it. Requests behind it do not matter.
     ///
     /// # Errors
-    /// When the limit does not allow it.
+    /// Otherwise.
     pub(crate) fn charge_throttled(&self, bytes: u64) -> Result<(), LimitReached> {
         self.update(|charged| self.with(charged, bytes))
     }
 
-    /// The same, and if the limit does not allow it, notes that somebody is held from now on.
+    /// Charges bytes as [`charge`](Self::charge) does; if it cannot, notes that a request is throttled from now on.
     ///
     /// # Errors
-    /// When the limit does not allow it.
+    /// When the request is throttled.
     pub(crate) fn charge_or_throttle(&self, bytes: u64) -> Result<(), LimitReached> {
-        let mut is_held = false;
+        let mut is_throttled = false;
         self.update(|charged| {
-            let with = (charged & HELD == 0).then(|| self.with(charged, bytes));
-            is_held = with.flatten().is_none();
-            with.flatten().or(Some(charged | HELD))
+            let with = (charged & THROTTLED == 0).then(|| self.with(charged, bytes));
+            is_throttled = with.flatten().is_none();
+            with.flatten().or(Some(charged | THROTTLED))
         })?;
-        if is_held { Err(LimitReached) } else { Ok(()) }
+        if is_throttled {
+            Err(LimitReached)
+        } else {
+            Ok(())
+        }
     }
 
-    /// Nobody of this tag is held any more.
-    pub(crate) fn end_holding(&self) {
-        let _ = self.update(|charged| Some(charged & !HELD));
+    /// Notes that no request of this tag is throttled any more.
+    pub(crate) fn end_throttling(&self) {
+        let is_throttled = |charged: u64| charged & THROTTLED != 0;
+        let _ = self.update(|charged| is_throttled(charged).then_some(charged & !THROTTLED));
     }
 
     fn with(&self, charged: u64, bytes: u64) -> Option<u64> {
-        let with = (charged & !HELD).checked_add(bytes)?;
-        let limit = self.limit.load(Ordering::Relaxed).min(HELD - 1);
-        (with <= limit).then_some(with | charged & HELD)
+        let with = (charged & !THROTTLED).checked_add(bytes)?;
+        let limit = self.limit.load(Ordering::Relaxed).min(THROTTLED - 1);
+        (with <= limit).then_some(with | charged & THROTTLED)
     }
 
     fn update(&self, next: impl FnMut(u64) -> Option<u64>) -> Result<(), LimitReached> {
@@ -109,96 +116,61 @@ impl Account {
         updated.map(drop).map_err(|_| LimitReached)
     }
 
-    /// Bytes that a block has over what was asked for it: they are there already.
-    pub(crate) fn claim_more(&self, bytes: u64) {
+    /// Charges the bytes that a block has beyond its request, whatever the limit: they are granted already.
+    pub(crate) fn charge_more(&self, bytes: u64) {
         self.charged.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes are not claimed any more. Says whether somebody is held who may now be let in.
+    /// Uncharges bytes. Returns whether a request is throttled, which the limit may allow now.
     #[inline]
     pub(crate) fn uncharge(&self, bytes: u64) -> bool {
         let before = self
             .charged
             .fetch_add(bytes.wrapping_neg(), Ordering::AcqRel);
-        debug_assert!(before & !HELD >= bytes, "a tag frees what it was granted");
-        before & HELD != 0 && !injected("held-and-overlooked")
+        debug_assert!(
+            before & !THROTTLED >= bytes,
+            "a tag frees what it was granted"
+        );
+        let is_throttled = before & THROTTLED != 0;
+        if is_throttled {
+            self.releases.add(1);
+        }
+        is_throttled && !injected("held-and-overlooked")
     }
 
-    /// A request that claimed bytes waits in the queue.
+    /// A number that changes when bytes are uncharged while a request is throttled.
+    pub(crate) fn releases(&self) -> u64 {
+        self.releases.get()
+    }
+
+    /// Notes that a request whose bytes are charged waits in the fair queue.
     pub(crate) fn promise(&self, bytes: u64) {
         self.promised.add(bytes);
     }
 
-    /// It does not any more, whatever the outcome.
+    /// Notes that it does not any more, whatever the outcome.
     pub(crate) fn end_promise(&self, bytes: u64) {
         self.promised.subtract(bytes);
     }
 
-    /// A block was granted for a stream, or a reservation for none, for which its bytes were claimed.
-    pub(crate) fn note_granted(&self, stream: StreamId) {
+    /// Counts a block or a reservation that was granted, with its bytes charged.
+    pub(crate) fn note_granted(&self) {
+        self.allocations.add(1);
+        self.note_more();
+    }
+
+    /// Notes that a block or a reservation grew, with its bytes charged.
+    pub(crate) fn note_more(&self) {
         self.high.raise(self.used_now());
-        self.holdings.note_granted(stream);
     }
 
-    /// What was granted for a stream, or for none, has become more, for which its bytes were claimed.
-    pub(crate) fn note_more(&self, stream: StreamId) {
-        self.high.raise(self.used_now());
-        self.holdings.note_more(stream);
-    }
-
-    /// It was freed.
-    pub(crate) fn note_freed(&self, stream: StreamId) {
-        self.holdings.note_freed(stream);
-    }
-
-    /// A block was drawn from a reservation for a stream.
-    pub(crate) fn note_drawn(&self, stream: StreamId) {
-        self.holdings.note_drawn(stream);
-    }
-
-    /// It is the reservation's again.
-    pub(crate) fn note_returned(&self) {
-        self.holdings.note_returned();
-    }
-
-    /// A reservation is taken to be of another stream than before, if it was and will be.
-    pub(crate) fn move_reserved(&self, from: Option<StreamId>, to: Option<StreamId>) {
-        self.holdings.move_reserved(from, to);
-    }
-
-    /// On which streams anything is held.
-    pub(crate) fn held_on(&self) -> Streams {
-        self.holdings.streams()
-    }
-
-    /// How often anything was granted for a stream, or drawn.
-    pub(crate) fn begun_on(&self, stream: StreamId) -> u64 {
-        self.holdings.begun_on(stream)
-    }
-
-    /// On which streams nothing was granted since it was so often.
-    pub(crate) fn unchanged_since(&self, begun: &ByStream) -> Streams {
-        self.holdings.unchanged_since(begun)
-    }
-
-    /// A number that changes with whatever is granted and freed.
-    pub(crate) fn moves(&self) -> u64 {
-        self.holdings.moves()
-    }
-
-    /// Whether somebody of this tag is held at the quota queue.
-    pub(crate) fn is_holding(&self) -> bool {
-        self.charged.load(Ordering::Relaxed) & HELD != 0
-    }
-
-    /// Whether a request that claimed bytes waits in the queue.
-    pub(crate) fn has_promised(&self) -> bool {
-        self.promised.get() != 0
+    /// Counts a block or a reservation that was freed.
+    pub(crate) fn note_freed(&self) {
+        self.frees.add(1);
     }
 
     fn used_now(&self) -> u64 {
-        let charged = self.charged.load(Ordering::Relaxed) & !HELD;
-        charged.saturating_sub(self.promised.get())
+        self.charged().saturating_sub(self.promised.get())
     }
 
     pub(crate) fn used(&self) -> Level {
@@ -209,9 +181,9 @@ impl Account {
         }
     }
 
-    /// Bytes of live blocks, and of requests that were let in.
+    /// The bytes of live blocks, and of requests that entered the fair queue.
     pub(crate) fn charged(&self) -> u64 {
-        self.charged.load(Ordering::Relaxed) & !HELD
+        self.charged.load(Ordering::Relaxed) & !THROTTLED
     }
 
     pub(crate) fn limit(&self) -> Option<u64> {
@@ -219,7 +191,7 @@ impl Account {
         (limit != u64::MAX).then_some(limit)
     }
 
-    /// Whoever keeps the held ones lets them in after it.
+    /// Sets the limit. The caller lets throttled requests in that it allows.
     pub(crate) fn set_limit(&self, limit: Option<u64>) {
         let limit = limit.unwrap_or(u64::MAX);
         self.limit.store(limit, Ordering::Relaxed);
@@ -234,11 +206,11 @@ impl Account {
     }
 
     pub(crate) fn allocations(&self) -> u64 {
-        self.holdings.allocations()
+        self.allocations.get()
     }
 
     pub(crate) fn frees(&self) -> u64 {
-        self.holdings.frees()
+        self.frees.get()
     }
 
     fn reset_high(&self) {
@@ -246,7 +218,7 @@ impl Account {
     }
 }
 
-/// The first large-block cache is for so many tags; each further one for twice as many as the one before.
+/// The first shelf has places for this many tags. Each further one has twice as many as the one before.
 const FIRST_SHELF: usize = 16;
 
 /// Shelves for as many tags as there can be.
@@ -313,7 +285,7 @@ fn first_index_of(shelf: usize) -> usize {
     (FIRST_SHELF << shelf) - FIRST_SHELF
 }
 
-/// The large-block cache of a tag, and its place there.
+/// The shelf of a tag, and its place there.
 fn place_of(tag: Tag) -> (usize, usize) {
     let from_first = tag.index() + FIRST_SHELF;
     let shelf = (from_first.ilog2() - FIRST_SHELF.ilog2()) as usize;
@@ -340,28 +312,25 @@ mod tests {
     }
 
     #[cfg(not(weirpool_loom))]
-    const STREAM: StreamId = StreamId(1);
-
-    #[cfg(not(weirpool_loom))]
     fn grant(account: &Account, bytes: u64) {
         account.charge(bytes).unwrap();
-        account.note_granted(STREAM);
+        account.note_granted();
     }
 
     #[cfg(not(weirpool_loom))]
     #[test]
-    fn nothing_is_claimed_over_the_limit() {
+    fn nothing_is_charged_over_the_limit() {
         let account = Account::new();
         account.set_limit(Some(1024));
         assert_eq!(account.charge(1025), Err(LimitReached));
         grant(&account, 1024);
         assert_eq!(account.charge_or_throttle(512), Err(LimitReached));
         assert_eq!(account.charged(), 1024);
-        assert!(account.uncharge(512), "somebody is held");
-        assert_eq!(account.charge(512), Err(LimitReached), "and comes first");
+        assert!(account.uncharge(512), "a request is throttled");
+        assert_eq!(account.charge(512), Err(LimitReached), "it comes first");
         assert_eq!(account.charge_throttled(512), Ok(()));
         account.promise(512);
-        account.end_holding();
+        account.end_throttling();
         let used = account.used();
         assert_eq!((used.current, used.high), (512, 1024));
         account.end_promise(512);
@@ -381,7 +350,7 @@ mod tests {
         grant(accounts.of(few), 1024);
         grant(accounts.of(few), 512);
         assert!(!accounts.of(few).uncharge(1024));
-        accounts.of(few).note_freed(STREAM);
+        accounts.of(few).note_freed();
         let used: Vec<_> = accounts
             .iter()
             .map(|(tag, account)| (tag, account.used()))

@@ -7,12 +7,10 @@
 //! | `waits` | how requests waited |
 //! | `tag` | names of tenants |
 //! | `account` | what each tenant has of one pool |
-//! | `holdings` | and on which streams |
 //! | `units` | sizes and times as text |
 
 mod account;
 mod histogram;
-mod holdings;
 mod level;
 mod tag;
 mod units;
@@ -21,7 +19,6 @@ mod waits;
 pub(crate) use account::{Account, Accounts, LimitReached};
 pub(crate) use histogram::Recorder;
 pub use histogram::{Bucket, Histogram};
-pub(crate) use holdings::{ByStream, Streams};
 pub use level::Level;
 pub(crate) use level::{Highs, Mark};
 pub use tag::Tag;

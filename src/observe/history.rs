@@ -1,41 +1,48 @@
-//! What happened lately.
+//! The recent events of a pool.
 
 use crate::driver::{Driver, HistoryEntry, Pages};
+use crate::id::{StreamId, StreamNames};
+use std::collections::BTreeMap;
 use std::fmt;
 
-/// The last things that happened in a pool, the oldest first: see [`Pool::history`](crate::Pool::history).
-///
-/// As text it is a line for each.
+/// The recent events of a pool, oldest first: see [`Pool::history`](crate::Pool::history). Displayed as one line for each
+/// event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct History {
-    /// In the order in which they happened. Their times never go back.
+    /// The events in the order in which they happened. Their times never go back.
     pub entries: Vec<HistoryEntry>,
-    /// How many happened before these, and are forgotten.
+    /// Number of earlier events that are no longer kept.
     pub forgotten: u64,
+    /// The [names](crate::Stream::named) of the registered streams that have one.
+    pub streams: BTreeMap<StreamId, String>,
 }
 
 impl History {
     pub(crate) fn of(driver: &Driver) -> Self {
-        driver.pages().into()
+        Self::new(driver.pages(), driver.names())
     }
-}
 
-impl From<Pages> for History {
-    fn from(pages: Pages) -> Self {
+    pub(super) fn new(pages: Pages, streams: StreamNames) -> Self {
         let Pages { entries, forgotten } = pages;
-        Self { entries, forgotten }
+        Self {
+            entries,
+            forgotten,
+            streams,
+        }
     }
 }
 
 impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.forgotten > 0 {
-            writeln!(f, "({} entries before these are forgotten)", self.forgotten)?;
+            writeln!(f, "({} earlier events are no longer kept)", self.forgotten)?;
         }
-        self.entries
-            .iter()
-            .try_for_each(|entry| writeln!(f, "{entry}"))
+        for entry in &self.entries {
+            entry.write(f, &self.streams)?;
+            writeln!(f)?;
+        }
+        Ok(())
     }
 }

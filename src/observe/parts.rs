@@ -29,6 +29,8 @@ use std::time::Duration;
 pub struct StreamStatistics {
     /// The stream.
     pub stream: StreamId,
+    /// Its [name](crate::Stream::named), if it has one.
+    pub name: Option<String>,
     /// In live blocks. The high-water mark is exact while one thread at a time uses the stream; otherwise it is the
     /// highest that was seen.
     pub used: Level,
@@ -57,6 +59,7 @@ impl StreamStatistics {
         let (figures, pending) = driver.figures_of(lane);
         Self {
             stream: lane.id,
+            name: lane.name().map(str::to_owned),
             used: figures.used(),
             pending,
             cached_in_lane: figures.cached,

@@ -1,34 +1,34 @@
 //! All segments and blocks of a pool.
 
 use super::History;
-use crate::driver::{BlockInfo, BlockState, HeapWalk, SegmentInfo};
-use crate::measure::{Bytes, Milliseconds};
+use crate::driver::{BlockInfo, BlockState, HeapWalk, SegmentInfo, Site};
+use crate::id::{StreamId, StreamLabel};
+use crate::measure::{Bytes, Milliseconds, Tag};
 use crate::queue::Presence;
 use std::fmt;
 use std::time::Duration;
 
-/// A pool's segments and blocks at one moment, as plain data: see [`Pool::snapshot`](crate::Pool::snapshot).
-///
-/// As text it is a table.
+/// The segments and blocks of a pool at one moment, as plain data: see [`Pool::snapshot`](crate::Pool::snapshot).
+/// Displayed as a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// When, on the device's clock.
+    /// The time of the snapshot, on the device's clock.
     pub time: Duration,
     /// The pool's name, if it has one.
     pub name: Option<String>,
-    /// What the pool may hold from the device at most, in bytes.
+    /// The most bytes that the pool may reserve.
     pub capacity: u64,
-    /// The size of its physical handles, in bytes; the least of its segments, where memory is plain.
+    /// The size of the pool's chunks in bytes; where memory is plain, the least size of a segment.
     pub chunk_bytes: u64,
     /// Whether segments are ranges of addresses to which memory is mapped, rather than memory.
     pub virtual_memory: bool,
     /// Whether the pool keeps a [history](crate::PoolBuilder::history).
     pub keeps_history: bool,
-    /// In the order of their addresses.
+    /// The segments in the order of their addresses.
     pub segments: Vec<SegmentInfo>,
-    /// What led there; nothing, where the pool keeps no history.
+    /// The recent events; none, if the pool keeps no history. It also holds the names of the streams.
     pub history: History,
 }
 
@@ -38,7 +38,7 @@ impl Snapshot {
         let HeapWalk { segments, pages } = driver.heap_walk();
         let geometry = &driver.settings.geometry;
         Self {
-            // Not earlier than what is told.
+            // After the walk: not earlier than any event of it.
             time: driver.device.now(),
             name: presence.name.as_deref().map(str::to_owned),
             capacity: driver.capacity(),
@@ -46,37 +46,41 @@ impl Snapshot {
             virtual_memory: geometry.virtual_memory,
             keeps_history: driver.has_event_log(),
             segments,
-            history: pages.into(),
+            history: History::new(pages, driver.names()),
         }
     }
 
-    /// All blocks, in the order of their addresses.
+    /// Returns all blocks, in the order of their addresses.
     pub fn blocks(&self) -> impl Iterator<Item = &BlockInfo> {
         self.segments.iter().flat_map(|segment| &segment.blocks)
     }
 
-    /// The blocks in one state.
+    /// Returns the blocks in one state.
     pub fn blocks_in(&self, state: BlockState) -> impl Iterator<Item = &BlockInfo> {
         self.blocks().filter(move |block| block.state == state)
     }
 
-    /// Bytes held from the device.
+    /// Returns the bytes reserved from the device.
     pub fn reserved(&self) -> u64 {
         self.segments.iter().map(|segment| segment.mapped).sum()
     }
 
-    /// Bytes in blocks of one state.
+    /// Returns the bytes of the blocks in one state.
     pub fn bytes_in(&self, state: BlockState) -> u64 {
         self.blocks_in(state).map(|block| block.size).sum()
     }
 
-    /// How long a block has lived, if it is in use and the pool keeps a history.
+    /// Returns how long a block has been in use; `None` for another block, or without a history.
     pub fn age_of(&self, block: &BlockInfo) -> Option<Duration> {
         age(block, self.time)
     }
+
+    fn label(&self, stream: StreamId) -> StreamLabel<'_> {
+        StreamLabel::new(stream, &self.history.streams)
+    }
 }
 
-/// How long a block had lived at a time, if that is known.
+/// Returns how long a block had been in use at a time, if that is known.
 pub(super) fn age(block: &BlockInfo, time: Duration) -> Option<Duration> {
     let origin = block.origin.as_ref()?;
     Some(time.saturating_sub(origin.time))
@@ -91,21 +95,20 @@ impl fmt::Display for Snapshot {
         let bytes = |state| Bytes(self.bytes_in(state));
         let [used, pending, free] =
             [BlockState::Used, BlockState::Pending, BlockState::Free].map(bytes);
-        let set_aside = self.bytes_in(BlockState::Reserved);
-        writeln!(
+        write!(
             f,
-            " at {}: {} reserved of {}: {used} used, {pending} pending, {free} free{}",
+            " at {}: {} reserved of {}: {used} used, {pending} pending, {free} free",
             Milliseconds(self.time),
             Bytes(self.reserved()),
             Bytes(self.capacity),
-            if set_aside > 0 {
-                format!(", {} set aside", Bytes(set_aside))
-            } else {
-                String::new()
-            },
         )?;
-        self.segments
-            .iter()
+        let set_aside = bytes(BlockState::Reserved);
+        if set_aside.0 > 0 {
+            write!(f, ", {set_aside} set aside")?;
+        }
+        writeln!(f)?;
+        let segments = self.segments.iter();
+        segments
             .filter(|segment| !segment.blocks.is_empty())
             .try_for_each(|segment| self.write_segment(segment, f))
     }
@@ -113,57 +116,50 @@ impl fmt::Display for Snapshot {
 
 impl Snapshot {
     fn write_segment(&self, segment: &SegmentInfo, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (size, blocks) = (Bytes(segment.mapped), &segment.blocks);
         writeln!(
             f,
-            "segment {:#x}: {} in {} blocks",
+            "segment {:#x}: {size} in {} blocks",
             segment.address,
-            Bytes(segment.mapped),
-            segment.blocks.len()
+            blocks.len()
         )?;
-        for block in &segment.blocks {
-            write!(
-                f,
-                "  {:#014x} {:>10} {:<8}",
-                block.address,
-                Bytes(block.size),
-                block.state
-            )?;
-            if let Some(stream) = block.stream {
-                write!(f, " {stream}")?;
-            }
-            if !block.waits_for.is_empty() {
-                write!(f, " waits for {}", Listed(&block.waits_for))?;
-            }
-            if let (Some(origin), Some(age)) = (&block.origin, self.age_of(block)) {
-                write!(f, " {} {}", origin.source.name(), Milliseconds(age))?;
-                if let Some(tag) = origin.tag {
-                    write!(f, " {tag}")?;
-                }
-                write!(f, " {}", origin.site)?;
-            }
-            if let Some(reservation) = &block.reservation {
-                let age = self.time.saturating_sub(reservation.time);
-                write!(f, " {}", Milliseconds(age))?;
-                if let Some(tag) = reservation.tag {
-                    write!(f, " {tag}")?;
-                }
-                write!(f, " {}", reservation.site)?;
-            }
-            writeln!(f)?;
+        blocks.iter().try_for_each(|block| {
+            self.write_block(block, f)?;
+            writeln!(f)
+        })
+    }
+
+    fn write_block(&self, block: &BlockInfo, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (address, size, state) = (block.address, Bytes(block.size), block.state);
+        write!(f, "  {address:#014x} {size:>10} {state:<8}")?;
+        if let Some(stream) = block.stream {
+            write!(f, " {}", self.label(stream))?;
+        }
+        for (at, stream) in block.waits_for.iter().enumerate() {
+            let before = if at == 0 { " waits for " } else { ", " };
+            write!(f, "{before}{}", self.label(*stream))?;
+        }
+        if let Some(origin) = &block.origin {
+            write!(f, " {}", origin.source.name())?;
+            self.write_origin(origin.time, origin.tag, &origin.site, f)?;
+        }
+        if let Some(origin) = &block.reservation {
+            self.write_origin(origin.time, origin.tag, &origin.site, f)?;
         }
         Ok(())
     }
-}
 
-/// `S1, S2`
-struct Listed<'a, T>(&'a [T]);
-
-impl<T: fmt::Display> fmt::Display for Listed<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, item) in self.0.iter().enumerate() {
-            let comma = if at == 0 { "" } else { ", " };
-            write!(f, "{comma}{item}")?;
+    fn write_origin(
+        &self,
+        time: Duration,
+        tag: Option<Tag>,
+        site: &Site,
+        f: &mut fmt::Formatter<'_>,
+    ) -> fmt::Result {
+        write!(f, " {}", Milliseconds(self.time.saturating_sub(time)))?;
+        if let Some(tag) = tag {
+            write!(f, " {tag}")?;
         }
-        Ok(())
+        write!(f, " {site}")
     }
 }

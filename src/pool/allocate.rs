@@ -7,10 +7,11 @@ use crate::block::Block;
 use crate::driver::{Allocation, Driver, Part, Parts};
 use crate::error::AllocError;
 use crate::heap::{self, Placement};
+use crate::id::ReservationId;
 use crate::lane::{Miss, StreamCache};
 use crate::measure::Tag;
 use crate::queue::{
-    Ask, Asker, Caller, Demand, Grant, Registration, Terms, Wants, take_own, try_now,
+    Ask, Asker, Caller, Demand, Grant, Late, Registration, Terms, Wants, take_own, try_now,
 };
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -198,12 +199,15 @@ impl<H: Handles> Kind for ForBlock<H> {
         Ok(Taken::Output(block))
     }
 
-    /// What the reservation of the scope lacked may have come back: of what the pressure hook freed, say.
-    #[cold]
-    fn take_late(&self, demand: &Demand, caller: Caller) -> Option<Result<Block, AllocError>> {
+    fn scope(&self, demand: &Demand) -> Option<ReservationId> {
         if self.room.is_some() {
             return None;
         }
+        scope::reservation(self.handles.pool(), demand)
+    }
+
+    #[cold]
+    fn take_late(&self, demand: &Demand, caller: Caller) -> Late<Result<Block, AllocError>> {
         let (pool, registration) = (self.handles.pool(), self.handles.registration());
         scope::draw_late(pool, registration, demand, caller)
     }

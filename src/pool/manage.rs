@@ -3,7 +3,7 @@
 use super::settings::check_threshold;
 use super::{Health, Pool, PoolDescription, TagAccount};
 use crate::device::{DeviceAddress, DeviceError, DeviceId};
-use crate::driver::{BlockInfo, Change, Statistics};
+use crate::driver::{BlockInfo, Statistics};
 use crate::error::BuildError;
 use crate::heap::High;
 use crate::heap::policy::ReleaseThreshold;
@@ -82,8 +82,7 @@ impl Pool {
         }
         let resized = driver.resize(capacity);
         // Even if memory could not be released: requests that exceed the capacity are told.
-        Service::serve(self.service());
-        self.service().publish(Change::Terms);
+        Service::apply_terms(self.service());
         resized?;
         Ok(capacity)
     }
@@ -163,7 +162,7 @@ impl Pool {
     pub fn reap(&self) -> Result<bool, DeviceError> {
         let has_news = self.service().driver.reap()?;
         if has_news {
-            Service::serve(self.service());
+            Service::serve_change(self.service());
         }
         Ok(has_news)
     }
@@ -214,7 +213,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn expected_wait(&self, bytes: u64) -> Option<Duration> {
-        self.service().expected_wait(bytes)
+        self.service().expected_wait(None, bytes)
     }
 
     /// Returns the account of a tag with this pool: its limit, its weight in the queue, and its figures.

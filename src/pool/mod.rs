@@ -108,7 +108,7 @@ impl Pool {
             roll: Roll::default(),
         });
         registry::enter(&presence)?;
-        Service::start_maintenance(&presence.service);
+        Service::start(&presence.service);
         Ok(Self { presence })
     }
 

@@ -6,10 +6,11 @@
 
 use crate::driver::Effort;
 use crate::error::AllocError;
+use crate::id::ReservationId;
 use crate::lane::Miss;
 use crate::measure::Tag;
 use crate::queue::{
-    Ask, Asker, Caller, Demand, Denial, Grant, Terms, Waiting, Wants, block_on, try_all_now,
+    Ask, Asker, Caller, Demand, Denial, Grant, Late, Terms, Waiting, Wants, block_on, try_all_now,
 };
 use std::future::Future;
 use std::panic::Location;
@@ -107,14 +108,16 @@ pub trait Kind: Unpin {
     /// When there is none now, or the request can never be met.
     fn take_now(&self, attempt: Attempt) -> Result<Taken<Self::Output>, Refused<'_>>;
 
-    /// Takes memory that became available outside the pool's queue while the request waits for `demand`.
-    fn take_late(
-        &self,
-        demand: &Demand,
-        caller: Caller,
-    ) -> Option<Result<Self::Output, AllocError>> {
-        let _ = (demand, caller);
+    /// The reservation that the request may draw from, if it is made in the scope of one.
+    fn scope(&self, demand: &Demand) -> Option<ReservationId> {
+        let _ = demand;
         None
+    }
+
+    /// Draws from that reservation while the request waits for `demand`.
+    fn take_late(&self, demand: &Demand, caller: Caller) -> Late<Result<Self::Output, AllocError>> {
+        let _ = (demand, caller);
+        Late::Short
     }
 }
 
@@ -288,7 +291,7 @@ impl<K: Kind> Request<K> {
 
     /// Blocks this thread until there is memory: for callers without an executor, on plain threads or behind a
     /// foreign interface. The thread waits in the same queue, on the same terms, and is woken by the same
-    /// frees. While it is parked it drives the pool for all waiters, as a [reclaimer](crate::Reclaimer) does.
+    /// frees.
     ///
     /// Inside a task it blocks the worker that runs the task, and with it all other tasks of that worker, among
     /// them those that would free memory. `.await` there, or set a [timeout](Self::timeout). The device's clock must
@@ -316,8 +319,7 @@ impl<K: Kind> Request<K> {
     /// # Panics
     /// On a device that checks orderings, with the violation found.
     pub fn blocking(self) -> Result<K::Output, AllocError> {
-        let service = self.kind.asker().service.clone();
-        block_on(&service, self)
+        block_on(self)
     }
 
     fn attempt(&self, effort: Effort, miss: Miss) -> Attempt {
@@ -374,7 +376,9 @@ impl<K: Kind> Request<K> {
             Err(Refused::Failed(error)) => return Poll::Ready(Err(error)),
             Err(Refused::Denied(denial, ask)) => {
                 let (asker, waker) = (self.kind.asker(), context.waker());
-                self.waiting.join(asker, denial, ask, &self.terms, waker)?;
+                let scope = self.kind.scope(&ask.demand);
+                let terms = &self.terms;
+                self.waiting.join(asker, denial, ask, terms, scope, waker)?;
                 None
             }
         };
@@ -391,13 +395,9 @@ impl<K: Kind> Request<K> {
             Poll::Ready(Ok(grant)) => Poll::Ready(self.kind.granted(grant, caller)),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
-                let demand = self.waiting.demand();
-                let late = demand.and_then(|demand| self.kind.take_late(demand, caller));
-                let Some(late) = late else {
-                    return Poll::Pending;
-                };
-                self.waiting.abandon();
-                Poll::Ready(late)
+                let kind = &self.kind;
+                let drawn = self.waiting.draw(|demand| kind.take_late(demand, caller));
+                drawn.map_or(Poll::Pending, Poll::Ready)
             }
         }
     }

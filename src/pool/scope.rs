@@ -4,7 +4,8 @@ use super::Pool;
 use crate::block::Block;
 use crate::driver::Drawn;
 use crate::error::AllocError;
-use crate::queue::{Caller, Demand, Registration, Reserved, hooks_entered};
+use crate::id::ReservationId;
+use crate::queue::{Caller, Demand, Late, Registration, Reserved, hooks_entered};
 use crate::sync::Arc;
 use crate::sync::plain::{self, AtomicU64, Ordering};
 use pin_project_lite::pin_project;
@@ -69,12 +70,21 @@ pub(super) fn draw_late(
     registration: &Arc<Registration>,
     demand: &Demand,
     caller: Caller,
-) -> Option<Result<Block, AllocError>> {
-    let reserved = in_scope(pool, demand)?;
-    let may_do = reserved.left().0 >= demand.request.bytes;
-    may_do
-        .then(|| draw_from(&reserved, registration, demand, caller))
-        .flatten()
+) -> Late<Result<Block, AllocError>> {
+    let reserved = in_scope(pool, demand);
+    let Some(reserved) = reserved.filter(|reserved| reserved.left().0 >= demand.request.bytes)
+    else {
+        return Late::Short;
+    };
+    draw_from(&reserved, registration, demand, caller).map_or(Late::InPieces, Late::Drawn)
+}
+
+/// The reservation in whose scope this is, if the demand may draw from it.
+pub(super) fn reservation(pool: &Pool, demand: &Demand) -> Option<ReservationId> {
+    if !is_any() {
+        return None;
+    }
+    Some(in_scope(pool, demand)?.id())
 }
 
 /// The reservation in whose scope this is, if the demand may draw from it.

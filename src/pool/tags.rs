@@ -1,10 +1,10 @@
 //! The account of a tag with a pool: its limit, its weight in the queue, and its figures.
 
 use super::Pool;
-use crate::driver::Change;
 use crate::measure::Tag;
 use crate::observe::TagStatistics;
-use crate::queue::Service;
+use crate::queue::{QueueLimit, Service};
+use std::time::Duration;
 
 /// The account of a [`Tag`] with a pool; of [`Pool::tag`].
 ///
@@ -79,13 +79,46 @@ impl<'a> TagAccount<'a> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_limit(&self, limit: Option<u64>) {
-        let service = self.pool.service();
-        service
+        Service::set_tag_limit(self.pool.service(), self.tag, limit);
+    }
+
+    /// Returns how many requests of the tag may wait for its limit at once.
+    pub fn queue_limit(&self) -> QueueLimit {
+        self.pool.service().queue.tag_queue_limit(self.tag)
+    }
+
+    /// Sets how many requests of the tag may wait for its limit at once; with `None`, as many as may
+    /// [wait for memory](Pool::set_queue_limit), which is the default. A request beyond that fails at once, with
+    /// [`QueueFull`](crate::AllocError::QueueFull).
+    ///
+    /// Requests that wait for the limit of their tag do not count for the pool's queue limit: a flood of one tenant
+    /// does not refuse the requests of others.
+    ///
+    /// ```
+    /// # use weirpool::{AllocError, Pool, Tag, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// let guest = Tag::new("guest: few may wait");
+    /// let pool = Pool::builder(device.clone()).tag_limit(guest, 4 << 20).build()?;
+    /// pool.tag(guest).set_queue_limit(Some(0.into())); // its requests never wait for its limit
+    /// # let stream = pool.create_stream()?;
+    /// let all = device.block_on(pool.allocate(&stream, 4 << 20).tag(guest))?;
+    /// let refused = device.block_on(pool.allocate(&stream, 4096).tag(guest));
+    /// assert!(matches!(refused, Err(AllocError::QueueFull { limit: 0, .. })));
+    /// # drop(all);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_queue_limit(&self, limit: Option<QueueLimit>) {
+        self.pool
+            .service()
             .queue
-            .set_limit(self.tag, limit, &service.driver.gate);
-        // Requests for more than that are told, in the queue or at the quota queue.
-        Service::serve(service);
-        service.publish(Change::Terms);
+            .set_tag_queue_limit(self.tag, limit);
+    }
+
+    /// Estimates how long a request of the tag for `bytes` bytes that arrives now would wait over the tag's
+    /// [limit](Self::set_limit): until the limit allows it, and then for [memory](Pool::expected_wait). `None` before
+    /// at least eight requests of the tag waited for the limit and were admitted.
+    pub fn expected_wait(&self, bytes: u64) -> Option<Duration> {
+        self.pool.service().expected_wait(Some(self.tag), bytes)
     }
 
     /// Returns the weight of the tag in the queue; 0 if it has none.

@@ -1,30 +1,31 @@
-//! Admission: who may join the queue at all. Figures of who waits, and how fast the queue moves.
+//! Admission: whether a request may join a queue at all, and how fast the queue moves.
 
 use crate::error::AllocError;
 use std::time::Duration;
 
-/// How many may wait for memory at once. A request that would have to wait when as many wait already fails at
-/// once, with [`QueueFull`](AllocError::QueueFull), so that its client hears of it while that is of use.
+/// How many requests may wait for memory at once. A request that would have to wait beyond that fails at once, with
+/// [`QueueFull`](AllocError::QueueFull), so that its client hears of it early enough to act.
 ///
-/// Requests that need not wait are granted as ever, and who waits already stays. Those that wait for their
-/// tag's [limit](crate::TagAccount::set_limit) count.
+/// Requests that need not wait are granted as ever, and waiting requests stay. Requests that wait for the
+/// [limit](crate::TagAccount::set_limit) of their tag count apart, for each tag: see
+/// [`TagAccount::set_queue_limit`](crate::TagAccount::set_queue_limit).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct QueueLimit {
     /// Requests that may wait.
     pub requests: usize,
-    /// Bytes that they may wait for together; a request for more than that never waits.
+    /// Bytes that they may wait for together. A request for more than that never waits.
     pub bytes: u64,
 }
 
 impl QueueLimit {
-    /// Any number may wait: the default.
+    /// Any number of requests may wait: the default.
     pub const NONE: Self = Self {
         requests: usize::MAX,
         bytes: u64::MAX,
     };
 
-    /// So many may wait, for any number of bytes.
+    /// Up to `requests` requests may wait, for any number of bytes.
     pub const fn requests(requests: usize) -> Self {
         Self {
             requests,
@@ -32,7 +33,7 @@ impl QueueLimit {
         }
     }
 
-    /// Any number may wait, for so many bytes together.
+    /// Any number of requests may wait, for up to `bytes` bytes together.
     pub const fn bytes(bytes: u64) -> Self {
         Self {
             bytes,
@@ -47,14 +48,14 @@ impl Default for QueueLimit {
     }
 }
 
-/// So many requests.
+/// Up to this many requests.
 impl From<usize> for QueueLimit {
     fn from(requests: usize) -> Self {
         Self::requests(requests)
     }
 }
 
-/// Those who wait, in figures; and who may join them.
+/// Figures of the requests in one queue: whether another one may join, and how fast the queue moves.
 #[derive(Debug)]
 pub(super) struct Admission {
     pub(super) limit: QueueLimit,
@@ -73,6 +74,13 @@ impl Admission {
         }
     }
 
+    /// The bytes that the requests in the queue wait for.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Checks whether another request may join.
+    ///
     /// # Errors
     /// When as many wait as may.
     pub(super) fn check(&self, bytes: u64, now: Duration) -> Result<(), AllocError> {
@@ -87,7 +95,7 @@ impl Admission {
             limit: self.limit.requests,
             waiting_bytes: self.bytes,
             limit_bytes: self.limit.bytes,
-            expected_wait: self.pace.time_for(self.bytes.saturating_add(bytes), now),
+            expected_wait: self.pace.time_for(bytes, now),
         })
     }
 
@@ -99,7 +107,7 @@ impl Admission {
         self.bytes = self.bytes.saturating_add(bytes);
     }
 
-    /// Somebody leaves, served at that time or not at all.
+    /// A request leaves, served at that time or not at all.
     pub(super) fn leave(&mut self, bytes: u64, served_at: Option<Duration>) {
         self.requests -= 1;
         self.bytes = self.bytes.saturating_sub(bytes);
@@ -112,20 +120,20 @@ impl Admission {
     }
 }
 
-/// How fast the queue moves: bytes that were granted to who waited, over the time in which anybody did. Both
-/// are sums in which what is `n` grants ago counts for `KEPT^n`, so about the last 64 grants are what counts.
+/// How fast a queue moves: the bytes granted to waiting requests, over the time in which any request waited. Both are
+/// sums in which the grant `n` grants ago counts for `KEPT^n`, so about the last 64 grants count.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     bytes: f64,
     seconds: f64,
     grants: u32,
-    /// When the last grant was, or the first came who waits now; nobody waits, if none.
+    /// The time of the last grant, or of the coming of the first waiter if that is later; `None` if no request waits.
     since: Option<Duration>,
 }
 
 const KEPT: f64 = 63.0 / 64.0;
 
-/// Fewer grants say nothing.
+/// Fewer grants are no basis for an estimate.
 const ENOUGH: u32 = 8;
 
 impl Pace {
@@ -145,14 +153,14 @@ impl Pace {
         self.since = Some(now);
     }
 
-    /// Time since the last grant, while anybody waits.
+    /// The time since the last grant, while any request waits.
     fn running(&self, now: Duration) -> f64 {
         let since = self.since.unwrap_or(now);
         now.saturating_sub(since).as_secs_f64()
     }
 
-    /// How long it takes to grant so many bytes, if the queue goes on to move as it did: a standstill counts
-    /// from its beginning. None before enough was granted to tell.
+    /// Estimates how long it takes to grant this many bytes, if the queue keeps moving as it did. A standstill counts
+    /// from its beginning. Returns `None` before enough requests were granted to tell.
     pub(super) fn time_for(&self, bytes: u64, now: Duration) -> Option<Duration> {
         if self.grants < ENOUGH || self.bytes <= 0.0 {
             return None;
@@ -173,26 +181,25 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_is_of_requests_and_of_bytes() {
+    fn limit_bounds_requests_and_bytes() {
         let mut admission = Admission::new(QueueLimit {
             requests: 2,
             bytes: 100,
         });
-        let check = |admission: &Admission, bytes| admission.check(bytes, MS);
-        assert!(check(&admission, 100).is_ok() && check(&admission, 101).is_err());
+        assert!(admission.check(100, MS).is_ok() && admission.check(101, MS).is_err());
         admission.join(60, MS);
-        assert!(check(&admission, 40).is_ok() && check(&admission, 41).is_err());
+        assert!(admission.check(40, MS).is_ok() && admission.check(41, MS).is_err());
         admission.join(0, MS);
-        assert!(check(&admission, 0).is_err());
+        assert!(admission.check(0, MS).is_err());
         admission.leave(60, None);
-        assert!(check(&admission, 100).is_ok());
+        assert!(admission.check(100, MS).is_ok());
     }
 
     #[test]
-    fn the_pace_is_what_was_granted_over_the_time_in_which_anybody_waited() {
+    fn pace_is_granted_bytes_over_the_time_in_which_requests_waited() {
         let mut admission = Admission::new(QueueLimit::NONE);
         for round in 0..20 {
-            // A grant of 512 bytes takes 2 ms, and then nobody waits for 98 ms.
+            // A grant of 512 bytes takes 2 ms. Then no request waits for 98 ms.
             let came = MS * 100 * round;
             admission.join(512, came);
             assert_eq!(admission.pace.time_for(512, came).is_some(), round >= 8);
@@ -204,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standstill_counts_from_its_beginning() {
+    fn standstill_counts_from_its_beginning() {
         let mut admission = Admission::new(QueueLimit::NONE);
         for _ in 0..64 {
             admission.join(512, Duration::ZERO);

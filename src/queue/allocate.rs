@@ -3,8 +3,10 @@
 //! The future that combines them is [`Request`](crate::Request), in the layer above.
 
 use super::hook::Asking;
-use super::notifier::Member;
-use super::waiters::{Newcomer, Waiter, outcome_of};
+use super::throttled::{self, Standstill};
+use super::unclaimed::Unclaimed;
+use super::waiter::{Waiter, outcome_of};
+use super::waiters::{Joined, Newcomer, Refused};
 use super::{Charge, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
 use crate::driver::{
@@ -13,6 +15,7 @@ use crate::driver::{
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::heap::Placement;
+use crate::id::ReservationId;
 use crate::lane::{Event, Fit, Lane, Miss};
 use crate::measure::{LimitReached, Tag, WaitOutcome};
 use crate::rare::Rare;
@@ -53,6 +56,16 @@ pub(crate) struct Grant {
     pub(crate) allocations: Allocations,
 }
 
+/// What came of drawing from a reservation for a request that waits.
+#[derive(Debug)]
+pub(crate) enum Late<T> {
+    Drawn(T),
+    /// There is enough, in pieces that do not do now.
+    InPieces,
+    /// There is not enough.
+    Short,
+}
+
 /// A request's place among the waiters, while it has one; see the [module](self). Dropped, it leaves the queue,
 /// and a grant that it did not take goes to others.
 #[derive(Debug)]
@@ -63,8 +76,8 @@ struct Membership {
     service: Arc<Service>,
     waiter: Arc<Waiter>,
     deadline: Option<(Duration, Alarm)>,
-    /// Notifies when growth is no longer held back.
-    _patience: Option<Alarm>,
+    /// How long nothing of the tag was freed, of a throttled request.
+    standstill: Option<Standstill>,
     /// The pressure hook, while it works for this request.
     asking: Option<Asking>,
     span: trace::Waiting,
@@ -83,6 +96,7 @@ impl Waiting {
         denial: Denial<'_>,
         ask: Ask,
         terms: &Terms,
+        scope: Option<ReservationId>,
         waker: &Waker,
     ) -> Result<(), AllocError> {
         let Asker { service, lane } = asker;
@@ -105,31 +119,54 @@ impl Waiting {
             since: now,
             patience,
             waker,
+            scope,
             limit,
             charge,
         };
-        let waiter = service.queue.join(newcomer, &service.rules, &driver.gate)?;
+        let joined = service.queue.join(newcomer, &service.rules, &driver.gate);
+        let Joined {
+            waiter,
+            is_candidate,
+        } = joined.map_err(|Refused { error, charged }| {
+            if let Some((tag, bytes)) = charged {
+                service.uncharge(tag, bytes);
+            }
+            error
+        })?;
+        if is_candidate {
+            // Searched for when it is polled, which comes next.
+            service.funnel.note_candidate();
+        }
         let deadline = limit.map(|limit| {
             let at = now.saturating_add(limit);
             (at, Alarm::new(&driver.device, at, waker))
         });
-        let is_patient = !waiter.patience.fences.is_empty();
-        // The notifier's members are kept up to date: the waker of this poll may be replaced by a later one.
-        let patience = is_patient.then(|| service.notify_at(waiter.patience.until));
         self.0 = Rare::new(Membership {
             service: service.clone(),
             waiter,
             deadline,
-            _patience: patience,
+            standstill: None,
             asking: None,
-            span: trace::Waiting::new(asked),
+            span: trace::Waiting::new(asked, lane.name()),
         });
         Ok(())
     }
 
-    /// What the waiting request asks for.
-    pub(crate) fn demand(&self) -> Option<&Demand> {
-        Some(&self.0.as_deref()?.waiter.demand)
+    /// Tries to draw from the reservation in whose scope the waiting request was made. If that succeeds, the request
+    /// leaves the queue.
+    pub(crate) fn draw<T>(&mut self, draw: impl FnOnce(&Demand) -> Late<T>) -> Option<T> {
+        let waiter = &self.0.as_deref()?.waiter;
+        waiter.scope?;
+        waiter.expect_pieces(true);
+        match draw(&waiter.demand) {
+            Late::Drawn(drawn) => {
+                self.abandon();
+                return Some(drawn);
+            }
+            Late::InPieces => {}
+            Late::Short => waiter.expect_pieces(false),
+        }
+        None
     }
 
     /// Looks whether the request was granted or has failed; if neither, serves the queue and looks again.
@@ -144,6 +181,7 @@ impl Waiting {
             return Poll::Pending;
         };
         let waiter = membership.waiter.clone();
+        let answer = answer.map(Unclaimed::claim);
         if let Ok(allocations) = &answer {
             match &waiter.wants {
                 Wants::Block => count(&waiter.lane, &allocations[0], &waiter.demand),
@@ -182,18 +220,13 @@ impl Waiting {
             ..
         } = *membership;
         let left_over = waiter.cancel();
-        let so_long = service.driver.device.now().saturating_sub(waiter.since);
+        let so_long = service.now().saturating_sub(waiter.since);
         let waited = was_served.then_some(so_long);
         let outcome = match was_served {
             true => WaitOutcome::Served,
             false => waiter.unserved(),
         };
-        let left = service.queue.leave(&waiter, waited, &service.driver.gate);
-        let spills = left.spills;
-        drop(left);
-        if let (Some(tag), false, false) = (waiter.demand.tag, was_served, waiter.is_held()) {
-            service.uncharge(tag, waiter.demand.request.bytes);
-        }
+        Service::depart(&service, &waiter, waited);
         service.driver.write_down(|| HistoryEvent::Waited {
             stream: waiter.lane.id.of_a_stream(),
             requested: waiter.demand.requested(),
@@ -201,79 +234,77 @@ impl Waiting {
             waited: so_long,
             outcome,
         });
-        Service::see_off(&service, &waiter, spills);
         span.end(outcome, so_long);
-        let Some(allocations) = left_over else {
-            return;
-        };
         if injected("grant-dropped-with-its-future") {
-            return std::mem::forget(allocations);
+            return std::mem::forget(left_over);
         }
-        service.driver.give_all_back(&waiter.lane, allocations);
+        drop(left_over);
     }
 }
 
 impl Membership {
-    /// Looks for an answer; if there is none, serves, and looks again.
-    fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Allocations, AllocError>> {
+    /// Looks for an answer. If there is none, serves if anything changed, and looks again.
+    fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Unclaimed, AllocError>> {
         let Self {
             service,
             waiter,
-            deadline,
             asking,
             ..
         } = self;
-        let service = &*service;
         let waker = context.waker();
+        // The waker first, then the look at memory: a change in between calls it.
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
-        // Enlists first, then looks or serves: whatever comes in between notifies.
-        let (position, is_held) = (waiter.sort_key.position, waiter.is_held());
-        let member = match is_held {
-            true => Member::Held(position),
-            false => Member::Waiter(position),
-        };
-        service.notifier.enlist(member, waker);
         if let Some(refusal) = service.refusal_of(&waiter.demand) {
             return Poll::Ready(Err(refusal));
         }
-        if is_held {
-            if let Some(tag) = waiter.demand.tag {
-                service.check_quota(tag);
+        match waiter.demand.tag.filter(|_| waiter.is_throttled()) {
+            Some(tag) => {
+                let standstill = &mut self.standstill;
+                if let Some(error) = throttled::look(service, waiter, tag, standstill, waker) {
+                    return Poll::Ready(Err(error));
+                }
+                service.hooked.offer_if_first(waiter, tag, &service.queue);
             }
-        } else {
-            Service::ensure_reclaimer(service);
-            Service::serve(service);
-            if asking.is_none() {
-                *asking = Service::ask(service, waiter);
+            None => {
+                self.standstill = None;
+                Service::ensure_reclaimer(service);
+                Service::serve(service);
             }
-            if asking.as_mut().is_some_and(|asking| asking.poll(context)) {
-                // The memory that it freed is there to be served.
-                *asking = None;
-            }
+        }
+        if asking.is_none() {
+            *asking = service.hooked.ask(service, waiter);
+        }
+        if asking.as_mut().is_some_and(|asking| asking.poll(context)) {
+            // Its end serves what it freed.
+            *asking = None;
         }
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
-        if let Some((at, alarm)) = deadline {
-            let now = service.driver.device.now();
+        self.look_at_time(waker)
+    }
+
+    fn look_at_time(&mut self, waker: &Waker) -> Poll<Result<Unclaimed, AllocError>> {
+        if let Some((at, alarm)) = &mut self.deadline {
+            let now = self.service.now();
             if now >= *at {
                 return Poll::Ready(self.time_out(now));
             }
             // The latest waker is the one to be woken.
-            *alarm = Alarm::new(&service.driver.device, *at, waker);
+            *alarm = Alarm::new(&self.service.driver.device, *at, waker);
         }
         Poll::Pending
     }
 
     /// A grant that came in the same moment is taken: the memory is there.
-    fn time_out(&mut self, now: Duration) -> Result<Allocations, AllocError> {
+    fn time_out(&mut self, now: Duration) -> Result<Unclaimed, AllocError> {
         let waiter = &self.waiter;
         // First: once it is cancelled, another thread may see it leave.
         waiter.note_unserved(WaitOutcome::TimedOut);
-        if let Some(allocations) = waiter.cancel() {
-            return Ok(allocations);
+        if let Some(found) = waiter.cancel() {
+            return Ok(found);
         }
         let shortfall = self.service.exhausted(&waiter.lane, &waiter.demand);
         Err(AllocError::TimedOut {

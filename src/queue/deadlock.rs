@@ -1,41 +1,41 @@
-//! Knots: those who wait hold what the others wait for.
+//! Deadlocks: the waiting requests' own tasks hold what these requests wait for.
 //!
-//! When the head of the queue cannot be served, nothing is pending, and no block is freed for a while, no work
-//! of the device will bring memory back: every byte that the head lacks is held by somebody, and those may be
-//! waiting themselves. Then whoever can be served is, in the order of the queue: a holder that asks for a
-//! little while the head asks for much goes on, and frees in the end. If nobody can be served, the queue is
-//! *knotted*: that is told, and after a time, if the pool has one, the head fails, so that what its task holds
-//! comes free. To reserve all that a request needs up front avoids it.
+//! When the head of the queue cannot be served, nothing is pending, and no block is freed for a while (the *grace*), no
+//! work of the device will bring memory back: every byte that the head lacks is held by some task, which may be
+//! waiting itself. Then every request that can be served is, in the order of the queue: a task that holds much and
+//! asks for little goes on, and frees in the end. If none can be served, the queue is *deadlocked*. That is reported,
+//! and after a time, if the pool has one, the head fails, so that its task frees what it holds. Reserving all that a
+//! task needs up front avoids deadlocks.
+//!
+//! Requests that wait for the limit of their tag are no part of this: after the same time they fail, if nothing of the
+//! tag was freed meanwhile (see [`Throttled`](super::throttled)).
 
-use super::serving::Served;
-use super::waiters::Waiter;
-use super::{Position, Service, Wants};
-use crate::device::Alarm;
-use crate::driver::Effort;
+use super::Position;
+use super::Service;
+use super::demand::Wants;
+use super::serving::{Pass, Served};
+use super::waiter::Waiter;
 use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
-use std::task::Waker;
 use std::time::Duration;
 
-/// How many holders are named in a warning.
+/// How many holders a report names.
 const NAMED: usize = 16;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Deadlock(Mutex<Option<Tied>>);
+pub(super) struct Deadlock(Mutex<Option<Standstill>>);
 
 /// A queue in which nothing moves.
-#[derive(Debug)]
-struct Tied {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Standstill {
     head: Position,
-    /// Blocks given back so far: who frees, also to a reservation, changes it.
+    /// Blocks given back so far. A free changes it, to a reservation as well.
     returns: u64,
     since: Duration,
-    is_told: bool,
-    /// Rings when there is something to be done about it.
-    alarm: Option<Alarm>,
+    is_reported: bool,
 }
 
 impl Deadlock {
@@ -43,139 +43,108 @@ impl Deadlock {
         Self(Mutex::new(Guards::Queue, None))
     }
 
-    /// Something moved.
-    pub(super) fn untie(&self) {
-        let tied = self.0.lock().take();
-        // The alarm's device is called: outside the lock.
-        drop(tied);
+    /// Something moved. Returns whether that was not known.
+    pub(super) fn end(&self) -> bool {
+        self.0.lock().take().is_some()
     }
 
-    /// Since when nothing moves, if that is so since the last look.
-    fn since(&self, head: Position, returns: u64) -> Option<Duration> {
-        let tied = self.0.lock();
-        let tied = tied.as_ref()?;
-        (tied.head == head && tied.returns == returns).then_some(tied.since)
+    /// Since when nothing moves: since now, if something did since the last look.
+    fn since(&self, head: Position, returns: u64, now: Duration) -> Duration {
+        let mut standstill = self.0.lock();
+        match &*standstill {
+            Some(known) if known.head == head && known.returns == returns => known.since,
+            _ => {
+                *standstill = Some(Standstill {
+                    head,
+                    returns,
+                    since: now,
+                    is_reported: false,
+                });
+                now
+            }
+        }
     }
 
-    fn tie(&self, tied: Tied) {
-        let old = self.0.lock().replace(tied);
-        drop(old);
-    }
-
-    /// To be told of it once.
-    fn tell(&self) -> bool {
-        let mut tied = self.0.lock();
-        let is_told = tied
+    /// Whether the deadlock is to be reported: once.
+    fn report(&self) -> bool {
+        let mut standstill = self.0.lock();
+        let was_reported = standstill
             .as_mut()
-            .map(|tied| std::mem::replace(&mut tied.is_told, true));
-        is_told == Some(false)
-    }
-
-    fn set_alarm(&self, alarm: Alarm) {
-        let old = match &mut *self.0.lock() {
-            Some(tied) => tied.alarm.replace(alarm),
-            None => Some(alarm),
-        };
-        drop(old);
+            .map(|known| std::mem::replace(&mut known.is_reported, true));
+        was_reported == Some(false)
     }
 }
 
-impl Service {
-    /// The head cannot be served, nor may anybody pass it: looks whether anything moves, and if nothing does
-    /// for a while, serves whoever can be.
-    pub(super) fn look_for_deadlock(&self, head: &Arc<Waiter>, effort: Effort) -> Served {
-        let Some(returns) = self.driver.returns_if_quiet() else {
-            self.deadlock.untie();
+impl Pass<'_> {
+    /// The head cannot be served, nor may any request overtake it. If nothing moves for the grace, serves the first
+    /// request that can be served.
+    pub(super) fn look_for_deadlock(&self, head: &Arc<Waiter>) -> Served {
+        let service = self.service;
+        let Some(returns) = service.driver.returns_if_quiet() else {
+            service.end_deadlock();
             return Served::Short;
         };
-        let now = self.driver.device.now();
-        let Some(since) = self.deadlock.since(head.sort_key.position, returns) else {
-            let at = now.saturating_add(self.rules.deadlock_grace);
-            self.deadlock.tie(Tied {
-                head: head.sort_key.position,
-                returns,
-                since: now,
-                is_told: false,
-                alarm: Some(self.notify_at(at)),
-            });
-            return Served::Short;
-        };
-        if now < since.saturating_add(self.rules.deadlock_grace) {
+        let now = service.now();
+        let since = service.deadlock.since(head.sort_key.position, returns, now);
+        let grace_ends = since.saturating_add(service.rules.deadlock_grace);
+        if now < grace_ends {
+            self.look_again_at(grace_ends);
             return Served::Short;
         }
-        match self.serve_anybody(effort) {
-            Served::Short if self.is_for_others() => Served::Short,
+        match self.serve_any() {
+            Served::Short if service.is_short_for_others() => Served::Short,
             Served::Short => self.report_deadlock(head, now, since),
             served => served,
         }
     }
 
-    /// Serves the first who can be. What is free is complete, so that nobody is served who asks for a larger
-    /// piece than one who was not, and whom any place would have done for.
-    fn serve_anybody(&self, effort: Effort) -> Served {
-        let mut too_much = u64::MAX;
-        for waiter in self.queue.first(usize::MAX).iter().skip(1) {
-            if waiter.wants.largest_piece(&waiter.demand) >= too_much {
-                continue;
-            }
-            match self.serve_one(waiter, effort) {
-                Served::Short if self.takes_any_place(waiter) => {
-                    too_much = waiter.demand.request.bytes;
-                }
-                Served::Short => {}
-                served => return served,
-            }
+    fn serve_any(&self) -> Served {
+        let usual = self.service.driver.settings.alignment;
+        // Free memory is complete: where one request does not fit, no larger one does, if any place does for the first.
+        let takes_any_place = |waiter: &Waiter| {
+            matches!(waiter.wants, Wants::Block) && waiter.demand.request.alignment <= usual
+        };
+        let to_scan = self.service.queue.to_scan(self.generation, takes_any_place);
+        let mut served = to_scan.iter().map(|waiter| self.serve_one(waiter));
+        let served = served.find(|served| *served != Served::Short);
+        if served.is_some() {
+            // The rest was not tried.
+            self.service.queue.forget_scan();
         }
-        Served::Short
+        served.unwrap_or(Served::Short)
     }
 
-    /// Nobody holds anything here: others have what the device refuses, and may let go.
-    fn is_for_others(&self) -> bool {
-        self.driver.pressure.is_felt() && self.driver.totals().used.current == 0
-    }
-
-    fn takes_any_place(&self, waiter: &Waiter) -> bool {
-        let usual = self.driver.settings.alignment;
-        matches!(waiter.wants, Wants::Block) && waiter.demand.request.alignment <= usual
-    }
-
-    /// Nobody can be served.
+    /// No request can be served.
     fn report_deadlock(&self, head: &Arc<Waiter>, now: Duration, since: Duration) -> Served {
-        let limit = self.rules.deadlock_limit;
-        let until = limit.map(|limit| since.saturating_add(limit.max(self.rules.deadlock_grace)));
-        if self.deadlock.tell() {
-            trace::deadlocked(&self.shortfall(&head.demand), || self.holders(None));
-            if let Some(until) = until.filter(|until| now < *until) {
-                self.deadlock.set_alarm(self.notify_at(until));
-            }
+        let service = self.service;
+        if service.deadlock.report() {
+            trace::deadlocked(&service.shortfall(&head.demand), || holders(service, None));
         }
-        if until.is_none_or(|until| now < until) {
+        let Some(fails_at) = service.rules.deadlock_fails_at(since) else {
+            return Served::Short;
+        };
+        if now < fails_at {
+            self.look_again_at(fails_at);
             return Served::Short;
         }
-        self.deadlock.untie();
-        self.fail(
-            head,
-            AllocError::Deadlocked(self.shortfall(&head.demand).into()),
-        );
+        service.end_deadlock();
+        let shortfall = service.shortfall(&head.demand);
+        service.fail(head, AllocError::Deadlocked(shortfall.into()));
         Served::Gone
     }
+}
 
-    /// Who holds what, the most first: by tag, and where a history is kept, by place. Of one tag, if one is meant.
-    pub(super) fn holders(&self, of: Option<Tag>) -> String {
-        let accounts = self.queue.accounts.iter();
-        let accounts = accounts.filter(|(tag, _)| of.is_none_or(|of| of == *tag));
-        let by_tag = accounts.map(|(tag, account)| (tag.to_string(), account.used().current));
-        let by_place = self.driver.held_by_place(of);
-        let mut holders: Vec<_> = by_tag.chain(by_place).collect();
-        holders.retain(|(_, bytes)| *bytes > 0);
-        holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        let most = holders.iter().take(NAMED);
-        let lines = most.map(|(holder, bytes)| format!("{holder}: {bytes} bytes"));
-        lines.collect::<Vec<_>>().join("; ")
-    }
-
-    pub(super) fn notify_at(&self, at: Duration) -> Alarm {
-        let waker = Waker::from(self.notifier.clone());
-        Alarm::new(&self.driver.device, at, &waker)
-    }
+/// What is held, the most first: by tag, and where a history is kept, by location in the user's source. With a tag,
+/// what it holds.
+pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
+    let accounts = service.queue.accounts.iter();
+    let accounts = accounts.filter(|(tag, _)| of.is_none_or(|of| of == *tag));
+    let by_tag = accounts.map(|(tag, account)| (tag.to_string(), account.used().current));
+    let by_location = service.driver.held_by_place(of);
+    let mut holders: Vec<_> = by_tag.chain(by_location).collect();
+    holders.retain(|(_, bytes)| *bytes > 0);
+    holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let most = holders.iter().take(NAMED);
+    let lines = most.map(|(holder, bytes)| format!("{holder}: {bytes} bytes"));
+    lines.collect::<Vec<_>>().join("; ")
 }

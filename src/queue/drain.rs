@@ -4,7 +4,7 @@
 //! do while somebody waits for memory; allocations are granted as ever, but not from lanes. So whoever drains
 //! is woken by what may be the last free, and by the device; nobody polls in between.
 
-use super::notifier::Member;
+use super::funnel::Member;
 use super::{Presence, Service, blocking};
 use crate::device::Alarm;
 use crate::driver::gate;
@@ -68,8 +68,7 @@ impl Drain {
     /// # Errors
     /// As when it is [awaited](Self).
     pub fn blocking(self) -> Result<(), DrainError> {
-        let service = self.presence.service.clone();
-        blocking::block_on(&service, self)
+        blocking::block_on(self)
     }
 
     fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DrainError>> {
@@ -90,19 +89,19 @@ impl Drain {
         else {
             panic!("a drain was polled after it was ready");
         };
-        // Enlisted first, then looked: what comes in between rings.
-        service.notifier.enlist(*member, context.waker());
+        // Enlists first, then looks: a change in between wakes it.
+        service.funnel.enlist(*member, context.waker());
         let settled = service.driver.settle();
-        // Who waits is served, and streams are watched.
-        Service::serve(service);
-        if service.is_drained() {
+        // Serves waiting requests, and has the streams watched.
+        Service::serve_change(service);
+        if is_drained(service) {
             return Poll::Ready(Ok(()));
         }
         settled?;
         if let Some(timeout) = self.timeout {
             let at = since.saturating_add(timeout);
             if now >= at {
-                return Poll::Ready(Err(service.not_drained(now.saturating_sub(*since))));
+                return Poll::Ready(Err(not_drained(service, now.saturating_sub(*since))));
             }
             *alarm = Some(Alarm::new(&service.driver.device, at, context.waker()));
         }
@@ -114,7 +113,7 @@ impl Drain {
             let service = &self.presence.service;
             service.drains.end(service, member);
             // Nothing is watched for it any more.
-            Service::serve(service);
+            Service::serve_candidate(service);
         }
     }
 }
@@ -157,11 +156,11 @@ impl Drains {
                 .fetch_or(gate::DRAINING, Ordering::SeqCst);
         }
         drop(drains);
-        service.notifier.name_drain()
+        service.funnel.name_drain()
     }
 
     fn end(&self, service: &Service, member: Member) {
-        drop(service.notifier.resign(member));
+        drop(service.funnel.resign(member));
         let mut drains = self.0.lock();
         *drains -= 1;
         if *drains == 0 {
@@ -173,21 +172,19 @@ impl Drains {
     }
 }
 
-impl Service {
-    /// Nobody waits, nothing is lent or set aside, and nothing is pending.
-    fn is_drained(&self) -> bool {
-        let totals = self.driver.totals();
-        let is_back = totals.used.current + totals.pending.current == 0;
-        is_back && self.queue.waiting() == 0
-    }
+/// Whether no request waits, nothing is in use or set aside, and nothing is pending.
+fn is_drained(service: &Service) -> bool {
+    let totals = service.driver.totals();
+    let is_back = totals.used.current + totals.pending.current == 0;
+    is_back && service.queue.waiting() == 0
+}
 
-    fn not_drained(&self, waited: Duration) -> DrainError {
-        let totals = self.driver.totals();
-        DrainError::TimedOut {
-            waited,
-            used: totals.used.current,
-            pending: totals.pending.current,
-            waiting: self.queue.waiting(),
-        }
+fn not_drained(service: &Service, waited: Duration) -> DrainError {
+    let totals = service.driver.totals();
+    DrainError::TimedOut {
+        waited,
+        used: totals.used.current,
+        pending: totals.pending.current,
+        waiting: service.queue.waiting(),
     }
 }

@@ -1,39 +1,39 @@
-//! The line: in which order those are served who wait. It knows neither locks nor memory.
+//! The fair queue: the order in which waiting requests are served. It knows neither locks nor memory.
 //!
-//! **Who is due first is served first.** A request with a deadline is due then; one without is due a fixed
-//! time after it came, the same for all, so that these are served first come, first served. Priority makes a
-//! request due earlier by so many steps. So each request is overtaken only by those that are due earlier:
-//! a bounded number, since from some moment on every newcomer is due later, whatever its priority.
+//! **The request that is due first is served first.** A request with a deadline is due then. One without is due a
+//! fixed time after it came, the same for all, so these are served first come, first served. Each step of priority
+//! makes a request due earlier by a fixed time. So a request is overtaken only by requests that are due earlier: a
+//! bounded number, because from some moment on every newcomer is due later, whatever its priority.
 //!
-//! **Tags with a weight take turns.** Each is a *flow* beside that of all others, whose weight is 1. Flows are
-//! served by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): a turn costs a flow the bytes
-//! that it got over its weight, and the flow that has paid least is next. A flow that had nothing to ask for
-//! saves nothing up. So while two flows both have requests waiting, what they get over their weights differs
-//! by no more than one largest request of each over its weight; within a flow the order is that of being due.
+//! **Tags with a weight take turns.** Each of them is a *flow*. All other requests together are one flow of weight 1.
+//! Flows are served by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): a turn costs its flow the bytes
+//! served over the flow's weight, and the flow that has paid least is next. A flow without requests saves nothing
+//! up. So while two flows both have requests waiting, the bytes they are given over their weights differ by at most
+//! one largest request of each over its weight. Within a flow, the request that is due first is first.
 //!
-//! The order of those behind the head is what it would be if nobody came: it can be told ahead.
+//! The order behind the head is the one that results if no request comes: it can be told ahead.
 
 use crate::measure::Tag;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-/// Which one has come: lower is earlier.
+/// The number of a request among all that ever waited.
 pub(crate) type Position = u64;
 
-/// When somebody is due, in nanoseconds of the device's clock; among equals, who came first.
+/// When a request is due, in nanoseconds of the device's clock; among equals, the earlier position is first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SortKey {
     pub(crate) due: i128,
     pub(crate) position: Position,
 }
 
-/// Who takes turns: a tag with a weight, or all the others together.
+/// What takes turns: a tag with a weight, or all other requests together.
 pub(super) type Flow = Option<Tag>;
 
-/// Virtual time has so many steps to a byte of weight 1.
+/// The virtual time of a byte at weight 1 is 2 to the power of this.
 const STEPS: u32 = 32;
 
-/// What a turn costs its flow: what is served in it, at the flow's weight.
+/// What a turn costs its flow: the bytes served in it, at the flow's weight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
     pub(super) bytes: u64,
@@ -50,16 +50,18 @@ impl Cost {
 #[derive(Debug)]
 struct Backlog<T> {
     waiters: BTreeMap<SortKey, T>,
-    /// The virtual time at which its first waiter's turn begins.
+    /// The virtual time at which the turn of its first waiter begins.
     start: u128,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct FairQueue<T> {
-    /// Those without waiters stay until nobody waits at all: they remember what they have paid.
+    /// Flows without waiters stay until the whole queue is empty: they remember what they have paid.
     flows: BTreeMap<Flow, Backlog<T>>,
-    /// Virtual time: when the latest turn began.
+    /// The first waiter of each flow that has any, by the beginning of its turn.
+    firsts: BTreeSet<(u128, SortKey, Flow)>,
+    /// The virtual time at which the latest turn began.
     now: u128,
     waiting: usize,
 }
@@ -68,6 +70,7 @@ impl<T> FairQueue<T> {
     pub(super) fn new() -> Self {
         Self {
             flows: BTreeMap::new(),
+            firsts: BTreeSet::new(),
             now: 0,
             waiting: 0,
         }
@@ -77,81 +80,124 @@ impl<T> FairQueue<T> {
         self.waiting == 0
     }
 
+    /// Adds a waiter. No other one has its key.
     pub(super) fn join(&mut self, flow: Flow, sort_key: SortKey, waiter: T) {
+        let now = self.now;
+        self.change(flow, |backlog| {
+            if backlog.waiters.is_empty() {
+                backlog.start = backlog.start.max(now);
+            }
+            let before = backlog.waiters.insert(sort_key, waiter);
+            debug_assert!(before.is_none(), "a key is for one waiter");
+        });
+        self.waiting += 1;
+    }
+
+    /// Changes a flow, and keeps the set of first waiters up to date.
+    fn change<R>(&mut self, flow: Flow, change: impl FnOnce(&mut Backlog<T>) -> R) -> R {
+        let first = |backlog: &Backlog<T>| {
+            let (sort_key, _) = backlog.waiters.first_key_value()?;
+            Some((backlog.start, *sort_key, flow))
+        };
         let backlog = self.flows.entry(flow).or_insert(Backlog {
             waiters: BTreeMap::new(),
             start: 0,
         });
-        if backlog.waiters.is_empty() {
-            backlog.start = backlog.start.max(self.now);
+        let before = first(backlog);
+        let result = change(backlog);
+        let after = first(backlog);
+        if before != after {
+            before.map(|before| self.firsts.remove(&before));
+            self.firsts.extend(after);
         }
-        let before = backlog.waiters.insert(sort_key, waiter);
-        debug_assert!(before.is_none(), "a place is for one");
-        self.waiting += 1;
+        result
     }
 
-    /// Who is served next.
+    /// The waiter that is served next.
     pub(super) fn head(&self) -> Option<&T> {
-        let firsts = self.flows.values().filter_map(|backlog| {
-            let (sort_key, waiter) = backlog.waiters.first_key_value()?;
-            Some(((backlog.start, *sort_key), waiter))
-        });
-        let (_, head) = firsts.min_by_key(|(sort_key, _)| *sort_key)?;
-        Some(head)
+        let (_, sort_key, flow) = self.firsts.first()?;
+        self.flows[flow].waiters.get(sort_key)
     }
 
-    /// The first so many, in the order in which they are served if nobody comes, each at its price.
-    pub(super) fn first(&self, most: usize, cost: impl Fn(&T) -> Cost) -> Vec<&T> {
-        let backlogs = self.flows.values();
-        let (mut flows, starts): (Vec<_>, Vec<_>) = backlogs
-            .map(|backlog| (backlog.waiters.iter().peekable(), backlog.start))
-            .unzip();
-        let firsts = flows.iter_mut().zip(starts).enumerate();
-        let mut next: BinaryHeap<_> = firsts
-            .filter_map(|(at, (flow, start))| Some(Reverse((start, *flow.peek()?.0, at))))
-            .collect();
-        let mut first = Vec::new();
-        while first.len() < most {
-            let Some(Reverse((start, _, at))) = next.pop() else {
-                break;
-            };
-            let flow = &mut flows[at];
-            let Some((_, waiter)) = flow.next() else {
-                continue;
-            };
-            first.push(waiter);
-            if let Some((sort_key, _)) = flow.peek() {
-                next.push(Reverse((start + cost(waiter).steps(), **sort_key, at)));
+    /// The first `most` waiters in the order in which they are served if no request comes, each at its cost.
+    pub(super) fn first<'a>(
+        &'a self,
+        most: usize,
+        cost: impl Fn(&T) -> Cost + 'a,
+    ) -> impl Iterator<Item = &'a T> {
+        // Flows further behind have none of them.
+        let starts = self.firsts.iter().take(most);
+        let mut next: BinaryHeap<_> = starts.map(|first| Reverse(*first)).collect();
+        let first = std::iter::from_fn(move || {
+            let Reverse((start, sort_key, flow)) = next.pop()?;
+            let mut rest = self.flows[&flow].waiters.range(sort_key..);
+            let (_, waiter) = rest.next()?;
+            if let Some((following, _)) = rest.next() {
+                next.push(Reverse((start + cost(waiter).steps(), *following, flow)));
             }
-        }
-        first
+            Some(waiter)
+        });
+        first.take(most)
     }
 
-    /// All that are due before that turn, in no order.
-    pub(super) fn before(&self, sort_key: SortKey) -> impl Iterator<Item = &T> {
+    /// The waiters that are due before the key, in no order.
+    pub(super) fn before(&self, key: SortKey) -> impl Iterator<Item = &T> {
         let flows = self.flows.values();
-        flows.flat_map(move |flow| flow.waiters.range(..sort_key).map(|(_, waiter)| waiter))
+        flows.flat_map(move |flow| flow.waiters.range(..key).map(|(_, waiter)| waiter))
     }
 
-    /// Takes somebody out, who was served at that price, or not at all. None, if it was not there.
+    /// The waiters that are due at the key or after it, in no order.
+    pub(super) fn after(&self, key: SortKey) -> impl Iterator<Item = &T> {
+        let flows = self.flows.values();
+        flows.flat_map(move |flow| flow.waiters.range(key..).map(|(_, waiter)| waiter))
+    }
+
+    /// Takes a waiter out that was served at that cost, or not at all. Returns `None` if it was not there.
     pub(super) fn leave(
         &mut self,
         flow: Flow,
         sort_key: SortKey,
         served: Option<Cost>,
     ) -> Option<T> {
-        let backlog = self.flows.get_mut(&flow)?;
-        let waiter = backlog.waiters.remove(&sort_key)?;
-        if let Some(cost) = served {
-            self.now = self.now.max(backlog.start);
-            backlog.start += cost.steps();
+        if !self.flows.get(&flow)?.waiters.contains_key(&sort_key) {
+            return None;
         }
+        let mut now = self.now;
+        let waiter = self.change(flow, |backlog| {
+            let waiter = backlog.waiters.remove(&sort_key);
+            if let Some(cost) = served {
+                now = now.max(backlog.start);
+                backlog.start += cost.steps();
+            }
+            waiter
+        });
+        self.now = now;
         self.waiting -= 1;
         if self.is_empty() {
-            // With nobody waiting, all are even again.
+            // With no request waiting, all flows are even again.
             *self = Self::new();
         }
-        Some(waiter)
+        waiter
+    }
+}
+
+/// Adds up the bytes before a point of a queue of `total` bytes, given those before and those after the point.
+/// Takes time in proportion to the smaller side.
+pub(super) fn bytes_before(
+    mut before: impl Iterator<Item = u64>,
+    mut after: impl Iterator<Item = u64>,
+    total: u64,
+) -> u64 {
+    let (mut sum_before, mut sum_after) = (0u64, 0u64);
+    loop {
+        let Some(bytes) = before.next() else {
+            return sum_before;
+        };
+        sum_before = sum_before.saturating_add(bytes);
+        let Some(bytes) = after.next() else {
+            return total.saturating_sub(sum_after);
+        };
+        sum_after = sum_after.saturating_add(bytes);
     }
 }
 
@@ -160,14 +206,15 @@ mod tests {
     use super::*;
 
     fn tags() -> [Flow; 2] {
-        ["line: light", "line: heavy"].map(|name| Some(Tag::new(name)))
+        ["fair queue: light", "fair queue: heavy"].map(|name| Some(Tag::new(name)))
     }
 
     fn sort_key(position: Position) -> SortKey {
         SortKey { due: 0, position }
     }
 
-    /// Serves the line until it is empty: who was served, in order, as it was told before.
+    /// Serves the queue until it is empty. Returns the positions in the order in which they were served, which is the
+    /// order told ahead.
     fn serve(
         fair_queue: &mut FairQueue<(Flow, Position, u64)>,
         weight: impl Fn(Flow) -> u32,
@@ -177,10 +224,10 @@ mod tests {
             weight: weight(flow),
         };
         let told = fair_queue.first(usize::MAX, cost);
-        let told: Vec<_> = told.into_iter().map(|(_, position, _)| *position).collect();
+        let told: Vec<_> = told.map(|(_, position, _)| *position).collect();
         let mut order = Vec::new();
         while let Some(&head) = fair_queue.head() {
-            assert_eq!(fair_queue.first(1, cost), [&head]);
+            assert_eq!(fair_queue.first(1, cost).next(), Some(&head));
             let (flow, position, _) = head;
             fair_queue
                 .leave(flow, sort_key(position), Some(cost(&head)))
@@ -211,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_due_first_is_served_first() {
+    fn request_due_first_is_served_first() {
         let mut fair_queue = FairQueue::new();
         for (position, due) in [(0, 7), (1, -3), (2, 7), (3, 5)] {
             fair_queue.join(None, SortKey { due, position }, (due, position));
@@ -230,13 +277,13 @@ mod tests {
         let waiters: Vec<_> = [light; 4].into_iter().chain([heavy; 8]).collect();
         let waiters: Vec<_> = waiters.into_iter().map(|flow| (flow, 512)).collect();
         let weight = |flow| if flow == heavy { 4 } else { 1 };
-        // Four of the heavy ones, 4 to 11, for each of the light ones, 0 to 3.
+        // Four of the heavy flow, 4 to 11, for each of the light flow, 0 to 3.
         let order = serve(&mut fair_queue(&waiters), weight);
         assert_eq!(order, [0, 4, 5, 6, 7, 1, 8, 9, 10, 11, 2, 3]);
     }
 
     #[test]
-    fn a_flow_that_comes_late_does_not_catch_up() {
+    fn late_flow_does_not_catch_up() {
         let [light, heavy] = tags();
         let mut fair_queue = fair_queue(&[(light, 512), (light, 512), (light, 512)]);
         for position in 0..2 {
@@ -248,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_up_pays_nothing() {
+    fn waiter_that_gives_up_pays_nothing() {
         let [light, heavy] = tags();
         let mut fair_queue =
             fair_queue(&[(light, 1 << 40), (light, 512), (heavy, 512), (heavy, 512)]);
@@ -257,9 +304,8 @@ mod tests {
         assert_eq!(serve(&mut fair_queue, |_| 1), [1, 2, 3]);
     }
 
-    /// However the flows flood, weigh and pay.
     #[test]
-    fn the_order_can_be_told_ahead() {
+    fn order_can_be_told_ahead() {
         let [light, heavy] = tags();
         let flows = [None, light, heavy];
         let mut random = fastrand::Rng::with_seed(5);
@@ -269,7 +315,7 @@ mod tests {
             let mut come = || (flows[random.usize(..3)], random.u64(1..4096));
             let waiters: Vec<_> = (0..100).map(|_| come()).collect();
             let mut fair_queue = fair_queue(&waiters);
-            // Some have paid by now.
+            // Some were served before.
             for position in (0..100).step_by(7) {
                 fair_queue.leave(
                     waiters[position].0,
@@ -282,11 +328,24 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_delays_another_by_one_turn() {
+    fn flood_delays_another_flow_by_one_turn() {
         let [light, heavy] = tags();
         let mut waiters = vec![(light, 1 << 20); 1000];
         waiters.push((heavy, 1 << 20));
         let order = serve(&mut fair_queue(&waiters), |_| 1);
         assert_eq!(order[..3], [0, 1000, 1]);
+    }
+
+    #[test]
+    fn bytes_before_a_point_are_the_same_from_either_side() {
+        let sum = |before: &[u64], after: &[u64]| {
+            let total = before.iter().chain(after).sum();
+            bytes_before(before.iter().copied(), after.iter().copied(), total)
+        };
+        assert_eq!(sum(&[1, 2, 3], &[]), 6);
+        assert_eq!(sum(&[1, 2, 3], &[10]), 6);
+        assert_eq!(sum(&[1], &[10, 20, 30]), 1);
+        assert_eq!(sum(&[], &[10]), 0);
+        assert_eq!(sum(&[], &[]), 0);
     }
 }

@@ -1,12 +1,13 @@
-//! Growth off the runtime's workers: where memory calls block, the queue is served by a short-lived
-//! thread until nobody needs such a call.
+//! Growth off the runtime's workers: where memory calls block, a short-lived thread serves the queue until no request
+//! needs such a call.
 //!
-//! Meanwhile the request that needed it may have been served by what came back. The memory is taken all the same, for
-//! the next: else a pool that is short for moments only would never grow, and its requests wait for ever again.
+//! Meanwhile the request that needed it may have been served by memory that came back. The thread grows the pool all the
+//! same, for the next request. Otherwise a pool that is short for moments only would never grow, and its requests would
+//! wait again and again.
 
 use super::Service;
 use super::demand::Wants;
-use super::waiters::Waiter;
+use super::waiter::Waiter;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
 
 /// See the [module](self).
@@ -14,7 +15,7 @@ use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
 pub(super) struct Grower {
     /// A thread was started and has not begun to serve.
     is_coming: SharedFlag,
-    /// Whom it was started for.
+    /// The request that it was started for.
     needy: Mutex<Option<Arc<Waiter>>>,
 }
 
@@ -26,7 +27,7 @@ impl Grower {
         }
     }
 
-    /// Starts the thread for one who waits, unless one is on its way.
+    /// Starts the thread for a waiting request, unless one is on its way.
     pub(super) fn start_for(&self, waiter: Arc<Waiter>, service: &Arc<Service>) {
         self.note_needy(Some(waiter));
         self.start(service);
@@ -48,28 +49,26 @@ impl Grower {
             }
             let needy = needy.filter(|_| served.driver.growths() == growths);
             if let Some(waiter) = needy {
-                served.grow_after_all(&waiter);
+                grow_after_all(&served, &waiter);
             }
         });
         if started.is_err() {
-            // No thread can be had: the waiters are served by what is freed, and the next asks again.
+            // No thread can be started: the requests are served by frees, and the next pass tries again.
             self.note_needy(None);
             self.is_coming.store(false, Ordering::Release);
         }
     }
 
-    /// Who was noted before is let go outside the lock: it may be the last who holds its stream.
+    /// Drops the request noted before outside the lock: it may hold the last reference to its stream.
     fn note_needy(&self, waiter: Option<Arc<Waiter>>) {
         let earlier = std::mem::replace(&mut *self.needy.lock(), waiter);
         drop(earlier);
     }
 }
 
-impl Service {
-    /// Grows for one that was served by what came back.
-    fn grow_after_all(&self, waiter: &Waiter) {
-        if waiter.is_served() && matches!(waiter.wants, Wants::Block) {
-            self.driver.grow_after_all(waiter.demand.request);
-        }
+/// Grows for a request that was served by memory that came back.
+fn grow_after_all(service: &Service, waiter: &Waiter) {
+    if waiter.is_served() && matches!(waiter.wants, Wants::Block) {
+        service.driver.grow_after_all(waiter.demand.request);
     }
 }

@@ -6,9 +6,12 @@
 //! nobody, and keeps nothing alive.
 
 use super::Service;
-use super::waiters::Waiter;
+use super::waiter::Waiter;
+use super::waiters::Queue;
+use super::wake::wake;
 use crate::error::Shortfall;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
+use crate::measure::Tag;
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, plain};
 use crate::trace;
 use async_trait::async_trait;
 use std::cell::RefCell;
@@ -124,6 +127,33 @@ pub(super) struct Hooked {
     is_busy: SharedFlag,
 }
 
+const NOT_ASKED: u8 = 0;
+/// The request cannot be served, and is the head of the queue or the first at its tag's limit.
+const MAY_ASK: u8 = 1;
+const HAS_ASKED: u8 = 2;
+
+/// Where a request stands with the hook.
+#[derive(Debug)]
+pub(super) struct Turn(SharedState);
+
+impl Turn {
+    pub(super) fn new() -> Self {
+        Self(SharedState::new(NOT_ASKED))
+    }
+
+    /// The request enters the fair queue from a quota queue: it may ask again there.
+    pub(super) fn reset(&self) {
+        self.0.store(NOT_ASKED, Ordering::SeqCst);
+    }
+
+    /// Lets the request ask. Returns whether it may.
+    fn offer(&self) -> bool {
+        let order = Ordering::SeqCst;
+        let found = self.0.compare_exchange(NOT_ASKED, MAY_ASK, order, order);
+        found != Err(HAS_ASKED)
+    }
+}
+
 impl Hooked {
     pub(super) fn new(hook: Option<Hook>) -> Self {
         Self {
@@ -132,71 +162,65 @@ impl Hooked {
         }
     }
 
-    /// It is not asked any more.
+    /// The hook is not asked any more.
     pub(super) fn end(&self) {
         let hook = self.hook.lock().take();
         // Outside the lock: it may own anything, blocks included.
         drop(hook);
     }
-}
 
-const NOT_ASKED: u8 = 0;
-/// It is, or was, the head of the queue, and cannot be served.
-const MAY_ASK: u8 = 1;
-const HAS_ASKED: u8 = 2;
-
-/// Where a request stands with the hook.
-#[derive(Debug)]
-pub(super) struct Turned(SharedState);
-
-impl Turned {
-    pub(super) fn new() -> Self {
-        Self(SharedState::new(NOT_ASKED))
+    /// Whether a request may be offered the hook. When it is at work, the end of that work offers it anew.
+    fn is_free(&self) -> bool {
+        self.hook.lock().is_some() && !self.is_busy.load(Ordering::SeqCst)
     }
-}
 
-impl Service {
     /// The head of the queue cannot be served: its future is to ask.
-    pub(super) fn ask_for(&self, head: &Waiter) {
-        let has_hook = self.hooked.hook.lock().is_some();
-        // Who is at work serves when that is over, and so the head comes here again.
-        if !has_hook || self.hooked.is_busy.load(Ordering::SeqCst) {
-            return;
-        }
-        let (order, state) = (Ordering::SeqCst, &head.hook.0);
-        let found = state.compare_exchange(NOT_ASKED, MAY_ASK, order, order);
-        if found == Err(HAS_ASKED) {
-            return;
-        }
-        if let Some(waker) = head.waker() {
-            assert_unlocked("wake");
-            waker.wake();
+    pub(super) fn offer_to(&self, waiter: &Waiter) {
+        if self.is_free() && waiter.hook.offer() {
+            waiter.waker().into_iter().for_each(wake);
         }
     }
 
-    /// What is to be polled for a request that may ask, if nobody else does now.
-    pub(super) fn ask(this: &Arc<Self>, waiter: &Waiter) -> Option<Asking> {
+    /// The first requests of quota queues are others, or the hook is free: their futures are to ask.
+    pub(super) fn offer_to_throttled(&self, queue: &Queue) {
+        if self.is_free() {
+            let firsts = queue.firsts_throttled();
+            firsts.iter().for_each(|first| self.offer_to(first));
+        }
+    }
+
+    /// A throttled request looks: if it is the first of its tag, it is to ask.
+    pub(super) fn offer_if_first(&self, waiter: &Waiter, tag: Tag, queue: &Queue) {
+        let is_first = |first: Arc<Waiter>| first.sort_key == waiter.sort_key;
+        if self.is_free() && queue.first_throttled(tag).is_some_and(is_first) {
+            waiter.hook.offer();
+        }
+    }
+
+    /// Starts the hook for a request that may ask, unless it is at work for another one.
+    pub(super) fn ask(&self, service: &Arc<Service>, waiter: &Waiter) -> Option<Asking> {
         let (order, state) = (Ordering::SeqCst, &waiter.hook.0);
-        if state.load(order) != MAY_ASK || this.hooked.is_busy.swap(true, order) {
+        if state.load(order) != MAY_ASK || self.is_busy.swap(true, order) {
             return None;
         }
-        let seat = Seat(this.clone());
-        let hook = this.hooked.hook.lock().clone()?;
+        let seat = Seat(service.clone());
+        let hook = self.hook.lock().clone()?;
         state.store(HAS_ASKED, order);
-        let shortfall = this.shortfall(&waiter.demand);
+        let shortfall = service.shortfall(&waiter.demand);
         let future: Answer = Box::pin(async move { hook.0.relieve(shortfall).await });
         Some(Asking {
             future: Mutex::new(Guards::Waiter, Some(future)),
             seat,
         })
     }
+}
 
+impl Service {
     /// Whether this thread is within the hook of this pool.
     pub(super) fn is_in_hook(&self) -> bool {
         // A thread that is ending is in none.
-        INSIDE
-            .try_with(|inside| inside.borrow().contains(&self.name()))
-            .unwrap_or(false)
+        let is_inside = INSIDE.try_with(|inside| inside.borrow().contains(&self.name()));
+        is_inside.unwrap_or_default()
     }
 
     fn name(&self) -> usize {
@@ -252,9 +276,11 @@ struct Seat(Arc<Service>);
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.0.hooked.is_busy.store(false, Ordering::SeqCst);
-        // Whoever is the head now may be in need of it.
-        Service::serve(&self.0);
+        let service = &self.0;
+        service.hooked.is_busy.store(false, Ordering::SeqCst);
+        // Other requests may be in need of it.
+        service.hooked.offer_to_throttled(&service.queue);
+        Service::serve_candidate(service);
     }
 }
 
@@ -267,7 +293,7 @@ struct Inside;
 
 impl Inside {
     fn new(service: &Service) -> Self {
-        // A future that a thread-local keeps may be dropped after this one is gone.
+        // A thread that is ending may drop a hook at work: it counts as in none.
         let _ = INSIDE.try_with(|inside| inside.borrow_mut().push(service.name()));
         Self
     }

@@ -48,16 +48,15 @@ mod demand;
 mod drain;
 mod fair_queue;
 mod fills;
+mod funnel;
 mod grower;
 mod hook;
-mod idle;
+mod link;
 mod maintenance;
 #[cfg_attr(not(feature = "cuda"), path = "no_natives.rs")]
 mod natives;
-pub(crate) mod notifier;
 mod observers;
 mod passage;
-mod quota_deadlock;
 mod quota_queue;
 mod reclaimer;
 mod registration;
@@ -66,10 +65,16 @@ mod service;
 mod serving;
 mod spawn;
 mod terms;
+mod throttled;
+mod unclaimed;
+mod waiter;
 mod waiters;
+mod wake;
 
 pub use admission::QueueLimit;
-pub(crate) use allocate::{Ask, Asker, Denial, Grant, Waiting, take_own, try_all_now, try_now};
+pub(crate) use allocate::{
+    Ask, Asker, Denial, Grant, Late, Waiting, take_own, try_all_now, try_now,
+};
 pub(crate) use blocking::block_on;
 pub(crate) use charge::Charge;
 pub(crate) use demand::{Demand, Wants};

@@ -81,6 +81,26 @@ impl Observers {
         }
     }
 
+    /// Memory is granted that a block is about to grow by, which may fail yet: for the checker it is a block of its own
+    /// until then.
+    pub(crate) fn extension_granted(&self, extension: &Allocation, lane: &Lane, caller: Caller) {
+        if let Some(checker) = &self.checker {
+            checker.block_allocated(
+                extension.address,
+                extension.bytes,
+                lane.raw,
+                caller.location,
+            );
+        }
+    }
+
+    /// The block did not grow.
+    pub(crate) fn extension_freed(&self, extension: &Allocation, lane: &Lane) {
+        if let Some(checker) = &self.checker {
+            checker.block_freed(extension.address, &[lane.raw], None);
+        }
+    }
+
     /// A block is about to be larger by so many bytes.
     pub(crate) fn grown(
         &self,

@@ -1,8 +1,9 @@
 //! The reclaimer: who drives the waiting, as a plain future.
 
 use super::Service;
-use super::notifier::Member;
-use crate::sync::{Arc, Guards, Mutex};
+use super::funnel::Member;
+use super::link::Link;
+use crate::sync::Arc;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -26,26 +27,6 @@ pub struct Reclaimer {
     lasts: bool,
 }
 
-/// What a reclaimer serves, until it is dismissed: one that belongs to a runtime that nobody runs now
-/// must not keep the pool alive.
-#[derive(Clone, Debug)]
-pub(super) struct Link(Arc<Mutex<Option<Arc<Service>>>>);
-
-impl Link {
-    fn new(service: &Arc<Service>) -> Self {
-        let service = Some(service.clone());
-        Self(Arc::new(Mutex::new(Guards::Registry, service)))
-    }
-
-    fn service(&self) -> Option<Arc<Service>> {
-        self.0.lock().clone()
-    }
-
-    fn cut(&self) -> Option<Arc<Service>> {
-        self.0.lock().take()
-    }
-}
-
 /// A reclaimer that was spawned for as long as somebody waits, as the service knows it.
 #[derive(Debug)]
 pub(super) struct Spawned {
@@ -57,7 +38,7 @@ impl Spawned {
     /// Lets the reclaimer go. Returns the waker by which its task hears of it.
     pub(super) fn dismiss(self, service: &Service) -> Option<Waker> {
         drop(self.link.cut());
-        service.notifier.resign(self.member)
+        service.funnel.resign(self.member)
     }
 }
 
@@ -79,7 +60,7 @@ impl Reclaimer {
 
     fn new(service: &Arc<Service>, lasts: bool) -> Self {
         Self {
-            member: service.notifier.name_reclaimer(),
+            member: service.funnel.name_reclaimer(),
             link: Link::new(service),
             lasts,
         }
@@ -93,16 +74,12 @@ impl Future for Reclaimer {
         let Some(service) = self.link.service() else {
             return Poll::Ready(());
         };
-        // Enlisted first, then looked: what comes in between rings. Polled for nothing, as beside another future that
-        // was woken, it has the device asked nothing.
-        let notifier = &service.notifier;
-        notifier.enlist(self.member, context.waker());
-        if notifier.is_unanswered() {
-            Service::serve(&service);
-        }
+        // Enlists first, then looks: a change in between notifies it. Polled for nothing, it searches nothing.
+        service.funnel.enlist(self.member, context.waker());
+        Service::serve(&service);
         let is_over = self.lasts && service.is_orphaned() && service.queue.is_empty();
         if is_over || self.link.service().is_none() {
-            drop(service.notifier.resign(self.member));
+            drop(service.funnel.resign(self.member));
             drop(self.link.cut());
             return Poll::Ready(());
         }
@@ -115,10 +92,9 @@ impl Drop for Reclaimer {
         let Some(service) = self.link.cut() else {
             return;
         };
-        // A ring that it was woken by, and nobody answered, goes to the waiters.
-        let notifier = &service.notifier;
-        if notifier.resign(self.member).is_some() && notifier.is_unanswered() {
-            notifier.notify();
+        // A notification that nobody answered goes to another driver.
+        if service.funnel.resign(self.member).is_some() {
+            service.funnel.pass_on();
         }
     }
 }

@@ -94,7 +94,7 @@ impl Registration {
     /// Counts a dropped handle. The last one closes the reference cache; the first one opened it before it was dropped
     /// itself, so the closing comes after the opening.
     pub(crate) fn note_handle_dropped(&self) {
-        let last = if injected("stash-left-by-the-last-handle") {
+        let last = if injected("references-left-by-the-last-handle") {
             0
         } else {
             1
@@ -126,20 +126,20 @@ impl Registration {
     pub(crate) fn note_granted(&self, tag: Tag, surplus: u64) {
         let account = self.service.queue.accounts.of(tag);
         if surplus > 0 {
-            account.claim_more(surplus);
+            account.charge_more(surplus);
         }
-        account.note_granted(self.lane.id);
+        account.note_granted();
     }
 
     /// Counts the growth of a tag's block by bytes that the tag was charged for.
     pub(crate) fn note_more(&self, tag: Tag) {
-        self.service.queue.accounts.of(tag).note_more(self.lane.id);
+        self.service.queue.accounts.of(tag).note_more();
     }
 
     /// Counts the free of a tag's block.
     #[inline(never)]
     pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
-        self.service.queue.accounts.of(tag).note_freed(self.lane.id);
+        self.service.queue.accounts.of(tag).note_freed();
         self.service.uncharge(tag, bytes);
     }
 }

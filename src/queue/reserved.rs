@@ -1,10 +1,9 @@
-//! Memory set aside: what a reservation's handle, and the blocks that were lent of it, hold in common.
+//! Memory set aside: what a reservation's handle and the blocks drawn from it hold in common.
 
 use super::{Demand, Presence, Service};
-use crate::driver::{Allocations, Drawn};
+use crate::driver::{Allocations, Change, Drawn};
 use crate::error::AllocError;
-use crate::heap::ReservationId;
-use crate::id::StreamId;
+use crate::id::ReservationId;
 use crate::lane::{Event, Lane};
 use crate::measure::{Account, Tag};
 use crate::sync::{Arc, Guards, Mutex, plain};
@@ -23,33 +22,26 @@ pub(crate) struct Reserved {
 struct Book {
     /// Set aside in all, in bytes.
     size: u64,
-    /// Lent of that, or on its way to be: that may come to more, and to nothing.
-    allocation: u64,
+    /// Drawn of that, or about to be. A draw may come to more bytes, or to none.
+    drawn: u64,
     /// The handle is gone.
     is_over: bool,
-    /// The stream that it is taken to be of: that which drew from it last. None once nothing of it lives.
-    home: Option<StreamId>,
 }
 
 impl Book {
-    /// Once the handle is gone, what is not lent is set aside no longer. Returns so many bytes.
+    /// Once the handle is gone, bytes that are not drawn are set aside no longer. Returns how many these are.
     fn release_unused(&mut self) -> u64 {
         if !self.is_over {
             return 0;
         }
-        let unused = self.size.saturating_sub(self.allocation);
+        let unused = self.size.saturating_sub(self.drawn);
         self.size -= unused;
         unused
-    }
-
-    /// Whose it was, if nothing of it lives any more.
-    fn leave_home(&mut self) -> Option<StreamId> {
-        self.home.take_if(|_| self.is_over && self.allocation == 0)
     }
 }
 
 impl Reserved {
-    /// Sets loans aside that are complete, and were claimed by the tag.
+    /// Sets allocations aside that are complete, and were charged to the tag.
     pub(crate) fn new(
         presence: plain::Arc<Presence>,
         allocations: Allocations,
@@ -68,19 +60,18 @@ impl Reserved {
         tag: Option<Tag>,
         location: &'static Location<'static>,
     ) -> Self {
-        let driver = &presence.service.driver;
-        driver.write_reserved(reservation, location.into(), tag);
+        let service = &presence.service;
+        service
+            .driver
+            .write_reserved(reservation, location.into(), tag);
+        if let Some(tag) = tag {
+            service.queue.accounts.of(tag).note_granted();
+        }
         let book = Book {
             size,
-            allocation: 0,
+            drawn: 0,
             is_over: false,
-            home: Some(StreamId::SET_ASIDE),
         };
-        if let Some(tag) = tag {
-            let account = presence.service.queue.accounts.of(tag);
-            account.note_granted(StreamId::SET_ASIDE);
-            account.move_reserved(None, book.home);
-        }
         Self {
             presence,
             reservation,
@@ -101,17 +92,21 @@ impl Reserved {
         self.tag
     }
 
+    pub(crate) fn id(&self) -> ReservationId {
+        self.reservation
+    }
+
     /// Set aside in all, in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.book.lock().size
     }
 
-    /// Not lent, in bytes; and in the largest piece.
+    /// Not drawn, in bytes; and in the largest piece.
     pub(crate) fn left(&self) -> (u64, u64) {
         self.service().driver.left_in_reservation(self.reservation)
     }
 
-    /// Lends a part, for use in the order of the lane's stream, if what is left does.
+    /// Draws a part, for use in the order of the lane's stream, if enough is left.
     ///
     /// # Errors
     /// When the pool is closed, or the device fails.
@@ -119,48 +114,39 @@ impl Reserved {
         if let Some(refusal) = self.service().refusal() {
             return Err(refusal);
         }
-        // Before it is lent: it may be freed at once, by whoever has it.
+        // Before it is drawn: its owner may free it at once.
         let bytes = demand.request.bytes;
-        self.book.lock().allocation += bytes;
+        self.book.lock().drawn += bytes;
         let drawn = self
             .service()
             .driver
             .draw(lane, self.reservation, demand.request);
         match &drawn {
             Ok(Drawn::Allocation(allocation)) => {
-                self.note_drawn(lane.id);
                 let rounding = demand.rounding_of(allocation.bytes);
                 lane.cache
                     .count(Event::FromAbove, allocation.bytes, rounding);
             }
-            _ => self.note_freed(bytes),
+            _ => self.undraw(bytes),
         }
         drawn.map_err(AllocError::from)
     }
 
-    /// What was lent is freed, or was not lent after all. The books of the heap see to the memory; this is
-    /// what the tag has.
+    /// Notes that a drawn part was freed, and is back in the heap's books. Requests that wait in the reservation's scope
+    /// may draw it.
     pub(crate) fn note_freed(&self, bytes: u64) {
-        let (unused, left) = {
-            let mut book = self.book.lock();
-            book.allocation -= bytes;
-            (book.release_unused(), book.leave_home())
-        };
-        if let Some(account) = self.account() {
-            account.note_returned();
-            account.move_reserved(left, None);
-        }
-        self.uncharge(unused);
+        self.undraw(bytes);
+        self.service()
+            .publish(Change::Reservation(self.reservation));
     }
 
-    /// It is taken to be of the stream that draws from it.
-    fn note_drawn(&self, stream: StreamId) {
-        let Some(account) = self.account() else {
-            return;
+    fn undraw(&self, bytes: u64) {
+        let unused = {
+            let mut book = self.book.lock();
+            book.drawn -= bytes;
+            book.release_unused()
         };
-        let before = self.book.lock().home.replace(stream);
-        account.note_drawn(stream);
-        account.move_reserved(before, Some(stream));
+        self.uncharge(unused);
     }
 
     fn account(&self) -> Option<&Account> {
@@ -174,7 +160,7 @@ impl Reserved {
         }
     }
 
-    /// Adds loans that are complete, and were claimed by the tag.
+    /// Adds allocations that are complete, and were charged to the tag.
     pub(crate) fn add(&self, allocations: Allocations) {
         let bytes: u64 = allocations.iter().map(|allocation| allocation.bytes).sum();
         self.service()
@@ -182,11 +168,13 @@ impl Reserved {
             .add_to_reservation(self.reservation, allocations);
         self.book.lock().size += bytes;
         if let Some(account) = self.account() {
-            account.note_more(StreamId::SET_ASIDE);
+            account.note_more();
         }
+        self.service()
+            .publish(Change::Reservation(self.reservation));
     }
 
-    /// So many bytes as another reservation, if as many are left.
+    /// Makes a reservation of its own of that many bytes, if as many are left.
     pub(crate) fn split(&self, bytes: u64, location: &'static Location<'static>) -> Option<Self> {
         let other = self
             .service()
@@ -197,19 +185,18 @@ impl Reserved {
         Some(Self::over(presence, other, bytes, self.tag, location))
     }
 
-    /// The handle is gone: what is left is anybody's, and so will be what is lent.
+    /// Ends the reservation. What is left of it is the pool's, and so will be the drawn parts once they are freed.
     pub(crate) fn end(&self) {
         let driver = &self.service().driver;
         driver.write_disbanded(self.reservation);
         driver.disband(self.reservation);
-        let (unused, left) = {
+        let unused = {
             let mut book = self.book.lock();
             book.is_over = true;
-            (book.release_unused(), book.leave_home())
+            book.release_unused()
         };
         if let Some(account) = self.account() {
-            account.note_freed(StreamId::SET_ASIDE);
-            account.move_reserved(left, None);
+            account.note_freed();
         }
         self.uncharge(unused);
     }

@@ -1,64 +1,56 @@
-//! The driver with its queue, and when the queue is served.
+//! The service: the driver with its queue, shared by futures and reclaimers.
 
 use super::deadlock::Deadlock;
 use super::drain::Drains;
+use super::funnel::Funnel;
 use super::grower::Grower;
 use super::hook::Hooked;
+use super::link::Link;
 use super::maintenance::Keeper;
-use super::notifier::{Member, Notifier};
 use super::observers::Observers;
-use super::quota_deadlock::QuotaDeadlocks;
 use super::reclaimer::Spawned;
+use super::serving::Pass;
 use super::spawn;
 use super::terms::{Rules, Terms};
-use super::waiters::{Queue, Waiter};
+use super::waiter::Waiter;
+use super::waiters::{Moved, Queue};
+use super::wake::wake;
 use super::{Demand, Hook};
 use crate::device::{Alarm, Device};
 use crate::driver::{Change, Driver, Effort, Settings, Spill, Watches, gate};
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::lane::Lane;
-use crate::measure::Tag;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, assert_unlocked, plain};
+use crate::measure::{Tag, Waits};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
 use crate::trace;
-use std::task::Waker;
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
-/// Nobody serves.
-const IDLE: u8 = 0;
-/// Somebody serves.
-const SERVING: u8 = 1;
-/// Somebody serves, and something has changed since it looked.
-const AGAIN: u8 = 2;
-
-/// The driver with its queue: all that the futures and the reclaimer share.
+/// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) driver: Driver,
-    pub(crate) queue: Queue,
-    pub(crate) notifier: plain::Arc<Notifier>,
-    /// By what rules they wait.
+    pub(crate) queue: plain::Arc<Queue>,
+    pub(super) funnel: plain::Arc<Funnel>,
+    /// By what rules requests wait.
     pub(super) rules: Rules,
-    /// What is known of a queue that nothing moves in.
     pub(super) deadlock: Deadlock,
-    /// The same of the doors of tags.
-    pub(super) quota_deadlocks: QuotaDeadlocks,
-    /// Who is told of blocks' lives, if anybody is.
+    /// Notified of blocks' lives, if there are any.
     pub(crate) observers: Option<plain::Arc<Observers>>,
-    serving: SharedState,
-    /// What rings the notifier when a stream gets further. Changed by who serves, and nobody else: two
-    /// that looked at different times would undo each other's watches.
+    /// The device's watches on streams. Changed by the serving thread only: two threads that looked at different times
+    /// would undo each other's watches.
     watches: Mutex<Watches>,
+    /// The time of the next pass, whatever happens until then. Changed by the serving thread only.
+    next_look: Mutex<Option<(Duration, Alarm)>>,
     pub(super) grower: Grower,
-    /// Who does the maintenance, until the last handle is gone.
-    pub(super) keeper: Mutex<Option<plain::Arc<Keeper>>>,
-    /// Rings while the device refuses what somebody waits for.
-    retry: Mutex<Option<Alarm>>,
-    /// The reclaimer that was spawned for those who wait now.
+    /// Does the maintenance, until the last handle is gone.
+    keeper: Mutex<Option<Link>>,
+    /// Serves when no driver does, until the last handle is gone.
+    stand_in: Mutex<Option<Link>>,
+    /// The reclaimer that was spawned for the requests that wait now.
     spawned: Mutex<Option<Spawned>>,
     is_orphaned: SharedFlag,
-    /// Who waits until everything came back.
     pub(super) drains: Drains,
-    /// Who is asked to free something.
     pub(super) hooked: Hooked,
 }
 
@@ -72,21 +64,22 @@ impl Service {
         rules: Rules,
         hook: Option<Hook>,
     ) -> Result<Self, BuildError> {
-        let notifier = plain::Arc::new(Notifier::new());
-        let driver = Driver::new(device, settings, spill, notifier.clone())?;
+        let waits = plain::Arc::<Waits>::default();
+        let queue = plain::Arc::new(Queue::new(&rules, waits.clone()));
+        let funnel = plain::Arc::new(Funnel::new(queue.clone(), device.clone()));
+        let driver = Driver::new(device, settings, spill, funnel.clone(), waits)?;
         Ok(Self {
             rules,
             deadlock: Deadlock::new(),
-            quota_deadlocks: QuotaDeadlocks::new(),
             observers: Observers::of(&driver),
-            queue: Queue::new(&rules, notifier.clone(), driver.waits.clone()),
-            notifier,
+            queue,
+            funnel,
             driver,
-            serving: SharedState::new(IDLE),
             watches: Mutex::new(Guards::Queue, Watches::new()),
+            next_look: Mutex::new(Guards::Queue, None),
             grower: Grower::new(),
             keeper: Mutex::new(Guards::Queue, None),
-            retry: Mutex::new(Guards::Queue, None),
+            stand_in: Mutex::new(Guards::Queue, None),
             spawned: Mutex::new(Guards::Queue, None),
             is_orphaned: SharedFlag::new(false),
             drains: Drains::new(),
@@ -94,84 +87,102 @@ impl Service {
         })
     }
 
-    /// Serves the queue as far as it goes, without memory calls where they block. One thread at a
-    /// time: another leaves a note, and the one that serves looks again.
+    /// From now on maintenance is done, and notifications that no driver answers are.
+    pub(crate) fn start(this: &Arc<Self>) {
+        let (keeper, stand_in) = (Link::new(this), Link::new(this));
+        let waker = Waker::from(plain::Arc::new(Keeper(keeper.clone())));
+        this.driver.maintenance.set_waker(Some(waker));
+        *this.keeper.lock() = Some(keeper);
+        let waker = Waker::from(plain::Arc::new(StandIn(stand_in.clone())));
+        this.funnel.set_stand_in(Some(waker));
+        *this.stand_in.lock() = Some(stand_in);
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.driver.device.now()
+    }
+
+    /// Serves the queue if anything was published since the last search, without memory calls where they block. If
+    /// another thread serves, that thread looks again.
     pub(crate) fn serve(this: &Arc<Self>) {
-        if this.serving.swap(AGAIN, Ordering::AcqRel) == IDLE {
-            Self::serve_until_done(this, Effort::Poll);
+        if let Some(generation) = this.funnel.begin() {
+            Self::serve_from(this, generation, Effort::Poll);
         }
     }
 
-    /// The same with memory calls, for a thread of its own. Says whether it served: a note would have
-    /// been read by one that may not make the calls.
+    /// Serves the queue because of a change that is the caller's own.
+    pub(crate) fn serve_change(this: &Arc<Self>) {
+        this.funnel.note_change();
+        Self::serve(this);
+    }
+
+    /// Serves the queue because a request joined, or another one moved up.
+    pub(super) fn serve_candidate(this: &Arc<Self>) {
+        this.funnel.note_candidate();
+        Self::serve(this);
+    }
+
+    /// Serves the queue with memory calls, for a thread of its own. Returns whether it did: no other thread may serve
+    /// at the time, since that one may not make the calls.
     pub(super) fn try_serve_fully(this: &Arc<Self>) -> bool {
-        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-        let taken = this
-            .serving
-            .compare_exchange(IDLE, SERVING, success, failure);
-        if taken.is_ok() {
-            Self::serve_until_done(this, Effort::Thread);
+        let generation = this.funnel.begin_anyway();
+        if let Some(generation) = generation {
+            Self::serve_from(this, generation, Effort::Thread);
         }
-        taken.is_ok()
+        generation.is_some()
     }
 
-    fn serve_until_done(this: &Arc<Self>, effort: Effort) {
-        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-        let reset = ResetOnPanic(this);
-        loop {
-            this.serving.swap(SERVING, Ordering::AcqRel);
-            Self::serve_once(this, effort);
-            this.set_watches();
-            let done = this
-                .serving
-                .compare_exchange(SERVING, IDLE, success, failure);
-            if done.is_ok() {
-                // Another may serve by now: nothing is to be reset, even if this thread unwinds.
-                return std::mem::forget(reset);
-            }
+    fn serve_from(this: &Arc<Self>, generation: u64, effort: Effort) {
+        let give_up = GiveUpOnPanic(&this.funnel);
+        let mut next = Some(generation);
+        while let Some(generation) = next {
+            let look_again_at = Pass::new(this, effort, generation).run();
+            this.set_next_look(look_again_at);
+            this.watch();
+            next = this.funnel.end();
         }
+        // Another thread may serve by now: there is nothing to give up, even if this thread unwinds.
+        std::mem::forget(give_up);
     }
 
-    /// Watches streams while a request waits or a drain is under way. Otherwise no stream is watched, and a reclaimer
-    /// that was spawned for the waiters is dismissed.
-    fn set_watches(&self) {
-        // Out of the lock: a watch may call at once.
-        let mut watches = std::mem::take(&mut *self.watches.lock());
+    fn set_next_look(&self, at: Option<Duration>) {
+        let is_set = |known: &Option<(Duration, Alarm)>| known.as_ref().map(|(at, _)| *at) == at;
+        if is_set(&self.next_look.lock()) {
+            return;
+        }
+        let next = at.map(|at| {
+            let waker = Waker::from(self.funnel.clone());
+            (at, Alarm::new(&self.driver.device, at, &waker))
+        });
+        let old = std::mem::replace(&mut *self.next_look.lock(), next);
+        drop(old);
+    }
+
+    /// Watches streams while a request waits or a drain does. Otherwise nothing is watched. A reclaimer that was spawned
+    /// for the requests ends with them.
+    fn watch(&self) {
         let is_awaited = !self.queue.is_empty();
         if !is_awaited {
             self.dismiss_reclaimer();
         }
-        self.set_retry(is_awaited && self.driver.pressure.is_felt());
-        let is_watched = is_awaited || self.driver.is_draining();
-        if !is_watched {
+        // Out of the lock: a watch may call at once.
+        let mut watches = std::mem::take(&mut *self.watches.lock());
+        if !is_awaited && !self.driver.is_draining() {
             return drop(watches);
         }
-        let waker = Waker::from(self.notifier.clone());
+        let waker = Waker::from(self.funnel.clone());
         self.driver.watch_streams(&mut watches, &waker);
         *self.watches.lock() = watches;
     }
 
-    /// Others have memory that somebody waits for, and cannot tell when they let go: the device is asked
-    /// again after a while.
-    fn set_retry(&self, is_due: bool) {
-        let alarm = is_due.then(|| {
-            let now = self.driver.device.now();
-            self.notify_at(now.saturating_add(self.driver.maintenance.interval()))
-        });
-        let old = std::mem::replace(&mut *self.retry.lock(), alarm);
-        drop(old);
-    }
-
     fn dismiss_reclaimer(&self) {
         let spawned = self.spawned.lock().take();
-        if let Some(waker) = spawned.and_then(|spawned| spawned.dismiss(self)) {
-            assert_unlocked("wake");
-            waker.wake();
-        }
+        let waker = spawned.and_then(|spawned| spawned.dismiss(self));
+        waker.into_iter().for_each(wake);
     }
 
-    /// A waiter came: on a runtime, a reclaimer drives for it. The waiter drives as well whenever it is
-    /// woken, so nothing rests on the runtime.
+    /// Spawns a reclaimer for the requests that wait, if a runtime runs here and none was spawned yet. Waiters serve as
+    /// well, so nothing rests on the runtime.
     pub(super) fn ensure_reclaimer(this: &Arc<Self>) {
         if this.spawned.lock().is_some() {
             return;
@@ -182,39 +193,101 @@ impl Service {
         }
     }
 
-    /// A waiter is gone. If that makes way for others they are served here and now: whom else it would be left to may
-    /// never be polled again. The same, if it was woken to serve, and did not. After the last, nothing is
-    /// watched any more.
-    pub(super) fn see_off(this: &Arc<Self>, waiter: &Waiter, spills: bool) {
-        let notifier = &this.notifier;
-        drop(notifier.resign(Member::Waiter(waiter.sort_key.position)));
-        drop(notifier.resign(Member::Held(waiter.sort_key.position)));
-        if let Some(tag) = waiter.demand.tag {
-            this.forget_throttled(tag);
-        }
-        if spills || notifier.is_unanswered() || this.queue.is_empty() {
+    /// No driver answered a notification in time.
+    fn stand_in(this: &Arc<Self>) {
+        if this.funnel.stand_in_is_due() {
             Self::serve(this);
         }
-        this.tell_drains();
     }
 
-    /// Publishes a change to memory or to a stream's order, if any request or drain can wait for it.
-    pub(crate) fn publish(&self, change: Change) {
-        match change {
-            // The caller served the queue. Throttled requests look for themselves.
-            Change::Terms => self.notifier.notify_throttled(),
-            _ => self.driver.publish(change),
+    /// Takes a request out of the queue that was served after `waited`, or not at all. Returns whether another one is a
+    /// candidate.
+    #[must_use = "somebody must search for the candidate"]
+    pub(super) fn leave(&self, waiter: &Waiter, waited: Option<Duration>) -> bool {
+        let moved = self
+            .queue
+            .leave(waiter, waited, self.now(), &self.driver.gate);
+        if moved.has_new_first {
+            self.hooked.offer_to_throttled(&self.queue);
+        }
+        moved.has_candidate
+    }
+
+    /// A waiting request's future ends. Serves the requests that move up for that: their own executors may be dead. The
+    /// same if the request was notified, and did not serve. After the last request nothing is watched any more.
+    pub(super) fn depart(this: &Arc<Self>, waiter: &Waiter, waited: Option<Duration>) {
+        let has_candidate = this.leave(waiter, waited);
+        if let (Some(tag), None, false) = (waiter.demand.tag, waited, waiter.is_throttled()) {
+            this.uncharge(tag, waiter.demand.request.bytes);
+        }
+        if has_candidate || this.queue.is_empty() {
+            this.funnel.note_candidate();
+        }
+        Self::serve(this);
+        if this.driver.is_draining() {
+            this.funnel.wake_drains();
         }
     }
 
-    /// Somebody left the queue.
-    pub(super) fn tell_drains(&self) {
+    /// Requests moved into the fair queue, or up in a quota queue.
+    fn note_moved(&self, moved: Moved) {
+        if moved.has_candidate {
+            self.funnel.notify_candidate();
+        }
+        if moved.has_new_first {
+            self.hooked.offer_to_throttled(&self.queue);
+        }
+    }
+
+    /// Fails a request, in a pass over the queue.
+    pub(super) fn fail(&self, waiter: &Waiter, error: AllocError) {
+        let waker = waiter.fail(error);
+        // The pass goes on with the next request.
+        let _ = self.leave(waiter, None);
+        waker.into_iter().for_each(wake);
         if self.driver.is_draining() {
-            self.notifier.notify_drains();
+            self.funnel.wake_drains();
         }
     }
 
-    /// No more grants; who waits fails. Says whether this is the first time.
+    /// Something moved: there is no deadlock.
+    pub(super) fn end_deadlock(&self) {
+        if self.deadlock.end() {
+            self.queue.forget_scan();
+        }
+    }
+
+    /// Publishes a change, if any request or drain can wait for it.
+    pub(crate) fn publish(&self, change: Change) {
+        self.driver.publish(change);
+    }
+
+    /// The pool's terms are others: serves the queue, and has throttled requests look at their own terms.
+    pub(crate) fn apply_terms(this: &Arc<Self>) {
+        Self::serve_change(this);
+        let throttled = this.queue.wakers_of_throttled(None);
+        throttled.into_iter().for_each(wake);
+    }
+
+    /// Sets the limit of a tag, and lets requests in that it allows. Others may be over it now.
+    pub(crate) fn set_tag_limit(this: &Arc<Self>, tag: Tag, limit: Option<u64>) {
+        let gate = &this.driver.gate;
+        let moved = this.queue.set_limit(tag, limit, this.now(), gate);
+        this.note_moved(moved);
+        Self::serve_change(this);
+        let throttled = this.queue.wakers_of_throttled(Some(tag));
+        throttled.into_iter().for_each(wake);
+    }
+
+    /// Takes bytes off a tag's account, and lets requests in that are throttled for them.
+    pub(crate) fn uncharge(&self, tag: Tag, bytes: u64) {
+        if self.queue.accounts.of(tag).uncharge(bytes) {
+            let moved = self.queue.admit(tag, self.now(), &self.driver.gate);
+            self.note_moved(moved);
+        }
+    }
+
+    /// Ends the pool: no more grants, and waiting requests fail. Returns whether this is the first time.
     pub(crate) fn close(this: &Arc<Self>) -> bool {
         let before = this.driver.gate.fetch_or(gate::CLOSED, Ordering::SeqCst);
         let is_first = before & gate::CLOSED == 0;
@@ -222,16 +295,16 @@ impl Service {
             trace::closed();
         }
         this.hooked.end();
-        Self::serve(this);
-        this.publish(Change::Terms);
+        Self::apply_terms(this);
         is_first
     }
 
-    /// How long a plain request for so many bytes would wait that came now, as far as can be told.
-    pub(crate) fn expected_wait(&self, bytes: u64) -> Option<Duration> {
-        let now = self.driver.device.now();
+    /// How long a request with default terms would wait that came now, as far as can be told. With a tag, one that is
+    /// over the tag's limit.
+    pub(crate) fn expected_wait(&self, over: Option<Tag>, bytes: u64) -> Option<Duration> {
+        let now = self.now();
         let due = Terms::default().due(now, &self.rules);
-        self.queue.expected_wait(bytes, due, now)
+        self.queue.expected_wait(over, bytes, due, now)
     }
 
     /// Why nothing can be granted at all, if so.
@@ -242,7 +315,40 @@ impl Service {
         self.driver.fault().map(AllocError::Device)
     }
 
-    /// A request failed for want of memory: how that stood.
+    /// Why a demand can never be met, if so.
+    pub(super) fn refusal_of(&self, demand: &Demand) -> Option<AllocError> {
+        let requested = demand.request.bytes;
+        let capacity = self.driver.capacity();
+        let too_large = || {
+            (requested > capacity).then_some(AllocError::TooLarge {
+                requested,
+                capacity,
+            })
+        };
+        let over_limit = || {
+            let tag = demand.tag?;
+            let limit = self.queue.accounts.of(tag).limit()?;
+            (requested > limit).then_some(AllocError::OverLimit {
+                tag,
+                requested,
+                limit,
+            })
+        };
+        self.refusal().or_else(too_large).or_else(over_limit)
+    }
+
+    /// The error of a request that does not wait for its tag's limit.
+    pub(crate) fn limit_reached(&self, tag: Tag, requested: u64) -> AllocError {
+        let account = self.queue.accounts.of(tag);
+        AllocError::LimitReached {
+            tag,
+            requested,
+            used: account.charged(),
+            limit: account.limit().unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Reports a request that failed because memory is short. Returns how memory stood.
     pub(crate) fn exhausted(&self, lane: &Lane, demand: &Demand) -> Shortfall {
         let shortfall = self.shortfall(demand);
         trace::exhausted(&shortfall);
@@ -254,7 +360,7 @@ impl Service {
         let waiting = self.queue.waiting();
         let shortfall = self.driver.shortfall(demand.request, waiting);
         Shortfall {
-            expected_wait: self.expected_wait(demand.request.bytes),
+            expected_wait: self.expected_wait(None, demand.request.bytes),
             tag: demand.tag.and_then(|tag| self.shortfall_of(tag)),
             ..shortfall
         }
@@ -269,11 +375,22 @@ impl Service {
         })
     }
 
-    /// The last handle is gone: a reclaimer that was made to last ends.
+    /// Whether nothing of the pool is in use: others have what the device refuses, and may release it.
+    pub(super) fn is_short_for_others(&self) -> bool {
+        self.driver.pressure.is_felt() && self.driver.totals().used.current == 0
+    }
+
+    /// The last handle is gone: reclaimers that were made to last end, and so does the maintenance.
     pub(super) fn orphan(&self) {
         self.is_orphaned.store(true, Ordering::Release);
-        self.notifier.notify();
-        self.end_maintenance();
+        self.funnel.wake_reclaimers();
+        self.driver.maintenance.set_waker(None);
+        let keeper = self.keeper.lock().take();
+        self.funnel.set_stand_in(None);
+        let stand_in = self.stand_in.lock().take();
+        for link in keeper.into_iter().chain(stand_in) {
+            drop(link.cut());
+        }
     }
 
     pub(super) fn is_orphaned(&self) -> bool {
@@ -281,12 +398,26 @@ impl Service {
     }
 }
 
-/// If serving panics (a waker of a user's may), others serve again: what was answered is not served.
-struct ResetOnPanic<'a>(&'a Service);
+/// Serves in the call of an alarm of the device.
+struct StandIn(Link);
 
-impl Drop for ResetOnPanic<'_> {
+impl Wake for StandIn {
+    fn wake(self: plain::Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &plain::Arc<Self>) {
+        if let Some(service) = self.0.service() {
+            Service::stand_in(&service);
+        }
+    }
+}
+
+/// If serving panics, other threads serve again.
+struct GiveUpOnPanic<'a>(&'a Funnel);
+
+impl Drop for GiveUpOnPanic<'_> {
     fn drop(&mut self) {
-        self.0.notifier.take_back_answer();
-        self.0.serving.swap(IDLE, Ordering::AcqRel);
+        self.0.give_up();
     }
 }

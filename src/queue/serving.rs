@@ -1,21 +1,29 @@
-//! Serving the queue: the head gets what the driver has, then the next.
+//! Serving: one pass over the queue, in which each request that can be served is.
 //!
-//! While the head cannot be served nobody is, but for those that may [overtake](super::terms::Overtaking),
-//! and those whose turn it is to untie a [deadlock](super::deadlock).
+//! The head is given what the driver finds for it, then the next head, and so on. While the head cannot be served no
+//! request is, except those that may [overtake](super::terms::Overtaking) it, and in a [deadlock](super::deadlock).
+//!
+//! A request that was searched for in vain is not searched for again before something is
+//! [published](super::funnel): the outcome would be the same.
 
 use super::Service;
 use super::demand::Wants;
-use super::waiters::Waiter;
-use crate::driver::{Allocations, Effort, Mode, Refusal};
+use super::unclaimed::Unclaimed;
+use super::waiter::Waiter;
+use super::wake::wake;
+use crate::driver::{Effort, Mode, Refusal};
 use crate::error::AllocError;
-use crate::sync::{Arc, assert_unlocked};
+use crate::fault::injected;
+use crate::sync::Arc;
+use std::cell::Cell;
+use std::time::Duration;
 
-/// What came of serving one who waits.
+/// What became of a request that was to be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Served {
-    /// It is out of the queue: it has its memory.
+    /// It left the queue with its memory.
     Granted,
-    /// It is out of the queue: it failed, or was gone.
+    /// It left the queue without: it failed, or was gone.
     Gone,
     /// There is not enough for it now.
     Short,
@@ -23,48 +31,78 @@ pub(super) enum Served {
     NeedsThread,
 }
 
-impl Service {
-    pub(super) fn serve_once(this: &Arc<Self>, effort: Effort) {
-        // Before anything is looked at: what comes in between rings anew.
-        this.notifier.answer();
-        while let Some(head) = this.queue.head() {
-            let served = match this.serve_one(&head, effort) {
-                Served::Short => this.serve_past(&head, effort),
+/// One pass over the queue. It goes on after each request that leaves the queue, so that it finds every candidate.
+pub(super) struct Pass<'a> {
+    pub(super) service: &'a Arc<Service>,
+    pub(super) effort: Effort,
+    pub(super) generation: u64,
+    /// When a search may end differently though nothing is published until then.
+    next_look: Cell<Option<Duration>>,
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn new(service: &'a Arc<Service>, effort: Effort, generation: u64) -> Self {
+        Self {
+            service,
+            effort,
+            generation,
+            next_look: Cell::new(None),
+        }
+    }
+
+    /// Serves every request that can be served. Returns when to look again, whatever happens until then.
+    pub(super) fn run(self) -> Option<Duration> {
+        let service = self.service;
+        while let Some(head) = service.queue.head() {
+            let served = match self.serve_one(&head) {
+                Served::Short => self.serve_past(&head),
                 served => served,
             };
             match served {
-                Served::Granted | Served::Gone => {}
-                Served::Short => return this.ask_for(&head),
-                Served::NeedsThread => return this.grower.start_for(head, this),
+                Served::Granted | Served::Gone => continue,
+                Served::Short => service.hooked.offer_to(&head),
+                Served::NeedsThread => service.grower.start_for(head, service),
             }
+            if service.driver.pressure.is_felt() {
+                // Others have the memory, and cannot tell when they release it.
+                let interval = service.driver.maintenance.interval();
+                self.look_again_at(service.now().saturating_add(interval));
+            }
+            return self.next_look.get();
         }
-        this.deadlock.untie();
+        service.end_deadlock();
+        None
     }
 
-    /// The head cannot be served: those are that may pass it.
-    fn serve_past(&self, head: &Arc<Waiter>, effort: Effort) -> Served {
-        let mut served = self.serve_overtakers(effort);
-        if served == Served::Short {
-            served = self.look_for_deadlock(head, effort);
-        }
-        served
+    /// Asks for another pass at that time, or earlier.
+    pub(super) fn look_again_at(&self, at: Duration) {
+        let earlier = self.next_look.get().filter(|earlier| *earlier < at);
+        self.next_look.set(Some(earlier.unwrap_or(at)));
     }
 
-    fn serve_overtakers(&self, effort: Effort) -> Served {
-        if self.rules.overtaking.times == 0 {
+    /// The head cannot be served: serves a request that may pass it.
+    fn serve_past(&self, head: &Arc<Waiter>) -> Served {
+        match self.serve_overtakers() {
+            Served::Short => self.look_for_deadlock(head),
+            served => served,
+        }
+    }
+
+    fn serve_overtakers(&self) -> Served {
+        let overtaking = self.service.rules.overtaking;
+        if overtaking.times == 0 {
             return Served::Short;
         }
-        let waiters = self.queue.first(self.rules.overtaking.looked_at());
+        let waiters = self.service.queue.looked_at();
         for (ahead, waiter) in waiters.iter().enumerate().skip(1) {
             let bytes = waiter.demand.request.bytes;
             let passed = &waiters[..ahead];
-            let may_pass =
-                |passed: &Arc<Waiter>| self.rules.overtaking.allows(passed.passed(), bytes);
+            let may_pass = |passed: &Arc<Waiter>| overtaking.allows(passed.passed(), bytes);
             if !passed.iter().all(may_pass) {
-                // Whoever comes behind would pass the same ones; but may be smaller.
+                // A request further behind would pass the same ones; but it may be smaller.
                 continue;
             }
-            match self.serve_one(waiter, effort) {
+            match self.serve_one(waiter) {
                 Served::Granted => {
                     passed.iter().for_each(|passed| passed.note_passed(bytes));
                     return Served::Granted;
@@ -76,71 +114,88 @@ impl Service {
         Served::Short
     }
 
-    /// Serves one of those who wait, wherever it stands.
-    pub(super) fn serve_one(&self, waiter: &Waiter, effort: Effort) -> Served {
-        // The lane stays known while a grant for it is on its way, whoever goes meanwhile; and it
-        // is known now if the waiter still waits, since that has the stream.
+    /// Serves a request, wherever it stands in the queue.
+    pub(super) fn serve_one(&self, waiter: &Waiter) -> Served {
+        let service = self.service;
+        // The lane stays registered while a grant for it is on its way. It is registered now if the waiter still waits,
+        // because the waiter holds the stream.
         let _visit = waiter.lane.cache.visit();
         if !waiter.is_waiting() {
-            drop(self.queue.leave(waiter, None, &self.driver.gate));
+            let _ = service.leave(waiter, None);
             return Served::Gone;
         }
-        if let Some(refusal) = self.refusal_of(&waiter.demand) {
-            self.fail(waiter, refusal);
+        if let Some(refusal) = service.refusal_of(&waiter.demand) {
+            service.fail(waiter, refusal);
             return Served::Gone;
         }
-        match self.search_for(waiter, effort) {
-            Ok(allocations) => return self.grant(waiter, allocations),
-            Err(Refusal::Device(error)) => self.fail(waiter, error.into()),
-            Err(Refusal::Short(_)) => return Served::Short,
-            Err(Refusal::NeedsThread) => return Served::NeedsThread,
-            Err(Refusal::Hopeless) => {
-                let shortfall = self.exhausted(&waiter.lane, &waiter.demand);
-                self.fail(waiter, AllocError::Exhausted(shortfall.into()));
+        if waiter.was_searched_at(self.generation) {
+            self.note_times(waiter);
+            return Served::Short;
+        }
+        match self.search(waiter) {
+            Ok(found) => return self.grant(waiter, found),
+            Err(Refusal::Short(_)) => {
+                waiter.note_searched(self.generation);
+                self.note_times(waiter);
+                return Served::Short;
             }
-            Err(Refusal::NoRoom(room)) => self.fail(waiter, AllocError::NoRoom { room }),
+            Err(Refusal::NeedsThread) => return Served::NeedsThread,
+            Err(Refusal::Device(error)) => service.fail(waiter, error.into()),
+            Err(Refusal::Hopeless) => {
+                let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
+                service.fail(waiter, AllocError::Exhausted(shortfall.into()));
+            }
+            Err(Refusal::NoRoom(room)) => service.fail(waiter, AllocError::NoRoom { room }),
         }
         Served::Gone
     }
 
-    fn search_for(&self, waiter: &Waiter, effort: Effort) -> Result<Allocations, Refusal> {
-        let mode = Mode::from_queue(effort, &waiter.patience);
-        let driver = &self.driver;
-        match &waiter.wants {
+    fn search(&self, waiter: &Waiter) -> Result<Unclaimed, Refusal> {
+        let mode = Mode::from_queue(self.effort, &waiter.patience);
+        let driver = &self.service.driver;
+        let allocations = match &waiter.wants {
             Wants::Block => {
                 let request = waiter.demand.request;
                 let allocation = driver.search(&waiter.lane, request, mode)?;
-                Ok(std::iter::once(allocation).collect())
+                std::iter::once(allocation).collect()
             }
-            Wants::Parts(parts) => driver.search_all(&waiter.lane, parts, mode),
-        }
+            Wants::Parts(parts) => driver.search_all(&waiter.lane, parts, mode)?,
+        };
+        Ok(Unclaimed::new(self.service, &waiter.lane, allocations))
     }
 
-    fn grant(&self, waiter: &Waiter, allocations: Allocations) -> Served {
-        let waited = self.driver.device.now().saturating_sub(waiter.since);
-        self.deadlock.untie();
-        match waiter.grant(allocations) {
+    /// Notes when time alone may give the request what a search did not find.
+    fn note_times(&self, waiter: &Waiter) {
+        let now = self.service.now();
+        let patience = &waiter.patience;
+        let patience_ends = (!patience.fences.is_empty()).then_some(patience.until);
+        let wait_is_allowed = self.service.driver.wait_allowed_at(&waiter.lane);
+        let times = [patience_ends, wait_is_allowed].into_iter().flatten();
+        times
+            .filter(|at| *at > now)
+            .for_each(|at| self.look_again_at(at));
+    }
+
+    fn grant(&self, waiter: &Waiter, found: Unclaimed) -> Served {
+        let service = self.service;
+        let waited = service.now().saturating_sub(waiter.since);
+        service.end_deadlock();
+        if injected("woken-before-granted") {
+            waiter.waker().into_iter().for_each(wake);
+        }
+        match waiter.grant(found) {
             Ok(waker) => {
-                drop(self.queue.leave(waiter, Some(waited), &self.driver.gate));
-                assert_unlocked("wake");
-                waker.wake();
+                let _ = service.leave(waiter, Some(waited));
+                if !injected("woken-before-granted") {
+                    wake(waker);
+                }
                 Served::Granted
             }
-            Err(allocations) => {
-                drop(self.queue.leave(waiter, None, &self.driver.gate));
-                self.driver.give_all_back(&waiter.lane, allocations);
+            Err(found) => {
+                let _ = service.leave(waiter, None);
+                drop(found);
                 Served::Gone
             }
         }
-    }
-
-    pub(super) fn fail(&self, waiter: &Waiter, error: AllocError) {
-        let waker = waiter.fail(error);
-        drop(self.queue.leave(waiter, None, &self.driver.gate));
-        if let Some(waker) = waker {
-            assert_unlocked("wake");
-            waker.wake();
-        }
-        self.tell_drains();
     }
 }

@@ -91,6 +91,14 @@ pub(crate) struct Rules {
     pub(crate) sheds: bool,
 }
 
+impl Rules {
+    /// When a deadlock that began at `since` fails a request, if it does.
+    pub(super) fn deadlock_fails_at(&self, since: Duration) -> Option<Duration> {
+        let limit = self.deadlock_limit?.max(self.deadlock_grace);
+        Some(since.saturating_add(limit))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,63 +1,35 @@
-//! The queue: who waits, and what each gets.
+//! All waiting requests of a pool: those in the fair queue, and those in the quota queues of tags.
 //!
-//! A waiter's state changes under its own lock, once:
+//! Requests over the limit of their tag wait in that tag's [quota queue](super::quota_queue). They keep no other
+//! request from being served, and the gate does not close for them. All others wait in the
+//! [fair queue](super::fair_queue), and the gate is closed while there are any.
 //!
-//! ```text
-//!     Waiting ── grant ──▶ Granted ── taken by its future ──▶ Gone
-//!        │ └──── fail ───▶ Failed ─── taken by its future ──▶ Gone
-//!        └────── cancel ─────────────────────────────────────▶ Gone
-//! ```
-//!
-//! The state is set before the waker is called: woken first, the future could look, find nothing, and
-//! sleep for ever. A grant that finds its waiter gone is handed back to whoever made it; a future
-//! dropped after the grant hands it back itself. So a grant has one owner at every moment.
-//!
-//! Who is over the limit of its tag waits at the [quota queue](super::quota_queue), outside the [line](super::fair_queue): it
-//! keeps nobody from being served, and the gate does not close for it.
+//! A change of the queue may give a request its chance that had none before: it is a *candidate* then, and somebody
+//! must search for it. Every method that can bring that about says so in its result.
 
 use super::admission::{Admission, QueueLimit};
 use super::charge::Charge;
-use super::fair_queue::{Cost, FairQueue, Flow, Position, SortKey};
-use super::hook::Turned;
-use super::notifier::Notifier;
-use super::quota_queue::{Admitted, QuotaQueue};
+use super::fair_queue::{Cost, FairQueue, Position, SortKey, bytes_before};
+use super::quota_queue::QuotaQueue;
+use super::waiter::{Origin, Waiter};
 use super::{Demand, Rules, Wants};
-use crate::driver::{Allocations, Expected, gate};
+use crate::driver::{Expected, gate};
 use crate::error::AllocError;
+use crate::id::{ReservationId, StreamId};
 use crate::lane::Lane;
 use crate::measure::{Account, Accounts, Tag, WaitOutcome, Waits};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
+use crate::sync::plain::{self, AtomicU64};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::task::Waker;
 use std::time::Duration;
 
-/// One who waits.
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    pub(crate) sort_key: SortKey,
-    flow: Flow,
-    pub(crate) lane: Arc<Lane>,
-    pub(crate) demand: Demand,
-    pub(super) wants: Wants,
-    /// When it came, on the device's clock.
-    pub(crate) since: Duration,
-    /// What is to be passed before new memory is taken for it.
-    pub(crate) patience: Expected,
-    /// It is at the quota queue: its tag has reached its limit.
-    pub(super) is_held: SharedFlag,
-    /// By how many, with how many bytes together, it was passed. Written by who serves, and nobody else.
-    passed: (SharedNumber, SharedNumber),
-    /// Where it stands with the pressure hook.
-    pub(super) hook: Turned,
-    /// It was granted what it wants.
-    is_served: SharedFlag,
-    /// How it ends if it is not served: noted by the first that knows, for the statistics.
-    unserved: plain::OnceLock<WaitOutcome>,
-    state: Mutex<State>,
-}
+/// How many requests are looked at, from the head on, for one that was not notified yet.
+const NOTIFIED: usize = 4;
 
-/// One who joins.
+/// A request that joins.
 pub(super) struct Newcomer<'a> {
     pub(super) lane: &'a Arc<Lane>,
     pub(super) demand: Demand,
@@ -67,342 +39,519 @@ pub(super) struct Newcomer<'a> {
     pub(super) since: Duration,
     pub(super) patience: Expected,
     pub(super) waker: &'a Waker,
+    /// The reservation in whose scope it was made.
+    pub(super) scope: Option<ReservationId>,
     /// How long it waits at most.
     pub(super) limit: Option<Duration>,
-    /// None of one that has no tag, or may claim nothing yet.
+    /// `None` if it has no tag, or its tag's limit does not allow it now.
     pub(super) charge: Option<Charge<'a>>,
 }
 
+/// A request that joined.
 #[derive(Debug)]
-enum State {
-    Waiting(Waker),
-    Granted(Allocations),
-    Failed(AllocError),
-    Gone,
+pub(super) struct Joined {
+    pub(super) waiter: Arc<Waiter>,
+    /// Memory is to be searched for it now.
+    pub(super) is_candidate: bool,
 }
 
-impl Waiter {
-    /// Gives the waiter its memory. Returns whom to wake, or the memory if the waiter is gone.
-    pub(super) fn grant(&self, allocations: Allocations) -> Result<Waker, Allocations> {
-        let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, State::Gone) {
-            State::Waiting(waker) => {
-                *state = State::Granted(allocations);
-                self.is_served.store(true, Ordering::Release);
-                Ok(waker)
-            }
-            other => {
-                *state = other;
-                Err(allocations)
-            }
-        }
-    }
-
-    /// Fails the waiter, if it still waits. Returns whom to wake.
-    pub(super) fn fail(&self, error: AllocError) -> Option<Waker> {
-        let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, State::Gone) {
-            State::Waiting(waker) => {
-                // Before the lock is released: whoever hears of the failure finds it counted as what it is.
-                self.note_unserved(outcome_of(&error));
-                *state = State::Failed(error);
-                Some(waker)
-            }
-            other => {
-                *state = other;
-                None
-            }
-        }
-    }
-
-    /// Notes how the waiter leaves, unless it is served after all. The first note counts.
-    pub(super) fn note_unserved(&self, outcome: WaitOutcome) {
-        let _ = self.unserved.set(outcome);
-    }
-
-    /// Returns how a waiter that was not served left the queue.
-    pub(super) fn unserved(&self) -> WaitOutcome {
-        let unserved = self.unserved.get().copied();
-        unserved.unwrap_or(WaitOutcome::Cancelled)
-    }
-
-    /// What the waiter got, if it got something; else `waker` is the one to be woken.
-    pub(super) fn take(&self, waker: &Waker) -> Option<Result<Allocations, AllocError>> {
-        let mut state = self.state.lock();
-        match &mut *state {
-            State::Waiting(last) => {
-                let old = (!last.will_wake(waker)).then(|| std::mem::replace(last, waker.clone()));
-                drop(state);
-                drop(old);
-                None
-            }
-            _ => match std::mem::replace(&mut *state, State::Gone) {
-                State::Granted(allocations) => Some(Ok(allocations)),
-                State::Failed(error) => Some(Err(error)),
-                State::Waiting(_) | State::Gone => None,
-            },
-        }
-    }
-
-    /// The waiter gives up. What it was granted in the meantime comes back.
-    pub(super) fn cancel(&self) -> Option<Allocations> {
-        let last = std::mem::replace(&mut *self.state.lock(), State::Gone);
-        match last {
-            State::Granted(allocations) => Some(allocations),
-            _ => None,
-        }
-    }
-
-    /// Whether it is at the quota queue.
-    pub(super) fn is_held(&self) -> bool {
-        self.is_held.load(Ordering::Acquire)
-    }
-
-    /// By how many it was passed, with how many bytes together.
-    pub(super) fn passed(&self) -> (u64, u64) {
-        let (times, bytes) = &self.passed;
-        (times.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
-    }
-
-    pub(super) fn note_passed(&self, by: u64) {
-        self.passed.0.fetch_add(1, Ordering::Relaxed);
-        self.passed.1.fetch_add(by, Ordering::Relaxed);
-    }
-
-    /// Whom to wake, while it waits.
-    pub(super) fn waker(&self) -> Option<Waker> {
-        match &*self.state.lock() {
-            State::Waiting(waker) => Some(waker.clone()),
-            _ => None,
-        }
-    }
-
-    /// Whether it was granted what it wants, and may be gone since.
-    pub(super) fn is_served(&self) -> bool {
-        self.is_served.load(Ordering::Acquire)
-    }
-
-    pub(super) fn is_waiting(&self) -> bool {
-        matches!(&*self.state.lock(), State::Waiting(_))
-    }
+/// A request that may not join.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) error: AllocError,
+    /// Bytes that were charged to its tag meanwhile: the caller uncharges them.
+    pub(super) charged: Option<(Tag, u64)>,
 }
 
-/// All who wait, in the line or at the quota queue.
+/// What became of the queue when a request left it, or a limit was raised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use = "somebody must search for a candidate"]
+pub(super) struct Moved {
+    /// Another request may be served now that could not be before.
+    pub(super) has_candidate: bool,
+    /// Another throttled request is the first of its tag now.
+    pub(super) has_new_first: bool,
+}
+
 #[derive(Debug)]
-pub(super) struct Standing {
+struct Standing {
     fair_queue: FairQueue<Arc<Waiter>>,
-    /// Those whose tags have reached their limits.
-    pub(super) quota_queues: BTreeMap<Tag, QuotaQueue>,
-    next: Position,
     admission: Admission,
+    quota_queues: BTreeMap<Tag, QuotaQueue>,
+    /// How many requests in the fair queue are for each stream.
+    by_stream: BTreeMap<StreamId, usize>,
+    /// The requests made in the scope of each reservation.
+    in_scope: BTreeMap<ReservationId, Vec<Arc<Waiter>>>,
+    /// The last search for every request of a queue in a deadlock.
+    scan: Option<Scan>,
+    next: Position,
+}
+
+/// A search for every request, which was in vain.
+#[derive(Debug)]
+struct Scan {
+    generation: u64,
+    /// The requests that came since.
+    untried: Vec<Arc<Waiter>>,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Queue {
-    pub(super) standing: Mutex<Standing>,
+    standing: Mutex<Standing>,
+    /// How many requests were made in scopes, to be looked at without the lock.
+    in_scopes: AtomicU64,
     /// How the pool's requests waited.
     waits: plain::Arc<Waits>,
     /// What each tag has, and how its requests waited.
     pub(crate) accounts: Accounts,
-    /// Who is told who leads.
-    notifier: plain::Arc<Notifier>,
-    /// How many at the front are looked at when somebody is served.
+    /// How many requests at the front are searched for when the head cannot be served.
     looked_at: usize,
 }
 
-/// What came of somebody's leaving: those are woken who were let in by it, when this is dropped.
-#[derive(Debug, Default)]
-#[must_use = "who was let in is to be woken with no lock held"]
-pub(super) struct Left {
-    admitted: Admitted,
-    /// Others may be served now who could not be before.
-    pub(super) spills: bool,
-}
-
 impl Standing {
+    fn expected_wait(&self, bytes: u64, key: SortKey, now: Duration) -> Option<Duration> {
+        let bytes_of = |waiter: &Arc<Waiter>| waiter.demand.request.bytes;
+        let (before, after) = (self.fair_queue.before(key), self.fair_queue.after(key));
+        let total = self.admission.bytes();
+        let ahead = bytes_before(before.map(bytes_of), after.map(bytes_of), total);
+        let bytes = ahead.saturating_add(bytes);
+        self.admission.pace.time_for(bytes, now)
+    }
+
+    /// The quota queue of a tag. One that was never used has the pool's limit.
+    fn quota_queue(&mut self, tag: Tag) -> &mut QuotaQueue {
+        let limit = self.admission.limit;
+        let new = || QuotaQueue::new(limit);
+        self.quota_queues.entry(tag).or_insert_with(new)
+    }
+
+    /// How long a request would wait that is over its tag's limit.
+    fn expected_wait_at(
+        &self,
+        tag: Tag,
+        bytes: u64,
+        key: SortKey,
+        now: Duration,
+    ) -> Option<Duration> {
+        let quota_queue = self.quota_queues.get(&tag)?;
+        let at_limit = quota_queue.expected_wait(bytes, key, now)?;
+        let in_queue = self.expected_wait(bytes, key, now).unwrap_or_default();
+        Some(at_limit.saturating_add(in_queue))
+    }
+
+    /// Checks whether a request may join the fair queue, or the quota queue of the tag.
+    ///
     /// # Errors
-    /// When somebody may not join.
-    fn check(&self, newcomer: &Newcomer<'_>, rules: &Rules) -> Result<(), AllocError> {
-        let bytes = newcomer.demand.request.bytes;
-        self.admission.check(bytes, newcomer.since)?;
-        let Some(limit) = newcomer.limit.filter(|_| rules.sheds) else {
+    /// When it may not.
+    fn check(
+        &self,
+        newcomer: &Newcomer<'_>,
+        over: Option<Tag>,
+        rules: &Rules,
+    ) -> Result<(), AllocError> {
+        let (bytes, now) = (newcomer.demand.request.bytes, newcomer.since);
+        let quota_queue = over.and_then(|tag| self.quota_queues.get(&tag));
+        let is_empty = match over {
+            Some(_) => quota_queue.is_none_or(QuotaQueue::is_empty),
+            None => self.fair_queue.is_empty(),
+        };
+        match (over, quota_queue) {
+            (Some(_), Some(quota_queue)) => quota_queue.admission.check(bytes, now)?,
+            (Some(_), None) => Admission::new(self.admission.limit).check(bytes, now)?,
+            (None, _) => self.admission.check(bytes, now)?,
+        }
+        // The first request waits in any case: it keeps the estimate current.
+        let Some(limit) = newcomer.limit.filter(|_| rules.sheds && !is_empty) else {
             return Ok(());
         };
-        // The first waits in any case: it is what the pace is known by.
-        if self.fair_queue.is_empty() {
-            return Ok(());
-        }
-        match self.expected_wait(bytes, newcomer.due, newcomer.since) {
+        let key = self.next_key(newcomer.due);
+        let expected = match over {
+            Some(tag) => self.expected_wait_at(tag, bytes, key, now),
+            None => self.expected_wait(bytes, key, now),
+        };
+        match expected {
             Some(expected) if expected > limit => Err(AllocError::Shed { expected, limit }),
             _ => Ok(()),
         }
     }
 
-    fn expected_wait(&self, bytes: u64, due: i128, now: Duration) -> Option<Duration> {
+    fn next_key(&self, due: i128) -> SortKey {
         let position = self.next;
-        let ahead = self.fair_queue.before(SortKey { due, position });
-        let ahead = ahead.map(|waiter| waiter.demand.request.bytes);
-        let bytes = ahead.fold(bytes, u64::saturating_add);
-        self.admission.pace.time_for(bytes, now)
+        SortKey { due, position }
+    }
+
+    fn head(&self) -> Option<&Arc<Waiter>> {
+        self.fair_queue.head()
+    }
+
+    fn is_head(&self, waiter: &Waiter) -> bool {
+        self.head()
+            .is_some_and(|head| head.sort_key == waiter.sort_key)
+    }
+
+    fn count_stream(&mut self, stream: StreamId) {
+        *self.by_stream.entry(stream).or_default() += 1;
+    }
+
+    fn uncount_stream(&mut self, stream: StreamId) {
+        if let Some(count) = self.by_stream.get_mut(&stream) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_stream.remove(&stream);
+            }
+        }
     }
 }
 
 impl Queue {
-    pub(super) fn new(
-        rules: &Rules,
-        notifier: plain::Arc<Notifier>,
-        waits: plain::Arc<Waits>,
-    ) -> Self {
+    pub(super) fn new(rules: &Rules, waits: plain::Arc<Waits>) -> Self {
         let standing = Standing {
             fair_queue: FairQueue::new(),
-            quota_queues: BTreeMap::new(),
-            next: 0,
             admission: Admission::new(rules.queue_limit),
+            quota_queues: BTreeMap::new(),
+            by_stream: BTreeMap::new(),
+            in_scope: BTreeMap::new(),
+            scan: None,
+            next: 0,
         };
         Self {
             standing: Mutex::new(Guards::Queue, standing),
+            in_scopes: AtomicU64::new(0),
             waits,
             accounts: Accounts::new(),
-            notifier,
             looked_at: rules.overtaking.looked_at(),
         }
     }
 
-    /// Joins the queue; at the quota queue, if its tag has reached its limit. The gate is raised under the
-    /// queue's lock, as it is lowered, so that it is raised whenever somebody waits in the line.
+    /// Adds a request: to the quota queue of its tag if that has reached its limit, and otherwise to the fair queue.
     ///
     /// # Errors
-    /// When it may not.
+    /// When it may not wait.
     pub(super) fn join(
         &self,
         newcomer: Newcomer<'_>,
         rules: &Rules,
         gate: &SharedState,
-    ) -> Result<Arc<Waiter>, AllocError> {
+    ) -> Result<Joined, Refused> {
         let mut standing = self.standing.lock();
-        if let Err(refusal) = standing.check(&newcomer, rules) {
-            self.note_refusal(&newcomer, &refusal);
-            drop(standing);
-            // With the lock let go: what was claimed may let in others.
-            drop(newcomer);
-            return Err(refusal);
-        }
-        let Newcomer { demand, charge, .. } = newcomer;
+        let (demand, now) = (newcomer.demand, newcomer.since);
         let bytes = demand.request.bytes;
-        standing.admission.join(bytes, newcomer.since);
         let account = demand.tag.map(|tag| (tag, self.accounts.of(tag)));
-        let is_let_in = match account {
-            Some((_, account)) if charge.is_none() => account.charge_or_throttle(bytes).is_ok(),
-            _ => true,
-        };
-        Charge::keep(charge);
-        let sort_key = SortKey {
-            due: newcomer.due,
-            position: standing.next,
-        };
-        standing.next += 1;
-        let waiter = Arc::new(Waiter {
-            sort_key,
+        // Under the lock: a free of the tag that comes later sees that a request is throttled.
+        let over = account.filter(|(_, account)| {
+            newcomer.charge.is_none() && account.charge_or_throttle(bytes).is_err()
+        });
+        let over = over.map(|(tag, _)| tag);
+        if let Err(error) = standing.check(&newcomer, over, rules) {
+            self.note_refusal(&newcomer, &error);
+            if let Some(tag) = over {
+                self.end_throttling(&standing, tag);
+            }
+            // Uncharged by the caller, with the lock released: that may let others in.
+            let charged = demand
+                .tag
+                .filter(|_| over.is_none())
+                .map(|tag| (tag, bytes));
+            Charge::keep(newcomer.charge);
+            return Err(Refused { error, charged });
+        }
+        Charge::keep(newcomer.charge);
+        let origin = Origin {
+            sort_key: standing.next_key(newcomer.due),
             flow: demand.tag.filter(|_| account.is_some_and(has_weight)),
             lane: newcomer.lane.clone(),
             demand,
             wants: newcomer.wants,
-            since: newcomer.since,
+            since: now,
             patience: newcomer.patience,
-            is_served: SharedFlag::new(false),
-            unserved: plain::OnceLock::new(),
-            is_held: SharedFlag::new(!is_let_in),
-            passed: (SharedNumber::new(0), SharedNumber::new(0)),
-            hook: Turned::new(),
-            state: Mutex::new(Guards::Waiter, State::Waiting(newcomer.waker.clone())),
-        });
+            scope: newcomer.scope,
+            is_throttled: over.is_some(),
+        };
+        standing.next += 1;
+        let waiter = Arc::new(Waiter::new(origin, newcomer.waker.clone()));
         self.counted_for(&waiter).for_each(Waits::begin);
-        match account {
-            Some((tag, account)) if !is_let_in => {
-                let quota_queue = standing.quota_queues.entry(tag).or_default();
-                quota_queue.join(waiter.clone(), account);
-            }
-            _ => self.enqueue(&mut standing, waiter.clone(), gate),
+        if let Some(scope) = waiter.scope {
+            standing
+                .in_scope
+                .entry(scope)
+                .or_default()
+                .push(waiter.clone());
+            self.in_scopes.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(waiter)
+        let is_candidate = match over {
+            Some(tag) => {
+                standing.quota_queue(tag).join(waiter.clone(), now);
+                false
+            }
+            None => self.enqueue(&mut standing, waiter.clone(), now, gate),
+        };
+        Ok(Joined {
+            waiter,
+            is_candidate,
+        })
     }
 
-    pub(super) fn enqueue(&self, standing: &mut Standing, waiter: Arc<Waiter>, gate: &SharedState) {
+    /// Adds a request to the fair queue. The gate is closed under the queue's lock, as it is opened, so that it is
+    /// closed whenever a request waits there. Returns whether the request is a candidate.
+    fn enqueue(
+        &self,
+        standing: &mut Standing,
+        waiter: Arc<Waiter>,
+        now: Duration,
+        gate: &SharedState,
+    ) -> bool {
+        let bytes = waiter.demand.request.bytes;
         if let Some(tag) = waiter.demand.tag {
-            self.accounts.of(tag).promise(waiter.demand.request.bytes);
+            self.accounts.of(tag).promise(bytes);
         }
         if standing.fair_queue.is_empty() {
             gate.fetch_or(gate::WAITING, Ordering::SeqCst);
         }
-        standing
-            .fair_queue
-            .join(waiter.flow, waiter.sort_key, waiter);
-        self.tell_lead(standing);
+        standing.admission.join(bytes, now);
+        standing.count_stream(waiter.lane.id);
+        let (flow, sort_key) = (waiter.flow, waiter.sort_key);
+        standing.fair_queue.join(flow, sort_key, waiter.clone());
+        if let Some(scan) = &mut standing.scan {
+            scan.untried.push(waiter);
+            return true;
+        }
+        self.is_looked_at(standing, &waiter)
     }
 
-    fn tell_lead(&self, standing: &Standing) {
-        let head = standing.fair_queue.head();
-        self.notifier
-            .set_lead(head.map(|head| head.sort_key.position));
-    }
-
-    /// Leaves the queue, served after `waited` or not at all. Whoever is second does nothing.
+    /// Removes a request, served after `waited` or not at all. The second call for a request does nothing.
     pub(super) fn leave(
         &self,
         waiter: &Waiter,
         waited: Option<Duration>,
+        now: Duration,
         gate: &SharedState,
-    ) -> Left {
+    ) -> Moved {
         let bytes = waiter.demand.request.bytes;
         let mut standing = self.standing.lock();
-        let account = waiter.demand.tag.map(|tag| (tag, self.accounts.of(tag)));
         let served = waited.map(|_| self.cost_of(waiter));
-        let mut left = Left {
-            // Who was served is followed by the next without more.
-            spills: served.is_none() && self.is_looked_at(&standing, waiter),
-            ..Left::default()
-        };
-        if standing
+        // The server goes on with the next request by itself.
+        let has_candidate = served.is_none() && self.is_looked_at(&standing, waiter);
+        let left = standing
             .fair_queue
-            .leave(waiter.flow, waiter.sort_key, served)
-            .is_some()
-        {
-            self.tell_lead(&standing);
-            if let Some((_, account)) = account {
-                account.end_promise(bytes);
+            .leave(waiter.flow, waiter.sort_key, served);
+        let moved = if left.is_some() {
+            standing.uncount_stream(waiter.lane.id);
+            standing.admission.leave(bytes, waited.map(|_| now));
+            if let Some(tag) = waiter.demand.tag {
+                self.accounts.of(tag).end_promise(bytes);
             }
             if standing.fair_queue.is_empty() {
                 gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
+                standing.scan = None;
+            }
+            Moved {
+                has_candidate,
+                has_new_first: false,
             }
         } else {
-            let quota_queue =
-                account.and_then(|(tag, _)| Some((tag, standing.quota_queues.get_mut(&tag)?)));
-            let Some((tag, quota_queue)) = quota_queue else {
-                return left;
+            let tag = waiter.demand.tag;
+            let Some((tag, quota_queue)) =
+                tag.and_then(|tag| Some((tag, standing.quota_queues.get_mut(&tag)?)))
+            else {
+                return Moved::default();
             };
-            if quota_queue.leave(waiter.sort_key).is_none() {
-                return left;
+            let was_first = quota_queue
+                .first()
+                .is_some_and(|first| first.sort_key == waiter.sort_key);
+            if quota_queue.leave(waiter.sort_key, None).is_none() {
+                return Moved::default();
             }
-            left.admitted = self.admit_from(&mut standing, tag, gate);
-            left.spills = !left.admitted.is_empty();
-        }
-        let served_at = waited.map(|waited| waiter.since.saturating_add(waited));
-        standing.admission.leave(bytes, served_at);
-        // Before the lock is let go: who hears that it was served finds it counted.
+            let mut moved = self.admit_from(&mut standing, tag, now, gate);
+            moved.has_new_first |= was_first;
+            moved
+        };
+        self.leave_scope(&mut standing, waiter);
+        // Before the lock is released: a thread that hears that the request was served finds it counted.
         let outcome = waited.map_or_else(|| waiter.unserved(), |_| WaitOutcome::Served);
         let waited = waited.unwrap_or_default();
         self.counted_for(waiter)
             .for_each(|waits| waits.end(outcome, waited));
-        left
+        moved
     }
 
-    /// Whether it keeps others from being served: as the head, or as one whom others may pass only so often, or
-    /// behind whom nobody is looked at.
+    fn leave_scope(&self, standing: &mut Standing, waiter: &Waiter) {
+        let Some(scope) = waiter.scope else {
+            return;
+        };
+        self.in_scopes.fetch_sub(1, Ordering::Relaxed);
+        if let Some(others) = standing.in_scope.get_mut(&scope) {
+            others.retain(|other| other.sort_key != waiter.sort_key);
+            if others.is_empty() {
+                standing.in_scope.remove(&scope);
+            }
+        }
+    }
+
+    /// Whether memory is searched for a request: it is the head, or one of those that may overtake the head.
     fn is_looked_at(&self, standing: &Standing, waiter: &Waiter) -> bool {
+        if self.looked_at == 1 {
+            return standing.is_head(waiter);
+        }
         let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
-        let first = standing.fair_queue.first(self.looked_at, cost);
-        first.iter().any(|first| first.sort_key == waiter.sort_key)
+        let mut looked_at = standing.fair_queue.first(self.looked_at, cost);
+        looked_at.any(|looked_at| looked_at.sort_key == waiter.sort_key)
+    }
+
+    /// Lets requests of a tag into the fair queue, as far as its limit allows now.
+    pub(super) fn admit(&self, tag: Tag, now: Duration, gate: &SharedState) -> Moved {
+        self.admit_from(&mut self.standing.lock(), tag, now, gate)
+    }
+
+    fn admit_from(
+        &self,
+        standing: &mut Standing,
+        tag: Tag,
+        now: Duration,
+        gate: &SharedState,
+    ) -> Moved {
+        let account = self.accounts.of(tag);
+        let mut moved = Moved::default();
+        while let Some(quota_queue) = standing.quota_queues.get_mut(&tag) {
+            let Some(first) = quota_queue.first() else {
+                break;
+            };
+            if account
+                .charge_throttled(first.demand.request.bytes)
+                .is_err()
+            {
+                break;
+            }
+            let sort_key = first.sort_key;
+            let Some(waiter) = quota_queue.leave(sort_key, Some(now)) else {
+                break;
+            };
+            waiter.end_throttling();
+            moved.has_candidate |= self.enqueue(standing, waiter, now, gate);
+            moved.has_new_first = true;
+        }
+        self.end_throttling(standing, tag);
+        moved
+    }
+
+    /// Notes that no request of a tag is throttled any more, if so.
+    fn end_throttling(&self, standing: &Standing, tag: Tag) {
+        let quota_queue = standing.quota_queues.get(&tag);
+        if quota_queue.is_none_or(QuotaQueue::is_empty) {
+            self.accounts.of(tag).end_throttling();
+        }
+    }
+
+    /// Sets the limit of a tag, and lets requests in that it allows.
+    pub(super) fn set_limit(
+        &self,
+        tag: Tag,
+        limit: Option<u64>,
+        now: Duration,
+        gate: &SharedState,
+    ) -> Moved {
+        let mut standing = self.standing.lock();
+        // Under the lock: a request throttled by the old limit is let in by the new one.
+        self.accounts.of(tag).set_limit(limit);
+        self.admit_from(&mut standing, tag, now, gate)
+    }
+
+    /// The first throttled request of a tag.
+    pub(super) fn first_throttled(&self, tag: Tag) -> Option<Arc<Waiter>> {
+        let standing = self.standing.lock();
+        standing.quota_queues.get(&tag)?.first().cloned()
+    }
+
+    /// The first throttled request of each tag that has any.
+    pub(super) fn firsts_throttled(&self) -> Vec<Arc<Waiter>> {
+        let standing = self.standing.lock();
+        let firsts = standing.quota_queues.values().filter_map(QuotaQueue::first);
+        firsts.cloned().collect()
+    }
+
+    /// The wakers of all throttled requests: of one tag, or of every tag.
+    pub(super) fn wakers_of_throttled(&self, of: Option<Tag>) -> Vec<Waker> {
+        let standing = self.standing.lock();
+        let quota_queues = standing.quota_queues.iter();
+        let meant = quota_queues.filter(|(tag, _)| of.is_none_or(|of| of == **tag));
+        let throttled = meant.flat_map(|(_, quota_queue)| quota_queue.iter());
+        throttled.filter_map(|waiter| waiter.waker()).collect()
+    }
+
+    /// The waker of the waiter that is to serve: the first one in order that was not notified already. A waiter that
+    /// was, and has not been polled since, is on its way, or does not answer.
+    pub(super) fn next_to_notify(&self) -> Option<Waker> {
+        let standing = self.standing.lock();
+        let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
+        let mut first = standing.fair_queue.first(NOTIFIED, cost);
+        first.find_map(|waiter| waiter.notify())
+    }
+
+    /// The wakers of the requests made in the scope of a reservation.
+    pub(super) fn wakers_in_scope(&self, of: ReservationId) -> Vec<Waker> {
+        if self.in_scopes.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let standing = self.standing.lock();
+        let in_scope = standing.in_scope.get(&of).into_iter().flatten();
+        in_scope.filter_map(|waiter| waiter.waker()).collect()
+    }
+
+    /// The wakers of the requests whose reservations have enough, in pieces that memory of the pool could be exchanged
+    /// for.
+    pub(super) fn wakers_for_pieces(&self) -> Vec<Waker> {
+        if self.in_scopes.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let standing = self.standing.lock();
+        let in_scopes = standing.in_scope.values().flatten();
+        let expecting = in_scopes.filter(|waiter| waiter.expects_pieces());
+        expecting.filter_map(|waiter| waiter.waker()).collect()
+    }
+
+    /// Whether a request in the fair queue is for the stream.
+    pub(super) fn waits_for(&self, stream: StreamId) -> bool {
+        self.standing.lock().by_stream.contains_key(&stream)
+    }
+
+    /// The requests to search for in a deadlock, in the order of the queue: all of them once in a generation, and after
+    /// that the newcomers.
+    ///
+    /// Left out are the head, and requests for larger pieces than an earlier one for which any place would do: that
+    /// one fits wherever they do.
+    pub(super) fn to_scan(
+        &self,
+        generation: u64,
+        takes_any_place: impl Fn(&Waiter) -> bool,
+    ) -> Vec<Arc<Waiter>> {
+        let mut standing = self.standing.lock();
+        let scan = Scan {
+            generation,
+            untried: Vec::new(),
+        };
+        match standing.scan.replace(scan) {
+            Some(last) if last.generation == generation => last.untried,
+            _ => {
+                let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
+                let mut smallest = u64::MAX;
+                let others = standing.fair_queue.first(usize::MAX, cost).skip(1);
+                let to_try = others.filter(|waiter| {
+                    let piece = waiter.wants.largest_piece(&waiter.demand);
+                    let is_smaller = piece < smallest;
+                    if is_smaller && takes_any_place(waiter) {
+                        smallest = piece;
+                    }
+                    is_smaller
+                });
+                to_try.cloned().collect()
+            }
+        }
+    }
+
+    /// Forgets the last search for every request: something moved.
+    pub(super) fn forget_scan(&self) {
+        let scan = self.standing.lock().scan.take();
+        drop(scan);
     }
 
     /// When the oldest waiter came, on the device's clock.
@@ -413,22 +562,53 @@ impl Queue {
             position: Position::MAX,
         };
         let queued = standing.fair_queue.before(last);
-        let throttled = standing.quota_queues.values().flat_map(QuotaQueue::all);
+        let throttled = standing.quota_queues.values().flat_map(QuotaQueue::iter);
         let since = queued.chain(throttled).map(|waiter| waiter.since);
         since.min()
     }
 
     pub(crate) fn set_queue_limit(&self, limit: QueueLimit) {
-        self.standing.lock().admission.limit = limit;
+        let mut standing = self.standing.lock();
+        standing.admission.limit = limit;
+        let quota_queues = standing.quota_queues.values_mut();
+        quota_queues.for_each(|quota_queue| quota_queue.set_pools_limit(limit));
     }
 
     pub(crate) fn queue_limit(&self) -> QueueLimit {
         self.standing.lock().admission.limit
     }
 
-    /// How long a request would wait that comes now and is due then, as far as can be told.
-    pub(super) fn expected_wait(&self, bytes: u64, due: i128, now: Duration) -> Option<Duration> {
-        self.standing.lock().expected_wait(bytes, due, now)
+    /// Sets how many requests of a tag may wait for its limit; with `None`, as many as for memory.
+    pub(crate) fn set_tag_queue_limit(&self, tag: Tag, limit: Option<QueueLimit>) {
+        let mut standing = self.standing.lock();
+        let pools = standing.admission.limit;
+        standing.quota_queue(tag).set_limit(limit, pools);
+    }
+
+    /// How many requests of a tag may wait for its limit.
+    pub(crate) fn tag_queue_limit(&self, tag: Tag) -> QueueLimit {
+        let standing = self.standing.lock();
+        let quota_queue = standing.quota_queues.get(&tag);
+        quota_queue.map_or(standing.admission.limit, |quota_queue| {
+            quota_queue.admission.limit
+        })
+    }
+
+    /// How long a request would wait that comes now and is due then, as far as can be told. With a tag, one that is
+    /// over the tag's limit.
+    pub(super) fn expected_wait(
+        &self,
+        over: Option<Tag>,
+        bytes: u64,
+        due: i128,
+        now: Duration,
+    ) -> Option<Duration> {
+        let standing = self.standing.lock();
+        let key = standing.next_key(due);
+        match over {
+            Some(tag) => standing.expected_wait_at(tag, bytes, key, now),
+            None => standing.expected_wait(bytes, key, now),
+        }
     }
 
     fn note_refusal(&self, newcomer: &Newcomer<'_>, refusal: &AllocError) {
@@ -439,7 +619,7 @@ impl Queue {
         }
     }
 
-    /// Whose waits a waiter's is.
+    /// Where a waiter's wait is counted.
     fn counted_for<'a>(&'a self, waiter: &'a Waiter) -> impl Iterator<Item = &'a Waits> {
         self.waits_of(&waiter.lane, &waiter.demand)
     }
@@ -449,18 +629,17 @@ impl Queue {
         [&*self.waits, &lane.waits].into_iter().chain(of_tag)
     }
 
-    /// Who is served next.
+    /// The request that is served next.
     pub(super) fn head(&self) -> Option<Arc<Waiter>> {
-        self.standing.lock().fair_queue.head().cloned()
+        self.standing.lock().head().cloned()
     }
 
-    /// The first so many, in the order in which they are served if nobody comes.
-    pub(super) fn first(&self, most: usize) -> Vec<Arc<Waiter>> {
+    /// The head and the requests that may overtake it, in the order in which they are served if no request comes.
+    pub(super) fn looked_at(&self) -> SmallVec<[Arc<Waiter>; 1]> {
         let standing = self.standing.lock();
-        let first = standing
-            .fair_queue
-            .first(most, |waiter| self.cost_of(waiter));
-        first.into_iter().cloned().collect()
+        let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
+        let in_order = standing.fair_queue.first(self.looked_at, cost);
+        in_order.cloned().collect()
     }
 
     /// What it costs a waiter's flow to have it served.
@@ -472,25 +651,16 @@ impl Queue {
         }
     }
 
-    /// Whether nobody waits in the line.
+    /// Whether no request waits in the fair queue.
     pub(crate) fn is_empty(&self) -> bool {
         self.standing.lock().fair_queue.is_empty()
     }
 
-    /// Returns the number of requests that wait, in the fair queue or in a quota queue.
+    /// The number of requests that wait, in the fair queue or in a quota queue.
     pub(crate) fn waiting(&self) -> usize {
-        // No request joins or leaves meanwhile.
+        // Under the lock: no request joins or leaves meanwhile.
         let _standing = self.standing.lock();
         self.waits.waiting()
-    }
-}
-
-/// Returns the outcome of a wait that ends with an error.
-pub(super) fn outcome_of(error: &AllocError) -> WaitOutcome {
-    match error {
-        AllocError::TimedOut { .. } => WaitOutcome::TimedOut,
-        AllocError::Deadlocked(_) | AllocError::DeadlockedAtLimit { .. } => WaitOutcome::Deadlocked,
-        _ => WaitOutcome::Failed,
     }
 }
 

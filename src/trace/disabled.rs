@@ -3,7 +3,7 @@
 use super::Asked;
 use crate::device::DeviceError;
 use crate::error::Shortfall;
-use crate::id::StreamId;
+use crate::id::{StreamId, StreamLabel};
 use crate::measure::WaitOutcome;
 use std::fmt::Debug;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(crate) struct Waiting;
 
 impl Waiting {
     #[inline(always)]
-    pub(crate) fn new(_: Asked) -> Self {
+    pub(crate) fn new(_: Asked, _: Option<&str>) -> Self {
         Self
     }
 
@@ -38,6 +38,8 @@ pub(crate) fn exhausted(_: &Shortfall) {}
 #[inline(always)]
 pub(crate) fn hook_failed(_: &dyn std::fmt::Display) {}
 #[inline(always)]
+pub(crate) fn waker_panicked() {}
+#[inline(always)]
 pub(crate) fn grown(_: u64, _: u64) {}
 #[inline(always)]
 pub(crate) fn remapped(_: u64, _: u64) {}
@@ -46,11 +48,13 @@ pub(crate) fn trimmed(_: u64) {}
 #[inline(always)]
 pub(crate) fn reaped(_: usize) {}
 #[inline(always)]
-pub(crate) fn device_wait(_: StreamId, _: StreamId) {}
+pub(crate) fn device_wait(_: StreamLabel<'_>, _: StreamLabel<'_>) {}
 #[inline(always)]
-pub(crate) fn stream_registered(_: StreamId) {}
+pub(crate) fn stream_registered(_: StreamLabel<'_>) {}
 #[inline(always)]
-pub(crate) fn stream_gone(_: StreamId) {}
+pub(crate) fn stream_named(_: StreamLabel<'_>) {}
+#[inline(always)]
+pub(crate) fn stream_gone(_: StreamLabel<'_>) {}
 #[inline(always)]
 pub(crate) fn leaked(_: (usize, usize), _: u64, _: &dyn std::fmt::Display) {}
 #[inline(always)]

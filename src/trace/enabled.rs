@@ -3,7 +3,7 @@
 use super::Asked;
 use crate::device::DeviceError;
 use crate::error::Shortfall;
-use crate::id::StreamId;
+use crate::id::{StreamId, StreamLabel};
 use crate::measure::{Tag, WaitOutcome};
 use crate::sync::assert_unlocked;
 use std::fmt::Debug;
@@ -34,13 +34,14 @@ fn name_of(tag: Option<Tag>) -> Option<&'static str> {
 pub(crate) struct Waiting(Span);
 
 impl Waiting {
-    pub(crate) fn new(asked: Asked) -> Self {
+    pub(crate) fn new(asked: Asked, stream_name: Option<&str>) -> Self {
         assert_unlocked("a subscriber is told");
         let Asked { stream, bytes, tag } = asked;
         Self(debug_span!(
             target: TARGET,
             "waiting",
             stream = %stream,
+            name = stream_name,
             bytes,
             tag = name_of(tag),
             outcome = field::Empty,
@@ -111,6 +112,11 @@ pub(crate) fn hook_failed(error: &dyn std::fmt::Display) {
     tell!(WARN, error = %error, "pressure hook failed");
 }
 
+/// A task's waker panicked when it was called.
+pub(crate) fn waker_panicked() {
+    tell!(WARN, "a waker panicked");
+}
+
 /// Bytes that were taken from the device, and in how many pieces.
 pub(crate) fn grown(bytes: u64, chunks: u64) {
     tell!(DEBUG, bytes, chunks, "grown");
@@ -130,16 +136,20 @@ pub(crate) fn reaped(streams: usize) {
     tell!(TRACE, streams, "reaped");
 }
 
-pub(crate) fn device_wait(stream: StreamId, donor: StreamId) {
-    tell!(DEBUG, stream = %stream, donor = %donor, "device wait");
+pub(crate) fn device_wait(stream: StreamLabel<'_>, donor: StreamLabel<'_>) {
+    tell!(DEBUG, stream = %stream.id, donor = %donor.id, name = stream.name, donor_name = donor.name, "device wait");
 }
 
-pub(crate) fn stream_registered(stream: StreamId) {
-    tell!(DEBUG, stream = %stream, "stream registered");
+pub(crate) fn stream_registered(stream: StreamLabel<'_>) {
+    tell!(DEBUG, stream = %stream.id, name = stream.name, "stream registered");
 }
 
-pub(crate) fn stream_gone(stream: StreamId) {
-    tell!(DEBUG, stream = %stream, "stream gone");
+pub(crate) fn stream_named(stream: StreamLabel<'_>) {
+    tell!(DEBUG, stream = %stream.id, name = stream.name, "stream named");
+}
+
+pub(crate) fn stream_gone(stream: StreamLabel<'_>) {
+    tell!(DEBUG, stream = %stream.id, name = stream.name, "stream gone");
 }
 
 /// Blocks that somebody owns still, and reservations, where nobody should.

@@ -16,10 +16,10 @@ mod raised;
 mod service;
 
 use common::*;
-use weirpool::device::Device;
 use weirpool::device::sim::{
-    Checker, Clock, Operation, SimBuilder, SimDevice, SimStream, Violation, ViolationKind,
+    Call, Checker, Clock, Operation, SimBuilder, SimDevice, SimStream, Violation, ViolationKind,
 };
+use weirpool::device::{Device, DeviceErrorKind};
 use weirpool::*;
 
 fn device() -> SimBuilder {

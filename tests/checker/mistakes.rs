@@ -74,11 +74,11 @@ fn a_missing_used_on_is_found_at_the_free() {
     assert_eq!(violation.kind, ViolationKind::FreedWhileUsed);
     assert_eq!(lines(&violation), [Some(allocated), Some(last), None, None]);
     let memory = violation.memory.as_ref().unwrap();
-    assert_eq!(memory.stream, world.work[0].raw());
-    assert_eq!(memory.freed_on, [world.work[0].raw()]);
+    assert_eq!(memory.stream, world.work[0].label());
+    assert_eq!(memory.freed_on, [world.work[0].label()]);
     assert_eq!(
         violation.earlier.as_ref().unwrap().stream,
-        world.work[1].raw()
+        world.work[1].label()
     );
     let text = violation.to_string();
     assert!(
@@ -164,6 +164,18 @@ fn memory_that_goes_away_under_work_is_found() {
     assert_eq!(found[0].kind, ViolationKind::UnmappedWhileUsed);
 }
 
+#[test]
+fn report_names_streams() {
+    let world = World::new();
+    let block = world.allocate(0, MIB);
+    let decode = world.device.create_stream_named("decode");
+    world.write(0, &block);
+    decode.submit(Operation::new(us(1)).writes(block.address(), 8));
+    let report = world.only().to_string();
+    assert!(report.contains("writes on stream 1"), "{report}");
+    assert!(report.contains("writes on stream \"decode\""), "{report}");
+}
+
 /// The places are the user's, whichever call allocates or frees.
 #[test]
 fn every_public_call_names_the_users_place() {
@@ -187,12 +199,8 @@ fn every_public_call_names_the_users_place() {
     drop(freed);
     assert_eq!(places(&world), (line, Some(end)));
 
-    let line = line!() + 1;
-    let block = pool
-        .allocate(stream, MIB)
-        .alignment(4096)
-        .try_now()
-        .unwrap();
+    let (request, line) = (pool.allocate(stream, MIB), line!());
+    let block = request.alignment(4096).try_now().unwrap();
     spoil(block.address());
     drop(block);
     assert_eq!(places(&world), (line, None));

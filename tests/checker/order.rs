@@ -273,3 +273,43 @@ fn a_name_used_again_inherits_no_order() {
         drop(later);
     }
 }
+
+/// A fill of the memory that a block grows by is submitted before the growth can be complete.
+#[test]
+fn growth_of_a_filled_block_is_in_order() {
+    let device = device().build();
+    let builder = Pool::builder(device.clone())
+        .capacity(16 * MIB)
+        .lane_bytes(0);
+    let pool = builder.fill_on_allocate(Fill::Zero).build().unwrap();
+    let (work, stream) = common::stream(&device, &pool);
+    let mut block = pool.try_allocate(&stream, MIB).unwrap();
+    let above = pool.try_allocate(&stream, MIB).unwrap();
+    assert_eq!(above.address(), block.address() + MIB);
+    drop(above);
+    work.submit(Operation::new(us(10)).writes(block.address(), block.size()));
+    block.grow(MIB).try_now().unwrap();
+    work.submit(Operation::new(us(10)).writes(block.address(), block.size()));
+    drop(block);
+    device.advance_to_end();
+    device.assert_ordered();
+}
+
+/// The first write of the growth that failed is no use of the next block there.
+#[test]
+fn growth_that_fails_leaves_no_block_behind() {
+    let device = device().build();
+    let builder = Pool::builder(device.clone())
+        .capacity(16 * MIB)
+        .lane_bytes(0);
+    let pool = builder.fill_on_allocate(Fill::Zero).build().unwrap();
+    let (work, stream) = common::stream(&device, &pool);
+    let mut block = pool.try_allocate(&stream, MIB).unwrap();
+    device.fail_next(Call::Fill, DeviceErrorKind::Other);
+    block.grow(2 * MIB).try_now().unwrap_err();
+    let next = pool.try_allocate(&stream, MIB).unwrap();
+    work.submit(Operation::new(us(10)).writes(next.address(), next.size()));
+    drop((block, next));
+    device.advance_to_end();
+    device.assert_ordered();
+}

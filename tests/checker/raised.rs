@@ -16,7 +16,7 @@ fn panic_of(call: impl FnOnce()) -> Option<String> {
 }
 
 #[test]
-fn a_submission_panics_and_is_submitted_all_the_same() {
+fn submission_panics_and_is_submitted_all_the_same() {
     let world = World::panicking();
     let block = world.allocate(0, MIB);
     world.write(0, &block);
@@ -25,11 +25,12 @@ fn a_submission_panics_and_is_submitted_all_the_same() {
     assert!(message.contains("nothing orders them"), "{message}");
     assert_eq!(world.work[1].backlog(), 1);
     drop(block);
+    assert_eq!(world.only().kind, ViolationKind::Race);
     world.assert_silent();
 }
 
 #[test]
-fn an_explicit_free_panics_and_frees_all_the_same() {
+fn explicit_free_panics_and_frees_all_the_same() {
     let world = World::panicking();
     let block = world.allocate(0, MIB);
     world.write(1, &block);
@@ -44,18 +45,19 @@ fn an_explicit_free_panics_and_frees_all_the_same() {
         message.contains(&format!("{}:{}", file!(), line.get())),
         "{message}"
     );
+    assert_eq!(world.only().kind, ViolationKind::FreedWhileUsed);
     world.assert_silent();
     world.pool.check_conserved().unwrap();
 }
 
 #[test]
-fn a_drop_does_not_panic_and_the_next_call_does() {
+fn drop_does_not_panic_and_the_next_call_does() {
     type Next = fn(&World);
     let next: [Next; 5] = [
         |world| run(&world.work[0], us(1)),
         |world| world.device.advance(us(1)),
         |world| drop(world.allocate(0, 512)),
-        |world| world.device.assert_ordered(),
+        |world| world.device.advance_to_end(),
         |world| world.device.block_on(async {}),
     ];
     for next in next {
@@ -64,13 +66,46 @@ fn a_drop_does_not_panic_and_the_next_call_does() {
         world.write(1, &block);
         drop(block);
         assert!(panic_of(|| next(&world)).is_some());
+        assert!(panic_of(|| world.device.assert_ordered()).is_some());
         world.assert_silent();
         world.pool.check_conserved().unwrap();
     }
 }
 
+/// A runtime catches the panic of a detached task.
 #[test]
-fn nothing_panics_while_panicking() {
+fn violation_in_a_detached_task_fails_the_test() {
+    let world = World::panicking();
+    let block = world.allocate(0, MIB);
+    let (address, other) = (block.address(), world.work[1].clone());
+    world.write(0, &block);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let race = Operation::new(us(1)).writes(address, 8);
+        let task = tokio::spawn(async move { other.submit(race) });
+        assert!(task.await.unwrap_err().is_panic());
+    });
+    let message = panic_of(|| world.device.assert_ordered()).unwrap();
+    assert!(message.contains("nothing orders them"), "{message}");
+    world.device.assert_ordered();
+}
+
+#[test]
+fn violation_whose_panic_was_caught_fails_block_on() {
+    let world = World::panicking();
+    let block = world.allocate(0, MIB);
+    world.write(0, &block);
+    let caught = async {
+        let race = || world.read(1, &block);
+        assert!(panic_of(race).is_some());
+    };
+    assert!(panic_of(|| world.device.block_on(caught)).is_some());
+}
+
+#[test]
+fn checker_does_not_panic_while_panicking() {
     let world = World::panicking();
     let message = catch_unwind(AssertUnwindSafe(|| {
         let block = world.allocate(0, MIB);
@@ -91,7 +126,7 @@ fn nothing_panics_while_panicking() {
 }
 
 #[test]
-fn switched_off_it_finds_nothing_and_no_pool_reports() {
+fn checker_that_is_off_finds_nothing() {
     let device = device().checker(Checker::Off).build();
     assert!(device.block_observer().is_none());
     let world = World::over(device);
@@ -104,7 +139,7 @@ fn switched_off_it_finds_nothing_and_no_pool_reports() {
 
 /// A broken device runs nothing any more: there is nothing to order.
 #[test]
-fn a_broken_device_is_not_judged() {
+fn broken_device_is_not_checked() {
     let world = World::panicking();
     let block = world.allocate(0, MIB);
     world.write(1, &block);

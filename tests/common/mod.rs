@@ -3,9 +3,11 @@
 
 mod external;
 mod pass_on;
+mod woken;
 
 pub(crate) use external::External;
 pub(crate) use pass_on::pass_on;
+pub(crate) use woken::{Woken, settle};
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -84,6 +86,11 @@ impl Count {
 
     pub(crate) fn get(&self) -> usize {
         self.0.load(Ordering::SeqCst)
+    }
+
+    /// How often it was woken since this was called last.
+    pub(crate) fn take(&self) -> usize {
+        self.0.swap(0, Ordering::SeqCst)
     }
 }
 

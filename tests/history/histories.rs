@@ -160,7 +160,7 @@ fn a_history_knows_reservations() {
     let out = told(|event| matches!(event, HistoryEvent::OutOfMemory { stream: None, .. }));
     assert!(out.contains("out of memory to reserve: 1.0 MiB "), "{out}");
     let waited = told(|event| matches!(event, HistoryEvent::Waited { stream: None, .. }));
-    let expected = "waited 7µs for 4194304 bytes to reserve, served";
+    let expected = "waited 7µs for 4.0 MiB to reserve, served";
     assert!(waited.ends_with(expected), "{waited}");
     let drawn = history
         .entries

@@ -146,9 +146,9 @@ fn a_failed_release_is_made_up_for() {
     pool.check_conserved().unwrap();
 }
 
-/// What cannot be released in whole handles is left, and nothing is due because of it.
+/// At most the threshold stays, so a chunk that it would split is released, and then nothing is due any more.
 #[test]
-fn a_threshold_between_handles_is_no_work_for_ever() {
+fn threshold_between_chunks_is_kept_and_then_nothing_is_due() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
             .release_threshold(ReleaseThreshold::Bytes(4 * CHUNK + CHUNK / 2))
@@ -162,10 +162,30 @@ fn a_threshold_between_handles_is_no_work_for_ever() {
                 .collect::<Vec<_>>(),
         );
         let_pass(&device, 5);
-        assert_eq!(pool.statistics().reserved.current, 5 * CHUNK);
+        assert_eq!(pool.statistics().reserved.current, 4 * CHUNK);
         let counters = device.counters();
         let_pass(&device, 20);
         assert_eq!(device.counters(), counters, "nothing is due any more");
+    }
+}
+
+/// A segment of plain memory that is larger than the excess goes back as a whole, once it was free for a while.
+#[test]
+fn segment_larger_than_the_excess_is_released_below_the_threshold() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .release_threshold(ReleaseThreshold::Bytes(16 * MIB))
+            .lane_bytes(0)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let live = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        drop(pool.try_allocate(&stream, 48 * MIB).unwrap());
+        let_pass(&device, 5);
+        let reserved = pool.statistics().reserved.current;
+        assert!(reserved <= 16 * MIB, "{reserved}");
+        drop(live);
+        pool.check_conserved().unwrap();
     }
 }
 

@@ -29,7 +29,7 @@ fn the_checker_holds_the_host_to_its_order() {
     };
     assert_eq!(race.kind, ViolationKind::Race);
     let later = race.later.as_ref().unwrap();
-    assert_eq!(later.stream, RawStream::HOST);
+    assert_eq!(later.stream.raw(), RawStream::HOST);
     assert!(race.to_string().contains("reads on the host"), "{race}");
     use_block(&work, &block, us(10));
     device.advance(us(20));

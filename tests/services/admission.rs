@@ -89,33 +89,61 @@ fn bytes_are_limited_too_and_at_run_time() {
     assert_eq!(waiting(&pool), 3);
 }
 
-/// Who waits for the limit of its tag counts; and what a request claimed that is refused is its tag's again.
+/// A tenant over its limit fills its own queue: the pool's is as empty as before, and so are other tenants' queues.
 #[test]
-fn who_is_held_at_the_door_counts() {
+fn throttled_requests_do_not_refuse_the_requests_of_others() {
     let device = manual();
-    let pool = base(&device).queue_limit(1).build().unwrap();
+    let pool = base(&device).queue_limit(2).build().unwrap();
     let (_, stream) = stream(&device, &pool);
-    let tag = Tag::new("admission: a tenant");
-    let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
-    pool.tag(tag).set_limit(Some(MIB));
-    let mut at_the_door = pool.allocate(&stream, MIB).tag(tag);
-    assert!(poll(&mut at_the_door).is_pending());
-    let rest = pool.try_allocate(&stream, 6 * MIB).unwrap();
-    let other = Tag::new("admission: another");
+    let [flooding, other] = ["admission: flooding", "admission: other"].map(Tag::new);
+    let held = pool.allocate(&stream, MIB).tag(flooding).try_now().unwrap();
+    pool.tag(flooding).set_limit(Some(MIB));
     pool.tag(other).set_limit(Some(4 * MIB));
-    let refused = now(pool.allocate(&stream, 4 * MIB).tag(other)).unwrap_err();
-    assert!(matches!(refused, AllocError::QueueFull { waiting: 1, .. }));
-    let refused = [tag, other].map(|tag| pool.tag(tag).statistics().waits.refused);
-    assert_eq!(refused, [0, 1]);
-    drop(rest);
-    drop(
-        pool.allocate(&stream, 4 * MIB)
-            .tag(other)
-            .try_now()
-            .unwrap(),
-    );
+    let request = |tag, bytes| pool.allocate(&stream, bytes).tag(tag);
+    let mut throttled = [MIB, MIB].map(|bytes| request(flooding, bytes));
+    assert!(throttled.iter_mut().all(|waiter| poll(waiter).is_pending()));
+    let refused = now(request(flooding, MIB)).unwrap_err();
+    assert!(matches!(refused, AllocError::QueueFull { waiting: 2, .. }));
+    let rest = pool.try_allocate(&stream, ALL - MIB).unwrap();
+    let mut waiting = [MIB, MIB].map(|bytes| request(other, bytes));
+    assert!(waiting.iter_mut().all(|waiter| poll(waiter).is_pending()));
+    let refused = now(pool.allocate(&stream, MIB)).unwrap_err();
+    assert!(matches!(refused, AllocError::QueueFull { waiting: 2, .. }));
+    let refused = [flooding, other].map(|tag| pool.tag(tag).statistics().waits.refused);
+    assert_eq!(refused, [1, 0]);
+    drop((rest, held));
+    assert!(waiting.iter_mut().all(|waiter| poll(waiter).is_ready()));
+}
+
+#[test]
+fn tag_has_a_queue_limit_of_its_own() {
+    let device = manual();
+    let pool = base(&device).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("admission: few may wait");
+    pool.tag(tag).set_limit(Some(MIB));
+    assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::NONE);
+    pool.tag(tag).set_queue_limit(Some(QueueLimit::requests(1)));
+    pool.set_queue_limit(7);
+    assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::requests(1));
+    let held = pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
+    let mut first = pool.allocate(&stream, MIB).tag(tag);
+    assert!(poll(&mut first).is_pending());
+    let refused = now(pool.allocate(&stream, MIB).tag(tag)).unwrap_err();
+    assert!(matches!(
+        refused,
+        AllocError::QueueFull {
+            waiting: 1,
+            limit: 1,
+            ..
+        }
+    ));
+    pool.tag(tag).set_queue_limit(None);
+    assert_eq!(pool.tag(tag).queue_limit(), QueueLimit::requests(7));
+    let mut second = pool.allocate(&stream, MIB).tag(tag);
+    assert!(poll(&mut second).is_pending());
     drop(held);
-    assert!(poll(&mut at_the_door).is_ready());
+    assert!(poll(&mut first).is_ready());
 }
 
 /// Serves `count` requests for all of the memory that came at once, one every 100 µs.

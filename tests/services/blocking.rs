@@ -83,10 +83,9 @@ fn all_that_can_be_awaited_can_be_waited_for() {
     pool.check_conserved().unwrap();
 }
 
-/// A thread that is parked is sure to look again: it serves for those who do not, the first of the queue among
-/// them, though there is a reclaimer, which nobody runs.
+/// The head of the queue and the reclaimer are notified, and no executor polls them.
 #[test]
-fn a_thread_does_not_rest_on_a_task_that_nobody_runs() {
+fn blocked_thread_is_served_behind_a_head_that_is_not_polled() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -99,6 +98,10 @@ fn a_thread_does_not_rest_on_a_task_that_nobody_runs() {
         let second = scope.spawn(|| pool.allocate(&stream, MIB).blocking());
         eventually(|| waiting(&pool) == 2);
         drop(held);
+        eventually(|| {
+            device.advance(us(1000));
+            second.is_finished()
+        });
         drop(second.join().unwrap().unwrap());
     });
     assert!(poll(&mut first).is_ready());

@@ -157,10 +157,28 @@ fn a_stream_made_through_the_contract_takes_work() {
 }
 
 #[test]
-#[should_panic(expected = "a stream that was destroyed")]
-fn a_destroyed_stream_takes_no_work() {
+fn contract_does_not_destroy_a_stream_that_belongs_to_its_handles() {
     let sim = manual();
     let stream = sim.create_stream();
-    sim.destroy_stream(stream.raw()).unwrap();
+    let refused = sim.destroy_stream(stream.raw()).unwrap_err();
+    assert_eq!(refused.kind(), DeviceErrorKind::InvalidArgument);
     stream.submit(operation(1));
+}
+
+/// A pool that was given the second handle records events after the first is gone.
+#[test]
+fn handle_that_was_looked_up_keeps_the_stream() {
+    let sim = manual();
+    let made = sim.create_stream_named("decode");
+    let found = sim.stream(made.raw()).unwrap();
+    let event = sim.create_event().unwrap();
+    drop(made);
+    found.submit(operation(5));
+    sim.record(event, found.raw()).unwrap();
+    assert_eq!(found.name().as_deref(), Some("decode"));
+    let raw = found.raw();
+    drop(found);
+    assert!(sim.stream(raw).is_none());
+    sim.advance_to_end();
+    assert!(sim.query(event).unwrap());
 }

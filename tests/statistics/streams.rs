@@ -68,3 +68,33 @@ fn memory_used_on_two_streams_is_pending_on_both() {
     pool.reap().unwrap();
     assert_eq!((pending(&a), pending(&b)), (0, 8));
 }
+
+#[test]
+fn named_stream_is_shown_with_its_name() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB).history(100).build().unwrap();
+    let stream = pool.register(&device.create_stream()).unwrap();
+    assert_eq!(
+        (stream.name(), format!("{stream:?}").as_str()),
+        (None, "Stream(S1)")
+    );
+    let stream = stream.named("decode");
+    let clone = stream.clone().named("a later name");
+    assert_eq!(clone.name(), Some("decode"), "the first name stays");
+    assert_eq!(format!("{stream:?}"), "Stream(decode (S1))");
+    let block = pool.try_allocate(&stream, MIB).unwrap();
+    assert_eq!(stream.statistics().name.as_deref(), Some("decode"));
+    let by_stream = pool.statistics_by_stream();
+    assert_eq!(by_stream[0].name.as_deref(), Some("decode"));
+    let history = pool.history().to_string();
+    assert!(history.contains("allocated 1.0 MiB"), "{history}");
+    assert!(history.contains(" on decode (S1) "), "{history}");
+    let snapshot = pool.snapshot().to_string();
+    assert!(
+        snapshot.contains("used     decode (S1) grown"),
+        "{snapshot}"
+    );
+    drop(block);
+    let snapshot = pool.snapshot().to_string();
+    assert!(snapshot.contains("waits for decode (S1)"), "{snapshot}");
+}

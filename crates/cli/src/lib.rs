@@ -19,7 +19,7 @@
 //! | `trace`, `read` | traces, their limits, and the files that they are read from |
 //! | `replay`, `device` | the replay, with one task for each stream, and the devices it runs on |
 //! | `frontier` | memory against device time, by chunk size and policy |
-//! | `show`, `output` | tables, pictures, progress |
+//! | `show`, `units`, `output` | tables and pictures, formatted numbers, standard output |
 //! | [`fuzzing`] | the entry points of the fuzz targets in `fuzz/` |
 
 mod device;
@@ -31,14 +31,15 @@ mod read;
 mod replay;
 mod show;
 mod trace;
+mod units;
 
 use device::cuda;
 use device::machine::Site;
 use device::simulated::Simulator;
 use options::{Command, DeviceName, Frontier, Generated, Replay, Source};
 use output::ClosedPipe;
-use show::progress::Progress;
-use show::{plot, table, units};
+use replay::progress::Progress;
+use show::{plot, table};
 use std::collections::HashSet;
 use std::path::Path;
 use std::process::ExitCode;

@@ -22,7 +22,8 @@ pub trait BlockObserver: fmt::Debug + Send + Sync {
     );
 
     /// The block at `address` grows by the `bytes` bytes that follow it, for use in the order of `stream`, as
-    /// asked at `location` in the source. The pool calls this before it or its user uses them. Never panics.
+    /// asked at `location` in the source. The bytes are free, or a block of their own that ends by this. The pool calls
+    /// this before its user has them. Never panics.
     fn block_grown(
         &self,
         address: u64,

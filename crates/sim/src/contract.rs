@@ -95,7 +95,10 @@ unsafe impl Device for SimDevice {
     // ---- streams and events ----------------------------------------------------------------------
 
     fn create_stream(&self) -> Result<RawStream, DeviceError> {
-        self.create_raw_stream(false)
+        let raw = self.create_raw_stream(None)?;
+        self.engine
+            .call(|state| state.schedule.give_to_contract(raw));
+        Ok(raw)
     }
 
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {

@@ -28,8 +28,13 @@ impl SimDevice {
         self.engine.call(|state| {
             state.enter(Call::DestroyStream, 0)?;
             check_stream(state, Call::DestroyStream, stream)?;
-            state.schedule.destroy_stream(stream);
-            Ok(())
+            if state.schedule.destroy_stream(stream) {
+                return Ok(());
+            }
+            let label = state.schedule.label(stream).map(ToString::to_string);
+            let label = label.unwrap_or_default();
+            let reason = format!("{label} belongs to its handles: drop them instead");
+            Err(invalid(Call::DestroyStream, reason))
         })
     }
 
@@ -201,11 +206,11 @@ fn recorded(state: &mut State, point: Point, fault: Option<Fault>) -> Recorded {
         Some(Fault::Reports(kind)) => return Recorded::Failing(kind),
         Some(Fault::Fails(_)) | None => return Recorded::At(point),
     };
-    let aside = state.schedule.create_stream();
+    let aside = state.schedule.create_stream(None);
     state.schedule.submit(aside, behind);
     state.schedule.submit(aside, Item::Wait(point));
     let late = state.schedule.submit(aside, Item::Record);
-    state.schedule.destroy_stream(aside);
+    state.schedule.release(aside);
     Recorded::At(late)
 }
 

@@ -54,6 +54,7 @@ impl SimDevice {
     #[track_caller]
     pub fn run<F: Future>(&self, start: impl FnOnce(LocalSpawner) -> F) -> F::Output {
         let _driver = Driver::new(self);
+        let raised = self.engine.raised();
         let mut idle = Idle::new(self);
         let mut pool = LocalPool::new();
         let main = Arc::new(Main::new());
@@ -64,6 +65,10 @@ impl SimDevice {
                 let mut context = Context::from_waker(&waker);
                 if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
                     self.engine.raise();
+                    if self.engine.raised() > raised {
+                        // A task raised it, and something caught the panic.
+                        self.assert_ordered();
+                    }
                     return output;
                 }
                 idle.interrupted();

@@ -24,12 +24,18 @@ impl<T> Names<T> {
 
     /// Puts `value` under the name that was given back last, or under a new one.
     pub(super) fn insert(&mut self, value: T) -> u64 {
+        self.insert_with(|_| value)
+    }
+
+    /// Puts a value that knows its name under the name that was given back last, or under a new one.
+    pub(super) fn insert_with(&mut self, value: impl FnOnce(u64) -> T) -> u64 {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             u32::try_from(self.slots.len()).expect("fewer than 2^32 streams or events") - 1
         });
-        self.slots[slot as usize] = Some(value);
-        self.base + u64::from(slot) + 1
+        let name = self.base + u64::from(slot) + 1;
+        self.slots[slot as usize] = Some(value(name));
+        name
     }
 
     pub(super) fn get(&self, name: u64) -> Option<&T> {

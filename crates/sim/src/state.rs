@@ -12,8 +12,10 @@ use super::events::Events;
 use super::fault::{Fault, Script};
 use super::memory::Space;
 use super::schedule::{Item, Point, Schedule};
+use super::stream::WeakOwner;
 use super::ticker::Phase;
 use std::any::Any;
+use std::collections::HashMap;
 use std::task::Waker;
 use std::time::Duration;
 use weirpool_device::plain::{Arc, thread::ThreadId};
@@ -27,6 +29,8 @@ pub(super) struct State {
     pub(super) space: Space,
     pub(super) events: Events,
     pub(super) alarms: Alarms,
+    /// The handles of streams, by name.
+    pub(super) owners: HashMap<RawStream, WeakOwner>,
     pub(super) counters: Counters,
     /// The ordering checker, unless it is off.
     pub(super) judge: Option<Judge>,
@@ -57,6 +61,7 @@ impl State {
             space: Space::new(device.0, settings),
             events: Events::new(device),
             alarms: Alarms::default(),
+            owners: HashMap::new(),
             counters: Counters::default(),
             judge: (settings.checker != Checker::Off).then(Judge::new),
             broken: None,

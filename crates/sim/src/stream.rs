@@ -1,69 +1,116 @@
-//! Streams as their users hold them.
+//! Streams as their users hold them: a name, and a share in the stream's ownership.
 //!
-//! A handle is a name and a hold on it; what runs when is the schedule's.
+//! Which item runs when is the schedule's.
 
 use super::SimDevice;
 use super::call::Call;
 use super::flag::Flag;
+use super::label::StreamLabel;
 use super::operation::Operation;
 use super::schedule::Item;
 use std::any::Any;
 use std::fmt;
-use weirpool_device::plain::Arc;
+use weirpool_device::plain::{Arc, Weak};
 use weirpool_device::{DeviceError, DeviceId, RawStream};
 
 /// A stream of a simulated device: an in-order queue of operations, records, waits and signals.
 ///
-/// Clones are the same stream. One made by [`SimDevice::create_stream`] is destroyed when its last
-/// clone is dropped; what was submitted still runs to its end.
+/// Clones are the same stream, which is destroyed when its last handle is dropped; what was submitted still runs to
+/// its end. A stream that [`Device::create_stream`](weirpool_device::Device::create_stream) made lives until it is
+/// destroyed through the contract as well.
 #[derive(Clone)]
 pub struct SimStream {
-    hold: Arc<Hold>,
+    owner: Arc<Owner>,
 }
 
-/// Keeps the stream's name from being given to another; destroys the stream if it owns it.
-struct Hold {
+/// The handles' share in a stream's ownership.
+struct Owner {
     device: SimDevice,
     raw: RawStream,
-    owned: bool,
+    /// Whether the handles made the stream, rather than the contract.
+    is_maker: bool,
 }
+
+/// The handles of a stream, as far as any live.
+pub(super) type WeakOwner = Weak<dyn Any + Send + Sync>;
 
 impl SimDevice {
     /// Makes a stream that lives as long as its handles.
     ///
     /// # Panics
-    /// When the device is broken, or the call was made to fail. The contract's
-    /// [`Device::create_stream`](weirpool_device::Device::create_stream) answers the error instead.
+    /// When the device is broken, or a scripted fault fails the call. The contract's
+    /// [`Device::create_stream`](weirpool_device::Device::create_stream) returns the error instead.
     pub fn create_stream(&self) -> SimStream {
-        match self.create_raw_stream(true) {
-            Ok(raw) => SimStream::new(self, raw, true),
+        self.make_stream(None)
+    }
+
+    /// Makes a stream with a name, which reports use.
+    ///
+    /// ```
+    /// use weirpool_sim::SimDevice;
+    ///
+    /// let stream = SimDevice::new().create_stream_named("decode");
+    /// assert_eq!(stream.name().as_deref(), Some("decode"));
+    /// assert_eq!(stream.label().to_string(), "stream \"decode\"");
+    /// ```
+    ///
+    /// # Panics
+    /// As [`create_stream`](Self::create_stream).
+    pub fn create_stream_named(&self, name: impl Into<Arc<str>>) -> SimStream {
+        self.make_stream(Some(name.into()))
+    }
+
+    fn make_stream(&self, name: Option<Arc<str>>) -> SimStream {
+        match self.create_raw_stream(name) {
+            Ok(raw) => self.handle(raw, true),
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// The stream of that name, so that work can be submitted to a stream that somebody else made
-    /// and will destroy; none when there is no such stream, or it was destroyed.
+    /// Returns a handle of the stream with that name, whoever made it; `None` when there is no such stream, or it was
+    /// destroyed. The handle keeps the stream, like any other.
     pub fn stream(&self, raw: RawStream) -> Option<SimStream> {
-        let open = self.engine.call(|state| {
-            let open = state.schedule.is_open(raw);
-            if open {
-                state.schedule.hold(raw);
+        let owner = self.engine.call(|state| {
+            let owner = state.owners.get(&raw).and_then(Weak::upgrade);
+            if let Some(owner) = owner {
+                return Some(Ok(owner));
             }
-            open
-        });
-        open.then(|| SimStream::new(self, raw, false))
+            state.schedule.is_open(raw).then(|| {
+                state.schedule.share(raw);
+                Err(())
+            })
+        })?;
+        match owner {
+            Ok(owner) => owner.downcast().ok().map(|owner| SimStream { owner }),
+            Err(()) => Some(self.handle(raw, false)),
+        }
     }
 
-    /// `held` from the start when a handle will let go of it.
-    pub(super) fn create_raw_stream(&self, held: bool) -> Result<RawStream, DeviceError> {
+    /// Makes the first handle of a stream, whose ownership it shares already.
+    fn handle(&self, raw: RawStream, is_maker: bool) -> SimStream {
+        let device = self.clone();
+        let owner = Arc::new(Owner {
+            device,
+            raw,
+            is_maker,
+        });
+        let shared: Arc<dyn Any + Send + Sync> = owner.clone();
+        self.engine
+            .call(|state| state.owners.insert(raw, Arc::downgrade(&shared)));
+        SimStream { owner }
+    }
+
+    /// Makes a stream with one owner: its maker.
+    pub(super) fn create_raw_stream(
+        &self,
+        name: Option<Arc<str>>,
+    ) -> Result<RawStream, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::CreateStream, 0)?;
-            let raw = state.schedule.create_stream();
-            if let Some(judge) = state.judge() {
-                judge.order.open(raw);
-            }
-            if held {
-                state.schedule.hold(raw);
+            let raw = state.schedule.create_stream(name);
+            let label = state.schedule.label(raw).cloned();
+            if let (Some(judge), Some(label)) = (state.judge(), label) {
+                judge.order.open(raw, label);
             }
             Ok(raw)
         })
@@ -71,37 +118,44 @@ impl SimDevice {
 }
 
 impl SimStream {
-    fn new(device: &SimDevice, raw: RawStream, owned: bool) -> Self {
-        let device = device.clone();
-        let hold = Arc::new(Hold { device, raw, owned });
-        Self { hold }
-    }
-
-    /// The device that the stream belongs to.
+    /// Returns the device that the stream belongs to.
     pub fn device(&self) -> &SimDevice {
-        &self.hold.device
+        &self.owner.device
     }
 
-    /// The id of the device that the stream belongs to.
+    /// Returns the id of the device that the stream belongs to.
     pub fn device_id(&self) -> DeviceId {
         self.device().engine.id
     }
 
-    /// The device's name of the stream, which [`Device`](weirpool_device::Device)'s calls take.
+    /// Returns the device's name of the stream, which [`Device`](weirpool_device::Device)'s calls take.
     pub fn raw(&self) -> RawStream {
-        self.hold.raw
+        self.owner.raw
     }
 
-    /// An owner that keeps the stream usable while it is held.
+    /// Returns the name that the stream was created with, if it was given one.
+    pub fn name(&self) -> Option<Arc<str>> {
+        self.label().name().map(Into::into)
+    }
+
+    /// Returns how reports name the stream.
+    pub fn label(&self) -> StreamLabel {
+        let raw = self.raw();
+        let engine = &self.device().engine;
+        let label = engine.peek(|state| state.schedule.label(raw).cloned());
+        label.expect("the handle keeps the stream")
+    }
+
+    /// Returns an owner that keeps the stream usable while it is held.
     pub fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
-        self.hold.clone()
+        self.owner.clone()
     }
 
-    /// Puts an operation behind everything submitted so far. One of zero duration that nothing
-    /// holds back completes before this returns. A broken device drops it.
+    /// Submits an operation behind everything submitted so far. An operation of zero duration that nothing delays is
+    /// complete when this returns. A broken device drops the operation.
     ///
     /// # Panics
-    /// When the stream was destroyed; with a body's panic, when one is pending; with what the
+    /// With a body's panic, when one is pending; with a violation that the
     /// [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/) found, after the submission.
     #[track_caller]
     pub fn submit(&self, operation: Operation) {
@@ -109,53 +163,48 @@ impl SimStream {
         self.device().engine.pass_panic_on();
     }
 
-    /// Sets the flag to `value` when all that was submitted before is complete.
+    /// Sets the flag to `value` when everything submitted before is complete.
     ///
     /// # Panics
-    /// When the stream was destroyed, or the flag is another device's.
+    /// When the flag belongs to another device.
     pub fn signal(&self, flag: &Flag, value: u64) {
         self.push(Item::Signal(flag.id_on(self.device()), value));
     }
 
-    /// Holds what is submitted later back until the flag is at least that value: a wait on the
-    /// device, which does not block the host, and counts as [stall](super::Counters::stall).
+    /// Delays what is submitted later until the flag is at least that value: a wait on the device, which does not
+    /// block the host, and counts as [stall](super::Counters::stall).
     ///
     /// # Panics
-    /// When the stream was destroyed, or the flag is another device's.
+    /// When the flag belongs to another device.
     pub fn wait_until(&self, flag: &Flag, at_least: u64) {
         self.push(Item::WaitUntil(flag.id_on(self.device()), at_least));
     }
 
     fn push(&self, item: Item) {
-        let raw = self.hold.raw;
-        let dropped = self.device().engine.call(|state| {
+        let raw = self.raw();
+        // A broken device runs nothing. The item is dropped outside the lock: dropping it may call the device.
+        let _dropped = self.device().engine.call(|state| {
             if state.broken().is_some() {
-                return Ok(Some(item));
-            }
-            if !state.schedule.is_open(raw) {
-                return Err(item);
+                return Some(item);
             }
             state.submit(raw, item);
-            Ok(None)
+            None
         });
-        if let Err(item) = dropped {
-            panic!("{item:?} submitted to a stream that was destroyed");
-        }
     }
 
-    /// How many items (operations, records, waits, signals) are not complete. The host then knows the
-    /// others to be.
+    /// Returns how many items (operations, records, waits, signals) are not complete. The host then knows that the
+    /// others are.
     pub fn backlog(&self) -> u64 {
         self.observe_progress().0
     }
 
-    /// How many items are complete. The host then knows them to be.
+    /// Returns how many items are complete. The host then knows that they are.
     pub fn completed(&self) -> u64 {
         self.observe_progress().1
     }
 
     fn observe_progress(&self) -> (u64, u64) {
-        let raw = self.hold.raw;
+        let raw = self.raw();
         self.device().engine.observe(|state| {
             let progress = state.schedule.progress(raw);
             if let Some(judge) = state.judge() {
@@ -166,7 +215,7 @@ impl SimStream {
     }
 
     fn progress(&self) -> (u64, u64) {
-        let raw = self.hold.raw;
+        let raw = self.raw();
         let engine = &self.device().engine;
         engine.peek(|state| state.schedule.progress(raw))
     }
@@ -176,21 +225,25 @@ impl fmt::Debug for SimStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (backlog, completed) = self.progress();
         f.debug_struct("SimStream")
-            .field("raw", &self.hold.raw)
+            .field("label", &format_args!("{}", self.label()))
+            .field("raw", &self.raw())
             .field("backlog", &backlog)
             .field("completed", &completed)
             .finish()
     }
 }
 
-impl Drop for Hold {
+impl Drop for Owner {
     fn drop(&mut self) {
-        let (raw, owned) = (self.raw, self.owned);
+        let (raw, is_maker) = (self.raw, self.is_maker);
         self.device.engine.call(|state| {
-            if owned && state.schedule.is_open(raw) {
-                // A broken device refuses the call, but its streams go all the same.
+            // Another handle may have been made since the last one of these was dropped.
+            if (state.owners.get(&raw)).is_some_and(|owner| owner.strong_count() == 0) {
+                state.owners.remove(&raw);
+            }
+            if is_maker {
+                // A broken device refuses the call, but its streams end all the same.
                 let _refused = state.enter(Call::DestroyStream, 0);
-                state.schedule.destroy_stream(raw);
             }
             state.schedule.release(raw);
         });

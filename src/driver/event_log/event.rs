@@ -3,8 +3,8 @@
 use crate::device::DeviceAddress;
 use crate::driver::Source;
 use crate::error::Shortfall;
-use crate::id::StreamId;
-use crate::measure::{Tag, WaitOutcome};
+use crate::id::{StreamId, StreamLabel, StreamNames};
+use crate::measure::{Bytes, Milliseconds, Tag, WaitOutcome};
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
@@ -196,16 +196,30 @@ pub enum HistoryEvent {
     },
 }
 
-/// `      12.345 ms  allocated    1048576 bytes at 0x200000 on S1 (lane) at src/main.rs:12:34`
+/// `      12.345 ms  allocated 1.0 MiB at 0x200000 on S1 (lane) at src/main.rs:12:34`
 impl fmt::Display for HistoryEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let milliseconds = self.time.as_nanos() as f64 / 1e6;
-        write!(f, "{milliseconds:>14.3} ms  {}", self.event)
+        self.write(f, &StreamNames::new())
     }
 }
 
 impl fmt::Display for HistoryEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, &StreamNames::new())
+    }
+}
+
+impl HistoryEntry {
+    /// Writes the entry as text, with the names of streams that have one.
+    pub(crate) fn write(&self, f: &mut fmt::Formatter<'_>, names: &StreamNames) -> fmt::Result {
+        write!(f, "{:>17}  ", Milliseconds(self.time))?;
+        self.event.write(f, names)
+    }
+}
+
+impl HistoryEvent {
+    fn write(&self, f: &mut fmt::Formatter<'_>, names: &StreamNames) -> fmt::Result {
+        let label = |stream: &StreamId| StreamLabel::new(*stream, names);
         match self {
             Self::Allocated {
                 address,
@@ -213,7 +227,8 @@ impl fmt::Display for HistoryEvent {
                 stream,
                 origin,
             } => {
-                write!(f, "allocated {size} bytes at {address:#x} on {stream}")?;
+                let (size, stream) = (Bytes(*size), label(stream));
+                write!(f, "allocated {size} at {address:#x} on {stream}")?;
                 write!(f, " ({}", origin.source.name())?;
                 f.write_str(if origin.waited { ", waited)" } else { ")" })?;
                 if let Some(tag) = origin.tag {
@@ -228,21 +243,25 @@ impl fmt::Display for HistoryEvent {
                 site,
                 ..
             } => {
-                write!(f, "freed {size} bytes at {address:#x} of {stream}")?;
+                let (size, stream) = (Bytes(*size), label(stream));
+                write!(f, "freed {size} at {address:#x} of {stream}")?;
                 match site {
                     Some(site) => write!(f, " at {site}"),
                     None => Ok(()),
                 }
             }
-            Self::Grown { address, bytes } => write!(f, "grown by {bytes} bytes at {address:#x}"),
+            Self::Grown { address, bytes } => {
+                write!(f, "grown by {} at {address:#x}", Bytes(*bytes))
+            }
             Self::Remapped { from, to, bytes } => {
-                write!(f, "remapped {bytes} bytes from {from:#x} to {to:#x}")
+                write!(f, "remapped {} from {from:#x} to {to:#x}", Bytes(*bytes))
             }
             Self::Released { address, bytes } => {
-                write!(f, "released {bytes} bytes at {address:#x}")
+                write!(f, "released {} at {address:#x}", Bytes(*bytes))
             }
             Self::Reaped { streams } => write!(f, "reaped {streams} streams"),
             Self::DeviceWait { stream, donor } => {
+                let (stream, donor) = (label(stream), label(donor));
                 write!(f, "{stream} waits on the device for {donor}")
             }
             Self::Waited {
@@ -252,28 +271,23 @@ impl fmt::Display for HistoryEvent {
                 outcome,
                 ..
             } => {
-                let outcome = outcome.name();
-                let purpose = Purpose(*stream);
-                write!(
-                    f,
-                    "waited {waited:?} for {requested} bytes {purpose}, {outcome}"
-                )
+                write!(f, "waited {waited:?} for {}", Bytes(*requested))?;
+                write_purpose(f, stream.as_ref().map(label))?;
+                write!(f, ", {}", outcome.name())
             }
             Self::OutOfMemory { stream, shortfall } => {
-                write!(f, "out of memory {}: {shortfall}", Purpose(*stream))
+                f.write_str("out of memory")?;
+                write_purpose(f, stream.as_ref().map(label))?;
+                write!(f, ": {shortfall}")
             }
         }
     }
 }
 
-/// `on S1`, `to reserve`
-struct Purpose(Option<StreamId>);
-
-impl fmt::Display for Purpose {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(stream) => write!(f, "on {stream}"),
-            None => f.write_str("to reserve"),
-        }
+/// ` on S1`, or ` to reserve`
+fn write_purpose(f: &mut fmt::Formatter<'_>, stream: Option<StreamLabel<'_>>) -> fmt::Result {
+    match stream {
+        Some(stream) => write!(f, " on {stream}"),
+        None => f.write_str(" to reserve"),
     }
 }

@@ -11,8 +11,8 @@ pub use event::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationO
 use super::core::Core;
 use crate::device::Device;
 use crate::error::Shortfall;
-use crate::heap::{Outcome, ReservationId, Step, Totals};
-use crate::id::StreamId;
+use crate::heap::{Outcome, Step, Totals};
+use crate::id::{ReservationId, StreamId};
 use crate::measure::Tag;
 use crate::sync::{Guards, Mutex, plain};
 use std::collections::{BTreeMap, VecDeque};

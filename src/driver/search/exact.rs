@@ -52,7 +52,7 @@ impl Search<'_> {
         };
         let taken = self.to.with_forecasts(forecast, |view| {
             let mut heap = self.to.driver.heap.lock();
-            heap.take_like(self.request, view)
+            heap.take_exact_fit(self.request, view)
         });
         let Some(grant) = taken else {
             return Ok(None);
@@ -74,7 +74,7 @@ impl Search<'_> {
         };
         self.to.with_forecasts(forecast, |view| {
             let heap = self.to.driver.heap.lock();
-            heap.look_like(self.request, view)
+            heap.fences_of_exact_fit(self.request, view)
         })
     }
 

@@ -6,20 +6,20 @@
 use super::super::mode::Patience;
 use super::super::recipient::donor_of;
 use super::super::registry::Lanes;
-use super::{Expected, Search};
+use super::{Expected, Recipient};
 use crate::heap::policy::Order;
 use crate::lane::Lane;
 use crate::sync::Arc;
 
-impl Search<'_> {
-    /// Returns the points that are awaited before new memory is taken; none once they are overdue.
-    pub(super) fn expected(&self) -> Expected {
-        let lanes = self.to.driver.lanes();
-        let mut expected = match self.mode.patience {
-            Patience::None => return Expected::default(),
-            Patience::Fresh => self.on_their_way(&lanes),
-            Patience::Known(expected) if self.to.driver.device.now() >= expected.until => {
-                return Expected::default();
+impl Expected {
+    /// Returns the points that a request of that size awaits before new memory is taken; none once they are overdue.
+    pub(super) fn of(patience: Patience<'_>, to: &Recipient<'_>, bytes: u64) -> Self {
+        let lanes = to.driver.lanes();
+        let mut expected = match patience {
+            Patience::None => return Self::default(),
+            Patience::Fresh => Self::on_their_way(to, bytes, &lanes),
+            Patience::Known(expected) if to.driver.device.now() >= expected.until => {
+                return Self::default();
             }
             Patience::Known(expected) => expected.clone(),
         };
@@ -33,16 +33,16 @@ impl Search<'_> {
 
     /// Returns the sealed points that are expected before this stream's own work is done; none if that memory would
     /// not be enough.
-    fn on_their_way(&self, lanes: &Lanes) -> Expected {
-        let totals = self.to.driver.totals();
-        let settings = &self.to.driver.settings;
-        let is_enough = totals.free.current + totals.pending.current >= self.request.bytes;
+    fn on_their_way(to: &Recipient<'_>, bytes: u64, lanes: &Lanes) -> Self {
+        let totals = to.driver.totals();
+        let settings = &to.driver.settings;
+        let is_enough = totals.free.current + totals.pending.current >= bytes;
         if settings.order != Order::WaitFirst || !is_enough {
-            return Expected::default();
+            return Self::default();
         }
-        let taker = self.to.taker();
+        let taker = to.taker();
         let newest = |lane: &Arc<Lane>| Some(lane.fence(lane.timeline.newest()?.ticket));
-        let mut expected = Expected::default();
+        let mut expected = Self::default();
         for (lane, fence) in lanes.iter().filter_map(|lane| Some((lane, newest(lane)?))) {
             let donor = donor_of(lane, fence);
             if settings.wait_limit.allows(donor, taker) {

@@ -1,19 +1,19 @@
 //! Blocks by size, for exact best fit in constant time.
 //!
-//! Few blocks are kept in one sorted list. Many are kept in *bins*, sixteen to each power of two, with a bitmap of
-//! those that hold any, as TLSF has them (Masmano et al., 2004); each bin is sorted, so that unlike there the
-//! best fit is the best. Most bins hold one block or none, and are one cache line then. A bin of very many, which a
-//! workload of one size makes, is a tree.
+//! A few blocks are kept in one sorted list. More are kept in *bins*, sixteen for each power of two, with a bitmap of
+//! the bins that are not empty, as in TLSF (Masmano et al., 2004). Unlike there, each bin is sorted, so the best fit
+//! is exact. Most bins hold one block or none, in one cache line. A bin of very many blocks, as a workload of one size
+//! makes it, is a tree.
 
-use super::BlockId;
+use super::super::block::BlockId;
 use std::collections::BTreeSet;
 
-/// A block's size, its address, and its name: what it is sorted by.
+/// A block's size, its address and its id, which is the sort order.
 type Entry = (u64, u64, BlockId);
 
-/// As many as are kept in one list. No more: where in a longer one an entry belongs, no processor guesses right.
+/// The number of blocks that are kept in one list. In a longer list the position of an entry is mispredicted.
 const FEW: usize = 8;
-/// As many as a bin keeps in a list.
+/// The number of blocks that a bin keeps in a list.
 const MANY: usize = 64;
 
 /// Blocks by size, and by address among those of one size.
@@ -49,13 +49,13 @@ impl BySize {
         let entry = (bytes, address, id);
         let was_there = match self {
             Self::Few(list) => remove_sorted(list, entry),
-            // Emptied, they stay: where there were many once, there will be again.
+            // The bins stay when they are empty: where there were many blocks, there will be many again.
             Self::Many(bins) => bins.remove(entry),
         };
         debug_assert!(was_there, "an indexed block is found");
     }
 
-    /// The smallest of at least `bytes` that does, of the first `most`.
+    /// Returns the smallest block of at least `bytes` that `does` accepts, among the first `most`.
     #[inline]
     pub(crate) fn best(
         &self,
@@ -63,7 +63,7 @@ impl BySize {
         most: usize,
         does: impl Fn(BlockId) -> bool,
     ) -> Option<(u64, BlockId)> {
-        // The first does, nearly always.
+        // The first is accepted nearly always.
         let (size, id) = self.first(bytes)?;
         if does(id) {
             return Some((size, id));
@@ -90,7 +90,7 @@ impl BySize {
         Some((size, id))
     }
 
-    /// Those of at least `bytes`, smallest first.
+    /// Returns the blocks of at least `bytes`, smallest first.
     pub(crate) fn at_least(&self, bytes: u64) -> impl Iterator<Item = (u64, BlockId)> + '_ {
         let (list, bins) = match self {
             Self::Few(list) => (&list[list.partition_point(|entry| entry.0 < bytes)..], None),
@@ -100,7 +100,7 @@ impl BySize {
         entries.map(|(bytes, _, id)| (bytes, id))
     }
 
-    /// The largest.
+    /// Returns the largest block and its size.
     pub(crate) fn last(&self) -> Option<(u64, BlockId)> {
         let last = match self {
             Self::Few(list) => list.last().copied(),
@@ -139,8 +139,8 @@ fn remove_sorted(list: &mut Vec<Entry>, entry: Entry) -> bool {
 #[derive(Debug)]
 pub(crate) struct Bins {
     bins: Vec<Bin>,
-    /// A bit for each bin: whether it holds any.
-    holds: [u64; Self::WORDS],
+    /// A bit for each bin, set if the bin is not empty.
+    occupied: [u64; Self::WORDS],
     len: usize,
 }
 
@@ -148,14 +148,14 @@ impl Default for Bins {
     fn default() -> Self {
         Self {
             bins: Vec::new(),
-            holds: [0; Self::WORDS],
+            occupied: [0; Self::WORDS],
             len: 0,
         }
     }
 }
 
 impl Bins {
-    /// Bins of all sizes there are.
+    /// The number of bins for all sizes.
     const COUNT: usize = 16 * 61;
     const WORDS: usize = Self::COUNT.div_ceil(64);
 
@@ -166,7 +166,7 @@ impl Bins {
         bins
     }
 
-    /// The bin of a size: its leading bit, and the four after that.
+    /// Returns the bin of a size, from its leading bit and the four bits after that.
     fn number(bytes: u64) -> usize {
         if bytes < 16 {
             return bytes as usize;
@@ -183,7 +183,7 @@ impl Bins {
             self.bins.resize_with(number + 1, Bin::default);
         }
         self.bins[number].insert(entry);
-        self.holds[number / 64] |= 1 << (number % 64);
+        self.occupied[number / 64] |= 1 << (number % 64);
         self.len += 1;
     }
 
@@ -195,26 +195,26 @@ impl Bins {
         };
         let was_there = bin.remove(entry);
         if bin.is_empty() {
-            self.holds[number / 64] &= !(1 << (number % 64));
+            self.occupied[number / 64] &= !(1 << (number % 64));
         }
         self.len -= usize::from(was_there);
         was_there
     }
 
-    /// The first bin from this one on that holds any.
+    /// Returns the first bin from this one on that is not empty.
     fn next(&self, from: usize) -> Option<usize> {
         let mut word = from / 64;
-        let mut bits = self.holds.get(word)? & (u64::MAX << (from % 64));
+        let mut bits = self.occupied.get(word)? & (u64::MAX << (from % 64));
         while bits == 0 {
             word += 1;
-            bits = *self.holds.get(word)?;
+            bits = *self.occupied.get(word)?;
         }
         Some(word * 64 + bits.trailing_zeros() as usize)
     }
 
     fn first(&self, bytes: u64) -> Option<Entry> {
         let mut next = self.next(Self::number(bytes));
-        // Of the first of them, all may be smaller; of no other.
+        // All blocks of the first bin may be too small; those of later bins are not.
         loop {
             let number = next?;
             let first = self.bins[number].first(bytes);
@@ -240,8 +240,8 @@ impl Bins {
     }
 
     fn last(&self) -> Option<Entry> {
-        let held = self.holds.iter().enumerate().rev();
-        let (word, bits) = held.into_iter().find(|(_, bits)| **bits != 0)?;
+        let words = self.occupied.iter().enumerate().rev();
+        let (word, bits) = words.into_iter().find(|(_, bits)| **bits != 0)?;
         let number = word * 64 + bits.ilog2() as usize;
         self.bins[number].last()
     }
@@ -283,7 +283,7 @@ impl Bin {
         self.first.is_none()
     }
 
-    /// The first of at least `bytes`.
+    /// Returns the smallest entry of at least `bytes`.
     fn first(&self, bytes: u64) -> Option<Entry> {
         let first = self.first?;
         if first.0 >= bytes {
@@ -302,7 +302,7 @@ impl Bin {
     }
 }
 
-/// All of a bin but the first.
+/// All entries of a bin but the first.
 #[derive(Debug)]
 enum Others {
     List(Vec<Entry>),
@@ -315,7 +315,7 @@ impl Default for Others {
     }
 }
 
-// Out of line: the first of a bin is nearly always all that is looked at.
+// Out of line: an operation nearly always needs only the first entry of a bin.
 impl Others {
     #[inline(never)]
     fn insert(&mut self, entry: Entry) {
@@ -381,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bins_are_in_order_and_hold_all_sizes() {
+    fn bins_are_in_order_and_cover_all_sizes() {
         let mut sizes: Vec<u64> = (0..64)
             .flat_map(|bit| [1 << bit, (1 << bit) + (1 << bit) / 3])
             .collect();
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_sorted_set_that_it_stands_for() {
+    fn index_by_size_agrees_with_a_sorted_set() {
         let mut random = fastrand::Rng::with_seed(1);
         for spread in [1, 4, 40] {
             let (mut index, mut set) = (BySize::default(), BTreeSet::new());

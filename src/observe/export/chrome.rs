@@ -6,7 +6,8 @@
 use super::super::History;
 use crate::device::DeviceAddress;
 use crate::driver::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy};
-use crate::id::StreamId;
+use crate::id::{StreamId, StreamLabel, StreamNames};
+use crate::measure::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,7 +66,10 @@ impl History {
     #[doc(alias = "perfetto")]
     #[cfg_attr(docsrs, doc(cfg(feature = "export")))]
     pub fn write_chrome_trace(&self, mut writer: impl Write) -> io::Result<()> {
-        let mut chart = Chart::default();
+        let mut chart = Chart {
+            names: self.streams.clone(),
+            ..Chart::default()
+        };
         self.entries.iter().for_each(|entry| chart.draw(entry));
         let file = File {
             display_time_unit: "ns",
@@ -80,6 +84,7 @@ impl History {
 struct Chart {
     events: Vec<Event>,
     streams: BTreeSet<StreamId>,
+    names: StreamNames,
     /// The slices that were begun, by allocation.
     begun: BTreeMap<u64, String>,
     waits: u64,
@@ -127,7 +132,7 @@ impl Chart {
             } => {
                 self.waits += 1;
                 let purpose = if stream.is_none() { " to reserve" } else { "" };
-                let name = format!("waiting for {requested} bytes{purpose}");
+                let name = format!("waiting for {}{purpose}", Bytes(*requested));
                 let args = json!({ "outcome": outcome.name() });
                 for (phase, at) in [("b", time.saturating_sub(*waited)), ("e", time)] {
                     let what = (phase, "wait", self.waits);
@@ -159,8 +164,8 @@ impl Chart {
     ) {
         let tag = origin.tag.map(|tag| tag.name());
         let name = format!(
-            "{} bytes{}",
-            size,
+            "{}{}",
+            Bytes(size),
             tag.map(|tag| format!(" for {tag}")).unwrap_or_default()
         );
         let args = json!({
@@ -205,7 +210,12 @@ impl Chart {
     /// All events, with the names of the tracks first.
     fn finish(self) -> Vec<Event> {
         let streams = self.streams.iter();
-        let streams = streams.map(|stream| (process_of(Some(*stream)), format!("stream {stream}")));
+        let streams = streams.map(|stream| {
+            (
+                process_of(Some(*stream)),
+                format!("stream {}", StreamLabel::new(*stream, &self.names)),
+            )
+        });
         let processes = std::iter::once((POOL, "pool".to_owned())).chain(streams);
         let named = processes.map(|(process, name)| {
             let args = json!({ "name": name });

@@ -3,8 +3,8 @@
 use super::machine::{Figures, Hope, Line, Machine, MemoryCalls, Purpose, Site, Time, Use};
 use super::verify::{Contents, Verifier};
 use crate::options::Policy;
-use crate::show::units;
 use crate::trace::Trace;
+use crate::units;
 use anyhow::bail;
 use std::future::Future;
 use std::sync::Arc;

@@ -1,21 +1,12 @@
 //! Contents: each block gets a pattern of its own when it is allocated, and the pattern is checked before the free.
 //! A corruption shows memory that two blocks had at once, or that was remapped without its bytes.
 
-use clap::ValueEnum;
+use crate::options::Extent;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use weirpool::Block;
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Memory, Operation};
-
-/// The part of a block that is written and checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Extent {
-    /// A word of each page, and the first and the last byte
-    Pages,
-    /// Every byte
-    Full,
-}
 
 const PAGE: u64 = 4096;
 

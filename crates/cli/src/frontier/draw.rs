@@ -5,7 +5,7 @@
 use super::labels::{Labels, Pixel};
 use super::{Frontier, MIB, Point, Way};
 use crate::show::chart::{self, Canvas, Drawn, FONT, GRID, INK, PAPER};
-use crate::show::units;
+use crate::units;
 use anyhow::{Context, anyhow};
 use plotters::chart::ChartContext;
 use plotters::coord::combinators::{BindKeyPoints, LogCoord, WithKeyPoints};

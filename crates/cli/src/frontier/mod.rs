@@ -9,11 +9,11 @@ mod table;
 use crate::device::machine::{Machine, Site};
 use crate::options::{Conditions, OrderName, Policy, RemappingName, Target, UpstreamName};
 use crate::output;
+use crate::replay::progress::Progress;
 use crate::replay::report::Report;
 use crate::replay::{self, session};
-use crate::show::progress::Progress;
-use crate::show::units;
 use crate::trace::Trace;
+use crate::units;
 use std::fmt;
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
 //! All points as text: a table for each way, with a line for each chunk size and a column for each trace.
 
 use super::{Frontier, Point, Way};
-use crate::show::units;
+use crate::units;
 use std::fmt::Write;
 
 const CHUNK: usize = 10;

@@ -8,7 +8,7 @@ mod values;
 use crate::trace::limits;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-pub(crate) use names::{OrderName, RemappingName, UpstreamName};
+pub(crate) use names::{Extent, OrderName, RemappingName, UpstreamName};
 pub(crate) use policy::{Conditions, Policy};
 use std::path::PathBuf;
 pub(crate) use target::{DeviceName, Pace, Target};

@@ -60,6 +60,15 @@ impl UpstreamName {
     }
 }
 
+/// The part of a block that is written and checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Extent {
+    /// A word of each page, and the first and the last byte
+    Pages,
+    /// Every byte
+    Full,
+}
+
 /// Writes the name of a value as the command line reads it.
 macro_rules! displayed_by_name {
     ($($name:ident),*) => {$(

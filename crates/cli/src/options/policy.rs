@@ -1,10 +1,9 @@
 //! The settings under which a trace is replayed.
 
 use super::names::{
-    OrderName, RemappingName, ReuseNames, SealingName, UpstreamName, WaitLimitName,
+    Extent, OrderName, RemappingName, ReuseNames, SealingName, UpstreamName, WaitLimitName,
 };
 use super::values;
-use crate::device::verify::Extent;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;

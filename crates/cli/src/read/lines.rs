@@ -1,9 +1,9 @@
 //! The lines of a text file and their fields, in bounded memory.
 
 use super::AtLocation;
-use crate::show::units;
 use crate::trace::fault::{Fault, Location};
 use crate::trace::limits;
+use crate::units;
 use std::io::{self, BufRead, Read};
 
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";

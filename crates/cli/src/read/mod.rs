@@ -22,10 +22,10 @@ mod pickle;
 mod rmm;
 mod torch;
 
-use crate::show::units;
 use crate::trace::Trace;
 use crate::trace::fault::{Fault, Location};
 use crate::trace::limits::Limits;
+use crate::units;
 use anyhow::Context;
 use gzip::{Bounded, Inflated};
 use lines::Lines;

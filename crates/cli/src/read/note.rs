@@ -1,6 +1,6 @@
 //! Notes about a recording that lacks something: reported, but no error.
 
-use crate::show::units;
+use crate::units;
 use std::fmt;
 
 /// A note about how a recording was read.

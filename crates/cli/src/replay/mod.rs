@@ -7,12 +7,13 @@
 //! |---|---|
 //! | [`session`], [`task`], [`backlog`] | the run, its tasks, and how far they run behind |
 //! | [`exchange`], [`patience`] | blocks that streams hand over; tasks that wait for memory |
-//! | [`timing`], [`samples`] | CPU time; levels over time |
+//! | [`timing`], [`samples`], [`progress`] | CPU time; levels over time; the bar on the terminal |
 //! | [`report`], [`record`] | the figures of a replay; a replay written as a trace |
 
 mod backlog;
 mod exchange;
 mod patience;
+pub(crate) mod progress;
 mod record;
 pub(crate) mod report;
 pub(crate) mod samples;
@@ -22,12 +23,12 @@ mod timing;
 
 use crate::device::machine::{Figures, Machine, Site, Time};
 use crate::options::{Policy, Target};
-use crate::show::progress::Progress;
 use crate::trace::Trace;
 use anyhow::bail;
 use backlog::Backlog;
 use futures::executor::LocalPool;
 use futures::task::LocalSpawnExt;
+use progress::Progress;
 use report::{Outcome, Report, Setting};
 use samples::{Sample, Samples};
 use session::Session;

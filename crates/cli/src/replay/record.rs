@@ -2,7 +2,7 @@
 //!
 //! Times are those of the replay, waits included; blocks that are live at its end are not freed.
 
-use crate::show::units;
+use crate::units;
 use anyhow::Context;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -39,7 +39,7 @@ pub(crate) fn write(pool: &Pool, file: &Path) -> anyhow::Result<()> {
 mod tests {
     use crate::device::simulated::Simulator;
     use crate::options::Replay;
-    use crate::show::progress::Progress;
+    use crate::replay::progress::Progress;
     use crate::trace::generate;
     use crate::trace::{Kind, Trace};
     use crate::{read, replay};

@@ -2,8 +2,8 @@
 
 use super::samples::Sample;
 use crate::options::{Pace, Policy, Target};
-use crate::show::units;
 use crate::trace::Trace;
+use crate::units;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::time::Duration;

@@ -1,7 +1,5 @@
-//! Output for people: tables, pictures, progress.
+//! Reports as tables and pictures.
 
 pub(crate) mod chart;
 pub(crate) mod plot;
-pub(crate) mod progress;
 pub(crate) mod table;
-pub(crate) mod units;

@@ -4,9 +4,9 @@
 //! the device only when it needs memory: some pending memory may have been complete for a while.
 
 use super::chart::{self, AREA, Canvas, Chart, Drawn, LINE, PAPER, Point};
-use super::units;
 use crate::replay::report::Report;
 use crate::replay::samples::Sample;
+use crate::units;
 use anyhow::{Context, anyhow};
 use plotters::prelude::*;
 use std::path::{Path, PathBuf};

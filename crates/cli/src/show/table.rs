@@ -1,7 +1,7 @@
 //! Reports as a table: a line for each figure, a column for each trace.
 
-use super::units::{binary_bytes, bytes, count, duration};
 use crate::replay::report::Report;
+use crate::units::{binary_bytes, bytes, count, duration};
 use std::fmt::Write;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The faults that a trace can have, each with its location and with what was expected instead.
 
 use super::limits;
-use crate::show::units;
+use crate::units;
 use std::fmt;
 
 /// A location in a file.

@@ -1,9 +1,13 @@
 //! Vector clocks: which moments of which streams come before a point.
 //!
-//! A *line* is a stream's number here; its items are counted from its beginning on. What lies behind
-//! a wait for a flag is not known before that wait is over, since any of several signals may end
-//! it: a clock then has an open [`Hook`], and answers accordingly. Knows nothing of memory.
+//! A *line* is a stream's number here; its items are counted from its beginning. A clock is sparse: what the host
+//! had seen complete is one number, a version of the [host's knowledge](Known), and only what lies beyond it is
+//! counted by line. What lies behind a wait for a flag is unknown before that wait is over, because any of several
+//! signals may end it. A clock then has an open [`Hook`], and answers accordingly. Knows nothing of memory.
 
+use super::known::Known;
+use smallvec::SmallVec;
+use std::cmp::Ordering;
 use weirpool_device::plain::{Arc, OnceLock};
 
 /// A stream, by number.
@@ -24,37 +28,69 @@ pub(super) type Hook = OnceLock<Arc<Clock>>;
 pub(super) enum Answer {
     Yes,
     No,
-    /// It will be known when a wait for a flag is over.
+    /// The answer is known when a wait for a flag is over.
     Open,
 }
 
-/// What a point comes after: of each line, how many items.
+/// Up to this many counts are inserted one by one; more are merged.
+const FEW: usize = 4;
+
+/// What a point comes after.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clock {
-    counts: Vec<u64>,
+    /// All that the host had seen complete at this version.
+    host: u64,
+    /// How many items of other lines, by rising line.
+    counts: SmallVec<[(Line, u64); 2]>,
     open: Vec<Arc<Hook>>,
 }
 
 impl Clock {
-    fn count(&self, line: Line) -> u64 {
-        self.counts.get(line).copied().unwrap_or(0)
+    /// Makes the clock of a point that comes after all that the host knows.
+    pub(super) fn of_host(known: &Known) -> Self {
+        Self {
+            host: known.version(),
+            ..Self::default()
+        }
     }
 
+    /// Joins all that the host knows, and forgets the counts that this covers.
+    pub(super) fn join_host(&mut self, known: &Known) {
+        self.host = known.version();
+        self.counts
+            .retain(|&mut (line, count)| !known.covers(line, count));
+    }
+
+    /// Joins the first `count` items of a line.
     pub(super) fn raise(&mut self, line: Line, count: u64) {
-        if self.counts.len() <= line {
-            self.counts.resize(line + 1, 0);
+        match self.counts.binary_search_by_key(&line, |(line, _)| *line) {
+            Ok(at) => self.counts[at].1 = self.counts[at].1.max(count),
+            Err(at) => self.counts.insert(at, (line, count)),
         }
-        self.counts[line] = self.counts[line].max(count);
     }
 
     pub(super) fn join(&mut self, other: &Self) {
-        if self.counts.len() < other.counts.len() {
-            self.counts.resize(other.counts.len(), 0);
-        }
-        for (own, others) in self.counts.iter_mut().zip(&other.counts) {
-            *own = (*own).max(*others);
-        }
+        self.host = self.host.max(other.host);
+        self.join_counts(&other.counts);
         other.open.iter().for_each(|hook| self.attach(hook.clone()));
+    }
+
+    /// Joins another clock into one that comes after all that the host knows: what the host knows of it is left out.
+    fn join_beyond(&mut self, other: &Self, known: &Known) {
+        let is_beyond = |&(line, count): &(Line, u64)| !known.covers(line, count);
+        let counts: SmallVec<[_; 2]> = other.counts().filter(is_beyond).collect();
+        self.join_counts(&counts);
+        other.open.iter().for_each(|hook| self.attach(hook.clone()));
+    }
+
+    fn join_counts(&mut self, counts: &[(Line, u64)]) {
+        if counts.len() <= FEW {
+            for &(line, count) in counts {
+                self.raise(line, count);
+            }
+        } else {
+            self.counts = merged(&self.counts, counts);
+        }
     }
 
     /// Comes after a wait that may not be over.
@@ -66,7 +102,7 @@ impl Clock {
         }
     }
 
-    /// Takes up what the waits that are over came after.
+    /// Joins what the waits that are over came after.
     pub(super) fn settle(&mut self) {
         let open = std::mem::take(&mut self.open);
         open.into_iter().for_each(|hook| self.attach(hook));
@@ -76,26 +112,48 @@ impl Clock {
         !self.open.is_empty()
     }
 
-    pub(super) fn covers(&self, line: Line, count: u64) -> bool {
-        self.count(line) >= count
+    /// The counts beyond the host's knowledge.
+    pub(super) fn counts(&self) -> impl Iterator<Item = (Line, u64)> {
+        self.counts.iter().copied()
     }
 
-    /// Whether it comes after all that the other, which has nothing open, comes after.
-    pub(super) fn includes(&self, other: &Self) -> bool {
-        let mut counts = other.counts.iter().enumerate();
-        counts.all(|(line, count)| self.covers(line, *count))
+    fn count(&self, line: Line) -> u64 {
+        let at = self.counts.binary_search_by_key(&line, |(line, _)| *line);
+        at.map_or(0, |at| self.counts[at].1)
     }
 
-    fn has(&self, moment: Moment) -> Answer {
-        if self.covers(moment.line, moment.index + 1) {
+    fn has(&self, moment: Moment, known: &Known) -> Answer {
+        if self.count(moment.line) > moment.index || known.had(moment, self.host) {
             return Answer::Yes;
         }
         let answers = self.open.iter().map(|hook| match hook.get() {
-            Some(clock) => clock.has(moment),
+            Some(clock) => clock.has(moment, known),
             None => Answer::Open,
         });
         answers.fold(Answer::No, Answer::or)
     }
+}
+
+/// The larger of each count.
+fn merged(one: &[(Line, u64)], other: &[(Line, u64)]) -> SmallVec<[(Line, u64); 2]> {
+    let mut counts = SmallVec::with_capacity(one.len().max(other.len()));
+    let (mut one, mut other) = (one.iter().peekable(), other.iter().peekable());
+    while let (Some(&&(line, count)), Some(&&(others, theirs))) = (one.peek(), other.peek()) {
+        let order = line.cmp(&others);
+        counts.push(match order {
+            Ordering::Less => (line, count),
+            Ordering::Equal => (line, count.max(theirs)),
+            Ordering::Greater => (others, theirs),
+        });
+        if order.is_le() {
+            one.next();
+        }
+        if order.is_ge() {
+            other.next();
+        }
+    }
+    counts.extend(one.chain(other).copied());
+    counts
 }
 
 impl Answer {
@@ -118,17 +176,19 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    pub(super) fn has(&self, moment: Moment) -> Answer {
+    pub(super) fn has(&self, moment: Moment, known: &Known) -> Answer {
         if moment.line == self.line && moment.index < self.count {
             return Answer::Yes;
         }
-        self.clock.has(moment)
+        self.clock.has(moment, known)
     }
 
-    /// All that the point comes after, as one clock.
-    pub(super) fn join_into(&self, clock: &mut Clock) {
-        clock.join(&self.clock);
-        clock.raise(self.line, self.count);
+    /// Joins all that the point comes after into a clock that comes after all that the host knows.
+    pub(super) fn join_into(&self, clock: &mut Clock, known: &Known) {
+        clock.join_beyond(&self.clock, known);
+        if !known.covers(self.line, self.count) {
+            clock.raise(self.line, self.count);
+        }
     }
 }
 
@@ -141,31 +201,50 @@ mod tests {
     }
 
     #[test]
-    fn joining_is_the_larger_of_each() {
+    fn join_takes_the_larger_of_each_count() {
+        let known = Known::default();
         let (mut one, mut other) = (Clock::default(), Clock::default());
         one.raise(0, 3);
+        one.raise(4, 1);
         other.raise(0, 1);
         other.raise(2, 5);
         one.join(&other);
-        assert_eq!(one.has(moment(0, 2)), Answer::Yes);
-        assert_eq!(one.has(moment(0, 3)), Answer::No);
-        assert_eq!(one.has(moment(2, 4)), Answer::Yes);
-        assert_eq!(one.has(moment(1, 0)), Answer::No);
+        assert_eq!(one.counts.as_slice(), [(0, 3), (2, 5), (4, 1)]);
+        assert_eq!(one.has(moment(0, 2), &known), Answer::Yes);
+        assert_eq!(one.has(moment(0, 3), &known), Answer::No);
+        assert_eq!(one.has(moment(2, 4), &known), Answer::Yes);
+        assert_eq!(one.has(moment(1, 0), &known), Answer::No);
     }
 
     #[test]
-    fn what_lies_behind_an_open_wait_is_known_when_it_is_over() {
+    fn clock_forgets_counts_that_the_host_knows() {
+        let (mut known, mut clock) = (Known::default(), Clock::default());
+        clock.raise(0, 3);
+        clock.raise(1, 2);
+        known.advance();
+        known.learn(0, 3);
+        known.learn(1, 1);
+        assert_eq!(clock.has(moment(1, 1), &known), Answer::Yes);
+        clock.join_host(&known);
+        assert_eq!(clock.counts.as_slice(), [(1, 2)]);
+        assert_eq!(clock.has(moment(0, 2), &known), Answer::Yes);
+        assert_eq!(clock.has(moment(1, 2), &known), Answer::No);
+    }
+
+    #[test]
+    fn answer_behind_an_open_wait_is_known_when_the_wait_is_over() {
+        let known = Known::default();
         let hook = Arc::new(Hook::new());
         let mut clock = Clock::default();
         clock.attach(hook.clone());
-        assert_eq!(clock.has(moment(0, 0)), Answer::Open);
+        assert_eq!(clock.has(moment(0, 0), &known), Answer::Open);
         let mut signal = Clock::default();
         signal.raise(0, 1);
         hook.set(Arc::new(signal)).unwrap();
-        assert_eq!(clock.has(moment(0, 0)), Answer::Yes);
-        assert_eq!(clock.has(moment(0, 1)), Answer::No);
+        assert_eq!(clock.has(moment(0, 0), &known), Answer::Yes);
+        assert_eq!(clock.has(moment(0, 1), &known), Answer::No);
         clock.settle();
         assert!(!clock.has_open());
-        assert_eq!(clock.has(moment(0, 0)), Answer::Yes);
+        assert_eq!(clock.has(moment(0, 0), &known), Answer::Yes);
     }
 }

@@ -3,6 +3,7 @@
 //! Knows nothing of the rules.
 
 use super::clock::{Answer, Moment, Stamp};
+use super::known::Known;
 use super::violation::Violation;
 use smallvec::SmallVec;
 
@@ -16,34 +17,50 @@ struct Deferred {
 /// Whether one of several moments comes before the point beside it.
 pub(super) type Question = SmallVec<[(Stamp, Moment); 2]>;
 
-fn ask(question: &Question) -> Answer {
-    let answers = question.iter().map(|(point, moment)| point.has(*moment));
+fn ask(question: &Question, known: &Known) -> Answer {
+    let answers = question
+        .iter()
+        .map(|(point, moment)| point.has(*moment, known));
     answers.fold(Answer::No, Answer::or)
 }
 
-/// What was found so far.
+/// The violations that were found, and the questions that are open.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     found: Vec<Violation>,
+    /// Found, and raised by a panic, which some task may have swallowed.
+    raised: Vec<Violation>,
     deferred: Vec<Deferred>,
 }
 
 impl Findings {
-    pub(super) fn take_first(&mut self) -> Option<Violation> {
-        (!self.found.is_empty()).then(|| self.found.remove(0))
+    /// Returns the first violation that was not raised. It counts as raised from now on.
+    pub(super) fn raise_first(&mut self) -> Option<Violation> {
+        let first = (!self.found.is_empty()).then(|| self.found.remove(0))?;
+        self.raised.push(first.clone());
+        Some(first)
     }
 
+    /// How many violations were raised, and not taken since.
+    pub(super) fn raised(&self) -> usize {
+        self.raised.len()
+    }
+
+    /// Takes all violations, those that were raised first.
     pub(super) fn take_all(&mut self) -> Vec<Violation> {
-        std::mem::take(&mut self.found)
+        let mut all = std::mem::take(&mut self.raised);
+        all.append(&mut self.found);
+        all
     }
 
     /// Whether something is as it must be, or may be; if not, that is reported.
     pub(super) fn may_be(
         &mut self,
         question: Question,
+        known: &Known,
         violation: impl FnOnce() -> Violation,
     ) -> bool {
-        let answer = ask(&question);
+        let answer = ask(&question, known);
         match answer {
             Answer::Yes => {}
             Answer::No => self.report(violation()),
@@ -64,12 +81,13 @@ impl Findings {
         &mut self,
         points: &[Stamp],
         moment: Moment,
+        known: &Known,
         violation: impl FnOnce() -> Violation,
     ) -> bool {
-        let is_before = |point: &Stamp| point.has(moment) == Answer::Yes;
+        let is_before = |point: &Stamp| point.has(moment, known) == Answer::Yes;
         points.iter().any(is_before) || {
             let question = points.iter().map(|point| (point.clone(), moment));
-            self.may_be(question.collect(), violation)
+            self.may_be(question.collect(), known, violation)
         }
     }
 
@@ -89,9 +107,9 @@ impl Findings {
     }
 
     /// A wait for a flag is over.
-    pub(super) fn reconsider(&mut self) {
+    pub(super) fn reconsider(&mut self, known: &Known) {
         for deferred in std::mem::take(&mut self.deferred) {
-            match ask(&deferred.question) {
+            match ask(&deferred.question, known) {
                 Answer::Yes => {}
                 Answer::No => self.report(deferred.violation),
                 Answer::Open => self.deferred.push(deferred),

@@ -4,12 +4,12 @@
 //! stands for is forgotten. Knows nothing of order: who asks says which accesses stay.
 
 use super::clock::{Moment, Stamp};
+use crate::label::StreamLabel;
 use crate::operation::AccessKind;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::panic::Location;
-use weirpool_device::RawStream;
 use weirpool_device::plain::{Arc, OnceLock};
 
 /// A block, from its grant on.
@@ -17,7 +17,7 @@ use weirpool_device::plain::{Arc, OnceLock};
 pub(super) struct Life {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    pub(super) stream: RawStream,
+    pub(super) stream: StreamLabel,
     pub(super) allocated: &'static Location<'static>,
     pub(super) freed: OnceLock<Freed>,
 }
@@ -26,7 +26,7 @@ impl Life {
     pub(super) fn new(
         address: u64,
         bytes: u64,
-        stream: RawStream,
+        stream: StreamLabel,
         allocated: &'static Location<'static>,
     ) -> Self {
         Self {
@@ -38,8 +38,11 @@ impl Life {
         }
     }
 
-    pub(super) fn end(&self, place: Option<&'static Location<'static>>, streams: &[RawStream]) {
-        let streams = streams.into();
+    pub(super) fn end(
+        &self,
+        place: Option<&'static Location<'static>>,
+        streams: SmallVec<[StreamLabel; 1]>,
+    ) {
         // The only one to set it: a life ends once.
         let _ = self.freed.set(Freed { place, streams });
     }
@@ -49,13 +52,13 @@ impl Life {
 #[derive(Debug)]
 pub(super) struct Freed {
     pub(super) place: Option<&'static Location<'static>>,
-    pub(super) streams: SmallVec<[RawStream; 2]>,
+    pub(super) streams: SmallVec<[StreamLabel; 1]>,
 }
 
 /// An operation, as a report names it.
 #[derive(Debug)]
 pub(super) struct Work {
-    pub(super) stream: RawStream,
+    pub(super) stream: StreamLabel,
     pub(super) name: Option<Cow<'static, str>>,
     pub(super) place: &'static Location<'static>,
     /// The point that it was submitted at, if that lies behind a wait for a flag.

@@ -17,6 +17,7 @@ use super::order::Order;
 use super::report;
 use super::scene::Scene;
 use super::violation::{Usage, Violation};
+use crate::label::StreamLabel;
 use crate::operation::{Access, Operation};
 use crate::schedule::{Item, News};
 use smallvec::SmallVec;
@@ -38,14 +39,20 @@ pub(crate) struct Judge {
 impl Judge {
     pub(crate) fn new() -> Self {
         let mut judge = Self::default();
-        judge.order.open(RawStream::HOST);
+        judge.order.open(RawStream::HOST, StreamLabel::HOST);
         judge
     }
 
     // ---- what was found --------------------------------------------------------------------
 
-    pub(crate) fn take_first(&mut self) -> Option<Violation> {
-        self.findings.take_first()
+    /// Returns the first violation that was not raised; it counts as raised from now on.
+    pub(crate) fn raise_first(&mut self) -> Option<Violation> {
+        self.findings.raise_first()
+    }
+
+    /// How many violations were raised, and not taken since.
+    pub(crate) fn raised(&self) -> usize {
+        self.findings.raised()
     }
 
     pub(crate) fn take_all(&mut self) -> Vec<Violation> {
@@ -76,19 +83,17 @@ impl Judge {
     }
 
     pub(crate) fn hear(&mut self, news: impl IntoIterator<Item = News>) {
-        let mut is_over = false;
         for news in news {
-            is_over |= self.order.hear(news);
-        }
-        if is_over {
-            self.findings.reconsider();
+            if self.order.hear(news) {
+                self.findings.reconsider(self.order.known());
+            }
         }
     }
 
     fn used(&mut self, stream: RawStream, operation: &Operation) {
         let now = self.order.now(stream);
         let work = Arc::new(Work {
-            stream,
+            stream: self.order.label(stream),
             name: operation.name.clone(),
             place: operation.place(),
             behind: now.clock.has_open().then(|| now.clone()),
@@ -141,32 +146,46 @@ impl Judge {
         stream: RawStream,
         place: &'static Location<'static>,
     ) {
-        let life = Arc::new(Life::new(address, bytes, stream, place));
+        let label = self.order.label(stream);
+        let life = Arc::new(Life::new(address, bytes, label, place));
         self.begin(&life, address, address + bytes, stream);
         self.lives.insert(address, life);
     }
 
-    /// A block has so many bytes more: its life is another from here on, as long as it is.
+    /// A block grows by the bytes behind it, which may be a block of their own until now. Its life is another one from
+    /// here on.
     pub(super) fn grown(
         &mut self,
         address: u64,
         bytes: u64,
         stream: RawStream,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) {
         let Some(old) = self.lives.remove(&address) else {
             return;
         };
-        let end = address + old.bytes;
-        let life = Arc::new(Life::new(address, old.bytes + bytes, old.stream, place));
-        for (_, cell) in self.ground.known(address, end) {
+        let (middle, end) = (address + old.bytes, address + old.bytes + bytes);
+        let added = self.lives.remove(&middle);
+        let life = Arc::new(Life::new(
+            address,
+            end - address,
+            old.stream.clone(),
+            location,
+        ));
+        let known_until = if added.is_some() { end } else { middle };
+        for (_, cell) in self.ground.known(address, known_until) {
             let touches = cell.touches.iter_mut().chain(&mut cell.last);
-            for touch in touches.filter(|touch| touch.is_of(&old)) {
+            let is_inside = |touch: &Touch| {
+                touch.is_of(&old) || added.as_ref().is_some_and(|added| touch.is_of(added))
+            };
+            for touch in touches.filter(|touch| is_inside(touch)) {
                 touch.life = Some(life.clone());
             }
             cell.owner = Some(life.clone());
         }
-        self.begin(&life, end, end + bytes, stream);
+        if added.is_none() {
+            self.begin(&life, middle, end, stream);
+        }
         self.lives.insert(address, life);
     }
 
@@ -184,7 +203,8 @@ impl Judge {
             cell.touches.retain(|touch| {
                 let report = || report::granted_while_used(start, end, touch, life);
                 let now = std::slice::from_ref(&now);
-                !order.is_known(touch.moment) && findings.may_be_before(now, touch.moment, report)
+                !order.is_known(touch.moment)
+                    && findings.may_be_before(now, touch.moment, order.known(), report)
             });
         }
         self.ground.mend(start, end);
@@ -199,7 +219,8 @@ impl Judge {
         let Some(life) = self.lives.remove(&address) else {
             return;
         };
-        life.end(place, streams);
+        let labels = streams.iter().map(|stream| self.order.label(*stream));
+        life.end(place, labels.collect());
         let now = |stream: &RawStream| self.order.now(*stream);
         let points: SmallVec<[Stamp; 2]> = streams.iter().map(now).collect();
         for (start, cell) in self.ground.known(address, address + life.bytes) {
@@ -208,7 +229,7 @@ impl Judge {
                 let report = || report::freed_while_used(start, end, touch, &life);
                 !order.is_known(touch.moment)
                     && (!touch.is_of(&life)
-                        || findings.may_be_before(&points, touch.moment, report))
+                        || findings.may_be_before(&points, touch.moment, order.known(), report))
             });
         }
         self.ground.mend(address, address + life.bytes);

@@ -1,18 +1,17 @@
-//! The ordering checker: a referee over what streams are given to do with memory.
+//! The ordering checker: it finds uses of memory that nothing orders.
 //!
-//! It sees every item at its submission, every grant and free, and what the host asks and learns, and
-//! finds uses of memory that nothing orders: not those that happened to go wrong, but those that
-//! could. It hears of uses only where operations declare them
+//! It sees every item at its submission, every grant and free, and what the host queries and learns. It finds not
+//! only the uses that went wrong in this run, but all that could. It knows of uses only where operations declare them
 //! ([`Operation::reads`](super::Operation::reads), [`writes`](super::Operation::writes)). The guide's
 //! page on [testing](https://docs.rs/weirpool/latest/weirpool/guide/testing/) is for its users.
 //!
 //! | file | about |
 //! |---|---|
-//! | `clock`, `order` | what comes before what |
-//! | `ground` | what was done to which bytes, and whose they are |
+//! | `clock`, `known`, `order` | what comes before what |
+//! | `ground` | what was done to which bytes, and which block has them |
 //! | `judge`, `scene` | the rules: of blocks, and of one access beside others |
 //! | `findings`, `report`, `violation` | what is reported |
-//! | `referee` | how it hears of a pool's blocks, and how it is heard |
+//! | `observer` | how it hears of a pool's blocks, and how it reports |
 //!
 //! Knows nothing of time, and nothing of how a pool decides.
 
@@ -20,6 +19,7 @@ mod clock;
 mod findings;
 mod ground;
 mod judge;
+mod known;
 mod observer;
 mod order;
 mod report;
@@ -29,7 +29,7 @@ mod violation;
 pub(super) use judge::Judge;
 pub use violation::{Allocation, Usage, Violation, ViolationKind};
 
-/// What becomes of a use of memory that the ordering checker finds wrong.
+/// What happens when the ordering checker finds a use of memory that nothing orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -38,14 +38,14 @@ pub use violation::{Allocation, Usage, Violation, ViolationKind};
 )]
 #[non_exhaustive]
 pub enum Checker {
-    /// It panics in the call that made it: an allocation, an explicit deallocation, a submission. What
-    /// is found elsewhere (in a drop, which must not panic; or when a wait for a flag ends) panics in
-    /// the next such call, when time is moved, or in
-    /// [`assert_ordered`](super::SimDevice::assert_ordered).
+    /// The call that made the violation panics: an allocation, an explicit deallocation, a submission. A violation
+    /// that is found elsewhere (in a drop, which must not panic; or when a wait for a flag ends) panics in the next
+    /// such call, when time is moved, or in [`assert_ordered`](super::SimDevice::assert_ordered). The last one also
+    /// panics if a runtime caught an earlier panic, and so does [`block_on`](super::SimDevice::block_on).
     Panic,
-    /// It is kept, for [`violations`](super::SimDevice::violations) and
+    /// Violations are kept for [`violations`](super::SimDevice::violations) and
     /// [`assert_ordered`](super::SimDevice::assert_ordered).
     Collect,
-    /// Nothing is looked for, and nothing is paid.
+    /// Nothing is checked, which costs nothing.
     Off,
 }

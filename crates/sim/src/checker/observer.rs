@@ -1,4 +1,4 @@
-//! How the checker hears of a pool's blocks, and how what it found is heard.
+//! How the checker hears of a pool's blocks, and how it reports violations.
 
 use super::{Checker, Judge, Violation};
 use crate::SimDevice;
@@ -8,21 +8,21 @@ use std::panic::Location;
 use weirpool_device::plain::thread;
 use weirpool_device::{BlockObserver, RawStream};
 
-/// What was found by the ordering checker; see the [guide](https://docs.rs/weirpool/latest/weirpool/guide/testing/).
+/// The ordering checker's findings; see the [guide](https://docs.rs/weirpool/latest/weirpool/guide/testing/).
 impl SimDevice {
-    /// Takes what the ordering checker has found and not raised. With [`Checker::Off`] there is never
-    /// anything.
+    /// Takes all violations that the ordering checker found since the last such call, whether or not a panic raised
+    /// them. With [`Checker::Off`] it finds none.
     pub fn violations(&self) -> Vec<Violation> {
         let mut state = self.engine.locked();
         state.judge.as_mut().map_or_else(Vec::new, Judge::take_all)
     }
 
-    /// Makes sure that the ordering checker has found nothing that was not raised or taken: the end of
-    /// a test, since what a last drop did wrong is raised by nothing else. Does nothing while the
+    /// Checks that the ordering checker found nothing: the end of a test. A violation counts wherever it was found:
+    /// in a drop, which must not panic; and in a task or thread whose panic its runtime caught. Does nothing while the
     /// thread is panicking.
     ///
     /// # Panics
-    /// With everything that was found.
+    /// With all violations since the last call of this or of [`violations`](Self::violations).
     #[track_caller]
     pub fn assert_ordered(&self) {
         if thread::panicking() {
@@ -38,16 +38,21 @@ impl SimDevice {
 }
 
 impl Engine {
-    /// Raises what the checker found first, where that is to panic. Never while panicking.
+    /// Raises the first violation that was not raised, where the checker is to panic. Never while panicking.
     #[track_caller]
     pub(crate) fn raise(&self) {
         if self.settings.checker != Checker::Panic || thread::panicking() {
             return;
         }
-        let found = self.locked().judge.as_mut().and_then(Judge::take_first);
+        let found = self.locked().judge.as_mut().and_then(Judge::raise_first);
         if let Some(violation) = found {
             panic!("{violation}");
         }
+    }
+
+    /// How many violations were raised, and not taken since.
+    pub(crate) fn raised(&self) -> usize {
+        self.locked().judge.as_ref().map_or(0, Judge::raised)
     }
 }
 
@@ -57,10 +62,10 @@ impl BlockObserver for SimDevice {
         address: u64,
         bytes: u64,
         stream: RawStream,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) {
         if let Some(judge) = self.engine.locked().judge() {
-            judge.granted(address, bytes, stream, place);
+            judge.granted(address, bytes, stream, location);
         }
     }
 
@@ -69,10 +74,10 @@ impl BlockObserver for SimDevice {
         address: u64,
         bytes: u64,
         stream: RawStream,
-        place: &'static Location<'static>,
+        location: &'static Location<'static>,
     ) {
         if let Some(judge) = self.engine.locked().judge() {
-            judge.grown(address, bytes, stream, place);
+            judge.grown(address, bytes, stream, location);
         }
     }
 
@@ -80,10 +85,10 @@ impl BlockObserver for SimDevice {
         &self,
         address: u64,
         streams: &[RawStream],
-        place: Option<&'static Location<'static>>,
+        location: Option<&'static Location<'static>>,
     ) {
         if let Some(judge) = self.engine.locked().judge() {
-            judge.freed(address, streams, place);
+            judge.freed(address, streams, location);
         }
     }
 

@@ -1,29 +1,32 @@
-//! What comes before what: a clock for every stream, and one for the host.
+//! What comes before what: a clock for every stream, and the knowledge of the host.
 //!
-//! An edge goes from an item to the next of its stream; from an event's record to a wait for it; from
-//! a signal to the wait for the flag that it ended; from what the host has seen complete to
-//! everything submitted later. All threads of the host count as one. What the host does with memory
-//! that it shares is an item of a line of its own, and seen complete at once. Knows nothing of memory.
+//! An edge goes from an item to the next of its stream; from an event's record to a wait for it; from a signal to
+//! the wait for the flag that it ended; and from what the host has seen complete to everything submitted later. All
+//! threads of the host count as one. What the host does with memory that it shares is an item of a line of its own,
+//! and seen complete at once. Knows nothing of memory.
 
 use super::clock::{Clock, Hook, Line, Moment, Stamp};
+use super::known::Known;
+use crate::label::StreamLabel;
 use crate::schedule::{FlagId, News};
 use std::collections::{HashMap, VecDeque};
 use weirpool_device::plain::Arc;
 use weirpool_device::{RawEvent, RawStream, WatchId};
 
 /// A stream's side of the order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Course {
+    label: StreamLabel,
     /// How many items were submitted.
     count: u64,
-    /// How many were before the stream had its present name: of streams that bore it earlier.
+    /// How many of them were submitted to earlier streams of the same name.
     base: u64,
     clock: Arc<Clock>,
-    /// Which version of the host's clock is in it.
+    /// Which version of the host's knowledge is in the clock.
     heard: u64,
-    /// Submitted and not carried out yet, in order.
+    /// Signals that were submitted and have not happened, in order.
     signals: VecDeque<Stamp>,
-    /// The same for waits for a flag.
+    /// Waits for a flag that were submitted and are not over, in order.
     waits: VecDeque<Arc<Hook>>,
 }
 
@@ -32,32 +35,42 @@ struct Course {
 pub(crate) struct Order {
     courses: Vec<Course>,
     by_name: HashMap<RawStream, Line>,
-    /// What the host has seen complete. Has nothing open: what is complete has waited.
-    host: Arc<Clock>,
-    version: u64,
+    known: Known,
     /// What a wait for the event's last record comes after.
     events: HashMap<RawEvent, Stamp>,
     watches: HashMap<WatchId, Stamp>,
-    /// What was before the flag was set last.
+    /// What was before the flag was last set.
     flags: HashMap<FlagId, Arc<Clock>>,
 }
 
 impl Order {
+    /// What the host has seen complete.
+    pub(super) fn known(&self) -> &Known {
+        &self.known
+    }
+
     // ---- streams ---------------------------------------------------------------------------
 
-    /// A stream begins. It takes over the line of one that bore its name, if the host has seen all
-    /// of that one complete: a count that goes on proves as much as a new one.
-    pub(crate) fn open(&mut self, stream: RawStream) {
+    /// Begins a stream. It takes over the line of an earlier stream of its name, if the host has seen all of that one
+    /// complete: a count that continues proves as much as a new one.
+    pub(crate) fn open(&mut self, stream: RawStream, label: StreamLabel) {
         let former = self.by_name.get(&stream).copied();
-        let done = former.filter(|&line| self.host.covers(line, self.courses[line].count));
+        let done = former.filter(|&line| self.known.covers(line, self.courses[line].count));
+        let count = done.map_or(0, |line| self.courses[line].count);
+        let course = Course {
+            label,
+            count,
+            base: count,
+            clock: Arc::new(Clock::of_host(&self.known)),
+            heard: self.known.version(),
+            signals: VecDeque::new(),
+            waits: VecDeque::new(),
+        };
         let line = done.unwrap_or(self.courses.len());
-        if done.is_none() {
-            self.courses.push(Course::default());
+        match self.courses.get_mut(line) {
+            Some(former) => *former = course,
+            None => self.courses.push(course),
         }
-        let course = &mut self.courses[line];
-        course.base = course.count;
-        course.clock = self.host.clone();
-        course.heard = self.version;
         self.by_name.insert(stream, line);
     }
 
@@ -65,13 +78,18 @@ impl Order {
         self.by_name[&stream]
     }
 
+    /// How reports name a stream.
+    pub(super) fn label(&self, stream: RawStream) -> StreamLabel {
+        self.courses[self.line(stream)].label.clone()
+    }
+
     /// The present point of a stream: behind all that was submitted, and all that the host knows.
     pub(super) fn now(&mut self, stream: RawStream) -> Stamp {
         let line = self.line(stream);
         let course = &mut self.courses[line];
-        if course.heard != self.version {
-            course.heard = self.version;
-            Arc::make_mut(&mut course.clock).join(&self.host);
+        if course.heard != self.known.version() {
+            course.heard = self.known.version();
+            Arc::make_mut(&mut course.clock).join_host(&self.known);
         }
         if course.clock.has_open() {
             Arc::make_mut(&mut course.clock).settle();
@@ -92,7 +110,7 @@ impl Order {
     fn order_after(&mut self, stream: RawStream, stamp: &Stamp) {
         self.now(stream);
         let line = self.line(stream);
-        stamp.join_into(Arc::make_mut(&mut self.courses[line].clock));
+        stamp.join_into(Arc::make_mut(&mut self.courses[line].clock), &self.known);
     }
 
     // ---- events ----------------------------------------------------------------------------
@@ -122,6 +140,7 @@ impl Order {
     pub(super) fn wait_for_flag(&mut self, stream: RawStream) {
         let hook = Arc::new(Hook::new());
         let line = self.now(stream).line;
+        self.known.open_wait();
         let course = &mut self.courses[line];
         course.waits.push_back(hook.clone());
         Arc::make_mut(&mut course.clock).attach(hook);
@@ -129,13 +148,14 @@ impl Order {
 
     /// The host sets a flag.
     pub(crate) fn set_flag(&mut self, flag: FlagId) {
-        self.flags.insert(flag, self.host.clone());
+        self.flags
+            .insert(flag, Arc::new(Clock::of_host(&self.known)));
     }
 
     /// The host reads a flag, and knows what was before it was set.
     pub(crate) fn read_flag(&mut self, flag: FlagId) {
         if let Some(clock) = self.flags.get(&flag).cloned() {
-            self.host_knows(|host| host.join(&clock));
+            self.host_learns(&clock);
         }
     }
 
@@ -150,8 +170,9 @@ impl Order {
         let line = self.line(stream);
         if let Some(hook) = self.courses[line].waits.pop_front() {
             let clock = self.flags.get(&flag).cloned().unwrap_or_default();
-            // The only one to fill it: each wait is over once.
+            // Only this fills it: each wait is over once.
             let _ = hook.set(clock);
+            self.known.close_wait();
         }
     }
 
@@ -159,18 +180,18 @@ impl Order {
 
     /// Whether the host has seen a moment complete.
     pub(super) fn is_known(&self, moment: Moment) -> bool {
-        self.host.covers(moment.line, moment.index + 1)
+        self.known.covers(moment.line, moment.index + 1)
     }
 
     /// The host has seen the event's last record complete.
     pub(crate) fn observe(&mut self, event: RawEvent) {
         if let Some(stamp) = self.events.get(&event).cloned() {
-            self.host_has_seen(&stamp);
+            self.host_learns(&flatten(&stamp));
         }
     }
 
-    /// The host has seen so many items of the stream complete, and knows of others only if that is
-    /// all there are.
+    /// The host has seen `done` items of the stream complete. It knows what these come after only if they are all
+    /// that was submitted.
     pub(crate) fn observe_progress(&mut self, stream: RawStream, done: u64) {
         let Some(&line) = self.by_name.get(&stream) else {
             return;
@@ -179,9 +200,9 @@ impl Order {
         let count = course.base + done;
         if count == course.count {
             let stamp = self.now(stream);
-            self.host_has_seen(&stamp);
-        } else if !self.host.covers(line, count) {
-            self.host_knows(|host| host.raise(line, count));
+            self.host_learns(&flatten(&stamp));
+        } else {
+            self.host_learns_counts([(line, count)]);
         }
     }
 
@@ -198,25 +219,29 @@ impl Order {
     /// What the host did itself is complete.
     pub(super) fn host_is_through(&mut self) {
         let line = self.line(RawStream::HOST);
-        let count = self.courses[line].count;
-        self.host_knows(|host| host.raise(line, count));
+        self.host_learns_counts([(line, self.courses[line].count)]);
     }
 
-    fn host_has_seen(&mut self, stamp: &Stamp) {
-        let clock = flatten(stamp);
-        if !self.host.includes(&clock) {
-            self.host_knows(|host| host.join(&clock));
+    /// The host knows all that a clock with nothing open comes after.
+    fn host_learns(&mut self, clock: &Clock) {
+        self.host_learns_counts(clock.counts());
+    }
+
+    fn host_learns_counts(&mut self, counts: impl IntoIterator<Item = (Line, u64)>) {
+        let mut counts = counts.into_iter();
+        let known = &self.known;
+        let Some(first) = counts.find(|&(line, count)| !known.covers(line, count)) else {
+            return;
+        };
+        self.known.advance();
+        for (line, count) in std::iter::once(first).chain(counts) {
+            self.known.learn(line, count);
         }
-    }
-
-    fn host_knows(&mut self, learn: impl FnOnce(&mut Clock)) {
-        self.version += 1;
-        learn(Arc::make_mut(&mut self.host));
     }
 
     // ---- what the device did ---------------------------------------------------------------
 
-    /// Says whether a wait for a flag is over.
+    /// Returns whether a wait for a flag is over.
     pub(super) fn hear(&mut self, news: News) -> bool {
         match news {
             News::Signalled(stream, flag) => self.signalled(stream, flag),
@@ -226,7 +251,7 @@ impl Order {
             }
             News::Rang(watch) => {
                 if let Some(stamp) = self.watches.remove(&watch) {
-                    self.host_has_seen(&stamp);
+                    self.host_learns(&flatten(&stamp));
                 }
             }
         }

@@ -33,7 +33,7 @@ impl Scene<'_> {
     /// was reported does not.
     fn keeps(&mut self, earlier: &Touch, cell: &Cell) -> bool {
         let is_same = earlier.moment == self.touch.moment;
-        if is_same || self.now.has(earlier.moment) == Answer::Yes {
+        if is_same || self.now.has(earlier.moment, self.order.known()) == Answer::Yes {
             return !self.stands_for(earlier);
         }
         if !cell.is_of(earlier.life.as_ref()) {
@@ -55,7 +55,7 @@ impl Scene<'_> {
     fn may_be(&mut self, kind: ViolationKind, question: Question, earlier: &Touch) -> bool {
         let (start, end, touch) = (self.start, self.end, &self.touch);
         let report = || report::unordered(kind, start, end, earlier, touch);
-        self.findings.may_be(question, report)
+        self.findings.may_be(question, self.order.known(), report)
     }
 
     /// Whether one of two accesses comes before the other. What was submitted first comes later if a

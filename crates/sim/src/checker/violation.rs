@@ -1,12 +1,13 @@
 //! What was found: a use of memory without the order that it needs, and what to do about it.
 
 use super::ground::{Life, Work};
+use crate::label::StreamLabel;
 use crate::operation::AccessKind;
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
+use weirpool_device::DeviceAddress;
 use weirpool_device::plain::Arc;
-use weirpool_device::{DeviceAddress, RawStream};
 
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,7 +42,7 @@ pub struct Usage {
     /// Where in the source the operation was made.
     pub place: &'static Location<'static>,
     /// The stream that it was submitted to.
-    pub stream: RawStream,
+    pub stream: StreamLabel,
     /// Whether it reads or writes.
     pub kind: AccessKind,
 }
@@ -55,13 +56,13 @@ pub struct Allocation {
     /// How many bytes.
     pub bytes: u64,
     /// The stream that it was allocated on.
-    pub stream: RawStream,
+    pub stream: StreamLabel,
     /// Where in the source it was allocated.
     pub allocated: &'static Location<'static>,
     /// Where it was freed, if it was, and by a call; a drop has no place.
     pub freed: Option<&'static Location<'static>>,
     /// The streams in whose order it was freed, if it was.
-    pub freed_on: Vec<RawStream>,
+    pub freed_on: Vec<StreamLabel>,
 }
 
 /// A use of memory that is not ordered as it must be, found by the
@@ -94,7 +95,7 @@ impl Usage {
         Self {
             operation: work.name.clone(),
             place: work.place,
-            stream: work.stream,
+            stream: work.stream.clone(),
             kind,
         }
     }
@@ -106,7 +107,7 @@ impl Allocation {
         Self {
             address: life.address.into(),
             bytes: life.bytes,
-            stream: life.stream,
+            stream: life.stream.clone(),
             allocated: life.allocated,
             freed: freed.and_then(|freed| freed.place),
             freed_on: freed.map_or_else(Vec::new, |freed| freed.streams.to_vec()),
@@ -193,14 +194,14 @@ impl fmt::Display for Usage {
             AccessKind::Read => "reads",
             AccessKind::Write => "writes",
         };
-        let (place, stream) = (self.place, self.stream);
+        let (place, stream) = (self.place, &self.stream);
         write!(f, "{name} ({place}) {verb} on {stream}")
     }
 }
 
 impl fmt::Display for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (bytes, stream, allocated) = (self.bytes, self.stream, self.allocated);
+        let (bytes, stream, allocated) = (self.bytes, &self.stream, self.allocated);
         write!(f, "{bytes} bytes, allocated at {allocated} on {stream}")?;
         if self.freed_on.is_empty() {
             return Ok(());

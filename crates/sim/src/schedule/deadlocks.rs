@@ -7,12 +7,13 @@ use std::fmt::Write;
 impl Schedule {
     /// One line for each stream that has work left, saying what its head waits for.
     pub(crate) fn describe_backlog(&self, out: &mut String) {
-        for (name, stream) in self.streams.iter() {
+        for (_, stream) in self.streams.iter() {
             if let Some(head) = stream.items.front() {
                 let (items, why) = (stream.items.len(), self.why(stream, &head.item));
                 let _ = write!(
                     out,
-                    "\n  stream {name:#x}: {items} item(s) not complete, {why}"
+                    "\n  {}: {items} item(s) not complete, {why}",
+                    stream.label
                 );
             }
         }
@@ -22,9 +23,11 @@ impl Schedule {
         match (head, stream.phase) {
             (Item::Wait(point), _) => {
                 let (behind, done) = self.progress(point.stream);
-                let (name, index) = (point.stream.0, point.index + 1);
+                let index = point.index + 1;
+                let label = self.label(point.stream).map(ToString::to_string);
+                let label = label.unwrap_or_default();
                 let of = behind + done;
-                format!("waits for item {index} of {of} of stream {name:#x}, which has done {done}")
+                format!("waits for item {index} of {of} of {label}, which has done {done}")
             }
             (Item::WaitUntil(flag, at_least), _) => {
                 let (number, value) = (flag.0, self.flags.value(*flag));

@@ -14,6 +14,7 @@ mod head;
 mod stream;
 mod timeline;
 
+use crate::label::StreamLabel;
 use crate::names::Names;
 use crate::operation::Body;
 use flags::Flags;
@@ -23,6 +24,7 @@ use std::time::Duration;
 pub(super) use stream::{FlagId, Item, News, Point};
 use stream::{Phase, Stream, Submitted, Waiter};
 use timeline::{Places, Timeline};
+use weirpool_device::plain::Arc;
 use weirpool_device::{DeviceId, RawStream, WatchId};
 
 /// The body of an operation whose time is over, to be run outside the lock and then reported with
@@ -114,34 +116,47 @@ impl Schedule {
 
     // ---- streams ---------------------------------------------------------------------------
 
-    pub(super) fn create_stream(&mut self) -> RawStream {
+    pub(super) fn create_stream(&mut self, name: Option<Arc<str>>) -> RawStream {
         self.generations += 1;
-        RawStream(self.streams.insert(Stream::new(self.generations)))
+        let number = self.generations;
+        let insert = |raw| Stream::new(StreamLabel::new(RawStream(raw), number, name));
+        RawStream(self.streams.insert_with(insert))
+    }
+
+    /// How reports name a stream that exists.
+    pub(super) fn label(&self, name: RawStream) -> Option<&StreamLabel> {
+        self.streams.get(name.0).map(|stream| &stream.label)
     }
 
     /// Whether there is such a stream, not destroyed yet.
     pub(super) fn is_open(&self, name: RawStream) -> bool {
-        self.streams.get(name.0).is_some_and(|stream| stream.open)
+        self.streams.get(name.0).is_some_and(Stream::is_open)
     }
 
-    /// Answers whether there was such a stream. What was submitted to it still runs.
-    pub(super) fn destroy_stream(&mut self, name: RawStream) -> bool {
-        let Some(stream) = self.streams.get_mut(name.0).filter(|stream| stream.open) else {
-            return false;
-        };
-        stream.open = false;
-        self.recycle(name);
-        true
+    /// Adds an owner to a stream that has one.
+    pub(super) fn share(&mut self, name: RawStream) {
+        self.stream(name).owners += 1;
     }
 
-    /// Keeps the name from being given to another stream until [`release`](Self::release).
-    pub(super) fn hold(&mut self, name: RawStream) {
-        self.stream(name).holds += 1;
-    }
-
+    /// Takes an owner away. Without owners the stream is closed; what was submitted to it still runs.
     pub(super) fn release(&mut self, name: RawStream) {
-        self.stream(name).holds -= 1;
+        self.stream(name).owners -= 1;
         self.recycle(name);
+    }
+
+    /// Makes the contract the owner of a stream that was just created.
+    pub(super) fn give_to_contract(&mut self, name: RawStream) {
+        self.stream(name).has_contract = true;
+    }
+
+    /// Takes the contract's share in a stream away. Returns whether it had one.
+    pub(super) fn destroy_stream(&mut self, name: RawStream) -> bool {
+        let stream = self.streams.get_mut(name.0);
+        let is_owner = stream.is_some_and(|stream| std::mem::take(&mut stream.has_contract));
+        if is_owner {
+            self.release(name);
+        }
+        is_owner
     }
 
     /// How many items are not complete, and how many are.
@@ -250,7 +265,7 @@ impl Schedule {
     pub(super) fn open_streams(&self) -> usize {
         self.streams
             .iter()
-            .filter(|(_, stream)| stream.open)
+            .filter(|(_, stream)| stream.is_open())
             .count()
     }
 

@@ -2,6 +2,7 @@
 //!
 //! Knows nothing of other streams but the points it waits for.
 
+use crate::label::StreamLabel;
 use crate::operation::Operation;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -75,6 +76,7 @@ pub(super) enum Waiter {
 
 #[derive(Debug)]
 pub(super) struct Stream {
+    pub(super) label: StreamLabel,
     pub(super) generation: u64,
     pub(super) items: VecDeque<Submitted>,
     /// How many items were ever done.
@@ -87,16 +89,17 @@ pub(super) struct Stream {
     pub(super) stall: Duration,
     /// By the index of the awaited item, then in order of arrival.
     pub(super) waiters: BTreeMap<(u64, u64), Waiter>,
-    /// Not destroyed yet.
-    pub(super) open: bool,
-    /// Handles that keep the name from being used again.
-    pub(super) holds: u64,
+    /// Owners: the handles together, and the contract. Without any the stream is closed.
+    pub(super) owners: u32,
+    /// Whether the contract is one of them.
+    pub(super) has_contract: bool,
 }
 
 impl Stream {
-    pub(super) fn new(generation: u64) -> Self {
+    pub(super) fn new(label: StreamLabel) -> Self {
         Self {
-            generation,
+            generation: label.number(),
+            label,
             items: VecDeque::new(),
             done: 0,
             phase: Phase::Open,
@@ -104,9 +107,14 @@ impl Stream {
             waited_until: Duration::ZERO,
             stall: Duration::ZERO,
             waiters: BTreeMap::new(),
-            open: true,
-            holds: 0,
+            owners: 1,
+            has_contract: false,
         }
+    }
+
+    /// Whether something may be submitted.
+    pub(super) fn is_open(&self) -> bool {
+        self.owners > 0
     }
 
     /// How many items were ever submitted.
@@ -116,7 +124,7 @@ impl Stream {
 
     /// Whether nothing can refer to the stream any more, so that its name is free.
     pub(super) fn is_gone(&self) -> bool {
-        !self.open && self.holds == 0 && self.items.is_empty()
+        !self.is_open() && self.items.is_empty()
     }
 
     /// Takes the next waiter whose item is done.

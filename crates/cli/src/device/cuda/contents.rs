@@ -3,7 +3,7 @@
 
 use super::kernels::{Kernels, Pattern};
 use crate::device::machine::{Purpose, Use};
-use crate::device::verify::Extent;
+use crate::options::Extent;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use std::sync::Arc;
 use weirpool::device::Argument;

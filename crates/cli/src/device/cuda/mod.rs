@@ -135,8 +135,8 @@ mod tests {
     use super::*;
     use crate::options::Replay;
     use crate::replay;
+    use crate::replay::progress::Progress;
     use crate::replay::report::Report;
-    use crate::show::progress::Progress;
     use crate::trace::generate::cross_stream;
     use clap::Parser;
 

@@ -1,0 +1,155 @@
+//! Figures of a heap at one moment, and which block an address is in.
+//!
+//! No index by address exists: a look-up takes time in proportion to the blocks of a segment, and nothing else pays for
+//! it.
+
+use super::Heap;
+use super::block::{Block, BlockId, State, Was};
+use super::fence::Fences;
+use super::reservation;
+use super::totals::Totals;
+use crate::id::{ReservationId, StreamId};
+use crate::measure::Mark;
+
+/// Figures of a heap, found in constant time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Figures {
+    /// With the high-water marks since the mark that was asked for.
+    pub(crate) totals: Totals,
+    /// The bytes of the largest free block.
+    pub(crate) largest_free: u64,
+    /// The number of free blocks.
+    pub(crate) free_blocks: usize,
+    /// The number of reservations.
+    pub(crate) reservations: usize,
+    /// The number of chunks held from the device, or of segments where memory is plain.
+    pub(crate) chunks: u64,
+    /// The number of those that are wholly free.
+    pub(crate) releasable_chunks: u64,
+    /// The number of free blocks that hold those.
+    pub(crate) releasable_blocks: u64,
+    /// The bytes of those.
+    pub(crate) releasable_bytes: u64,
+}
+
+impl Figures {
+    pub(crate) fn of(heap: &Heap, since: Mark) -> Self {
+        let (totals, units) = (heap.highs.since(since, heap.totals()), heap.map.units());
+        let index = heap.map.index();
+        let free = &index.free;
+        Self {
+            totals,
+            largest_free: free.largest(),
+            free_blocks: free.len(),
+            reservations: index.reserved.len(),
+            chunks: if units.virtual_memory {
+                totals.reserved.current / units.chunk_bytes
+            } else {
+                heap.map.segments().len() as u64
+            },
+            releasable_chunks: totals.whole_free_chunks,
+            releasable_blocks: totals.releasable_blocks,
+            releasable_bytes: totals.releasable,
+        }
+    }
+
+    /// Returns how many bytes to make contiguous, so that the pool holds `total` bytes in all: free memory that can be
+    /// released, and new memory if `total` is more than the pool holds. A multiple of the `step` in which memory is
+    /// taken.
+    pub(crate) fn piece_for(&self, total: u64, step: u64) -> u64 {
+        let releasable = self.releasable_bytes;
+        let reserved = self.totals.reserved.current;
+        let fixed = reserved - releasable;
+        let most = releasable + total.saturating_sub(reserved).next_multiple_of(step);
+        let wanted = total.saturating_sub(fixed).min(most);
+        wanted.next_multiple_of(step).min(most)
+    }
+}
+
+/// A block, as it was when it was looked up.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) id: BlockId,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) holding: Holding,
+}
+
+/// Who holds a block, and which fences its last use left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Holding {
+    Free,
+    Pending(Fences),
+    /// In use by this stream, or cached by its lane.
+    Used(StreamId),
+    /// Set aside in a reservation.
+    Reserved(ReservationId, Fences),
+}
+
+impl Found {
+    /// Returns the block that contains the address; `None` where there is no memory.
+    pub(crate) fn at(heap: &Heap, address: u64) -> Option<Self> {
+        let segment = heap.map.segment_at(address)?;
+        let mut blocks = heap.map.blocks().from(segment.first);
+        let (id, block) = blocks.find(|(_, block)| address < block.end())?;
+        Self::of(id, block)
+    }
+
+    fn of(id: BlockId, block: &Block) -> Option<Self> {
+        let holding = match &block.state {
+            State::Free | State::Claimed(Was::Free) => Holding::Free,
+            State::Pending(fences) | State::Claimed(Was::Pending(fences)) => {
+                Holding::Pending(fences.clone())
+            }
+            State::Used(_) => Holding::Used(block.user),
+            State::Reserved(reservation, fences) => Holding::Reserved(*reservation, fences.clone()),
+            State::Hole | State::Room | State::Claimed(Was::Hole | Was::Room) => return None,
+        };
+        Some(Self {
+            id,
+            address: block.address,
+            bytes: block.bytes,
+            holding,
+        })
+    }
+}
+
+/// A segment with its blocks, in address order. Addresses without memory are in no block.
+#[derive(Clone, Debug)]
+pub(crate) struct SegmentBlocks {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) blocks: Vec<Found>,
+}
+
+impl SegmentBlocks {
+    /// Returns all segments, in address order.
+    pub(crate) fn all(heap: &Heap) -> impl Iterator<Item = Self> + '_ {
+        heap.map.segments().map(|(address, segment)| {
+            let blocks = heap.map.blocks().from(segment.first);
+            let blocks = blocks.filter_map(|(id, block)| Found::of(id, block));
+            Self {
+                address,
+                bytes: segment.bytes,
+                blocks: blocks.collect(),
+            }
+        })
+    }
+}
+
+/// Returns how many blocks are in use or cached by lanes, in time proportional to the number of all blocks.
+pub(crate) fn used_blocks(heap: &Heap) -> usize {
+    let blocks = heap.map.blocks().iter();
+    blocks.filter(|(_, block)| block.state.is_used()).count()
+}
+
+/// Returns the bytes of the pending blocks that wait for a stream, alone or with others.
+pub(crate) fn pending_on(heap: &Heap, stream: StreamId) -> u64 {
+    heap.map.index().pending.bytes_waiting_for(stream)
+}
+
+/// Returns all reservations, with the bytes of each that are not granted.
+pub(crate) fn reservations(heap: &Heap) -> impl Iterator<Item = (ReservationId, u64)> + '_ {
+    let reservations = heap.map.index().reserved.keys();
+    reservations.map(|id| (*id, reservation::left(&heap.map, *id).0))
+}

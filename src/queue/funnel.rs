@@ -1,0 +1,363 @@
+//! The funnel: everything that makes memory reachable is published here, and wakes the requests that can profit.
+//!
+//! | change | published by | can profit |
+//! |---|---|---|
+//! | [`Memory`](Change::Memory) | a free; a completed event; a seal; memory put back or released to the device by a user's call, by maintenance, or by another pool of the device; a time at which a search may end differently | the requests that memory is [searched for](super::serving): the head and those that may overtake it; drains |
+//! | [`Order`](Change::Order) | `stream.wait(&event)`, a use on a further stream | the same, if a waiting request is for that stream |
+//! | [`Reservation`](Change::Reservation) | a return of memory to a reservation, or its growth | the requests made in its scope |
+//! | [`Terms`](Change::Terms) | closing the pool, a failed device, another capacity | all of them, and throttled requests |
+//!
+//! A raised limit, and bytes freed by a tag, let its throttled requests into the fair queue
+//! ([`Service::uncharge`](super::Service::uncharge)).
+//!
+//! # Who serves
+//!
+//! A search may call the device, so a free does not search itself. It *notifies* a driver: the first waiter in order,
+//! and a [reclaimer](super::Reclaimer), if there is one. Either of them serves the whole queue when it is polled.
+//! Until then further changes are only noted: one notification covers them.
+//!
+//! No waiter can be relied on to be polled: its executor may be dead. Therefore
+//! - a waiter that was notified and has not been polled since is passed over: the next change notifies the next one;
+//! - a waiter or reclaimer that goes away with the notification serves, or passes it on;
+//! - an alarm of the device is set with the first notification. If that is still unanswered when the alarm fires, the
+//!   *stand-in* serves, in the alarm's own call.
+//!
+//! # State
+//!
+//! One word holds the generation (the number of changes so far) and three bits:
+//!
+//! ```text
+//!   NEWS      something changed since the last search began
+//!   NOTIFIED  a driver was notified of it
+//!   SERVING   a thread searches
+//! ```
+//!
+//! Publishing sets NEWS and NOTIFIED. It notifies a driver only if neither NOTIFIED nor SERVING was set: otherwise a
+//! driver is on its way, or the searching thread will see NEWS when it is done. A thread that begins to serve clears
+//! NEWS and NOTIFIED and sets SERVING in one step, before it looks at memory; it can only stop in a step that finds
+//! NEWS clear. So no change is missed, whatever the order. A poll that finds NEWS clear searches nothing.
+//!
+//! # Why it ends
+//!
+//! Take the measure *(requests that wait, NEWS)*, ordered lexicographically, where NEWS is 1 or 0.
+//! - A search publishes nothing of what it does on its way (see [`publish`](crate::driver::Publish)), and does not
+//!   raise the measure. What it finds is used, and then a request leaves the queue; or it is left where it was.
+//! - Serving either removes a request from the queue, or ends with NEWS cleared. Each lowers the measure.
+//! - A waiter is woken when it was granted or failed, which lowered the measure, or when NEWS went from 0 to 1.
+//!
+//! So only changes from outside raise the measure: calls of users, progress of the device, and the clock. Between two
+//! of them there are at most as many passes over the queue as there are requests in it, and then the pool is quiet.
+//! Requests cannot wake each other in circles.
+
+use super::waiters::Queue;
+use super::wake::wake;
+use crate::device::{Alarm, Device};
+use crate::driver::{Change, Publish};
+use crate::sync::plain::{self, AtomicBool};
+use crate::sync::{Guards, Mutex, Ordering, SharedNumber};
+use std::collections::BTreeMap;
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+const NEWS: u64 = 1;
+const NOTIFIED: u64 = 2;
+const SERVING: u64 = 4;
+/// A drain waits.
+const DRAINING: u64 = 8;
+/// One generation.
+const GENERATION: u64 = 16;
+
+/// How long a notification may be unanswered before the stand-in serves, on the device's clock. Long against the turn
+/// of a task, short against a request's patience.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// A driver that is not a waiter, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Member {
+    Reclaimer(u64),
+    Drain(u64),
+}
+
+#[derive(Debug)]
+struct Enlisted {
+    waker: Waker,
+    /// It was woken and has not been polled since.
+    is_notified: bool,
+}
+
+impl Enlisted {
+    fn notify(&mut self) -> Option<Waker> {
+        (!std::mem::replace(&mut self.is_notified, true)).then(|| self.waker.clone())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Members {
+    enlisted: BTreeMap<Member, Enlisted>,
+    next: u64,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Funnel {
+    queue: plain::Arc<Queue>,
+    device: plain::Arc<dyn Device>,
+    state: SharedNumber,
+    members: Mutex<Members>,
+    stand_in: StandIn,
+}
+
+/// Serves when no driver does.
+#[derive(Debug)]
+struct StandIn {
+    waker: plain::Mutex<Option<Waker>>,
+    is_armed: AtomicBool,
+    alarm: plain::Mutex<Option<Alarm>>,
+}
+
+impl Funnel {
+    pub(super) fn new(queue: plain::Arc<Queue>, device: plain::Arc<dyn Device>) -> Self {
+        Self {
+            queue,
+            device,
+            state: SharedNumber::new(0),
+            members: Mutex::new(Guards::Notifier, Members::default()),
+            stand_in: StandIn {
+                waker: plain::Mutex::new(None),
+                is_armed: AtomicBool::new(false),
+                alarm: plain::Mutex::new(None),
+            },
+        }
+    }
+
+    /// Something changed: every search may end differently. Notifies a driver, unless one is on its way.
+    pub(super) fn notify(&self) {
+        self.signal(GENERATION);
+    }
+
+    /// A request became a candidate. Notifies a driver, unless one is on its way.
+    pub(super) fn notify_candidate(&self) {
+        self.signal(0);
+    }
+
+    fn signal(&self, generations: u64) {
+        let before = self.update(|state| Some((state + generations) | NEWS | NOTIFIED));
+        let before = before.unwrap_or_else(|state| state);
+        if before & DRAINING != 0 {
+            self.wake_drains();
+        }
+        if before & (NOTIFIED | SERVING) == 0 {
+            self.notify_driver();
+        }
+    }
+
+    /// Something changed: every search may end differently. The caller serves.
+    pub(super) fn note_change(&self) {
+        let _ = self.update(|state| Some((state + GENERATION) | NEWS));
+    }
+
+    /// A request became a candidate, which memory was not searched for yet. The caller serves.
+    pub(super) fn note_candidate(&self) {
+        let _ = self.update(|state| (state & NEWS == 0).then_some(state | NEWS));
+    }
+
+    fn update(&self, next: impl Fn(u64) -> Option<u64>) -> Result<u64, u64> {
+        self.state.fetch_update(Ordering::AcqRel, next)
+    }
+
+    fn notify_driver(&self) {
+        if self.queue.is_empty() {
+            // A request that joins from now on searches by itself.
+            return;
+        }
+        // First: whatever becomes of the wakers, the notification is answered.
+        self.stand_in.arm(&self.device);
+        let reclaimer = {
+            let mut members = self.members.lock();
+            let mut reclaimers = members.enlisted.range_mut(..Member::Drain(0));
+            reclaimers.find_map(|(_, reclaimer)| reclaimer.notify())
+        };
+        let waiter = self.queue.next_to_notify();
+        reclaimer.into_iter().chain(waiter).for_each(wake);
+    }
+
+    /// A driver goes away, or was polled and did not serve: if it was notified, another one is.
+    pub(super) fn pass_on(&self) {
+        if self.has_news() {
+            self.notify_driver();
+        }
+    }
+
+    /// Whether something changed since the last search began, and no thread searches now.
+    pub(super) fn has_news(&self) -> bool {
+        self.state.load(Ordering::Acquire) & (NEWS | SERVING) == NEWS
+    }
+
+    /// Begins to serve, if something changed since the last search and no thread serves. Returns the generation.
+    pub(super) fn begin(&self) -> Option<u64> {
+        let begun = self.update(|state| {
+            (state & (NEWS | SERVING) == NEWS).then_some(state & !(NEWS | NOTIFIED) | SERVING)
+        });
+        begun.ok().map(generation)
+    }
+
+    /// Begins to serve, whether or not something changed, if no thread serves. Returns the generation.
+    pub(super) fn begin_anyway(&self) -> Option<u64> {
+        let begun = self
+            .update(|state| (state & SERVING == 0).then_some(state & !(NEWS | NOTIFIED) | SERVING));
+        begun.ok().map(generation)
+    }
+
+    /// Ends serving, unless something changed meanwhile. Returns the generation to go on with then.
+    pub(super) fn end(&self) -> Option<u64> {
+        let ended = self.update(|state| {
+            Some(match state & NEWS {
+                0 => state & !SERVING,
+                _ => state & !(NEWS | NOTIFIED),
+            })
+        });
+        let before = ended.unwrap_or_else(|state| state);
+        (before & NEWS != 0).then(|| generation(before))
+    }
+
+    /// The serving thread unwinds: what it began to serve is not served.
+    pub(super) fn give_up(&self) {
+        let _ = self.update(|state| Some(state & !(SERVING | NOTIFIED) | NEWS));
+        self.pass_on();
+    }
+
+    /// A number for a new reclaimer.
+    pub(super) fn name_reclaimer(&self) -> Member {
+        let mut members = self.members.lock();
+        members.next += 1;
+        Member::Reclaimer(members.next)
+    }
+
+    /// A number for a new drain.
+    pub(super) fn name_drain(&self) -> Member {
+        let mut members = self.members.lock();
+        members.next += 1;
+        Member::Drain(members.next)
+    }
+
+    /// A member was polled: it is woken by that waker from now on.
+    pub(super) fn enlist(&self, member: Member, waker: &Waker) {
+        let old = {
+            let mut members = self.members.lock();
+            if matches!(member, Member::Drain(_)) {
+                let _ = self.update(|state| (state & DRAINING == 0).then_some(state | DRAINING));
+            }
+            match members.enlisted.get_mut(&member) {
+                Some(known) if known.waker.will_wake(waker) => {
+                    known.is_notified = false;
+                    None
+                }
+                _ => {
+                    let enlisted = Enlisted {
+                        waker: waker.clone(),
+                        is_notified: false,
+                    };
+                    members.enlisted.insert(member, enlisted)
+                }
+            }
+        };
+        // Outside the lock: it may own a task.
+        drop(old);
+    }
+
+    /// Ends a membership. Returns the waker, if there was one.
+    pub(super) fn resign(&self, member: Member) -> Option<Waker> {
+        let mut members = self.members.lock();
+        let left = members.enlisted.remove(&member)?;
+        if members.enlisted.range(Member::Drain(0)..).next().is_none() {
+            let _ = self.update(|state| (state & DRAINING != 0).then_some(state & !DRAINING));
+        }
+        Some(left.waker)
+    }
+
+    /// Wakes the drains: a request left the queue, or memory came back.
+    pub(super) fn wake_drains(&self) {
+        self.wake_members(Member::Drain(0), Member::Drain(u64::MAX));
+    }
+
+    /// Wakes the reclaimers: the last handle of the pool is gone.
+    pub(super) fn wake_reclaimers(&self) {
+        self.wake_members(Member::Reclaimer(0), Member::Reclaimer(u64::MAX));
+    }
+
+    fn wake_members(&self, first: Member, last: Member) {
+        let wakers: Vec<_> = {
+            let mut members = self.members.lock();
+            let woken = members.enlisted.range_mut(first..=last);
+            woken.filter_map(|(_, member)| member.notify()).collect()
+        };
+        wakers.into_iter().for_each(wake);
+    }
+
+    /// Has the stand-in serve by calling that waker.
+    pub(super) fn set_stand_in(&self, waker: Option<Waker>) {
+        let old = std::mem::replace(&mut *self.stand_in.waker.lock(), waker);
+        // Outside the lock: it may own the pool.
+        drop(old);
+    }
+
+    /// The stand-in's waker was called. Returns whether it is to serve: a notification is unanswered.
+    pub(super) fn stand_in_is_due(&self) -> bool {
+        // Read and written: a notification either finds it unset, or is seen here.
+        self.stand_in.is_armed.swap(false, Ordering::AcqRel);
+        self.has_news()
+    }
+}
+
+impl StandIn {
+    /// Sets the alarm, unless it is set. It is not taken back when the notification is answered: under load the next
+    /// notification needs it.
+    fn arm(&self, device: &plain::Arc<dyn Device>) {
+        if self.is_armed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let Some(waker) = self.waker.lock().clone() else {
+            return self.is_armed.store(false, Ordering::Release);
+        };
+        let at = device.now().saturating_add(PATIENCE);
+        let alarm = Alarm::new(device, at, &waker);
+        let old = self.alarm.lock().replace(alarm);
+        drop(old);
+    }
+}
+
+fn generation(state: u64) -> u64 {
+    state / GENERATION
+}
+
+impl Publish for Funnel {
+    fn publish(&self, change: Change) {
+        match change {
+            Change::Order(stream) if !self.queue.waits_for(stream) => {}
+            Change::Memory | Change::Order(_) => {
+                self.notify();
+                self.queue.wakers_for_pieces().into_iter().for_each(wake);
+            }
+            Change::Reservation(reservation) => {
+                let in_scope = self.queue.wakers_in_scope(reservation);
+                in_scope.into_iter().for_each(wake);
+            }
+            Change::Terms => {
+                self.notify();
+                let throttled = self.queue.wakers_of_throttled(None);
+                throttled.into_iter().for_each(wake);
+            }
+        }
+    }
+}
+
+/// For the device's watches and alarms: an event completed, or a time came.
+impl Wake for Funnel {
+    fn wake(self: plain::Arc<Self>) {
+        self.publish(Change::Memory);
+    }
+
+    fn wake_by_ref(self: &plain::Arc<Self>) {
+        self.publish(Change::Memory);
+    }
+}

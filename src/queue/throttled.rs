@@ -1,0 +1,68 @@
+//! Throttled requests: those that wait for the limit of their tag, seen from their futures.
+//!
+//! What a tag holds may be held by tasks that wait for more of it, and then nothing moves. The pool does not know
+//! tasks, so it cannot tell that from a tag whose work merely takes long. Where deadlocks are to fail, the first
+//! throttled request of a tag fails after the same time, if nothing of the tag was freed in it.
+
+use super::Service;
+use super::deadlock::holders;
+use super::waiter::Waiter;
+use crate::device::Alarm;
+use crate::error::AllocError;
+use crate::measure::Tag;
+use crate::trace;
+use std::task::Waker;
+use std::time::Duration;
+
+/// How long nothing of the tag was freed.
+#[derive(Debug)]
+pub(super) struct Standstill {
+    /// How often bytes of the tag were freed.
+    releases: u64,
+    since: Duration,
+    _alarm: Alarm,
+}
+
+/// Looks after a throttled request when it is polled. Returns the error with which it fails, if it does.
+pub(super) fn look(
+    service: &Service,
+    waiter: &Waiter,
+    tag: Tag,
+    standstill: &mut Option<Standstill>,
+    waker: &Waker,
+) -> Option<AllocError> {
+    let now = service.now();
+    let releases = service.queue.accounts.of(tag).releases();
+    let known = standstill.take().filter(|known| known.releases == releases);
+    let since = known.as_ref().map_or(now, |known| known.since);
+    let mut fails_at = service.rules.deadlock_fails_at(since)?;
+    let mut begins = since;
+    if now >= fails_at {
+        let first = service.queue.first_throttled(tag);
+        if first.is_some_and(|first| first.sort_key == waiter.sort_key) {
+            return Some(deadlocked(service, waiter, tag));
+        }
+        // The first one fails, and may free what lets this one in.
+        begins = now;
+        fails_at = service.rules.deadlock_fails_at(now)?;
+    }
+    *standstill = Some(Standstill {
+        releases,
+        since: begins,
+        _alarm: Alarm::new(&service.driver.device, fails_at, waker),
+    });
+    None
+}
+
+fn deadlocked(service: &Service, waiter: &Waiter, tag: Tag) -> AllocError {
+    let account = service.queue.accounts.of(tag);
+    trace::deadlocked_at_limit(&service.shortfall(&waiter.demand), || {
+        holders(service, Some(tag))
+    });
+    AllocError::DeadlockedAtLimit {
+        tag,
+        requested: waiter.demand.request.bytes,
+        used: account.charged(),
+        limit: account.limit().unwrap_or(u64::MAX),
+    }
+}

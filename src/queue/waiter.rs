@@ -1,0 +1,271 @@
+//! A waiting request, and what it gets.
+//!
+//! A waiter's state changes under its own lock, once:
+//!
+//! ```text
+//!     Waiting ── grant ──▶ Granted ── taken by its future ──▶ Gone
+//!        │ └──── fail ───▶ Failed ─── taken by its future ──▶ Gone
+//!        └────── cancel ─────────────────────────────────────▶ Gone
+//! ```
+//!
+//! The state is set before the waker is called. In the other order the future could look, find nothing, and sleep
+//! for ever. A grant that finds its waiter gone is returned to the server that made it. A future that is dropped
+//! after the grant takes the grant out and gives it back. So a grant has one owner at every moment.
+
+use super::fair_queue::{Flow, SortKey};
+use super::hook::Turn;
+use super::unclaimed::Unclaimed;
+use super::{Demand, Wants};
+use crate::driver::Expected;
+use crate::error::AllocError;
+use crate::id::ReservationId;
+use crate::lane::Lane;
+use crate::measure::WaitOutcome;
+use crate::sync::plain::{AtomicBool, AtomicU64, OnceLock};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag};
+use std::task::Waker;
+use std::time::Duration;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub(crate) sort_key: SortKey,
+    pub(super) flow: Flow,
+    pub(crate) lane: Arc<Lane>,
+    pub(crate) demand: Demand,
+    pub(super) wants: Wants,
+    /// When the request came, on the device's clock.
+    pub(crate) since: Duration,
+    /// The points to be passed before new memory is taken for the request.
+    pub(crate) patience: Expected,
+    /// The reservation in whose scope the request was made: it takes what comes back to that, too.
+    pub(super) scope: Option<ReservationId>,
+    /// The reservation has enough, in pieces that could not be drawn.
+    expects_pieces: AtomicBool,
+    /// The request is in the quota queue: its tag has reached its limit.
+    is_throttled: SharedFlag,
+    /// How many requests overtook this one, and with how many bytes. Written by the server only.
+    passed: (AtomicU64, AtomicU64),
+    /// The generation at which memory was last searched for in vain. Written by the server only.
+    searched: AtomicU64,
+    /// Where the request stands with the pressure hook.
+    pub(super) hook: Turn,
+    /// The request was granted, even if it is gone since.
+    is_served: SharedFlag,
+    /// How the wait ends if the request is not served. The first note counts.
+    unserved: OnceLock<WaitOutcome>,
+    state: Mutex<State>,
+}
+
+/// What is known of a request when it joins.
+#[derive(Debug)]
+pub(super) struct Origin {
+    pub(super) sort_key: SortKey,
+    pub(super) flow: Flow,
+    pub(super) lane: Arc<Lane>,
+    pub(super) demand: Demand,
+    pub(super) wants: Wants,
+    pub(super) since: Duration,
+    pub(super) patience: Expected,
+    pub(super) scope: Option<ReservationId>,
+    pub(super) is_throttled: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting {
+        waker: Waker,
+        /// The waiter was woken to serve and has not been polled since.
+        is_notified: bool,
+    },
+    Granted(Unclaimed),
+    Failed(AllocError),
+    Gone,
+}
+
+/// No search yet.
+const NEVER: u64 = u64::MAX;
+
+impl Waiter {
+    pub(super) fn new(origin: Origin, waker: Waker) -> Self {
+        let state = State::Waiting {
+            waker,
+            is_notified: false,
+        };
+        Self {
+            sort_key: origin.sort_key,
+            flow: origin.flow,
+            lane: origin.lane,
+            demand: origin.demand,
+            wants: origin.wants,
+            since: origin.since,
+            patience: origin.patience,
+            scope: origin.scope,
+            expects_pieces: AtomicBool::new(false),
+            is_throttled: SharedFlag::new(origin.is_throttled),
+            passed: (AtomicU64::new(0), AtomicU64::new(0)),
+            searched: AtomicU64::new(NEVER),
+            hook: Turn::new(),
+            is_served: SharedFlag::new(false),
+            unserved: OnceLock::new(),
+            state: Mutex::new(Guards::Waiter, state),
+        }
+    }
+
+    /// Gives the waiter its memory. Returns the waker to call.
+    ///
+    /// # Errors
+    /// With the memory, if the waiter is gone.
+    pub(super) fn grant(&self, found: Unclaimed) -> Result<Waker, Unclaimed> {
+        let mut state = self.state.lock();
+        match std::mem::replace(&mut *state, State::Gone) {
+            State::Waiting { waker, .. } => {
+                *state = State::Granted(found);
+                self.is_served.store(true, Ordering::Release);
+                Ok(waker)
+            }
+            other => {
+                *state = other;
+                Err(found)
+            }
+        }
+    }
+
+    /// Fails the waiter, if it still waits. Returns the waker to call.
+    pub(super) fn fail(&self, error: AllocError) -> Option<Waker> {
+        let mut state = self.state.lock();
+        match std::mem::replace(&mut *state, State::Gone) {
+            State::Waiting { waker, .. } => {
+                // Before the lock is released: a task that hears of the failure finds it counted as what it is.
+                self.note_unserved(outcome_of(&error));
+                *state = State::Failed(error);
+                Some(waker)
+            }
+            other => {
+                *state = other;
+                None
+            }
+        }
+    }
+
+    /// Notes how the wait ends, unless the request is served after all.
+    pub(super) fn note_unserved(&self, outcome: WaitOutcome) {
+        let _ = self.unserved.set(outcome);
+    }
+
+    /// Returns how the wait of a request ended that was not served.
+    pub(super) fn unserved(&self) -> WaitOutcome {
+        let unserved = self.unserved.get().copied();
+        unserved.unwrap_or(WaitOutcome::Cancelled)
+    }
+
+    /// Returns the outcome, if there is one. Otherwise registers `waker` as the one to call: the waiter was polled.
+    pub(super) fn take(&self, waker: &Waker) -> Option<Result<Unclaimed, AllocError>> {
+        let mut state = self.state.lock();
+        match &mut *state {
+            State::Waiting {
+                waker: last,
+                is_notified,
+            } => {
+                *is_notified = false;
+                let old = (!last.will_wake(waker)).then(|| std::mem::replace(last, waker.clone()));
+                drop(state);
+                // Outside the lock: it may own a task.
+                drop(old);
+                None
+            }
+            _ => match std::mem::replace(&mut *state, State::Gone) {
+                State::Granted(found) => Some(Ok(found)),
+                State::Failed(error) => Some(Err(error)),
+                State::Waiting { .. } | State::Gone => None,
+            },
+        }
+    }
+
+    /// Gives the wait up. Returns a grant that came in the meantime.
+    pub(super) fn cancel(&self) -> Option<Unclaimed> {
+        let last = std::mem::replace(&mut *self.state.lock(), State::Gone);
+        match last {
+            State::Granted(found) => Some(found),
+            _ => None,
+        }
+    }
+
+    /// Returns the waker to call for the waiter to look after itself, if it still waits.
+    pub(super) fn waker(&self) -> Option<Waker> {
+        match &*self.state.lock() {
+            State::Waiting { waker, .. } => Some(waker.clone()),
+            _ => None,
+        }
+    }
+
+    /// Returns the waker to call for the waiter to serve, unless it was called already and the waiter has not been
+    /// polled since: that call covers this one, or the waiter does not answer.
+    pub(super) fn notify(&self) -> Option<Waker> {
+        match &mut *self.state.lock() {
+            State::Waiting { waker, is_notified } => {
+                (!std::mem::replace(is_notified, true)).then(|| waker.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a change to the pool's memory may let the request draw from its reservation.
+    pub(super) fn expects_pieces(&self) -> bool {
+        self.expects_pieces.load(Ordering::Acquire)
+    }
+
+    /// Set before each attempt to draw, so that a change during the attempt is heard.
+    pub(super) fn expect_pieces(&self, expects: bool) {
+        self.expects_pieces.store(expects, Ordering::Release);
+    }
+
+    /// Whether the request is in the quota queue.
+    pub(super) fn is_throttled(&self) -> bool {
+        self.is_throttled.load(Ordering::Acquire)
+    }
+
+    /// Notes that the request left the quota queue for the fair queue.
+    pub(super) fn end_throttling(&self) {
+        self.is_throttled.store(false, Ordering::Release);
+        self.hook.reset();
+    }
+
+    /// How many requests overtook this one, and with how many bytes.
+    pub(super) fn passed(&self) -> (u64, u64) {
+        let (times, bytes) = &self.passed;
+        (times.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn note_passed(&self, by: u64) {
+        self.passed.0.fetch_add(1, Ordering::Relaxed);
+        self.passed.1.fetch_add(by, Ordering::Relaxed);
+    }
+
+    /// Whether a search at this generation was in vain: nothing was published since.
+    pub(super) fn was_searched_at(&self, generation: u64) -> bool {
+        self.searched.load(Ordering::Relaxed) == generation
+    }
+
+    pub(super) fn note_searched(&self, generation: u64) {
+        self.searched.store(generation, Ordering::Relaxed);
+    }
+
+    /// Whether the request was granted. It may be gone since.
+    pub(super) fn is_served(&self) -> bool {
+        self.is_served.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        matches!(&*self.state.lock(), State::Waiting { .. })
+    }
+}
+
+/// Returns the outcome of a wait that ends with an error.
+pub(super) fn outcome_of(error: &AllocError) -> WaitOutcome {
+    match error {
+        AllocError::TimedOut { .. } => WaitOutcome::TimedOut,
+        AllocError::Deadlocked(_) | AllocError::DeadlockedAtLimit { .. } => WaitOutcome::Deadlocked,
+        _ => WaitOutcome::Failed,
+    }
+}

@@ -1,0 +1,286 @@
+//! Everything that makes memory reachable wakes the requests that can profit, and no request is woken without end.
+//! Tasks are polled only when they are woken. Each test runs with virtual memory and with plain memory.
+
+use super::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use std::time::Duration;
+use weirpool::device::DeviceErrorKind;
+use weirpool::device::sim::{Call, Clock, Fault};
+use weirpool::testing::Invariants;
+
+/// A device whose clock moves only when told, with each kind of memory.
+fn devices() -> [SimDevice; 2] {
+    [true, false].map(|is_virtual| {
+        SimDevice::builder()
+            .memory(1 << 30)
+            .clock(Clock::Manual)
+            .virtual_memory(is_virtual)
+            .build()
+    })
+}
+
+fn host_waits(device: &SimDevice, capacity: u64) -> Pool {
+    let pool = builder(device, capacity).reuse(only_host_waits());
+    pool.build().unwrap()
+}
+
+/// Longer than a notification may be unanswered.
+const UNANSWERED: Duration = us(3000);
+
+/// The head grows one part of what it asks for, and gives it back. The request behind it releases that memory to the
+/// device, in vain as well.
+#[test]
+fn requests_that_cannot_be_served_do_not_wake_each_other_for_ever() {
+    for device in devices() {
+        let overtaking = Overtaking {
+            times: 1,
+            bytes: 4 * MIB,
+        };
+        let pool = builder(&device, 4 * MIB).overtaking(overtaking);
+        let pool = pool.build().unwrap();
+        let (_, a) = stream(&device, &pool);
+        let held = pool.try_allocate(&a, MIB).unwrap();
+        let parts = async { pool.allocate_many(&a, [2 * MIB, 2 * MIB]).await.map(drop) };
+        let block = async { pool.allocate(&a, 4 * MIB).await.map(drop) };
+        let mut tasks = [Woken::new(parts)];
+        settle(&mut tasks);
+        let [parts] = tasks;
+        let mut tasks = [parts, Woken::new(block)];
+        let before = device.counters().device_calls;
+        settle(&mut tasks);
+        // The grace of a deadlock, and long after it.
+        for _ in 0..100 {
+            device.advance(us(1000));
+            settle(&mut tasks);
+        }
+        let calls = device.counters().device_calls - before;
+        assert!(calls < 1000, "{calls} device calls for nothing");
+        assert!(tasks.iter().all(Woken::is_waiting));
+        drop(held);
+        settle(&mut tasks);
+        assert!(tasks.iter().all(|task| task.output == Some(Ok(()))));
+        drop(tasks);
+        pool.check_conserved().unwrap();
+    }
+}
+
+/// A record that fails at a free, as during a capture, leaves the memory pending until the stream is sealed.
+#[test]
+fn seal_wakes_a_request_on_another_stream() {
+    for device in devices() {
+        let pool = host_waits(&device, 8 * MIB);
+        let (work, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        let mut tasks = [Woken::new(pool.allocate(&b, 8 * MIB))];
+        use_block(&work, &block, us(10));
+        device.fail_next(Call::Record, DeviceErrorKind::Unsupported);
+        device.script(Call::Record, 2, Fault::Fails(DeviceErrorKind::Unsupported));
+        drop(block);
+        settle(&mut tasks);
+        a.seal().unwrap();
+        settle(&mut tasks);
+        assert!(tasks[0].is_waiting(), "the work is still running");
+        device.advance(us(10));
+        settle(&mut tasks);
+        assert!(!tasks[0].is_waiting(), "the event was not watched");
+    }
+}
+
+#[test]
+fn users_ordering_wakes_a_request_on_that_stream() {
+    for device in devices() {
+        let pool = host_waits(&device, 8 * MIB);
+        let (work, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let (_, c) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        use_block(&work, &block, us(1000));
+        drop(block);
+        let mut tasks = [Woken::new(pool.allocate(&b, 8 * MIB))];
+        settle(&mut tasks);
+        let event = a.event().unwrap();
+        settle(&mut tasks);
+        let polls = tasks[0].polls;
+        c.wait(&event).unwrap();
+        settle(&mut tasks);
+        assert_eq!(
+            tasks[0].polls, polls,
+            "the other stream's order is nothing to it"
+        );
+        b.wait(&event).unwrap();
+        settle(&mut tasks);
+        assert!(!tasks[0].is_waiting());
+    }
+}
+
+#[test]
+fn memory_that_returns_to_a_reservation_wakes_a_task_in_its_scope() {
+    for device in devices() {
+        let pool = host_waits(&device, 8 * MIB);
+        let (_, a) = stream(&device, &pool);
+        let reservation = now(pool.reserve(4 * MIB)).unwrap();
+        let drawn = reservation.allocate(&a, 4 * MIB).unwrap();
+        let _rest = pool.try_allocate(&a, 4 * MIB).unwrap();
+        let scoped = reservation.scope(async { pool.allocate(&a, 2 * MIB).await.map(drop) });
+        let outside = pool.allocate(&a, 2 * MIB);
+        let mut tasks = [Woken::new(scoped)];
+        let mut others = [Woken::new(outside)];
+        settle(&mut tasks);
+        settle(&mut others);
+        let polls = others[0].polls;
+        drop(drawn);
+        assert!(!others[0].is_woken(), "the reservation is nothing to it");
+        settle(&mut tasks);
+        settle(&mut others);
+        assert!(!tasks[0].is_waiting());
+        assert_eq!(others[0].polls, polls);
+        drop((tasks, others));
+    }
+}
+
+/// The stream's own work outlasts the rest of the other stream's from some time on: then a wait on the device is
+/// allowed.
+#[test]
+fn time_at_which_a_device_side_wait_is_allowed_wakes_a_request() {
+    for device in devices() {
+        let pool = builder(&device, 8 * MIB).sealing(Sealing::EveryFree);
+        let pool = pool.build().unwrap();
+        let (fast, a) = stream(&device, &pool);
+        let (slow, b) = stream(&device, &pool);
+        // The paces of the streams become known: 0.1 ms, and 1 ms.
+        for _ in 0..8 {
+            for (work, stream, duration) in [(&fast, &a, 100), (&slow, &b, 1000)] {
+                let block = pool.try_allocate(stream, MIB).unwrap();
+                use_block(work, &block, us(duration));
+                drop(block);
+                device.advance(us(duration));
+                pool.reap().unwrap();
+            }
+        }
+        pool.trim_to(0).unwrap();
+        let block = pool.try_allocate(&b, 8 * MIB).unwrap();
+        use_block(&slow, &block, us(1000));
+        drop(block);
+        run(&fast, us(5000));
+        let _point = a.event().unwrap();
+        let mut tasks = [Woken::new(pool.allocate(&a, 8 * MIB))];
+        settle(&mut tasks);
+        assert!(tasks[0].is_waiting(), "the wait would be long");
+        for _ in 0..99 {
+            device.advance(us(10));
+            settle(&mut tasks);
+        }
+        assert!(!tasks[0].is_waiting(), "no time woke it");
+        let block = tasks[0].output.take().unwrap().unwrap();
+        assert_eq!(block.source(), Source::DeviceWait);
+    }
+}
+
+/// The head of the queue and the reclaimer belong to an executor that runs no more.
+#[test]
+fn waking_goes_past_a_head_that_is_not_polled() {
+    for device in devices() {
+        let pool = host_waits(&device, 8 * MIB);
+        let (_, a) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        let mut reclaimer = pool.reclaimer();
+        assert!(poll(&mut reclaimer).is_pending());
+        let mut dead = pool.allocate(&a, 4 * MIB);
+        assert!(poll(&mut dead).is_pending());
+        let mut tasks = [Woken::new(pool.allocate(&a, 4 * MIB))];
+        drop(block);
+        device.advance(UNANSWERED);
+        settle(&mut tasks);
+        assert!(!tasks[0].is_waiting(), "there is memory for both");
+        assert!(poll(&mut dead).is_ready());
+    }
+}
+
+/// The next change finds the head known not to answer, and needs no time.
+#[test]
+fn head_that_did_not_answer_is_passed_over_at_the_next_change() {
+    for device in devices() {
+        let pool = host_waits(&device, 8 * MIB);
+        let (_, a) = stream(&device, &pool);
+        let small = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let large = pool.try_allocate(&a, 6 * MIB).unwrap();
+        let mut dead = pool.allocate(&a, 4 * MIB);
+        assert!(poll(&mut dead).is_pending());
+        let mut tasks = [Woken::new(pool.allocate(&a, 2 * MIB))];
+        drop(small);
+        device.advance(UNANSWERED);
+        settle(&mut tasks);
+        drop(large);
+        settle(&mut tasks);
+        assert!(!tasks[0].is_waiting());
+    }
+}
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker that panics");
+    }
+}
+
+#[test]
+fn waker_that_panics_neither_reaches_the_free_nor_keeps_others_from_being_woken() {
+    for device in devices() {
+        let pool = host_waits(&device, 8 * MIB);
+        let (_, a) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, 8 * MIB).unwrap();
+        let mut first = pool.allocate(&a, 4 * MIB);
+        let panics = Waker::from(Arc::new(Panics));
+        assert!(poll_with(&mut first, &panics).is_pending());
+        let mut tasks = [Woken::new(pool.allocate(&a, 4 * MIB))];
+        let freed = catch_unwind(AssertUnwindSafe(|| drop(block)));
+        assert!(freed.is_ok(), "a free does not panic");
+        device.advance(UNANSWERED);
+        settle(&mut tasks);
+        assert!(!tasks[0].is_waiting());
+        assert!(poll(&mut first).is_ready());
+        drop(tasks);
+        pool.check_conserved().unwrap();
+    }
+}
+
+#[test]
+fn polls_that_find_nothing_changed_search_nothing() {
+    for device in devices() {
+        let pool = host_waits(&device, 8 * MIB);
+        let (_, a) = stream(&device, &pool);
+        let held = pool.try_allocate(&a, 8 * MIB).unwrap();
+        let mut waiting = pool.allocate(&a, 4 * MIB);
+        let mut reclaimer = pool.reclaimer();
+        assert!(poll(&mut waiting).is_pending() && poll(&mut reclaimer).is_pending());
+        let calls = device.counters().device_calls;
+        for _ in 0..100 {
+            assert!(poll(&mut waiting).is_pending() && poll(&mut reclaimer).is_pending());
+        }
+        assert_eq!(device.counters().device_calls, calls);
+        drop(held);
+    }
+}
+
+/// One free of what one request needs wakes that request's driver, and not all that wait.
+#[test]
+fn free_wakes_few_of_many_waiting_requests() {
+    for device in devices() {
+        let pool = host_waits(&device, 8 * MIB);
+        let (_, a) = stream(&device, &pool);
+        let mut held: Vec<_> = (0..8)
+            .map(|_| pool.try_allocate(&a, MIB).unwrap())
+            .collect();
+        let request = || async { pool.allocate(&a, MIB).await.map(drop) };
+        let mut tasks: Vec<_> = (0..100).map(|_| Woken::new(request())).collect();
+        drop(held.pop());
+        let polls = settle(&mut tasks);
+        assert_eq!(tasks.iter().filter(|task| task.is_waiting()).count(), 0);
+        // Each is woken to be granted, and its own free wakes the next.
+        assert!(polls <= 300, "{polls} polls for 100 grants");
+    }
+}
