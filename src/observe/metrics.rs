@@ -257,7 +257,7 @@ impl Metrics {
         let service = &self.presence.service;
         let figures = Figures {
             statistics: service.driver.statistics(),
-            expected_wait: service.expected_wait(0),
+            expected_wait: service.expected_wait(None, 0),
         };
         let mut labels = vec![Label::new("pool", self.pool.clone())];
         for family in POOL {
