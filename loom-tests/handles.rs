@@ -1,4 +1,4 @@
-//! A stream's last handle, and the counts that freed blocks leave with the stream: nothing of it is left in the end.
+//! A stream's last handle, and the references that freed blocks leave with the stream: none is left in the end.
 
 use super::*;
 use loom::thread;
@@ -7,16 +7,15 @@ use std::sync::Weak;
 
 const SMALL: u64 = 4096;
 
-/// Of a stream, gone once the pool lets it go.
+/// Observes a stream's owner, which is gone once the pool has dropped it.
 type Alive = Weak<dyn Any + Send + Sync>;
 
-/// A model of a pool and a stream, with a block of it that is used and one that was freed. Nothing of the stream is kept
-/// once `play` is over.
+/// Models a pool and a stream with one used block and one freed block. The pool keeps nothing of the stream after `play`.
 fn model_of_an_end(name: &'static str, play: fn(&Pool, Stream, Block)) {
     model(name, move || {
         let (pool, stream, alive) = pool_and_stream();
         let take = || pool.try_allocate(&stream, SMALL).unwrap();
-        // The first of a size have no place in the lane yet, and leave nothing.
+        // The first blocks of a size leave no reference: the cache has no entries for them yet.
         drop((take(), take()));
         let (block, freed) = (take(), take());
         drop(freed);
@@ -35,7 +34,7 @@ fn pool_and_stream() -> (Pool, Stream, Alive) {
     (pool, stream, std::sync::Arc::downgrade(&work.keep_alive()))
 }
 
-/// A block is freed while the last handle goes: its count is let go with what was left, or is its own to drop.
+/// A block is freed while the last handle is dropped: its reference is dropped with the cache's, or by the block itself.
 #[test]
 fn the_last_handle_against_a_free() {
     model_of_an_end("the last handle against a free", |_, stream, block| {
@@ -45,8 +44,7 @@ fn the_last_handle_against_a_free() {
     });
 }
 
-/// The same while one more is granted, with the count that was left or with one of its own, and freed after the handle
-/// is gone.
+/// A block is freed while another is granted, with the reference that was left or a new one, and freed after the handle.
 #[test]
 fn a_grant_against_a_free_and_the_last_handle() {
     model_of_an_end(
@@ -61,7 +59,7 @@ fn a_grant_against_a_free_and_the_last_handle() {
     );
 }
 
-/// Two handles go at once, one of them after a free.
+/// Two handles are dropped at once, one of them after a free.
 #[test]
 fn two_last_handles_and_a_free() {
     model_of_an_end("two last handles and a free", |_, stream, block| {
@@ -72,7 +70,7 @@ fn two_last_handles_and_a_free() {
     });
 }
 
-/// A handle is made from a block while the last other one goes: counts are left while it is there, and not after.
+/// A block makes a handle while the last other handle is dropped: references are left while it exists, and not after.
 #[test]
 fn a_handle_from_a_block_against_the_last_one() {
     model_of_an_end(

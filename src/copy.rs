@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// A copy on its way, of the order of some stream.
+/// A copy that was submitted to a stream.
 struct Copy {
     registration: Arc<Registration>,
     transfer: WatchedTransfer,
@@ -32,30 +32,31 @@ impl Copy {
         if let Some(taken) = driver.noted(take(self.transfer.unwatched()))? {
             return Poll::Ready(Ok(taken));
         }
-        // If it completes before this line, the watch calls at once.
+        // If the copy completes before this line, the watch wakes at once.
         self.transfer.watch(context.waker());
         Poll::Pending
     }
 }
 
-/// A copy to the device: ready once it is complete. Made by [`Block::upload`](crate::Block::upload).
+/// The future of a copy to the device: ready when the copy is complete. Made by
+/// [`Block::upload`](crate::Block::upload).
 ///
 /// # Errors
-/// What the device says instead.
+/// The device's error.
 ///
 /// # Cancel safety
-/// Dropping it stops the waiting and nothing else: the copy takes place all the same.
-#[must_use = "it need not be awaited; work that is submitted to the stream later comes after the copy"]
+/// Dropping it stops waiting; the copy takes place all the same.
+#[must_use = "awaiting it is optional: work submitted to the stream later comes after the copy"]
 pub struct Upload(Copy);
 
-/// A copy to the host: ready with its bytes. Made by [`Block::download`](crate::Block::download).
+/// The future of a copy to the host: returns the bytes. Made by [`Block::download`](crate::Block::download).
 ///
 /// # Errors
-/// What the device says instead.
+/// The device's error.
 ///
 /// # Cancel safety
-/// Dropping it stops the waiting; what the copy needs stays until it is complete.
-#[must_use = "the bytes are had by awaiting it"]
+/// Dropping it stops waiting; the memory that the copy needs stays until the copy is complete.
+#[must_use = "awaiting it returns the bytes"]
 pub struct Download(Copy);
 
 impl Upload {
@@ -69,17 +70,17 @@ impl Download {
         Self(Copy::new(registration, transfer))
     }
 
-    /// Awaits the bytes in memory of the caller's. The device does not know of it: it is written when this is
-    /// polled, and at no other time.
+    /// Waits for the bytes, and copies them into the caller's memory. That memory is written by a poll of this future, and
+    /// never by the device.
     pub(crate) async fn copy_to(mut self, into: &mut [u8]) -> Result<(), DeviceError> {
         let mut copy = |transfer: &mut dyn Transfer| Ok(transfer.copy_to(into)?.then_some(()));
         poll_fn(|context| self.0.poll(context, &mut copy)).await
     }
 }
 
-/// A copy of elements to the host: ready with them. Made by [`Buffer::download`](crate::Buffer::download);
-/// otherwise as [`Download`].
-#[must_use = "the elements are had by awaiting it"]
+/// The future of a copy of elements to the host: returns the elements. Made by
+/// [`Buffer::download`](crate::Buffer::download). Errors and cancellation are those of [`Download`].
+#[must_use = "awaiting it returns the elements"]
 pub struct Elements<T> {
     download: Download,
     elements: PhantomData<fn() -> T>,

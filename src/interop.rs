@@ -54,13 +54,13 @@ impl Guest {
     fn use_in_order(&self, block: &Block, access: Access) -> Result<(), DeviceError> {
         match self {
             Self::Registered(registration) => {
-                for point in block.points_before(access, Some(registration))? {
+                for point in block.uses().points_before(access, Some(registration))? {
                     come_after(registration, &point)?;
                 }
-                block.conclude(registration, access)
+                block.uses().conclude(registration, access)
             }
             Self::Stranger(raw) => {
-                let points = block.points_before(access, None)?;
+                let points = block.uses().points_before(access, None)?;
                 points
                     .iter()
                     .try_for_each(|point| point.is_awaited_by(*raw))

@@ -1,9 +1,9 @@
-//! What few have, out of the way of those that have none.
+//! A box for data that few values have.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 
-/// A box for what is rarely there: who has none pays for a word, and for one look at it in the end.
+/// A box for data that is rarely present. A value without it pays for one word, and for one check when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Rare<T>(ManuallyDrop<Option<Box<T>>>);
 
@@ -34,7 +34,7 @@ impl<T> DerefMut for Rare<T> {
 impl<T> Drop for Rare<T> {
     #[inline]
     fn drop(&mut self) {
-        // Taken out, so that nothing is left to be dropped in line.
+        // Taken out, so that no drop code is compiled into the caller.
         if self.is_some() {
             end(self.take());
         }

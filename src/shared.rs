@@ -1,8 +1,8 @@
 //! Blocks with several owners, and parts of blocks.
 
-use crate::block::Block;
+use crate::block::{Access, Block};
 use crate::buffer::Buffer;
-use crate::copy::{Download, Elements, Upload};
+use crate::copy::{Download, Elements};
 use crate::device::{Argument, DeviceAddress};
 use crate::error::{CopyError, StreamError};
 use crate::stream::Stream;
@@ -107,7 +107,7 @@ impl SharedBlock {
     /// # Errors
     /// As [`Block::on`].
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.part_on(stream, self.part())
+        self.block.argument(stream, Access::Any, self.part())
     }
 
     /// As [`Block::read_on`], of this part; what may have been written elsewhere in the block counts, too.
@@ -115,23 +115,12 @@ impl SharedBlock {
     /// # Errors
     /// As [`Block::read_on`].
     pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
-        self.block.part_read_on(stream, self.part())
+        self.block.argument(stream, Access::Read, self.part())
     }
 
     /// Of the block, in bytes.
     fn part(&self) -> Range<u64> {
         self.start..self.start + self.bytes
-    }
-
-    /// As [`Block::upload`]; `offset` is counted from the beginning of this part.
-    ///
-    /// # Errors
-    /// As [`Block::upload`].
-    #[track_caller]
-    pub fn upload(&self, stream: &Stream, offset: u64, bytes: &[u8]) -> Result<Upload, CopyError> {
-        let end = offset.saturating_add(bytes.len() as u64);
-        let within = self.within(&(offset..end))?;
-        self.block.upload(stream, within.start, bytes)
     }
 
     /// As [`Block::download`]; the range is counted from the beginning of this part.
@@ -255,7 +244,7 @@ impl<T> SharedBuffer<T> {
         T: bytemuck::AnyBitPattern,
     {
         let SharedBlock { block, .. } = &self.block;
-        let download = block.read(stream, self.block.part());
+        let download = block.download(stream, self.block.part());
         async move { Ok(Elements::new(download?).await?) }
     }
 

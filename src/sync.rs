@@ -84,7 +84,7 @@ impl<T: ?Sized> Mutex<T> {
 }
 
 impl<T> Mutex<T> {
-    /// The value, of who has it alone: nothing is locked.
+    /// Returns the value of a mutex that the caller owns: no lock is taken.
     #[inline]
     pub(crate) fn get_mut(&mut self) -> &mut T {
         let value = self.inner.get_mut();

@@ -60,7 +60,7 @@ fn a_block_that_is_larger_by_an_eighth_does() {
 
 /// A tag's limit counts what was asked for, and alignment beyond the pool's is not what a lane knows of.
 #[test]
-fn who_has_a_tag_or_an_alignment_gets_its_size() {
+fn tagged_or_aligned_request_gets_its_exact_size() {
     for (pool, stream) in CHECKERS.map(with_a_stream) {
         let on = (&pool, &stream);
         let tagged = pool.allocate(&stream, 64 * KIB).tag(Tag::new("lanes"));
@@ -76,7 +76,7 @@ fn who_has_a_tag_or_an_alignment_gets_its_size() {
 fn a_larger_block_has_no_more_elements() {
     for (pool, stream) in CHECKERS.map(with_a_stream) {
         drop(pool.try_allocate(&stream, 72 * KIB).unwrap());
-        let buffer = Buffer::<u64>::try_allocate(&pool, &stream, 8 << 10).unwrap();
+        let mut buffer = Buffer::<u64>::try_allocate(&pool, &stream, 8 << 10).unwrap();
         assert_eq!((buffer.len(), buffer.size()), (8 << 10, 64 * KIB));
         let beyond = buffer.upload(&stream, 8 << 10, &[1]);
         assert!(matches!(beyond, Err(CopyError::OutOfBounds { .. })));

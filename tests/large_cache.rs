@@ -54,7 +54,7 @@ fn streams_that_take_turns_call_the_device_no_more() {
 
 /// Another one takes more from the device instead; once it is not taken again for a while, it is anybody's.
 #[test]
-fn it_is_left_to_its_stream_for_a_while() {
+fn large_block_is_left_to_its_stream_for_a_while() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
     let (line, other) = (stream(&device, &pool), stream(&device, &pool));
@@ -104,7 +104,7 @@ fn request_does_not_wait_for_cached_large_blocks() {
 /// What is on the large-block cache has no event yet. The next free of its stream records one, and so does the next allocation of
 /// another size; taken again, it needs none.
 #[test]
-fn the_event_is_recorded_by_the_next_call_that_does_not_take_it() {
+fn event_of_a_large_block_is_recorded_by_the_next_call_that_does_not_take_it() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
     let line = stream(&device, &pool);
@@ -140,7 +140,7 @@ fn stream_that_takes_no_turns_keeps_no_large_block() {
 
 /// Where memory is to be had by others, or given back, a large block goes its way at once.
 #[test]
-fn nothing_large_is_kept_where_memory_comes_first() {
+fn no_large_block_is_cached_where_memory_comes_first() {
     let device = manual();
     let builder = || builder(&device, 128 * MIB);
     let pools = [
@@ -183,7 +183,7 @@ fn cached_large_blocks_are_bounded() {
 
 /// The stream of somebody else's may be destroyed after any free of it: that records the event itself.
 #[test]
-fn a_stream_of_somebody_elses_owes_no_event() {
+fn external_stream_owes_no_event_for_a_large_block() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
     let raw = RawPool::new(&pool);
@@ -244,7 +244,7 @@ fn draw_exchanges_pieces_for_a_cached_large_block() {
 /// Streams of one's own and of somebody else's that take turns, among others who wait, draw, grow, trim and resize:
 /// nobody is left waiting once all is complete, and all comes back.
 #[test]
-fn nothing_is_missing_whatever_others_do() {
+fn no_memory_is_lost_while_streams_alternate_among_others() {
     for seed in 0..200 {
         let device = manual();
         let reuse = Reuse {

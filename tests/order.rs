@@ -106,7 +106,7 @@ fn priorities_pass_for_a_time() {
 /// However many of a higher priority come, one that waits is passed by those only that come within its
 /// steps: nobody starves.
 #[test]
-fn nobody_starves_behind_priorities() {
+fn request_does_not_starve_behind_priorities() {
     let device = manual();
     let pool = base(&device).priority_step(MS).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -187,7 +187,7 @@ fn overtaking_is_bounded() {
 /// However many of one tag wait, who may pass is found among those of another: tags take turns in that, too. Each
 /// that is passed counts, whosever it is.
 #[test]
-fn who_may_pass_is_found_behind_a_flood_of_another_tag() {
+fn request_that_may_overtake_is_found_behind_a_flood_of_another_tag() {
     const FLOOD: usize = 200;
     let device = manual();
     let [flood, other] = ["order: a flood", "order: another"].map(Tag::new);
@@ -289,7 +289,7 @@ fn while_anything_moves_the_head_is_not_passed() {
 
 /// What moves within a reservation moves, too: its holder is at work, and no deadlock.
 #[test]
-fn who_works_in_a_reservation_is_no_deadlock() {
+fn work_within_a_reservation_is_no_deadlock() {
     let device = manual();
     let pool = base(&device).deadlock_grace(MS * 10).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -371,7 +371,7 @@ fn a_deadlock_fails_its_head_if_that_is_asked_for() {
 
 /// Who asks for a rare place is no measure for those who take any: they are served in a deadlock.
 #[test]
-fn who_needs_a_rare_place_hides_nobody_from_a_deadlock() {
+fn request_with_unique_layout_does_not_hide_a_deadlock() {
     let device = manual();
     let pool = base(&device).deadlock_grace(MS).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -417,7 +417,7 @@ fn a_full_device_does_not_hide_a_deadlock() {
 
 /// Only who is served passes anybody: one that fails, or went away, is no passing.
 #[test]
-fn who_fails_has_passed_nobody() {
+fn failed_request_does_not_count_as_overtaking() {
     let device = manual();
     let tag = Tag::new("fails, and passes nobody");
     let bound = Overtaking {

@@ -73,6 +73,31 @@ fn a_write_is_waited_for_by_one_event() {
     );
 }
 
+/// Where the host sees the memory, a copy is made by a thread of the driver: two of them must never overlap.
+#[test]
+fn copies_on_two_streams_are_ordered_without_help() {
+    for upstream in [Upstream::Pinned, Upstream::Managed, Upstream::Virtual] {
+        let device = SimDevice::builder().checker(Checker::Panic).build();
+        let pool = Pool::builder(device.clone()).upstream(upstream);
+        let pool = pool.capacity(8 * MIB).build().unwrap();
+        let [(work, a), (_, b)] = [0, 1].map(|_| stream(&device, &pool));
+        let mut block = pool.try_allocate(&a, MIB).unwrap();
+        // The first copy is late; the second would overtake it on its own stream.
+        run(&work, us(500));
+        let first = block.upload(&a, 0, &[1; 4096]).unwrap();
+        let second = block.upload(&b, 0, &[2; 4096]).unwrap();
+        let read = block.download(&a, 0..4096).unwrap();
+        let third = block.upload(&b, 0, &[3; 4096]).unwrap();
+        device.block_on(async {
+            assert_eq!(read.await.unwrap(), [2; 4096]);
+            for upload in [first, second, third] {
+                upload.await.unwrap();
+            }
+        });
+        device.assert_ordered();
+    }
+}
+
 /// What was given as an argument may be written at any time while it is borrowed, and is over for who has the block
 /// alone; what a stream was told by name is never over.
 #[test]

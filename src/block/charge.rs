@@ -1,10 +1,11 @@
-//! To whom a block is charged, and what of it was not asked for.
+//! The tag that a block is charged to, and the part of its bytes that was not requested.
 
 use crate::measure::Tag;
 
-/// What was not asked for of a block's bytes, and the tag whose account it is on.
+/// The bytes of a block that were not requested, and the tag that it is charged to, if any.
 ///
-/// In one word. A block that is passed on is copied word by word, and to read in one what was just written in two stalls.
+/// Both share one word: a block that is moved is copied word by word, and reading in one word what was just written in two
+/// stalls the processor.
 #[derive(Clone, Copy)]
 pub(super) struct Charge(u64);
 
@@ -25,9 +26,8 @@ impl Charge {
         Tag::of_number((self.0 >> u32::BITS) as u32)
     }
 
-    /// Whether it is on nobody's account.
     #[inline]
-    pub(super) fn is_nobodys(self) -> bool {
+    pub(super) fn is_untagged(self) -> bool {
         self.0 >> u32::BITS == 0
     }
 
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_parts_are_as_they_were_put_in() {
+    fn rounding_and_tag_are_kept_apart() {
         let tag = Tag::new("charge");
         for (rounding, tag) in [
             (0, None),
@@ -51,7 +51,7 @@ mod tests {
         ] {
             let charge = Charge::new(rounding, tag);
             assert_eq!((charge.rounding(), charge.tag()), (rounding, tag));
-            assert_eq!(charge.is_nobodys(), tag.is_none());
+            assert_eq!(charge.is_untagged(), tag.is_none());
         }
         let mut charge = Charge::new(u32::MAX - 1, Some(tag));
         charge.add_rounding(7);

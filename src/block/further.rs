@@ -1,39 +1,45 @@
-//! The further streams that a block was used on, and what of their work a later use comes after.
+//! The further streams that a block was used on, and which of their work a later use comes after.
 //!
-//! What is done on the block's own stream need not be told: whoever has to come after it comes after all that
-//! the stream was given so far. Knows nothing of the device.
+//! | a later use | comes after |
+//! |---|---|
+//! | that reads | what was written on each further stream |
+//! | that writes, alone | all uses on each further stream, which then need not be remembered |
+//!
+//! Uses on the block's own stream are not noted: a use that comes after them comes after all work submitted there so far.
+//! This file knows nothing of the device.
 
+use crate::fault::injected;
 use crate::lane::Marker;
 use crate::queue::Registration;
 use crate::sync::Arc;
 use smallvec::SmallVec;
 
-/// What a use does with the bytes, as far as it was told.
+/// How a use accesses the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Reads, and nothing else.
+    /// It only reads.
     Read,
-    /// Whatever it likes, and nobody else uses the block until it is submitted.
+    /// It reads and writes, and no other use is made of the block until it is submitted.
     Write,
-    /// Whatever it likes.
+    /// It reads and writes, while others may.
     Any,
-    /// Whatever it likes, whenever it likes.
+    /// It reads and writes, now or later, until the block is freed.
     Always,
 }
 
-/// What may have been written on a stream.
+/// The writes on a stream that a later use must come after.
 #[derive(Debug)]
 enum Writes {
     Nothing,
-    /// By work that was submitted: all of it before the point, if one was recorded yet.
+    /// Submitted work wrote: all of it before the point, if one was recorded already.
     Submitted(Option<Arc<Marker>>),
-    /// By work that may not be submitted yet, as long as the block is borrowed for it.
-    Allocation,
-    /// By work that is told of no more.
+    /// Work writes that may not be submitted yet, while the block is borrowed for it.
+    Borrowed,
+    /// Work may write at any time, without further notice.
     Always,
 }
 
-/// A stream, and what was done on it since a later use came after all of it.
+/// A stream, and its uses since the last one that came after all of them.
 #[derive(Debug)]
 struct Further {
     registration: Arc<Registration>,
@@ -41,14 +47,14 @@ struct Further {
     writes: Writes,
 }
 
-/// A stream to come after; behind the point, if there is one already.
+/// A stream to come after: behind the point, if one was recorded already.
 #[derive(Debug)]
 pub(super) struct Earlier {
     pub(super) registration: Arc<Registration>,
     pub(super) point: Option<Arc<Marker>>,
 }
 
-/// See the [module](self). In the order of their first use.
+/// See the [module](self). The streams are in the order of their first use.
 #[derive(Debug, Default)]
 pub(super) struct FurtherStreams(SmallVec<[Further; 3]>);
 
@@ -57,14 +63,15 @@ impl Further {
         Arc::ptr_eq(&self.registration, registration)
     }
 
-    /// What a use comes after, if it must come after anything of this stream.
+    /// Returns what a use comes after on this stream, if anything.
     fn before(&self, access: Access) -> Option<Earlier> {
+        let is_overlooked = injected("readers-not-waited-for-by-a-writer");
         let point = match (&self.writes, access) {
-            // The reads may have come after the point.
-            _ if self.reads && access != Access::Read => None,
+            // The reads may come after the point.
+            _ if self.reads && access != Access::Read && !is_overlooked => None,
             (Writes::Nothing, _) => return None,
             (Writes::Submitted(point), _) => point.clone(),
-            (Writes::Allocation | Writes::Always, _) => None,
+            (Writes::Borrowed | Writes::Always, _) => None,
         };
         Some(Earlier {
             registration: self.registration.clone(),
@@ -77,12 +84,12 @@ impl Further {
             (Access::Read, _) => self.reads = true,
             (Access::Always, _) => self.writes = Writes::Always,
             (_, Writes::Always) => {}
-            (Access::Any, _) => self.writes = Writes::Allocation,
+            (Access::Any, _) => self.writes = Writes::Borrowed,
             (Access::Write, _) => self.writes = Writes::Submitted(None),
         }
     }
 
-    /// A later use came after all of it, and who comes after that one does, too.
+    /// Forgets all uses: a later use came after them, and whatever comes after that one comes after them, too.
     fn settle(&mut self) {
         self.reads = false;
         if !matches!(self.writes, Writes::Always) {
@@ -100,7 +107,7 @@ impl FurtherStreams {
         self.0.clear();
     }
 
-    /// Takes note of a use. Says whether the stream was known: it comes after the grant then.
+    /// Notes a use, if the stream is known, and therefore ordered after the grant. Returns whether it is.
     pub(super) fn note_if_known(
         &mut self,
         registration: &Arc<Registration>,
@@ -113,7 +120,7 @@ impl FurtherStreams {
         known.map(|further| further.note(access)).is_some()
     }
 
-    /// Takes note of a use on a stream that comes after the grant.
+    /// Notes a use on a stream that is ordered after the grant.
     pub(super) fn note(&mut self, registration: &Arc<Registration>, access: Access) {
         if !self.note_if_known(registration, access) {
             let mut further = Further {
@@ -126,7 +133,7 @@ impl FurtherStreams {
         }
     }
 
-    /// What a use comes after, of other streams than the one it is on.
+    /// Returns what a use comes after, on other streams than its own.
     pub(super) fn before(
         &self,
         access: Access,
@@ -137,7 +144,7 @@ impl FurtherStreams {
         others.filter_map(move |further| further.before(access))
     }
 
-    /// A point was recorded behind what was written on the stream, for who comes later.
+    /// Keeps a point that was recorded behind the writes on a stream, for later uses.
     pub(super) fn keep(&mut self, registration: &Arc<Registration>, marker: &Arc<Marker>) {
         let mut all = self.0.iter_mut();
         if let Some(further) = all.find(|further| further.is_of(registration)) {
@@ -147,7 +154,7 @@ impl FurtherStreams {
         }
     }
 
-    /// A use that nobody else's overlaps came after all others.
+    /// Forgets all uses: one that writes alone came after them.
     pub(super) fn settle(&mut self) {
         self.0.iter_mut().for_each(Further::settle);
     }

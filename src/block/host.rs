@@ -1,6 +1,6 @@
-//! The host's own use of memory that it sees.
+//! The host's own access to memory that it sees.
 
-use super::order::Point;
+use super::uses::Point;
 use super::{Access, Block};
 use crate::device::HostView;
 use crate::error::StreamError;
@@ -12,86 +12,55 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::panic::Location;
 
-impl Block {
-    /// The block's bytes, for the host to read and write where they lie, in memory that it
-    /// [sees](crate::device::MemoryKind::is_seen_by_host): ready once all uses so far are complete, on every
-    /// stream. While the guard lives nobody else can use the block, and whatever is submitted later comes
-    /// after what the host wrote.
-    ///
-    /// ```
-    /// # use weirpool::{Pool, Upstream, device::sim::SimDevice};
-    /// # let device = SimDevice::new();
-    /// let pool = Pool::builder(device.clone()).upstream(Upstream::Pinned).build()?;
-    /// # let stream = pool.register(&device.create_stream())?;
-    /// # device.block_on(async {
-    /// let mut block = pool.allocate(&stream, 512).await?;
-    /// block.host().await?[..4].copy_from_slice(b"weir");
-    /// assert_eq!(block.download(&stream, 0..4)?.await?, b"weir");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`StreamError::UnseenByHost`] when the pool's memory is the device's alone: copy it, with
-    /// [`download`](Self::download) and [`upload`](Self::upload). Otherwise when the device cannot record an
-    /// event behind the uses so far, or its work failed.
-    ///
-    /// # Cancel safety
-    /// Dropping the future stops the waiting and nothing else.
-    #[track_caller]
-    pub fn host(&mut self) -> impl Future<Output = Result<HostGuard<'_, u8>, StreamError>> + Send {
-        let bytes = self.size() as usize;
-        self.host_elements(bytes)
-    }
+/// A block's elements as a slice of the host's, in memory that the host sees. Made by [`Block::host`] and
+/// [`Buffer::host`](crate::Buffer::host).
+///
+/// The guard borrows the block, so that no other use can be made of it, and all earlier work on it is complete. On the
+/// simulated device the slice is a copy. A changed copy is written back when the guard is dropped.
+///
+/// # Panics
+/// On the simulated device, when the guard is dropped, with a violation that the [ordering
+/// checker](crate::guide::testing) found.
+#[must_use = "the host has access only while the guard exists"]
+pub struct HostGuard<'a, T: NoUninit> {
+    view: HostView<T>,
+    block: PhantomData<&'a mut Block>,
+}
 
-    /// The first `count` elements of the block, for which it is large enough, and aligned.
-    #[track_caller]
-    pub(crate) fn host_elements<T: AnyBitPattern + NoUninit>(
-        &mut self,
+impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
+    /// Gives access to the first `count` elements of a block that is large enough for them, and aligned, once all uses so
+    /// far are complete.
+    pub(crate) fn of(
+        block: &'a mut Block,
         count: usize,
-    ) -> impl Future<Output = Result<HostGuard<'_, T>, StreamError>> + Send {
-        let location = Location::caller();
-        let uses = self.uses_of_all();
+        location: &'static Location<'static>,
+    ) -> impl Future<Output = Result<Self, StreamError>> + Send {
+        let uses = uses_so_far(block);
         async move {
             for mut passage in uses? {
                 poll_fn(|context| passage.poll(context)).await?;
             }
-            let driver = &self.registration.service.driver;
-            let address = self.allocation().address;
+            let driver = &block.registration().service.driver;
+            let address = block.allocation().address;
             // SAFETY: all uses of the block are complete, and the guard borrows it mutably.
             #[allow(unsafe_code)]
             let view = unsafe { HostView::new(&driver.device, address, count, location) };
-            Ok(HostGuard {
+            Ok(Self {
                 view: driver.noted(view)?,
                 block: PhantomData,
             })
         }
     }
-
-    /// The points behind all uses so far.
-    fn uses_of_all(&self) -> Result<Vec<Passage>, StreamError> {
-        let service = &self.registration.service;
-        if !service.driver.settings.kind.is_seen_by_host() {
-            return Err(StreamError::UnseenByHost);
-        }
-        let points = self.points_before(Access::Write, None)?;
-        Ok(points.iter().map(Point::passage).collect())
-    }
 }
 
-/// A block's elements in the hand of the host, which sees its memory: a slice. Made by
-/// [`Block::host`] and [`Buffer::host`](crate::Buffer::host).
-///
-/// It borrows the block, so that nothing else uses it meanwhile; the work that did is complete. On the
-/// simulated device the slice is a copy, which is written back when the guard is dropped, if it was changed.
-///
-/// # Panics
-/// When it is dropped, on the simulated device, with what the [ordering checker](crate::guide::testing) found.
-#[must_use = "the elements are the host's for as long as it lives"]
-pub struct HostGuard<'a, T: NoUninit> {
-    view: HostView<T>,
-    block: PhantomData<&'a mut Block>,
+/// The points behind all uses so far.
+fn uses_so_far(block: &Block) -> Result<Vec<Passage>, StreamError> {
+    let settings = &block.registration().service.driver.settings;
+    if !settings.kind.is_seen_by_host() {
+        return Err(StreamError::UnseenByHost);
+    }
+    let points = block.uses().points_before(Access::Write, None)?;
+    Ok(points.iter().map(Point::passage).collect())
 }
 
 impl<T: NoUninit> Deref for HostGuard<'_, T> {

@@ -1,37 +1,31 @@
-//! A block of device memory, owned.
+//! A block of device memory, owned by its holder.
 //!
 //! | file | about |
 //! |---|---|
-//! | `begin` | its beginning: a loan becomes one |
-//! | `end` | its end: dropped, or deallocated and awaited |
-//! | `charge` | to whom it is charged |
-//! | `order` | its use as an argument of work, and what that comes after |
-//! | `further` | on which further streams it was used, and for what |
-//! | `hold` | its count of its stream's owners |
-//! | `leave` | its end in the order of another stream |
-//! | `extend` | growing in place |
-//! | `copies` | copies between host and device |
-//! | `host` | the host's own use of memory that it sees |
+//! | `mod` | the block as its user sees it |
+//! | `life` | its beginning and its end, and growing in place in between: what the pool does with it |
+//! | `uses` | the streams that it is used on, and what a use is ordered after |
+//! | `further` | the same as a state machine, which knows no device |
+//! | `charge` | the tag that it is charged to |
+//! | `host` | the host's own access to memory that it sees |
 
-mod begin;
 mod charge;
-mod copies;
-mod end;
-mod extend;
 mod further;
-mod hold;
 mod host;
-mod leave;
-mod order;
+mod life;
+mod uses;
 
-pub use end::{DeallocateError, Deallocation};
 pub(crate) use further::Access;
 pub use host::HostGuard;
+pub use life::{DeallocateError, Deallocation};
 #[cfg(feature = "cuda")]
-pub(crate) use order::Point;
+pub(crate) use uses::Point;
+pub(crate) use uses::Uses;
 
-use crate::device::DeviceAddress;
+use crate::copy::{Download, Upload};
+use crate::device::{Argument, DeviceAddress};
 use crate::driver::{Allocation, Source};
+use crate::error::{CopyError, StreamError};
 use crate::id::Ticket;
 use crate::measure::Tag;
 use crate::queue::{Registration, Reserved};
@@ -40,104 +34,331 @@ use crate::stream::Stream;
 use crate::sync::{Arc, Mutex};
 use charge::Charge;
 use further::FurtherStreams;
-use hold::Hold;
 use std::fmt;
+use std::future::Future;
+use std::ops::Range;
+use std::panic::Location;
 
-/// Device memory, owned: for use in the order of the stream that it was allocated on, and of those it
-/// was [used on](Self::used_on) since.
+/// Owned device memory, for use in the order of the stream that it was allocated on, and of the streams that it was
+/// [used on](Self::used_on) since.
 ///
-/// Dropped, it is freed in the order of those streams: work submitted before the drop may still use
-/// it. A drop never blocks and never panics. It makes at most the one event record for each of those
-/// streams that the [sealing policy](crate::Sealing) asks for, and once in a while a few queries to have
-/// events back. Where the pool [fills](crate::PoolBuilder::fill_on_free) what is freed, it makes the calls for
-/// that as well.
+/// Dropping a block frees it in the order of those streams: work submitted before the drop may still use the memory. A drop
+/// never blocks and never panics. It records at most one event on each of those streams, as the [sealing
+/// policy](crate::Sealing) asks for, and occasionally queries a few events to recycle them. If the pool
+/// [fills](crate::PoolConfig::fill_on_free) freed memory, the drop also submits that fill.
 #[must_use = "a block is freed when it is dropped"]
 pub struct Block {
-    registration: Hold,
+    /// A reference to the stream; present until the block has ended. See `lane::ref_cache`.
+    registration: Option<Arc<Registration>>,
+    /// Present until the block has ended.
     allocation: Option<Allocation>,
     charge: Charge,
-    /// Further streams that it was used on.
-    further: Mutex<Rare<Extra>>,
+    extra: Mutex<Rare<Extra>>,
 }
 
 /// What few blocks have.
 #[derive(Default)]
 struct Extra {
+    /// Further streams that the block was used on.
     streams: FurtherStreams,
-    /// Whose it is again when it is freed.
+    /// The reservation that the memory returns to.
     reserved: Option<Arc<Reserved>>,
-    /// Addresses above it are kept for it.
+    /// Addresses above the block are kept for it.
     has_room: bool,
-    /// It is freed in the order of those streams alone, and not of its own, which may be gone: with the point of
-    /// its own behind which the memory's earlier life lies.
+    /// The block is freed in the order of the further streams alone: its own stream may be gone. This is the point of its
+    /// own stream that the memory's earlier life ends at.
     left_at: Option<Ticket>,
 }
 
-impl Extra {
-    #[cold]
-    fn note_freed(&self, bytes: u64) {
-        if let Some(reserved) = &self.reserved {
-            reserved.note_freed(bytes);
-        }
-    }
-}
-
+/// What the block is.
 impl Block {
+    #[inline(always)]
     pub(crate) fn registration(&self) -> &Arc<Registration> {
-        &self.registration
-    }
-
-    pub(crate) fn is_reserved(&self) -> bool {
-        let extra = self.further.lock();
-        extra.as_ref().is_some_and(|extra| extra.reserved.is_some())
+        self.registration
+            .as_ref()
+            .expect("present until the block has ended")
     }
 
     #[inline]
     fn allocation(&self) -> &Allocation {
         self.allocation
             .as_ref()
-            .expect("taken only when the block ends")
+            .expect("present until the block has ended")
     }
 
-    /// The device address of the first byte.
+    /// Reads one of the things that few blocks have.
+    fn extra<R>(&self, read: impl FnOnce(&Extra) -> Option<R>) -> Option<R> {
+        read(self.extra.lock().as_ref()?)
+    }
+
+    /// Returns the device address of the first byte.
     ///
-    /// For other libraries, and for people. Work on another stream than the block's own that is given it is not
-    /// known to the pool: call [`used_on`](Self::used_on) first, or give it [`on`](Self::on) instead, which does.
+    /// For other libraries, and for logs. The pool does not know of work on another stream that is given this address: call
+    /// [`used_on`](Self::used_on) first, or pass the block with [`on`](Self::on), which does so.
     #[inline]
     pub fn address(&self) -> DeviceAddress {
         DeviceAddress::from_bits(self.allocation().address)
     }
 
-    /// The bytes that may be used: what was requested, rounded up; or up to an eighth more, where the stream had freed
+    /// Returns the number of usable bytes: the requested size, rounded up; or up to an eighth more, if the stream had freed
     /// a block of that size.
     #[inline]
     pub fn size(&self) -> u64 {
         self.allocation().bytes
     }
 
-    /// The bytes that were requested.
+    /// Returns the number of bytes that were requested.
     #[inline]
     pub fn requested(&self) -> u64 {
         self.size() - u64::from(self.charge.rounding())
     }
 
-    /// To whose account it goes, if it was allocated with a [tag](crate::Allocate::tag).
+    /// Returns the [tag](crate::Allocate::tag) that the block is charged to, if any.
     #[inline]
     pub fn tag(&self) -> Option<Tag> {
-        self.charge.tag().or_else(|| {
-            let extra = self.further.lock();
-            extra.as_ref()?.reserved.as_ref()?.tag()
-        })
+        let reserved = || self.extra(|extra| extra.reserved.as_ref()?.tag());
+        self.charge.tag().or_else(reserved)
     }
 
-    /// Where the memory came from.
+    /// Returns where the memory came from.
     pub fn source(&self) -> Source {
         self.allocation().source
     }
 
-    /// The stream that it was allocated on.
+    /// Returns the stream that the block was allocated on.
     pub fn stream(&self) -> Stream {
-        Stream::from_registration(Arc::clone(&self.registration))
+        Stream::from_registration(self.registration().clone())
+    }
+}
+
+/// Uses on streams.
+impl Block {
+    /// Returns the uses of the block, by this crate.
+    pub(crate) fn uses(&self) -> Uses<'_> {
+        Uses::of(self)
+    }
+
+    /// Notes that work on another stream will use the block. Call this before that work is submitted.
+    ///
+    /// The stream is ordered after the grant (by a device-side wait, if needed), and the memory is not reused before the
+    /// stream's work has passed the free. This does not order the stream after writes on the block's own stream: for that,
+    /// [wait](Stream::wait) for an event, or call [`read_on`](Self::read_on) or [`write_on`](Self::write_on).
+    ///
+    /// # Errors
+    /// [`StreamError::ForeignPool`] when the stream belongs to another pool, or the device's error. The stream must not use
+    /// the block then.
+    pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
+        self.uses().note(self.own(stream)?, Access::Always)?;
+        Ok(())
+    }
+
+    /// Returns the block as an argument of work on `stream`, such as a CUDA kernel, and notes the use as
+    /// [`used_on`](Self::used_on) does. The argument borrows the block until the work is submitted.
+    ///
+    #[cfg_attr(feature = "cuda", doc = "```no_run")]
+    #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+    /// # use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+    /// # fn scale(block: weirpool::Block, stream: weirpool::Stream, work: &CudaStream, kernel: &CudaFunction)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// let (argument, count) = (block.on(&stream)?, block.size() / 4);
+    /// let mut launch = work.launch_builder(kernel);
+    /// launch.arg(&argument).arg(&count);
+    /// // SAFETY: the kernel accesses `count` floats from this address, and nothing else.
+    /// unsafe { launch.launch(LaunchConfig::for_num_elems(count as u32)) }?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// A block itself is not an argument, because it would not name the stream:
+    #[cfg_attr(feature = "cuda", doc = "```compile_fail,E0277")]
+    #[cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+    /// # use cudarc::driver::{CudaFunction, CudaStream, PushKernelArg};
+    /// # fn scale(block: weirpool::Block, work: &CudaStream, kernel: &CudaFunction) {
+    /// work.launch_builder(kernel).arg(&block); // on which stream?
+    /// # }
+    /// ```
+    ///
+    /// Like `used_on`, this orders the work after the grant and nothing else. Kernels on several streams may use the block
+    /// at the same time, and communicate through it; ordering them is up to you.
+    ///
+    /// # Errors
+    /// As [`used_on`](Self::used_on).
+    pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.argument(stream, Access::Any, 0..self.size())
+    }
+
+    /// Returns the block as an argument of work on `stream` that reads it, ordered after every use that may have written
+    /// the block.
+    ///
+    /// These are: all work submitted to the block's own stream so far, and earlier uses on other streams by
+    /// [`write_on`](Self::write_on), [`on`](Self::on), [`upload`](Self::upload) and [`used_on`](Self::used_on). Readers do
+    /// not wait for each other.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use weirpool::{Pool, device::{Device, sim::{Operation, SimDevice}}};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let works = [device.create_stream(), device.create_stream(), device.create_stream()];
+    /// # let [a, b, c] = [0, 1, 2].map(|n| pool.register(&works[n]).unwrap());
+    /// let mut block = pool.try_allocate(&a, 1 << 20)?;
+    /// let work = Operation::new(Duration::from_micros(50));
+    /// works[0].submit(work.writes(block.write_on(&a)?.address(), 1 << 20));
+    /// for (work, stream) in [(&works[1], &b), (&works[2], &c)] {
+    ///     let read = Operation::new(Duration::from_micros(20));
+    ///     work.submit(read.reads(block.read_on(stream)?.address(), 1 << 20)); // after the write, at the same time
+    /// }
+    /// let again = Operation::new(Duration::from_micros(50));
+    /// works[0].submit(again.writes(block.write_on(&a)?.address(), 1 << 20)); // after both readers
+    /// device.advance_to_end();
+    /// assert_eq!(device.now(), Duration::from_micros(120));
+    /// device.assert_ordered();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`used_on`](Self::used_on). Also when the device cannot record an event behind the earlier uses: on a stream that
+    /// is being captured, or on an external stream, which may be gone.
+    pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.argument(stream, Access::Read, 0..self.size())
+    }
+
+    /// Returns the block as an argument of work on `stream` that writes it, ordered after every earlier use on every
+    /// stream. No other use can be made of the block before the work is submitted; later [reads](Self::read_on) and writes
+    /// are ordered after it.
+    ///
+    /// All work submitted to the block's own stream so far counts as an earlier use, because uses there need not be noted.
+    /// If kernels on several streams wait for each other, that may deadlock them: use [`on`](Self::on) then.
+    ///
+    /// # Errors
+    /// As [`read_on`](Self::read_on).
+    pub fn write_on(&mut self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
+        self.argument(stream, Access::Write, 0..self.size())
+    }
+
+    /// Returns a part of the block, which lies within it, as an argument.
+    pub(crate) fn argument(
+        &self,
+        stream: &Stream,
+        access: Access,
+        part: Range<u64>,
+    ) -> Result<Argument<'_>, StreamError> {
+        self.uses().order(self.own(stream)?, access)?;
+        let address = self.allocation().address + part.start;
+        Ok(Argument::new(address, part.end - part.start))
+    }
+
+    /// Returns the registration of a stream, which must belong to the block's pool.
+    fn own<'a>(&self, stream: &'a Stream) -> Result<&'a Arc<Registration>, StreamError> {
+        let is_own = stream.is_of_pool(self.registration());
+        is_own
+            .then(|| stream.registration())
+            .ok_or(StreamError::ForeignPool)
+    }
+}
+
+/// Copies, and access by the host.
+impl Block {
+    /// Copies `bytes` into the block, starting `offset` bytes from its beginning. The copy runs on `stream`, after every
+    /// earlier use on every stream, as for [`write_on`](Self::write_on); later work on `stream` comes after it. The bytes
+    /// are read before this returns. The future is ready when the copy is complete.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// # device.block_on(async {
+    /// let mut block = pool.allocate(&stream, 1024).await?;
+    /// let _uploaded = block.upload(&stream, 0, b"weir")?;
+    /// assert_eq!(block.download(&stream, 1..4)?.await?, b"eir");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the bytes do not fit there, as [`write_on`](Self::write_on), or when the device cannot copy. Nothing is copied
+    /// then, unless the error is that the device could not record the event behind the copy.
+    #[track_caller]
+    pub fn upload(
+        &mut self,
+        stream: &Stream,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<Upload, CopyError> {
+        let address = self.address_of(offset..offset.saturating_add(bytes.len() as u64))?;
+        let registration = self.own(stream)?;
+        self.uses().order(registration, Access::Write)?;
+        let Registration { service, lane, .. } = &**registration;
+        let (device, location) = (&service.driver.device, Location::caller());
+        // SAFETY: the lane keeps the stream's owner. The memory stays mapped until this block is freed and the stream has
+        // passed the free, since the use is noted; and the copy is ordered after every other use.
+        #[allow(unsafe_code)]
+        let transfer = unsafe { device.upload(lane.raw, address, bytes, location) };
+        let transfer = service.driver.noted(transfer)?;
+        Ok(Upload::new(registration.clone(), transfer))
+    }
+
+    /// Copies the bytes of `range`, counted from the block's beginning, to the host. The copy runs on `stream`, after every
+    /// use that may have written the block, as for [`read_on`](Self::read_on). The future returns the bytes. See
+    /// [`upload`](Self::upload) for an example.
+    ///
+    /// # Errors
+    /// When the range is not within the block, as [`read_on`](Self::read_on), or when the device cannot copy.
+    #[track_caller]
+    pub fn download(&self, stream: &Stream, range: Range<u64>) -> Result<Download, CopyError> {
+        let address = self.address_of(range.clone())?;
+        let registration = self.own(stream)?;
+        self.uses().order(registration, Access::Read)?;
+        let Registration { service, lane, .. } = &**registration;
+        let (device, location) = (&service.driver.device, Location::caller());
+        // SAFETY: as for `upload`; the copy is ordered after every use that may have written the block.
+        #[allow(unsafe_code)]
+        let transfer =
+            unsafe { device.download(lane.raw, address, range.end - range.start, location) };
+        let transfer = service.driver.noted(transfer)?;
+        Ok(Download::new(registration.clone(), transfer))
+    }
+
+    /// Returns the address of a range within the block.
+    fn address_of(&self, range: Range<u64>) -> Result<u64, CopyError> {
+        let Range { start, end } = range;
+        if start > end || end > self.size() {
+            let size = self.size();
+            return Err(CopyError::OutOfBounds { start, end, size });
+        }
+        Ok(self.allocation().address + start)
+    }
+
+    /// Gives the host access to the block's bytes, where the host [sees](crate::device::MemoryKind::is_seen_by_host) the
+    /// memory. The future is ready once all uses so far are complete, on every stream. While the guard exists, no other use
+    /// can be made of the block; work submitted later comes after the host's writes.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, Upstream, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone()).upstream(Upstream::Pinned).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// # device.block_on(async {
+    /// let mut block = pool.allocate(&stream, 512).await?;
+    /// block.host().await?[..4].copy_from_slice(b"weir");
+    /// assert_eq!(block.download(&stream, 0..4)?.await?, b"weir");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`StreamError::UnseenByHost`] when only the device sees the pool's memory: copy it with
+    /// [`download`](Self::download) and [`upload`](Self::upload) instead. Otherwise when the device cannot record an event
+    /// behind the uses so far, or its work failed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops waiting and has no other effect.
+    #[track_caller]
+    pub fn host(&mut self) -> impl Future<Output = Result<HostGuard<'_, u8>, StreamError>> + Send {
+        let bytes = self.size() as usize;
+        HostGuard::of(self, bytes, Location::caller())
     }
 }
 
@@ -146,8 +367,8 @@ impl fmt::Debug for Block {
         f.debug_struct("Block")
             .field("address", &self.address())
             .field("size", &self.size())
-            .field("stream", &self.registration.lane.id)
-            .field("rung", &self.source())
+            .field("stream", &self.registration().lane.id)
+            .field("source", &self.source())
             .finish_non_exhaustive()
     }
 }

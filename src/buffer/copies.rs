@@ -7,6 +7,7 @@ use crate::error::{CopyError, StreamError};
 use crate::stream::Stream;
 use bytemuck::{AnyBitPattern, NoUninit};
 use std::ops::Range;
+use std::panic::Location;
 
 impl<T: NoUninit> Buffer<T> {
     /// Copies elements into the buffer, from the one numbered `at` on; otherwise as
@@ -18,7 +19,7 @@ impl<T: NoUninit> Buffer<T> {
     /// # let pool = Pool::builder(device.clone()).build()?;
     /// # let stream = pool.register(&device.create_stream())?;
     /// # device.block_on(async {
-    /// let buffer = Buffer::<f32>::allocate(&pool, &stream, 100).await?;
+    /// let mut buffer = Buffer::<f32>::allocate(&pool, &stream, 100).await?;
     /// let _uploaded = buffer.upload(&stream, 10, &[0.5, 1.5])?;
     /// assert_eq!(buffer.download(&stream, 10..12)?.await?, [0.5, 1.5]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -29,7 +30,12 @@ impl<T: NoUninit> Buffer<T> {
     /// # Errors
     /// As [`Block::upload`](crate::Block::upload); the range is said in bytes.
     #[track_caller]
-    pub fn upload(&self, stream: &Stream, at: usize, elements: &[T]) -> Result<Upload, CopyError> {
+    pub fn upload(
+        &mut self,
+        stream: &Stream,
+        at: usize,
+        elements: &[T],
+    ) -> Result<Upload, CopyError> {
         let range = self.bytes_of(at..at.saturating_add(elements.len()))?;
         self.block
             .upload(stream, range.start, bytemuck::cast_slice(elements))
@@ -74,7 +80,7 @@ impl<T: NoUninit> Buffer<T> {
     fn start_write(&mut self, stream: &Stream, elements: &[T]) -> Result<Upload, CopyError> {
         let range = self.bytes_of(0..elements.len())?;
         let bytes = bytemuck::cast_slice(elements);
-        self.block.write(stream, range.start, bytes)
+        self.block.upload(stream, range.start, bytes)
     }
 }
 
@@ -173,7 +179,7 @@ impl<T: AnyBitPattern + NoUninit> Buffer<T> {
     #[must_use = "the elements are had by awaiting it"]
     pub fn host(&mut self) -> impl Future<Output = Result<HostGuard<'_, T>, StreamError>> + Send {
         let len = self.len;
-        self.block.host_elements(len)
+        HostGuard::of(&mut self.block, len, Location::caller())
     }
 }
 
@@ -181,7 +187,7 @@ impl<T> Buffer<T> {
     #[track_caller]
     fn start_read(&self, stream: &Stream, count: usize) -> Result<Download, CopyError> {
         let range = self.bytes_of(0..count)?;
-        self.block.read(stream, range)
+        self.block.download(stream, range)
     }
 
     /// A range of elements, in bytes. (The block may be larger than the elements.)

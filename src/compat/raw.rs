@@ -121,7 +121,7 @@ impl RawPool {
     pub fn free<W: DeviceStream>(&self, address: u64, work: &W) -> Result<(), RawError> {
         let stream = self.stream(work)?;
         let block = self.take(address)?;
-        match block.free_with(&stream) {
+        match block.uses().free_with(&stream) {
             Ok(()) => {
                 drop(block);
                 Ok(())
@@ -149,7 +149,7 @@ impl RawPool {
             let given_out = self.shard(address).lock();
             given_out
                 .get(&address)
-                .map(|block| block.used_after(&stream))
+                .map(|block| block.uses().note_ordered_by_user(&stream))
         };
         match noted {
             Some(noted) => Ok(noted?),

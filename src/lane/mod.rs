@@ -30,7 +30,7 @@
 //! | `timeline` | which points of the stream are complete, and how the device is asked |
 //! | `pace` | when a point is expected to be complete |
 //!
-//! The lane knows its stream and the device. It does not know how the heap searches, nor who waits.
+//! The lane knows its stream and the device. It does not know how the heap searches, nor which requests wait.
 
 mod cache;
 mod count;

@@ -544,7 +544,7 @@ impl StreamCache {
             LaneFigures {
                 counts: state.counters.with(&in_shards),
                 high,
-                // Of counts in several shards, the highest sum is not known.
+                // The maximum of the sum over several shards is not known.
                 bound: if self.shards.are_made() {
                     UNKNOWN
                 } else {

@@ -56,7 +56,7 @@ fn ten_thousand_hot_pairs_write_nothing_shared() {
 }
 
 #[test]
-fn nor_do_awaited_ones() {
+fn awaited_hot_pairs_write_nothing_shared() {
     let writes = shared_writes(|pool, stream| {
         let mut context = Context::from_waker(Waker::noop());
         let allocated = pin!(pool.allocate(stream, 4096)).poll(&mut context);
@@ -67,7 +67,7 @@ fn nor_do_awaited_ones() {
 
 /// Two of an allocation and two of a free, all to the tag's own cache lines.
 #[test]
-fn tagged_ones_write_their_tags_lines() {
+fn tagged_hot_pairs_write_only_the_cache_lines_of_the_tag() {
     let tag = Tag::new("hot");
     let writes = shared_writes(|pool, stream| {
         drop(pool.allocate(stream, 4096).tag(tag).try_now().unwrap());
@@ -77,7 +77,7 @@ fn tagged_ones_write_their_tags_lines() {
 
 /// Nothing of the stream is in use because of what its blocks left, and it takes up no more than a few counts.
 #[test]
-fn what_is_left_with_a_stream_is_no_use_of_it() {
+fn references_left_with_a_stream_do_not_count_as_its_use() {
     let device = SimDevice::builder().checker(Checker::Off).build();
     let pool = Pool::builder(device.clone()).build().unwrap();
     let stream = pool.register(&device.create_stream()).unwrap();
@@ -92,7 +92,7 @@ fn what_is_left_with_a_stream_is_no_use_of_it() {
 }
 
 #[test]
-fn open_scopes_cost_nothing() {
+fn open_statistics_scopes_add_no_lock_and_no_shared_write() {
     let device = SimDevice::builder().clock(Clock::Manual).build();
     let pool = Pool::builder(device.clone()).build().unwrap();
     let stream = pool.register(&device.create_stream()).unwrap();
@@ -112,7 +112,7 @@ fn open_scopes_cost_nothing() {
 /// Where the plain case found nothing, the long way does not look again: it is one look more than of who can be given
 /// nothing of what the lane has, and does not ask it.
 #[test]
-fn a_miss_looks_into_the_lane_once() {
+fn miss_locks_the_lane_once() {
     let device = SimDevice::builder().clock(Clock::Manual).build();
     let pool = Pool::builder(device.clone()).build().unwrap();
     let stream = pool.register(&device.create_stream()).unwrap();

@@ -94,7 +94,7 @@ impl Registration {
     /// Counts a dropped handle. The last one closes the reference cache; the first one opened it before it was dropped
     /// itself, so the closing comes after the opening.
     pub(crate) fn note_handle_dropped(&self) {
-        let last = if injected("stash-left-by-the-last-handle") {
+        let last = if injected("references-left-by-the-last-handle") {
             0
         } else {
             1

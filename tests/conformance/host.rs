@@ -33,7 +33,7 @@ fn shared<B: Bench>() -> impl Iterator<Item = (Site<B>, Stream)> {
     })
 }
 
-fn write(host: &Stream, block: &Block, value: u8) {
+fn write(host: &Stream, block: &mut Block, value: u8) {
     let bytes = vec![value; block.size() as usize];
     now(block.upload(host, 0, &bytes).unwrap()).unwrap();
 }
@@ -51,9 +51,9 @@ pub(crate) fn host_memory_is_never_pending<B: Bench>() {
         return;
     };
     let host = site.pool.host_stream().unwrap();
-    let all = site.pool.try_allocate(&host, 8 * MIB).unwrap();
+    let mut all = site.pool.try_allocate(&host, 8 * MIB).unwrap();
     let address = all.address();
-    write(&host, &all, 1);
+    write(&host, &mut all, 1);
     expect(&host, &all, 1);
     // Complete before anybody asks.
     drop(all);
@@ -78,8 +78,8 @@ pub(crate) fn host_memory_is_never_pending<B: Bench>() {
 fn use_by_turns(pool: &Pool, value: u8) {
     let host = pool.host_stream().unwrap();
     for round in 0..30 {
-        let block = pool.try_allocate(&host, 4096 << (round % 8)).unwrap();
-        write(&host, &block, value);
+        let mut block = pool.try_allocate(&host, 4096 << (round % 8)).unwrap();
+        write(&host, &mut block, value);
         expect(&host, &block, value);
         assert_eq!(pool.statistics().pending.current, 0);
         drop(block);
@@ -110,8 +110,8 @@ pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
         assert!(poll(&mut waiting).is_pending());
         assert_eq!(site.pool.statistics().pending.current, 8 * MIB);
         gate.open();
-        let block = block_on(waiting).unwrap();
-        write(&host, &block, 2);
+        let mut block = block_on(waiting).unwrap();
+        write(&host, &mut block, 2);
         drop(block);
         assert_eq!(site.pool.statistics().pending.current, 0);
         let block = worker.take_from(Source::Free, 8 * MIB);
@@ -126,8 +126,8 @@ pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
 pub(crate) fn a_block_is_seen_by_host_and_device<B: Bench>() {
     for (site, host) in shared::<B>() {
         let worker = site.worker();
-        let block = site.pool.try_allocate(&host, MIB).unwrap();
-        write(&host, &block, 1);
+        let mut block = site.pool.try_allocate(&host, MIB).unwrap();
+        write(&host, &mut block, 1);
         block.used_on(&worker.stream).unwrap();
         worker.expect(&block, 1);
         worker.fill(&block, 2);
@@ -154,7 +154,7 @@ pub(crate) fn the_host_awaits_instead_of_waiting<B: Bench>() {
         let gate = worker.use_until_opened(&earlier, 1);
         let event = worker.stream.event().unwrap();
         drop(earlier);
-        let block = worker.take_from(Source::SameStream, 8 * MIB);
+        let mut block = worker.take_from(Source::SameStream, 8 * MIB);
         for refused in [host.wait(&event), block.used_on(&host)] {
             let Err(StreamError::Device(error)) = refused else {
                 panic!("{refused:?}, and the device is at it still");
@@ -166,7 +166,7 @@ pub(crate) fn the_host_awaits_instead_of_waiting<B: Bench>() {
         block_on(event.clone().into_future()).unwrap();
         host.wait(&event).unwrap();
         block.used_on(&host).unwrap();
-        write(&host, &block, 2);
+        write(&host, &mut block, 2);
         // And the other way round nothing need be awaited.
         worker.stream.wait(&host.event().unwrap()).unwrap();
         expect_on(&worker, &block);

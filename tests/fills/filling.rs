@@ -153,7 +153,7 @@ fn a_use_after_free_reads_nonsense() {
         .build();
     let read = |set: fn(PoolBuilder) -> PoolBuilder| {
         let place = Place::on(device.clone(), set);
-        let weights = place.take(4096);
+        let mut weights = place.take(4096);
         let address = weights.address();
         let upload = weights.upload(&place.stream, 0, &2.5_f32.to_ne_bytes());
         drop(upload.unwrap());

@@ -20,7 +20,7 @@ type Here = Cuda<Mapped>;
 /// What a user does with a pool, each with its name. `stream` and `other` are of two streams on which no
 /// work runs.
 fn use_everything(pool: &Pool, stream: &Stream, other: &Stream, mut done: impl FnMut(&str)) {
-    let block = pool.try_allocate(stream, 8 * MIB).unwrap();
+    let mut block = pool.try_allocate(stream, 8 * MIB).unwrap();
     done("an allocation that grows");
     let upload = block.upload(stream, 0, &[7; 100]).unwrap();
     done("an upload");
@@ -130,7 +130,7 @@ pub(crate) fn the_end_of_a_device_leaves_the_context_alone() {
     let pool = Pool::builder(device.clone()).capacity(32 * MIB).build();
     let pool = pool.unwrap();
     let stream = pool.create_stream().unwrap();
-    let block = pool.try_allocate(&stream, MIB).unwrap();
+    let mut block = pool.try_allocate(&stream, MIB).unwrap();
     let upload = block.upload(&stream, 0, &[1; 10]).unwrap();
     block_on(upload).unwrap();
     assert_current(&own, "some use");

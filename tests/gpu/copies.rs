@@ -32,7 +32,7 @@ pub(crate) fn bytes_come_back_as_they_went<S: Setting>() {
     let worker = site.worker();
     let mut random = fastrand::Rng::with_seed(1);
     for (size, offset) in SIZES.into_iter().flat_map(|s| OFFSETS.map(|o| (s, o))) {
-        let block = worker.take(offset + size as u64 + 100);
+        let mut block = worker.take(offset + size as u64 + 100);
         worker.fill(&block, AROUND);
         let bytes = random_bytes(&mut random, size);
         let upload = block.upload(&worker.stream, offset, &bytes).unwrap();
@@ -54,7 +54,7 @@ pub(crate) fn bytes_come_back_as_they_went<S: Setting>() {
 pub(crate) fn bytes_are_taken_when_the_copy_is_asked_for<S: Setting>() {
     let site = Site::<Cuda<S>>::new(8 * MIB);
     let worker = site.worker();
-    let block = worker.take(MIB);
+    let mut block = worker.take(MIB);
     let mut bytes = vec![1; MIB as usize];
     let gate = worker.bench.hold(&worker.work);
     let mut upload = block.upload(&worker.stream, 0, &bytes).unwrap();
@@ -71,7 +71,7 @@ pub(crate) fn bytes_are_taken_when_the_copy_is_asked_for<S: Setting>() {
 pub(crate) fn copies_keep_the_order_of_their_stream<S: Setting>() {
     let site = Site::<Cuda<S>>::new(8 * MIB);
     let worker = site.worker();
-    let block = worker.take(MIB);
+    let mut block = worker.take(MIB);
     let gate = worker.bench.hold(&worker.work);
     let numbers: Vec<u32> = (0..MIB as u32 / 4).collect();
     let bytes = |numbers: &[u32]| -> Vec<u8> {
@@ -113,7 +113,7 @@ fn add<S: Setting>(worker: &Worker<Cuda<S>>, block: &Block, amount: u64) {
 pub(crate) fn copies_come_after_what_their_stream_waited_for<S: Setting>() {
     let site = Site::<Cuda<S>>::new(8 * MIB);
     let [kernels, up, down] = site.workers();
-    let block = kernels.take(MIB);
+    let mut block = kernels.take(MIB);
     let gate = site.bench.hold(&up.work);
     let zeros = vec![0; MIB as usize];
     let _upload = block.upload(&up.stream, 0, &zeros).unwrap();
@@ -183,7 +183,7 @@ pub(crate) fn many_copies_are_under_way_at_once<S: Setting>() {
         let worker = &workers[turn % workers.len()];
         let count = random.usize(1..400_000);
         let bytes = random_bytes(&mut random, count);
-        let block = worker.take(count as u64);
+        let mut block = worker.take(count as u64);
         let _upload = block.upload(&worker.stream, 0, &bytes).unwrap();
         downloads.push(block.download(&worker.stream, 0..count as u64).unwrap());
         blocks.push(block);

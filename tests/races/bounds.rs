@@ -83,7 +83,7 @@ fn events_are_bounded_after_close() {
 
 /// A capacity over the memory of the device: what can never fit does not queue.
 #[test]
-fn what_the_device_can_never_hold_fails_at_once() {
+fn request_larger_than_the_device_fails_at_once() {
     let sim = manual(); // 1 GiB
     let pool = Pool::builder(sim.clone())
         .capacity(1 << 40)

@@ -5,7 +5,7 @@ use weirpool::testing::Invariants;
 
 /// An allocation queues while another thread's growth has the capacity planned.
 #[test]
-fn who_queues_while_memory_is_taken_is_served_by_what_is_over() {
+fn waiter_that_queues_during_a_growth_is_served_by_the_surplus() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
@@ -37,7 +37,7 @@ fn who_queues_while_memory_is_taken_is_served_by_what_is_over() {
 
 /// The same while memory is being released.
 #[test]
-fn who_queues_while_memory_is_released_is_woken() {
+fn waiter_that_queues_during_a_release_is_woken() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())

@@ -129,7 +129,7 @@ fn a_runtime_that_nobody_runs_does_not_keep_the_memory() {
 
 /// Without the opportunistic policy: waiting is synchronizing.
 #[test]
-fn who_waits_sees_what_completed_whatever_the_policy() {
+fn waiter_sees_completed_memory_whatever_the_policy() {
     let sim = manual();
     let pool = builder(&sim, 8 * MIB).reuse(Reuse::NONE).build().unwrap();
     let (wa, a) = stream(&sim, &pool);

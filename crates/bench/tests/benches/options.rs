@@ -10,7 +10,7 @@ fn parse(arguments: &[&str]) -> Options {
 }
 
 #[test]
-fn what_cargo_says_is_understood() {
+fn arguments_of_cargo_are_understood() {
     let amount = |arguments: &[&str]| parse(arguments).effort(Amount::Full).amount;
     assert_eq!(amount(&["--bench"]), Amount::Full);
     assert_eq!(amount(&["--bench", "--test"]), Amount::Smoke);
@@ -19,7 +19,7 @@ fn what_cargo_says_is_understood() {
 }
 
 #[test]
-fn what_is_said_is_taken() {
+fn given_options_are_taken() {
     let options = parse(&["--bench", "--only=hot,live-blocks", "--rounds=3"]);
     assert_eq!(options.only, [Workload::Hot, Workload::LiveBlocks]);
     assert_eq!(options.effort(Amount::Modest).rounds, 3);

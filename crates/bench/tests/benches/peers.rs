@@ -38,6 +38,6 @@ fn each_figure_is_found_under_its_key() {
 }
 
 #[test]
-fn what_has_another_form_is_passed_over() {
+fn line_of_another_form_is_skipped() {
     assert_eq!(parse("rmm pool hot pair of shoes\n\n scale of things"), []);
 }

@@ -48,7 +48,7 @@ fn peers_have_columns_where_they_have_figures() {
 }
 
 #[test]
-fn what_there_is_none_of_is_a_dash() {
+fn missing_figure_is_a_dash() {
     let table = table(
         &[row(Unit::cost("ns"), &[(Who::Floor, 4.25)])],
         Shown::default(),

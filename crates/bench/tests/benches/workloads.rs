@@ -30,7 +30,7 @@ fn own(row: &Row) -> f64 {
 }
 
 #[test]
-fn what_takes_no_time_on_the_device_runs() {
+fn workload_without_device_time_runs() {
     let ground = Simulated::new(Clock::Manual);
     check(&hot::rows(&ground, effort()));
     check(&scale::rows(&ground, effort()));
@@ -44,7 +44,7 @@ fn the_handoff_runs_in_real_time() {
 }
 
 #[test]
-fn what_is_awaited_is_never_refused() {
+fn awaited_allocation_is_never_refused() {
     let rows = scarce::rows(&Simulated::new(Clock::Virtual), effort());
     check(&rows);
     let refused = rows.iter().filter(|row| row.label.contains("refused"));

@@ -1,0 +1,439 @@
+//! A block's beginning and end, and its growth in place in between.
+//!
+//! The plain cases are on the hot path: [`Block::at_once`] makes a block of what the stream's cache granted, and
+//! [`Drop`](Block#impl-Drop-for-Block) gives it back. In every other case observers hear of the grant before its user does,
+//! and of the free before any other request can be granted the memory.
+
+use super::charge::Charge;
+use super::{Block, Extra};
+use crate::device::DeviceError;
+use crate::driver::{Allocation, Allocations, Use};
+use crate::error::{AllocError, StreamError};
+use crate::heap::{Fences, Placement};
+use crate::id::Ticket;
+use crate::lane::{Event, StreamCache};
+use crate::measure::Tag;
+use crate::queue::{Caller, Demand, Ending, Granted, Observers, Passages, Registration, Reserved};
+use crate::rare::Rare;
+use crate::stream::Stream;
+use crate::sync::{Arc, Guards, Mutex};
+use crate::trace;
+use std::future::Future;
+use std::panic::Location;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// The beginning.
+impl Block {
+    /// Makes a block of what the stream's cache granted, untagged and without observers.
+    #[inline(always)]
+    pub(crate) fn at_once(
+        registration: Arc<Registration>,
+        allocation: Allocation,
+        rounding: u32,
+    ) -> Self {
+        tell_granted(&registration, &allocation, None);
+        Self {
+            registration: Some(registration),
+            allocation: Some(allocation),
+            charge: Charge::new(rounding, None),
+            extra: Mutex::new(Guards::Block, Rare::NONE),
+        }
+    }
+
+    /// Makes a block of an allocation that its tag, if any, is charged for.
+    ///
+    /// # Errors
+    /// When the block cannot be filled as the pool asks; it is freed then.
+    #[inline]
+    pub(crate) fn new(
+        registration: &Arc<Registration>,
+        mut allocation: Allocation,
+        demand: &Demand,
+        caller: Caller,
+    ) -> Result<Self, AllocError> {
+        // Before the block is made: a call while it exists would cost every allocation some nanoseconds.
+        if let Some(tag) = demand.tag {
+            registration.note_granted(tag, allocation.bytes - demand.request.bytes);
+        }
+        if let Some(observers) = registration.observers.as_deref() {
+            // With a copy, so that the allocation stays in registers without observers.
+            let seen = allocation.seen();
+            allocation.after = begin_charged(registration, observers, &seen, demand, caller)?;
+        }
+        tell_granted(registration, &allocation, demand.tag);
+        let rounding = demand.rounding_of(allocation.bytes);
+        Ok(Self {
+            registration: Some(registration.clone()),
+            allocation: Some(allocation),
+            charge: Charge::new(rounding, demand.tag),
+            extra: Mutex::new(Guards::Block, Rare::NONE),
+        })
+    }
+
+    /// Makes a block of memory of a reservation, whose tag was charged for it when it was reserved.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn reserved(
+        registration: &Arc<Registration>,
+        mut allocation: Allocation,
+        demand: &Demand,
+        caller: Caller,
+        reserved: &Arc<Reserved>,
+    ) -> Result<Self, AllocError> {
+        let tag = reserved.tag();
+        if let Some(observers) = registration.observers.as_deref() {
+            let demand = Demand { tag, ..*demand };
+            allocation.after = begin(registration, observers, &allocation, &demand, caller)
+                .inspect_err(|_| reserved.note_freed(allocation.bytes))?;
+        }
+        tell_granted(registration, &allocation, tag);
+        let extra = Extra {
+            reserved: Some(reserved.clone()),
+            ..Extra::default()
+        };
+        let rounding = demand.rounding_of(allocation.bytes);
+        Ok(Self {
+            registration: Some(registration.clone()),
+            allocation: Some(allocation),
+            charge: Charge::new(rounding, None),
+            extra: Mutex::new(Guards::Block, Rare::new(extra)),
+        })
+    }
+}
+
+/// Traces a grant, with as many bytes as the trace of the free.
+#[inline(always)]
+fn tell_granted(registration: &Registration, allocation: &Allocation, tag: Option<Tag>) {
+    let asked = trace::Asked {
+        stream: registration.lane.id,
+        bytes: allocation.bytes,
+        tag,
+    };
+    trace::granted(asked, &allocation.source, allocation.address);
+}
+
+/// Tells observers of a grant, and fills the memory as the pool asks. Returns the point of the stream that further streams
+/// must come after.
+///
+/// # Errors
+/// As [`Block::new`].
+#[cold]
+#[inline(never)]
+fn begin(
+    registration: &Registration,
+    observers: &Observers,
+    allocation: &Allocation,
+    demand: &Demand,
+    caller: Caller,
+) -> Result<Ticket, DeviceError> {
+    let (driver, lane) = (&registration.service.driver, &registration.lane);
+    let granted = Granted {
+        allocation,
+        demand,
+        lane,
+        caller,
+    };
+    observers.granted(driver, granted);
+    let block = allocation.as_used(demand.rounding_of(allocation.bytes));
+    let filled = registration.fill_granted(observers, allocation.after, block, caller.location);
+    if filled.is_err() {
+        let lanes = std::slice::from_ref(lane);
+        let ending = Ending {
+            allocation,
+            lanes,
+            waits_for: lanes,
+            location: None,
+        };
+        observers.ending(driver, ending);
+        // Not through the cache: the memory may be a reservation's.
+        driver.free_many(lane, lanes, None, &block);
+    }
+    filled
+}
+
+/// As [`begin`], for memory that the demand's tag was charged for. The error is the caller's whole: if the caller took it
+/// apart, the block would not stay in registers.
+#[cold]
+#[inline(never)]
+fn begin_charged(
+    registration: &Registration,
+    observers: &Observers,
+    allocation: &Allocation,
+    demand: &Demand,
+    caller: Caller,
+) -> Result<Ticket, AllocError> {
+    let begun = begin(registration, observers, allocation, demand, caller);
+    if let (Err(_), Some(tag)) = (&begun, demand.tag) {
+        registration.note_freed(tag, allocation.bytes);
+    }
+    Ok(begun?)
+}
+
+/// Growth in place.
+impl Block {
+    /// Notes that addresses above the block are kept for it. Its free bypasses the cache, so that they become available.
+    pub(crate) fn give_room(&mut self) {
+        self.extra.get_mut().get_or_insert_default().has_room = true;
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        self.extra(|extra| extra.has_room.then_some(())).is_some()
+    }
+
+    pub(crate) fn is_reserved(&self) -> bool {
+        let reserved = self.extra(|extra| extra.reserved.as_ref().map(drop));
+        reserved.is_some()
+    }
+
+    pub(crate) fn placement_above(&self) -> Placement {
+        let allocation = self.allocation();
+        Placement::Above(allocation.id, allocation.address + allocation.bytes)
+    }
+
+    /// Adds memory that was allocated right above the block.
+    ///
+    /// # Errors
+    /// When a further stream cannot be ordered after that grant, or the memory cannot be filled. The block is unchanged then.
+    pub(crate) fn extend(
+        &mut self,
+        allocations: Allocations,
+        demand: &Demand,
+        caller: Caller,
+    ) -> Result<(), AllocError> {
+        let mut extension = allocations.into_iter().next().expect("one was asked for");
+        let registration = self.registration().clone();
+        let driver = &registration.service.driver;
+        if let Err(error) = self.order_after(&mut extension, caller) {
+            let lanes = std::slice::from_ref(&registration.lane);
+            driver.free_uncounted(lanes, None, &extension.as_used(0));
+            if let Some(tag) = demand.tag {
+                registration.service.uncharge(tag, extension.bytes);
+            }
+            return Err(error.into());
+        }
+        if let Some(observers) = registration.observers.as_deref() {
+            let (allocation, lane) = (self.allocation(), &*registration.lane);
+            observers.grown(driver, allocation, extension.bytes, lane, caller);
+        }
+        driver.join_used(self.allocation(), &extension);
+        // Only now: a growth that was refused is neither an allocation nor a free.
+        let cache = &registration.lane.cache;
+        cache.count(Event::Growth, extension.bytes, demand.rounding);
+        if let Some(allocation) = &mut self.allocation {
+            allocation.bytes += extension.bytes;
+            allocation.after = allocation.after.max(extension.after);
+        }
+        self.charge.add_rounding(demand.rounding);
+        if let Some(tag) = demand.tag {
+            registration.note_more(tag);
+        }
+        Ok(())
+    }
+
+    /// Fills an extension as the pool asks, and orders the further streams after its grant.
+    fn order_after(&self, extension: &mut Allocation, caller: Caller) -> Result<(), DeviceError> {
+        let registration = self.registration();
+        if let Some(observers) = registration.observers.as_deref() {
+            let (after, block) = (extension.after, extension.as_used(0));
+            extension.after =
+                registration.fill_granted(observers, after, block, caller.location)?;
+        }
+        let Registration { service, lane, .. } = &**registration;
+        let further = self.uses().lanes();
+        let mut further = further.iter().filter(|further| further.id != lane.id);
+        further.try_for_each(|further| {
+            let driver = &service.driver;
+            driver.order_after_grant(lane, extension.after, further)
+        })
+    }
+}
+
+/// The end.
+impl Block {
+    /// Frees the block in the order of the streams that it was used on, as dropping it does. Returns a future that is ready
+    /// when no device work can touch the memory any more.
+    #[track_caller]
+    pub fn deallocate(mut self) -> Deallocation {
+        let deallocation = self.free_awaited(Location::caller());
+        // Last: the block is freed even if this panics.
+        if let Some(observers) = self.registration().observers.as_deref() {
+            observers.call_out();
+        }
+        deallocation
+    }
+
+    /// Frees the block in the order of `stream`, and of all streams that it was used on, its own included.
+    ///
+    /// # Errors
+    /// As [`used_on`](Self::used_on). The error holds the block, which is still allocated.
+    #[track_caller]
+    pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
+        match self.used_on(stream) {
+            Ok(()) => Ok(self.deallocate()),
+            Err(reason) => Err(DeallocateError {
+                block: self,
+                reason,
+            }),
+        }
+    }
+
+    fn free_awaited(&mut self, location: &'static Location<'static>) -> Deallocation {
+        let block = self.end(Some(location));
+        let block = block.expect("present until the block has ended");
+        let (lanes, fences) = (self.uses().lanes(), self.free(block));
+        let passages = Passages::new(&self.registration().service, &lanes, &fences);
+        self.note_freed(block);
+        Deallocation(passages)
+    }
+
+    /// Frees a block that has ended. Returns the points that its memory waits for.
+    fn free(&mut self, block: Use) -> Fences {
+        let is_plain = self.extra.get_mut().is_none();
+        let Registration { service, lane, .. } = &**self.registration();
+        if is_plain {
+            return Fences::one(lane.id, service.driver.free(lane, block));
+        }
+        let (lanes, earlier) = (self.uses().lanes(), self.uses().fence_left_behind());
+        service.driver.free_many(lane, &lanes, earlier, &block)
+    }
+
+    /// Ends the block: tells observers, and takes the allocation. Returns `None` if the block has ended already.
+    fn end(&mut self, location: Option<&'static Location<'static>>) -> Option<Use> {
+        if self.registration.as_ref()?.observers.is_some() {
+            self.tell_ending(location);
+        }
+        // Field by field, which stays in registers.
+        let Allocation {
+            id, address, bytes, ..
+        } = self.allocation.take()?;
+        Some(Use {
+            id,
+            address,
+            bytes,
+            rounding: self.charge.rounding(),
+        })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn tell_ending(&mut self, location: Option<&'static Location<'static>>) {
+        let (Some(registration), Some(allocation)) = (&self.registration, &self.allocation) else {
+            return;
+        };
+        let Some(observers) = &registration.observers else {
+            return;
+        };
+        let (lanes, left_at) = (self.uses().lanes(), self.uses().left_at());
+        let block = allocation.as_used(self.charge.rounding());
+        let is_first_after_all =
+            registration.fill_ending(observers, &lanes, left_at, block, location);
+        let mut waits_for = &lanes[..];
+        if is_first_after_all && left_at.is_none() {
+            // The fill brought the block's own stream after the others: the free follows that stream alone.
+            waits_for = &lanes[..1];
+            let extra = self.extra.get_mut();
+            match &mut **extra {
+                Some(extra) if extra.reserved.is_some() || extra.has_room => extra.streams.clear(),
+                _ => drop(extra.take()),
+            }
+        }
+        let ending = Ending {
+            allocation,
+            lanes: &lanes,
+            waits_for,
+            location,
+        };
+        observers.ending(&registration.service.driver, ending);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_slowly(&mut self) {
+        if let Some(block) = self.end(None) {
+            let _ = self.free(block);
+            self.note_freed(block);
+        }
+    }
+
+    /// Reads the block from itself: the plain case holds its fields in registers.
+    #[cold]
+    #[inline(never)]
+    fn free_slowly(&self) {
+        let Registration { service, lane, .. } = &**self.registration();
+        let block = self.allocation().as_used(self.charge.rounding());
+        service.driver.free(lane, block);
+    }
+
+    /// Uncharges the tag or the reservation, after the free.
+    fn note_freed(&mut self, block: Use) {
+        let registration = self.registration.as_ref();
+        let registration = registration.expect("present until the block has ended");
+        if let Some(tag) = self.charge.tag() {
+            registration.note_freed(tag, block.bytes);
+        }
+        if let Some(extra) = &**self.extra.get_mut() {
+            if let Some(reserved) = &extra.reserved {
+                reserved.note_freed(block.bytes);
+            }
+        }
+        trace::freed(registration.lane.id, block.bytes, block.address);
+    }
+}
+
+impl Drop for Block {
+    /// In the plain case, the stream's cache takes the memory, and the reference to the stream, under one lock.
+    #[inline]
+    fn drop(&mut self) {
+        let Some(registration) = &self.registration else {
+            return;
+        };
+        let is_plain = registration.observers.is_none()
+            && self.charge.is_untagged()
+            && self.extra.get_mut().is_none();
+        if !is_plain {
+            return self.end_slowly();
+        }
+        let Some(allocation) = &self.allocation else {
+            return;
+        };
+        let stream = registration.lane.id;
+        let block = || allocation.as_used(self.charge.rounding());
+        if !StreamCache::free_at_once(&mut self.registration, allocation.bytes, block) {
+            self.free_slowly();
+        }
+        trace::freed(stream, allocation.bytes, allocation.address);
+    }
+}
+
+/// The future of a free: ready when no device work can touch the memory any more, whichever block the memory belongs to by
+/// then. Dropping it does not stop the free.
+///
+/// # Errors
+/// When the device cannot record an event, or reports an error instead of completion. If the error is sticky, the memory is
+/// leaked rather than reused. Otherwise it is reused once a later event proves it complete.
+///
+/// # Cancel safety
+/// Dropping it stops waiting and has no other effect.
+#[derive(Debug)]
+pub struct Deallocation(Passages);
+
+impl Future for Deallocation {
+    type Output = Result<(), DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll(context)
+    }
+}
+
+/// The error of a free that was refused. Nothing is lost: it holds the block.
+#[derive(Debug, thiserror::Error)]
+#[error("the block was not freed: {reason}")]
+pub struct DeallocateError {
+    /// The block, still allocated.
+    pub block: Block,
+    /// Why the free was refused.
+    #[source]
+    pub reason: StreamError,
+}

@@ -1,0 +1,208 @@
+//! The uses of a block on streams: which streams it is used on, and what a use is ordered after.
+//!
+//! The block's own stream needs no note: uses that must come after it come after all that was submitted to it. Every other
+//! use takes two steps: the device orders the stream, and then the use is noted. A note made first could be found by another
+//! thread that relies on an order which is not there yet (order).
+
+use super::Block;
+use super::further::{Access, Earlier};
+use crate::device::{DeviceError, DeviceErrorKind};
+use crate::error::StreamError;
+use crate::fault::injected;
+use crate::heap::Fence;
+use crate::id::Ticket;
+use crate::lane::{Lane, Marker};
+use crate::queue::{Passage, Registration};
+use crate::stream::Stream;
+use crate::sync::Arc;
+use smallvec::SmallVec;
+
+/// A point of a stream to come after.
+#[derive(Debug)]
+pub(crate) struct Point {
+    pub(crate) registration: Arc<Registration>,
+    pub(crate) marker: Arc<Marker>,
+}
+
+pub(crate) type Points = SmallVec<[Point; 2]>;
+
+impl Point {
+    /// Returns a future's state that waits for the point.
+    pub(crate) fn passage(&self) -> Passage {
+        let Registration { service, lane, .. } = &*self.registration;
+        Passage::new(service.clone(), lane.clone(), self.marker.ticket)
+    }
+}
+
+/// A view of a block. See the [module](self).
+#[derive(Clone, Copy)]
+pub(crate) struct Uses<'a> {
+    block: &'a Block,
+    home: &'a Arc<Registration>,
+}
+
+impl<'a> Uses<'a> {
+    pub(super) fn of(block: &'a Block) -> Self {
+        let home = block.registration();
+        Self { block, home }
+    }
+
+    /// Orders a stream after what a use of that kind comes after, and notes the use.
+    ///
+    /// # Errors
+    /// When the device cannot order the stream. The stream must not use the block then.
+    pub(crate) fn order(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
+        let driver = &self.home.service.driver;
+        for point in self.points_before(access, Some(on))? {
+            driver.bring_behind(&on.lane, &point.registration.lane, &point.marker)?;
+        }
+        self.conclude(on, access)
+    }
+
+    /// Notes a use on a stream that comes after the [points before it](Self::points_before).
+    ///
+    /// # Errors
+    /// As [`order`](Self::order).
+    pub(crate) fn conclude(
+        self,
+        on: &Arc<Registration>,
+        access: Access,
+    ) -> Result<(), DeviceError> {
+        if access == Access::Write {
+            let mut extra = self.block.extra.lock();
+            extra.iter_mut().for_each(|extra| extra.streams.settle());
+        }
+        self.note(on, access)
+    }
+
+    /// Notes a use: the memory is not reused before the stream has passed the free. Orders the stream after the grant.
+    ///
+    /// # Errors
+    /// As [`order`](Self::order).
+    pub(crate) fn note(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
+        if Arc::ptr_eq(self.home, on) || self.note_if_known(on, access) {
+            return Ok(());
+        }
+        let (driver, after) = (&self.home.service.driver, self.block.allocation().after);
+        driver.order_after_grant(&self.home.lane, after, &on.lane)?;
+        self.note_ordered(on, access);
+        Ok(())
+    }
+
+    fn note_if_known(self, on: &Arc<Registration>, access: Access) -> bool {
+        let mut extra = self.block.extra.lock();
+        let extra = extra.as_mut();
+        extra.is_some_and(|extra| extra.streams.note_if_known(on, access))
+    }
+
+    /// Notes a use on a stream that is ordered after the grant already.
+    fn note_ordered(self, on: &Arc<Registration>, access: Access) {
+        let mut extra = self.block.extra.lock();
+        extra.get_or_insert_default().streams.note(on, access);
+    }
+
+    /// Notes a use on a stream that its user ordered after the grant: nothing is submitted to it.
+    ///
+    /// # Errors
+    /// [`StreamError::ForeignPool`].
+    pub(crate) fn note_ordered_by_user(self, stream: &Stream) -> Result<(), StreamError> {
+        let on = self.block.own(stream)?;
+        if !Arc::ptr_eq(self.home, on) {
+            self.note_ordered(on, Access::Always);
+        }
+        Ok(())
+    }
+
+    /// Has the block freed in the order of `stream` as well, which does not use it. If the block's own stream is external,
+    /// that stream may be gone: then the free follows `stream` instead of it. Work on the own stream must then come before
+    /// what was submitted to `stream` so far, as CUDA's `cudaFreeAsync` requires.
+    ///
+    /// # Errors
+    /// [`StreamError::ForeignPool`].
+    pub(crate) fn free_with(self, stream: &Stream) -> Result<(), StreamError> {
+        let on = self.block.own(stream)?;
+        if self.home.lane.id == on.lane.id {
+            return Ok(());
+        }
+        let after = self.block.allocation().after;
+        let mut extra = self.block.extra.lock();
+        let extra = extra.get_or_insert_default();
+        extra.streams.note(on, Access::Always);
+        if self.home.lane.is_external {
+            extra.left_at = Some(after);
+        }
+        Ok(())
+    }
+
+    /// Returns the points that a use comes after: of every stream but its own, as of now.
+    ///
+    /// # Errors
+    /// When the device cannot record an event for one of them.
+    pub(crate) fn points_before(
+        self,
+        access: Access,
+        on: Option<&Arc<Registration>>,
+    ) -> Result<Points, DeviceError> {
+        let is_at_home = on.is_some_and(|on| Arc::ptr_eq(on, self.home));
+        let is_overlooked =
+            injected("own-streams-writes-not-waited-for") && access != Access::Write;
+        let home = (!is_at_home && !is_overlooked).then(|| Earlier {
+            registration: self.home.clone(),
+            point: None,
+        });
+        let mut earlier: SmallVec<[Earlier; 2]> = home.into_iter().collect();
+        if let Some(extra) = &**self.block.extra.lock() {
+            earlier.extend(extra.streams.before(access, on));
+        }
+        let points = earlier.into_iter().map(|earlier| self.point_of(earlier));
+        points.collect()
+    }
+
+    fn point_of(self, earlier: Earlier) -> Result<Point, DeviceError> {
+        let Earlier {
+            registration,
+            point,
+        } = earlier;
+        if let Some(marker) = point {
+            return Ok(Point {
+                registration,
+                marker,
+            });
+        }
+        if registration.lane.is_external {
+            let reason = "the block was used on an external stream, which may be gone: order the streams with an event \
+                          of your own, and pass the block with `on` or `used_on`";
+            let kind = DeviceErrorKind::Unsupported;
+            return Err(DeviceError::new("record", kind, reason));
+        }
+        let marker = registration.service.driver.mark(&registration.lane)?;
+        if let Some(extra) = &mut **self.block.extra.lock() {
+            extra.streams.keep(&registration, &marker);
+        }
+        Ok(Point {
+            registration,
+            marker,
+        })
+    }
+
+    /// Returns the streams that the block is used on: its own first, unless the block has left it, and the further ones.
+    pub(super) fn lanes(self) -> SmallVec<[Arc<Lane>; 2]> {
+        let extra = self.block.extra.lock();
+        let is_left = extra.as_ref().is_some_and(|extra| extra.left_at.is_some());
+        let home = (!is_left).then_some(&**self.home);
+        let further = extra.iter().flat_map(|extra| extra.streams.registrations());
+        let all = home.into_iter().chain(further.map(|further| &**further));
+        all.map(|used_on| used_on.lane.clone()).collect()
+    }
+
+    /// Returns the point of its own stream at which the block left that stream, if it did.
+    pub(super) fn left_at(self) -> Option<Ticket> {
+        self.block.extra(|extra| extra.left_at)
+    }
+
+    /// Returns what the memory waits for besides the streams that the block is used on, if the block left its own stream.
+    pub(super) fn fence_left_behind(self) -> Option<Fence> {
+        let (after, lane) = (self.left_at()?, &self.home.lane);
+        (lane.timeline.completed() < after).then(|| lane.fence(after))
+    }
+}
