@@ -138,7 +138,12 @@ impl Account {
         is_throttled && !injected("held-and-overlooked")
     }
 
-    /// A number that changes when bytes are uncharged while a request is throttled.
+    /// Notes that a throttled request fails: what its task holds may be freed.
+    pub(crate) fn note_failed(&self) {
+        self.releases.add(1);
+    }
+
+    /// A number that changes when bytes are uncharged while a request is throttled, and when one fails.
     pub(crate) fn releases(&self) -> u64 {
         self.releases.get()
     }

@@ -239,10 +239,10 @@ impl Service {
         }
     }
 
-    /// Fails a request, in a pass over the queue.
+    /// Fails a request: in a pass over the queue, or at the limit of its tag.
     pub(super) fn fail(&self, waiter: &Waiter, error: AllocError) {
         let waker = waiter.fail(error);
-        // The pass goes on with the next request.
+        // A pass goes on with the next request. Throttled requests keep no other from being served.
         let _ = self.leave(waiter, None);
         waker.into_iter().for_each(wake);
         if self.driver.is_draining() {

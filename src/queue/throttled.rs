@@ -34,21 +34,22 @@ pub(super) fn look(
     let now = service.now();
     let releases = service.queue.accounts.of(tag).releases();
     let known = standstill.take().filter(|known| known.releases == releases);
-    let since = known.as_ref().map_or(now, |known| known.since);
-    let mut fails_at = service.rules.deadlock_fails_at(since)?;
-    let mut begins = since;
-    if now >= fails_at {
-        let first = service.queue.first_throttled(tag);
-        if first.is_some_and(|first| first.sort_key == waiter.sort_key) {
-            return Some(deadlocked(service, waiter, tag));
+    let mut since = known.map_or(now, |known| known.since);
+    if now >= service.rules.deadlock_fails_at(since)? {
+        // The first request fails, even if no executor polls it. What its task holds may let this one in.
+        match service.queue.first_throttled(tag) {
+            Some(first) if first.sort_key != waiter.sort_key => {
+                let error = deadlocked(service, &first, tag);
+                service.fail(&first, error);
+            }
+            _ => return Some(deadlocked(service, waiter, tag)),
         }
-        // The first one fails, and may free what lets this one in.
-        begins = now;
-        fails_at = service.rules.deadlock_fails_at(now)?;
+        since = now;
     }
+    let fails_at = service.rules.deadlock_fails_at(since)?;
     *standstill = Some(Standstill {
-        releases,
-        since: begins,
+        releases: service.queue.accounts.of(tag).releases(),
+        since,
         _alarm: Alarm::new(&service.driver.device, fails_at, waker),
     });
     None
@@ -59,6 +60,7 @@ fn deadlocked(service: &Service, waiter: &Waiter, tag: Tag) -> AllocError {
     trace::deadlocked_at_limit(&service.shortfall(&waiter.demand), || {
         holders(service, Some(tag))
     });
+    account.note_failed();
     AllocError::DeadlockedAtLimit {
         tag,
         requested: waiter.demand.request.bytes,

@@ -219,6 +219,61 @@ fn head_that_did_not_answer_is_passed_over_at_the_next_change() {
     }
 }
 
+/// The oldest event reports an error, and the newest is far away.
+#[test]
+#[ignore = "a reap asks only the oldest and the newest event of a stream"]
+fn completion_behind_an_event_that_errs_wakes_a_request() {
+    for device in devices() {
+        let pool = builder(&device, 12 * MIB)
+            .reuse(only_host_waits())
+            .sealing(Sealing::EveryFree);
+        let pool = pool.build().unwrap();
+        let (work, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let blocks = [(); 3].map(|()| pool.try_allocate(&a, 4 * MIB).unwrap());
+        device.script(Call::Record, 1, Fault::Reports(DeviceErrorKind::Other));
+        for (block, duration) in blocks.into_iter().zip([10, 10, 100_000]) {
+            use_block(&work, &block, us(duration));
+            drop(block);
+        }
+        let mut tasks = [Woken::new(pool.allocate(&b, 8 * MIB))];
+        settle(&mut tasks);
+        for _ in 0..10 {
+            device.advance(us(10));
+            settle(&mut tasks);
+        }
+        assert!(!tasks[0].is_waiting(), "8 MiB are complete");
+    }
+}
+
+/// Each of two pools has one request for what both of them have free together.
+#[test]
+#[ignore = "a pool with waiting requests gives nothing back"]
+fn two_pools_of_a_device_do_not_starve_each_other() {
+    for is_virtual in [true, false] {
+        let device = SimDevice::builder()
+            .memory(8 * MIB)
+            .clock(Clock::Manual)
+            .virtual_memory(is_virtual)
+            .build();
+        let pools = [(); 2].map(|()| pool(&device, 8 * MIB));
+        let streams = pools.each_ref().map(|pool| stream(&device, pool).1);
+        let held = [0, 1].map(|at: usize| pools[at].try_allocate(&streams[at], 4 * MIB).unwrap());
+        let requests = [0, 1].map(|at: usize| {
+            let (pool, stream) = (&pools[at], &streams[at]);
+            async move { pool.allocate(stream, 6 * MIB).await.map(drop) }
+        });
+        let mut tasks = requests.map(Woken::new);
+        drop(held);
+        for _ in 0..1000 {
+            settle(&mut tasks);
+            device.advance(us(1000));
+        }
+        let waiting = tasks.iter().filter(|task| task.is_waiting()).count();
+        assert_eq!(waiting, 0, "one after the other");
+    }
+}
+
 struct Panics;
 
 impl Wake for Panics {
