@@ -26,7 +26,7 @@ pub(crate) const STEPS: RangeInclusive<usize> = 8..=24;
 
 /// Whether the step, counted from zero, begins a page of the cache.
 pub(crate) fn begins_page(step: usize) -> bool {
-    step % STEPS_OF_A_PAGE == 0
+    step.is_multiple_of(STEPS_OF_A_PAGE)
 }
 
 /// All blocks that a request of so many steps has at the same time, at its end.

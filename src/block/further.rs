@@ -147,10 +147,10 @@ impl FurtherStreams {
     /// Keeps a point that was recorded behind the writes on a stream, for later uses.
     pub(super) fn keep(&mut self, registration: &Arc<Registration>, marker: &Arc<Marker>) {
         let mut all = self.0.iter_mut();
-        if let Some(further) = all.find(|further| further.is_of(registration)) {
-            if let Writes::Submitted(point @ None) = &mut further.writes {
-                *point = Some(marker.clone());
-            }
+        if let Some(further) = all.find(|further| further.is_of(registration))
+            && let Writes::Submitted(point @ None) = &mut further.writes
+        {
+            *point = Some(marker.clone());
         }
     }
 

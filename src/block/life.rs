@@ -380,10 +380,10 @@ impl Block {
         if let Some(tag) = self.charge.tag() {
             registration.note_freed(tag, block.bytes);
         }
-        if let Some(extra) = &**self.extra.get_mut() {
-            if let Some(reserved) = &extra.reserved {
-                reserved.note_freed(block.bytes);
-            }
+        if let Some(extra) = &**self.extra.get_mut()
+            && let Some(reserved) = &extra.reserved
+        {
+            reserved.note_freed(block.bytes);
         }
         trace::freed(registration.lane.id, block.bytes, block.address);
     }

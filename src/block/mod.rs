@@ -242,7 +242,11 @@ impl Block {
         access: Access,
         part: Range<u64>,
     ) -> Result<Argument<'_>, StreamError> {
-        self.uses().order(self.own(stream)?, access)?;
+        let on = self.own(stream)?;
+        match access {
+            Access::Read | Access::Write => self.uses().order(on, access)?,
+            Access::Any | Access::Always => self.uses().note(on, access)?,
+        }
         let address = self.allocation().address + part.start;
         Ok(Argument::new(address, part.end - part.start))
     }

@@ -220,10 +220,10 @@ impl Maintenance {
             self.seal_lanes()?;
             self.reap()?;
         }
-        if let Some(heuristic) = &self.heuristic {
-            if let Some(total) = heuristic.decide(&self.statistics()) {
-                self.make_one_piece(total)?;
-            }
+        if let Some(heuristic) = &self.heuristic
+            && let Some(total) = heuristic.decide(&self.statistics())
+        {
+            self.make_one_piece(total)?;
         }
         // All free memory above the capacity, and memory above the threshold that was free all the time.
         let down_to = |reserved, most| self.release_and_publish(Target::DownTo { reserved, most });

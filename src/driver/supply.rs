@@ -76,11 +76,11 @@ impl Supply {
     /// # Errors
     /// When the device has no free range as large as the capacity.
     pub(super) fn reserve_addresses(&self, capacity: u64) -> Result<(), DeviceError> {
-        if self.settings.geometry.virtual_memory {
-            if let Some(range) = self.memory.reserve_addresses(capacity)? {
-                let bytes = range.end - range.start;
-                self.heap.lock().add_range(range.start, bytes);
-            }
+        if self.settings.geometry.virtual_memory
+            && let Some(range) = self.memory.reserve_addresses(capacity)?
+        {
+            let bytes = range.end - range.start;
+            self.heap.lock().add_range(range.start, bytes);
         }
         Ok(())
     }

@@ -344,10 +344,10 @@ impl Timeline {
         ticket: Ticket,
         device: &dyn Device,
     ) -> Result<bool, DeviceError> {
-        if let Some(marker) = self.covering(ticket) {
-            if is_complete(&marker)? {
-                self.note_complete(&marker, device.now());
-            }
+        if let Some(marker) = self.covering(ticket)
+            && is_complete(&marker)?
+        {
+            self.note_complete(&marker, device.now());
         }
         Ok(self.completed() >= ticket)
     }

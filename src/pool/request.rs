@@ -106,6 +106,10 @@ pub trait Kind: Unpin {
     ///
     /// # Errors
     /// When there is none now, or the request can never be met.
+    #[expect(
+        clippy::result_large_err,
+        reason = "a refusal is moved once, and only where nothing was granted"
+    )]
     fn take_now(&self, attempt: Attempt) -> Result<Taken<Self::Output>, Refused<'_>>;
 
     /// The reservation that the request may draw from, if it is made in the scope of one.
@@ -166,6 +170,10 @@ impl Attempt {
     ///
     /// # Errors
     /// When there is not enough for all of them now.
+    #[expect(
+        clippy::result_large_err,
+        reason = "a refusal is moved once, and only where nothing was granted"
+    )]
     pub(super) fn take_parts<'a, T>(
         self,
         asker: Asker<'a>,

@@ -246,7 +246,7 @@ fn check_remapping(remapping: Remapping) -> Result<(), BuildError> {
 /// # Errors
 /// When chunks of that size are no whole steps of the device.
 fn check_chunk(chunk_bytes: u64, granularity: u64) -> Result<(), BuildError> {
-    if chunk_bytes == 0 || chunk_bytes % granularity != 0 {
+    if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(granularity) {
         return Err(BuildError::InvalidChunk {
             chunk_bytes,
             granularity,

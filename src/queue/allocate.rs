@@ -388,11 +388,11 @@ pub(crate) fn try_now<'a>(
     effort: Effort,
 ) -> Result<Allocation, Denial<'a>> {
     let charge = charge(asker, demand)?;
-    if charge.is_some() {
-        if let Some(allocation) = own(asker, demand) {
-            Charge::keep(charge);
-            return Ok(allocation);
-        }
+    if charge.is_some()
+        && let Some(allocation) = own(asker, demand)
+    {
+        Charge::keep(charge);
+        return Ok(allocation);
     }
     try_above_the_lane(asker, demand, effort, charge)
 }

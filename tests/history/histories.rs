@@ -212,7 +212,7 @@ fn a_history_is_bounded_and_its_blocks_are_known_for_as_long_as_they_live() {
     assert_eq!(last.time, us(50));
     let text = history.to_string();
     assert!(
-        text.starts_with("(92 entries before these are forgotten)\n"),
+        text.starts_with("(92 earlier events are no longer kept)\n"),
         "{text}"
     );
     assert_eq!(text.lines().count(), 11);

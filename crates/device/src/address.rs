@@ -58,7 +58,7 @@ impl DeviceAddress {
     /// # Panics
     /// When the alignment is 0.
     pub const fn is_aligned_to(self, alignment: u64) -> bool {
-        self.0 % alignment == 0
+        self.0.is_multiple_of(alignment)
     }
 }
 

@@ -415,7 +415,7 @@ mod tests {
                     set.remove(&entry);
                 }
                 let least = 1 << random.u64(..spread);
-                let does = |id: BlockId| id.slot() % 3 != 0;
+                let does = |id: BlockId| !id.slot().is_multiple_of(3);
                 let mut range = set.range((least, 0, BlockId::FIRST)..).take(9);
                 let best = range.find(|entry| does(entry.2)).map(|entry| entry.2);
                 assert_eq!(index.best(least, 9, does).map(|(_, id)| id), best);

@@ -489,7 +489,7 @@ impl<R: BufRead> Machine<R> {
 
     /// Adds keys and values by turns to the dictionary on top of the stack.
     fn insert(&mut self, items: &[Value]) -> Result<(), Fault> {
-        if items.len() % 2 != 0 {
+        if !items.len().is_multiple_of(2) {
             return Err(damaged("a key of it has no value"));
         }
         let dict = match self.top()? {

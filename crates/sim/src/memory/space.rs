@@ -215,7 +215,7 @@ impl Space {
         };
         let below = self.reservations.range(..=address).next_back();
         match below {
-            _ if address % GRANULARITY != 0 => {
+            _ if !address.is_multiple_of(GRANULARITY) => {
                 return invalid(format!("{address:#x} is no multiple of {GRANULARITY}"));
             }
             Some((start, range)) if range.plain.is_none() && end <= start + range.bytes => {}
@@ -258,7 +258,7 @@ impl Space {
 }
 
 fn check_size(bytes: u64) -> Refusable<()> {
-    if bytes == 0 || bytes % GRANULARITY != 0 {
+    if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
         return invalid(format!("{bytes} bytes are no multiple of {GRANULARITY}"));
     }
     Ok(())
