@@ -174,7 +174,7 @@ impl Reuse {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// [`PoolBuilder::maintenance_interval`]: crate::PoolBuilder::upkeep_interval
+/// [`PoolBuilder::maintenance_interval`]: crate::PoolBuilder::maintenance_interval
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[cfg_attr(
     feature = "serde",

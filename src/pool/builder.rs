@@ -174,7 +174,6 @@ impl PoolBuilder {
     }
 
     /// Fills every block that is [allocated](PoolConfig::fill_on_allocate). Default: memory holds what it held before.
-    /// A single request can be [filled](crate::Allocate::filled), too.
     ///
     /// ```
     /// use weirpool::{Fill, Pool, device::sim::SimDevice};

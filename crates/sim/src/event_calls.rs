@@ -22,7 +22,7 @@ impl SimDevice {
     /// Destroys a stream.
     ///
     /// # Errors
-    /// As [`Device::destroy_stream`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// As [`Device::destroy_stream`](weirpool_device::Device::destroy_stream); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
     /// the device does not know.
     pub fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
         self.engine.call(|state| {
@@ -52,7 +52,7 @@ impl SimDevice {
     /// Destroys an event.
     ///
     /// # Errors
-    /// As [`Device::destroy_event`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// As [`Device::destroy_event`](weirpool_device::Device::destroy_event); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
     /// the device does not know.
     pub fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
         self.engine.call(|state| {
@@ -69,7 +69,7 @@ impl SimDevice {
     /// Records an event behind everything submitted to a stream so far.
     ///
     /// # Errors
-    /// As [`Device::record`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// As [`Device::record`](weirpool_device::Device::record); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
     /// the device does not know.
     pub fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
         self.engine.call(|state| {
@@ -89,7 +89,7 @@ impl SimDevice {
     /// Returns whether the work behind an event's last record is complete.
     ///
     /// # Errors
-    /// As [`Device::query`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// As [`Device::query`](weirpool_device::Device::query); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
     /// the device does not know.
     pub fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         self.engine.call(|state| {
@@ -112,7 +112,7 @@ impl SimDevice {
     /// Makes later work of a stream start only after an event's last record so far.
     ///
     /// # Errors
-    /// As [`Device::wait`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// As [`Device::wait`](weirpool_device::Device::wait); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
     /// the device does not know.
     pub fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         let supported = self.engine.settings.device_side_waits;

@@ -41,7 +41,7 @@ impl SimDevice {
     /// Releases a whole reserved range.
     ///
     /// # Errors
-    /// As [`Device::unreserve`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// As [`Device::unreserve`](weirpool_device::Device::unreserve); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
     /// the device does not know.
     pub fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.judge_before(|judge| judge.returned(address, bytes));
@@ -65,7 +65,7 @@ impl SimDevice {
     /// Gives a chunk back to the device.
     ///
     /// # Errors
-    /// As [`Device::destroy`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// As [`Device::destroy`](weirpool_device::Device::destroy); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
     /// the device does not know.
     pub fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
         let size = |space: &Space| space.size_of(chunk.0);
@@ -75,7 +75,7 @@ impl SimDevice {
     /// Maps a whole chunk at an address.
     ///
     /// # Errors
-    /// As [`Device::map`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// As [`Device::map`](weirpool_device::Device::map); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
     /// the device does not know.
     pub fn map(&self, address: u64, chunk: Chunk, bytes: u64) -> Result<(), DeviceError> {
         self.memory_call(
@@ -88,7 +88,7 @@ impl SimDevice {
     /// Unmaps a chunk.
     ///
     /// # Errors
-    /// As [`Device::unmap`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// As [`Device::unmap`](weirpool_device::Device::unmap); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
     /// the device does not know.
     pub fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.judge_before(|judge| judge.unmapped(address, bytes));
@@ -108,7 +108,7 @@ impl SimDevice {
     /// Gives plain memory back.
     ///
     /// # Errors
-    /// As [`Device::free`]; and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
+    /// As [`Device::free`](weirpool_device::Device::free); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
     /// the device does not know.
     pub fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.judge_before(|judge| judge.returned(address, bytes));
