@@ -20,7 +20,7 @@ use std::task::{Context, Poll};
 ///
 /// ```
 /// use weirpool::device::{Pooling, sim::SimDevice};
-/// use weirpool::{Pool, Scope, current};
+/// use weirpool::{Pool, Scope, current, default_pool};
 ///
 /// let device = SimDevice::new();
 /// let weights = Pool::builder(device.clone()).name("the weights").build()?;

@@ -16,7 +16,7 @@ use std::fmt;
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
 /// # let device = SimDevice::new();
-/// # let pool = Pool::builder(device.clone()).handle_bytes(2 << 20).build()?;
+/// # let pool = Pool::builder(device.clone()).chunk_bytes(2 << 20).build()?;
 /// # let stream = pool.register(&device.create_stream())?;
 /// let block = pool.try_allocate(&stream, 1_000_000)?;
 /// let figures = pool.statistics();

@@ -12,7 +12,7 @@ use std::fmt;
 /// let device = SimDevice::builder().virtual_memory(false).without(MemoryKind::Pinned).build();
 /// // What can be made up for is, and the pool says so.
 /// let pool = Pool::builder(device.clone()).build()?;
-/// assert!(pool.describe().contains("plain device memory (virtual memory is not supported)"));
+/// assert!(!pool.describe().is_virtual);
 /// // What cannot is an error, which names it.
 /// let refused = Pool::builder(device.clone()).upstream(Upstream::Pinned).build();
 /// assert!(matches!(refused, Err(BuildError::Unsupported { feature: "pinned host memory", .. })));

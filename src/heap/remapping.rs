@@ -24,7 +24,7 @@ use std::time::Duration;
 /// /// MiB held, once half of 16 are free, in pieces, and somebody wants that in one.
 /// fn held(remapping: Remapping) -> Result<u64, Box<dyn std::error::Error>> {
 ///     let pool = Pool::builder(SimDevice::new())
-///         .handle_bytes(2 << 20)
+///         .chunk_bytes(2 << 20)
 ///         .lane_bytes(0)
 ///         .remapping(remapping)
 ///         .build()?;

@@ -202,7 +202,7 @@ impl PoolBuilder {
     /// let pool = Pool::builder(device.clone()).fill_on_free(Fill::Zero).build()?;
     /// let stream = pool.register(&device.create_stream())?;
     /// device.block_on(async {
-    ///     let secret = pool.allocate(&stream, 4096).await?;
+    ///     let mut secret = pool.allocate(&stream, 4096).await?;
     ///     drop(secret.upload(&stream, 0, b"of one tenant")?);
     ///     drop(secret);
     ///     let next = pool.allocate(&stream, 4096).await?; // the same memory
