@@ -81,8 +81,8 @@ pub(crate) struct Limits {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count)]
     pub(crate) in_flight: usize,
 
-    /// The tries of the service that fails and retries, before it gives up a request: up to 1000
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// The tries of the service that fails and retries, before it gives up a request: up to 1000000
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) tries: u32,
 }
 

