@@ -120,50 +120,6 @@ fn close_against_a_request_over_the_limit() {
     });
 }
 
-/// Who frees and lets nobody in leaves a deadlock behind, while somebody looks for one: it is seen in the end, by one who
-/// is polled only when it is woken.
-#[test]
-fn a_free_that_leaves_a_deadlock_against_a_look() {
-    const GRACE: Duration = Duration::from_millis(1);
-    let tag = Tag::new("loom: leaves a knot");
-    model("a free that leaves a knot against a look", move || {
-        let device = device();
-        let pool = Pool::builder(device.clone())
-            .capacity(2 * MIB)
-            .chunk_bytes(2 * MIB)
-            .tag_limit(tag, MIB)
-            .deadlock_grace(GRACE)
-            .fail_deadlocks_after(GRACE)
-            .build()
-            .unwrap();
-        let (_, a) = stream(&device, &pool);
-        let (_, b) = stream(&device, &pool);
-        let hold = |stream| pool.allocate(stream, MIB / 2).tag(tag).try_now().unwrap();
-        let (held, freed) = (hold(&a), hold(&b));
-        let (woken, waker) = Count::new();
-        let mut waiting = pool.allocate(&a, MIB).tag(tag);
-        let mut is_pending = || poll_with(&mut waiting, &waker).is_pending();
-        assert!(is_pending());
-        // Both wait: an alarm is set. The other gives up, and so is taken for one at work.
-        let mut other = pool.allocate(&b, MIB).tag(tag);
-        assert!(poll(&mut other).is_pending());
-        drop(other);
-        device.advance(GRACE);
-        let freeing = thread::spawn(move || drop(freed));
-        if woken.take() > 0 {
-            assert!(is_pending());
-        }
-        freeing.join().unwrap();
-        let mut rounds = 0;
-        while woken.take() == 0 || is_pending() {
-            device.advance(GRACE);
-            rounds += 1;
-            assert!(rounds < 5, "nobody looks");
-        }
-        drop(held);
-    });
-}
-
 /// A reservation ends while more is asked of it than it has: its tag has nothing in the end.
 #[test]
 fn the_end_of_a_reservation_against_a_draw_that_fails() {
