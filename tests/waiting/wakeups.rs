@@ -221,7 +221,6 @@ fn head_that_did_not_answer_is_passed_over_at_the_next_change() {
 
 /// The oldest event reports an error, and the newest is far away.
 #[test]
-#[ignore = "a reap asks only the oldest and the newest event of a stream"]
 fn completion_behind_an_event_that_errs_wakes_a_request() {
     for device in devices() {
         let pool = builder(&device, 12 * MIB)
