@@ -158,6 +158,12 @@ impl Maintenance {
         (figures, pending)
     }
 
+    /// Returns the number of blocks that are pending on a lane's stream, in constant time.
+    pub(crate) fn pending_blocks_on(&self, lane: &Lane) -> usize {
+        let heap = self.heap.lock();
+        inspect::pending_blocks_on(&heap, lane.id) + lane.pending_blocks()
+    }
+
     /// Returns how often memory was mapped or allocated from the device.
     pub(crate) fn growths(&self) -> u64 {
         counters::read(&self.counters.growths)

@@ -60,6 +60,8 @@ pub(super) struct Cache {
     vacant: u32,
     /// Bytes in the stacks.
     bytes: u64,
+    /// Blocks in the stacks.
+    blocks: usize,
     large: LargeCache,
 }
 
@@ -72,12 +74,18 @@ impl Cache {
             entries: Vec::new(),
             vacant: NONE,
             bytes: 0,
+            blocks: 0,
             large: LargeCache::default(),
         }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes + self.large.bytes()
+    }
+
+    /// Returns the number of blocks, in constant time.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks + self.large.blocks()
     }
 
     /// Whether blocks of this size have a stack.
@@ -117,6 +125,7 @@ impl Cache {
         self.vacant = entry.below;
         *entry = Entry { cached, below };
         self.bytes = total;
+        self.blocks += 1;
         true
     }
 
@@ -144,6 +153,7 @@ impl Cache {
         entry.below = self.vacant;
         self.vacant = std::mem::replace(top, below);
         self.bytes -= cached.bytes;
+        self.blocks -= 1;
         Some(cached)
     }
 
@@ -196,7 +206,7 @@ impl Cache {
             all.push(cached);
         }
         self.entries.clear();
-        (self.vacant, self.bytes) = (NONE, 0);
+        (self.vacant, self.bytes, self.blocks) = (NONE, 0, 0);
         all
     }
 
@@ -244,7 +254,7 @@ mod tests {
     #[test]
     fn last_block_of_a_size_comes_first() {
         let mut cache = cache_of(&[(1, 512), (2, 1024), (3, 512)]);
-        assert_eq!(cache.bytes(), 2048);
+        assert_eq!((cache.bytes(), cache.blocks()), (2048, 3));
         assert_eq!(cache.bytes_up_to(Ticket(2)), 1536);
         assert_eq!(cache.pop(512).unwrap().id, BlockId::of_slot(3));
         assert_eq!(cache.pop(512).unwrap().id, BlockId::of_slot(1));

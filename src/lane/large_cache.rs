@@ -61,6 +61,10 @@ impl LargeCache {
         self.all().map(|cached| cached.bytes).sum()
     }
 
+    pub(super) fn blocks(&self) -> usize {
+        self.all.len()
+    }
+
     pub(super) fn all(&self) -> impl Iterator<Item = CachedBlock> + '_ {
         self.all.iter().map(|large| large.cached)
     }

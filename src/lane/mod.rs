@@ -159,6 +159,14 @@ impl Lane {
         self.cache.figures(mark, completed)
     }
 
+    /// Returns the number of cached blocks that may be incomplete, in constant time: none if all that was freed on the
+    /// stream is known to be complete, or else all.
+    pub(crate) fn pending_blocks(&self) -> usize {
+        // Read first, as in `figures`.
+        let completed = self.timeline.completed();
+        self.cache.pending_blocks(completed)
+    }
+
     /// Whether a free that seals should first [query](Timeline::should_query) how far the stream is.
     pub(crate) fn should_query(&self) -> bool {
         self.timeline.should_query(self.cache.spacing().is_close())

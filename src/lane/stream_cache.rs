@@ -435,6 +435,19 @@ impl StreamCache {
         state.is_retired && is_quiet && completed >= state.open.previous()
     }
 
+    /// Returns the number of cached blocks, or 0 if all that was freed is known to be complete at `completed`. Takes
+    /// constant time.
+    pub(super) fn pending_blocks(&self, completed: Ticket) -> usize {
+        self.with_all(|state, shards| {
+            let is_dirty = state.is_dirty || self.shards.is_dirty();
+            if !is_dirty && completed >= state.open.previous() {
+                return 0;
+            }
+            let in_shards = shards.iter().map(|shard| shard.cache().blocks());
+            state.cache.blocks() + in_shards.sum::<usize>()
+        })
+    }
+
     /// Keeps the lane from being done while the returned guard exists.
     pub(crate) fn visit(&self) -> Visit<'_> {
         self.state.lock().visitors += 1;
