@@ -309,11 +309,7 @@ fn sweep(scenario: Scenario) {
         ];
         if call == Call::Record {
             faults.extend([Fault::Late(us(300)), Fault::Never]);
-            // Open: where frees are filled and the event of a free reports an error, the checker finds a grant that nothing
-            // orders after the fill (`Record 8 Reports(Other)` of the filled scenario).
-            if !scenario.fills {
-                faults.extend([Fault::Reports(Other), Fault::Reports(Sticky)]);
-            }
+            faults.extend([Fault::Reports(Other), Fault::Reports(Sticky)]);
         }
         for nth in 1..=made.min(MOST) {
             for fault in &faults {

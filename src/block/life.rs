@@ -13,7 +13,7 @@ use crate::heap::{Fences, Placement};
 use crate::id::Ticket;
 use crate::lane::{Event, StreamCache};
 use crate::measure::Tag;
-use crate::queue::{Caller, Demand, Ending, Granted, Observers, Passages, Registration, Reserved};
+use crate::queue::{Caller, Demand, Ending, Granted, Passages, Registration, Reserved};
 use crate::rare::Rare;
 use crate::stream::Stream;
 use crate::sync::{Arc, Guards, Mutex};
@@ -44,7 +44,7 @@ impl Block {
     /// Makes a block of an allocation that its tag, if any, is charged for.
     ///
     /// # Errors
-    /// When the block cannot be filled as the pool asks; it is freed then.
+    /// When the block cannot be filled as the caller or the pool asks; it is freed then.
     #[inline]
     pub(crate) fn new(
         registration: &Arc<Registration>,
@@ -56,10 +56,10 @@ impl Block {
         if let Some(tag) = demand.tag {
             registration.note_granted(tag, allocation.bytes - demand.request.bytes);
         }
-        if let Some(observers) = registration.observers.as_deref() {
+        if registration.observers.is_some() || caller.fill.is_some() {
             // With a copy, so that the allocation stays in registers without observers.
             let seen = allocation.seen();
-            allocation.after = begin_charged(registration, observers, &seen, demand, caller)?;
+            allocation.after = begin_charged(registration, &seen, demand, caller)?;
         }
         tell_granted(registration, &allocation, demand.tag);
         let rounding = demand.rounding_of(allocation.bytes);
@@ -83,9 +83,9 @@ impl Block {
         reserved: &Arc<Reserved>,
     ) -> Result<Self, AllocError> {
         let tag = reserved.tag();
-        if let Some(observers) = registration.observers.as_deref() {
+        if registration.observers.is_some() || caller.fill.is_some() {
             let demand = Demand { tag, ..*demand };
-            allocation.after = begin(registration, observers, &allocation, &demand, caller)
+            allocation.after = begin(registration, &allocation, &demand, caller)
                 .inspect_err(|_| reserved.note_freed(allocation.bytes))?;
         }
         tell_granted(registration, &allocation, tag);
@@ -114,7 +114,7 @@ fn tell_granted(registration: &Registration, allocation: &Allocation, tag: Optio
     trace::granted(asked, &allocation.source, allocation.address);
 }
 
-/// Tells observers of a grant, and fills the memory as the pool asks. Returns the point of the stream that further streams
+/// Tells observers of a grant, and fills the memory as the caller or the pool asks. Returns the point of the stream that further streams
 /// must come after.
 ///
 /// # Errors
@@ -123,30 +123,34 @@ fn tell_granted(registration: &Registration, allocation: &Allocation, tag: Optio
 #[inline(never)]
 fn begin(
     registration: &Registration,
-    observers: &Observers,
     allocation: &Allocation,
     demand: &Demand,
     caller: Caller,
 ) -> Result<Ticket, DeviceError> {
     let (driver, lane) = (&registration.service.driver, &registration.lane);
-    let granted = Granted {
-        allocation,
-        demand,
-        lane,
-        caller,
-    };
-    observers.granted(driver, granted);
+    let observers = registration.observers.as_deref();
+    if let Some(observers) = observers {
+        let granted = Granted {
+            allocation,
+            demand,
+            lane,
+            caller,
+        };
+        observers.granted(driver, granted);
+    }
     let block = allocation.as_used(demand.rounding_of(allocation.bytes));
-    let filled = registration.fill_granted(observers, allocation.after, block, caller.location);
+    let filled = registration.fill_granted(allocation.after, block, caller);
     if filled.is_err() {
         let lanes = std::slice::from_ref(lane);
-        let ending = Ending {
-            allocation,
-            lanes,
-            waits_for: lanes,
-            location: None,
-        };
-        observers.ending(driver, ending);
+        if let Some(observers) = observers {
+            let ending = Ending {
+                allocation,
+                lanes,
+                waits_for: lanes,
+                location: None,
+            };
+            observers.ending(driver, ending);
+        }
         // Not through the cache: the memory may be a reservation's.
         driver.free_many(lane, lanes, None, &block);
     }
@@ -159,12 +163,11 @@ fn begin(
 #[inline(never)]
 fn begin_charged(
     registration: &Registration,
-    observers: &Observers,
     allocation: &Allocation,
     demand: &Demand,
     caller: Caller,
 ) -> Result<Ticket, AllocError> {
-    let begun = begin(registration, observers, allocation, demand, caller);
+    let begun = begin(registration, allocation, demand, caller);
     if let (Err(_), Some(tag)) = (&begun, demand.tag) {
         registration.note_freed(tag, allocation.bytes);
     }
@@ -239,14 +242,11 @@ impl Block {
         Ok(())
     }
 
-    /// Fills an extension as the pool asks, and orders the further streams after its grant.
+    /// Fills an extension as the caller or the pool asks, and orders the further streams after its grant.
     fn order_after(&self, extension: &mut Allocation, caller: Caller) -> Result<(), DeviceError> {
         let registration = self.registration();
-        if let Some(observers) = registration.observers.as_deref() {
-            let (after, block) = (extension.after, extension.as_used(0));
-            extension.after =
-                registration.fill_granted(observers, after, block, caller.location)?;
-        }
+        let (after, block) = (extension.after, extension.as_used(0));
+        extension.after = registration.fill_granted(after, block, caller)?;
         let Registration { service, lane, .. } = &**registration;
         let further = self.uses().lanes();
         let mut further = further.iter().filter(|further| further.id != lane.id);

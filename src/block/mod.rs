@@ -24,7 +24,7 @@ pub(crate) use uses::Uses;
 
 use crate::copy::{Download, Upload};
 use crate::device::{Argument, DeviceAddress};
-use crate::driver::{Allocation, Source};
+use crate::driver::{Allocation, Fill, Filling, Source};
 use crate::error::{CopyError, StreamError};
 use crate::id::Ticket;
 use crate::measure::Tag;
@@ -322,6 +322,62 @@ impl Block {
             unsafe { device.download(lane.raw, address, range.end - range.start, location) };
         let transfer = service.driver.noted(transfer)?;
         Ok(Download::new(registration.clone(), transfer))
+    }
+
+    /// Fills the block with zeros: [`fill`](Self::fill) with [`Fill::Zero`].
+    ///
+    /// # Errors
+    /// As [`fill`](Self::fill).
+    #[track_caller]
+    pub fn zero(&mut self, stream: &Stream) -> Result<(), CopyError> {
+        self.fill(stream, Fill::Zero)
+    }
+
+    /// Fills all [`size`](Self::size) bytes of the block with one byte. The fill is work of `stream`, which comes after
+    /// every earlier use on every stream, as for [`write_on`](Self::write_on); later work on `stream` comes after it. No
+    /// thread waits for it: await [`Stream::synchronize`] for its completion.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// # device.block_on(async {
+    /// let mut block = pool.allocate(&stream, 512).await?;
+    /// block.fill(&stream, 0x7f)?;
+    /// assert_eq!(block.download(&stream, 0..512)?.await?, [0x7f; 512]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`write_on`](Self::write_on), or when the device cannot fill: it cannot on a stream that is being captured.
+    /// Nothing is filled then.
+    #[track_caller]
+    pub fn fill(&mut self, stream: &Stream, fill: impl Into<Fill>) -> Result<(), CopyError> {
+        self.fill_part(stream, Access::Write, 0..self.size(), fill.into())
+    }
+
+    /// Fills a range, which lies within the block, in an order that suits the access.
+    #[track_caller]
+    pub(crate) fn fill_part(
+        &self,
+        stream: &Stream,
+        access: Access,
+        part: Range<u64>,
+        fill: Fill,
+    ) -> Result<(), CopyError> {
+        let registration = self.own(stream)?;
+        self.uses().order(registration, access)?;
+        let filling = Filling {
+            streams: &registration.service.driver,
+            address: self.allocation().address + part.start,
+            bytes: part.end - part.start,
+            fill,
+            location: Location::caller(),
+        };
+        Ok(filling.submit(&registration.lane)?)
     }
 
     /// Returns the address of a range within the block.

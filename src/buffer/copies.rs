@@ -3,9 +3,10 @@
 use super::Buffer;
 use crate::block::HostGuard;
 use crate::copy::{Download, Elements, Upload};
+use crate::driver::Fill;
 use crate::error::{CopyError, StreamError};
 use crate::stream::Stream;
-use bytemuck::{AnyBitPattern, NoUninit};
+use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 use std::ops::Range;
 use std::panic::Location;
 
@@ -84,7 +85,42 @@ impl<T: NoUninit> Buffer<T> {
     }
 }
 
+impl<T: Zeroable> Buffer<T> {
+    /// Fills the elements with zeros, in the order of `stream`; otherwise as [`Block::fill`](crate::Block::fill).
+    ///
+    /// ```
+    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.register(&device.create_stream())?;
+    /// # device.block_on(async {
+    /// let mut sums = Buffer::<f32>::allocate(&pool, &stream, 100).await?;
+    /// sums.zero(&stream)?;
+    /// assert_eq!(sums.read(&stream).await?, [0.0; 100]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Block::fill`](crate::Block::fill).
+    #[track_caller]
+    pub fn zero(&mut self, stream: &Stream) -> Result<(), CopyError> {
+        self.block.zero(stream)
+    }
+}
+
 impl<T: AnyBitPattern> Buffer<T> {
+    /// Fills each byte of the elements with one value, in the order of `stream`; otherwise as
+    /// [`Block::fill`](crate::Block::fill).
+    ///
+    /// # Errors
+    /// As [`Block::fill`](crate::Block::fill).
+    #[track_caller]
+    pub fn fill(&mut self, stream: &Stream, fill: impl Into<Fill>) -> Result<(), CopyError> {
+        self.block.fill(stream, fill)
+    }
+
     /// Copies the elements of a range to the host; otherwise as [`Block::download`](crate::Block::download). See
     /// [`upload`](Self::upload) for an example.
     ///

@@ -1,4 +1,4 @@
-//! Filling memory when it is granted or freed, for pools that are built so.
+//! Filling memory: when it is granted or freed, for pools that are built so; and when a caller requests it.
 //!
 //! A fill is work of the device, in the order of a stream that the block is used on, so that it comes after every
 //! earlier use of the memory and before every later one. No thread waits for it.
@@ -6,7 +6,7 @@
 use super::streams::Streams;
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::id::Ticket;
-use crate::lane::{Lane, Use};
+use crate::lane::Lane;
 use crate::sync::{Arc, assert_unlocked};
 use std::panic::Location;
 
@@ -50,6 +50,12 @@ impl Fill {
     }
 }
 
+impl From<u8> for Fill {
+    fn from(byte: u8) -> Self {
+        Self::Byte(byte)
+    }
+}
+
 /// When a pool fills its memory, and with which byte.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fills {
@@ -63,12 +69,13 @@ impl Fills {
     }
 }
 
-/// The fill of one block.
+/// The fill of one block, or of a part of it.
 pub(crate) struct Filling<'a> {
     pub(crate) streams: &'a Streams,
-    pub(crate) block: Use,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
     pub(crate) fill: Fill,
-    /// Where the block was allocated or freed.
+    /// Where the block was allocated or freed, or the fill requested.
     pub(crate) location: &'static Location<'static>,
 }
 
@@ -77,13 +84,18 @@ impl Filling<'_> {
     /// stream must come after: the fill's own.
     ///
     /// # Errors
-    /// When the device cannot; the caller still has the block. Where the stream does not run its work now, the fill
-    /// is left out: in a graph it would be made again at each launch.
-    pub(crate) fn granted(&self, lane: &Lane, after: Ticket) -> Result<Ticket, DeviceError> {
+    /// When the device cannot; the caller still has the block. Where the stream does not run its work now, a fill that
+    /// is not required is left out: in a graph it would be made again at each launch.
+    pub(crate) fn granted(
+        &self,
+        lane: &Lane,
+        after: Ticket,
+        is_required: bool,
+    ) -> Result<Ticket, DeviceError> {
         match self.submit(lane) {
             // Any event that is recorded from now on is behind the fill.
             Ok(()) => Ok(self.streams.present_point(lane)),
-            Err(error) if error.kind() == DeviceErrorKind::Unsupported => Ok(after),
+            Err(error) if error.kind() == DeviceErrorKind::Unsupported && !is_required => Ok(after),
             Err(error) => Err(error),
         }
     }
@@ -117,9 +129,13 @@ impl Filling<'_> {
         self.submit(&lanes[filler])
     }
 
-    fn submit(&self, lane: &Lane) -> Result<(), DeviceError> {
+    /// Submits the fill to the lane's stream.
+    ///
+    /// # Errors
+    /// When the device cannot: nothing is filled then.
+    pub(crate) fn submit(&self, lane: &Lane) -> Result<(), DeviceError> {
         assert_unlocked("fill");
-        let Use { address, bytes, .. } = self.block;
+        let Self { address, bytes, .. } = *self;
         let (byte, location) = (self.fill.byte(), self.location);
         let device = &self.streams.device;
         // SAFETY: the lane keeps the stream's owner. The block's memory is mapped until it is free, which is after the

@@ -6,7 +6,8 @@ use crate::device::{Device, DeviceError, Event, OwnsEvent, RawStream};
 use crate::heap::Clock;
 use crate::id::{StreamId, Ticket};
 use crate::measure::{Histogram, Recorder};
-use crate::sync::{Arc, Busy, Guards, plain};
+use crate::sync::plain::AtomicBool;
+use crate::sync::{Arc, Busy, Guards, Ordering, plain};
 use std::time::Duration;
 
 /// The pool's events; spare ones are used again, so that the steady state creates none (bounded-events).
@@ -124,6 +125,8 @@ pub(crate) struct Marker {
     pub(crate) covers_frees: bool,
     /// `None` for a point of the host, which is complete from the start.
     pub(crate) recorded: Option<Recorded>,
+    /// The last query of the event reported an error.
+    pub(super) has_erred: AtomicBool,
 }
 
 impl Marker {
@@ -141,6 +144,23 @@ impl Marker {
         recorded
             .expect("a point that is awaited has an event")
             .event()
+    }
+
+    /// Asks the device whether the event is complete.
+    ///
+    /// # Errors
+    /// The device's error. It proves nothing; the marker counts as [in error](Self::has_erred) until a query succeeds.
+    pub(super) fn query(&self) -> Result<bool, DeviceError> {
+        let answer = self.event().is_complete();
+        if answer.is_err() != self.has_erred() {
+            self.has_erred.store(answer.is_err(), Ordering::Relaxed);
+        }
+        answer
+    }
+
+    /// Returns whether the last query of the event reported an error. A later marker then tells more than this one.
+    pub(super) fn has_erred(&self) -> bool {
+        self.has_erred.load(Ordering::Relaxed)
     }
 
     /// Number of events recorded on all streams up to this one.

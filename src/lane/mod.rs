@@ -56,6 +56,7 @@ use crate::fault::injected;
 use crate::heap::{Clock, Fence};
 use crate::id::{StreamId, StreamLabel, Ticket};
 use crate::measure::{Mark, Waits};
+use crate::sync::plain::AtomicBool;
 use crate::sync::{Arc, plain};
 use marker::Recorded;
 use std::any::Any;
@@ -207,6 +208,7 @@ impl Lane {
             expected_at: Duration::ZERO,
             covers_frees: false,
             recorded: None,
+            has_erred: AtomicBool::new(false),
         })
     }
 
@@ -297,6 +299,7 @@ impl Lane {
             expected_at: sealed_at,
             covers_frees: closed.covers_frees,
             recorded: Some(recorded),
+            has_erred: AtomicBool::new(false),
         })
     }
 }

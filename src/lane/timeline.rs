@@ -11,6 +11,7 @@ use crate::fault::injected;
 use crate::heap::{Clock, StreamClock};
 use crate::id::{StreamId, Ticket};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedNumber};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -123,13 +124,14 @@ impl Timeline {
     }
 
     /// Returns the markers to watch for the stream's progress: the one that completes next, and the last, in case the
-    /// device reports the former late.
+    /// device reports the former late. Behind an oldest marker that reports an error, the next one that does not.
     pub(crate) fn to_watch(&self) -> impl Iterator<Item = Arc<Marker>> + use<> {
-        let ends = self.ends();
-        ends.into_iter().flat_map(|(oldest, newest)| {
-            let last = (!Arc::ptr_eq(&oldest, &newest)).then_some(newest);
-            std::iter::once(oldest).chain(last)
-        })
+        let markers = &self.markers.lock().incomplete;
+        let sound = || markers.iter().filter(|marker| !marker.has_erred());
+        let to_watch = [markers.front(), sound().next(), sound().next_back()];
+        let mut to_watch: SmallVec<[_; 3]> = to_watch.into_iter().flatten().cloned().collect();
+        to_watch.dedup_by_key(|marker| marker.ticket);
+        to_watch.into_iter()
     }
 
     /// Returns the sealing times of the incomplete markers, from the earliest on.
@@ -143,10 +145,19 @@ impl Timeline {
         self.markers.lock().incomplete.back().cloned()
     }
 
-    /// The first and the last incomplete marker.
+    /// The first incomplete marker, and the last, or the last whose event reported no error if there is one.
     fn ends(&self) -> Option<(Arc<Marker>, Arc<Marker>)> {
         let markers = &self.markers.lock().incomplete;
-        Some((markers.front()?.clone(), markers.back()?.clone()))
+        let last = markers.iter().rfind(|marker| !marker.has_erred());
+        Some((markers.front()?.clone(), last.or(markers.back())?.clone()))
+    }
+
+    /// Returns the first incomplete marker behind a ticket whose event reported no error.
+    fn sound_after(&self, ticket: Ticket) -> Option<Arc<Marker>> {
+        let markers = &self.markers.lock().incomplete;
+        let at = markers.partition_point(|marker| marker.ticket <= ticket);
+        let mut later = markers.range(at..);
+        later.find(|marker| !marker.has_erred()).cloned()
     }
 
     /// Whether so many markers are incomplete that no free should record another event.
@@ -246,14 +257,26 @@ impl Timeline {
                 _ => {}
             }
         }
-        match is_complete(&oldest) {
-            Ok(true) => self.reap_from(oldest, newest, is_likely, device),
-            // An event that reports an error is not worth waiting for: the newest is queried at once.
-            answer if !is_likely && (looks_behind || answer.is_err()) => {
-                let later = self.reap_late(device)?;
-                later.map_or(answer.map(|_| None), |later| Ok(Some(later)))
-            }
+        let (first, answer) = self.ask_first(oldest);
+        match answer {
+            Ok(true) => self.reap_from(first, newest, is_likely, device),
+            Ok(false) if !is_likely && looks_behind => self.reap_late(device),
             answer => answer.map(|_| None),
+        }
+    }
+
+    /// Asks a marker. While the answer is an error, asks the next one whose event reported none: a stream runs in order, so
+    /// a later event proves what an erring one does not. Returns the last one asked, and its answer.
+    fn ask_first(&self, oldest: Arc<Marker>) -> (Arc<Marker>, Result<bool, DeviceError>) {
+        let mut marker = oldest;
+        loop {
+            let answer = is_complete(&marker);
+            let has_erred = answer.as_ref().is_err_and(|error| !error.is_sticky());
+            let next = has_erred.then(|| self.sound_after(marker.ticket)).flatten();
+            match next {
+                Some(next) => marker = next,
+                None => return (marker, answer),
+            }
         }
     }
 
@@ -270,11 +293,11 @@ impl Timeline {
         if was_newest_queried {
             markers.retain(|marker| marker.ticket < newest.ticket);
         }
-        let (complete, answer) = complete_prefix(&markers);
-        let Some(last) = markers[..complete].last() else {
+        let (last, answer) = last_complete(markers);
+        let Some(last) = last else {
             return answer.map(|()| None);
         };
-        let last = self.note_complete(last, device.now());
+        let last = self.note_complete(&last, device.now());
         answer.map(|()| Some(last))
     }
 
@@ -400,28 +423,33 @@ impl Timeline {
 }
 
 fn is_complete(marker: &Marker) -> Result<bool, DeviceError> {
-    let answer = marker.event().is_complete();
+    let answer = marker.query();
     if injected("error-taken-for-not-ready") {
         return Ok(answer.unwrap_or(false));
     }
     answer
 }
 
-/// Returns how many markers, from the oldest, are complete, given that the first is; and the device's error, if it reported
-/// one. A stream runs in order, so one query settles the common case, in which all are complete, and bisection the others.
-fn complete_prefix(markers: &[Arc<Marker>]) -> (usize, Result<(), DeviceError>) {
+/// Returns the last marker that is complete, given that the first is; and the device's error, if it reported one. A stream
+/// runs in order, so one query settles the common case, in which all are complete, and bisection the others. An event that
+/// reports an error proves nothing and is left out; the others tell.
+fn last_complete(mut markers: Vec<Arc<Marker>>) -> (Option<Arc<Marker>>, Result<(), DeviceError>) {
     let (mut done, mut open, mut answer) = (0, markers.len(), Ok(()));
     let mut next = open.saturating_sub(1);
     while open - done > 1 {
         match is_complete(&markers[next]) {
             Ok(true) => done = next,
             Ok(false) => open = next,
-            // It proves nothing; earlier events may.
-            Err(error) => (open, answer) = (next, Err(error)),
+            Err(error) if error.is_sticky() => (open, answer) = (next, Err(error)),
+            Err(error) => {
+                markers.remove(next);
+                (open, answer) = (open - 1, Err(error));
+            }
         }
         next = done.midpoint(open);
     }
-    (open, answer)
+    markers.truncate(open);
+    (markers.pop(), answer)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Requests for blocks: one, one with room to grow into, or several together.
 
 use super::layout::{expect_capacity_for, round_up};
-use super::request::{Attempt, Kind, Refused, Request, Taken};
+use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken};
 use super::{Layout, Pool, scope};
 use crate::block::Block;
 use crate::driver::{Allocation, Driver, Part, Parts};
@@ -143,6 +143,10 @@ impl<H: Handles> ForBlock<H> {
     }
 }
 
+impl<H: Handles> IsUsable for ForBlock<H> {}
+
+impl IsUsable for ForBlocks<'_> {}
+
 impl<H: Handles> Kind for ForBlock<H> {
     type Output = Block;
 
@@ -167,7 +171,7 @@ impl<H: Handles> Kind for ForBlock<H> {
             layout,
             room,
         } = self;
-        if room.is_some() || terms.tag.is_some() {
+        if room.is_some() || terms.tag.is_some() || terms.fill.is_some() {
             return Err(Miss::NotSearched);
         }
         take_from_lane(handles.pool(), handles.registration(), *layout)

@@ -1,6 +1,6 @@
 //! Blocks that grow where they are.
 
-use super::request::{Attempt, Kind, Refused, Request, Taken};
+use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken};
 use crate::block::Block;
 use crate::driver::Parts;
 use crate::error::AllocError;
@@ -59,6 +59,8 @@ impl Block {
         Request::new(ForGrowth { block: self, bytes }, Location::caller())
     }
 }
+
+impl IsUsable for ForGrowth<'_> {}
 
 impl Kind for ForGrowth<'_> {
     type Output = ();

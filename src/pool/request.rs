@@ -4,7 +4,7 @@
 //! memory: a block, several blocks, a reservation, or the growth of one of these. The first poll tries every
 //! source; a request that gets nothing joins the queue.
 
-use crate::driver::Effort;
+use crate::driver::{Effort, Fill};
 use crate::error::AllocError;
 use crate::id::ReservationId;
 use crate::lane::Miss;
@@ -189,6 +189,47 @@ impl Attempt {
     }
 }
 
+/// The kinds of requests whose memory is for use at once, so that it can be filled.
+pub trait IsUsable: Kind {}
+
+impl<K: IsUsable> Request<K> {
+    /// Fills the memory with zeros before its first use: [`filled`](Self::filled) with [`Fill::Zero`].
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// # device.block_on(async {
+    /// let counters = pool.allocate(&stream, 1024).zeroed().await?;
+    /// assert_eq!(counters.download(&stream, 0..1024)?.await?, [0; 1024]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn zeroed(self) -> Self {
+        self.filled(Fill::Zero)
+    }
+
+    /// Fills the memory with one byte before its first use: each block as a whole, of [`Block::size`] bytes; of a
+    /// growth, the added bytes. A pool that [fills](crate::PoolConfig::fill_on_allocate) what it allocates uses this
+    /// byte instead of its own.
+    ///
+    /// The fill is work of the block's stream, submitted with the grant: no thread waits for it, and uses of the block
+    /// come after it. A block that a [`Reservation`](crate::Reservation) allocates is filled with [`Block::fill`].
+    ///
+    /// # Errors
+    /// When the request is awaited or tried, besides [those of a request](Self#errors): [`AllocError::Device`] when the
+    /// device cannot fill the memory, which is freed then. It cannot on a stream that is being captured.
+    ///
+    /// [`Block::size`]: crate::Block::size
+    /// [`Block::fill`]: crate::Block::fill
+    pub fn filled(mut self, fill: impl Into<Fill>) -> Self {
+        self.terms.fill = Some(fill.into());
+        self
+    }
+}
+
 impl<K: Kind> Request<K> {
     #[inline]
     pub(super) fn new(kind: K, location: &'static Location<'static>) -> Self {
@@ -343,6 +384,7 @@ impl<K: Kind> Request<K> {
         Caller {
             location: self.location,
             waited,
+            fill: self.terms.fill,
         }
     }
 

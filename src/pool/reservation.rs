@@ -85,8 +85,11 @@ impl Reservation {
         let demand = layout.demand(&presence.service.driver, None)?;
         match self.reserved.draw(&registration.lane, &demand)? {
             Drawn::Allocation(allocation) => {
-                let waited = false;
-                let caller = Caller { location, waited };
+                let caller = Caller {
+                    location,
+                    waited: false,
+                    fill: None,
+                };
                 Block::reserved(registration, allocation, &demand, caller, &self.reserved)
             }
             Drawn::Short { left, largest } => Err(AllocError::NotReserved {

@@ -1,7 +1,7 @@
 //! Blocks that are filled at their beginning and their end, where the pool was asked to. Out of the way of
 //! those that are not.
 
-use super::{Observers, Registration};
+use super::{Caller, Observers, Registration};
 use crate::device::DeviceError;
 use crate::driver::Filling;
 use crate::id::Ticket;
@@ -10,28 +10,29 @@ use crate::sync::Arc;
 use std::panic::Location;
 
 impl Registration {
-    /// A block was granted to the stream, after that point of it: fills it. Returns the point that a further
-    /// stream must come after.
+    /// Fills a block that was granted to the stream behind the point `after`, as the caller or the pool asks. Returns the
+    /// point that a further stream must come after.
     ///
     /// # Errors
     /// When the device cannot; the block is the caller's still.
     pub(crate) fn fill_granted(
         &self,
-        observers: &Observers,
         after: Ticket,
         block: Use,
-        location: &'static Location<'static>,
+        caller: Caller,
     ) -> Result<Ticket, DeviceError> {
-        let Some(fill) = observers.fills.on_allocate else {
+        let pools = || self.observers.as_ref()?.fills.on_allocate;
+        let Some(fill) = caller.fill.or_else(pools) else {
             return Ok(after);
         };
         let filling = Filling {
             streams: &self.service.driver,
-            block,
+            address: block.address,
+            bytes: block.bytes,
             fill,
-            location,
+            location: caller.location,
         };
-        filling.granted(&self.lane, after)
+        filling.granted(&self.lane, after, caller.fill.is_some())
     }
 
     /// A block of the stream is about to be freed, and was used on these: fills it, behind that point of the
@@ -49,7 +50,8 @@ impl Registration {
         observers.fills.on_free.is_some_and(|fill| {
             let filling = Filling {
                 streams: &self.service.driver,
-                block,
+                address: block.address,
+                bytes: block.bytes,
                 fill,
                 location,
             };

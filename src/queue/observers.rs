@@ -4,7 +4,7 @@
 
 use super::Demand;
 use crate::device::{BlockObserver, RawStream};
-use crate::driver::{Allocation, BlockOrigin, Driver, Extent, Fills};
+use crate::driver::{Allocation, BlockOrigin, Driver, Extent, Fill, Fills};
 use crate::lane::Lane;
 use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
@@ -28,11 +28,13 @@ pub(crate) struct Granted<'a> {
     pub(crate) caller: Caller,
 }
 
-/// Who asked for a block, and how it came by it.
+/// The request that a block was granted to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller {
     pub(crate) location: &'static Location<'static>,
     pub(crate) waited: bool,
+    /// The fill that the request asked for, instead of the pool's.
+    pub(crate) fill: Option<Fill>,
 }
 
 /// A block that is about to be freed: nobody else can have been given its memory.

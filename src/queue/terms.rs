@@ -1,6 +1,7 @@
 //! On what terms somebody waits, and by what rules the pool has them wait.
 
 use super::QueueLimit;
+use crate::driver::Fill;
 use crate::measure::Tag;
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ pub(crate) struct Terms {
     pub(crate) deadline: Option<Duration>,
     /// How many priority steps earlier it is due.
     pub(crate) priority: i32,
+    /// The fill of what it is granted, instead of the pool's.
+    pub(crate) fill: Option<Fill>,
 }
 
 impl Terms {

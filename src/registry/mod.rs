@@ -81,24 +81,20 @@ pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     all.into_iter().filter_map(|pool| pool.upgrade())
 }
 
-/// Has other pools over the same memory as the driver's release so many bytes of what they keep; nothing, if
-/// that would not do. Returns how many they released.
+/// Has other pools over the same memory as the driver's release this many bytes of their free memory; nothing, if that
+/// would not be enough. Returns how many bytes they released.
+///
+/// A pool in which requests wait for memory itself releases it only for a pool whose oldest request is older. So of all
+/// pools of a device, the one with the oldest request gets all free memory that it needs, and none takes back what it
+/// gave.
 pub(crate) fn spill(supply: &Supply, bytes: u64) -> u64 {
-    let device = supply.device.id();
-    let others: Vec<_> = {
-        let pools = POOLS.lock();
-        let others = pools.iter().filter(|entry| entry.device == device);
-        others.map(|entry| entry.pool.clone()).collect()
-    };
-    let others: Vec<_> = others.iter().filter_map(Weak::upgrade).collect();
-    let others = others
+    let others = others_to_spill(supply);
+    let others: Vec<&Supply> = others
         .iter()
-        .map(|pool| -> &Supply { &pool.service.driver });
-    let others = others
-        .filter(|other| !std::ptr::eq(*other, supply) && other.shares_memory_with(supply))
-        .collect::<Vec<_>>();
+        .map(|pool| -> &Supply { &pool.service.driver })
+        .collect();
     let left = supply.left_on_device();
-    // First what is there to see; what takes asking and taking back, only if it is needed.
+    // Memory that is in sight comes first. Caches are flushed and streams are asked only if it is needed.
     for asks in [false, true] {
         let offers: Vec<_> = others.iter().map(|other| other.could_give(asks)).collect();
         if left + offers.iter().sum::<u64>() < bytes {
@@ -112,6 +108,32 @@ pub(crate) fn spill(supply: &Supply, bytes: u64) -> u64 {
         }
     }
     0
+}
+
+/// The pools that may release memory for the driver's.
+fn others_to_spill(supply: &Supply) -> Vec<Arc<Presence>> {
+    let device = supply.device.id();
+    let pools: Vec<_> = {
+        let pools = POOLS.lock();
+        let same_device = pools.iter().filter(|entry| entry.device == device);
+        same_device.map(|entry| entry.pool.clone()).collect()
+    };
+    let pools: Vec<_> = pools.iter().filter_map(Weak::upgrade).collect();
+    let driver_of = |pool: &'_ Presence| -> *const Supply { &**pool.service.driver };
+    let is_own = |pool: &Presence| std::ptr::eq(driver_of(pool), supply);
+    // In the order in which they were built, which decides between requests that came at the same time.
+    let age_of = |at: usize| Some((pools[at].service.queue.oldest_for_memory()?, at));
+    let own_age = pools.iter().position(|pool| is_own(pool)).and_then(age_of);
+    let may_spill = |at: usize| match (own_age, age_of(at)) {
+        (_, None) => true,
+        (None, Some(_)) => false,
+        (Some(own), Some(other)) => own < other,
+    };
+    let others = pools.iter().enumerate().filter(|(at, pool)| {
+        let driver: &Supply = &pool.service.driver;
+        !is_own(pool) && driver.shares_memory_with(supply) && may_spill(*at)
+    });
+    others.map(|(_, pool)| pool.clone()).collect()
 }
 
 fn take_offers(others: &[&Supply], offers: &[u64], mut bytes: u64) -> u64 {

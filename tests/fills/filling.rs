@@ -2,7 +2,7 @@
 
 use super::*;
 use std::sync::{Arc, Mutex};
-use weirpool::device::sim::{Checker, Clock};
+use weirpool::device::sim::Checker;
 
 /// Whatever source it came from: of the lane, of the heap, by growing.
 #[test]

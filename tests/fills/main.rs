@@ -4,19 +4,21 @@
 //! |---|---|
 //! | `filling` | with what it is filled, and in which order |
 //! | `refused` | what becomes of it where the device cannot fill |
+//! | `requested` | fills that a request or the owner of a block asks for |
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod filling;
 mod refused;
+mod requested;
 
 use common::*;
 use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
 use weirpool::device::DeviceAddress;
-use weirpool::device::sim::{Call, Operation, SimDevice, SimStream};
+use weirpool::device::sim::{Call, Clock, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::*;
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use weirpool::device::DeviceErrorKind::{Other, Sticky, Unsupported};
-use weirpool::device::sim::{Clock, Fault};
+use weirpool::device::sim::Fault;
 use weirpool::testing::Invariants;
 
 /// The memory is there again, whoever asked for it, and the figures say so.

@@ -96,11 +96,13 @@ impl SimDevice {
             state.enter(Call::Query, 0)?;
             let is_complete = match last_record(state, Call::Query, event)? {
                 None => true,
-                Some(Recorded::At(point)) => state.schedule.is_complete(point),
-                Some(Recorded::Failing(kind)) => {
+                Some(Recorded {
+                    fails: Some(kind), ..
+                }) => {
                     let reason = "a fault that was asked for";
                     return Err(DeviceError::new(Call::Query.name(), kind, reason));
                 }
+                Some(Recorded { point, .. }) => state.schedule.is_complete(point),
             };
             if let Some(judge) = state.judge().filter(|_| is_complete) {
                 judge.order.observe(event);
@@ -126,7 +128,7 @@ impl SimDevice {
             }
             check_stream(state, Call::Wait, stream)?;
             // An event that was never recorded counts as complete: nothing to wait for.
-            if let Some(Recorded::At(point)) = last_record(state, Call::Wait, event)? {
+            if let Some(Recorded { point, .. }) = last_record(state, Call::Wait, event)? {
                 state.counters.device_waits += 1;
                 state.submit(stream, Item::Wait(point));
                 if let Some(judge) = state.judge() {
@@ -143,12 +145,12 @@ impl SimDevice {
         self.engine.call(|state| {
             state.counters.watches += 1;
             let id = WatchId(state.schedule.next_arrival());
-            // Of an unknown event, or a broken device, nothing will come: the waker is called now,
-            // and finds the error by asking.
-            let point = match state.events.last(event).flatten() {
-                Some(Recorded::At(point)) => Some(point),
-                Some(Recorded::Failing(_)) | None => None,
-            };
+            // An event that is unknown or fails, or a broken device, never calls: the waker is called now, and its
+            // task finds the error with a query.
+            let recorded = state.events.last(event).flatten();
+            let point = recorded
+                .filter(|recorded| recorded.fails.is_none())
+                .map(|recorded| recorded.point);
             let is_complete = point.map(|point| state.schedule.is_complete(point));
             match (state.judge(), is_complete) {
                 (Some(judge), Some(true)) => judge.order.observe(event),
@@ -195,23 +197,26 @@ fn last_record(
     last.ok_or_else(|| invalid(call, format!("there is no event {name:#x}")))
 }
 
-/// What a record leaves, if this goes wrong with it.
+/// Returns the state of an event after a record with which this went wrong.
 ///
-/// An event that is late, or never comes, is recorded behind the point on a stream of its own that
-/// nobody else knows: the stream itself goes on.
+/// An event that is late, or never completes, is recorded behind the point on a stream of its own, so that the recorded
+/// stream goes on.
 fn recorded(state: &mut State, point: Point, fault: Option<Fault>) -> Recorded {
+    let fails = match fault {
+        Some(Fault::Reports(kind)) => Some(kind),
+        _ => None,
+    };
     let behind = match fault {
         Some(Fault::Late(behind)) => Item::Operation(Operation::new(Duration::ZERO).behind(behind)),
         Some(Fault::Never) => Item::WaitUntil(state.schedule.create_flag(), u64::MAX),
-        Some(Fault::Reports(kind)) => return Recorded::Failing(kind),
-        Some(Fault::Fails(_)) | None => return Recorded::At(point),
+        _ => return Recorded { point, fails },
     };
     let aside = state.schedule.create_stream(None);
     state.schedule.submit(aside, behind);
     state.schedule.submit(aside, Item::Wait(point));
-    let late = state.schedule.submit(aside, Item::Record);
+    let point = state.schedule.submit(aside, Item::Record);
     state.schedule.release(aside);
-    Recorded::At(late)
+    Recorded { point, fails }
 }
 
 pub(super) fn unsupported(call: Call, reason: &'static str) -> DeviceError {

@@ -6,13 +6,13 @@ use super::names::Names;
 use super::schedule::Point;
 use weirpool_device::{DeviceErrorKind, DeviceId, RawEvent};
 
-/// What a record left.
+/// The state of an event after a record.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Recorded {
-    /// The event completes with this point.
-    At(Point),
-    /// Every question about it fails.
-    Failing(DeviceErrorKind),
+pub(super) struct Recorded {
+    /// The event completes with this point, and a stream that waits for the event comes after it.
+    pub(super) point: Point,
+    /// The error that every query of the event reports.
+    pub(super) fails: Option<DeviceErrorKind>,
 }
 
 #[derive(Debug)]

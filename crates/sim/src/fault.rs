@@ -20,7 +20,8 @@ pub enum Fault {
     Late(Duration),
     /// Of a record: the event never completes. Later events of the stream do.
     Never,
-    /// Of a record: every query of the event fails, and a watch of it is called at once.
+    /// For a record: every query of the event fails, and a watch of it is called at once. The event is recorded all the
+    /// same: a stream that waits for it comes after its point.
     Reports(DeviceErrorKind),
 }
 
