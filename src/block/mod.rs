@@ -48,7 +48,7 @@ use std::panic::Location;
 /// [fills](crate::PoolConfig::fill_on_free) freed memory, the drop also submits that fill.
 #[must_use = "a block is freed when it is dropped"]
 pub struct Block {
-    /// A reference to the stream; present until the block has ended. See `lane::ref_cache`.
+    /// A reference to the stream; present until the block has ended. See `lane::RefCache`.
     registration: Option<Arc<Registration>>,
     /// Present until the block has ended.
     allocation: Option<Allocation>,

@@ -228,7 +228,7 @@ impl Maintenance {
     /// asked.
     fn refused_by_device(&self, bytes: u64, reserved: u64) -> Option<MemoryInfo> {
         let is_allowed = reserved.saturating_add(bytes) <= self.capacity();
-        let is_refused = is_allowed && self.pressure.is_felt();
+        let is_refused = is_allowed && self.is_refused();
         let info = is_refused.then(|| self.device.memory_info(self.settings.kind));
         info?.ok()
     }
