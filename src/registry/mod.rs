@@ -1,8 +1,7 @@
 //! The living pools of the process, and their names.
 //!
-//! Pools are held weakly: one ends when its last handle goes, and its name is free from that moment on. What
-//! is left of its entry goes when another pool is built or looked for. Nothing here is met by an allocation
-//! or a free.
+//! Pools are held weakly: a pool ends when its last handle is dropped, and its name is free from that moment on. Its
+//! entry is removed when another pool is built or looked up. Allocations and frees do not use this module.
 
 use crate::device::DeviceId;
 use crate::driver::Supply;
@@ -20,7 +19,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Asked without holding the pool, which might then end here.
+    /// Returns whether the pool lives. Does not upgrade the reference, since the pool could then end in this call.
     fn lives(&self) -> bool {
         self.pool.strong_count() > 0
     }
@@ -30,10 +29,10 @@ impl Entry {
     }
 }
 
-/// Makes a pool known.
+/// Adds a pool to the registry.
 ///
 /// # Errors
-/// When another has its name.
+/// Returns an error if another pool has its name.
 pub(crate) fn enter(pool: &Arc<Presence>) -> Result<(), BuildError> {
     let mut pools = POOLS.lock();
     pools.retain(Entry::lives);
@@ -49,7 +48,7 @@ pub(crate) fn enter(pool: &Arc<Presence>) -> Result<(), BuildError> {
 }
 
 /// # Errors
-/// When a living pool has the name, or it is none.
+/// Returns an error if a living pool has the name, or if the name is not valid.
 pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
     refuse_taken(name, &POOLS.lock())
 }
@@ -66,14 +65,14 @@ fn refuse_taken(name: &str, pools: &[Entry]) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// The pool of that name.
+/// Returns the pool of that name.
 pub(crate) fn find(name: &str) -> Option<Arc<Presence>> {
     let pools = POOLS.lock();
     let mut named = pools.iter().filter(|entry| entry.is_named(name));
     named.find_map(|entry| entry.pool.upgrade())
 }
 
-/// All that live, in the order in which they were built; each is held only once it is come to.
+/// Returns all living pools, in the order in which they were built. Each is upgraded only when the iterator reaches it.
 pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     let mut pools = POOLS.lock();
     pools.retain(Entry::lives);
@@ -100,7 +99,7 @@ pub(crate) fn spill(supply: &Supply, bytes: u64) -> u64 {
         if left + offers.iter().sum::<u64>() < bytes {
             continue;
         }
-        // At least something: what the device has left, it refused.
+        // At least 1 byte: the device has refused the memory that it reports as left.
         let lacking = bytes.saturating_sub(left).max(1);
         let released = take_offers(&others, &offers, lacking);
         if released > 0 {
@@ -140,7 +139,7 @@ fn take_offers(others: &[&Supply], offers: &[u64], mut bytes: u64) -> u64 {
     let mut released = 0;
     for (other, offer) in others.iter().zip(offers) {
         let given = if bytes > 0 {
-            other.spill(bytes.min(*offer))
+            other.give(bytes.min(*offer))
         } else {
             0
         };
