@@ -153,7 +153,7 @@ mod tower;
 mod trace;
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
-pub use buffer::Buffer;
+pub use buffer::{Buffer, SliceMut};
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{

@@ -196,7 +196,8 @@ impl<'a> Walk<'a> {
     fn find_cached(&self, stream: StreamId, id: BlockId) -> Option<Cached> {
         let ticket = Ticket::ZERO;
         let lane = self.lanes.find(Fence { stream, ticket })?;
-        let ticket = lane.cache.ticket_of(id)?;
+        let mut cached = lane.cache.cached().into_iter();
+        let (_, ticket) = cached.find(|(cached, _)| *cached == id)?;
         Some((stream, ticket, ticket <= lane.timeline.completed()))
     }
 

@@ -172,7 +172,7 @@ pub enum StreamError {
     Device(#[from] DeviceError),
 }
 
-/// The reason why bytes were not copied or filled.
+/// The reason why bytes were not copied or filled, or a part of a block not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyError {

@@ -44,7 +44,7 @@ impl Snapshot {
             capacity: driver.capacity(),
             chunk_bytes: geometry.chunk_bytes,
             virtual_memory: geometry.virtual_memory,
-            keeps_history: driver.has_event_log(),
+            keeps_history: driver.event_log.is_some(),
             segments,
             history: History::new(pages, driver.names()),
         }

@@ -139,7 +139,7 @@ fn take_offers(others: &[&Supply], offers: &[u64], mut bytes: u64) -> u64 {
     let mut released = 0;
     for (other, offer) in others.iter().zip(offers) {
         let given = if bytes > 0 {
-            other.spill(bytes.min(*offer))
+            other.give(bytes.min(*offer))
         } else {
             0
         };
