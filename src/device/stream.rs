@@ -1,4 +1,4 @@
-//! Streams as they are registered.
+//! Streams as they are registered, and the host as one of them.
 
 use super::{DeviceError, DeviceId, RawStream};
 use crate::sync::plain::Arc;
@@ -73,6 +73,29 @@ pub unsafe trait DeviceStream {
     /// With the reason why not, and what to do instead.
     fn admit(&self) -> Result<(), DeviceError> {
         Ok(())
+    }
+}
+
+/// The host of a device: a stream of execution that runs in order and accepts no waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Host(pub(crate) DeviceId);
+
+// SAFETY: the host is always there.
+unsafe impl DeviceStream for Host {
+    fn device_id(&self) -> DeviceId {
+        self.0
+    }
+
+    fn raw(&self) -> RawStream {
+        RawStream::HOST
+    }
+
+    fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::new(())
+    }
+
+    fn takes_waits(&self) -> bool {
+        false
     }
 }
 
