@@ -386,6 +386,8 @@ impl Service {
     pub(super) fn orphan(&self) {
         self.is_orphaned.store(true, Ordering::Release);
         self.funnel.wake_reclaimers();
+        // Only forgotten requests can still wait.
+        self.dismiss_reclaimer();
         self.driver.maintenance.set_waker(None);
         let keeper = self.keeper.lock().take();
         self.funnel.set_stand_in(None);
