@@ -6,7 +6,7 @@
 //! returns, so that nothing of it is left to be kept.
 
 use crate::block::{Access, Block, Point};
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, SliceMut};
 use crate::device::cuda::native::{
     CUdeviceptr, CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop, default_of,
     names_of, of_native,
@@ -247,5 +247,30 @@ impl<T> DevicePtr<T> for SharedBuffer<T> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         let part = self.shared_block();
         pointer(part.block(), part.start(), Access::Read, stream)
+    }
+}
+
+/// As [`Buffer`], of the part's elements.
+impl<T> DeviceSlice<T> for SliceMut<'_, T> {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn stream(&self) -> &plain::Arc<CudaStream> {
+        stream_of(self.block())
+    }
+}
+
+/// As [`Buffer`], of the part's elements.
+impl<T> DevicePtr<T> for SliceMut<'_, T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        pointer(self.block(), self.start(), Access::Read, stream)
+    }
+}
+
+/// As [`Buffer`], of the part's elements: see [`SliceMut::write_on`].
+impl<T> DevicePtrMut<T> for SliceMut<'_, T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        pointer(self.block(), self.start(), Access::Part, stream)
     }
 }

@@ -5,6 +5,7 @@ use crate::buffer::Buffer;
 use crate::copy::{Download, Elements};
 use crate::device::{Argument, DeviceAddress};
 use crate::error::{CopyError, StreamError};
+use crate::measure::Bytes;
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::fmt;
@@ -12,10 +13,10 @@ use std::future::Future;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// One of the owners of a [`Block`], or of a part of it.
+/// An owner of a [`Block`], or of a part of it.
 ///
-/// Cheap to clone, and to view in part. Each use on a stream is noted in the block's fences, whichever
-/// handle it is made through; the last handle frees the block, in the order of all those streams.
+/// It is cheap to clone, and to restrict to a part. Each use on a stream is noted in the block's fences, whichever owner
+/// declares it. Dropping the last owner frees the block, in the order of all those streams.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -31,10 +32,10 @@ use std::ops::Range;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-#[must_use = "a block is freed when its last handle is dropped"]
+#[must_use = "a block is freed when its last owner is dropped"]
 pub struct SharedBlock {
     block: Arc<Block>,
-    /// From the block's beginning, in bytes.
+    /// The offset from the beginning of the block, in bytes.
     start: u64,
     bytes: u64,
 }
@@ -48,31 +49,31 @@ impl SharedBlock {
         }
     }
 
-    /// The device address of the first byte.
+    /// Returns the device address of the first byte.
     pub fn address(&self) -> DeviceAddress {
         self.block.address() + self.start
     }
 
-    /// The bytes of this handle's part.
+    /// Returns the size of this part in bytes.
     pub fn size(&self) -> u64 {
         self.bytes
     }
 
-    /// Its place in the block, in bytes.
+    /// Returns the offset of this part in the block, in bytes.
     #[cfg(feature = "cuda")]
     pub(crate) fn start(&self) -> u64 {
         self.start
     }
 
-    /// The block that this is a part of.
+    /// Returns the block that this is a part of.
     pub fn block(&self) -> &Block {
         &self.block
     }
 
-    /// A part of this part, in bytes from its beginning.
+    /// Returns a part of this part. The range is in bytes from its beginning.
     ///
     /// # Errors
-    /// [`CopyError::OutOfBounds`] when the range is not within this part.
+    /// Returns [`CopyError::OutOfBounds`] if the range exceeds this part.
     pub fn view(&self, range: Range<u64>) -> Result<Self, CopyError> {
         let within = self.within(&range)?;
         Ok(Self {
@@ -82,7 +83,7 @@ impl SharedBlock {
         })
     }
 
-    /// The range as one of the block.
+    /// Converts a range of this part to a range of the block.
     fn within(&self, range: &Range<u64>) -> Result<Range<u64>, CopyError> {
         if range.start > range.end || range.end > self.bytes {
             return Err(CopyError::OutOfBounds {
@@ -94,49 +95,49 @@ impl SharedBlock {
         Ok(self.start + range.start..self.start + range.end)
     }
 
-    /// As [`Block::used_on`].
+    /// Declares a use on a further stream; see [`Block::used_on`].
     ///
     /// # Errors
-    /// As [`Block::used_on`].
+    /// Returns the errors of [`Block::used_on`].
     pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
         self.block.used_on(stream)
     }
 
-    /// As [`Block::on`], of this part.
+    /// Returns this part as an argument of a kernel on `stream`; see [`Block::on`].
     ///
     /// # Errors
-    /// As [`Block::on`].
+    /// Returns the errors of [`Block::on`].
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.argument(stream, Access::Any, self.part())
     }
 
-    /// As [`Block::read_on`], of this part; what may have been written elsewhere in the block counts, too.
+    /// Returns this part for reading on `stream`, after all writes of the whole block; see [`Block::read_on`].
     ///
     /// # Errors
-    /// As [`Block::read_on`].
+    /// Returns the errors of [`Block::read_on`].
     pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.argument(stream, Access::Read, self.part())
     }
 
-    /// Of the block, in bytes.
+    /// Returns the range of this part in the block, in bytes.
     fn part(&self) -> Range<u64> {
         self.start..self.start + self.bytes
     }
 
-    /// As [`Block::download`]; the range is counted from the beginning of this part.
+    /// Copies bytes to the host; see [`Block::download`]. The range is counted from the beginning of this part.
     ///
     /// # Errors
-    /// As [`Block::download`].
+    /// Returns the errors of [`Block::download`].
     #[track_caller]
     pub fn download(&self, stream: &Stream, range: Range<u64>) -> Result<Download, CopyError> {
         let within = self.within(&range)?;
         self.block.download(stream, within)
     }
 
-    /// The block, if this is its last handle.
+    /// Returns the block if this is its last owner.
     ///
     /// # Errors
-    /// The handle again, if it is not.
+    /// Returns this owner again if there are others.
     pub fn into_block(self) -> Result<Block, Self> {
         let Self {
             block,
@@ -155,14 +156,14 @@ impl fmt::Debug for SharedBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedBlock")
             .field("start", &self.start)
-            .field("bytes", &self.bytes)
+            .field("bytes", &Bytes(self.bytes))
             .field("block", &self.block)
             .finish()
     }
 }
 
-/// One of the owners of a [`Buffer`], or of some of its elements; otherwise as [`SharedBlock`].
-#[must_use = "a buffer is freed when its last handle is dropped"]
+/// An owner of a [`Buffer`], or of some of its elements. It behaves like [`SharedBlock`].
+#[must_use = "a buffer is freed when its last owner is dropped"]
 pub struct SharedBuffer<T> {
     block: SharedBlock,
     len: usize,
@@ -170,25 +171,25 @@ pub struct SharedBuffer<T> {
 }
 
 impl<T> SharedBuffer<T> {
-    /// How many elements there are.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The device address of the first element.
+    /// Returns the device address of the first element.
     pub fn address(&self) -> DeviceAddress {
         self.block.address()
     }
 
-    /// Some of the elements.
+    /// Returns an owner of some of these elements.
     ///
     /// # Errors
-    /// [`CopyError::OutOfBounds`], in bytes, when the range is not within this one.
+    /// Returns [`CopyError::OutOfBounds`], with figures in bytes, if the range exceeds these elements.
     pub fn view(&self, range: Range<usize>) -> Result<Self, CopyError> {
         let bytes = |count: usize| (count as u64).saturating_mul(size_of::<T>() as u64);
         let (start, end) = (bytes(range.start), bytes(range.end));
@@ -203,39 +204,39 @@ impl<T> SharedBuffer<T> {
         })
     }
 
-    /// As [`Block::used_on`].
+    /// Declares a use on a further stream; see [`Block::used_on`].
     ///
     /// # Errors
-    /// As [`Block::used_on`].
+    /// Returns the errors of [`Block::used_on`].
     pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
         self.block.used_on(stream)
     }
 
-    /// As [`Block::on`], of these elements.
+    /// Returns these elements as an argument of a kernel on `stream`; see [`Block::on`].
     ///
     /// # Errors
-    /// As [`Block::on`].
+    /// Returns the errors of [`Block::on`].
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.on(stream)
     }
 
-    /// As [`SharedBlock::read_on`].
+    /// Returns these elements for reading on `stream`; see [`SharedBlock::read_on`].
     ///
     /// # Errors
-    /// As [`Block::read_on`].
+    /// Returns the errors of [`Block::read_on`].
     pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.read_on(stream)
     }
 
-    /// Copies the elements to the host, as [`Buffer::read`].
+    /// Copies the elements to the host; see [`Buffer::read`].
     ///
     /// # Errors
-    /// As [`Block::download`].
+    /// Returns the errors of [`Block::download`].
     ///
     /// # Cancel safety
-    /// As [`Buffer::read`].
+    /// See [`Buffer::read`].
     #[track_caller]
-    #[must_use = "the elements are had by awaiting it"]
+    #[must_use = "the future returns the elements when it is awaited"]
     pub fn read(
         &self,
         stream: &Stream,
@@ -253,22 +254,21 @@ impl<T> SharedBuffer<T> {
         &self.block
     }
 
-    /// The handle without its type.
+    /// Returns the owner without its element type.
     pub fn into_shared_block(self) -> SharedBlock {
         self.block
     }
 }
 
 impl Block {
-    /// Shares the block: it is freed with its last handle, in the order of all streams that any of them
-    /// was used on.
+    /// Shares the block. It is freed when its last owner is dropped, in the order of all streams that it was used on.
     pub fn share(self) -> SharedBlock {
         SharedBlock::new(self)
     }
 }
 
 impl<T> Buffer<T> {
-    /// As [`Block::share`].
+    /// Shares the buffer; see [`Block::share`].
     ///
     /// ```
     /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};

@@ -1,4 +1,4 @@
-//! Memory for each request of a `tower` service: feature `tower`.
+//! A `tower` layer that reserves memory for each request of a service: feature `tower`.
 
 use crate::error::AllocError;
 use crate::measure::Tag;
@@ -14,16 +14,16 @@ use std::time::Duration;
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// What a request needs: how many bytes in all, and on what terms it waits for them.
+/// The memory that a request needs, and the terms on which it waits for the memory.
 #[derive(Clone, Copy, Debug)]
-#[must_use = "a need is only what is asked for"]
+#[must_use = "a need has no effect until a `ReserveLayer` uses it"]
 pub struct Need {
     bytes: u64,
     terms: Terms,
 }
 
 impl Need {
-    /// So many bytes.
+    /// Creates a need of this many bytes.
     pub fn new(bytes: u64) -> Self {
         Self {
             bytes,
@@ -31,43 +31,43 @@ impl Need {
         }
     }
 
-    /// Charges the reservation to a tag: as [`Request::tag`](crate::Request::tag).
+    /// Charges the reservation to a tag; see [`Request::tag`](crate::Request::tag).
     pub fn tag(mut self, tag: Tag) -> Self {
         self.terms.tag = Some(tag);
         self
     }
 
-    /// Waits at most `timeout`: as [`Request::timeout`](crate::Request::timeout).
+    /// Waits at most `timeout`; see [`Request::timeout`](crate::Request::timeout).
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.terms.timeout = Some(timeout);
         self
     }
 
-    /// Waits at most `within`, and is due then: as [`Request::deadline`](crate::Request::deadline).
+    /// Sets a deadline `within` this time; see [`Request::deadline`](crate::Request::deadline).
     pub fn deadline(mut self, within: Duration) -> Self {
         self.terms.deadline = Some(within);
         self
     }
 
-    /// Is due `steps` priority steps earlier: as [`Request::priority`](crate::Request::priority).
+    /// Raises the priority by `steps`; see [`Request::priority`](crate::Request::priority).
     pub fn priority(mut self, steps: i32) -> Self {
         self.terms.priority = steps;
         self
     }
 }
 
-/// So many bytes.
+/// Creates a need of this many bytes.
 impl From<u64> for Need {
     fn from(bytes: u64) -> Self {
         Self::new(bytes)
     }
 }
 
-/// Why a service with reservations failed.
+/// The reason why a request to a [`ReserveService`] failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError<E> {
-    /// There was no memory for the request; the inner service has not seen it.
+    /// The memory was not granted; the inner service did not see the request.
     #[error(transparent)]
     Memory(AllocError),
     /// The inner service failed.
@@ -77,10 +77,9 @@ pub enum ReserveError<E> {
 
 /// A [`tower`] layer that reserves memory for each request.
 ///
-/// It reserves what a request will need before the inner service is called, and has the inner
-/// service's future draw from that reservation: however deep in it memory is allocated, it neither waits nor
-/// fails while what was reserved does. Requests that hold some memory and wait for more are thereby impossible,
-/// and with them the deadlocks that they tie.
+/// It reserves the memory that a request needs before it calls the inner service, whose future then draws from that
+/// reservation. Allocations at any depth of that future neither wait nor fail while the reservation suffices. No
+/// request holds some memory while it waits for more, so such deadlocks cannot occur.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -102,7 +101,7 @@ pub enum ReserveError<E> {
 ///     .service(service_fn(move |prompt: Prompt| {
 ///         # let (pool, stream) = (inner.clone(), stream.clone());
 ///         async move {
-///             let cache = pool.allocate(&stream, prompt.tokens * 4096).await?; // of the reservation
+///             let cache = pool.allocate(&stream, prompt.tokens * 4096).await?; // from the reservation
 ///             // ...
 ///             Ok::<_, weirpool::AllocError>(cache.size())
 ///         }
@@ -119,17 +118,15 @@ pub enum ReserveError<E> {
 ///
 /// # Backpressure
 ///
-/// What a request needs is known once it is there: so the service is ready when the inner one is, and the wait
-/// for memory is the response's. The inner service's readiness is held meanwhile: put what bounds the number
-/// of requests at work (`tower`'s `ConcurrencyLimit`) outside of this layer if those that wait for memory are
-/// to count, inside otherwise. How many wait is bounded by [`PoolBuilder::queue_limit`], how long by
-/// [`Need::deadline`] and [`Need::timeout`], and both fail a request before the inner service has seen it.
-///
+/// The need of a request is known only once the request arrives. So the service is ready when the inner service is, and
+/// the response's future waits for memory. It holds the inner service's readiness meanwhile. If requests that wait for
+/// memory are to count against a limit of concurrent requests (`tower`'s `ConcurrencyLimit`), put the limit outside this
+/// layer; otherwise put it inside. [`PoolBuilder::queue_limit`] bounds how many requests wait, [`Need::deadline`] and
+/// [`Need::timeout`] bound how long. All three fail a request before the inner service sees it.
 /// # Cancel safety
 ///
-/// A response's future that is dropped leaves the queue, or drops the inner future, in the scope of its
-/// reservation, and then the reservation. Blocks that the inner service still has, or has given away, live on
-/// as blocks like any other.
+/// Dropping a response's future leaves the queue, or drops the inner future in the scope of its reservation and then the
+/// reservation. Blocks that the inner service still holds, or has passed on, live on as ordinary blocks.
 ///
 /// [`tower`]: https://docs.rs/tower
 /// [`PoolBuilder::queue_limit`]: crate::PoolBuilder::queue_limit
@@ -141,8 +138,8 @@ pub struct ReserveLayer<N> {
 }
 
 impl<N> ReserveLayer<N> {
-    /// `need` says what a request needs: a number of bytes, or a [`Need`]. What is told of its reservations names
-    /// the place of this call.
+    /// Creates the layer. `need` returns the need of a request: a number of bytes, or a [`Need`]. Reports about its
+    /// reservations name the location of this call.
     #[track_caller]
     pub fn new(pool: &Pool, need: N) -> Self {
         Self {
@@ -174,7 +171,7 @@ impl<S, N: Clone> Layer<S> for ReserveLayer<N> {
     }
 }
 
-/// A service whose requests have their memory before they reach the inner one; of [`ReserveLayer`].
+/// A service whose requests have their memory before they reach the inner service. Created by [`ReserveLayer`].
 #[derive(Clone)]
 pub struct ReserveService<S, N> {
     inner: S,
@@ -210,7 +207,7 @@ where
 
     fn call(&mut self, request: Request) -> Self::Future {
         let need = (self.need)(&request).into();
-        // The one that is ready goes with the request; its clone has yet to become so.
+        // The ready service goes with the request. Its clone takes its place and is not ready yet.
         let next = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, next);
         ReserveFuture {
@@ -237,7 +234,7 @@ pin_project! {
     /// The future of a [`ReserveService`]'s response.
     ///
     /// # Panics
-    /// When polled after it was ready.
+    /// Panics when polled after it was ready.
     #[must_use = "futures do nothing unless polled"]
     pub struct ReserveFuture<S: Service<Request>, Request> {
         #[pin]
@@ -252,7 +249,7 @@ pin_project! {
             reserve: Reserving,
             call: Option<(S, Request)>,
         },
-        // In this order they are dropped.
+        // Fields are dropped in this order: the future first, then its reservation.
         Drawing {
             #[pin]
             drawing: Drawing<Called<S, Request>>,
@@ -263,7 +260,7 @@ pin_project! {
 }
 
 pin_project! {
-    // The call itself is in the scope, too: so it is made by the first poll.
+    // The call itself runs in the scope, too, so the first poll makes it.
     #[project = Calling]
     enum Called<S: Service<Request>, Request> {
         No { call: Option<(S, Request)> },
@@ -307,7 +304,7 @@ impl<S: Service<Request>, Request> Future for ReserveFuture<S, Request> {
                 Staged::Drawing { drawing, .. } => {
                     Err(ready!(drawing.poll(context)).map_err(ReserveError::Service))
                 }
-                Staged::Done => panic!("a response was polled after it was ready"),
+                Staged::Done => panic!("a `ReserveFuture` was polled after it was ready"),
             };
             match next {
                 Ok((reservation, call)) => stage.set(Stage::Drawing {
@@ -315,7 +312,7 @@ impl<S: Service<Request>, Request> Future for ReserveFuture<S, Request> {
                     reservation,
                 }),
                 Err(response) => {
-                    // What it reserved is free before the response is seen.
+                    // The reservation is freed before the caller sees the response.
                     stage.set(Stage::Done);
                     return Poll::Ready(response);
                 }

@@ -70,6 +70,7 @@ mod kernels {
     // Its copies and libraries name their stream.
     assert_impl_all!(Block: DevicePtr<u8>, DevicePtrMut<u8>);
     assert_impl_all!(Buffer<f32>: DevicePtr<f32>, DevicePtrMut<f32>);
+    assert_impl_all!(SliceMut<'static, f32>: DevicePtr<f32>, DevicePtrMut<f32>);
     assert_impl_all!(SharedBlock: DevicePtr<u8>);
     assert_impl_all!(SharedBuffer<f32>: DevicePtr<f32>);
     assert_not_impl_any!(SharedBuffer<f32>: DevicePtrMut<f32>);

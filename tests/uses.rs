@@ -4,9 +4,11 @@
 mod common;
 
 use common::*;
-use weirpool::device::DeviceAddress;
 use weirpool::device::DeviceErrorKind::Other;
-use weirpool::device::sim::{Call, Checker, Clock, Counters, Fault, Operation, SimDevice};
+use weirpool::device::sim::{
+    Call, Checker, Clock, Counters, Fault, Operation, SimDevice, SimStream,
+};
+use weirpool::device::{Argument, DeviceAddress};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
@@ -275,4 +277,117 @@ fn addresses_are_compared_and_counted_with() {
     assert_eq!(pool.block_at(address.to_bits()).unwrap().address, address);
     let shared = block.share();
     assert_eq!(shared.view(512..1024).unwrap().address(), address + 512);
+}
+
+/// A pool over virtual, and one over plain memory.
+fn pools() -> [(SimDevice, Pool); 2] {
+    [true, false].map(|is_virtual| {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .clock(Clock::Manual)
+            .virtual_memory(is_virtual)
+            .build();
+        let pool = pool(&device, 8 * MIB);
+        (device, pool)
+    })
+}
+
+fn write_part(work: &SimStream, part: &Argument<'_>, time: u64) {
+    work.submit(Operation::new(us(time)).writes(part.address(), part.size()));
+}
+
+#[test]
+fn parts_of_a_buffer_are_written_on_several_streams_at_the_same_time() {
+    for (device, pool) in pools() {
+        let (work, home) = stream(&device, &pool);
+        let [(other, b), (third, c)] = [0, 1].map(|_| stream(&device, &pool));
+        let mut buffer = Buffer::<u32>::try_allocate(&pool, &home, 1000).unwrap();
+        write_part(&work, &buffer.write_on(&home).unwrap(), 100);
+        let (mut top, mut rest) = buffer.split_at_mut(400).unwrap();
+        let (mut middle, mut bottom) = rest.split_at_mut(300).unwrap();
+        let parts = [
+            top.write_on(&home).unwrap(),
+            middle.write_on(&b).unwrap(),
+            bottom.write_on(&c).unwrap(),
+        ];
+        assert_eq!(parts.map(|part| part.size()), [1600, 1200, 1200]);
+        let works = [&work, &other, &third];
+        works
+            .iter()
+            .zip(&parts)
+            .for_each(|(work, part)| write_part(work, part, 50));
+        // After all of the parts, although none was submitted when the next one was ordered.
+        let read = buffer.read_on(&home).unwrap();
+        work.submit(Operation::new(us(10)).reads(read.address(), read.size()));
+        write_part(&third, &buffer.write_on(&c).unwrap(), 10);
+        drop(buffer);
+        device.advance_to_end();
+        assert_eq!(device.now(), us(100 + 50 + 10 + 10));
+        pool.check_conserved().unwrap();
+        device.assert_ordered();
+    }
+}
+
+#[test]
+fn parts_are_copied_and_filled_alone() {
+    for (device, pool) in pools() {
+        let (_, home) = stream(&device, &pool);
+        let (_, other) = stream(&device, &pool);
+        let mut buffer = Buffer::<u16>::try_allocate(&pool, &home, 10).unwrap();
+        buffer.fill(&home, 1).unwrap();
+        let mut part = buffer.slice_mut(2..8).unwrap();
+        part.fill(&other, Fill::Poison).unwrap();
+        part.slice_mut(1..3).unwrap().zero(&home).unwrap();
+        drop(part.upload(&other, &[7, 8]).unwrap());
+        device.advance_to_end();
+        assert_eq!(
+            now(part.slice_mut(0..4).unwrap().download(&home).unwrap()),
+            Ok(vec![7, 8, 0, 0xffff])
+        );
+        let all = buffer.read(&other);
+        device.advance_to_end();
+        let expected = [0x101, 0x101, 7, 8, 0, 0xffff, 0xffff, 0xffff, 0x101, 0x101];
+        assert_eq!(now(all).unwrap(), expected);
+        let mut block = buffer.into_block();
+        block.slice_mut(0..4).unwrap().zero(&home).unwrap();
+        device.advance_to_end();
+        assert_eq!(
+            now(block.download(&home, 0..6).unwrap()).unwrap(),
+            [0, 0, 0, 0, 7, 0]
+        );
+        device.assert_ordered();
+    }
+}
+
+#[test]
+fn part_outside_of_its_buffer_is_refused() {
+    let device = manual();
+    let pool = pool(&device, 8 * MIB);
+    let (_, home) = stream(&device, &pool);
+    let mut buffer = Buffer::<u64>::try_allocate(&pool, &home, 100).unwrap();
+    let bounds = |start, end, size| CopyError::OutOfBounds { start, end, size };
+    let refused = buffer.slice_mut(90..101).map(drop).unwrap_err();
+    assert_eq!(refused, bounds(720, 808, 800));
+    #[expect(clippy::reversed_empty_ranges, reason = "it is refused")]
+    let refused = buffer.slice_mut(9..8).map(drop).unwrap_err();
+    assert_eq!(refused, bounds(72, 64, 800));
+    let refused = buffer.split_at_mut(101).map(drop).unwrap_err();
+    assert_eq!(refused, bounds(0, 808, 800));
+    let refused = buffer.slice_mut(0..usize::MAX).map(drop).unwrap_err();
+    assert_eq!(refused, bounds(0, u64::MAX, 800));
+    let mut part = buffer.slice_mut(10..20).unwrap();
+    let refused = part.slice_mut(5..11).map(drop).unwrap_err();
+    assert_eq!(refused, bounds(40, 88, 80));
+    let refused = part.upload(&home, &[0; 11]).map(drop).unwrap_err();
+    assert_eq!(refused, bounds(0, 88, 80));
+    let (empty, whole) = part.split_at_mut(0).unwrap();
+    assert_eq!(
+        (empty.is_empty(), whole.len(), whole.size()),
+        (true, 10, 80)
+    );
+    assert_eq!(empty.address(), whole.address());
+    let mut block = buffer.into_block();
+    let size = block.size();
+    let refused = block.slice_mut(0..size + 1).map(drop).unwrap_err();
+    assert_eq!(refused, bounds(0, size + 1, size));
 }

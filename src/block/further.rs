@@ -21,6 +21,9 @@ pub(crate) enum Access {
     Read,
     /// It reads and writes, and no other use is made of the block until it is submitted.
     Write,
+    /// It reads and writes a part, after all earlier uses of the block. Uses of other parts may be made before it is
+    /// submitted.
+    Part,
     /// It reads and writes, while others may.
     Any,
     /// It reads and writes, now or later, until the block is freed.
@@ -84,7 +87,7 @@ impl Further {
             (Access::Read, _) => self.reads = true,
             (Access::Always, _) => self.writes = Writes::Always,
             (_, Writes::Always) => {}
-            (Access::Any, _) => self.writes = Writes::Borrowed,
+            (Access::Part | Access::Any, _) => self.writes = Writes::Borrowed,
             (Access::Write, _) => self.writes = Writes::Submitted(None),
         }
     }

@@ -27,7 +27,7 @@ use crate::device::{Argument, DeviceAddress};
 use crate::driver::{Allocation, Fill, Filling, Source};
 use crate::error::{CopyError, StreamError};
 use crate::id::Ticket;
-use crate::measure::Tag;
+use crate::measure::{Bytes, Tag};
 use crate::queue::{Registration, Reserved};
 use crate::rare::Rare;
 use crate::stream::Stream;
@@ -48,7 +48,7 @@ use std::panic::Location;
 /// [fills](crate::PoolConfig::fill_on_free) freed memory, the drop also submits that fill.
 #[must_use = "a block is freed when it is dropped"]
 pub struct Block {
-    /// A reference to the stream; present until the block has ended. See `lane::ref_cache`.
+    /// A reference to the stream; present until the block has ended. See `lane::RefCache`.
     registration: Option<Arc<Registration>>,
     /// Present until the block has ended.
     allocation: Option<Allocation>,
@@ -244,7 +244,7 @@ impl Block {
     ) -> Result<Argument<'_>, StreamError> {
         let on = self.own(stream)?;
         match access {
-            Access::Read | Access::Write => self.uses().order(on, access)?,
+            Access::Read | Access::Write | Access::Part => self.uses().order(on, access)?,
             Access::Any | Access::Always => self.uses().note(on, access)?,
         }
         let address = self.allocation().address + part.start;
@@ -290,11 +290,23 @@ impl Block {
         offset: u64,
         bytes: &[u8],
     ) -> Result<Upload, CopyError> {
+        self.upload_part(stream, Access::Write, offset, bytes, Location::caller())
+    }
+
+    /// Copies bytes into the block, in an order that suits the access.
+    pub(crate) fn upload_part(
+        &self,
+        stream: &Stream,
+        access: Access,
+        offset: u64,
+        bytes: &[u8],
+        location: &'static Location<'static>,
+    ) -> Result<Upload, CopyError> {
         let address = self.address_of(offset..offset.saturating_add(bytes.len() as u64))?;
         let registration = self.own(stream)?;
-        self.uses().order(registration, Access::Write)?;
+        self.uses().order(registration, access)?;
         let Registration { service, lane, .. } = &**registration;
-        let (device, location) = (&service.driver.device, Location::caller());
+        let device = &service.driver.device;
         // SAFETY: the lane keeps the stream's owner. The memory stays mapped until this block is freed and the stream has
         // passed the free, since the use is noted; and the copy is ordered after every other use.
         #[allow(unsafe_code)]
@@ -381,7 +393,7 @@ impl Block {
     }
 
     /// Returns the address of a range within the block.
-    fn address_of(&self, range: Range<u64>) -> Result<u64, CopyError> {
+    pub(crate) fn address_of(&self, range: Range<u64>) -> Result<u64, CopyError> {
         let Range { start, end } = range;
         if start > end || end > self.size() {
             let size = self.size();
@@ -426,8 +438,11 @@ impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block")
             .field("address", &self.address())
-            .field("size", &self.size())
-            .field("stream", &self.registration().lane.id)
+            .field("size", &Bytes(self.size()))
+            .field(
+                "stream",
+                &format_args!("{}", self.registration().lane.label()),
+            )
             .field("source", &self.source())
             .finish_non_exhaustive()
     }

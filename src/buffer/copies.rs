@@ -1,4 +1,4 @@
-//! Elements between a buffer and the host.
+//! Copies of elements between a buffer and the host.
 
 use super::Buffer;
 use crate::block::HostGuard;
@@ -11,8 +11,7 @@ use std::ops::Range;
 use std::panic::Location;
 
 impl<T: NoUninit> Buffer<T> {
-    /// Copies elements into the buffer, from the one numbered `at` on; otherwise as
-    /// [`Block::upload`](crate::Block::upload).
+    /// Copies elements into the buffer, starting at element `at`; see [`Block::upload`](crate::Block::upload).
     ///
     /// ```
     /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
@@ -29,7 +28,7 @@ impl<T: NoUninit> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// As [`Block::upload`](crate::Block::upload); the range is said in bytes.
+    /// Returns the errors of [`Block::upload`](crate::Block::upload), with the range in bytes.
     #[track_caller]
     pub fn upload(
         &mut self,
@@ -42,9 +41,9 @@ impl<T: NoUninit> Buffer<T> {
             .upload(stream, range.start, bytemuck::cast_slice(elements))
     }
 
-    /// Copies elements into the buffer, from its first one on, after all its earlier uses on every stream; later
-    /// uses come after it as after [`Block::write_on`](crate::Block::write_on). The elements are taken, and the
-    /// copy is on its way, when this returns; the future is ready once it is complete.
+    /// Copies elements to the beginning of the buffer, after all earlier uses on every stream. Later uses are ordered
+    /// after the copy as after [`Block::write_on`](crate::Block::write_on). When this returns, the elements are taken and
+    /// the copy is submitted; the future is ready once the copy is complete.
     ///
     /// ```
     /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
@@ -62,12 +61,12 @@ impl<T: NoUninit> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// As [`Block::upload`](crate::Block::upload); the range is said in bytes.
+    /// Returns the errors of [`Block::upload`](crate::Block::upload), with the range in bytes.
     ///
     /// # Cancel safety
-    /// Dropping the future stops the waiting and nothing else: the copy takes place all the same.
+    /// Dropping the future only stops the waiting. The copy still takes place.
     #[track_caller]
-    #[must_use = "errors are had by awaiting it"]
+    #[must_use = "errors are returned when the future is awaited"]
     pub fn write(
         &mut self,
         stream: &Stream,
@@ -125,24 +124,24 @@ impl<T: AnyBitPattern> Buffer<T> {
     /// [`upload`](Self::upload) for an example.
     ///
     /// # Errors
-    /// As [`Block::download`](crate::Block::download); the range is said in bytes.
+    /// Returns the errors of [`Block::download`](crate::Block::download), with the range in bytes.
     #[track_caller]
     pub fn download(&self, stream: &Stream, range: Range<usize>) -> Result<Elements<T>, CopyError> {
         let range = self.bytes_of(range)?;
         Ok(Elements::new(self.block.download(stream, range)?))
     }
 
-    /// Copies all elements to the host, after all that may have written them on any stream: see
-    /// [`Block::read_on`](crate::Block::read_on), and [`write`](Self::write) for an example. The copy is on its way
-    /// when this returns; the future is ready with the elements.
+    /// Copies all elements to the host, after all work that may have written them on any stream; see
+    /// [`Block::read_on`](crate::Block::read_on), and [`write`](Self::write) for an example. When this returns, the copy is
+    /// submitted; the future is ready with the elements.
     ///
     /// # Errors
-    /// As [`Block::download`](crate::Block::download).
+    /// Returns the errors of [`Block::download`](crate::Block::download).
     ///
     /// # Cancel safety
-    /// Dropping the future stops the waiting; what the copy needs on the host stays until it is complete.
+    /// Dropping the future only stops the waiting. Host memory that the copy needs lives until the copy is complete.
     #[track_caller]
-    #[must_use = "the elements are had by awaiting it"]
+    #[must_use = "the future returns the elements when it is awaited"]
     pub fn read(
         &self,
         stream: &Stream,
@@ -153,7 +152,7 @@ impl<T: AnyBitPattern> Buffer<T> {
 }
 
 impl<T: AnyBitPattern + NoUninit> Buffer<T> {
-    /// The same into a slice of the caller's, for as many elements as it has, from the first one on.
+    /// Copies the first elements to the host, as many as the slice holds; otherwise as [`read`](Self::read).
     ///
     /// ```
     /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
@@ -172,11 +171,11 @@ impl<T: AnyBitPattern + NoUninit> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// As [`Block::download`](crate::Block::download); the range is said in bytes.
+    /// Returns the errors of [`Block::download`](crate::Block::download), with the range in bytes.
     ///
     /// # Cancel safety
-    /// The slice is written by a poll of the future, and never by the device: dropped or forgotten, the future
-    /// leaves nothing behind that writes it.
+    /// A poll of the future writes the slice; the device never does. After the future is dropped or forgotten, the slice
+    /// is not written.
     #[track_caller]
     pub fn read_into<'a>(
         &self,
@@ -188,7 +187,7 @@ impl<T: AnyBitPattern + NoUninit> Buffer<T> {
         async move { Ok(download?.copy_to(into).await?) }
     }
 
-    /// The elements, for the host to read and write where they lie: as [`Block::host`](crate::Block::host).
+    /// Returns the elements for the host to read and write in place; see [`Block::host`](crate::Block::host).
     ///
     /// ```
     /// # use weirpool::{Buffer, Pool, Upstream, device::sim::SimDevice};
@@ -207,12 +206,12 @@ impl<T: AnyBitPattern + NoUninit> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// As [`Block::host`](crate::Block::host).
+    /// Returns the errors of [`Block::host`](crate::Block::host).
     ///
     /// # Cancel safety
-    /// As [`Block::host`](crate::Block::host).
+    /// See [`Block::host`](crate::Block::host).
     #[track_caller]
-    #[must_use = "the elements are had by awaiting it"]
+    #[must_use = "the future returns the elements when it is awaited"]
     pub fn host(&mut self) -> impl Future<Output = Result<HostGuard<'_, T>, StreamError>> + Send {
         let len = self.len;
         HostGuard::of(&mut self.block, len, Location::caller())
@@ -226,7 +225,7 @@ impl<T> Buffer<T> {
         self.block.download(stream, range)
     }
 
-    /// A range of elements, in bytes. (The block may be larger than the elements.)
+    /// Converts a range of elements to bytes. It is checked against the elements, since the block may be larger.
     pub(crate) fn bytes_of(&self, range: Range<usize>) -> Result<Range<u64>, CopyError> {
         let bytes = |count: usize| (count as u64).saturating_mul(size_of::<T>() as u64);
         let (start, end) = (bytes(range.start), bytes(range.end));

@@ -1,19 +1,29 @@
-//! A block of so many elements of a type.
+//! Device memory for elements of a type.
+//!
+//! | file | about |
+//! |---|---|
+//! | `mod` | the buffer: a block of elements |
+//! | `copies` | elements between a buffer and the host |
+//! | `slice` | parts of a buffer that are written alone |
 
 mod copies;
+mod slice;
+
+pub use slice::SliceMut;
 
 use crate::block::{Block, DeallocateError, Deallocation};
 use crate::device::{Argument, DeviceAddress};
 use crate::error::{AllocError, StreamError};
-use crate::pool::Pool;
+use crate::pool::{Allocate, Pool};
 use crate::stream::Stream;
+use bytemuck::{AnyBitPattern, Zeroable};
 use std::fmt;
 use std::marker::PhantomData;
 
 /// Device memory for `len` elements of `T`, owned; otherwise as [`Block`].
 ///
-/// The elements live on the device, and are whatever the memory was before until something writes them. The
-/// host has references to them in a [guard](Self::host) only, in memory that it sees.
+/// The elements live on the device. Unless they were allocated [zeroed](Self::allocate_zeroed), they are whatever the memory
+/// was before. The host has references to them in a [guard](Self::host) only, in memory that it sees.
 ///
 /// ```
 /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
@@ -34,12 +44,20 @@ pub struct Buffer<T> {
     elements: PhantomData<fn() -> T>,
 }
 
-impl<T: Copy + 'static> Buffer<T> {
-    /// Allocates `len` elements, waiting for memory if there is none; aligned for `T`.
+impl<T: AnyBitPattern> Buffer<T> {
+    /// Allocates `len` elements, aligned for `T`, and waits for memory if there is none. The elements are whatever the
+    /// memory was before, so any bytes must be valid elements. See [`allocate_zeroed`](Self::allocate_zeroed) for other
+    /// types.
+    ///
+    /// ```compile_fail,E0277
+    /// # use weirpool::{Buffer, Pool, Stream};
+    /// # fn flags(pool: &Pool, stream: &Stream) -> Result<(), weirpool::AllocError> {
+    /// let flags = Buffer::<bool>::try_allocate(pool, stream, 100)?; // a byte of 7 is no `bool`
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// As [`Allocate`](crate::Allocate); a size over what 64 bits can say is
-    /// [`AllocError::TooLarge`].
+    /// As [`Allocate`](crate::Allocate). [`AllocError::TooLarge`] if the number of bytes exceeds 64 bits.
     ///
     /// # Cancel safety
     /// As [`Allocate`](crate::Allocate).
@@ -49,29 +67,79 @@ impl<T: Copy + 'static> Buffer<T> {
         stream: &'a Stream,
         len: usize,
     ) -> impl Future<Output = Result<Self, AllocError>> {
-        // Here and not in the future, since the place in the source is the caller's.
-        let allocation = match Self::bytes(pool, len) {
-            Ok(bytes) => Ok(pool.allocate(stream, bytes)),
-            Err(error) => Err(error),
-        };
-        async move {
-            let block = allocation?.alignment(align_of::<T>() as u64).await?;
-            Ok(Self::over(block, len))
-        }
+        let request = Self::request(pool, stream, len);
+        async move { Ok(Self::over(request?.await?, len)) }
     }
 
-    /// Allocates `len` elements now, or not at all.
+    /// Allocates `len` elements as [`allocate`](Self::allocate), if there is memory now.
     ///
     /// # Errors
     /// As [`Pool::try_allocate`].
     #[track_caller]
     pub fn try_allocate(pool: &Pool, stream: &Stream, len: usize) -> Result<Self, AllocError> {
-        let bytes = Self::bytes(pool, len)?;
-        let request = pool
-            .allocate(stream, bytes)
-            .alignment(align_of::<T>() as u64);
-        let block = request.try_now()?;
+        let block = Self::request(pool, stream, len)?.try_now()?;
         Ok(Self::over(block, len))
+    }
+}
+
+impl<T: Zeroable + Copy + 'static> Buffer<T> {
+    /// Allocates `len` elements, aligned for `T` and filled with zeros, and waits for memory if there is none.
+    ///
+    /// ```
+    /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// # device.block_on(async {
+    /// let flags = Buffer::<bool>::allocate_zeroed(&pool, &stream, 100).await?;
+    /// let bytes = flags.into_block().download(&stream, 0..100)?.await?;
+    /// assert_eq!(bytes, [0; 100]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate), or when the device cannot fill: see [`Request::filled`](crate::Request::filled).
+    ///
+    /// # Cancel safety
+    /// As [`Allocate`](crate::Allocate).
+    #[track_caller]
+    pub fn allocate_zeroed<'a>(
+        pool: &'a Pool,
+        stream: &'a Stream,
+        len: usize,
+    ) -> impl Future<Output = Result<Self, AllocError>> {
+        let request = Self::request(pool, stream, len);
+        async move { Ok(Self::over(request?.zeroed().await?, len)) }
+    }
+
+    /// Allocates `len` elements as [`allocate_zeroed`](Self::allocate_zeroed), if there is memory now.
+    ///
+    /// # Errors
+    /// As [`Pool::try_allocate`], or when the device cannot fill.
+    #[track_caller]
+    pub fn try_allocate_zeroed(
+        pool: &Pool,
+        stream: &Stream,
+        len: usize,
+    ) -> Result<Self, AllocError> {
+        let block = Self::request(pool, stream, len)?.zeroed().try_now()?;
+        Ok(Self::over(block, len))
+    }
+}
+
+impl<T> Buffer<T> {
+    /// Made outside of any future, because the location is the caller's.
+    #[track_caller]
+    fn request<'a>(
+        pool: &'a Pool,
+        stream: &'a Stream,
+        len: usize,
+    ) -> Result<Allocate<'a>, AllocError> {
+        let bytes = Self::bytes(pool, len)?;
+        let request = pool.allocate(stream, bytes);
+        Ok(request.alignment(align_of::<T>() as u64))
     }
 
     fn bytes(pool: &Pool, len: usize) -> Result<u64, AllocError> {

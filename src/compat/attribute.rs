@@ -5,9 +5,9 @@ use crate::pool::Pool;
 
 /// An attribute of CUDA's and HIP's memory pools.
 ///
-/// [`get`](Self::get) and [`set`](Self::set) stand for `cudaMemPoolGetAttribute` and
-/// `cudaMemPoolSetAttribute`. The same figures, and more, are in [`Statistics`](crate::Statistics); the
-/// settings are methods of [`PoolBuilder`](crate::PoolBuilder) and [`Pool`].
+/// [`get`](Self::get) and [`set`](Self::set) correspond to `cudaMemPoolGetAttribute` and
+/// `cudaMemPoolSetAttribute`. [`Statistics`](crate::Statistics) has these figures and more; the settings are methods of
+/// [`PoolBuilder`](crate::PoolBuilder) and [`Pool`].
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -120,8 +120,8 @@ impl Attribute {
     /// of the streams, from which it is computed.
     ///
     /// # Errors
-    /// [`AttributeError::ReadOnly`] for the other attributes, [`AttributeError::NotZero`] for another value
-    /// of a high-water mark.
+    /// Returns [`AttributeError::ReadOnly`] for the other attributes, and [`AttributeError::NotZero`] for a high-water mark
+    /// with a value other than 0.
     #[doc(alias = "cudaMemPoolSetAttribute")]
     #[doc(alias = "cuMemPoolSetAttribute")]
     #[doc(alias = "hipMemPoolSetAttribute")]

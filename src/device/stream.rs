@@ -90,6 +90,10 @@ unsafe impl DeviceStream for super::sim::SimStream {
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
         self.keep_alive()
     }
+
+    fn name(&self) -> Option<Arc<str>> {
+        self.name()
+    }
 }
 
 #[cfg(feature = "cuda")]

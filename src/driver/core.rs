@@ -1,6 +1,6 @@
 //! The ground layer of the driver: the device, the heap behind its lock, and whether the pool is open.
 
-use super::event_log::EventLog;
+use super::event_log::{Entry, EventLog, HistoryEvent, Pages};
 use super::{Change, Counters, Effort, Fills, MaintenanceSettings, Publish, Upstream};
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
 use crate::heap::policy::{Order, Reuse, WaitLimit};
@@ -63,7 +63,8 @@ pub(crate) struct Core {
     capacity: CachePadded<SharedNumber>,
     /// A copy of the heap's reserved bytes, for readers without its lock.
     reserved: CachePadded<SharedNumber>,
-    pub(super) event_log: Option<EventLog>,
+    /// The recent events, if the pool keeps a history.
+    pub(crate) event_log: Option<EventLog>,
     fault: Mutex<Option<DeviceError>>,
 }
 
@@ -187,5 +188,30 @@ impl Core {
         if !self.is_open() || matches!(change, Change::Reservation(_)) {
             self.publisher.publish(change);
         }
+    }
+
+    /// Makes an entry of the event log, if there is one. No lock is held.
+    pub(super) fn entry(&self) -> Option<Entry<'_>> {
+        self.event_log.as_ref().map(EventLog::begin)
+    }
+
+    /// Writes to the event log, if there is one. No lock is held.
+    #[inline]
+    pub(crate) fn write_entry(&self, write: impl FnOnce(Entry<'_>, Totals)) {
+        if let Some(entry) = self.entry() {
+            write(entry, self.totals());
+        }
+    }
+
+    /// Writes an event, which is made only if there is an event log. No lock is held.
+    #[inline]
+    pub(crate) fn write_down(&self, event: impl FnOnce() -> HistoryEvent) {
+        self.write_entry(|entry, totals| entry.write(totals, event()));
+    }
+
+    /// Returns the recent entries of the event log.
+    pub(crate) fn pages(&self) -> Pages {
+        let pages = self.event_log.as_ref().map(EventLog::pages);
+        pages.unwrap_or_default()
     }
 }

@@ -158,6 +158,12 @@ impl Maintenance {
         (figures, pending)
     }
 
+    /// Returns the number of blocks that are pending on a lane's stream, in constant time.
+    pub(crate) fn pending_blocks_on(&self, lane: &Lane) -> usize {
+        let heap = self.heap.lock();
+        inspect::pending_blocks_on(&heap, lane.id) + lane.pending_blocks()
+    }
+
     /// Returns how often memory was mapped or allocated from the device.
     pub(crate) fn growths(&self) -> u64 {
         counters::read(&self.counters.growths)
@@ -222,7 +228,7 @@ impl Maintenance {
     /// asked.
     fn refused_by_device(&self, bytes: u64, reserved: u64) -> Option<MemoryInfo> {
         let is_allowed = reserved.saturating_add(bytes) <= self.capacity();
-        let is_refused = is_allowed && self.pressure.is_felt();
+        let is_refused = is_allowed && self.is_refused();
         let info = is_refused.then(|| self.device.memory_info(self.settings.kind));
         info?.ok()
     }

@@ -8,13 +8,12 @@
 //! No free goes unnoticed: the first free after a flush takes the slow path, which sets the alarm, and maintenance ends
 //! only when all caches are flushed.
 
-use super::streams::Flush;
 use super::supply::Supply;
 use super::{Change, CoalesceHeuristic, gate};
 use crate::device::{Alarm, DeviceError};
 use crate::heap::{Clock, Figures, Growth, Placement, Request, Target, View};
 use crate::id::StreamId;
-use crate::lane::Lane;
+use crate::lane::{Flush, Lane};
 use crate::measure::Mark;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedNumber};
 use std::ops::Deref;

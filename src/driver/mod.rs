@@ -22,7 +22,7 @@
 //! | `reservation` | allocating from memory that is set aside |
 //! | `allocation`, `source` | a block on its way to its user, and where it came from |
 //! | `release` | frees, and allocations that were never used |
-//! | `core`, `streams`, `ordering`, `registry`, `supply`, `memory`, `pressure`, `maintenance` | the layers |
+//! | `core`, `streams`, `ordering`, `registry`, `supply`, `memory`, `maintenance` | the layers |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the driver reports what makes memory reachable |
 //! | `fill` | filling memory that is granted or freed |
@@ -44,7 +44,6 @@ mod memory;
 mod mode;
 mod ordering;
 mod parts;
-mod pressure;
 mod publish;
 mod recipient;
 mod registry;
@@ -70,13 +69,12 @@ pub use heuristic::CoalesceHeuristic;
 pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use parts::{Allocations, Part, Parts};
-pub(crate) use pressure::Spill;
 pub(crate) use publish::{Change, Publish};
 pub(crate) use reservation::Drawn;
 pub use source::Source;
 pub use statistics::{Hits, Statistics};
 pub(crate) use streams::Watches;
-pub(crate) use supply::Supply;
+pub(crate) use supply::{Spill, Supply};
 pub(crate) use upstream::MemorySource;
 pub use upstream::Upstream;
 pub(crate) use walk::HeapWalk;

@@ -157,7 +157,7 @@ impl<'a> Recipient<'a> {
             Ok(None) => Ok(None),
             Err(error) if error.kind() == DeviceErrorKind::OutOfMemory => {
                 self.refused = new;
-                self.driver.pressure.note(true);
+                self.driver.note_refused(true);
                 Ok(None)
             }
             Err(error) => Err(error),

@@ -2,7 +2,6 @@
 
 use super::allocation::Allocation;
 use super::recipient::{Found, Recipient};
-use super::streams::Flush;
 use super::supply::For;
 use super::{Change, Source};
 use crate::device::DeviceError;
@@ -10,6 +9,7 @@ use crate::fault::injected;
 use crate::heap::policy::WaitLimit;
 use crate::heap::{Exchange, Exchanged, Growth, Request, ReservationState};
 use crate::id::ReservationId;
+use crate::lane::Flush;
 use crate::sync::yield_now;
 
 /// The outcome of drawing from a reservation.

@@ -6,14 +6,13 @@ mod exact;
 mod expected;
 
 use super::recipient::{Found, Recipient};
-use super::streams::Flush;
 use super::supply::For;
 use super::{Driver, Effort, Expected, Mode, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::policy::{Order, WaitLimit};
 use crate::heap::{Clock, Fences, Fit, Growth, Offers, Placement, Plan, Request, Target};
-use crate::lane::Lane;
+use crate::lane::{Flush, Lane};
 use crate::policy::{Action, Facts, Prepare, Rules, State, Try};
 use crate::sync::Arc;
 use std::time::Duration;
@@ -156,7 +155,8 @@ impl<'a> Search<'a> {
             // A block that was left may do after all.
             Prepare::Poll => self.poll()? || self.state.facts.is_loose_fit,
             Prepare::FlushAged => {
-                driver.flush(Flush::Older(AGE));
+                let now = driver.device.now();
+                driver.flush(Flush::Older { now, age: AGE });
                 self.finish_flush()?
             }
             Prepare::FlushAll => {

@@ -9,28 +9,15 @@ use crate::fault::injected;
 use crate::heap::policy::Order;
 use crate::heap::{self, Fences};
 use crate::id::{StreamId, StreamNames, Ticket};
-use crate::lane::{Bounds, CachedBlock, Events, Lane, Marker};
+use crate::lane::{Bounds, CachedBlock, Events, Flush, Lane, Marker};
 use crate::sync::{Arc, Busy, Guards};
 use crate::trace;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::task::Waker;
-use std::time::Duration;
 
 /// Watches on points of streams. A watch holds its marker, so that the event is not recorded again.
 pub(crate) type Watches = BTreeMap<(StreamId, Ticket), Watch<Marker>>;
-
-/// Which cached blocks are taken back.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Flush {
-    All,
-    /// All, except for large blocks that their streams freed less than this long ago.
-    Older(Duration),
-    /// Large blocks only.
-    Large,
-    /// Those of streams that were idle since the last such flush.
-    Idle,
-}
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -295,22 +282,12 @@ impl Streams {
     ///
     /// The heap's lock is held throughout, so that no other thread finds a block in neither place and reports that
     /// memory is out. A lane's lock is taken inside the heap's here, and the heap's never inside a lane's.
-    pub(crate) fn flush(&self, flush: Flush) -> bool {
-        let now = match flush {
-            Flush::Older(_) => self.device.now(),
-            _ => Duration::ZERO,
-        };
+    pub(crate) fn flush(&self, which: Flush) -> bool {
         let lanes = self.lanes();
         let mut heap = self.heap.lock();
         let mut has_any = false;
         for lane in lanes.iter() {
-            let flushed = match flush {
-                Flush::All => lane.cache.flush(),
-                Flush::Older(age) => lane.cache.flush_older(now, age),
-                Flush::Large => lane.cache.flush_large(),
-                Flush::Idle => lane.cache.flush_if_idle(),
-            };
-            for CachedBlock { id, ticket, .. } in flushed {
+            for CachedBlock { id, ticket, .. } in lane.cache.flush(which) {
                 heap.take_back(id, Fences::one(lane.id, ticket));
                 has_any = true;
             }

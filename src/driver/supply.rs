@@ -1,9 +1,14 @@
 //! The supply layer: carries out the heap's plans on the device, and gives memory back to it.
+//!
+//! The device may refuse memory within the pool's capacity, because others hold it. Other pools of this process that keep
+//! free memory of the same device spill then: they release as much as is needed, unless requests wait for it there, or all
+//! of them together have too little. Other processes cannot be asked, nor can they tell when they let go. While a request
+//! waits and the device refuses, the device is asked again from time to time: first for how much it has left, because
+//! asking for more would take all of it for a moment.
 
 use super::memory::Memory;
-use super::pressure::Pressure;
 use super::streams::Streams;
-use super::{Change, HistoryEvent, Spill, counters};
+use super::{Change, HistoryEvent, counters};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::heap::policy::Order;
 use crate::heap::{
@@ -11,9 +16,12 @@ use crate::heap::{
     Target,
 };
 use crate::id::StreamId;
-use crate::sync::{Guards, Mutex};
+use crate::sync::{Guards, Mutex, Ordering, SharedFlag};
 use crate::trace;
 use std::ops::Deref;
+
+/// Makes other pools than the one of this layer release that many bytes. Returns how many they released.
+pub(crate) type Spill = fn(&Supply, u64) -> u64;
 
 /// Whom a plan is carried out for.
 #[derive(Debug)]
@@ -42,7 +50,9 @@ pub(crate) struct Supply {
     pub(super) memory: Memory,
     /// How much free memory may be remapped.
     budget: Mutex<Budget>,
-    pub(crate) pressure: Pressure,
+    /// The device refused when it was last asked for memory.
+    is_refused: SharedFlag,
+    spill: Spill,
 }
 
 impl Deref for Supply {
@@ -62,7 +72,8 @@ impl Supply {
         let supply = Self {
             memory: Memory::new(streams.device.clone(), settings),
             budget: Mutex::new(Guards::Budget, Budget::new(settings.remapping)),
-            pressure: Pressure::new(spill),
+            is_refused: SharedFlag::new(false),
+            spill,
             streams,
         };
         supply.reserve_addresses(supply.capacity())?;
@@ -168,7 +179,7 @@ impl Supply {
             grant
         });
         self.noted(address)?;
-        self.pressure.note(false);
+        self.note_refused(false);
         counters::add(&self.counters.growths, 1);
         trace::grown(bytes, 1);
         Ok(grant)
@@ -227,7 +238,7 @@ impl Supply {
         }
         let Some(error) = error else {
             if created > 0 {
-                self.pressure.note(false);
+                self.note_refused(false);
             }
             return Ok(grant);
         };
@@ -255,7 +266,7 @@ impl Supply {
     /// asked, it would give all that it has, and get it back, at every search of a waiter.
     fn foresee_refusal(&self, mapping: &Mapping) -> Option<DeviceError> {
         let bytes = mapping.new_bytes();
-        if bytes == 0 || !self.pressure.is_felt() {
+        if bytes == 0 || !self.is_refused() {
             return None;
         }
         let left = self.device.memory_info(self.settings.kind).ok()?.free;
@@ -312,6 +323,72 @@ impl Supply {
             }
         }
         (release.spans.len(), None)
+    }
+
+    /// Returns whether the device refused when it was last asked for memory.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note_refused(&self, is_refused: bool) {
+        if self.is_refused() != is_refused {
+            self.is_refused.store(is_refused, Ordering::Relaxed);
+        }
+    }
+
+    /// Makes other pools release the memory that a refused request lacks, if they have that much. Says whether any
+    /// did.
+    pub(super) fn spill_for(&self, bytes: u64) -> bool {
+        let geometry = self.settings.geometry;
+        let step = geometry.chunk_bytes;
+        // Free chunks of this pool are remapped, if they can be.
+        let own = if geometry.virtual_memory {
+            self.totals().whole_free_chunks * step
+        } else {
+            0
+        };
+        let lacking = bytes.saturating_sub(own).max(1).next_multiple_of(step);
+        (self.spill)(self, lacking) > 0
+    }
+
+    /// Returns how many bytes the device itself could give.
+    pub(crate) fn left_on_device(&self) -> u64 {
+        let info = self.device.memory_info(self.settings.kind);
+        info.map_or(0, |info| info.free)
+    }
+
+    /// Returns whether the device refused, and has less than this many bytes by now.
+    pub(super) fn is_short_of(&self, bytes: u64) -> bool {
+        self.is_refused() && self.left_on_device() < bytes
+    }
+
+    /// Returns whether the device refuses memory that it has, although nothing of the pool is in use or on its way:
+    /// then no other pool or process stands in the way, and only time would pass.
+    pub(super) fn refuses_for_no_reason(&self, bytes: u64) -> bool {
+        let totals = self.totals();
+        let in_use = totals.in_use.current + totals.claimed + totals.planned;
+        bytes > 0 && in_use == 0 && self.left_on_device() >= bytes
+    }
+
+    /// Returns how many bytes could be released at once for another pool; none while a request waits here. If `asks`,
+    /// flushes the caches and asks the streams first.
+    pub(crate) fn could_give(&self, asks: bool) -> u64 {
+        if !self.is_open() {
+            return 0;
+        }
+        if asks {
+            // A failure is noted; the rest may be enough.
+            let _ = self.reclaim();
+        }
+        self.totals().releasable
+    }
+
+    /// Releases up to this many free bytes for another pool. Returns how many.
+    pub(crate) fn give(&self, bytes: u64) -> u64 {
+        let step = self.settings.geometry.chunk_bytes;
+        let target = Target::Bytes(bytes.next_multiple_of(step));
+        // A failure is noted; the rest may be enough.
+        self.release_and_publish(target).unwrap_or(0)
     }
 }
 

@@ -10,10 +10,9 @@
 
 use super::Driver;
 use super::memory::Held;
-use super::streams::Flush;
 use crate::device::{Device, MemoryKind, Watch};
 use crate::heap::inspect;
-use crate::lane::{Lane, Marker};
+use crate::lane::{Flush, Lane, Marker};
 use crate::sync::plain::{AtomicU64, Ordering};
 use crate::sync::{Arc, assert_unlocked, plain};
 use crate::trace;

@@ -7,7 +7,7 @@
 //! | *tiling* | Live blocks are disjoint; the blocks of a segment tile it. |
 //! | *order* | Memory is reused only after every use of its earlier life, on every stream, through any chain of frees, flushes, splits and merges. A use on a further stream happens after the grant. Splits and merges carry the union of the fences; neighbours with different fences merge only for the request that needs that range. |
 //! | *conservation* | free + pending + used + claimed = reserved at every step of the heap, and free + used + pending = reserved when nothing is under way. No figure falls below zero. |
-//! | *completes-once* | Every deallocation completes exactly once. Awaiting it reports its own ticket, whoever owns the bytes by then. |
+//! | *completes-once* | Every deallocation completes exactly once. Awaiting it reports its own ticket, even if the memory has another owner by then. |
 //! | *no-lock-across-calls* | No lock is held across a device call that can wait, nor while a waker or user code runs. |
 //! | *last-resort* | Out-of-memory is reported only after reaping completed events, flushing caches, searching again and trimming. |
 //! | *stable-ids* | Streams are keyed by ids that are never reused, never by driver handles, which are. |
@@ -29,7 +29,7 @@ use std::collections::BTreeSet;
 /// Checks what must hold at every step.
 ///
 /// # Errors
-/// The first violation that is found.
+/// Returns the first violation.
 pub(crate) fn invariants(heap: &Heap) -> Result<(), String> {
     tiling(heap)?;
     totals(heap)?;
@@ -37,10 +37,10 @@ pub(crate) fn invariants(heap: &Heap) -> Result<(), String> {
     states(heap)
 }
 
-/// Checks that no block is granted or claimed any more. Every test ends with this.
+/// Checks that no block is granted or claimed any more. Tests end with this.
 ///
 /// # Errors
-/// What is left over.
+/// Returns what is still granted or claimed.
 pub(crate) fn conserved(heap: &Heap) -> Result<(), String> {
     invariants(heap)?;
     let totals = heap.totals();
@@ -132,7 +132,7 @@ fn totals(heap: &Heap) -> Result<(), String> {
     Ok(())
 }
 
-/// Every block is in the index of its state, under its size, and in no other.
+/// Checks that every block is in the index of its state, under its size, and in no other index.
 fn indexes(heap: &Heap) -> Result<(), String> {
     let (blocks, index) = (heap.map.blocks(), heap.map.index());
     let compare = |what: &str, indexed: Vec<(u64, BlockId)>, is_in: &dyn Fn(&State) -> bool| {
@@ -163,8 +163,8 @@ fn indexes(heap: &Heap) -> Result<(), String> {
     Ok(())
 }
 
-/// No fence of a pending block is known to be complete (*order*), reservations of reserved blocks exist, holes are whole
-/// chunks, and room lies above a block that may grow into it.
+/// Checks that no fence of a pending block is known to be complete (*order*), that reservations of reserved blocks
+/// exist, that holes are whole chunks, and that room lies above a block that may grow into it.
 fn states(heap: &Heap) -> Result<(), String> {
     let blocks = heap.map.blocks();
     for (id, block) in blocks.iter() {

@@ -82,7 +82,7 @@ impl Fences {
         }
     }
 
-    /// Adds a fence. Of two points of one stream the later one stays.
+    /// Adds a fence. If the set has a point of this stream already, the later of the two stays.
     pub(crate) fn join(&mut self, fence: Fence) {
         match &mut self.0 {
             Points::None => self.0 = Points::One(fence.stream, fence.ticket),

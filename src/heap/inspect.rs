@@ -148,6 +148,11 @@ pub(crate) fn pending_on(heap: &Heap, stream: StreamId) -> u64 {
     heap.map.index().pending.bytes_waiting_for(stream)
 }
 
+/// Returns the number of those blocks, in constant time.
+pub(crate) fn pending_blocks_on(heap: &Heap, stream: StreamId) -> usize {
+    heap.map.index().pending.blocks_waiting_for(stream)
+}
+
 /// Returns all reservations, with the bytes of each that are not granted.
 pub(crate) fn reservations(heap: &Heap) -> impl Iterator<Item = (ReservationId, u64)> + '_ {
     let reservations = heap.map.index().reserved.keys();

@@ -1,9 +1,10 @@
-//! Decisions as pure functions, and the words in which a user states them.
+//! The allocation policies that a user chooses, and the pure functions that apply them.
 
 use super::forecast::{Donor, Forecast, TOLERANCE, Taker};
+use crate::measure::debug_in_units;
 use std::time::Duration;
 
-/// What comes first when free memory does not do: sources 4 and 5 of the reuse ladder.
+/// Whether a pool grows or waits first when free memory does not suffice.
 ///
 /// ```
 /// use std::time::Duration;
@@ -30,22 +31,22 @@ use std::time::Duration;
     serde(rename_all = "snake_case")
 )]
 pub enum Order {
-    /// Take more from the device, or map free memory elsewhere (which of them, [`Remapping`](crate::Remapping) says),
-    /// before making a stream wait.
+    /// Take more memory from the device, or map free memory elsewhere, before making a stream wait. The default.
+    /// [`Remapping`](crate::Remapping) chooses between the two.
     ///
-    /// The default: growth happens a few times in a service's life, a stall at every turn. Where there is no more to
-    /// be taken or mapped, a stream that may be made to wait, as [`WaitLimit`] says, waits for pending memory of just
-    /// the size that is wanted before others are asked whether they are done: if it is set back by a millisecond at
-    /// most, beyond its own work.
+    /// A service grows a few times in its life, but would stall at every turn. Where no more memory can be taken or
+    /// mapped, a stream may wait on the device for pending memory of exactly the requested size, as [`WaitLimit`]
+    /// allows, before the pool polls for completed events. It does so if the wait delays the stream by at most a
+    /// millisecond beyond its own work.
     #[default]
     GrowFirst,
-    /// Use memory that streams are about to pass before taking more: behind a wait on the device, or,
-    /// for an awaited allocation, by awaiting what was on its way when it came, and no longer. Less
-    /// memory; streams and tasks may be delayed within what [`WaitLimit`] allows.
+    /// Use memory that other streams are about to release before taking more: behind a wait on the device, or, for an
+    /// awaited allocation, by awaiting the memory that was pending when the request arrived, and no longer. This needs
+    /// less memory, but may delay streams and tasks within the bounds of [`WaitLimit`].
     WaitFirst,
 }
 
-/// How far a device-side wait may set a stream back.
+/// How far a device-side wait may delay a stream.
 ///
 /// ```
 /// use std::time::Duration;
@@ -72,23 +73,23 @@ pub enum Order {
     serde(rename_all = "snake_case")
 )]
 pub enum WaitLimit {
-    /// Only for memory that is expected before the stream's own work is through, so that it hardly
-    /// ever stalls. What is expected comes from how long each stream's events took so far.
+    /// Wait only for memory that is expected before the stream's own work ends, so that the stream hardly ever
+    /// stalls. The expectation comes from how long each stream's events took so far.
     #[default]
     Tail,
-    /// For whatever is pending, as CUDA's and HIP's pools do. Of memory of one size it is the one that is expected to
-    /// be complete first.
+    /// Wait for any pending memory, as CUDA's and HIP's pools do. Among blocks of equal size, the pool takes the one
+    /// that is expected to complete first.
     Unlimited,
 }
 
-/// Which memory may be reused for a stream, by why it is safe. CUDA and HIP have the same three.
+/// Which memory of other streams may be reused, by the reason why it is safe. CUDA and HIP have these three settings.
 ///
 /// ```
 /// use std::time::Duration;
 /// use weirpool::device::sim::{Operation, SimDevice};
 /// use weirpool::{Pool, Reuse, Source, Stream};
 ///
-/// /// What a second stream is given of the memory that a first one uses and has freed.
+/// /// Returns the source from which a second stream is served after a first one used and freed all memory.
 /// fn reused(reuse: Reuse, meanwhile: fn(&SimDevice, &Stream, &Stream)) -> Option<Source> {
 ///     let device = SimDevice::new();
 ///     let pool = Pool::builder(device.clone()).capacity(32 << 20).reuse(reuse).build().unwrap();
@@ -119,9 +120,9 @@ pub enum WaitLimit {
 pub struct Reuse {
     /// Memory freed on another stream before an event that this stream waited for.
     pub follow_event_dependencies: bool,
-    /// Memory of other streams whose work is seen to be complete, by asking while allocating. Without
-    /// it reuse is deterministic: other streams' memory is free only once somebody synchronized, or
-    /// waits for memory, which is the same.
+    /// Memory of other streams whose work is complete, found by polling events during an allocation. Without it,
+    /// reuse is deterministic: memory of other streams becomes free only when a caller synchronizes or waits for
+    /// memory.
     pub opportunistic: bool,
     /// Memory pending on another stream, behind a wait on the device that the pool inserts.
     pub internal_dependencies: bool,
@@ -134,14 +135,14 @@ impl Default for Reuse {
 }
 
 impl Reuse {
-    /// All three: the default, as in CUDA.
+    /// All three. The default, as in CUDA.
     pub const ALL: Self = Self {
         follow_event_dependencies: true,
         opportunistic: true,
         internal_dependencies: true,
     };
 
-    /// None: a stream reuses what it freed itself, and what is known to be complete.
+    /// None of them: a stream reuses memory that it freed itself, and memory that is known to be complete.
     pub const NONE: Self = Self {
         follow_event_dependencies: false,
         opportunistic: false,
@@ -149,12 +150,12 @@ impl Reuse {
     };
 }
 
-/// How much a pool may hold before it gives free memory back to the device by itself.
+/// How much memory a pool may hold before it releases free memory to the device unasked.
 ///
-/// It does so now and then, off the hot path, and only with what was free for a while (see
-/// [`PoolBuilder::maintenance_interval`]). What a stream's lane keeps is looked at with that: a free that goes to
-/// the lane alone begins no maintenance. CUDA and HIP call this `ReleaseThreshold`; Warp takes a fraction of the
-/// device's memory, too.
+/// Maintenance does this periodically, off the hot path, and only with memory that was free for a while; see
+/// [`PoolBuilder::maintenance_interval`]. Maintenance also inspects the lanes' caches, but a free that goes to a lane
+/// alone does not start it. CUDA and HIP call this `ReleaseThreshold`; Warp accepts a fraction of the device's memory,
+/// too.
 ///
 /// ```
 /// use std::time::Duration;
@@ -165,9 +166,9 @@ impl Reuse {
 /// let pool = Pool::builder(device.clone()).release_threshold(threshold).build()?;
 /// let stream = pool.register(&device.create_stream())?;
 /// drop(pool.try_allocate(&stream, 256 << 20)?);
-/// assert_eq!(pool.statistics().reserved.current, 256 << 20); // not by the free itself
+/// assert_eq!(pool.statistics().reserved.current, 256 << 20); // the free itself releases nothing
 /// for _ in 0..4 {
-///     device.advance(Duration::from_millis(10)); // maintenance is due once in so long
+///     device.advance(Duration::from_millis(10)); // the interval of maintenance
 /// }
 /// assert_eq!(pool.statistics().reserved.current, 64 << 20);
 /// pool.set_release_threshold(ReleaseThreshold::Fraction(0.5))?; // of the device's memory, from now on
@@ -175,7 +176,7 @@ impl Reuse {
 /// ```
 ///
 /// [`PoolBuilder::maintenance_interval`]: crate::PoolBuilder::maintenance_interval
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -183,16 +184,17 @@ impl Reuse {
 )]
 #[non_exhaustive]
 pub enum ReleaseThreshold {
-    /// Give nothing back unasked: the default. With the threshold of 0 that CUDA's pools have, an
-    /// allocation, a free and a synchronization of 1 MiB take 85 us on an H200, and 1.6 us where memory
-    /// is kept.
+    /// Release nothing unasked. The default. With a threshold of 0, the default of CUDA's pools, allocating, freeing
+    /// and synchronizing 1 MiB takes 85 us on an H200; it takes 1.6 us where memory is kept.
     #[default]
     Keep,
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
     /// A fraction of the device's memory, from 0 to 1.
     Fraction(f64),
 }
+
+debug_in_units!(enum ReleaseThreshold { Keep, Bytes(inner as bytes), Fraction(inner) });
 
 impl ReleaseThreshold {
     pub(crate) fn is_valid(self) -> bool {
@@ -202,7 +204,7 @@ impl ReleaseThreshold {
         }
     }
 
-    /// In bytes, on a device of `total` bytes.
+    /// Returns the threshold in bytes, on a device of `total` bytes.
     pub(crate) fn bytes(self, total: u64) -> u64 {
         match self {
             Self::Keep => u64::MAX,
@@ -214,15 +216,15 @@ impl ReleaseThreshold {
 
 /// When the event of a free is recorded.
 ///
-/// An event recorded later than the free also covers what was submitted in between: safe, but it
-/// delays other streams. An event at every free is exact, but costs a driver call. While anybody
-/// waits, every policy seals at once.
+/// An event recorded later than the free also covers work submitted in between. That is safe, but delays other
+/// streams. An event at every free is exact, but costs a driver call each. While any request waits, every policy seals
+/// at once.
 ///
 /// ```
 /// use weirpool::device::sim::{Call, SimDevice};
 /// use weirpool::{Pool, Sealing};
 ///
-/// /// How many events are recorded for 64 frees of 64 KiB.
+/// /// Returns how many events are recorded for 64 frees of 64 KiB.
 /// fn events(sealing: Sealing) -> Result<u64, Box<dyn std::error::Error>> {
 ///     let device = SimDevice::new();
 ///     let pool = Pool::builder(device.clone()).sealing(sealing).build()?;
@@ -234,12 +236,12 @@ impl ReleaseThreshold {
 /// }
 ///
 /// assert_eq!(events(Sealing::EveryFree)?, 64);
-/// assert_eq!(events(Sealing::Bytes(1 << 20))?, 3); // whenever more than that was freed
-/// assert_eq!(events(Sealing::Spaced(1 << 18))?, 4); // after 5, 9, 17 and 33, since they come at once; and not 12 times
-/// assert_eq!(events(Sealing::OnDemand)?, 0); // until somebody needs it, or `Stream::seal`
+/// assert_eq!(events(Sealing::Bytes(1 << 20))?, 3); // whenever more than 1 MiB is unsealed
+/// assert_eq!(events(Sealing::Spaced(1 << 18))?, 4); // after 5, 9, 17 and 33 frees; spaced, since they come at once
+/// assert_eq!(events(Sealing::OnDemand)?, 0); // until another stream needs the memory, or `Stream::seal`
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -248,17 +250,20 @@ impl ReleaseThreshold {
 pub enum Sealing {
     /// At every free.
     EveryFree,
-    /// Once so many bytes were freed on a stream since its last event, and not taken again by it.
+    /// Once more than this many bytes were freed on a stream since its last event, and not reused by it.
     Bytes(u64),
-    /// The same, but once up to eight times as many were while there would be an event every few microseconds otherwise: an
-    /// event takes as long as several allocations. Not where somebody else wants what was freed, or memory is given back
-    /// to the device unasked. The default, with 4 MiB; [`guide::performance`](crate::guide::performance) says why.
+    /// As `Bytes`, but the bound rises up to eightfold while frees would otherwise record an event every few
+    /// microseconds: recording an event takes as long as several allocations. The bound does not rise where another
+    /// stream wants the freed memory, or where the pool releases memory unasked. The default, with 4 MiB;
+    /// [`guide::performance`](crate::guide::performance) says why.
     Spaced(u64),
-    /// When somebody asks: a waiter, an allocation that finds nothing else, [`Stream::seal`].
+    /// On demand: for a waiter, for an allocation that finds no other memory, or by [`Stream::seal`].
     ///
     /// [`Stream::seal`]: crate::Stream::seal
     OnDemand,
 }
+
+debug_in_units!(enum Sealing { EveryFree, Bytes(inner as bytes), Spaced(inner as bytes), OnDemand });
 
 impl Default for Sealing {
     fn default() -> Self {
@@ -267,7 +272,7 @@ impl Default for Sealing {
 }
 
 impl Sealing {
-    /// Unsealed bytes above which a free seals.
+    /// Returns the number of unsealed bytes above which a free seals.
     pub(crate) fn bound(self) -> u64 {
         match self {
             Self::EveryFree => 0,
@@ -278,8 +283,8 @@ impl Sealing {
 }
 
 impl WaitLimit {
-    /// When the donor is expected, if the taker may be made to wait for it. Within the tail it is in time, whenever
-    /// that is: which of several is taken is left to how well they pack.
+    /// Returns when the donor is expected to be complete, or `None` if the taker may not be made to wait for it. With
+    /// [`Tail`](Self::Tail) all allowed donors are in time and count as equal, so that the best fit is taken.
     pub(crate) fn forecast(self, donor: Donor, taker: Taker) -> Option<Forecast> {
         self.allows(donor, taker).then(|| match self {
             Self::Tail => Forecast::default(),
@@ -287,10 +292,10 @@ impl WaitLimit {
         })
     }
 
-    /// Whether the taker may be made to wait for the donor.
+    /// Returns whether the taker may be made to wait for the donor.
     ///
-    /// A ticket that is not sealed would be sealed late, and cover work submitted after the free:
-    /// nobody is made to wait for it while other memory can do.
+    /// A ticket that is not sealed yet would be sealed late and would cover work submitted after the free. Streams are
+    /// not made to wait for it while other memory suffices.
     pub(crate) fn allows(self, donor: Donor, taker: Taker) -> bool {
         match (self, donor.sealed_at) {
             (Self::Unlimited, _) => true,
@@ -304,8 +309,8 @@ impl WaitLimit {
         }
     }
 
-    /// Returns when the taker may be made to wait for the donor, if it may not now, but will although nothing else
-    /// happens: its own work outlasts the rest of the donor's from then on.
+    /// Returns the time from which the taker may be made to wait for the donor, if it may not now but will without any
+    /// other change: from then on its own work outlasts the rest of the donor's.
     pub(crate) fn allows_from(self, donor: Donor, taker: Taker) -> Option<Duration> {
         let sealed_at = donor.sealed_at.filter(|_| self == Self::Tail)?;
         let ahead = taker.tail.saturating_sub(taker.now);
@@ -334,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_waits_only_for_what_comes_before_its_own_tail() {
+    fn stream_waits_only_for_donors_before_its_own_tail() {
         let taker = Taker {
             now: ms(10),
             tail: ms(12),
@@ -349,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_what_is_overdue() {
+    fn overdue_donor_is_not_waited_for() {
         let at = |now| Taker {
             now,
             tail: now + ms(10),
@@ -359,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_is_allowed_from_the_time_that_is_told_ahead() {
+    fn wait_is_allowed_from_the_predicted_time() {
         let donor = donor(Some(ms(20)));
         let at = |now| Taker {
             now,
@@ -379,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_stream_is_not_made_to_wait() {
+    fn idle_stream_is_not_made_to_wait() {
         let taker = Taker {
             now: ms(10),
             tail: ms(10),

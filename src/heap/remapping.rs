@@ -1,27 +1,26 @@
-//! How much of the time goes into mapping free memory elsewhere: a policy, and the budget that it gives.
+//! How much time goes into mapping free memory elsewhere: the policy, and the budget that follows from it.
 
 use super::window::Growth;
 use std::time::Duration;
 
-/// How much of the time goes into mapping free memory elsewhere, where it lies in pieces and a request needs one,
-/// rather than taking more from the device.
+/// How much time a pool spends on mapping scattered free memory into one range, rather than taking new memory.
 ///
-/// A handle that moves takes some 64 us of the host's time, and saves one. A new one takes as long, once, and is there
-/// from then on. So a service that allocates every 50 us is best off if all that is free is moved before any more is
-/// taken: that is a percent or two of its time. One that allocates every 300 ns would do little else.
+/// Moving a chunk takes about 64 us of host time and saves one new chunk. A new chunk takes as long, but only once. So a
+/// service that allocates every 50 us is best off if all free memory is moved before the pool grows: that costs 1 to 2 %
+/// of its time. A service that allocates every 300 ns would do little else.
 ///
-/// Beyond its share of the time a pool takes new memory, where the capacity and the device have it, and is no larger
-/// for that than twice the most that was in use. Where there is no new memory, what is free is moved whatever the
-/// policy: nothing fails for it. Where [waiting] comes first, a request that may wait does so before
-/// more is moved, as before more is taken.
+/// When its share of the time is used up, a pool takes new memory instead, as long as the capacity and the device have
+/// it, and up to twice the most that was in use. Where there is no new memory, free memory is moved whatever the policy,
+/// so no request fails because of it. With [`Order::WaitFirst`](crate::Order::WaitFirst), a request that may wait does
+/// so before the pool moves or takes more.
 ///
-/// What is asked for is neither limited nor counted: [`Pool::coalesce`], and a [`CoalesceHeuristic`]. Without
-/// [virtual memory](crate::Upstream::Virtual) nothing is moved at all.
+/// Explicit coalescing is neither limited nor counted: [`Pool::coalesce`] and [`CoalesceHeuristic`]. Without
+/// [virtual memory](crate::Upstream::Virtual) nothing is moved.
 ///
 /// ```
 /// use weirpool::{Pool, Remapping, device::sim::SimDevice};
 ///
-/// /// MiB held, once half of 16 are free, in pieces, and somebody wants that in one.
+/// /// Returns the MiB held after half of 16 MiB is freed in pieces and requested again as one block.
 /// fn held(remapping: Remapping) -> Result<u64, Box<dyn std::error::Error>> {
 ///     let pool = Pool::builder(SimDevice::new())
 ///         .chunk_bytes(2 << 20)
@@ -36,14 +35,13 @@ use std::time::Duration;
 /// }
 ///
 /// assert_eq!(held(Remapping::Always)?, 16);
-/// assert_eq!(held(Remapping::default())?, 16); // it does not come often
+/// assert_eq!(held(Remapping::default())?, 16); // within the share, since it happens once
 /// assert_eq!(held(Remapping::Never)?, 24);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// [`CoalesceHeuristic`]: crate::CoalesceHeuristic
 /// [`Pool::coalesce`]: crate::Pool::coalesce
-/// [waiting]: crate::Order::WaitFirst
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(
     feature = "serde",
@@ -52,17 +50,17 @@ use std::time::Duration;
 )]
 #[non_exhaustive]
 pub enum Remapping {
-    /// What is free is moved before more is taken, however often. The least memory.
+    /// Move free memory before taking more, however often. Needs the least memory.
     Always,
-    /// This share of the time at most: more than 0, and up to 1. The default is an eighth, and
+    /// Spend at most this share of the time: more than 0, up to 1. The default is 1/8;
     /// [`guide::performance`](crate::guide::performance) says why.
     ///
-    /// It is the pool's, on the device's clock, however many threads there are: 1953 moves a second for an eighth. Up to
-    /// 256 moves that were not made are saved for when they are needed, and each new handle comes with 1: a pool that
-    /// grows to its size packs on its way.
+    /// The share is one for the pool, on the device's clock, however many threads there are: 1/8 is 1953 moves a
+    /// second. The pool saves up to 256 unused moves, and earns 1 with each new chunk, so that a pool that grows to its
+    /// size packs on its way.
     Share(f64),
-    /// Only where there is no new memory. The least time of the host's, and the most memory: the capacity is its only
-    /// bound, and not twice what was in use.
+    /// Move only where there is no new memory. Needs the least host time and the most memory: only the capacity bounds
+    /// the pool, not twice the memory in use.
     Never,
 }
 
@@ -81,25 +79,25 @@ impl Remapping {
     }
 }
 
-/// What a move costs: on an H200, 36 us to map a handle and 30 to unmap it, in the midst of other work.
+/// The cost of a move. On an H200, amid other work, mapping a chunk takes 36 us and unmapping it 30 us.
 const MOVE: Duration = Duration::from_micros(64);
 
-/// Moves that are saved up at most, and that a pool begins with.
+/// The number of moves that can be saved up, and that a pool begins with.
 const BURST: u32 = 256;
 
-/// Moves that a new handle comes with.
+/// The number of moves that are earned with a new chunk.
 const WITH_NEW: u32 = 1;
 
-/// What accrues at a time at least: so much, rounded to nanoseconds, is nearly exact.
+/// The smallest credit that is added at once. Rounding it to nanoseconds is nearly exact.
 const LEAST: Duration = Duration::from_nanos(100);
 
-/// What may be moved, by the clock: a bucket into which a share of the time flows.
+/// The budget of moves: a token bucket into which a share of the time flows.
 #[derive(Debug)]
 pub(crate) struct Budget {
     remapping: Remapping,
     /// Time that may go into moves.
     credit: Duration,
-    /// When that was so.
+    /// When the credit was last updated.
     at: Duration,
 }
 
@@ -112,7 +110,7 @@ impl Budget {
         }
     }
 
-    /// How a request is to grow now.
+    /// Returns the growth that a request may plan with now.
     pub(crate) fn growth(&mut self, now: Duration) -> Growth {
         match self.remapping {
             Remapping::Always => Growth::Allowed,
@@ -125,8 +123,8 @@ impl Budget {
         }
     }
 
-    /// So many handles were moved, and so many are new. What was moved beyond the credit, since there was no new memory, is
-    /// not owed.
+    /// Accounts for chunks that were moved and chunks that are new. Moves beyond the credit, made because there was no
+    /// new memory, are not owed.
     pub(crate) fn note(&mut self, moved: u64, new: u64) {
         let times = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
         let spent = MOVE.saturating_mul(times(moved));
@@ -136,11 +134,11 @@ impl Budget {
     }
 
     fn accrue(&mut self, now: Duration, share: f64) {
-        // Of several who look at the clock the latest may be first.
+        // With several callers, one may have read the clock before the last update.
         let elapsed = now.saturating_sub(self.at);
         let accrued = Duration::try_from_secs_f64(elapsed.as_secs_f64() * share);
         let accrued = accrued.unwrap_or(Duration::MAX);
-        // A part of a nanosecond would be lost, at each look: it is left until it has become more.
+        // Fractions of a nanosecond would be lost at each call. The time is left until enough has elapsed.
         if accrued >= LEAST {
             self.at += elapsed;
             self.add(accrued);
@@ -167,12 +165,12 @@ mod tests {
     fn moves(budget: &mut Budget, now: Duration) -> u64 {
         match budget.growth(now) {
             Growth::Sparing(moves) => moves,
-            growth => panic!("a share is sparing, and not {growth:?}"),
+            growth => panic!("expected a share to give `Growth::Sparing`, got {growth:?}"),
         }
     }
 
     #[test]
-    fn a_share_of_the_time_accrues() {
+    fn credit_accrues_with_a_share_of_the_time() {
         let mut budget = an_eighth();
         budget.note(256, 0);
         assert_eq!(moves(&mut budget, us(0)), 0);
@@ -184,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn it_begins_with_a_burst_and_saves_no_more_than_that() {
+    fn budget_begins_with_a_burst_and_saves_no_more() {
         let mut budget = an_eighth();
         assert_eq!(moves(&mut budget, us(0)), 256);
         assert_eq!(moves(&mut budget, Duration::from_secs(3600)), 256);
@@ -194,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_moved_beyond_it_is_not_owed() {
+    fn moves_beyond_the_credit_are_not_owed() {
         let mut budget = an_eighth();
         budget.note(u64::MAX, 0);
         assert_eq!(moves(&mut budget, us(0)), 0);
@@ -202,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn new_handles_come_with_moves() {
+    fn new_chunks_earn_moves() {
         let mut budget = an_eighth();
         budget.note(256, 0);
         budget.note(0, 3);
@@ -214,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stands_still_or_is_seen_late_gives_nothing() {
+    fn clock_that_stands_still_or_goes_back_earns_nothing() {
         let mut budget = an_eighth();
         budget.growth(us(10_000));
         budget.note(256, 0);
@@ -224,10 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn a_small_share_accrues_however_often_it_is_looked_at() {
+    fn small_share_accrues_however_often_it_is_polled() {
         let mut budget = Budget::new(Remapping::Share(0.0001));
         budget.note(256, 0);
-        // 64 us in 640 ms, but for what is rounded.
+        // One move of 64 us accrues in 640 ms, up to rounding.
         let moves: Vec<_> = (1..165_000)
             .map(|look| moves(&mut budget, us(4 * look)))
             .collect();
@@ -236,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_policies_keep_no_account() {
+    fn other_policies_keep_no_account() {
         for (remapping, growth) in [
             (Remapping::Always, Growth::Allowed),
             (Remapping::Never, Growth::New),
@@ -249,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_of_the_whole() {
+    fn share_is_between_zero_and_one() {
         for share in [1e-9, 0.5, 1.0] {
             assert!(Remapping::Share(share).is_valid(), "{share}");
         }

@@ -13,21 +13,21 @@ use super::request::{Grant, Request, View};
 use crate::id::ReservationId;
 use std::collections::BTreeMap;
 
-/// What came to a reservation so far, and what may still come. A search that found too little compares this to see
-/// whether it is out of date.
+/// The memory that came to a reservation so far, and that may still come. A search that found too little compares two of
+/// these to see whether its result is out of date.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Arrivals {
     /// How often memory came to it: a block was freed, an exchange ended, or the reservation was extended.
     pub(crate) so_far: u64,
-    /// Bytes of it that were given for exchanges under way. Some of them return, or all.
+    /// Bytes that were given away for exchanges under way. Some or all of them may return.
     pub(crate) under_way: u64,
 }
 
-/// The ids of reservations, and what came to each. The blocks of each are in the block map's index.
+/// The ids of reservations, and the arrivals of each. The blocks of each are in the block map's index.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     created: u64,
-    /// Of those reservations to which anything came.
+    /// Only of reservations to which memory came.
     arrivals: BTreeMap<ReservationId, Arrivals>,
 }
 
@@ -44,7 +44,7 @@ impl Reservations {
         self.arrivals.get(&reservation).copied().unwrap_or_default()
     }
 
-    /// Changes what is noted of the arrivals, if the reservation still exists.
+    /// Changes the arrivals of a reservation, if it still exists.
     pub(super) fn note(
         &mut self,
         map: &BlockMap,
@@ -56,8 +56,8 @@ impl Reservations {
         }
     }
 
-    /// Creates a reservation of `bytes` of another one, if that has as many which are not granted: as one block, if one
-    /// is large enough.
+    /// Splits a reservation of `bytes` off another one, if that has as many ungranted bytes. It is one block if one is
+    /// large enough.
     pub(super) fn split(
         &mut self,
         map: &mut BlockMap,
@@ -84,7 +84,7 @@ impl Reservations {
         Some(other)
     }
 
-    /// Ends a reservation. Any stream may take what is not granted of it, and what is once it is freed.
+    /// Ends a reservation. Its ungranted blocks become available to all streams; its granted ones do when they are freed.
     pub(super) fn disband(
         &mut self,
         map: &mut BlockMap,
@@ -99,7 +99,7 @@ impl Reservations {
         self.arrivals.remove(&reservation);
     }
 
-    /// Continues the ids from here, as after this many reservations.
+    /// Continues the ids as if this many reservations had been created.
     #[cfg(test)]
     pub(super) fn skip_ids(&mut self, created: u64) {
         self.created = created;
@@ -122,7 +122,7 @@ pub(super) fn set_aside(
     }
 }
 
-/// Returns how many bytes of a reservation are not granted, and the size of the largest block of them.
+/// Returns how many bytes of a reservation are not granted, and the size of its largest ungranted block.
 pub(super) fn left(map: &BlockMap, reservation: ReservationId) -> (u64, u64) {
     let Some(by_size) = map.index().reserved.get(&reservation) else {
         return (0, 0);

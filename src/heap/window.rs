@@ -80,7 +80,7 @@ impl Window {
         }
     }
 
-    /// Replaces this window by the other if the other costs less. Of two with the same cost the lower one stays.
+    /// Replaces this window by the other if the other costs less. With equal costs the lower window stays.
     fn yield_to(&mut self, other: Self) {
         let cost = |window: &Self| (window.new, window.maps, window.is_pending);
         let yields = match cost(&other).cmp(&cost(self)) {

@@ -1,32 +1,42 @@
 //! The cached blocks of a stream or a shard: a stack for each size, so that taking and keeping are O(1); and the
 //! [large-block cache](super::large_cache) for the few blocks that have no stack.
 
+use super::block::CachedBlock;
 use super::large_cache::LargeCache;
-use super::stream_cache::Use;
-use crate::heap::{BlockId, GRANULE};
+use crate::heap::GRANULE;
 use crate::id::Ticket;
 use std::time::Duration;
 
-/// A block that a stream freed and its lane kept.
+/// Bounds of a stream's cache.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CachedBlock {
-    pub(crate) id: BlockId,
-    pub(crate) address: u64,
+pub(crate) struct Bounds {
+    /// Maximum number of bytes kept.
     pub(crate) bytes: u64,
-    /// The ticket under which it was freed.
-    pub(crate) ticket: Ticket,
+    /// Size of the largest block that has a stack.
+    pub(crate) largest: u64,
+    /// Maximum number of bytes kept in larger blocks.
+    pub(crate) large_cache: u64,
+    /// Unsealed bytes above which a free seals.
+    pub(crate) unsealed: u64,
+    /// The bound on unsealed bytes may widen while frees follow each other closely.
+    pub(crate) may_widen: bool,
+    /// Threads have shards from the start, rather than once they contend.
+    pub(crate) is_sharded: bool,
 }
 
-impl CachedBlock {
-    #[inline(always)]
-    pub(super) fn freed(block: &Use, ticket: Ticket) -> Self {
-        Self {
-            id: block.id,
-            address: block.address,
-            bytes: block.bytes,
-            ticket,
-        }
-    }
+/// Which cached blocks are taken back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Flush {
+    All,
+    /// All, except for large blocks that were freed less than `age` before `now`.
+    Older {
+        now: Duration,
+        age: Duration,
+    },
+    /// Large blocks only.
+    Large,
+    /// All, if the stream was idle since the last such flush.
+    Idle,
 }
 
 const NONE: u32 = u32::MAX;
@@ -60,6 +70,8 @@ pub(super) struct Cache {
     vacant: u32,
     /// Bytes in the stacks.
     bytes: u64,
+    /// Blocks in the stacks.
+    blocks: usize,
     large: LargeCache,
 }
 
@@ -72,12 +84,18 @@ impl Cache {
             entries: Vec::new(),
             vacant: NONE,
             bytes: 0,
+            blocks: 0,
             large: LargeCache::default(),
         }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes + self.large.bytes()
+    }
+
+    /// Returns the number of blocks, in constant time.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks + self.large.blocks()
     }
 
     /// Whether blocks of this size have a stack.
@@ -117,6 +135,7 @@ impl Cache {
         self.vacant = entry.below;
         *entry = Entry { cached, below };
         self.bytes = total;
+        self.blocks += 1;
         true
     }
 
@@ -144,6 +163,7 @@ impl Cache {
         entry.below = self.vacant;
         self.vacant = std::mem::replace(top, below);
         self.bytes -= cached.bytes;
+        self.blocks -= 1;
         Some(cached)
     }
 
@@ -164,23 +184,17 @@ impl Cache {
         !self.entries.is_empty()
     }
 
-    /// Takes all blocks.
-    pub(super) fn flush(&mut self) -> Vec<CachedBlock> {
-        let mut all = self.flush_stacks();
-        all.extend(self.flush_large());
-        all
-    }
-
-    /// Takes all blocks, except large ones that were kept less than `age` ago.
-    pub(super) fn flush_older(&mut self, now: Duration, age: Duration) -> Vec<CachedBlock> {
-        let mut all = self.flush_stacks();
-        all.extend(self.large.take_older(now, age));
-        all
-    }
-
-    /// Takes the large blocks.
-    pub(super) fn flush_large(&mut self) -> Vec<CachedBlock> {
-        self.large.take_older(Duration::ZERO, Duration::ZERO)
+    /// Takes blocks; all of them if the stream is idle.
+    pub(super) fn flush(&mut self, which: Flush) -> Vec<CachedBlock> {
+        let mut taken = match which {
+            Flush::Large => Vec::new(),
+            Flush::All | Flush::Older { .. } | Flush::Idle => self.flush_stacks(),
+        };
+        taken.extend(match which {
+            Flush::Older { now, age } => self.large.take_older(now, age),
+            _ => self.large.take_older(Duration::ZERO, Duration::ZERO),
+        });
+        taken
     }
 
     fn flush_stacks(&mut self) -> Vec<CachedBlock> {
@@ -196,7 +210,7 @@ impl Cache {
             all.push(cached);
         }
         self.entries.clear();
-        (self.vacant, self.bytes) = (NONE, 0);
+        (self.vacant, self.bytes, self.blocks) = (NONE, 0, 0);
         all
     }
 
@@ -221,6 +235,7 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heap::BlockId;
 
     const BOUND: u64 = 1 << 20;
 
@@ -244,13 +259,17 @@ mod tests {
     #[test]
     fn last_block_of_a_size_comes_first() {
         let mut cache = cache_of(&[(1, 512), (2, 1024), (3, 512)]);
-        assert_eq!(cache.bytes(), 2048);
+        assert_eq!((cache.bytes(), cache.blocks()), (2048, 3));
         assert_eq!(cache.bytes_up_to(Ticket(2)), 1536);
         assert_eq!(cache.pop(512).unwrap().id, BlockId::of_slot(3));
         assert_eq!(cache.pop(512).unwrap().id, BlockId::of_slot(1));
         assert!(cache.pop(512).is_none());
         assert!(cache.push(cached(4, 4096), BOUND));
-        let mut left: Vec<_> = cache.flush().iter().map(|cached| cached.id).collect();
+        let mut left: Vec<_> = cache
+            .flush(Flush::All)
+            .iter()
+            .map(|cached| cached.id)
+            .collect();
         left.sort_unstable();
         assert_eq!(left, [2, 4].map(BlockId::of_slot));
         assert_eq!(cache.bytes(), 0);

@@ -5,7 +5,7 @@
 //! large size in between. A request that finds no other memory takes blocks that have been here for a while before the
 //! pool takes more from the device, and all of them before it waits.
 
-use super::cache::CachedBlock;
+use super::block::CachedBlock;
 use crate::id::Ticket;
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -59,6 +59,10 @@ impl Alternation {
 impl LargeCache {
     pub(super) fn bytes(&self) -> u64 {
         self.all().map(|cached| cached.bytes).sum()
+    }
+
+    pub(super) fn blocks(&self) -> usize {
+        self.all.len()
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = CachedBlock> + '_ {

@@ -18,9 +18,8 @@
 //! | file | about |
 //! |---|---|
 //! | `stream_cache` | allocation and free through the lane; flushing it; its counters |
-//! | `state` | what the lane's lock guards: the cache, the open ticket |
-//! | `slot` | that lock, which outlives its lane |
-//! | `ref_cache` | references to the stream that freed blocks leave for later ones |
+//! | `state` | what the lane's lock guards: the cache, the open ticket, the references to the stream that freed blocks leave for later ones; and the lock, which outlives its lane |
+//! | `block` | what the lane is told of a block, keeps of one and answers |
 //! | `cache` | a stack of blocks for each size |
 //! | `large_cache` | the few large blocks |
 //! | `shards` | more caches, for threads that share a stream |
@@ -32,25 +31,24 @@
 //!
 //! The lane knows its stream and the device. It does not know how the heap searches, nor which requests wait.
 
+mod block;
 mod cache;
 mod count;
 mod large_cache;
 mod marker;
 mod pace;
-mod ref_cache;
 mod shards;
-mod slot;
 mod spacing;
 mod state;
 mod stream_cache;
 mod timeline;
 
-pub(crate) use cache::CachedBlock;
+pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
+pub(crate) use cache::{Bounds, Flush};
 pub(crate) use count::{Event, LaneFigures};
 pub(crate) use marker::{Events, Marker};
-pub(crate) use ref_cache::RefCache;
-pub(crate) use state::Closed;
-pub(crate) use stream_cache::{Bounds, Fit, Freed, Gate, Miss, StreamCache, Use};
+pub(crate) use state::RefCache;
+pub(crate) use stream_cache::{Gate, StreamCache};
 pub(crate) use timeline::Timeline;
 
 use crate::device::{Device, DeviceError, DeviceErrorKind, DeviceStream, RawStream};
@@ -157,6 +155,14 @@ impl Lane {
         // Read first: a block freed under a ticket that completes later does not count as complete.
         let completed = self.timeline.completed();
         self.cache.figures(mark, completed)
+    }
+
+    /// Returns the number of cached blocks that may be incomplete, in constant time: none if all that was freed on the
+    /// stream is known to be complete, or else all.
+    pub(crate) fn pending_blocks(&self) -> usize {
+        // Read first, as in `figures`.
+        let completed = self.timeline.completed();
+        self.cache.pending_blocks(completed)
     }
 
     /// Whether a free that seals should first [query](Timeline::should_query) how far the stream is.

@@ -9,9 +9,9 @@
 //! before the closing, and the event is recorded after the closing. (If the record came first, the device's own lock would
 //! order the closing before the submission, and the free would have read the next ticket.)
 
-use super::cache::{Cache, CachedBlock};
+use super::block::{CachedBlock, Use};
+use super::cache::{Bounds, Cache, Flush};
 use super::count::{Counts, Event};
-use super::stream_cache::{Bounds, Use};
 use crate::fault::injected;
 use crate::id::Ticket;
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
@@ -187,7 +187,7 @@ impl Shard {
         &self.cache
     }
 
-    pub(super) fn flush(&mut self) -> Vec<CachedBlock> {
-        self.cache.flush()
+    pub(super) fn flush(&mut self, which: Flush) -> Vec<CachedBlock> {
+        self.cache.flush(which)
     }
 }

@@ -9,7 +9,7 @@
 //! | take the lane's lock | if another thread holds it, note the contention | the same |
 //! | under the lock | the gate is open, and the stack of that size has a block: pop it | the gate is open, the cache has room, and no seal is due: push the block |
 //! | | count the block | count the block |
-//! | | take a [reference](super::ref_cache) to the stream that an earlier free left | leave the block's reference |
+//! | | take a [reference](RefCache) to the stream that an earlier free left | leave the block's reference |
 //!
 //! That is one lock each way, and no write to a cache line that other streams use. In any other case the plain one
 //! returns before anything has changed; [`take`](StreamCache::take) and [`free`](StreamCache::free) handle all cases.
@@ -17,13 +17,12 @@
 //! The gate is read inside the critical section. A thread that closes it flushes the cache afterwards, under the same lock:
 //! so a freed block is either flushed, or not kept (fair-progress).
 
-use super::cache::{Cache, CachedBlock};
+use super::block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
+use super::cache::{Bounds, Cache, Flush};
 use super::count::{Counts, Event, LaneFigures, UNKNOWN};
-use super::ref_cache::{RefCache, Registration};
 use super::shards::{Shard, Shards};
-use super::slot::{Lease, Slot};
 use super::spacing::Spacing;
-use super::state::{Closed, StreamState};
+use super::state::{Lease, RefCache, Registration, Slot, StreamState};
 use crate::fault::injected;
 use crate::heap::BlockId;
 use crate::id::Ticket;
@@ -34,60 +33,6 @@ use std::time::Duration;
 
 /// The pool's gate, read by every allocation and free. While any bit is set, caches grant nothing and keep nothing.
 pub(crate) type Gate = plain::Arc<CachePadded<SharedState>>;
-
-/// Bounds of a stream's cache.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    /// Maximum number of bytes kept.
-    pub(crate) bytes: u64,
-    /// Size of the largest block that has a stack.
-    pub(crate) largest: u64,
-    /// Maximum number of bytes kept in larger blocks.
-    pub(crate) large_cache: u64,
-    /// Unsealed bytes above which a free seals.
-    pub(crate) unsealed: u64,
-    /// The bound on unsealed bytes may widen while frees follow each other closely.
-    pub(crate) may_widen: bool,
-    /// Threads have shards from the start, rather than once they contend.
-    pub(crate) is_sharded: bool,
-}
-
-/// A block that is used or freed, as the lane and the driver need to know it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Use {
-    pub(crate) id: BlockId,
-    pub(crate) address: u64,
-    pub(crate) bytes: u64,
-    /// Bytes of it that were not requested.
-    pub(crate) rounding: u32,
-}
-
-/// The outcome of a free.
-#[derive(Debug)]
-#[must_use = "a block that is not kept must go to the heap, and a closed ticket must be recorded"]
-pub(crate) struct Freed {
-    pub(crate) ticket: Ticket,
-    pub(crate) is_kept: bool,
-    /// The ticket that this free closed: its event must be recorded now.
-    pub(crate) closed: Option<Closed>,
-}
-
-/// Which sizes satisfy a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fit {
-    Exact,
-    /// If there is no block of the size, one that is larger by up to an eighth.
-    Near,
-}
-
-/// Why the plain case granted nothing.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Miss {
-    /// The cache has no block of the size, or may not grant one.
-    Empty,
-    /// It is not the plain case: the cache was not searched.
-    NotSearched,
-}
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -435,6 +380,19 @@ impl StreamCache {
         state.is_retired && is_quiet && completed >= state.open.previous()
     }
 
+    /// Returns the number of cached blocks, or 0 if all that was freed is known to be complete at `completed`. Takes
+    /// constant time.
+    pub(super) fn pending_blocks(&self, completed: Ticket) -> usize {
+        self.with_all(|state, shards| {
+            let is_dirty = state.is_dirty || self.shards.is_dirty();
+            if !is_dirty && completed >= state.open.previous() {
+                return 0;
+            }
+            let in_shards = shards.iter().map(|shard| shard.cache().blocks());
+            state.cache.blocks() + in_shards.sum::<usize>()
+        })
+    }
+
     /// Keeps the lane from being done while the returned guard exists.
     pub(crate) fn visit(&self) -> Visit<'_> {
         self.state.lock().visitors += 1;
@@ -458,59 +416,33 @@ impl StreamCache {
                 .any(|shard| shard.lock().cache().bytes() > 0)
     }
 
-    /// Takes all cached blocks.
-    pub(crate) fn flush(&self) -> Vec<CachedBlock> {
-        let cached = self.state.lock().cache.flush();
-        self.with_shards(cached)
-    }
-
-    /// Takes all cached blocks, except large ones that were freed less than `age` ago.
-    pub(crate) fn flush_older(&self, now: Duration, age: Duration) -> Vec<CachedBlock> {
-        let cached = self.state.lock().cache.flush_older(now, age);
-        self.with_shards(cached)
-    }
-
-    /// Takes the large cached blocks.
-    pub(crate) fn flush_large(&self) -> Vec<CachedBlock> {
-        self.state.lock().cache.flush_large()
-    }
-
-    /// Takes all cached blocks, if the stream neither took one nor closed a ticket since the last call.
-    pub(crate) fn flush_if_idle(&self) -> Vec<CachedBlock> {
-        let is_idle = self.with_all(|state, shards| {
-            let look = (state.counters.with(&sum(shards)).hits, state.open);
-            std::mem::replace(&mut state.last_look, look) == look
-        });
+    /// Takes cached blocks.
+    pub(crate) fn flush(&self, which: Flush) -> Vec<CachedBlock> {
         // Flushing an empty cache makes its next free take the slow path, where maintenance hears of it.
-        if is_idle || !self.is_keeping() {
-            self.flush()
-        } else {
-            Vec::new()
+        if matches!(which, Flush::Idle) && !self.was_idle() && self.is_keeping() {
+            return Vec::new();
         }
-    }
-
-    /// Takes all cached blocks and keeps none from now on: the stream's last handle is gone.
-    pub(crate) fn retire(&self) -> Vec<CachedBlock> {
-        let cached = {
-            let mut state = self.state.lock();
-            state.is_retired = true;
-            state.cache.flush()
-        };
-        self.with_shards(cached)
-    }
-
-    fn with_shards(&self, mut cached: Vec<CachedBlock>) -> Vec<CachedBlock> {
-        for shard in self.shards.all() {
-            cached.append(&mut shard.lock().flush());
+        let mut cached = self.state.lock().cache.flush(which);
+        // Shards keep no large blocks.
+        if !matches!(which, Flush::Large) {
+            let shards = self.shards.all();
+            shards.for_each(|shard| cached.append(&mut shard.lock().flush(which)));
         }
         cached
     }
 
-    /// Returns the ticket under which a cached block was freed; `None` if it is not cached.
-    pub(crate) fn ticket_of(&self, id: BlockId) -> Option<Ticket> {
-        let mut all = self.cached().into_iter();
-        all.find(|(cached, _)| *cached == id)
-            .map(|(_, ticket)| ticket)
+    /// Returns whether the stream neither took a cached block nor closed a ticket since the last call.
+    fn was_idle(&self) -> bool {
+        self.with_all(|state, shards| {
+            let look = (state.counters.with(&sum(shards)).hits, state.open);
+            std::mem::replace(&mut state.last_look, look) == look
+        })
+    }
+
+    /// Takes all cached blocks and keeps none from now on: the stream's last handle is gone.
+    pub(crate) fn retire(&self) -> Vec<CachedBlock> {
+        self.state.lock().is_retired = true;
+        self.flush(Flush::All)
     }
 
     /// Returns all cached blocks, with their tickets.

@@ -1,13 +1,13 @@
 //! Accounts: what each tenant holds of one pool.
 //!
-//! The account is the one place where the bytes of a tag are known. A tagged request *charges* its bytes before memory
-//! is searched for. An attempt that finds nothing uncharges them, and so does the free of granted memory. Each is one
-//! compare-and-swap, on a cache line that only allocations and frees of the same tag write. It compares with the limit
+//! The account is the only record of the bytes of a tag. A tagged request *charges* its bytes before memory is searched
+//! for. An attempt that finds nothing uncharges them, and so does the free of granted memory. Each is one atomic
+//! operation on a cache line that only allocations and frees of the same tag write. A charge compares with the limit
 //! and adds in one step: if it compared first and added afterwards, two requests could pass together (rmm#869).
 //! Untagged requests touch none of this.
 //!
-//! A request that may charge nothing is *throttled*, in the tag's quota queue. The same word says that a request is
-//! throttled, so that no free overlooks it, and no newcomer of the same tag passes it.
+//! A request that the limit does not allow is *throttled*: it waits in the tag's quota queue. A bit of the same word
+//! says that a request is throttled, so that no free overlooks it and no newcomer of the same tag passes it.
 
 use super::tag::Tag;
 use super::{Level, Waits};
@@ -17,7 +17,7 @@ use crossbeam_utils::CachePadded;
 use std::fmt;
 use std::num::NonZeroU32;
 
-/// A request of this tag is throttled.
+/// Set while a request of this tag is throttled.
 const THROTTLED: u64 = 1 << 63;
 
 /// The limit does not allow the charge, or other requests of the same tag come first.
@@ -27,18 +27,18 @@ pub(crate) struct LimitReached;
 /// What one tag holds; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Account {
-    /// Bytes of live blocks, and of requests that entered the fair queue; with [`THROTTLED`].
+    /// Bytes of live blocks, and of requests that entered the fair queue; and the bit [`THROTTLED`].
     charged: SharedNumber,
-    /// The bytes of those requests.
+    /// Bytes of requests that entered the fair queue and are not granted yet.
     promised: Count,
     /// The most that may be charged.
     limit: SharedNumber,
-    /// 0 for a tag without one.
+    /// 0 for a tag without a weight.
     weight: Count,
     high: Count,
     allocations: Count,
     frees: Count,
-    /// How often bytes were uncharged while a request was throttled.
+    /// How often bytes were uncharged, or a throttled request failed, while a request was throttled.
     releases: Count,
     pub(crate) waits: Waits,
 }
@@ -61,7 +61,7 @@ impl Account {
     /// Charges bytes for a request, if the limit allows it and no request of this tag is throttled.
     ///
     /// # Errors
-    /// Otherwise.
+    /// Returns [`LimitReached`] otherwise.
     #[inline]
     pub(crate) fn charge(&self, bytes: u64) -> Result<(), LimitReached> {
         if injected("limit-read-then-added") {
@@ -76,15 +76,15 @@ impl Account {
     /// Charges bytes for a throttled request, if the limit allows it. Requests behind it do not matter.
     ///
     /// # Errors
-    /// Otherwise.
+    /// Returns [`LimitReached`] otherwise.
     pub(crate) fn charge_throttled(&self, bytes: u64) -> Result<(), LimitReached> {
         self.update(|charged| self.with(charged, bytes))
     }
 
-    /// Charges bytes as [`charge`](Self::charge) does; if it cannot, notes that a request is throttled from now on.
+    /// Charges bytes as [`charge`](Self::charge) does. If it cannot, notes that a request is throttled from now on.
     ///
     /// # Errors
-    /// When the request is throttled.
+    /// Returns [`LimitReached`] if the request is throttled.
     pub(crate) fn charge_or_throttle(&self, bytes: u64) -> Result<(), LimitReached> {
         let mut is_throttled = false;
         self.update(|charged| {
@@ -99,7 +99,7 @@ impl Account {
         }
     }
 
-    /// Notes that no request of this tag is throttled any more.
+    /// Notes that no request of this tag is throttled anymore.
     pub(crate) fn end_throttling(&self) {
         let is_throttled = |charged: u64| charged & THROTTLED != 0;
         let _ = self.update(|charged| is_throttled(charged).then_some(charged & !THROTTLED));
@@ -116,12 +116,12 @@ impl Account {
         updated.map(drop).map_err(|_| LimitReached)
     }
 
-    /// Charges the bytes that a block has beyond its request, whatever the limit: they are granted already.
+    /// Charges the bytes by which a block exceeds its request, whatever the limit: they are granted already.
     pub(crate) fn charge_more(&self, bytes: u64) {
         self.charged.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Uncharges bytes. Returns whether a request is throttled, which the limit may allow now.
+    /// Uncharges bytes. Returns whether a request is throttled, which the limit may now allow.
     #[inline]
     pub(crate) fn uncharge(&self, bytes: u64) -> bool {
         let before = self
@@ -138,7 +138,7 @@ impl Account {
         is_throttled && !injected("held-and-overlooked")
     }
 
-    /// Notes that a throttled request fails: what its task holds may be freed.
+    /// Notes that a throttled request fails: its task may free memory that it holds.
     pub(crate) fn note_failed(&self) {
         self.releases.add(1);
     }
@@ -153,7 +153,7 @@ impl Account {
         self.promised.add(bytes);
     }
 
-    /// Notes that it does not any more, whatever the outcome.
+    /// Notes that such a request left the fair queue, whatever the outcome.
     pub(crate) fn end_promise(&self, bytes: u64) {
         self.promised.subtract(bytes);
     }
@@ -186,7 +186,7 @@ impl Account {
         }
     }
 
-    /// The bytes of live blocks, and of requests that entered the fair queue.
+    /// Returns the bytes of live blocks, and of requests that entered the fair queue.
     pub(crate) fn charged(&self) -> u64 {
         self.charged.load(Ordering::Relaxed) & !THROTTLED
     }
@@ -196,7 +196,7 @@ impl Account {
         (limit != u64::MAX).then_some(limit)
     }
 
-    /// Sets the limit. The caller lets throttled requests in that it allows.
+    /// Sets the limit. The caller then admits throttled requests that the new limit allows.
     pub(crate) fn set_limit(&self, limit: Option<u64>) {
         let limit = limit.unwrap_or(u64::MAX);
         self.limit.store(limit, Ordering::Relaxed);
@@ -223,49 +223,49 @@ impl Account {
     }
 }
 
-/// The first shelf has places for this many tags. Each further one has twice as many as the one before.
-const FIRST_SHELF: usize = 16;
+/// The first bucket has slots for this many tags. Each further bucket has twice as many as the one before.
+const FIRST_BUCKET: usize = 16;
 
-/// Shelves for as many tags as there can be.
-const SHELVES: usize = 29;
+/// Enough buckets for all tags that can exist.
+const BUCKETS: usize = 29;
 
-type Place = OnceLock<Box<CachePadded<Account>>>;
+type Slot = OnceLock<Box<CachePadded<Account>>>;
 
-/// The accounts of a pool, by the number of their tag. An account never moves and is never removed, so
-/// that it is found with no lock and no count of owners.
+/// The accounts of a pool, by the number of their tag. An account never moves and is never removed, so a lookup needs no
+/// lock and no reference count.
 pub(crate) struct Accounts {
-    shelves: [OnceLock<Box<[Place]>>; SHELVES],
+    buckets: [OnceLock<Box<[Slot]>>; BUCKETS],
 }
 
 impl Accounts {
     pub(crate) fn new() -> Self {
         Self {
-            shelves: [const { OnceLock::new() }; SHELVES],
+            buckets: [const { OnceLock::new() }; BUCKETS],
         }
     }
 
-    /// The account of a tag, opened if this is its first use.
+    /// Returns the account of a tag, and opens it at the tag's first use.
     #[inline]
     pub(crate) fn of(&self, tag: Tag) -> &Account {
-        let (shelf, at) = place_of(tag);
-        let places = self.shelves[shelf].get_or_init(|| empty_shelf(shelf));
-        places[at].get_or_init(|| Box::new(CachePadded::new(Account::new())))
+        let (bucket, at) = slot_of(tag);
+        let slots = self.buckets[bucket].get_or_init(|| empty_bucket(bucket));
+        slots[at].get_or_init(|| Box::new(CachePadded::new(Account::new())))
     }
 
-    /// The account of a tag that this pool has seen.
+    /// Returns the account of a tag, if this pool has seen it.
     pub(crate) fn get(&self, tag: Tag) -> Option<&Account> {
-        let (shelf, at) = place_of(tag);
-        Some(self.shelves[shelf].get()?[at].get()?)
+        let (bucket, at) = slot_of(tag);
+        Some(self.buckets[bucket].get()?[at].get()?)
     }
 
-    /// All accounts that were opened.
+    /// Returns all accounts that were opened.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Tag, &Account)> {
-        let places = self.shelves.iter().enumerate().flat_map(|(shelf, places)| {
-            let places = places.get().map_or(&[][..], |places| &places[..]);
-            places.iter().zip(first_index_of(shelf)..)
+        let slots = self.buckets.iter().enumerate().flat_map(|(bucket, slots)| {
+            let slots = slots.get().map_or(&[][..], |slots| &slots[..]);
+            slots.iter().zip(first_index_of(bucket)..)
         });
-        places.filter_map(|(place, index)| {
-            let account: &Account = place.get()?;
+        slots.filter_map(|(slot, index)| {
+            let account: &Account = slot.get()?;
             Some((Tag::numbered(index), account))
         })
     }
@@ -281,20 +281,20 @@ impl fmt::Debug for Accounts {
     }
 }
 
-fn empty_shelf(shelf: usize) -> Box<[Place]> {
-    let places = FIRST_SHELF << shelf;
-    std::iter::repeat_with(OnceLock::new).take(places).collect()
+fn empty_bucket(bucket: usize) -> Box<[Slot]> {
+    let slots = FIRST_BUCKET << bucket;
+    std::iter::repeat_with(OnceLock::new).take(slots).collect()
 }
 
-fn first_index_of(shelf: usize) -> usize {
-    (FIRST_SHELF << shelf) - FIRST_SHELF
+fn first_index_of(bucket: usize) -> usize {
+    (FIRST_BUCKET << bucket) - FIRST_BUCKET
 }
 
-/// The shelf of a tag, and its place there.
-fn place_of(tag: Tag) -> (usize, usize) {
-    let from_first = tag.index() + FIRST_SHELF;
-    let shelf = (from_first.ilog2() - FIRST_SHELF.ilog2()) as usize;
-    (shelf, from_first - (FIRST_SHELF << shelf))
+/// Returns the bucket of a tag, and its slot there.
+fn slot_of(tag: Tag) -> (usize, usize) {
+    let from_first = tag.index() + FIRST_BUCKET;
+    let bucket = (from_first.ilog2() - FIRST_BUCKET.ilog2()) as usize;
+    (bucket, from_first - (FIRST_BUCKET << bucket))
 }
 
 #[cfg(test)]
@@ -302,18 +302,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_tag_has_a_place_of_its_own() {
+    fn every_tag_has_its_own_slot() {
         let mut expected = (0, 0);
         for index in 0..5000 {
-            let place = place_of(Tag::numbered(index));
-            assert_eq!(place, expected);
+            let slot = slot_of(Tag::numbered(index));
+            assert_eq!(slot, expected);
             expected.1 += 1;
-            if expected.1 == FIRST_SHELF << expected.0 {
+            if expected.1 == FIRST_BUCKET << expected.0 {
                 expected = (expected.0 + 1, 0);
             }
         }
         let last = Tag::numbered(u32::MAX as usize - 1);
-        assert!(place_of(last).0 < SHELVES);
+        assert!(slot_of(last).0 < BUCKETS);
     }
 
     #[cfg(not(weirpool_loom))]

@@ -22,7 +22,7 @@ pub use histogram::{Bucket, Histogram};
 pub use level::Level;
 pub(crate) use level::{Highs, Mark};
 pub use tag::Tag;
-pub(crate) use units::{Bytes, Milliseconds};
+pub(crate) use units::{Bytes, InUnits, Milliseconds, debug_in_units};
 pub(crate) use waits::Waits;
 pub use waits::{WaitOutcome, WaitStatistics};
 

@@ -49,7 +49,7 @@ impl LeakReport {
         Self {
             blocks: used.collect(),
             reservations,
-            keeps_history: driver.has_event_log(),
+            keeps_history: driver.event_log.is_some(),
             // Not earlier than what is told.
             time: driver.device.now(),
         }

@@ -3,14 +3,14 @@
 use super::History;
 use crate::driver::{BlockInfo, BlockState, HeapWalk, SegmentInfo, Site};
 use crate::id::{StreamId, StreamLabel};
-use crate::measure::{Bytes, Milliseconds, Tag};
+use crate::measure::{Bytes, Milliseconds, Tag, debug_in_units};
 use crate::queue::Presence;
 use std::fmt;
 use std::time::Duration;
 
 /// The segments and blocks of a pool at one moment, as plain data: see [`Pool::snapshot`](crate::Pool::snapshot).
 /// Displayed as a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -32,6 +32,8 @@ pub struct Snapshot {
     pub history: History,
 }
 
+debug_in_units!(struct Snapshot { time, name, capacity as bytes, chunk_bytes as bytes, virtual_memory, keeps_history, segments, history });
+
 impl Snapshot {
     pub(crate) fn of(presence: &Presence) -> Self {
         let driver = &presence.service.driver;
@@ -44,7 +46,7 @@ impl Snapshot {
             capacity: driver.capacity(),
             chunk_bytes: geometry.chunk_bytes,
             virtual_memory: geometry.virtual_memory,
-            keeps_history: driver.has_event_log(),
+            keeps_history: driver.event_log.is_some(),
             segments,
             history: History::new(pages, driver.names()),
         }

@@ -62,7 +62,8 @@ use std::time::Duration;
 ///
 /// Dropped before the grant, the request leaves the queue. Dropped after it, the granted memory goes to the next
 /// waiter. In neither case is memory lost, freed early, or a wake-up missed. A forgotten request
-/// (`mem::forget`) keeps its queue position or its grant, and nothing else.
+/// (`mem::forget`) keeps its queue position or its grant, and nothing else; the pool ends with its last handle.
+/// An [owned](crate::AllocateOwned) request has a handle itself.
 ///
 /// # Panics
 ///
@@ -441,14 +442,27 @@ impl<K: Kind> Request<K> {
 
     fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<K::Output, AllocError>> {
         let caller = self.caller(true);
-        match self.waiting.poll(context) {
+        let service = self.kind.asker().service;
+        match self.waiting.poll(service, context) {
             Poll::Ready(Ok(grant)) => Poll::Ready(self.kind.granted(grant, caller)),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
                 let kind = &self.kind;
-                let drawn = self.waiting.draw(|demand| kind.take_late(demand, caller));
+                let service = kind.asker().service;
+                let draw = |demand: &Demand| kind.take_late(demand, caller);
+                let drawn = self.waiting.draw(service, draw);
                 drawn.map_or(Poll::Pending, Poll::Ready)
             }
+        }
+    }
+}
+
+impl<K: Kind> Drop for Request<K> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.waiting.is_some() {
+            let service = self.kind.asker().service;
+            self.waiting.abandon(service);
         }
     }
 }

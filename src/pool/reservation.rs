@@ -1,4 +1,4 @@
-//! Memory set aside for one holder.
+//! Reservations: memory that is set aside for one holder.
 
 use super::allocate::ask_for_all;
 use super::request::{Attempt, Kind, Refused, Request, Taken};
@@ -7,7 +7,7 @@ use super::{Layout, Pool};
 use crate::block::Block;
 use crate::driver::Drawn;
 use crate::error::AllocError;
-use crate::measure::Tag;
+use crate::measure::{Bytes, Tag};
 use crate::queue::{Ask, Asker, Caller, Grant, Presence, Reserved, Wants};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -15,63 +15,62 @@ use std::fmt;
 use std::future::Future;
 use std::panic::Location;
 
-/// The future of [`Pool::reserve`] and [`Pool::reserve_many`]: a [`Reservation`]. See [`Request`] for terms, errors
-/// and cancel safety.
+/// The future of [`Pool::reserve`] and [`Pool::reserve_many`]. Its output is a [`Reservation`]. See [`Request`] for
+/// terms, errors and cancel safety.
 pub type Reserve<'a> = Request<ForReservation<'a>>;
 
 /// The future of [`Reservation::grow`]. See [`Request`] for terms and errors. If it fails or is dropped early, the
 /// reservation is unchanged.
 pub type GrowReservation<'a> = Request<ForReservationGrowth<'a>>;
 
-/// Memory that is set aside: what is allocated of it neither waits nor fails. Of [`Pool::reserve`] and
-/// [`Pool::reserve_many`].
+/// Memory that is set aside by [`Pool::reserve`] or [`Pool::reserve_many`]. Allocations from it neither wait nor fail.
 ///
-/// A request that needs several blocks, and takes them one after the other, holds some while it waits for more;
-/// a few of them can wait for each other for ever. Reserved up front, all that a request will need has one place
-/// in the queue, and no request that has begun ever waits.
+/// A request that allocates several blocks one after the other holds some while it waits for more, and a few such
+/// requests can deadlock. If all memory that a request needs is reserved first, it has one queue position, and no
+/// request that has begun ever waits.
 ///
-/// # What can be relied on
+/// # Guarantees
 ///
-/// The memory is there, complete on every stream, and nobody else can have it:
+/// The memory is complete on every stream, and no other request can take it:
 ///
-/// - of [`reserve_many`](Pool::reserve_many), each layout can be allocated, on any stream, whenever the block
-///   that took its place before was freed, as long as nothing was [split](Self::split) off;
-/// - of [`reserve`](Pool::reserve), any sizes that together, each rounded up to the pool's
-///   [alignment](crate::PoolBuilder::alignment), are no more than was reserved, as long as nothing was freed in
+/// - from [`reserve_many`](Pool::reserve_many), each layout can be allocated, on any stream, whenever the previous block
+///   of that layout was freed, as long as nothing was [split](Self::split) off;
+/// - from [`reserve`](Pool::reserve), any sizes that together, each rounded up to the pool's
+///   [alignment](crate::PoolBuilder::alignment), do not exceed the reservation, as long as nothing was freed in
 ///   between;
-/// - after frees, whatever a gap, or gaps beside each other, are large enough for; and where memory is
-///   [virtual](crate::device::Capabilities::virtual_memory), whatever is a multiple of the pool's
-///   [handles](crate::PoolBuilder::chunk_bytes), as long as everything else allocated of it is: whole handles of
-///   the reservation are mapped where they make one piece, once the work on them is complete;
-/// - for anything else that would fit if what is left were one piece, the pieces are exchanged for as many bytes
-///   in one of what the pool has free, or may take from the device. No more can be promised without moving
-///   blocks that are in use: whatever the allocator, many small ones that stay can be in the way of a large one
-///   (Robson, *Bounds for some functions concerning dynamic storage allocation*, 1974). Then it is
-///   [`NotReserved`](AllocError::NotReserved). List the layouts where that must not be.
+/// - after frees, any size that a gap, or adjacent gaps, can hold. Where memory is
+///   [virtual](crate::device::Capabilities::virtual_memory), also any multiple of the pool's
+///   [chunk size](crate::PoolBuilder::chunk_bytes), if all other sizes allocated from the reservation are such multiples:
+///   whole chunks of the reservation are mapped into one range once the work on them is complete;
+/// - any other size that would fit if the remaining memory were contiguous: the pieces are exchanged for a contiguous
+///   range of memory that the pool has free or can take from the device. This can fail with
+///   [`NotReserved`](AllocError::NotReserved). No allocator can promise more without moving blocks that are in use: many
+///   small blocks can be in the way of a large one (Robson, *Bounds for some functions concerning dynamic storage
+///   allocation*, 1974). List the layouts where a failure is not acceptable.
 ///
-/// What is freed is there again. On the stream that freed it, at once; on another it comes behind a wait on the
-/// device, as if the pool had [nothing else](crate::Reuse::internal_dependencies). Where a stream takes no
-/// such wait (the host's, or one that is being captured; or freed by one that is), it is there once it is
+/// Freed memory returns to the reservation. The freeing stream can reuse it immediately. Another stream gets it behind a
+/// wait on the device, whatever [`Reuse::internal_dependencies`](crate::Reuse::internal_dependencies) is. Where no such
+/// wait can be inserted, because a stream is the host's or is being captured, the memory is available once it is
 /// complete.
 ///
-/// An allocation still fails when the pool was closed, or the device has failed, or cannot
+/// An allocation still fails if the pool is closed, if the device has failed, or if the device cannot
 /// [fill](crate::PoolBuilder::fill_on_allocate) the block.
 ///
-/// # Its end
+/// # Lifetime
 ///
-/// Dropped, what is not allocated goes back to the pool at once. Blocks that live on are blocks like any other.
-/// It can be given to another task, [split](Self::split), and [grown](Self::grow).
-#[must_use = "what is reserved goes back to the pool when this is dropped"]
+/// Dropping the reservation returns its unallocated memory to the pool at once. Its live blocks become ordinary blocks.
+/// A reservation can be sent to another task, [split](Self::split), and [grown](Self::grow).
+#[must_use = "dropping a reservation returns its memory to the pool"]
 pub struct Reservation {
     reserved: Arc<Reserved>,
 }
 
 impl Reservation {
-    /// Allocates a part, for use in the order of `stream`: `bytes`, or a [`Layout`].
+    /// Allocates a part of the reservation, for use in the order of `stream`: `bytes`, or a [`Layout`].
     ///
     /// # Errors
-    /// [`AllocError::NotReserved`] when what is left does not do: ask for less, free something, or
-    /// [grow](Self::grow) the reservation. Otherwise as said [above](Self).
+    /// Returns [`AllocError::NotReserved`] if the remaining memory does not suffice: ask for less, free a block, or
+    /// [grow](Self::grow) the reservation. The other errors are those [above](Self).
     #[track_caller]
     pub fn allocate(
         &self,
@@ -100,30 +99,30 @@ impl Reservation {
         }
     }
 
-    /// What is set aside, allocated or not, in bytes.
+    /// Returns the size of the reservation in bytes, allocated or not.
     pub fn size(&self) -> u64 {
         self.reserved.size()
     }
 
-    /// What is not allocated of it, in bytes.
+    /// Returns how many bytes of the reservation are not allocated.
     pub fn left(&self) -> u64 {
         self.reserved.left().0
     }
 
-    /// For whom it was reserved.
+    /// Returns the tag that the reservation is charged to.
     pub fn tag(&self) -> Option<Tag> {
         self.reserved.tag()
     }
 
-    /// The pool.
+    /// Returns the pool.
     pub fn pool(&self) -> Pool {
         Pool::of_presence(self.reserved.presence().clone())
     }
 
-    /// Adds `bytes` to the reservation, in a piece of their own. Waits for them in the queue like any request, charged
-    /// to the reservation's tag.
+    /// Adds `bytes` to the reservation, as one more contiguous piece. Waits in the queue like any request, and charges the
+    /// reservation's tag.
     ///
-    /// A task that holds a reservation and waits for more can be part of a deadlock with others that do the same.
+    /// Tasks that hold reservations and wait for more can deadlock.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -139,10 +138,10 @@ impl Reservation {
     /// ```
     ///
     /// # Errors
-    /// Those of [`Request`]; the reservation is unchanged then.
+    /// Returns the errors of [`Request`]. The reservation is unchanged then.
     ///
     /// # Cancel safety
-    /// Dropped early, the reservation is unchanged.
+    /// If the future is dropped early, the reservation is unchanged.
     #[track_caller]
     pub fn grow(&mut self, bytes: u64) -> GrowReservation<'_> {
         let reservation = self;
@@ -152,11 +151,11 @@ impl Reservation {
         )
     }
 
-    /// Makes so many of the bytes that are not allocated a reservation of their own; rounded up to the
-    /// pool's [alignment](crate::PoolBuilder::alignment).
+    /// Moves `bytes` that are not allocated into a reservation of their own. `bytes` is rounded up to the pool's
+    /// [alignment](crate::PoolBuilder::alignment).
     ///
     /// # Errors
-    /// [`AllocError::NotReserved`] when fewer are left; nothing is split then.
+    /// Returns [`AllocError::NotReserved`] if fewer bytes are left. Nothing is split then.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -186,16 +185,17 @@ impl Reservation {
         }
     }
 
-    /// Runs a future in which allocations from the pool draw from this reservation, however deep in the call:
-    /// those that are awaited and those that are tried, of that task alone, on any executor. What does not fit
-    /// into what is left comes from the pool as ever, and may wait; so does what is for another
-    /// [tag](crate::Allocate::tag), and what is [allocated together](Pool::allocate_many). While it waits, what comes
-    /// back to the reservation is looked at again whenever it is polled.
+    /// Runs a future in which allocations from the pool draw from this reservation, at any depth of the call. This applies
+    /// to awaited and immediate allocations of that future alone, on any executor.
     ///
-    /// A [pressure hook](crate::PressureHook) that is asked for such a request is in its task, and not in the scope.
+    /// An allocation comes from the pool as usual, and may wait, if it exceeds the remaining memory, has another
+    /// [tag](crate::Allocate::tag), or is [allocated together](Pool::allocate_many) with others. While it waits, each poll
+    /// looks again for memory that came back to the reservation.
+    ///
+    /// A [pressure hook](crate::PressureHook) that is called for such a request runs in its task, but not in the scope.
     ///
     /// # Cancel safety
-    /// Dropped early, the future is dropped in the scope.
+    /// If this future is dropped early, the inner future is dropped in the scope.
     ///
     /// ```
     /// # use weirpool::{AllocError, Block, Pool, Stream, device::sim::SimDevice};
@@ -228,19 +228,19 @@ impl Drop for Reservation {
 impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reservation")
-            .field("size", &self.size())
-            .field("left", &self.left())
+            .field("size", &Bytes(self.size()))
+            .field("left", &Bytes(self.left()))
             .field("tag", &self.tag())
             .finish_non_exhaustive()
     }
 }
 
-/// A reservation of pieces.
+/// The kind of a request for a reservation in several pieces.
 #[derive(Debug)]
 pub struct ForReservation<'a> {
     pool: &'a Pool,
     layouts: Box<[Layout]>,
-    /// Pieces of a chunk or more begin with a chunk.
+    /// Whether pieces of at least a chunk begin at a chunk boundary.
     is_whole: bool,
 }
 
@@ -285,7 +285,7 @@ impl Kind for ForReservation<'_> {
     }
 }
 
-/// One more piece of a reservation.
+/// The kind of a request for one more piece of a reservation.
 #[derive(Debug)]
 pub struct ForReservationGrowth<'a> {
     reservation: &'a mut Reservation,
@@ -299,7 +299,7 @@ impl Kind for ForReservationGrowth<'_> {
         asker_of(self.reservation.reserved.presence())
     }
 
-    /// On the account of the reservation.
+    /// Takes the piece, charged to the account of the reservation.
     fn take_now(&self, attempt: Attempt) -> Result<Taken<()>, Refused<'_>> {
         let Self { reservation, bytes } = self;
         let layouts = [Layout::new(*bytes)];
@@ -314,7 +314,7 @@ impl Kind for ForReservationGrowth<'_> {
     }
 }
 
-/// Memory that is set aside is in no stream's order.
+/// Returns the origin of a request for a reservation, which is in no stream's order.
 fn asker_of(presence: &Presence) -> Asker<'_> {
     let service = &presence.service;
     Asker {

@@ -66,14 +66,15 @@ pub(crate) enum Late<T> {
     Short,
 }
 
-/// A request's place among the waiters, while it has one; see the [module](self). Dropped, it leaves the queue,
-/// and a grant that it did not take goes to others.
+/// A request's position in the queue, while it has one; see the [module](self).
+///
+/// It does not keep the pool alive, so that a forgotten request does not: the request has a handle of the pool, or
+/// borrows one, and names it in every call. Before it is dropped, it must be [abandoned](Self::abandon).
 #[derive(Debug)]
 pub(crate) struct Waiting(Rare<Membership>);
 
 #[derive(Debug)]
 struct Membership {
-    service: Arc<Service>,
     waiter: Arc<Waiter>,
     deadline: Option<(Duration, Alarm)>,
     /// How long nothing of the tag was freed, of a throttled request.
@@ -142,7 +143,6 @@ impl Waiting {
             (at, Alarm::new(&driver.device, at, waker))
         });
         self.0 = Rare::new(Membership {
-            service: service.clone(),
             waiter,
             deadline,
             standstill: None,
@@ -154,13 +154,17 @@ impl Waiting {
 
     /// Tries to draw from the reservation in whose scope the waiting request was made. If that succeeds, the request
     /// leaves the queue.
-    pub(crate) fn draw<T>(&mut self, draw: impl FnOnce(&Demand) -> Late<T>) -> Option<T> {
+    pub(crate) fn draw<T>(
+        &mut self,
+        service: &Arc<Service>,
+        draw: impl FnOnce(&Demand) -> Late<T>,
+    ) -> Option<T> {
         let waiter = &self.0.as_deref()?.waiter;
         waiter.scope?;
         waiter.expect_pieces(true);
         match draw(&waiter.demand) {
             Late::Drawn(drawn) => {
-                self.abandon();
+                self.abandon(service);
                 return Some(drawn);
             }
             Late::InPieces => {}
@@ -173,15 +177,18 @@ impl Waiting {
     ///
     /// # Panics
     /// When no request waits here.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Grant, AllocError>> {
+    pub(crate) fn poll(
+        &mut self,
+        service: &Arc<Service>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Grant, AllocError>> {
         let membership = self.0.as_deref_mut();
         let membership = membership.expect("a request was polled after it was ready");
-        let polled = membership.look(context);
+        let polled = membership.look(service, context);
         let Poll::Ready(answer) = polled else {
             return Poll::Pending;
         };
         let waiter = membership.waiter.clone();
-        let answer = answer.map(Unclaimed::claim);
         if let Ok(allocations) = &answer {
             match &waiter.wants {
                 Wants::Block => count(&waiter.lane, &allocations[0], &waiter.demand),
@@ -191,7 +198,7 @@ impl Waiting {
         if let Err(error) = &answer {
             waiter.note_unserved(outcome_of(error));
         }
-        self.finish(answer.is_ok());
+        self.finish(service, answer.is_ok());
         Poll::Ready(answer.map(|allocations| {
             let ask = Ask {
                 demand: waiter.demand,
@@ -201,32 +208,39 @@ impl Waiting {
         }))
     }
 
-    /// Leaves the queue. A grant that came in the meantime goes to others.
+    /// Returns whether the request is in the queue, or was granted and has not taken the grant.
+    #[inline]
+    pub(crate) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Leaves the queue, if the request is in it. A grant that it did not take goes to others.
     #[cold]
     #[inline(never)]
-    pub(crate) fn abandon(&mut self) {
-        self.finish(false);
+    pub(crate) fn abandon(&mut self, service: &Arc<Service>) {
+        self.finish(service, false);
     }
 
     /// Leaves the queue, whatever the outcome. A grant that was not taken goes to others.
-    fn finish(&mut self, was_served: bool) {
+    fn finish(&mut self, service: &Arc<Service>, was_served: bool) {
         let Some(membership) = self.0.take() else {
             return;
         };
         let Membership {
-            service,
             waiter,
+            asking,
             span,
             ..
         } = *membership;
         let left_over = waiter.cancel();
+        let left_over = left_over.map(|found| Unclaimed::new(service, &waiter.lane, found));
         let so_long = service.now().saturating_sub(waiter.since);
         let waited = was_served.then_some(so_long);
         let outcome = match was_served {
             true => WaitOutcome::Served,
             false => waiter.unserved(),
         };
-        Service::depart(&service, &waiter, waited);
+        Service::depart(service, &waiter, waited);
         service.driver.write_down(|| HistoryEvent::Waited {
             stream: waiter.lane.id.of_a_stream(),
             requested: waiter.demand.requested(),
@@ -235,6 +249,9 @@ impl Waiting {
             outcome,
         });
         span.end(outcome, so_long);
+        if let Some(asking) = asking {
+            asking.end(service);
+        }
         if injected("grant-dropped-with-its-future") {
             return std::mem::forget(left_over);
         }
@@ -244,13 +261,12 @@ impl Waiting {
 
 impl Membership {
     /// Looks for an answer. If there is none, serves if anything changed, and looks again.
-    fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<Unclaimed, AllocError>> {
-        let Self {
-            service,
-            waiter,
-            asking,
-            ..
-        } = self;
+    fn look(
+        &mut self,
+        service: &Arc<Service>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Allocations, AllocError>> {
+        let Self { waiter, asking, .. } = self;
         let waker = context.waker();
         // The waker first, then the look at memory: a change in between calls it.
         if let Some(answer) = waiter.take(waker) {
@@ -276,50 +292,46 @@ impl Membership {
         if asking.is_none() {
             *asking = service.hooked.ask(service, waiter);
         }
-        if asking.as_mut().is_some_and(|asking| asking.poll(context)) {
+        let is_over = |asking: &mut Asking| asking.poll(context);
+        if let Some(asking) = asking.take_if(is_over) {
             // Its end serves what it freed.
-            *asking = None;
+            asking.end(service);
         }
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
-        self.look_at_time(waker)
+        self.look_at_time(service, waker)
     }
 
-    fn look_at_time(&mut self, waker: &Waker) -> Poll<Result<Unclaimed, AllocError>> {
+    fn look_at_time(
+        &mut self,
+        service: &Service,
+        waker: &Waker,
+    ) -> Poll<Result<Allocations, AllocError>> {
         if let Some((at, alarm)) = &mut self.deadline {
-            let now = self.service.now();
+            let now = service.now();
             if now >= *at {
-                return Poll::Ready(self.time_out(now));
+                return Poll::Ready(self.time_out(service, now));
             }
             // The latest waker is the one to be woken.
-            *alarm = Alarm::new(&self.service.driver.device, *at, waker);
+            *alarm = Alarm::new(&service.driver.device, *at, waker);
         }
         Poll::Pending
     }
 
     /// A grant that came in the same moment is taken: the memory is there.
-    fn time_out(&mut self, now: Duration) -> Result<Unclaimed, AllocError> {
+    fn time_out(&mut self, service: &Service, now: Duration) -> Result<Allocations, AllocError> {
         let waiter = &self.waiter;
         // First: once it is cancelled, another thread may see it leave.
         waiter.note_unserved(WaitOutcome::TimedOut);
         if let Some(found) = waiter.cancel() {
             return Ok(found);
         }
-        let shortfall = self.service.exhausted(&waiter.lane, &waiter.demand);
+        let shortfall = service.exhausted(&waiter.lane, &waiter.demand);
         Err(AllocError::TimedOut {
             waited: now.saturating_sub(waiter.since),
             shortfall: shortfall.into(),
         })
-    }
-}
-
-impl Drop for Waiting {
-    #[inline]
-    fn drop(&mut self) {
-        if self.0.is_some() {
-            self.abandon();
-        }
     }
 }
 

@@ -140,7 +140,8 @@ pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
     let accounts = service.queue.accounts.iter();
     let accounts = accounts.filter(|(tag, _)| of.is_none_or(|of| of == *tag));
     let by_tag = accounts.map(|(tag, account)| (tag.to_string(), account.used().current));
-    let by_location = service.driver.held_by_place(of);
+    let event_log = service.driver.event_log.iter();
+    let by_location = event_log.flat_map(|event_log| event_log.held_by_location(of));
     let mut holders: Vec<_> = by_tag.chain(by_location).collect();
     holders.retain(|(_, bytes)| *bytes > 0);
     holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));

@@ -203,14 +203,16 @@ impl Hooked {
         if state.load(order) != MAY_ASK || self.is_busy.swap(true, order) {
             return None;
         }
-        let seat = Seat(service.clone());
-        let hook = self.hook.lock().clone()?;
+        let Some(hook) = self.hook.lock().clone() else {
+            self.is_busy.store(false, order);
+            return None;
+        };
         state.store(HAS_ASKED, order);
         let shortfall = service.shortfall(&waiter.demand);
         let future: Answer = Box::pin(async move { hook.0.relieve(shortfall).await });
         Some(Asking {
             future: Mutex::new(Guards::Waiter, Some(future)),
-            seat,
+            pool: service.name(),
         })
     }
 }
@@ -230,21 +232,23 @@ impl Service {
 
 type Answer = Pin<Box<dyn Future<Output = Result<(), Box<dyn Error + Send + Sync>>> + Send>>;
 
-/// The hook at work, for one request. Dropped, it is interrupted, and the next may ask.
+/// The hook at work, for one request. It does not keep the pool alive.
+#[must_use = "no other request may ask until this is ended"]
 pub(super) struct Asking {
-    /// None once it has answered. Locked by nobody: so that this can be shared.
+    /// `None` once it has answered. It is only used through a unique reference; the lock makes this type `Sync`.
     future: Mutex<Option<Answer>>,
-    seat: Seat,
+    /// The name of the pool.
+    pool: usize,
 }
 
 impl Asking {
-    /// Says whether it is over.
+    /// Returns whether the hook has answered.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> bool {
         let Some(future) = self.future.get_mut() else {
             return true;
         };
         let polled = {
-            let _inside = Inside::new(&self.seat.0);
+            let _inside = Inside::new(self.pool);
             catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context)))
         };
         match polled {
@@ -255,32 +259,24 @@ impl Asking {
         }
         true
     }
-}
 
-impl Drop for Asking {
-    fn drop(&mut self) {
-        let _inside = Inside::new(&self.seat.0);
-        // In the hook still: before its seat is free.
-        drop(self.future.get_mut().take());
+    /// Ends the work of the hook, which is interrupted if it has not answered. Then another request may ask.
+    pub(super) fn end(mut self, service: &Arc<Service>) {
+        {
+            let _inside = Inside::new(self.pool);
+            // Still inside the hook: before another request may ask.
+            drop(self.future.get_mut().take());
+        }
+        service.hooked.is_busy.store(false, Ordering::SeqCst);
+        // Other requests may need the hook.
+        service.hooked.offer_to_throttled(&service.queue);
+        Service::serve_candidate(service);
     }
 }
 
 impl fmt::Debug for Asking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Asking").finish_non_exhaustive()
-    }
-}
-
-/// The one who may ask.
-struct Seat(Arc<Service>);
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let service = &self.0;
-        service.hooked.is_busy.store(false, Ordering::SeqCst);
-        // Other requests may be in need of it.
-        service.hooked.offer_to_throttled(&service.queue);
-        Service::serve_candidate(service);
     }
 }
 
@@ -292,9 +288,9 @@ thread_local! {
 struct Inside;
 
 impl Inside {
-    fn new(service: &Service) -> Self {
+    fn new(pool: usize) -> Self {
         // A thread that is ending may drop a hook at work: it counts as in none.
-        let _ = INSIDE.try_with(|inside| inside.borrow_mut().push(service.name()));
+        let _ = INSIDE.try_with(|inside| inside.borrow_mut().push(pool));
         Self
     }
 }

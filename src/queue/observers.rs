@@ -55,7 +55,7 @@ impl Observers {
         let observers = Self {
             checker: driver.device.block_observer(),
             fills: driver.settings.fills,
-            keeps_history: driver.has_event_log(),
+            keeps_history: driver.event_log.is_some(),
         };
         let are_any = observers.checker.is_some()
             || observers.fills.are_asked_for()
@@ -79,7 +79,9 @@ impl Observers {
             );
         }
         if self.keeps_history {
-            driver.write_granted(extent(allocation, lane), origin(&block));
+            driver.write_entry(|entry, totals| {
+                entry.write_granted(totals, extent(allocation, lane), origin(&block));
+            });
         }
     }
 
@@ -116,7 +118,14 @@ impl Observers {
             checker.block_grown(allocation.address, bytes, lane.raw, caller.location);
         }
         if self.keeps_history {
-            driver.write_grown(extent(allocation, lane), bytes, caller.location.into());
+            driver.write_entry(|entry, totals| {
+                entry.write_grown(
+                    totals,
+                    extent(allocation, lane),
+                    bytes,
+                    caller.location.into(),
+                );
+            });
         }
     }
 
@@ -133,11 +142,10 @@ impl Observers {
         }
         if self.keeps_history {
             let further = lanes[1..].iter().map(|lane| lane.id).collect();
-            driver.write_ending(
-                extent(allocation, &lanes[0]),
-                further,
-                location.map(Into::into),
-            );
+            driver.write_entry(|entry, totals| {
+                let block = extent(allocation, &lanes[0]);
+                entry.write_ending(totals, block, further, location.map(Into::into));
+            });
         }
     }
 

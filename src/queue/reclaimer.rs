@@ -77,7 +77,8 @@ impl Future for Reclaimer {
         // Enlists first, then looks: a change in between notifies it. Polled for nothing, it searches nothing.
         service.funnel.enlist(self.member, context.waker());
         Service::serve(&service);
-        let is_over = self.lasts && service.is_orphaned() && service.queue.is_empty();
+        // Requests have or borrow a handle: any that wait without one were forgotten.
+        let is_over = self.lasts && service.is_orphaned();
         if is_over || self.link.service().is_none() {
             drop(service.funnel.resign(self.member));
             drop(self.link.cut());

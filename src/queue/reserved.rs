@@ -61,9 +61,9 @@ impl Reserved {
         location: &'static Location<'static>,
     ) -> Self {
         let service = &presence.service;
-        service
-            .driver
-            .write_reserved(reservation, location.into(), tag);
+        if let Some(event_log) = &service.driver.event_log {
+            event_log.note_reserved(reservation, location.into(), tag);
+        }
         if let Some(tag) = tag {
             service.queue.accounts.of(tag).note_granted();
         }
@@ -188,7 +188,9 @@ impl Reserved {
     /// Ends the reservation. What is left of it is the pool's, and so will be the drawn parts once they are freed.
     pub(crate) fn end(&self) {
         let driver = &self.service().driver;
-        driver.write_disbanded(self.reservation);
+        if let Some(event_log) = &driver.event_log {
+            event_log.note_disbanded(self.reservation);
+        }
         driver.disband(self.reservation);
         let unused = {
             let mut book = self.book.lock();

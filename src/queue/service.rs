@@ -17,7 +17,7 @@ use super::waiters::{Moved, Queue};
 use super::wake::wake;
 use super::{Demand, Hook};
 use crate::device::{Alarm, Device};
-use crate::driver::{Change, Driver, Effort, Settings, Spill, Watches, gate};
+use crate::driver::{Change, Driver, Effort, HistoryEvent, Settings, Spill, Watches, gate};
 use crate::error::{AllocError, BuildError, Shortfall, TagShortfall};
 use crate::lane::Lane;
 use crate::measure::{Tag, Waits};
@@ -352,7 +352,9 @@ impl Service {
     pub(crate) fn exhausted(&self, lane: &Lane, demand: &Demand) -> Shortfall {
         let shortfall = self.shortfall(demand);
         trace::exhausted(&shortfall);
-        self.driver.write_exhausted(lane.id, shortfall);
+        let stream = lane.id.of_a_stream();
+        self.driver
+            .write_down(|| HistoryEvent::OutOfMemory { stream, shortfall });
         shortfall
     }
 
@@ -377,13 +379,15 @@ impl Service {
 
     /// Whether nothing of the pool is in use: others have what the device refuses, and may release it.
     pub(super) fn is_short_for_others(&self) -> bool {
-        self.driver.pressure.is_felt() && self.driver.totals().used.current == 0
+        self.driver.is_refused() && self.driver.totals().used.current == 0
     }
 
     /// The last handle is gone: reclaimers that were made to last end, and so does the maintenance.
     pub(super) fn orphan(&self) {
         self.is_orphaned.store(true, Ordering::Release);
         self.funnel.wake_reclaimers();
+        // Only forgotten requests can still wait.
+        self.dismiss_reclaimer();
         self.driver.maintenance.set_waker(None);
         let keeper = self.keeper.lock().take();
         self.funnel.set_stand_in(None);

@@ -63,7 +63,7 @@ impl<'a> Pass<'a> {
                 Served::Short => service.hooked.offer_to(&head),
                 Served::NeedsThread => service.grower.start_for(head, service),
             }
-            if service.driver.pressure.is_felt() {
+            if service.driver.is_refused() {
                 // Others have the memory, and cannot tell when they release it.
                 let interval = service.driver.maintenance.interval();
                 self.look_again_at(service.now().saturating_add(interval));

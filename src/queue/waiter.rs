@@ -10,13 +10,14 @@
 //!
 //! The state is set before the waker is called. In the other order the future could look, find nothing, and sleep
 //! for ever. A grant that finds its waiter gone is returned to the server that made it. A future that is dropped
-//! after the grant takes the grant out and gives it back. So a grant has one owner at every moment.
+//! after the grant takes the grant out and gives it back. So a grant has one owner at every moment. A grant does not keep
+//! the pool alive: a forgotten future leaks its memory, and no more.
 
 use super::fair_queue::{Flow, SortKey};
 use super::hook::Turn;
 use super::unclaimed::Unclaimed;
 use super::{Demand, Wants};
-use crate::driver::Expected;
+use crate::driver::{Allocations, Expected};
 use crate::error::AllocError;
 use crate::id::ReservationId;
 use crate::lane::Lane;
@@ -78,7 +79,8 @@ enum State {
         /// The waiter was woken to serve and has not been polled since.
         is_notified: bool,
     },
-    Granted(Unclaimed),
+    /// The memory belongs to the future, which frees it if it does not take it.
+    Granted(Allocations),
     Failed(AllocError),
     Gone,
 }
@@ -120,7 +122,7 @@ impl Waiter {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Gone) {
             State::Waiting { waker, .. } => {
-                *state = State::Granted(found);
+                *state = State::Granted(found.claim());
                 self.is_served.store(true, Ordering::Release);
                 Ok(waker)
             }
@@ -160,7 +162,7 @@ impl Waiter {
     }
 
     /// Returns the outcome, if there is one. Otherwise registers `waker` as the one to call: the waiter was polled.
-    pub(super) fn take(&self, waker: &Waker) -> Option<Result<Unclaimed, AllocError>> {
+    pub(super) fn take(&self, waker: &Waker) -> Option<Result<Allocations, AllocError>> {
         let mut state = self.state.lock();
         match &mut *state {
             State::Waiting {
@@ -183,7 +185,7 @@ impl Waiter {
     }
 
     /// Gives the wait up. Returns a grant that came in the meantime.
-    pub(super) fn cancel(&self) -> Option<Unclaimed> {
+    pub(super) fn cancel(&self) -> Option<Allocations> {
         let last = std::mem::replace(&mut *self.state.lock(), State::Gone);
         match last {
             State::Granted(found) => Some(found),

@@ -78,6 +78,8 @@ struct Standing {
     fair_queue: FairQueue<Arc<Waiter>>,
     admission: Admission,
     quota_queues: BTreeMap<Tag, QuotaQueue>,
+    /// When each request in the fair queue came, in the order of their coming.
+    arrivals: BTreeMap<Position, Duration>,
     /// How many requests in the fair queue are for each stream.
     by_stream: BTreeMap<StreamId, usize>,
     /// The requests made in the scope of each reservation.
@@ -210,6 +212,7 @@ impl Queue {
             fair_queue: FairQueue::new(),
             admission: Admission::new(rules.queue_limit),
             quota_queues: BTreeMap::new(),
+            arrivals: BTreeMap::new(),
             by_stream: BTreeMap::new(),
             in_scope: BTreeMap::new(),
             scan: None,
@@ -310,6 +313,8 @@ impl Queue {
         }
         standing.admission.join(bytes, now);
         standing.count_stream(waiter.lane.id);
+        let position = waiter.sort_key.position;
+        standing.arrivals.insert(position, waiter.since);
         let (flow, sort_key) = (waiter.flow, waiter.sort_key);
         standing.fair_queue.join(flow, sort_key, waiter.clone());
         if let Some(scan) = &mut standing.scan {
@@ -337,6 +342,7 @@ impl Queue {
             .leave(waiter.flow, waiter.sort_key, served);
         let moved = if left.is_some() {
             standing.uncount_stream(waiter.lane.id);
+            standing.arrivals.remove(&waiter.sort_key.position);
             standing.admission.leave(bytes, waited.map(|_| now));
             if let Some(tag) = waiter.demand.tag {
                 self.accounts.of(tag).end_promise(bytes);
@@ -554,17 +560,19 @@ impl Queue {
         drop(scan);
     }
 
-    /// When the oldest waiter came, on the device's clock.
+    /// When the oldest request that waits came, on the device's clock.
     pub(crate) fn oldest(&self) -> Option<Duration> {
         let standing = self.standing.lock();
-        let last = SortKey {
-            due: i128::MAX,
-            position: Position::MAX,
-        };
-        let queued = standing.fair_queue.before(last);
+        let queued = standing.arrivals.values().next().copied();
         let throttled = standing.quota_queues.values().flat_map(QuotaQueue::iter);
-        let since = queued.chain(throttled).map(|waiter| waiter.since);
+        let since = throttled.map(|waiter| waiter.since).chain(queued);
         since.min()
+    }
+
+    /// When the oldest request came that waits for memory and not for the limit of its tag, on the device's clock.
+    pub(crate) fn oldest_for_memory(&self) -> Option<Duration> {
+        let standing = self.standing.lock();
+        standing.arrivals.values().next().copied()
     }
 
     pub(crate) fn set_queue_limit(&self, limit: QueueLimit) {

@@ -1,8 +1,7 @@
 //! The living pools of the process, and their names.
 //!
-//! Pools are held weakly: one ends when its last handle goes, and its name is free from that moment on. What
-//! is left of its entry goes when another pool is built or looked for. Nothing here is met by an allocation
-//! or a free.
+//! Pools are held weakly: a pool ends when its last handle is dropped, and its name is free from that moment on. Its
+//! entry is removed when another pool is built or looked up. Allocations and frees do not use this module.
 
 use crate::device::DeviceId;
 use crate::driver::Supply;
@@ -20,7 +19,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Asked without holding the pool, which might then end here.
+    /// Returns whether the pool lives. Does not upgrade the reference, since the pool could then end in this call.
     fn lives(&self) -> bool {
         self.pool.strong_count() > 0
     }
@@ -30,10 +29,10 @@ impl Entry {
     }
 }
 
-/// Makes a pool known.
+/// Adds a pool to the registry.
 ///
 /// # Errors
-/// When another has its name.
+/// Returns an error if another pool has its name.
 pub(crate) fn enter(pool: &Arc<Presence>) -> Result<(), BuildError> {
     let mut pools = POOLS.lock();
     pools.retain(Entry::lives);
@@ -49,7 +48,7 @@ pub(crate) fn enter(pool: &Arc<Presence>) -> Result<(), BuildError> {
 }
 
 /// # Errors
-/// When a living pool has the name, or it is none.
+/// Returns an error if a living pool has the name, or if the name is not valid.
 pub(crate) fn check_name(name: &str) -> Result<(), BuildError> {
     refuse_taken(name, &POOLS.lock())
 }
@@ -66,14 +65,14 @@ fn refuse_taken(name: &str, pools: &[Entry]) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// The pool of that name.
+/// Returns the pool of that name.
 pub(crate) fn find(name: &str) -> Option<Arc<Presence>> {
     let pools = POOLS.lock();
     let mut named = pools.iter().filter(|entry| entry.is_named(name));
     named.find_map(|entry| entry.pool.upgrade())
 }
 
-/// All that live, in the order in which they were built; each is held only once it is come to.
+/// Returns all living pools, in the order in which they were built. Each is upgraded only when the iterator reaches it.
 pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     let mut pools = POOLS.lock();
     pools.retain(Entry::lives);
@@ -81,30 +80,26 @@ pub(crate) fn all() -> impl Iterator<Item = Arc<Presence>> {
     all.into_iter().filter_map(|pool| pool.upgrade())
 }
 
-/// Has other pools over the same memory as the driver's release so many bytes of what they keep; nothing, if
-/// that would not do. Returns how many they released.
+/// Has other pools over the same memory as the driver's release this many bytes of their free memory; nothing, if that
+/// would not be enough. Returns how many bytes they released.
+///
+/// A pool in which requests wait for memory itself releases it only for a pool whose oldest request is older. So of all
+/// pools of a device, the one with the oldest request gets all free memory that it needs, and none takes back what it
+/// gave.
 pub(crate) fn spill(supply: &Supply, bytes: u64) -> u64 {
-    let device = supply.device.id();
-    let others: Vec<_> = {
-        let pools = POOLS.lock();
-        let others = pools.iter().filter(|entry| entry.device == device);
-        others.map(|entry| entry.pool.clone()).collect()
-    };
-    let others: Vec<_> = others.iter().filter_map(Weak::upgrade).collect();
-    let others = others
+    let others = others_to_spill(supply);
+    let others: Vec<&Supply> = others
         .iter()
-        .map(|pool| -> &Supply { &pool.service.driver });
-    let others = others
-        .filter(|other| !std::ptr::eq(*other, supply) && other.shares_memory_with(supply))
-        .collect::<Vec<_>>();
+        .map(|pool| -> &Supply { &pool.service.driver })
+        .collect();
     let left = supply.left_on_device();
-    // First what is there to see; what takes asking and taking back, only if it is needed.
+    // Memory that is in sight comes first. Caches are flushed and streams are asked only if it is needed.
     for asks in [false, true] {
         let offers: Vec<_> = others.iter().map(|other| other.could_give(asks)).collect();
         if left + offers.iter().sum::<u64>() < bytes {
             continue;
         }
-        // At least something: what the device has left, it refused.
+        // At least 1 byte: the device has refused the memory that it reports as left.
         let lacking = bytes.saturating_sub(left).max(1);
         let released = take_offers(&others, &offers, lacking);
         if released > 0 {
@@ -114,11 +109,37 @@ pub(crate) fn spill(supply: &Supply, bytes: u64) -> u64 {
     0
 }
 
+/// The pools that may release memory for the driver's.
+fn others_to_spill(supply: &Supply) -> Vec<Arc<Presence>> {
+    let device = supply.device.id();
+    let pools: Vec<_> = {
+        let pools = POOLS.lock();
+        let same_device = pools.iter().filter(|entry| entry.device == device);
+        same_device.map(|entry| entry.pool.clone()).collect()
+    };
+    let pools: Vec<_> = pools.iter().filter_map(Weak::upgrade).collect();
+    let driver_of = |pool: &'_ Presence| -> *const Supply { &**pool.service.driver };
+    let is_own = |pool: &Presence| std::ptr::eq(driver_of(pool), supply);
+    // In the order in which they were built, which decides between requests that came at the same time.
+    let age_of = |at: usize| Some((pools[at].service.queue.oldest_for_memory()?, at));
+    let own_age = pools.iter().position(|pool| is_own(pool)).and_then(age_of);
+    let may_spill = |at: usize| match (own_age, age_of(at)) {
+        (_, None) => true,
+        (None, Some(_)) => false,
+        (Some(own), Some(other)) => own < other,
+    };
+    let others = pools.iter().enumerate().filter(|(at, pool)| {
+        let driver: &Supply = &pool.service.driver;
+        !is_own(pool) && driver.shares_memory_with(supply) && may_spill(*at)
+    });
+    others.map(|(_, pool)| pool.clone()).collect()
+}
+
 fn take_offers(others: &[&Supply], offers: &[u64], mut bytes: u64) -> u64 {
     let mut released = 0;
     for (other, offer) in others.iter().zip(offers) {
         let given = if bytes > 0 {
-            other.spill(bytes.min(*offer))
+            other.give(bytes.min(*offer))
         } else {
             0
         };

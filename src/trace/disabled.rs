@@ -1,4 +1,4 @@
-//! Nobody is told anything.
+//! Empty functions for builds without the feature `tracing`.
 
 use super::Asked;
 use crate::device::DeviceError;
@@ -8,10 +8,10 @@ use crate::measure::WaitOutcome;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// Whether there may be anybody to tell.
+/// Whether a subscriber may exist.
 pub(crate) const IS_TOLD: bool = false;
 
-/// A wait that nobody hears of.
+/// A wait for memory that is not reported.
 #[derive(Debug)]
 pub(crate) struct Waiting;
 

@@ -1,4 +1,4 @@
-//! The subscriber is told.
+//! Events and spans for subscribers of the `tracing` crate.
 
 use super::Asked;
 use crate::device::DeviceError;
@@ -12,10 +12,10 @@ use tracing::{Span, debug_span, field};
 
 const TARGET: &str = "weirpool";
 
-/// Whether there may be anybody to tell.
+/// Whether a subscriber may exist.
 pub(crate) const IS_TOLD: bool = true;
 
-/// An event of a level that somebody may listen to, told while no lock is held.
+/// Emits an event if a subscriber is interested in its level. The caller must hold no lock.
 macro_rules! tell {
     ($level:ident, $($content:tt)+) => {
         if tracing::enabled!(target: TARGET, tracing::Level::$level) {
@@ -29,7 +29,7 @@ fn name_of(tag: Option<Tag>) -> Option<&'static str> {
     tag.map(Tag::name)
 }
 
-/// A wait for memory: a span from joining the queue to leaving it, inside the one in which it joins.
+/// A wait for memory: a span from joining the queue to leaving it, inside the span that is current when it joins.
 #[derive(Debug)]
 pub(crate) struct Waiting(Span);
 
@@ -69,7 +69,7 @@ pub(crate) fn freed(stream: StreamId, bytes: u64, address: u64) {
     tell!(TRACE, stream = %stream, bytes, address, "freed");
 }
 
-/// An event with all figures of a shortfall.
+/// Emits an event with all figures of a shortfall.
 macro_rules! tell_shortfall {
     ($level:ident, $shortfall:expr, $($content:tt)+) => {{
         let shortfall: &Shortfall = $shortfall;
@@ -97,32 +97,32 @@ pub(crate) fn exhausted(shortfall: &Shortfall) {
     tell_shortfall!(INFO, shortfall, "exhausted");
 }
 
-/// Nobody who waits can be served, and nothing is on its way back.
+/// Reports that no waiter can be served and that no memory is on its way back.
 pub(crate) fn deadlocked(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
     tell_shortfall!(WARN, shortfall, holders = holders(), "deadlocked");
 }
 
-/// The same of those who wait for the limit of a tag.
+/// Reports that no request throttled by the limit of a tag can be served.
 pub(crate) fn deadlocked_at_limit(shortfall: &Shortfall, holders: impl FnOnce() -> String) {
     tell_shortfall!(WARN, shortfall, holders = holders(), "deadlocked at limit");
 }
 
-/// The pressure hook could not do what it was asked to.
+/// Reports that the pressure hook failed or panicked.
 pub(crate) fn hook_failed(error: &dyn std::fmt::Display) {
     tell!(WARN, error = %error, "pressure hook failed");
 }
 
-/// A task's waker panicked when it was called.
+/// Reports that a task's waker panicked when it was called.
 pub(crate) fn waker_panicked() {
     tell!(WARN, "a waker panicked");
 }
 
-/// Bytes that were taken from the device, and in how many pieces.
+/// Reports the bytes that were taken from the device, and the number of chunks.
 pub(crate) fn grown(bytes: u64, chunks: u64) {
     tell!(DEBUG, bytes, chunks, "grown");
 }
 
-/// Bytes that were mapped elsewhere, and in how many pieces.
+/// Reports the bytes that were mapped elsewhere, and the number of chunks.
 pub(crate) fn remapped(bytes: u64, chunks: u64) {
     tell!(DEBUG, bytes, chunks, "remapped");
 }
@@ -131,7 +131,7 @@ pub(crate) fn trimmed(bytes: u64) {
     tell!(DEBUG, bytes, "trimmed");
 }
 
-/// So many streams were seen to have come further.
+/// Reports the number of streams whose completed tickets advanced.
 pub(crate) fn reaped(streams: usize) {
     tell!(TRACE, streams, "reaped");
 }
@@ -152,7 +152,7 @@ pub(crate) fn stream_gone(stream: StreamLabel<'_>) {
     tell!(DEBUG, stream = %stream.id, name = stream.name, "stream gone");
 }
 
-/// Blocks that somebody owns still, and reservations, where nobody should.
+/// Reports blocks and reservations that still have owners although the pool is closed, or that were lost.
 pub(crate) fn leaked(
     (blocks, reservations): (usize, usize),
     bytes: u64,

@@ -1,20 +1,22 @@
-//! What is told to a subscriber of the `tracing` crate: all of it is said here, once.
+//! Events and spans for subscribers of the `tracing` crate. Every event of the crate is defined here.
 //!
-//! Without the feature `tracing` these are empty functions, and nothing is paid. With it, what nobody
-//! subscribes to costs the reading of one number. A subscriber is a stranger: it is called while no lock
-//! of this crate is held (I5), and may call the pool.
-//!
+//! Without the feature `tracing` these functions are empty and cost nothing. With it, an event that no subscriber is
+//! interested in costs the read of one number. A subscriber is foreign code: it is called while no lock of this crate
+//! is held (*no-lock-across-calls*), and may call the pool.
 //! The target is `weirpool`. The levels:
 //!
-//! | level | what |
+//! | level | events |
 //! |---|---|
-//! | `ERROR` | `device broken`: a sticky error ended the pool; told once |
-//! | `WARN` | `device error`: another error of the device, which was passed on; `leaked`: blocks and reservations that live when their pool is closed, told once, or blocks that are lost when it ends |
-//! | `WARN` | `deadlocked`, with the shortfall of the queue's head, and `holders`, by tag and, with a history, by place: nobody who waits can be served; told once a deadlock; `deadlocked at limit`, of those who wait for the limit of a tag |
-//! | `WARN` | `pressure hook failed`: with its error, or that it panicked |
-//! | `INFO` | `exhausted`, with the shortfall: a request failed, or its time was over; `closed` |
-//! | `DEBUG` | `waiting`, a span from joining the queue to leaving it, and in it `waited`; `grown`, `remapped` in it; `trimmed`; `device wait`; `stream registered`, `stream gone` |
-//! | `TRACE` | `granted`, `freed`: every block, those of the lanes included; `reaped` |
+//! | `ERROR` | `device broken`: a sticky error ended the pool; once for each pool |
+//! | `WARN` | `device error`: another error of the device, which was returned to the caller |
+//! | `WARN` | `leaked`: blocks and reservations that have owners when their pool is closed, once; or blocks that are lost when it ends |
+//! | `WARN` | `deadlocked`: no waiter can be served, once for each deadlock; with the shortfall of the queue's head, and `holders` by tag and, with a history, by location |
+//! | `WARN` | `deadlocked at limit`: no request throttled by a tag's limit can be served; with the same fields |
+//! | `WARN` | `pressure hook failed`: with its error, or that it panicked; `a waker panicked` |
+//! | `INFO` | `exhausted`: a request failed or timed out, with the shortfall; `closed` |
+//! | `DEBUG` | `waiting`: a span from joining the queue to leaving it, with the event `waited` inside |
+//! | `DEBUG` | `grown`, `remapped`, `trimmed`; `device wait`; `stream registered`, `stream named`, `stream gone` |
+//! | `TRACE` | `granted`, `freed`: every block, also those of the lanes; `reaped` |
 
 #[cfg(not(feature = "tracing"))]
 mod disabled;
@@ -29,7 +31,7 @@ pub(crate) use enabled::*;
 use crate::id::StreamId;
 use crate::measure::Tag;
 
-/// A request, as it is told of.
+/// A request, as events describe it.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "tracing"), allow(dead_code))]
 pub(crate) struct Asked {

@@ -247,3 +247,36 @@ fn drain_with_a_timeout() {
         })
     });
 }
+
+struct Never;
+
+#[async_trait]
+impl PressureHook for Never {
+    async fn relieve(&self, _: Shortfall) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        std::future::pending().await
+    }
+}
+
+/// Forgotten while it waits, with the pressure hook at work for it, beside one that waits for the limit of its tag.
+#[test]
+fn forgotten_request_does_not_keep_the_pool_alive() {
+    let device = manual();
+    let pool = base(&device).pressure_hook(Never).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("dropped: forgotten");
+    pool.tag(tag).set_limit(Some(MIB));
+    let mut reclaimer = pool.reclaimer();
+    let held = pool.try_allocate(&stream, pool.capacity()).unwrap();
+    let mut waiting = pool.allocate(&stream, 2 * MIB).timeout(us(1000));
+    let mut throttled = pool.allocate(&stream, MIB).tag(tag);
+    let mut over_limit = pool.allocate(&stream, MIB).tag(tag);
+    assert!(poll(&mut waiting).is_pending() && poll(&mut reclaimer).is_pending());
+    assert!(poll(&mut throttled).is_pending() && poll(&mut over_limit).is_pending());
+    for future in [waiting, throttled, over_limit] {
+        std::mem::forget(future);
+    }
+    drop((held, stream, pool));
+    assert!(poll(&mut reclaimer).is_ready());
+    device.advance(us(2000));
+    assert_eq!(device.counters().physical_in_use, 0);
+}

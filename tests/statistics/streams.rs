@@ -1,6 +1,7 @@
 //! A stream's own figures.
 
 use super::*;
+use weirpool::device::sim::Clock;
 
 #[test]
 fn a_stream_has_figures_of_its_own() {
@@ -97,4 +98,76 @@ fn named_stream_is_shown_with_its_name() {
     drop(block);
     let snapshot = pool.snapshot().to_string();
     assert!(snapshot.contains("waits for decode (S1)"), "{snapshot}");
+}
+
+/// On virtual and on plain memory: blocks in the heap, in the lane, used on two streams, and of a foreign pool.
+#[test]
+fn pending_blocks_are_counted_by_stream() {
+    for is_virtual in [true, false] {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .clock(Clock::Manual)
+            .virtual_memory(is_virtual)
+            .build();
+        let (pool, elsewhere) = (pool(&device, 64 * MIB), pool(&device, 64 * MIB));
+        let [(work, a), (other, b)] = [(); 2].map(|()| stream(&device, &pool));
+        let counts = || [&a, &b].map(|stream| pool.pending_blocks(stream));
+        assert_eq!(counts(), [0, 0]);
+        let take = |bytes| pool.try_allocate(&a, bytes).unwrap();
+        let (large, both, small) = (take(8 * MIB), take(9 * MIB), take(512));
+        both.used_on(&b).unwrap();
+        run(&work, us(10));
+        run(&other, us(20));
+        drop((large, both, small));
+        assert_eq!(counts(), [3, 1]);
+        assert_eq!(elsewhere.pending_blocks(&a), 0);
+        // The stream itself reuses the memory, and frees it again.
+        let small = take(512);
+        assert_eq!(counts(), [2, 1]);
+        drop(small);
+        let kept: Vec<_> = (0..20).map(|_| take(512)).collect();
+        drop(kept);
+        assert_eq!(counts(), [22, 1]);
+
+        for seal in [&a, &b] {
+            seal.seal().unwrap();
+        }
+        device.advance(us(10));
+        pool.reap().unwrap();
+        // One still waits for the other stream.
+        assert_eq!(counts(), [0, 1]);
+        assert_eq!(a.statistics().pending, 0);
+        device.advance(us(10));
+        pool.reap().unwrap();
+        assert_eq!(counts(), [0, 0]);
+    }
+}
+
+/// Given when the device made it, or later.
+#[test]
+fn stream_name_is_in_every_report() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB).history(100).build().unwrap();
+    let decode = pool
+        .register(&device.create_stream_named("decode"))
+        .unwrap();
+    let encode = pool
+        .register(&device.create_stream())
+        .unwrap()
+        .named("encode");
+    for (stream, name) in [(&decode, "decode"), (&encode, "encode")] {
+        assert_eq!(stream.name(), Some(name));
+        assert_eq!(stream.statistics().name.as_deref(), Some(name));
+        let label = format!("{name} ({})", stream.id());
+        let block = pool.try_allocate(stream, MIB).unwrap();
+        let reports = [
+            pool.snapshot().to_string(),
+            pool.history().to_string(),
+            format!("{stream:?}"),
+            format!("{block:?}"),
+        ];
+        for report in reports {
+            assert!(report.contains(&label), "{report}");
+        }
+    }
 }

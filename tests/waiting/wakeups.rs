@@ -2,6 +2,7 @@
 //! Tasks are polled only when they are woken. Each test runs with virtual memory and with plain memory.
 
 use super::*;
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -247,7 +248,6 @@ fn completion_behind_an_event_that_errs_wakes_a_request() {
 
 /// Each of two pools has one request for what both of them have free together.
 #[test]
-#[ignore = "a pool with waiting requests gives nothing back"]
 fn two_pools_of_a_device_do_not_starve_each_other() {
     for is_virtual in [true, false] {
         let device = SimDevice::builder()
@@ -270,6 +270,44 @@ fn two_pools_of_a_device_do_not_starve_each_other() {
         }
         let waiting = tasks.iter().filter(|task| task.is_waiting()).count();
         assert_eq!(waiting, 0, "one after the other");
+    }
+}
+
+/// Each of three pools has one request for more than it has free. The pool with the oldest request gets the memory of
+/// the others, whichever pool was built first.
+#[test]
+fn pool_with_the_oldest_request_is_served_first() {
+    for is_virtual in [true, false] {
+        let device = SimDevice::builder()
+            .memory(12 * MIB)
+            .clock(Clock::Manual)
+            .virtual_memory(is_virtual)
+            .build();
+        let pools = [(); 3].map(|()| pool(&device, 12 * MIB));
+        let streams = pools.each_ref().map(|pool| stream(&device, pool).1);
+        let held = [0, 1, 2].map(|at: usize| {
+            let block = pools[at].try_allocate(&streams[at], 4 * MIB);
+            block.unwrap()
+        });
+        let order = RefCell::new(Vec::new());
+        let mut tasks: Vec<_> = [1, 2, 0]
+            .into_iter()
+            .map(|at: usize| {
+                device.advance(us(1));
+                let (pool, stream, order) = (&pools[at], &streams[at], &order);
+                Woken::new(async move {
+                    let block = pool.allocate(stream, 10 * MIB).await.unwrap();
+                    order.borrow_mut().push(at);
+                    drop(block);
+                })
+            })
+            .collect();
+        drop(held);
+        for _ in 0..1000 {
+            settle(&mut tasks);
+            device.advance(us(1000));
+        }
+        assert_eq!(*order.borrow(), [1, 2, 0]);
     }
 }
 

@@ -14,10 +14,10 @@ mod suite;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
+use suite::backend::{Backend, Line};
 use suite::contender::Contender;
 use suite::cuda;
 use suite::floor::{Atomics, Lanes};
-use suite::ground::{Ground, Line};
 use suite::hot::SIZES;
 use suite::pooled::{Polled, Pooled};
 use suite::simulated::Simulated;
@@ -34,9 +34,9 @@ fn hot(criterion: &mut Criterion) {
     }
 }
 
-fn hot_on<G: Ground>(criterion: &mut Criterion, name: &str, ground: &G) {
+fn hot_on<G: Backend>(criterion: &mut Criterion, name: &str, backend: &G) {
     let mut group = criterion.benchmark_group(name);
-    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+    let (pooled, driver) = (Pooled::new(backend), backend.driver(None));
     let stream = pooled.stream();
     for bytes in SIZES {
         pairs(&mut group, "try", &pooled, &stream, bytes);

@@ -1,7 +1,7 @@
 //! Streams of other libraries, by their raw handles.
 //!
-//! Nobody keeps such a stream for the pool, and a handle is given to the next stream once its own is destroyed. What
-//! is never given to another is the driver's number of a stream: by that it is told apart.
+//! The pool cannot keep such a stream alive, and CUDA reuses the handle of a destroyed stream for another one. So streams
+//! are told apart by the driver's stream id, which is never reused.
 
 use super::CudaDevice;
 use super::driver::{check, stream_id};
@@ -13,56 +13,60 @@ use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, RawStream};
 
 const CALL: &str = "external_stream";
 
-/// A stream that somebody else made and destroys; made by
-/// [`CudaDevice::external_stream`].
+/// A stream that another library creates and destroys. Created by [`CudaDevice::external_stream`].
 ///
-/// A pool that it is [registered](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.register) with seals every free on it at once: one event for each.
-/// A request on it that waits is granted what is complete, or the stream's own, and nothing behind a wait on the
-/// device. Two of the same stream are the same to a [`RawPool`](https://docs.rs/weirpool/latest/weirpool/struct.RawPool.html) and to
-/// [`Current`](https://docs.rs/weirpool/latest/weirpool/struct.Current.html); to `register`, each is a stream of its own.
+/// A pool that it is [registered](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.register) with records
+/// an event at every free on it. A waiting request on it is granted only memory that is complete or was freed on the same
+/// stream, not memory behind a wait on the device. A
+/// [`RawPool`](https://docs.rs/weirpool/latest/weirpool/struct.RawPool.html) and
+/// [`Current`](https://docs.rs/weirpool/latest/weirpool/struct.Current.html) treat two of these for one stream as the same
+/// stream; `register` treats each as a separate one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExternalStream {
     device: DeviceId,
     raw: RawStream,
-    /// None of the legacy default stream, which is never destroyed.
+    /// `None` for the legacy default stream, which is never destroyed.
     id: Option<u64>,
 }
 
 impl CudaDevice {
-    /// A stream of another library's (PyTorch's, cuBLAS's, a C program's), by its raw handle: a `cudaStream_t` is
-    /// one, too.
+    /// Wraps a stream of another library (PyTorch, cuBLAS, a C program), given its raw handle. A `cudaStream_t` is such a
+    /// handle, too.
     ///
-    /// The legacy default stream (a null handle, or `CU_STREAM_LEGACY`) is ordered like any other, and never made to
-    /// wait, since that would hold up all blocking streams: what needs a wait there is had later, or refused. A
-    /// library that was compiled with per-thread default streams means those by a null handle; it must not be
-    /// given on here.
+    /// The legacy default stream (a null handle, or `CU_STREAM_LEGACY`) is ordered like any other. The pool never makes
+    /// it wait, since that would hold up all blocking streams: an allocation that needs a wait there is granted later,
+    /// or refused. In a library that was compiled with per-thread default streams, a null handle means those; do not
+    /// pass such a handle.
     ///
     /// ```no_run
     /// # use std::ffi::c_void;
     /// # use weirpool_cuda::{CudaDevice, ExternalStream};
     /// # use weirpool_device::DeviceError;
     /// # fn wrap(device: &CudaDevice, handle: *mut c_void) -> Result<ExternalStream, DeviceError> {
-    /// // SAFETY: the caller keeps the stream alive until its call returns, and uses the answer in no later one.
+    /// // SAFETY: the caller keeps the stream alive until its call returns, and does not use the result in later calls.
     /// let stream = unsafe { device.external_stream(handle.cast()) }?;
     /// # Ok(stream) }
     /// ```
     ///
     /// # Errors
-    /// [`Unsupported`](DeviceErrorKind::Unsupported) for the per-thread default stream, which is another stream on
-    /// each thread, and where the driver is older than CUDA 12 and has no numbers for streams; the driver's error
-    /// when it does not know the stream.
+    /// Returns [`Unsupported`](DeviceErrorKind::Unsupported) for the per-thread default stream, which is another stream
+    /// on each thread, and for drivers older than CUDA 12, which have no stream ids. Returns the driver's error if it
+    /// does not know the stream.
     ///
     /// # Safety
-    /// The handle is of a stream that is not destroyed
+    /// The stream of this handle must not be destroyed
     ///
     /// - during this call;
-    /// - during each call that is made with the answer, or with the [`Stream`](https://docs.rs/weirpool/latest/weirpool/struct.Stream.html) that it was registered
-    ///   as: of a future, each poll;
-    /// - during the free of each block that was allocated on the stream or [used on](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.used_on) it: a
-    ///   drop is one. ([`RawPool::free`](https://docs.rs/weirpool/latest/weirpool/struct.RawPool.html#method.free) with another stream does without the one that the
-    ///   block was allocated on.)
+    /// - during each call with the result, or with the
+    ///   [`Stream`](https://docs.rs/weirpool/latest/weirpool/struct.Stream.html) that it was registered as; for a future,
+    ///   during each poll;
+    /// - during the free or drop of each block that was allocated on the stream, or
+    ///   [used on](https://docs.rs/weirpool/latest/weirpool/struct.Block.html#method.used_on) it.
+    ///   ([`RawPool::free`](https://docs.rs/weirpool/latest/weirpool/struct.RawPool.html#method.free) on another stream
+    ///   does not use the stream that the block was allocated on.)
     ///
-    /// In between nothing uses it: it may be destroyed then, whatever of it is pending, and its handle be another's.
+    /// Between these calls nothing uses the stream. It may then be destroyed, even with pending work, and its handle may
+    /// be reused.
     pub unsafe fn external_stream(&self, handle: CUstream) -> Result<ExternalStream, DeviceError> {
         let device = device_id(&self.inner.context);
         let name = raw(handle);
@@ -80,7 +84,7 @@ impl CudaDevice {
         // SAFETY: the caller's stream is not destroyed.
         let id = unsafe { stream_id(CALL, handle) }?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: as above; writes the context to the place given.
+        // SAFETY: as above; `context` is valid for the write.
         check(CALL, unsafe { sys::cuStreamGetCtx(handle, &mut context) })?;
         Ok(ExternalStream {
             device: context_id(context),
@@ -91,17 +95,17 @@ impl CudaDevice {
 }
 
 impl ExternalStream {
-    /// The device that the stream belongs to.
+    /// Returns the id of the device that the stream belongs to.
     pub fn device_id(&self) -> DeviceId {
         self.device
     }
 
-    /// The driver's handle of the stream.
+    /// Returns the driver's handle of the stream.
     pub fn raw(&self) -> RawStream {
         self.raw
     }
 
-    /// An owner of the legacy default stream, which is never destroyed; for other streams, an owner of nothing.
+    /// Returns an owner of the legacy default stream, which is never destroyed; for other streams, an owner of nothing.
     pub fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
         static FOR_GOOD: OnceLock<Arc<()>> = OnceLock::new();
         match self.id {
@@ -110,12 +114,12 @@ impl ExternalStream {
         }
     }
 
-    /// Whether a wait may be inserted into the stream: one in the legacy default stream would hold up all others.
+    /// Returns whether a wait may be inserted into the stream. One in the legacy default stream would hold up all others.
     pub fn takes_waits(&self) -> bool {
         !is_legacy_default(self.raw)
     }
 
-    /// The driver's number of the stream, which no other stream of the process ever has; `None` for the legacy
+    /// Returns the driver's id of the stream, which no other stream of the process ever has; `None` for the legacy
     /// default stream.
     pub fn external_id(&self) -> Option<u64> {
         self.id

@@ -1,4 +1,4 @@
-//! What is known of a device: asked once, when it is opened.
+//! The properties of a device, queried once when it is opened.
 
 use super::driver::{check, failure};
 use super::host_memory;
@@ -7,7 +7,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute};
 use std::fmt;
 use weirpool_device::{DeviceError, DeviceErrorKind, MemoryKind, MemoryKinds};
 
-/// The step of plain memory, in bytes: the size of the device's large pages.
+/// The granularity of plain memory, in bytes: the size of the device's large pages.
 const PLAIN_STEP: u64 = 2 << 20;
 
 /// See the [module](self).
@@ -16,13 +16,13 @@ pub(super) struct Facts {
     ordinal: usize,
     name: String,
     total: u64,
-    /// Major and minor.
+    /// The major and minor version.
     compute_capability: (i32, i32),
-    /// CUDA's version that the driver speaks: major and minor.
+    /// The major and minor CUDA version that the driver supports.
     driver: (i32, i32),
-    /// The step of virtual memory in bytes, where there is any.
+    /// The granularity of virtual memory in bytes, or `None` if the device has no virtual memory.
     pub(super) virtual_memory: Option<u64>,
-    /// Of plain memory.
+    /// The kinds of plain memory that the device has.
     pub(super) memory_kinds: MemoryKinds,
     has_memory_pools: bool,
     shares_by_file: bool,
@@ -58,13 +58,13 @@ impl Facts {
         })
     }
 
-    /// The step of sizes and addresses, in bytes.
+    /// Returns the granularity of sizes and addresses, in bytes.
     pub(super) fn step(&self) -> u64 {
         self.virtual_memory.unwrap_or(PLAIN_STEP)
     }
 
     /// # Errors
-    /// When the device has no memory of the kind: what to take instead.
+    /// Returns an error that names an alternative if the device has no memory of this kind.
     pub(super) fn check_kind(
         &self,
         call: &'static str,
@@ -82,20 +82,20 @@ impl Facts {
     }
 }
 
-/// The kinds of plain memory, by what the device says of itself.
+/// Returns the kinds of plain memory, from the device's attributes.
 fn memory_kinds(
     has: impl Fn(CUdevice_attribute) -> Result<bool, DeviceError>,
 ) -> Result<MemoryKinds, DeviceError> {
     use CUdevice_attribute::*;
     let mut kinds = MemoryKinds::DEVICE;
-    // At the same addresses for host and device, and only as much as the host says it has.
+    // Pinned memory needs equal addresses for host and device, and a host that reports how much memory it has.
     let is_mapped = has(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)?
         && has(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY)?;
     if is_mapped && host_memory::figures().is_some() {
         kinds = kinds.with(MemoryKind::Pinned);
     }
-    // Without concurrent access the host must touch none of it while anything at all runs on the device,
-    // which is no order of streams.
+    // Without concurrent access, the host must not touch managed memory while any work runs on the device. Stream order
+    // cannot express that.
     let is_shared = has(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY)?
         && has(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)?;
     if is_shared {
@@ -106,7 +106,7 @@ fn memory_kinds(
 
 fn driver_version() -> Result<(i32, i32), DeviceError> {
     let mut version = 0;
-    // SAFETY: writes the version to the place given.
+    // SAFETY: `version` is valid for the write.
     check("open", unsafe { sys::cuDriverGetVersion(&mut version) })?;
     Ok((version / 1000, version % 1000 / 10))
 }
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn managed_memory_is_had_only_where_the_host_may_touch_it_at_any_time() {
+    fn managed_memory_needs_concurrent_host_access() {
         let managed = CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY;
         assert_eq!(kinds_with(&[managed]), MemoryKinds::DEVICE);
         let both = [managed, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS];
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn pinned_memory_needs_one_space_of_addresses() {
+    fn pinned_memory_needs_unified_addressing() {
         let mapped = CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY;
         assert_eq!(kinds_with(&[mapped]), MemoryKinds::DEVICE);
         let kinds = kinds_with(&[mapped, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING]);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_cannot_answer_is_an_error() {
+    fn failed_attribute_query_is_an_error() {
         let broken = DeviceError::new("open", DeviceErrorKind::Sticky, "broken");
         assert_eq!(memory_kinds(|_| Err(broken.clone())), Err(broken));
     }

@@ -1,11 +1,11 @@
-//! Memory is mapped, and then made accessible: two calls of the driver's, of which both are done or neither.
+//! Mapping memory and allowing access to it: two driver calls, of which both take effect or neither.
 
 use super::driver::check;
 use super::memory::{Place, access};
 use cudarc::driver::sys;
 use weirpool_device::{Chunk, DeviceError};
 
-/// Memory at an address, and from where it is read and written.
+/// A range of addresses, the chunk to map there, and the processors that may access it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mapping<'a> {
     pub(super) address: u64,
@@ -14,28 +14,28 @@ pub(super) struct Mapping<'a> {
     pub(super) accessors: &'a [Place],
 }
 
-/// Who carries it out: the driver, and in a test one that fails.
+/// The calls that map memory: those of the driver, or in a test those of a mapper that fails.
 ///
 /// # Safety
-/// What is mapped and allowed can be used at its address until it is unmapped.
+/// Memory that is mapped and allowed must be usable at its address until it is unmapped.
 pub(super) unsafe trait Mapper {
     /// # Safety
-    /// The range is reserved, nothing is mapped there, and the handle is not mapped elsewhere.
+    /// The range must be reserved and have nothing mapped, and the chunk must not be mapped elsewhere.
     unsafe fn map(&self, mapping: &Mapping<'_>) -> Result<(), DeviceError>;
 
     /// # Safety
-    /// It is mapped.
+    /// The range must be mapped.
     unsafe fn allow(&self, mapping: &Mapping<'_>) -> Result<(), DeviceError>;
 
     /// # Safety
-    /// It is mapped, and no work touches it.
+    /// The range must be mapped, and no work may touch it.
     unsafe fn unmap(&self, mapping: &Mapping<'_>) -> Result<(), DeviceError>;
 }
 
-/// The driver; the device's context is current. Its errors are those of the call that is named.
+/// The driver, with the device's context current. Errors name the given call.
 pub(super) struct Driver(pub(super) &'static str);
 
-// SAFETY: the driver maps what it says it does.
+// SAFETY: each method is the driver call of that meaning.
 unsafe impl Mapper for Driver {
     unsafe fn map(&self, mapping: &Mapping<'_>) -> Result<(), DeviceError> {
         let &Mapping {
@@ -44,7 +44,7 @@ unsafe impl Mapper for Driver {
             chunk,
             ..
         } = mapping;
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller's contract is that of the driver call.
         check(self.0, unsafe {
             sys::cuMemMap(address, bytes as usize, 0, chunk.0, 0)
         })
@@ -53,14 +53,14 @@ unsafe impl Mapper for Driver {
     unsafe fn allow(&self, mapping: &Mapping<'_>) -> Result<(), DeviceError> {
         let rights: Vec<_> = mapping.accessors.iter().copied().map(access).collect();
         let size = mapping.bytes as usize;
-        // SAFETY: as the caller has it; so many descriptions are given.
+        // SAFETY: the caller's contract is that of the driver call; `rights` has the given length.
         check(self.0, unsafe {
             sys::cuMemSetAccess(mapping.address, size, rights.as_ptr().cast(), rights.len())
         })
     }
 
     unsafe fn unmap(&self, mapping: &Mapping<'_>) -> Result<(), DeviceError> {
-        // SAFETY: as the caller has it.
+        // SAFETY: the caller's contract is that of the driver call.
         check(self.0, unsafe {
             sys::cuMemUnmap(mapping.address, mapping.bytes as usize)
         })
@@ -68,22 +68,22 @@ unsafe impl Mapper for Driver {
 }
 
 impl Mapping<'_> {
-    /// Maps, and allows. Where the second fails, the first is undone.
+    /// Maps the memory and allows access to it. If access is refused, unmaps it again.
     ///
     /// # Errors
-    /// Of the call that failed first; of the undoing, if that says that the device is broken: what is mapped is then
-    /// mapped for good.
+    /// Returns the error of the call that failed first. If unmapping fails because the device is broken, returns that
+    /// error; the memory then stays mapped.
     ///
     /// # Safety
-    /// The range is reserved, nothing is mapped there, and the handle is not mapped elsewhere.
+    /// The range must be reserved and have nothing mapped, and the chunk must not be mapped elsewhere.
     pub(super) unsafe fn make(&self, driver: &impl Mapper) -> Result<(), DeviceError> {
-        // SAFETY: as the caller has it.
+        // SAFETY: guaranteed by the caller.
         unsafe { driver.map(self) }?;
         // SAFETY: it was just mapped.
         let Err(refused) = (unsafe { driver.allow(self) }) else {
             return Ok(());
         };
-        // SAFETY: nobody was told of the mapping.
+        // SAFETY: it was just mapped, and no caller knows of the mapping yet.
         match unsafe { driver.unmap(self) } {
             Err(broken) if broken.is_sticky() => Err(broken),
             _ => Err(refused),
@@ -98,7 +98,7 @@ mod tests {
     use std::cell::RefCell;
     use weirpool_device::{Device, DeviceErrorKind};
 
-    /// One that keeps book of what it is asked, and fails where it is told.
+    /// A mapper that records its calls, and fails where the test says so.
     #[derive(Default)]
     struct Failing {
         calls: RefCell<Vec<&'static str>>,
@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    // SAFETY: nothing is ever used at its addresses.
+    // SAFETY: nothing uses its addresses.
     unsafe impl Mapper for Failing {
         unsafe fn map(&self, _: &Mapping<'_>) -> Result<(), DeviceError> {
             self.call("map")
@@ -137,7 +137,7 @@ mod tests {
         }
     }
 
-    /// The calls that were made, and which of them the error is of.
+    /// Maps once. Returns the calls that were made, and the call that the error names.
     fn made(driver: &Failing) -> (Vec<&'static str>, Option<&'static str>) {
         let mapping = Mapping {
             address: 2 << 20,
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_allowed_is_not_mapped() {
+    fn mapping_without_access_is_undone() {
         use DeviceErrorKind::{Other, OutOfMemory, Sticky};
         assert_eq!(made(&Failing::at(&[])), (vec!["map", "allow"], None));
         let unmapped = Failing::at(&[("map", OutOfMemory)]);
@@ -165,10 +165,10 @@ mod tests {
         assert_eq!(made(&broken), (all, Some("unmap")));
     }
 
-    /// On a GPU: the driver maps for a device that does not exist, and refuses it access. The place, and the
-    /// memory, are good for another mapping then, and go back after it.
+    /// On a GPU, maps memory for a device that does not exist, so that access is refused. Afterwards the range and the chunk
+    /// can be mapped properly, and released.
     #[test]
-    fn what_the_driver_does_not_allow_is_not_mapped() {
+    fn mapping_is_undone_when_the_driver_refuses_access() {
         let device = match CudaDevice::new(0) {
             Ok(device) => device,
             Err(error) => {
@@ -185,14 +185,14 @@ mod tests {
         let chunk = device.create_memory(bytes).unwrap();
         for _ in 0..2 {
             let visit = device.visit("map").unwrap();
-            let nobody = Mapping {
+            let inaccessible = Mapping {
                 address,
                 bytes,
                 chunk,
                 accessors: &[Place::Device(i32::MAX)],
             };
             // SAFETY: the range was just reserved, or unmapped, and so was the handle.
-            let refused = unsafe { nobody.make(&Driver("map")) };
+            let refused = unsafe { inaccessible.make(&Driver("map")) };
             assert!(!refused.unwrap_err().is_sticky());
             drop(visit);
             // SAFETY: the range is reserved, and neither it nor the chunk is mapped; no work uses it.

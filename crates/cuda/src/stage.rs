@@ -1,8 +1,8 @@
-//! Memory of the host that the device copies from and to by itself.
+//! Host memory that the device copies from and to asynchronously.
 //!
-//! It is virtual memory, like the device's own, where the driver has that for the host: making it and giving
-//! it back wait for no work. Elsewhere it is page-locked memory, and to unlock that waits for all work of the
-//! device (`cuMemFreeHost`: 300 ms behind a kernel of 300 ms); so it is done on a thread of its own.
+//! Where the driver supports it, this is virtual memory, which is created and released without waiting for device work.
+//! Elsewhere it is page-locked memory. Unlocking that waits for all work of the device (`cuMemFreeHost` takes 300 ms
+//! behind a kernel of 300 ms), so it is done on a separate thread.
 
 use super::driver::{Visit, check};
 use super::mapping::{Driver, Mapping};
@@ -25,22 +25,22 @@ pub(super) struct Stage {
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Of so many bytes, and that handle.
+    /// The size in bytes, and the chunk.
     Virtual(u64, u64),
     Locked,
 }
 
-// SAFETY: memory like any other; who has the stage has the memory.
+// SAFETY: the stage owns its memory, which has no thread affinity.
 unsafe impl Send for Stage {}
-// SAFETY: a shared stage is not written through.
+// SAFETY: no method writes through a shared reference.
 unsafe impl Sync for Stage {}
 
 impl Stage {
-    /// So many bytes at least. The context is current.
+    /// Allocates at least this many bytes. The context must be current.
     pub(super) fn new(context: &CudaContext, bytes: u64) -> Result<Self, DeviceError> {
         match Self::mapped(context, bytes) {
             Ok(stage) => Ok(stage),
-            // A driver, or a device, without virtual memory for the host; or none of it left.
+            // The driver or device has no virtual memory for the host, or none is left.
             Err(_) => Self::locked(bytes),
         }
     }
@@ -55,7 +55,7 @@ impl Stage {
 
     fn locked(bytes: u64) -> Result<Self, DeviceError> {
         let mut start = std::ptr::null_mut();
-        // SAFETY: writes the address to the place given.
+        // SAFETY: `start` is valid for the write.
         check("copy", unsafe {
             sys::cuMemAllocHost_v2(&mut start, bytes as usize)
         })?;
@@ -69,17 +69,17 @@ impl Stage {
         let properties = properties(host);
         let mut step = 0;
         let smallest = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-        // SAFETY: writes the step to the place given.
+        // SAFETY: `step` is valid for the write.
         check("copy", unsafe {
             sys::cuMemGetAllocationGranularity(&mut step, properties.as_ptr(), smallest)
         })?;
         let size = (bytes as usize).next_multiple_of(step.max(1));
         let (mut handle, mut address) = (0, 0);
-        // SAFETY: writes the handle to the place given.
+        // SAFETY: `handle` is valid for the write.
         check("copy", unsafe {
             sys::cuMemCreate(&mut handle, size, properties.as_ptr(), 0)
         })?;
-        // SAFETY: writes the address to the place given.
+        // SAFETY: `address` is valid for the write.
         let reserved = unsafe { sys::cuMemAddressReserve(&mut address, size, 0, 0, 0) };
         let made = Self {
             start: NonNull::new(address as *mut u8).unwrap_or(NonNull::dangling()),
@@ -93,7 +93,7 @@ impl Stage {
             accessors: &[Place::of(context), host],
         };
         let mapped = check("copy", reserved).and_then(|()| {
-            // SAFETY: the range was just reserved, and nothing is mapped there; nor is the handle anywhere.
+            // SAFETY: the range was just reserved and has nothing mapped, and the chunk is not mapped.
             unsafe { mapping.make(&Driver("copy")) }
         });
         match mapped {
@@ -105,13 +105,13 @@ impl Stage {
         }
     }
 
-    /// What of it was made, step by step; what fails was not, or is leaked.
+    /// Undoes each step of `mapped`. A call fails for a step that was not done; memory that cannot be released is leaked.
     fn unmap(&self) {
         let Kind::Virtual(size, handle) = self.kind else {
             return;
         };
         let (address, size) = (self.start.as_ptr() as u64, size as usize);
-        // SAFETY: the memory is the stage's own, and nobody else has it.
+        // SAFETY: the stage owns this memory.
         unsafe {
             let _ = sys::cuMemUnmap(address, size);
             let _ = sys::cuMemRelease(handle);
@@ -119,7 +119,7 @@ impl Stage {
         }
     }
 
-    /// Gives the memory back, which nothing uses any more. What cannot be given back is leaked.
+    /// Releases the memory, which no work uses any more. Memory that cannot be released is leaked.
     pub(super) fn free(self, context: &Arc<CudaContext>) {
         match self.kind {
             Kind::Virtual(..) => self.free_now(context),
@@ -137,7 +137,7 @@ impl Stage {
         };
         match self.kind {
             Kind::Virtual(..) => self.unmap(),
-            // SAFETY: the memory is the stage's own, and nobody else has it.
+            // SAFETY: the stage owns this memory.
             Kind::Locked => unsafe {
                 let _ = sys::cuMemFreeHost(self.start.as_ptr().cast());
             },
@@ -145,10 +145,10 @@ impl Stage {
     }
 }
 
-/// The NUMA node of the host that the device is attached to, where the system tells; else the first.
+/// Returns the NUMA node that the device is attached to if the system reports it, and otherwise node 0.
 fn nearest_node(context: &CudaContext) -> c_int {
     use CUdevice_attribute::*;
-    // SAFETY: the device is the context's own. (cudarc's own question forgets errors of the user's.)
+    // SAFETY: the device is the context's own. (cudarc's own query does not report user errors.)
     let ask = |attribute| unsafe { get_attribute(context.cu_device(), attribute) }.ok();
     let read = || {
         let domain = ask(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;

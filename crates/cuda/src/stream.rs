@@ -1,4 +1,4 @@
-//! Streams of cudarc's, as the pool sees them.
+//! The streams of cudarc, as pools see them.
 
 use super::driver::let_go;
 use cudarc::driver::sys::{CUcontext, CUstream};
@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use weirpool_device::plain::{Arc, Mutex};
 use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, RawStream};
 
-/// Handles with a meaning of their own (`CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`).
+/// Handles with a special meaning: `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`.
 const LEGACY: u64 = 1;
 pub(super) const PER_THREAD: u64 = 2;
 
-/// One context is one device; simulated devices count from 1, and have numbers without the last bit.
+/// Returns the id of a context's device. Bit 63 tells it from a simulated device, whose ids count up from 1.
 pub(super) fn device_id(context: &CudaContext) -> DeviceId {
     context_id(context.cu_ctx())
 }
@@ -29,17 +29,17 @@ pub(super) fn handle(raw: RawStream) -> CUstream {
     raw.0 as CUstream
 }
 
-/// Whether it is the stream that all blocking streams are ordered with: a wait in it holds up all.
+/// Returns whether this is the stream that all blocking streams are ordered with: a wait in it holds up all of them.
 pub(super) fn is_legacy_default(raw: RawStream) -> bool {
     raw.0 == 0 || raw.0 == LEGACY
 }
 
-/// What a stream of cudarc's is to the pools.
+/// Returns the ids by which pools identify a stream.
 pub fn names_of(stream: &CudaStream) -> (DeviceId, RawStream) {
     (device_id(stream.context()), raw(stream.cu_stream()))
 }
 
-/// The default streams live as long as their context, and so can be had again by who only borrows one.
+/// Returns the owner of a borrowed default stream. Default streams live as long as their context.
 pub fn default_of(stream: &CudaStream) -> Option<Arc<CudaStream>> {
     match raw(stream.cu_stream()).0 {
         0 | LEGACY => Some(stream.context().default_stream()),
@@ -48,16 +48,16 @@ pub fn default_of(stream: &CudaStream) -> Option<Arc<CudaStream>> {
     }
 }
 
-/// What a native stream is, if it is one of cudarc's.
+/// Returns the stream of cudarc behind a native stream, if it is one.
 pub fn of_native(native: &(dyn Any + Send + Sync)) -> Option<&Arc<CudaStream>> {
     native.downcast_ref::<Kept>()?.0.as_ref()
 }
 
-/// How many holds there are on each stream, by where it lies.
+/// The number of owners of each stream that pools hold, by the stream's address.
 static HOLDS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
-/// A hold on a stream. cudarc makes its context current when it destroys the stream, wherever that is; here
-/// the thread's own is current again afterwards.
+/// An owner of a stream. When cudarc destroys a stream, it makes the stream's context current. This type restores the
+/// thread's own context afterwards.
 pub(super) struct Kept(Option<Arc<CudaStream>>);
 
 impl Kept {
@@ -69,7 +69,7 @@ impl Kept {
         Self(Some(stream.clone()))
     }
 
-    /// Whether there are only holds on the stream, and nobody who has it otherwise.
+    /// Returns whether all owners of the stream are of this type.
     pub(super) fn is_last(&self) -> bool {
         let holds = HOLDS.lock();
         let of_it = |stream: &Arc<CudaStream>| {
@@ -97,21 +97,21 @@ impl Drop for Kept {
     }
 }
 
-/// An owner that keeps the stream usable while it is held; see [`of_native`].
+/// Returns an owner that keeps the stream usable; see [`of_native`].
 pub fn keep_alive(stream: &Arc<CudaStream>) -> Arc<dyn Any + Send + Sync> {
     Arc::new(Kept::new(stream))
 }
 
-/// Whether a wait may be inserted into the stream: one in the legacy default stream would hold up all others.
+/// Returns whether a wait may be inserted into the stream. One in the legacy default stream would hold up all others.
 pub fn takes_waits(stream: &CudaStream) -> bool {
     !is_legacy_default(raw(stream.cu_stream()))
 }
 
-/// Whether a pool can keep the stream's order.
+/// Checks that a pool can follow the stream's order.
 ///
 /// # Errors
-/// [`Unsupported`](DeviceErrorKind::Unsupported) for the per-thread default stream: it is another stream on each
-/// thread, under one name.
+/// Returns [`Unsupported`](DeviceErrorKind::Unsupported) for the per-thread default stream, which is another stream on
+/// each thread, under one handle.
 pub fn admit(stream: &CudaStream) -> Result<(), DeviceError> {
     if raw(stream.cu_stream()).0 != PER_THREAD {
         return Ok(());

@@ -1,15 +1,14 @@
-//! The thread that watches: events until they are complete, alarms until they are due.
+//! The thread that watches events until they are complete, and alarms until they are due.
 //!
-//! It is started by the first watch or alarm, asleep whenever there is none, and ends with the device.
+//! The first watch or alarm starts the thread. It sleeps while there is nothing to watch, and ends with the device.
 //!
-//! While an event is watched it asks the driver every few microseconds, and is awake in between: a thread that
-//! sleeps is run again by the operating system some tens of microseconds late, now and then some hundreds. The
-//! driver is shared by all threads, so it is asked for a tenth of the time at most; and once the youngest wait has
-//! lasted for long, the thread sleeps in between after all, and is late by a small share of the wait. Where waits
-//! follow each other closely it stays awake for the next.
+//! While an event is watched, the thread queries the driver every few microseconds and spins in between, because the
+//! operating system runs a sleeping thread tens to hundreds of microseconds late. All threads share the driver, so queries
+//! take at most 1/10 of the time. Once the youngest wait has lasted long, the thread sleeps between queries, and is late
+//! by a small share of the wait. If waits follow each other closely, it keeps spinning for the next one.
 //!
-//! `cargo bench --bench wake` measures this beside other ways: asking without pause, or with sleep, the driver's
-//! blocking wait, a function that it calls, a word that the device writes.
+//! `cargo bench --bench wake` compares this with other ways: querying without pause, or with sleep; the driver's blocking
+//! wait; a host function in the stream; and a word that the device writes.
 
 use super::driver::Visit;
 use cudarc::driver::CudaContext;
@@ -21,21 +20,21 @@ use std::time::{Duration, Instant};
 use weirpool_device::plain::{Arc, Condvar, Mutex, MutexGuard, thread};
 use weirpool_device::{AlarmId, RawEvent, WatchId};
 
-/// Between two looks, at least.
+/// The shortest pause between two queries.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(8);
-/// A pause is so many times as long as the look before it, at least: what many events take.
+/// A pause lasts at least this many times as long as the query before it, which with many events may take long.
 const REST: u32 = 9;
-/// Once the youngest wait has lasted for so long, pauses are spent asleep.
+/// Once the youngest wait has lasted this long, the thread sleeps during pauses.
 const LONG_WAIT: Duration = Duration::from_millis(25);
-/// A look is taken again after this share of such a wait,
+/// The next query of such a wait comes after this share of its duration,
 const SHARE: u32 = 1024;
-/// or after this, if it is sooner.
+/// or after this time if that is sooner.
 const LONGEST_PAUSE: Duration = Duration::from_micros(100);
-/// An alarm that is due in less is awaited awake.
+/// The thread spins rather than sleeps if an alarm is due in less than this.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(25);
-/// Who waits again within this time after the last wait is worth staying awake for.
+/// If waits follow each other within this time, the thread spins until the next one,
 const CLOSE: Duration = Duration::from_micros(300);
-/// For so long: not much longer than it takes to be put to sleep and run again, at worst.
+/// but at most for this long: little longer than going to sleep and waking takes at worst.
 const LINGER: Duration = Duration::from_micros(600);
 
 /// See the [module](self).
@@ -46,12 +45,12 @@ pub(super) struct Watcher(Arc<Shared>);
 struct Shared {
     context: Arc<CudaContext>,
     origin: Instant,
-    books: Mutex<Books>,
+    state: Mutex<State>,
     news: Condvar,
 }
 
 #[derive(Debug)]
-struct Books {
+struct State {
     next: u64,
     watches: HashMap<WatchId, Watched>,
     alarms: BTreeMap<(Duration, AlarmId), Waker>,
@@ -60,9 +59,9 @@ struct Books {
     is_closed: bool,
     /// When the last watch ended.
     idle_since: Instant,
-    /// How soon after that the next one comes, lately.
+    /// A moving average of the time from then to the next watch.
     gap: Duration,
-    /// What the last look took.
+    /// The duration of the last query.
     look: Duration,
 }
 
@@ -78,7 +77,7 @@ impl Watcher {
         Self(Arc::new(Shared {
             context,
             origin: Instant::now(),
-            books: Mutex::new(Books::new()),
+            state: Mutex::new(State::new()),
             news: Condvar::new(),
         }))
     }
@@ -90,56 +89,56 @@ impl Watcher {
     /// Watches an event.
     ///
     /// # Safety
-    /// The event is not destroyed before the waker was called or the watch was [cancelled](Self::unwatch).
+    /// The event must not be destroyed before the waker is called or the watch is [cancelled](Self::unwatch).
     pub(super) unsafe fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
         let watched = Watched {
             event,
             since: Instant::now(),
             waker: waker.clone(),
         };
-        let mut books = self.0.books.lock();
-        let id = WatchId(books.number());
-        books.note_coming(watched.since);
-        books.watches.insert(id, watched);
-        self.announce(books);
+        let mut state = self.0.state.lock();
+        let id = WatchId(state.number());
+        state.note_coming(watched.since);
+        state.watches.insert(id, watched);
+        self.announce(state);
         id
     }
 
-    /// Once this returns, the event is not asked after any more, and may be destroyed.
+    /// Cancels a watch. When this returns, the event is no longer queried, and may be destroyed.
     pub(super) fn unwatch(&self, watch: WatchId) {
         let watched = {
-            let mut books = self.0.books.lock();
-            let watched = books.watches.remove(&watch);
+            let mut state = self.0.state.lock();
+            let watched = state.watches.remove(&watch);
             if watched.is_some() {
-                books.note_going();
+                state.note_going();
             }
             watched
         };
-        // The waker is dropped outside the lock: its task may own what calls the device.
+        // The waker is dropped outside the lock, because its task may own objects that call the device.
         drop(watched);
     }
 
     pub(super) fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
         let waker = waker.clone();
-        let mut books = self.0.books.lock();
-        let id = AlarmId(books.number());
-        books.alarms.insert((at, id), waker);
-        self.announce(books);
+        let mut state = self.0.state.lock();
+        let id = AlarmId(state.number());
+        state.alarms.insert((at, id), waker);
+        self.announce(state);
         id
     }
 
     pub(super) fn cancel_alarm(&self, alarm: AlarmId) {
-        let mut books = self.0.books.lock();
-        let set = books.alarms.keys().find(|(_, id)| *id == alarm).copied();
-        let waker = set.and_then(|set| books.alarms.remove(&set));
-        drop(books);
+        let mut state = self.0.state.lock();
+        let set = state.alarms.keys().find(|(_, id)| *id == alarm).copied();
+        let waker = set.and_then(|set| state.alarms.remove(&set));
+        drop(state);
         drop(waker);
     }
 
-    fn announce(&self, mut books: MutexGuard<'_, Books>) {
-        let has_thread = std::mem::replace(&mut books.has_thread, true);
-        let is_asleep = books.is_asleep;
-        drop(books);
+    fn announce(&self, mut state: MutexGuard<'_, State>) {
+        let has_thread = std::mem::replace(&mut state.has_thread, true);
+        let is_asleep = state.is_asleep;
+        drop(state);
         if is_asleep {
             self.0.news.notify_one();
         }
@@ -154,14 +153,14 @@ impl Watcher {
 }
 
 impl Watcher {
-    /// Wakes every watcher, because no thread can be started to watch for it: each looks for itself, and the next watch
-    /// or alarm tries to start a thread again.
+    /// Wakes every watching task, because no thread can be started to watch for them. Each queries its event itself, and the
+    /// next watch or alarm tries again to start a thread.
     fn wake_all(&self) {
         let wakers: Vec<_> = {
-            let mut books = self.0.books.lock();
-            books.has_thread = false;
-            let watches = books.watches.values().map(|watched| &watched.waker);
-            watches.chain(books.alarms.values()).cloned().collect()
+            let mut state = self.0.state.lock();
+            state.has_thread = false;
+            let watches = state.watches.values().map(|watched| &watched.waker);
+            watches.chain(state.alarms.values()).cloned().collect()
         };
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -170,12 +169,12 @@ impl Watcher {
 impl Drop for Watcher {
     /// Does not wait for the thread, which may be the one that runs this.
     fn drop(&mut self) {
-        self.0.books.lock().is_closed = true;
+        self.0.state.lock().is_closed = true;
         self.0.news.notify_one();
     }
 }
 
-impl Books {
+impl State {
     fn new() -> Self {
         Self {
             next: 0,
@@ -190,23 +189,23 @@ impl Books {
         }
     }
 
-    /// A watch is about to begin.
+    /// Updates the average gap when a watch begins.
     fn note_coming(&mut self, now: Instant) {
         if self.watches.is_empty() {
             let gap = now.saturating_duration_since(self.idle_since);
-            // One long gap is forgotten after a few short ones.
+            // A single long gap is forgotten after a few short ones.
             self.gap = (self.gap + gap.min(CLOSE * 4)) / 2;
         }
     }
 
-    /// A watch has ended.
+    /// Notes the time when the last watch ends.
     fn note_going(&mut self) {
         if self.watches.is_empty() {
             self.idle_since = Instant::now();
         }
     }
 
-    /// Whether the next watch will probably come before a thread could be put to sleep and woken.
+    /// Returns whether the next watch will probably come before a thread could be put to sleep and woken.
     fn is_lingering(&self) -> bool {
         self.watches.is_empty() && self.gap < CLOSE && self.idle_since.elapsed() < LINGER
     }
@@ -216,7 +215,7 @@ impl Books {
         self.next
     }
 
-    /// Takes out the wakers of what is due by now.
+    /// Takes the wakers of the alarms that are due by now.
     fn take_due(&mut self, now: Duration) -> Vec<Waker> {
         let later = self.alarms.split_off(&(now, AlarmId(u64::MAX)));
         let due = std::mem::replace(&mut self.alarms, later);
@@ -231,92 +230,92 @@ impl Shared {
 
     fn run(&self) {
         sleep_exactly();
-        // For as long as the thread lives: it does nothing else.
+        // The context is current for as long as the thread lives: it does nothing else.
         let visit = Visit::new("watch", &self.context);
-        let mut books = self.books.lock();
-        while !books.is_closed {
-            let mut wakers = books.take_due(self.now());
-            wakers.extend(take_complete(&mut books, visit.is_ok()));
+        let mut state = self.state.lock();
+        while !state.is_closed {
+            let mut wakers = state.take_due(self.now());
+            wakers.extend(take_complete(&mut state, visit.is_ok()));
             if wakers.is_empty() {
-                books = self.pause(books);
+                state = self.pause(state);
             } else {
-                drop(books);
+                drop(state);
                 wakers.into_iter().for_each(wake);
-                books = self.books.lock();
+                state = self.state.lock();
             }
         }
     }
 
-    /// Lets the lock go until it is time to look again, or there is something new.
-    fn pause<'a>(&'a self, mut books: MutexGuard<'a, Books>) -> MutexGuard<'a, Books> {
-        match self.until_next_look(&books) {
+    /// Releases the lock until it is time for the next query, or a watch or alarm is added.
+    fn pause<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        match self.until_next_look(&state) {
             Some(pause) if pause < SHORTEST_SLEEP => {
-                drop(books);
+                drop(state);
                 spend(pause);
-                self.books.lock()
+                self.state.lock()
             }
-            None if books.is_lingering() => {
-                drop(books);
+            None if state.is_lingering() => {
+                drop(state);
                 spend(Duration::from_micros(1));
-                self.books.lock()
+                self.state.lock()
             }
             pause => {
-                books.is_asleep = true;
-                let mut books = self.sleep(books, pause);
-                books.is_asleep = false;
-                books
+                state.is_asleep = true;
+                let mut state = self.sleep(state, pause);
+                state.is_asleep = false;
+                state
             }
         }
     }
 
-    /// None while there is nothing to look for.
-    fn until_next_look(&self, books: &Books) -> Option<Duration> {
-        let watched = books.watches.values();
+    /// Returns the time until the next query; `None` while there is nothing to watch.
+    fn until_next_look(&self, state: &State) -> Option<Duration> {
+        let watched = state.watches.values();
         let youngest = watched.map(|watched| watched.since.elapsed()).min();
-        let look = youngest.map(|age| pause_after(books.look, age));
-        let alarm = books.alarms.keys().next();
+        let look = youngest.map(|age| pause_after(state.look, age));
+        let alarm = state.alarms.keys().next();
         let ring = alarm.map(|(at, _)| at.saturating_sub(self.now()));
         look.into_iter().chain(ring).min()
     }
 
     fn sleep<'a>(
         &'a self,
-        books: MutexGuard<'a, Books>,
+        state: MutexGuard<'a, State>,
         pause: Option<Duration>,
-    ) -> MutexGuard<'a, Books> {
+    ) -> MutexGuard<'a, State> {
         let slept = match pause {
-            None => self.news.wait(books).map_err(|_| ()),
+            None => self.news.wait(state).map_err(|_| ()),
             Some(pause) => {
-                let slept = self.news.wait_timeout(books, pause);
-                slept.map(|(books, _)| books).map_err(|_| ())
+                let slept = self.news.wait_timeout(state, pause);
+                slept.map(|(state, _)| state).map_err(|_| ())
             }
         };
-        // Nothing panics while the books are open.
-        slept.unwrap_or_else(|()| self.books.lock())
+        // No code panics while it holds this lock.
+        slept.unwrap_or_else(|()| self.state.lock())
     }
 }
 
-/// Takes out the wakers of what is complete, or has failed: who is woken asks, and is told.
+/// Takes the wakers of the events that are complete or have failed. A woken task queries its event, and gets the error.
 ///
-/// The events are asked under the lock, so that none is destroyed meanwhile; a query does not wait.
-fn take_complete(books: &mut Books, may_ask: bool) -> Vec<Waker> {
-    if books.watches.is_empty() {
+/// The events are queried under the lock, so that none is destroyed meanwhile. A query does not wait.
+fn take_complete(state: &mut State, may_ask: bool) -> Vec<Waker> {
+    if state.watches.is_empty() {
         return Vec::new();
     }
     let start = Instant::now();
     let is_over = |watched: &Watched| !may_ask || !is_under_way(watched.event);
-    let ids = books.watches.iter().filter(|(_, watched)| is_over(watched));
+    let ids = state.watches.iter().filter(|(_, watched)| is_over(watched));
     let over: Vec<_> = ids.map(|(id, _)| *id).collect();
-    let watched = over.iter().filter_map(|id| books.watches.remove(id));
+    let watched = over.iter().filter_map(|id| state.watches.remove(id));
     let wakers: Vec<_> = watched.map(|watched| watched.waker).collect();
-    books.look = start.elapsed();
+    state.look = start.elapsed();
     if !wakers.is_empty() {
-        books.note_going();
+        state.note_going();
     }
     wakers
 }
 
-/// How long until the next look, when the last one took so long, and the youngest wait has.
+/// Returns the pause before the next query, given the duration of the last one and the age of the youngest wait.
 fn pause_after(look: Duration, age: Duration) -> Duration {
     let least = SHORTEST_PAUSE.max(look * REST);
     if age < LONG_WAIT {
@@ -332,7 +331,7 @@ fn is_under_way(event: RawEvent) -> bool {
     answer == CUresult::CUDA_ERROR_NOT_READY
 }
 
-/// A waker of a user's that panics must not end the thread that others rely on.
+/// Calls a waker. A panic in it must not end the thread, because other tasks rely on it.
 fn wake(waker: Waker) {
     let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
 }
@@ -344,7 +343,7 @@ fn spend(pause: Duration) {
     }
 }
 
-/// By default Linux lets a thread oversleep by 50 us, to save power.
+/// Asks the operating system for exact sleeps. By default Linux lets a thread oversleep by 50 us to save power.
 fn sleep_exactly() {
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));

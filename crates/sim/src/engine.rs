@@ -1,15 +1,15 @@
-//! The lock, and how time moves under it.
+//! The device's lock, and the movement of time under it.
 //!
-//! A call locks, changes the [`State`], lets the schedule do all that is possible at this instant,
-//! unlocks, and only then wakes. The body of an operation runs outside the lock: while one does,
-//! other threads add to the schedule and leave, and the thread that ran the body goes on with
-//! what they added. So the schedule has one mover at a time, and bodies run in order.
+//! A call locks, changes the [`State`], lets the schedule do everything that is possible at this instant, unlocks, and
+//! only then wakes tasks. The body of an operation runs outside the lock. Meanwhile other threads add to the schedule and
+//! return, and the thread that ran the body continues with their additions. So only one thread moves the schedule at a
+//! time, and bodies run in order.
 
 use super::builder::{Clock, Settings};
 use super::memory::{Illegal, Memory, Space};
 use super::schedule::Job;
 use super::state::{Panic, State};
-use super::ticker::{self, Bell};
+use super::ticker::{self, Notifier};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use weirpool_device::plain::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Weak, thread};
@@ -23,9 +23,9 @@ pub(super) struct Engine {
     origin: Instant,
     this: Weak<Self>,
     state: Mutex<State>,
-    /// A body has ended.
+    /// Notified when a body has ended.
     ended: Condvar,
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
 }
 
 impl Engine {
@@ -38,7 +38,7 @@ impl Engine {
             this: this.clone(),
             state: Mutex::new(State::new(id, &settings)),
             ended: Condvar::new(),
-            bell: Arc::default(),
+            notifier: Arc::default(),
         })
     }
 
@@ -50,7 +50,7 @@ impl Engine {
 
     // ---- under the lock --------------------------------------------------------------------
 
-    /// Makes a device call: brings the device up to now, does `change`, and what follows from it.
+    /// Makes a device call: advances the device to now, makes the change, and carries out its consequences.
     pub(super) fn call<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.locked();
         if self.settings.clock == Clock::Wall {
@@ -62,7 +62,7 @@ impl Engine {
         result
     }
 
-    /// Looks on behalf of the host, which from then on knows what it saw.
+    /// Reads the state on behalf of the host, which from then on knows what it read.
     pub(super) fn observe<R>(&self, look: impl FnOnce(&mut State) -> R) -> R {
         if self.settings.clock == Clock::Wall {
             self.catch_up();
@@ -70,7 +70,7 @@ impl Engine {
         look(&mut self.locked())
     }
 
-    /// Looks without touching: this is no activity, and nothing follows from it.
+    /// Reads the state without effect: this does not count as activity.
     pub(super) fn peek<R>(&self, look: impl FnOnce(&State) -> R) -> R {
         if self.settings.clock == Clock::Wall {
             self.catch_up();
@@ -82,22 +82,22 @@ impl Engine {
         self.state.lock()
     }
 
-    /// Does what is possible at this instant, unlocks, and wakes.
+    /// Does everything that is possible at this instant, unlocks, and wakes tasks.
     pub(super) fn leave(&self, state: MutexGuard<'_, State>) {
         let now = state.schedule.now();
         let state = self.proceed(state, now);
         self.unlock_and_wake(state);
     }
 
-    /// Answers whether anybody was woken.
+    /// Unlocks and wakes tasks. Returns whether any task was woken.
     pub(super) fn unlock_and_wake(&self, mut state: MutexGuard<'_, State>) -> bool {
         let woken = state.take_woken();
         let debris = std::mem::take(&mut state.debris);
-        let errand = ticker::errand(&mut state, self.settings.clock);
+        let action = ticker::action(&mut state, self.settings.clock);
         drop(state);
         drop(debris);
-        if let Some(errand) = errand {
-            errand.run(&self.bell, &self.this);
+        if let Some(action) = action {
+            action.run(&self.notifier, &self.this);
         }
         let anybody = !woken.is_empty();
         if anybody {
@@ -116,8 +116,8 @@ impl Engine {
         }
     }
 
-    /// Does everything due up to `target`, in order, and stops there. While another thread runs a
-    /// body this does nothing: that thread goes on with whatever is on the schedule by then.
+    /// Does everything due up to `target`, in order, and stops there. While another thread runs a body this does nothing:
+    /// that thread continues with the schedule as it is then.
     pub(super) fn proceed<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -132,7 +132,7 @@ impl Engine {
                 state = self.run_body(state, job);
             }
             state.tell_news();
-            state.ring_alarms();
+            state.wake_alarms();
             match state.next_due() {
                 Some(at) if at <= target => state.schedule.move_to(at),
                 _ => break,
@@ -168,7 +168,7 @@ impl Engine {
         state.panic = Some(panic);
     }
 
-    /// Passes a body's panic on, and raises what the ordering checker found.
+    /// Resumes a body's panic, and raises violations that the ordering checker found.
     #[track_caller]
     pub(super) fn pass_panic_on(&self) {
         let panic = self.locked().panic.take();
@@ -178,10 +178,10 @@ impl Engine {
         self.raise();
     }
 
-    /// Locks when no body runs, so that time can be moved.
+    /// Locks when no body is running, so that time can be moved.
     ///
     /// # Panics
-    /// Inside a body, which would wait for itself.
+    /// Panics if called inside a body, which would wait for itself.
     fn locked_to_move(&self) -> MutexGuard<'_, State> {
         let mut state = self.locked();
         while let Some(mover) = state.running {
@@ -199,16 +199,16 @@ impl Engine {
         state
     }
 
-    /// Moves simulated time to what `target` answers, doing everything due on the way; answers
-    /// whether there was a target.
+    /// Moves simulated time to the result of `target`, and does everything due on the way. Returns whether there was a
+    /// target.
     #[track_caller]
     pub(super) fn move_to(&self, target: impl FnOnce(&State) -> Option<Duration>) -> bool {
         assert!(
             self.settings.clock != Clock::Wall,
-            "nobody moves the time of a device on the wall clock"
+            "the time of a device on the wall clock cannot be moved: use a virtual or manual clock"
         );
         let state = self.locked_to_move();
-        // What other threads added during a body comes first.
+        // Items that other threads added during a body come first.
         let now = state.schedule.now();
         let mut state = self.proceed(state, now);
         let target = target(&state);
@@ -220,7 +220,7 @@ impl Engine {
         target.is_some()
     }
 
-    /// Does, on the wall clock, what has become due meanwhile.
+    /// On the wall clock, does everything that has become due.
     pub(super) fn catch_up(&self) {
         let state = self.locked();
         let state = self.proceed(state, self.origin.elapsed());
@@ -232,7 +232,7 @@ impl Engine {
     /// Reads or writes bytes. An illegal address breaks the device.
     ///
     /// # Errors
-    /// The device is broken, or just broke.
+    /// Returns an error if the device is broken, or breaks by this access.
     pub(super) fn access(
         &self,
         what: &'static str,
@@ -251,6 +251,6 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.bell.close();
+        self.notifier.close();
     }
 }

@@ -22,8 +22,8 @@ impl SimDevice {
     /// Destroys a stream.
     ///
     /// # Errors
-    /// As [`Device::destroy_stream`](weirpool_device::Device::destroy_stream); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
-    /// the device does not know.
+    /// Returns the errors of [`Device::destroy_stream`](weirpool_device::Device::destroy_stream), and
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream that the device does not know.
     pub fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::DestroyStream, 0)?;
@@ -38,10 +38,10 @@ impl SimDevice {
         })
     }
 
-    /// Makes an event. One that was never recorded counts as complete.
+    /// Creates an event. An event that was never recorded counts as complete.
     ///
     /// # Errors
-    /// When the device is broken.
+    /// Returns an error if the device is broken.
     pub fn create_event(&self) -> Result<RawEvent, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::CreateEvent, 0)?;
@@ -52,8 +52,8 @@ impl SimDevice {
     /// Destroys an event.
     ///
     /// # Errors
-    /// As [`Device::destroy_event`](weirpool_device::Device::destroy_event); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
-    /// the device does not know.
+    /// Returns the errors of [`Device::destroy_event`](weirpool_device::Device::destroy_event), and
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for an event that the device does not know.
     pub fn destroy_event(&self, event: RawEvent) -> Result<(), DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::DestroyEvent, 0)?;
@@ -69,8 +69,8 @@ impl SimDevice {
     /// Records an event behind everything submitted to a stream so far.
     ///
     /// # Errors
-    /// As [`Device::record`](weirpool_device::Device::record); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
-    /// the device does not know.
+    /// Returns the errors of [`Device::record`](weirpool_device::Device::record), and
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream or event that the device does not know.
     pub fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
         self.engine.call(|state| {
             let fault = state.enter_with_fault(Call::Record, 0)?;
@@ -89,8 +89,8 @@ impl SimDevice {
     /// Returns whether the work behind an event's last record is complete.
     ///
     /// # Errors
-    /// As [`Device::query`](weirpool_device::Device::query); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
-    /// the device does not know.
+    /// Returns the errors of [`Device::query`](weirpool_device::Device::query), and
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for an event that the device does not know.
     pub fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::Query, 0)?;
@@ -99,7 +99,7 @@ impl SimDevice {
                 Some(Recorded {
                     fails: Some(kind), ..
                 }) => {
-                    let reason = "a fault that was asked for";
+                    let reason = "a scripted fault";
                     return Err(DeviceError::new(Call::Query.name(), kind, reason));
                 }
                 Some(Recorded { point, .. }) => state.schedule.is_complete(point),
@@ -114,8 +114,8 @@ impl SimDevice {
     /// Makes later work of a stream start only after an event's last record so far.
     ///
     /// # Errors
-    /// As [`Device::wait`](weirpool_device::Device::wait); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
-    /// the device does not know.
+    /// Returns the errors of [`Device::wait`](weirpool_device::Device::wait), and
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a stream or event that the device does not know.
     pub fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
         let supported = self.engine.settings.device_side_waits;
         self.engine.call(|state| {
@@ -164,7 +164,7 @@ impl SimDevice {
 
     /// Cancels a watch.
     pub fn unwatch(&self, watch: WatchId) {
-        // The waker is dropped here, outside the lock: its task may own what calls the device.
+        // The waker is dropped outside the lock, because its task may own objects that call the device.
         let _waker = self.engine.call(|state| {
             if let Some(judge) = state.judge() {
                 judge.order.unwatch(watch);
@@ -186,7 +186,7 @@ pub(super) fn check_stream(
     Err(invalid(call, format!("there is no stream {name:#x}")))
 }
 
-/// What was recorded last, if anything was.
+/// Returns the last record of an event, if there is any.
 fn last_record(
     state: &State,
     call: Call,

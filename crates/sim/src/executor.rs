@@ -1,7 +1,7 @@
-//! An executor whose idle moments move the device's time.
+//! An executor that moves the device's time when it is idle.
 //!
-//! One thread, tasks in a fixed order, and time that moves only when no task can go on: so a run on
-//! the virtual clock is the same every time, as long as no other thread takes part.
+//! It runs on one thread, polls tasks in a fixed order, and moves time only when no task can proceed. So a run on the
+//! virtual clock is the same every time, as long as no other thread takes part.
 
 use super::SimDevice;
 use super::builder::Clock;
@@ -12,26 +12,26 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 use weirpool_device::plain::{Arc, AtomicBool, Ordering, thread};
 
-/// So long, in real time, is waited for another thread before the device is said to be stuck.
+/// How long to wait for other threads, in real time, before the device counts as stuck.
 const GRACE: Duration = Duration::from_millis(500);
-/// How often other threads' doings are looked for meanwhile.
+/// How often to look for the effects of other threads meanwhile.
 const LOOK: Duration = Duration::from_millis(5);
 
 impl SimDevice {
-    /// Runs a future to its end on this thread. When it cannot go on, time moves to the next thing
-    /// due, if the clock is virtual; a manual clock stands still, and the wall clock is waited for.
+    /// Runs a future to completion on this thread. When the future cannot proceed, a virtual clock moves to the next
+    /// thing due; a manual clock stands still, and the wall clock is waited for.
     ///
     /// # Panics
-    /// When the future waits, nothing is due and no other thread helps for half a second: the
-    /// message names the streams that are held up, and by what. With a body's panic, or what the
-    /// ordering checker found. Inside another executor of the `futures` crate.
+    /// Panics if the future waits, nothing is due, and no other thread makes progress for half a second; the message
+    /// names the streams that are blocked, and the reasons. Resumes the panic of a body, and panics with violations that
+    /// the ordering checker found. Panics inside another executor of the `futures` crate.
     #[track_caller]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.run(|_| future)
     }
 
-    /// The same with a spawner, for several tasks. Ends with the main future; tasks that are not
-    /// done by then are dropped.
+    /// Runs a future as [`block_on`](Self::block_on) does, and passes a spawner for further tasks. Returns when the main
+    /// future is complete; tasks that are not complete by then are dropped.
     ///
     /// ```
     /// use futures::task::LocalSpawnExt;
@@ -50,7 +50,7 @@ impl SimDevice {
     /// ```
     ///
     /// # Panics
-    /// As [`block_on`](Self::block_on).
+    /// Panics as [`block_on`](Self::block_on) does.
     #[track_caller]
     pub fn run<F: Future>(&self, start: impl FnOnce(LocalSpawner) -> F) -> F::Output {
         let _driver = Driver::new(self);
@@ -66,7 +66,7 @@ impl SimDevice {
                 if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
                     self.engine.raise();
                     if self.engine.raised() > raised {
-                        // A task raised it, and something caught the panic.
+                        // A task raised it, and some code caught the panic.
                         self.assert_ordered();
                     }
                     return output;
@@ -82,7 +82,7 @@ impl SimDevice {
     }
 }
 
-/// While it lives, the helper thread leaves virtual time alone.
+/// While this lives, the helper thread does not move virtual time.
 struct Driver<'a>(&'a SimDevice);
 
 impl<'a> Driver<'a> {
@@ -98,7 +98,7 @@ impl Drop for Driver<'_> {
     }
 }
 
-/// Wakes the main future.
+/// The waker of the main future.
 struct Main {
     woken: AtomicBool,
     thread: thread::Thread,
@@ -132,10 +132,10 @@ impl Wake for Main {
     }
 }
 
-/// What is done when no task can go on.
+/// The state while no task can proceed.
 struct Idle<'a> {
     device: &'a SimDevice,
-    /// Since when nothing at all happens, and the count of device calls then.
+    /// Since when nothing has happened, and the count of device calls then.
     stuck: Option<(Instant, u64)>,
 }
 

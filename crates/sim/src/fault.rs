@@ -1,6 +1,6 @@
-//! Scripted faults: which call goes wrong, and how.
+//! Scripted faults: which call fails, and how.
 //!
-//! Knows nothing of what a call does: every call asks here before it does anything.
+//! This module does not know what a call does. Every call asks it before it takes effect.
 
 use super::call::Call;
 use super::engine::Engine;
@@ -9,43 +9,43 @@ use std::time::Duration;
 use weirpool_device::DeviceErrorKind;
 use weirpool_device::plain::Arc;
 
-/// What goes wrong with a call.
+/// The way in which a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The call fails, without effect. [`DeviceErrorKind::Sticky`] breaks the device as well.
+    /// The call fails without effect. [`DeviceErrorKind::Sticky`] also breaks the device.
     Fails(DeviceErrorKind),
-    /// Of a record: the event is not complete before so much time has passed since the record,
-    /// whatever the stream does; later events of the stream may be complete before it.
+    /// For a record: the event completes no earlier than this time after the record, whatever the stream does. Later
+    /// events of the stream may complete before it.
     Late(Duration),
-    /// Of a record: the event never completes. Later events of the stream do.
+    /// For a record: the event never completes. Later events of the stream do.
     Never,
     /// For a record: every query of the event fails, and a watch of it is called at once. The event is recorded all the
     /// same: a stream that waits for it comes after its point.
     Reports(DeviceErrorKind),
 }
 
-/// Faults that were asked for and have not happened.
+/// Scripted faults that have not happened yet.
 #[derive(Debug, Default)]
 pub(super) struct Script(Vec<Scripted>);
 
 #[derive(Debug)]
 struct Scripted {
     call: Call,
-    /// Calls until it happens.
+    /// How many such calls remain, including the one that fails.
     left: u64,
     fault: Fault,
 }
 
 impl Script {
-    /// The `nth` such call from now on, beginning with 1.
+    /// Adds a fault of the `nth` such call from now on, beginning with 1.
     pub(super) fn add(&mut self, call: Call, nth: u64, fault: Fault) {
         let left = nth.max(1);
         self.0.push(Scripted { call, left, fault });
     }
 
-    /// Counts a call, and hands out what goes wrong with it. Of several faults of one call the first
-    /// happens, and the others with the next.
+    /// Counts a call, and returns its fault if it has one. If several faults are due, the first one happens now, and the
+    /// others happen at the next calls.
     pub(super) fn next(&mut self, call: Call) -> Option<Fault> {
         for scripted in self.0.iter_mut().filter(|scripted| scripted.call == call) {
             scripted.left = scripted.left.saturating_sub(1);
@@ -56,8 +56,8 @@ impl Script {
     }
 }
 
-/// Memory that somebody else has taken from the device; dropped, it is given back.
-#[must_use = "dropped, the memory is given back at once"]
+/// Device memory that is taken by another program, as far as the pool can tell. Dropping this releases it.
+#[must_use = "dropping this releases the memory at once"]
 pub struct Occupied {
     engine: Arc<Engine>,
     bytes: u64,
@@ -69,7 +69,7 @@ impl Occupied {
         Self { engine, bytes }
     }
 
-    /// How much was taken: what was asked for, or all there was.
+    /// Returns how many bytes were taken: the requested ones, or all that were left.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -95,7 +95,7 @@ mod tests {
     const FAILS: Fault = Fault::Fails(DeviceErrorKind::OutOfMemory);
 
     #[test]
-    fn the_nth_call_of_a_kind_goes_wrong() {
+    fn nth_call_of_a_kind_fails() {
         let mut script = Script::default();
         script.add(Call::Create, 2, FAILS);
         script.add(Call::Map, 1, Fault::Never);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn several_faults_of_one_call_happen_one_after_the_other() {
+    fn faults_of_one_call_happen_in_turn() {
         let mut script = Script::default();
         script.add(Call::Record, 1, Fault::Never);
         script.add(Call::Record, 1, FAILS);

@@ -1,13 +1,13 @@
 //! Values on the device that streams signal and wait for.
 //!
-//! With them two streams can wait for each other, as collectives and persistent kernels do: so
-//! that a knot can be tied in a test.
+//! With flags, two streams can wait for each other, as collectives and persistent kernels do. So a test can create a
+//! deadlock on the device.
 
 use super::SimDevice;
 use super::schedule::FlagId;
 use std::fmt;
 
-/// A value on the device, 0 at first. Clones are the same value.
+/// A value on the device, initially 0. Clones are the same value.
 #[derive(Clone)]
 pub struct Flag {
     device: SimDevice,
@@ -15,7 +15,7 @@ pub struct Flag {
 }
 
 impl SimDevice {
-    /// Makes a flag. It takes a few bytes of the host for as long as the device lives.
+    /// Creates a flag. It takes a few bytes of host memory for as long as the device lives.
     pub fn flag(&self) -> Flag {
         let id = self.engine.call(|state| state.schedule.create_flag());
         let device = self.clone();
@@ -24,8 +24,8 @@ impl SimDevice {
 }
 
 impl Flag {
-    /// What the flag is now. The host then knows to be complete what came before the signal that set
-    /// it.
+    /// Returns the value of the flag. From then on the host knows that the work before the signal that set it is
+    /// complete.
     pub fn value(&self) -> u64 {
         self.device.engine.observe(|state| {
             if let Some(judge) = state.judge() {
@@ -35,7 +35,7 @@ impl Flag {
         })
     }
 
-    /// Sets the flag from the host, at once.
+    /// Sets the flag from the host, immediately.
     pub fn set(&self, value: u64) {
         let engine = &self.device.engine;
         engine.call(|state| {
@@ -47,10 +47,10 @@ impl Flag {
     }
 
     /// # Panics
-    /// When the flag is another device's.
+    /// Panics if the flag belongs to another device.
     pub(super) fn id_on(&self, device: &SimDevice) -> FlagId {
         let (own, other) = (self.device.engine.id, device.engine.id);
-        assert_eq!(own, other, "the flag is another device's");
+        assert_eq!(own, other, "the flag belongs to another device");
         self.id
     }
 }
@@ -58,7 +58,7 @@ impl Flag {
 impl fmt::Debug for Flag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let engine = &self.device.engine;
-        // To print is not to know.
+        // Printing must not make the host know that work is complete.
         let value = engine.peek(|state| state.schedule.flag_value(self.id));
         f.debug_tuple("Flag").field(&value).finish()
     }

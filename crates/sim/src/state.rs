@@ -1,7 +1,7 @@
-//! What the device's one lock guards.
+//! The state that the device's one lock guards.
 //!
-//! Everything here is done under the lock and returns at once: wakers and dropped work are handed
-//! out, to be called and dropped outside. Knows nothing of threads.
+//! Every method runs under the lock and returns at once. Wakers and dropped work are handed out, to be called and dropped
+//! outside the lock. This module does not know threads.
 
 use super::alarms::Alarms;
 use super::builder::{Clock, Settings};
@@ -21,7 +21,7 @@ use std::time::Duration;
 use weirpool_device::plain::{Arc, thread::ThreadId};
 use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, RawStream};
 
-/// A payload that a body's panic left.
+/// The payload of a body's panic.
 pub(super) type Panic = Box<dyn Any + Send>;
 
 pub(super) struct State {
@@ -34,21 +34,21 @@ pub(super) struct State {
     pub(super) counters: Counters,
     /// The ordering checker, unless it is off.
     pub(super) judge: Option<Judge>,
-    /// Why the device is broken, once it is.
+    /// The reason why the device is broken, once it is.
     broken: Option<Arc<str>>,
-    /// What is to go wrong.
+    /// The faults to come.
     script: Script,
-    /// What was dropped by breaking, to be let go outside the lock.
+    /// Items that were dropped when the device broke, to be dropped outside the lock.
     pub(super) debris: Vec<Item>,
-    /// Who runs a body outside the lock right now, and goes on with the schedule afterwards.
+    /// The thread that runs a body outside the lock. It continues with the schedule afterwards.
     pub(super) running: Option<ThreadId>,
-    /// How many threads wait for that body.
+    /// How many threads wait for that body to end.
     pub(super) waiting: usize,
-    /// A body's panic, until somebody who moves time passes it on.
+    /// A body's panic, until a thread that moves time resumes it.
     pub(super) panic: Option<Panic>,
-    /// How many device calls were made, so that quiet can be told from work.
+    /// The number of device calls so far, to tell activity from quiet.
     pub(super) activity: u64,
-    /// How many executors move the time themselves.
+    /// The number of executors that move the time themselves.
     pub(super) drivers: usize,
     pub(super) ticker: Phase,
 }
@@ -78,13 +78,13 @@ impl State {
 
     // ---- calls -----------------------------------------------------------------------------
 
-    /// Every device call passes here before it does anything: it is counted and charged, and fails
-    /// when the device is broken or the script says so.
+    /// Begins a device call: counts it and adds its cost. Fails if the device is broken or the script says so. Every
+    /// call begins with this.
     pub(super) fn enter(&mut self, call: Call, bytes: u64) -> Result<(), DeviceError> {
         self.enter_with_fault(call, bytes).map(|_fault| ())
     }
 
-    /// The same for a call that may go wrong in other ways than failing: hands out how.
+    /// Begins a call that can have other faults than failing, and returns such a fault.
     pub(super) fn enter_with_fault(
         &mut self,
         call: Call,
@@ -103,14 +103,14 @@ impl State {
     }
 
     fn scripted_failure(&mut self, call: Call, kind: DeviceErrorKind) -> DeviceError {
-        let reason = "a fault that was asked for";
+        let reason = "a scripted fault";
         if kind == DeviceErrorKind::Sticky {
             self.break_device(reason.into());
         }
         DeviceError::new(call.name(), kind, reason)
     }
 
-    /// Fails, in the name of `call`, when the device is broken.
+    /// Fails, in the name of `call`, if the device is broken.
     pub(super) fn check(&self, call: &'static str) -> Result<(), DeviceError> {
         match &self.broken {
             Some(why) => Err(DeviceError::new(call, DeviceErrorKind::Sticky, why.clone())),
@@ -124,7 +124,7 @@ impl State {
 
     // ---- the ordering checker --------------------------------------------------------------
 
-    /// Who judges what is done; nobody, once the device is broken: then nothing runs any more.
+    /// Returns the ordering checker; `None` once the device is broken, because nothing runs from then on.
     pub(super) fn judge(&mut self) -> Option<&mut Judge> {
         self.judge.as_mut().filter(|_| self.broken.is_none())
     }
@@ -146,7 +146,7 @@ impl State {
 
     // ---- breaking --------------------------------------------------------------------------
 
-    /// The first reason stays.
+    /// Breaks the device. The first reason stays.
     pub(super) fn break_device(&mut self, why: Arc<str>) {
         if self.broken.is_none() {
             self.broken = Some(why);
@@ -166,18 +166,18 @@ impl State {
         work.into_iter().chain(alarm).min()
     }
 
-    /// The next alarm, if no work is due before it, or with it.
+    /// Returns the next alarm if it is due before any work.
     pub(super) fn next_alarm(&self) -> Option<Duration> {
         let work = self.schedule.next_due().unwrap_or(Duration::MAX);
         self.alarms.next().filter(|alarm| *alarm < work)
     }
 
-    /// Whether anybody would notice that time passes.
+    /// Returns whether a watch or an alarm depends on time passing.
     pub(super) fn is_watched(&self) -> bool {
         self.schedule.watched() > 0 || !self.alarms.is_empty()
     }
 
-    /// The next time that the helper thread has to bring about, if any.
+    /// Returns the next time to which the helper thread has to move, if any.
     pub(super) fn next_awaited(&self, clock: Clock) -> Option<Duration> {
         let by_itself = match clock {
             Clock::Virtual => self.drivers == 0,
@@ -187,8 +187,8 @@ impl State {
         (by_itself && self.is_watched()).then(|| self.next_due())?
     }
 
-    /// Rings the alarms that are due, after the work of the same instant.
-    pub(super) fn ring_alarms(&mut self) {
+    /// Wakes the alarms that are due, after the work of the same instant.
+    pub(super) fn wake_alarms(&mut self) {
         let now = self.schedule.now();
         while let Some(waker) = self.alarms.pop_due(now) {
             self.schedule.woken().push(waker);
@@ -209,7 +209,7 @@ impl State {
         counters
     }
 
-    /// What keeps a future from being done, when nothing is due.
+    /// Describes why no future can proceed when nothing is due.
     pub(super) fn describe_deadlock(&self) -> String {
         let mut out = match &self.broken {
             Some(why) => format!("the device is broken: {why}"),

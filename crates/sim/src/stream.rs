@@ -1,6 +1,6 @@
-//! Streams as their users hold them: a name, and a share in the stream's ownership.
+//! Streams as their users hold them: a handle with a share in the stream's ownership.
 //!
-//! Which item runs when is the schedule's.
+//! The schedule decides when an item runs.
 
 use super::SimDevice;
 use super::call::Call;
@@ -15,36 +15,36 @@ use weirpool_device::{DeviceError, DeviceId, RawStream};
 
 /// A stream of a simulated device: an in-order queue of operations, records, waits and signals.
 ///
-/// Clones are the same stream, which is destroyed when its last handle is dropped; what was submitted still runs to
-/// its end. A stream that [`Device::create_stream`](weirpool_device::Device::create_stream) made lives until it is
-/// destroyed through the contract as well.
+/// Clones are the same stream, which is destroyed when its last handle is dropped. Submitted work still runs to its end.
+/// A stream from [`Device::create_stream`](weirpool_device::Device::create_stream) lives until it has no handles and is
+/// also destroyed through that trait.
 #[derive(Clone)]
 pub struct SimStream {
     owner: Arc<Owner>,
 }
 
-/// The handles' share in a stream's ownership.
+/// The share of a stream's handles in its ownership.
 struct Owner {
     device: SimDevice,
     raw: RawStream,
-    /// Whether the handles made the stream, rather than the contract.
+    /// Whether a method of [`SimDevice`] created the stream, rather than the `Device` trait.
     is_maker: bool,
 }
 
-/// The handles of a stream, as far as any live.
+/// The handles of a stream, as long as any live.
 pub(super) type WeakOwner = Weak<dyn Any + Send + Sync>;
 
 impl SimDevice {
-    /// Makes a stream that lives as long as its handles.
+    /// Creates a stream that lives as long as its handles.
     ///
     /// # Panics
-    /// When the device is broken, or a scripted fault fails the call. The contract's
+    /// Panics if the device is broken, or if a scripted fault fails the call. The trait's
     /// [`Device::create_stream`](weirpool_device::Device::create_stream) returns the error instead.
     pub fn create_stream(&self) -> SimStream {
         self.make_stream(None)
     }
 
-    /// Makes a stream with a name, which reports use.
+    /// Creates a stream with a name, which reports use.
     ///
     /// ```
     /// use weirpool_sim::SimDevice;
@@ -55,7 +55,7 @@ impl SimDevice {
     /// ```
     ///
     /// # Panics
-    /// As [`create_stream`](Self::create_stream).
+    /// Panics as [`create_stream`](Self::create_stream) does.
     pub fn create_stream_named(&self, name: impl Into<Arc<str>>) -> SimStream {
         self.make_stream(Some(name.into()))
     }
@@ -67,8 +67,8 @@ impl SimDevice {
         }
     }
 
-    /// Returns a handle of the stream with that name, whoever made it; `None` when there is no such stream, or it was
-    /// destroyed. The handle keeps the stream, like any other.
+    /// Returns a handle of the stream with that name, even if the `Device` trait created it; `None` if there is no such
+    /// stream, or it was destroyed. The handle keeps the stream, like any other.
     pub fn stream(&self, raw: RawStream) -> Option<SimStream> {
         let owner = self.engine.call(|state| {
             let owner = state.owners.get(&raw).and_then(Weak::upgrade);
@@ -86,7 +86,7 @@ impl SimDevice {
         }
     }
 
-    /// Makes the first handle of a stream, whose ownership it shares already.
+    /// Creates the first handle of a stream that it already has a share of.
     fn handle(&self, raw: RawStream, is_maker: bool) -> SimStream {
         let device = self.clone();
         let owner = Arc::new(Owner {
@@ -100,7 +100,7 @@ impl SimDevice {
         SimStream { owner }
     }
 
-    /// Makes a stream with one owner: its maker.
+    /// Creates a stream with one owner: its creator.
     pub(super) fn create_raw_stream(
         &self,
         name: Option<Arc<str>>,
@@ -138,7 +138,7 @@ impl SimStream {
         self.label().name().map(Into::into)
     }
 
-    /// Returns how reports name the stream.
+    /// Returns the label by which reports name the stream.
     pub fn label(&self) -> StreamLabel {
         let raw = self.raw();
         let engine = &self.device().engine;
@@ -153,9 +153,8 @@ impl SimStream {
 
     /// Submits an operation behind everything submitted so far. An operation of zero duration that nothing delays is
     /// complete when this returns. A broken device drops the operation.
-    ///
     /// # Panics
-    /// With a body's panic, when one is pending; with a violation that the
+    /// Resumes the panic of a body, if one is pending. Panics with a violation that the
     /// [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/) found, after the submission.
     #[track_caller]
     pub fn submit(&self, operation: Operation) {
@@ -166,16 +165,16 @@ impl SimStream {
     /// Sets the flag to `value` when everything submitted before is complete.
     ///
     /// # Panics
-    /// When the flag belongs to another device.
+    /// Panics if the flag belongs to another device.
     pub fn signal(&self, flag: &Flag, value: u64) {
         self.push(Item::Signal(flag.id_on(self.device()), value));
     }
 
-    /// Delays what is submitted later until the flag is at least that value: a wait on the device, which does not
-    /// block the host, and counts as [stall](super::Counters::stall).
+    /// Delays items that are submitted later until the flag is at least `at_least`. This is a wait on the device: it does
+    /// not block the host, and counts as [stall](super::Counters::stall).
     ///
     /// # Panics
-    /// When the flag belongs to another device.
+    /// Panics if the flag belongs to another device.
     pub fn wait_until(&self, flag: &Flag, at_least: u64) {
         self.push(Item::WaitUntil(flag.id_on(self.device()), at_least));
     }
@@ -192,13 +191,13 @@ impl SimStream {
         });
     }
 
-    /// Returns how many items (operations, records, waits, signals) are not complete. The host then knows that the
+    /// Returns how many items (operations, records, waits, signals) are not complete. From then on the host knows that the
     /// others are.
     pub fn backlog(&self) -> u64 {
         self.observe_progress().0
     }
 
-    /// Returns how many items are complete. The host then knows that they are.
+    /// Returns how many items are complete. From then on the host knows that they are.
     pub fn completed(&self) -> u64 {
         self.observe_progress().1
     }
@@ -237,7 +236,7 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let (raw, is_maker) = (self.raw, self.is_maker);
         self.device.engine.call(|state| {
-            // Another handle may have been made since the last one of these was dropped.
+            // Another handle may have been created since the last one of these was dropped.
             if (state.owners.get(&raw)).is_some_and(|owner| owner.strong_count() == 0) {
                 state.owners.remove(&raw);
             }

@@ -1,11 +1,14 @@
-//! The helper thread that moves time where no executor of the device's own does.
+//! The helper thread that moves time when no executor of the device does.
 //!
-//! It starts when an event is first watched, or an alarm set, and something is due; it is parked
-//! whenever nobody watches. On the virtual clock it waits for a quiet period, without a device
-//! call, and then moves to the next thing due, again and again until somebody is woken. An alarm is
-//! another matter: it is somebody's deadline, and a host that is busy meanwhile would be late for no
-//! reason. So time moves to it after a longer quiet, or when so much real time has gone by. On the wall
-//! clock it sleeps until the next thing is due. It keeps no device alive, and ends with it.
+//! The thread starts when an event is first watched or an alarm is first set, and something is due. It is parked while
+//! there is nothing to watch.
+//!
+//! - On the virtual clock it waits for a quiet period without device calls. Then it moves to the next thing due, again
+//!   and again until a task is woken. An alarm is a deadline of a task, and a busy host would miss it for no reason. So
+//!   time moves to an alarm only after a longer quiet period, or once as much real time has passed.
+//! - On the wall clock it sleeps until the next thing is due.
+//!
+//! The thread does not keep the device alive, and ends with it.
 
 use super::builder::Clock;
 use super::engine::Engine;
@@ -13,74 +16,73 @@ use super::state::State;
 use std::time::{Duration, Instant};
 use weirpool_device::plain::{Arc, Condvar, Mutex, MutexGuard, Weak, thread};
 
-/// So long must no device call be made before virtual time moves; real time. Long enough for a
-/// woken task to make its next call, short against a scheduler's time slice.
+/// The real time without device calls before virtual time moves. Long enough for a woken task to make its next call,
+/// short compared with a scheduler's time slice.
 const QUIET: Duration = Duration::from_micros(60);
 
-/// After so many periods that were not quiet time moves nevertheless, since the calls may be those
-/// of somebody who polls for it to move.
+/// After this many periods with calls, time moves nevertheless, because a task may be polling until time moves.
 const PATIENCE: u32 = 20;
 
-/// So long must none be made before it moves to an alarm that is as far away, or further: long against a
-/// scheduler's time slice, so that who can run has run.
+/// The real time without device calls before time moves to an alarm that is at least this far away. Long compared with a
+/// scheduler's time slice, so that every runnable thread has run.
 const LONG_QUIET: Duration = Duration::from_millis(10);
 
-/// What the thread is at; written under the device's lock.
+/// The state of the thread. Written under the device's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Never started.
     Absent,
-    /// Asleep until the bell.
+    /// Asleep until it is notified.
     Parked,
-    /// Asleep until this time of the device's clock, or the bell.
+    /// Asleep until this time of the device's clock, or until it is notified.
     Until(Duration),
-    /// It will look at the device by itself.
+    /// About to look at the device by itself.
     Awake,
 }
 
-/// What somebody who leaves the lock has to do for the thread.
+/// What a thread that releases the lock has to do for the helper thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the thread sleeps on"]
-pub(super) enum Errand {
+#[must_use = "without it the helper thread sleeps on"]
+pub(super) enum Action {
     Start,
-    Ring,
+    Notify,
 }
 
-/// Whether the thread has to learn of what is due now.
-pub(super) fn errand(state: &mut State, clock: Clock) -> Option<Errand> {
+/// Returns whether the thread has to learn of the next thing due.
+pub(super) fn action(state: &mut State, clock: Clock) -> Option<Action> {
     if state.ticker == Phase::Awake {
         return None;
     }
     let due = state.next_awaited(clock)?;
-    let errand = match state.ticker {
-        Phase::Absent => Errand::Start,
+    let action = match state.ticker {
+        Phase::Absent => Action::Start,
         Phase::Until(time) if time <= due => return None,
-        _ => Errand::Ring,
+        _ => Action::Notify,
     };
     state.ticker = Phase::Awake;
-    Some(errand)
+    Some(action)
 }
 
-impl Errand {
-    /// To be run outside the device's lock.
-    pub(super) fn run(self, bell: &Arc<Bell>, engine: &Weak<Engine>) {
+impl Action {
+    /// Must be called outside the device's lock.
+    pub(super) fn run(self, notifier: &Arc<Notifier>, engine: &Weak<Engine>) {
         match self {
-            Self::Ring => bell.ring(),
-            Self::Start => start(bell.clone(), engine.clone()),
+            Self::Notify => notifier.notify(),
+            Self::Start => start(notifier.clone(), engine.clone()),
         }
     }
 }
 
 /// # Panics
-/// When the operating system has no thread to give.
-fn start(bell: Arc<Bell>, engine: Weak<Engine>) {
+/// Panics if the operating system cannot start a thread.
+fn start(notifier: Arc<Notifier>, engine: Weak<Engine>) {
     thread::Builder::new()
         .name("weirpool-sim".to_owned())
-        .spawn(move || run(&bell, &engine))
-        .expect("a thread for the simulated device's time");
+        .spawn(move || run(&notifier, &engine))
+        .expect("the operating system can start a thread");
 }
 
-fn run(bell: &Bell, engine: &Weak<Engine>) {
+fn run(notifier: &Notifier, engine: &Weak<Engine>) {
     let mut quiet = Quiet::default();
     loop {
         let Some(engine) = engine.upgrade() else {
@@ -91,13 +93,13 @@ fn run(bell: &Bell, engine: &Weak<Engine>) {
             Clock::Virtual | Clock::Manual => tick_virtual(&engine, &mut quiet),
         };
         drop(engine);
-        if bell.rest(rest) == Source::Closed {
+        if notifier.rest(rest) == Signal::Closed {
             return;
         }
     }
 }
 
-/// How long the thread rests, unless the bell rings; `None` is until it rings.
+/// How long the thread rests unless it is notified; `None` is until it is notified.
 type Rest = Option<Duration>;
 
 fn tick_wall(engine: &Engine) -> Rest {
@@ -106,7 +108,7 @@ fn tick_wall(engine: &Engine) -> Rest {
     let due = state.next_awaited(Clock::Wall);
     state.ticker = due.map_or(Phase::Parked, Phase::Until);
     drop(state);
-    // Never zero: what is overdue waits for a body that another thread runs.
+    // At least 1 us: anything overdue waits for a body that another thread runs.
     due.map(|due| {
         due.saturating_sub(engine.now())
             .max(Duration::from_micros(1))
@@ -132,11 +134,11 @@ fn tick_virtual(engine: &Engine, quiet: &mut Quiet) -> Rest {
     Some(QUIET)
 }
 
-/// Moves to the next thing due until somebody is woken, or nobody would be, or the next is an alarm.
+/// Moves to the next thing due until a task is woken, no task would be, or the next thing is an alarm.
 fn advance_until_noticed<'a>(engine: &'a Engine, mut state: MutexGuard<'a, State>) {
     loop {
         let awaited = state.next_awaited(Clock::Virtual);
-        // A body that another thread runs keeps time where it is.
+        // Time stands still while another thread runs a body.
         let Some(due) = awaited.filter(|_| state.running.is_none()) else {
             return;
         };
@@ -151,7 +153,7 @@ fn advance_until_noticed<'a>(engine: &'a Engine, mut state: MutexGuard<'a, State
     }
 }
 
-/// Tells quiet from work.
+/// Tells quiet periods from activity.
 #[derive(Debug, Default)]
 struct Quiet {
     seen: u64,
@@ -159,13 +161,13 @@ struct Quiet {
     alarm: Option<Awaited>,
 }
 
-/// An alarm that time is to move to.
+/// The alarm that time moves to next.
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
     at: Duration,
-    /// When it came to be the next thing due.
+    /// When it became the next thing due.
     since: Instant,
-    /// When a call was last seen to have been made.
+    /// When a call was last seen.
     called: Instant,
 }
 
@@ -181,7 +183,7 @@ impl Quiet {
         false
     }
 
-    /// The same for an alarm at that time, so far away.
+    /// Returns whether time may move to an alarm at `at`, which is `gap` away.
     fn has_come_for(
         &mut self,
         (at, gap): (Duration, Duration),
@@ -202,49 +204,49 @@ impl Quiet {
     }
 }
 
-/// How the thread is woken.
+/// Wakes the helper thread.
 #[derive(Debug, Default)]
-pub(super) struct Bell {
-    source: Mutex<Option<Source>>,
-    sound: Condvar,
+pub(super) struct Notifier {
+    signal: Mutex<Option<Signal>>,
+    changed: Condvar,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+enum Signal {
     /// Look at the device, or the time for it has come.
     Look,
     /// The device is gone.
     Closed,
 }
 
-impl Bell {
-    fn ring(&self) {
-        self.source.lock().get_or_insert(Source::Look);
-        self.sound.notify_one();
+impl Notifier {
+    fn notify(&self) {
+        self.signal.lock().get_or_insert(Signal::Look);
+        self.changed.notify_one();
     }
 
     pub(super) fn close(&self) {
-        *self.source.lock() = Some(Source::Closed);
-        self.sound.notify_one();
+        *self.signal.lock() = Some(Signal::Closed);
+        self.changed.notify_one();
     }
 
-    /// A ring before the rest ends it at once.
-    fn rest(&self, rest: Rest) -> Source {
-        let source = self.source.lock();
-        let quiet = |source: &mut Option<Source>| source.is_none();
-        let mut source = match rest {
+    /// Rests. A notification that came before ends the rest at once.
+    fn rest(&self, rest: Rest) -> Signal {
+        let signal = self.signal.lock();
+        let quiet = |signal: &mut Option<Signal>| signal.is_none();
+        let mut signal = match rest {
             None => self
-                .sound
-                .wait_while(source, quiet)
+                .changed
+                .wait_while(signal, quiet)
                 .unwrap_or_else(|poison| poison.into_inner()),
             Some(limit) => {
-                self.sound
-                    .wait_timeout_while(source, limit, quiet)
+                self.changed
+                    .wait_timeout_while(signal, limit, quiet)
                     .unwrap_or_else(|poison| poison.into_inner())
                     .0
             }
         };
-        source.take().unwrap_or(Source::Look)
+        signal.take().unwrap_or(Signal::Look)
     }
 }
 
@@ -254,14 +256,15 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// The first look, of one each millisecond, at which time may move to an alarm; so many calls were made by each.
+    /// Returns the first of several looks, one each millisecond, at which time may move to an alarm. `calls` is the number of
+    /// device calls by each look.
     fn first_move(gap: Duration, calls: impl Fn(u32) -> u64) -> Option<u32> {
         let (mut quiet, start) = (Quiet::default(), Instant::now());
         (0..100).find(|at| quiet.has_come_for((5 * gap, gap), calls(*at), start + *at * MS))
     }
 
     #[test]
-    fn an_alarm_waits_for_a_longer_quiet() {
+    fn alarm_waits_for_a_longer_quiet_period() {
         assert_eq!(first_move(Duration::from_secs(2), |_| 0), Some(10));
         assert_eq!(
             first_move(Duration::from_secs(2), |at| u64::from(at.min(7))),
@@ -272,13 +275,13 @@ mod tests {
     }
 
     #[test]
-    fn while_calls_are_made_an_alarm_comes_when_it_would_in_real_time() {
+    fn alarm_comes_in_real_time_while_calls_are_made() {
         assert_eq!(first_move(Duration::from_secs(2), u64::from), None);
         assert_eq!(first_move(50 * MS, u64::from), Some(50));
     }
 
     #[test]
-    fn an_alarm_is_waited_for_anew_after_work_and_after_another() {
+    fn wait_for_an_alarm_restarts_after_work_and_after_another_alarm() {
         let (mut quiet, start) = (Quiet::default(), Instant::now());
         let mut look =
             |at: u32, ms: u32| quiet.has_come_for((at * MS, at * MS), 1, start + ms * MS);

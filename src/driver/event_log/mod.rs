@@ -8,9 +8,7 @@ mod event;
 
 pub use event::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 
-use super::core::Core;
 use crate::device::Device;
-use crate::error::Shortfall;
 use crate::heap::{Outcome, Step, Totals};
 use crate::id::{ReservationId, StreamId};
 use crate::measure::Tag;
@@ -70,7 +68,7 @@ pub(crate) struct Extent {
 
 /// An entry to write, with its time. No lock is held when it is made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry<'a> {
+pub(crate) struct Entry<'a> {
     event_log: &'a EventLog,
     time: Duration,
 }
@@ -92,7 +90,8 @@ impl EventLog {
         })
     }
 
-    fn begin(&self) -> Entry<'_> {
+    /// Makes an entry. No lock is held.
+    pub(super) fn begin(&self) -> Entry<'_> {
         Entry {
             event_log: self,
             time: self.device.now(),
@@ -104,12 +103,39 @@ impl EventLog {
         self.book.lock().known.clone()
     }
 
-    pub(super) fn pages(&self) -> Pages {
+    /// Returns the recent entries.
+    pub(crate) fn pages(&self) -> Pages {
         let book = self.book.lock();
         Pages {
             entries: book.entries.iter().cloned().collect(),
             forgotten: book.forgotten,
         }
+    }
+
+    /// Notes the origin of a new reservation.
+    pub(crate) fn note_reserved(&self, reservation: ReservationId, site: Site, tag: Option<Tag>) {
+        let time = self.device.now();
+        let origin = ReservationOrigin { site, time, tag };
+        let known = &mut self.book.lock().known;
+        known.reservations.insert(reservation, origin);
+    }
+
+    /// Forgets a reservation that is about to end.
+    pub(crate) fn note_disbanded(&self, reservation: ReservationId) {
+        self.book.lock().known.reservations.remove(&reservation);
+    }
+
+    /// Returns the bytes of live blocks by the location that allocated them; only those of the tag, if one is given.
+    pub(crate) fn held_by_location(&self, of: Option<Tag>) -> Vec<(String, u64)> {
+        let live = self.origins().live;
+        let is_meant = |block: &Live| of.is_none() || block.origin.tag == of;
+        let mut held = BTreeMap::<Site, u64>::new();
+        for block in live.into_values().filter(is_meant) {
+            *held.entry(block.origin.site).or_default() += block.size;
+        }
+        let held = held.into_iter();
+        held.map(|(site, bytes)| (site.to_string(), bytes))
+            .collect()
     }
 }
 
@@ -135,7 +161,7 @@ impl Book {
 }
 
 impl Entry<'_> {
-    pub(super) fn write(&self, totals: Totals, event: HistoryEvent) {
+    pub(crate) fn write(&self, totals: Totals, event: HistoryEvent) {
         self.event_log.book.lock().push(self.time, totals, event);
     }
 
@@ -184,38 +210,10 @@ impl Entry<'_> {
             book.push(self.time, totals, HistoryEvent::Released { address, bytes });
         }
     }
-}
-
-/// Returns whether two steps belong to one run: neighbours both before and after.
-fn follows(step: Step, next: Step, chunk_bytes: u64) -> bool {
-    let is_from_next = match (step.from, next.from) {
-        (Some(from), Some(next)) => from + chunk_bytes == next,
-        (None, None) => true,
-        _ => false,
-    };
-    is_from_next && step.to + chunk_bytes == next.to
-}
-
-impl Core {
-    /// Makes an entry, if there is a log. No lock is held.
-    pub(super) fn entry(&self) -> Option<Entry<'_>> {
-        self.event_log.as_ref().map(EventLog::begin)
-    }
-
-    /// Writes an event, which is made only if there is a log. No lock is held.
-    #[inline]
-    pub(crate) fn write_down(&self, event: impl FnOnce() -> HistoryEvent) {
-        if let Some(entry) = self.entry() {
-            entry.write(self.totals(), event());
-        }
-    }
 
     /// Writes that a block was granted, and fills in its number and time.
-    pub(crate) fn write_granted(&self, block: Extent, origin: BlockOrigin) {
-        let Some(Entry { event_log, time }) = self.entry() else {
-            return;
-        };
-        let totals = self.totals();
+    pub(crate) fn write_granted(&self, totals: Totals, block: Extent, origin: BlockOrigin) {
+        let Entry { event_log, time } = *self;
         let Extent {
             address,
             size,
@@ -245,11 +243,8 @@ impl Core {
 
     /// Writes that a block is about to grow: as a free and an allocation at the same address, which is what readers of
     /// the log understand.
-    pub(crate) fn write_grown(&self, block: Extent, bytes: u64, site: Site) {
-        let Some(Entry { event_log, time }) = self.entry() else {
-            return;
-        };
-        let totals = self.totals();
+    pub(crate) fn write_grown(&self, totals: Totals, block: Extent, bytes: u64, site: Site) {
+        let Entry { event_log, time } = *self;
         let (address, stream) = (block.address, block.stream);
         let mut book = event_log.book.lock();
         book.allocations += 1;
@@ -287,11 +282,14 @@ impl Core {
     }
 
     /// Writes that a block is about to be freed, before its memory can be granted again.
-    pub(crate) fn write_ending(&self, block: Extent, further: Vec<StreamId>, site: Option<Site>) {
-        let Some(Entry { event_log, time }) = self.entry() else {
-            return;
-        };
-        let totals = self.totals();
+    pub(crate) fn write_ending(
+        &self,
+        totals: Totals,
+        block: Extent,
+        further: Vec<StreamId>,
+        site: Option<Site>,
+    ) {
+        let Entry { event_log, time } = *self;
         let Extent {
             address, stream, ..
         } = block;
@@ -310,61 +308,14 @@ impl Core {
         };
         book.push(time, totals, event);
     }
+}
 
-    /// Notes the origin of a new reservation.
-    pub(crate) fn write_reserved(&self, reservation: ReservationId, site: Site, tag: Option<Tag>) {
-        if let Some(Entry { event_log, time }) = self.entry() {
-            let origin = ReservationOrigin { site, time, tag };
-            event_log
-                .book
-                .lock()
-                .known
-                .reservations
-                .insert(reservation, origin);
-        }
-    }
-
-    /// Forgets a reservation that is about to end.
-    pub(crate) fn write_disbanded(&self, reservation: ReservationId) {
-        if let Some(event_log) = &self.event_log {
-            event_log
-                .book
-                .lock()
-                .known
-                .reservations
-                .remove(&reservation);
-        }
-    }
-
-    /// Writes that a request failed because memory was short.
-    pub(crate) fn write_exhausted(&self, stream: StreamId, shortfall: Shortfall) {
-        let stream = stream.of_a_stream();
-        self.write_down(|| HistoryEvent::OutOfMemory { stream, shortfall });
-    }
-
-    /// Returns the bytes of live blocks by the location that allocated them, if a history is kept; only those of the tag,
-    /// if one is given.
-    pub(crate) fn held_by_place(&self, of: Option<Tag>) -> Vec<(String, u64)> {
-        let known = self.event_log.as_ref().map(EventLog::origins);
-        let live = known.unwrap_or_default().live;
-        let is_meant = |block: &Live| of.is_none() || block.origin.tag == of;
-        let mut held = BTreeMap::<Site, u64>::new();
-        for block in live.into_values().filter(is_meant) {
-            *held.entry(block.origin.site).or_default() += block.size;
-        }
-        let held = held.into_iter();
-        held.map(|(site, bytes)| (site.to_string(), bytes))
-            .collect()
-    }
-
-    /// Returns whether a history is kept.
-    pub(crate) fn has_event_log(&self) -> bool {
-        self.event_log.is_some()
-    }
-
-    /// Returns the recent entries.
-    pub(crate) fn pages(&self) -> Pages {
-        let pages = self.event_log.as_ref().map(EventLog::pages);
-        pages.unwrap_or_default()
-    }
+/// Returns whether two steps belong to one run: neighbours both before and after.
+fn follows(step: Step, next: Step, chunk_bytes: u64) -> bool {
+    let is_from_next = match (step.from, next.from) {
+        (Some(from), Some(next)) => from + chunk_bytes == next,
+        (None, None) => true,
+        _ => false,
+    };
+    is_from_next && step.to + chunk_bytes == next.to
 }

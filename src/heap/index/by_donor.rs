@@ -103,6 +103,12 @@ impl ByDonor {
         self.donated_by(stream).map_or(0, |donated| donated.bytes)
     }
 
+    /// Returns the number of those blocks.
+    pub(crate) fn blocks_waiting_for(&self, stream: StreamId) -> usize {
+        self.donated_by(stream)
+            .map_or(0, |donated| donated.by_ticket.live)
+    }
+
     pub(crate) fn donated_by(&self, stream: StreamId) -> Option<&Donated> {
         self.donors.get(&stream)
     }
@@ -225,6 +231,7 @@ mod tests {
         index.insert(block(0, 10), &both, |_, _| true);
         index.insert(block(1, 7), &alone, |_, _| true);
         assert_eq!(index.bytes_waiting_for(one), 17);
+        assert_eq!(index.blocks_waiting_for(one), 2);
         assert_eq!(index.bytes_waiting_for(other), 10);
         assert_eq!(index.several().count(), 1);
         assert_eq!(
@@ -237,6 +244,7 @@ mod tests {
         );
         index.remove(block(0, 10), &both);
         assert_eq!(index.bytes_waiting_for(one), 7);
+        assert_eq!(index.blocks_waiting_for(one), 1);
         assert_eq!(index.bytes_waiting_for(other), 0);
         assert_eq!(index.several().count(), 0);
         index.remove(block(1, 7), &alone);

@@ -1,4 +1,4 @@
-//! The heap against a naive model: every grant, and every past use with the points that must come before its reuse.
+//! The heap against a naive model of all grants, and of all past uses with the points that must precede their reuse.
 
 use super::*;
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ enum Action {
     },
     Release {
         target: Target,
-        /// Of 4 spans, this many are released.
+        /// How many fourths of the spans are released.
         fourths: usize,
     },
     FailedGrowth {
@@ -94,7 +94,7 @@ impl Model {
             .push((grant.address, grant.address + grant.bytes, fences));
     }
 
-    /// Frees a block on some streams. Returns its fences.
+    /// Frees a block on some streams. Returns the grant and its fences.
     fn free(&mut self, pick: usize, on: &[u64]) -> (Grant, Fences) {
         let at = pick % self.live.len();
         let (grant, home) = self.live.swap_remove(at);

@@ -1,7 +1,7 @@
-//! What Perfetto and the tracing page of Chromium read: JSON in the Trace Event Format.
+//! An export for Perfetto and the tracing page of Chromium: JSON in the Trace Event Format.
 //!
-//! Lives of blocks overlap, which slices of a thread may not: they are asynchronous ones, and those are shown
-//! by process. So the pool is a process, the first, and each stream is another.
+//! The lives of blocks overlap, which the slices of a thread may not. So they are asynchronous slices, which the viewers
+//! group by process: the pool is the first process, and each stream is another.
 
 use super::super::History;
 use crate::device::DeviceAddress;
@@ -35,7 +35,7 @@ struct Event {
     cat: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
-    /// Of an instant, how far it reaches.
+    /// The scope of an instant event.
     #[serde(skip_serializing_if = "Option::is_none")]
     s: Option<&'static str>,
     args: Value,
@@ -45,10 +45,10 @@ impl History {
     /// Writes the history for [Perfetto](https://ui.perfetto.dev) and `chrome://tracing`: JSON in the Trace
     /// Event Format.
     ///
-    /// Reserved, used, pending, free and kept memory are counters; each block is a slice of its stream's
-    /// track, from its allocation to its free, as are requests that waited, those to reserve on the pool's; growth,
-    /// remapping, releases and running out of memory are instants. Blocks that live have no end, and of those whose allocation is
-    /// forgotten there is nothing.
+    /// Reserved, used, pending, free and cached memory are counters. Each block is a slice of its stream's track, from
+    /// its allocation to its free. So is each request that waited; requests for reservations are on the pool's track.
+    /// Growth, remapping, releases and running out of memory are instants. The slice of a live block has no end. A
+    /// block whose allocation is no longer in the history is left out.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -62,7 +62,7 @@ impl History {
     /// ```
     ///
     /// # Errors
-    /// What the writer says.
+    /// Returns the writer's error.
     #[doc(alias = "perfetto")]
     #[cfg_attr(docsrs, doc(cfg(feature = "export")))]
     pub fn write_chrome_trace(&self, mut writer: impl Write) -> io::Result<()> {
@@ -85,7 +85,7 @@ struct Chart {
     events: Vec<Event>,
     streams: BTreeSet<StreamId>,
     names: StreamNames,
-    /// The slices that were begun, by allocation.
+    /// The names of the slices that have begun, by allocation.
     begun: BTreeMap<u64, String>,
     waits: u64,
     last: Option<Occupancy>,
@@ -183,7 +183,7 @@ impl Chart {
         self.begun.insert(origin.number, name);
     }
 
-    /// One end of a slice, of a stream or of the pool.
+    /// Returns the begin or end event of a slice of a stream, or of the pool.
     fn slice(
         &mut self,
         time: Duration,
@@ -207,7 +207,7 @@ impl Chart {
         });
     }
 
-    /// All events, with the names of the tracks first.
+    /// Returns all events, with the names of the tracks first.
     fn finish(self) -> Vec<Event> {
         let streams = self.streams.iter();
         let streams = streams.map(|stream| {
@@ -232,9 +232,9 @@ fn counters(time: Duration, occupancy: Occupancy) -> Event {
         pending,
         free,
     } = occupancy;
-    let kept = reserved.saturating_sub(used + pending + free);
+    let cached = reserved.saturating_sub(used + pending + free);
     let args = json!({
-        "reserved": reserved, "used": used, "pending": pending, "free": free, "kept or set aside": kept,
+        "reserved": reserved, "used": used, "pending": pending, "free": free, "cached or set aside": cached,
     });
     event("C", time, POOL, "memory in bytes".into(), args)
 }
@@ -253,7 +253,7 @@ fn event(ph: &'static str, time: Duration, pid: u64, name: String, args: Value) 
     }
 }
 
-/// Streams are numbered from 1 upwards. What is for none is the pool's.
+/// Returns the process of a stream, or of the pool for events of no stream. Streams are numbered from 1 up.
 fn process_of(stream: Option<StreamId>) -> u64 {
     stream.map_or(POOL, |stream| stream.0)
 }

@@ -1,9 +1,9 @@
-//! What PyTorch's viewer of memory snapshots reads: a pickle of what `torch.cuda.memory._snapshot()` gives.
+//! An export for PyTorch's viewer of memory snapshots: a pickle with the contents of `torch.cuda.memory._snapshot()`.
 //!
-//! The keys, and which type is behind each, are those of PyTorch 2 (`torch/csrc/cuda/memory_snapshot.cpp`).
-//! The viewer has an unpickler of its own, for which a number is one of JavaScript only if it is written as
-//! a signed one of 64 bits. It goes back in time from the end: a block that a free is to be undone of must
-//! be there, and what was mapped must be inside what is.
+//! The keys and their types are those of PyTorch 2 (`torch/csrc/cuda/memory_snapshot.cpp`). The viewer has its own
+//! unpickler, which reads a number as a JavaScript number only if it is written as a signed 64-bit integer. The viewer
+//! starts from the snapshot and undoes the history: a block whose free it undoes must be in the snapshot, and mapped
+//! ranges must be inside segments.
 
 use super::super::Snapshot;
 use super::pieces::{LastFrees, Piece};
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::ops::Range;
 
-/// The pool is over one device, which is the first.
+/// A pool has one device, which becomes device 0.
 const DEVICE: i64 = 0;
 /// A segment belongs to no stream.
 const NO_STREAM: i64 = 0;
@@ -54,7 +54,7 @@ struct Block<'a> {
     frames: Vec<Frame<'a>>,
 }
 
-/// A place in the source: of a stack, the one that is known.
+/// A location in the source. The only frame of a stack, since no other is recorded.
 #[derive(Clone, Serialize)]
 struct Frame<'a> {
     name: &'static str,
@@ -75,7 +75,7 @@ struct Trace<'a> {
     frames: Vec<Frame<'a>>,
 }
 
-/// What PyTorch's allocator would be set to.
+/// The settings of PyTorch's allocator.
 #[derive(Serialize)]
 struct Settings {
     #[serde(rename = "PYTORCH_CUDA_ALLOC_CONF")]
@@ -90,15 +90,16 @@ struct Settings {
 }
 
 impl Snapshot {
-    /// Writes the snapshot with its history for PyTorch's memory viewer, <https://pytorch.org/memory_viz>,
-    /// and for `torch/cuda/_memory_viz.py`: a pickle of what `torch.cuda.memory._snapshot()` gives.
+    /// Writes the snapshot with its history as a pickle with the contents of `torch.cuda.memory._snapshot()`. PyTorch's
+    /// memory viewer, <https://pytorch.org/memory_viz>, and `torch/cuda/_memory_viz.py` read it.
     ///
-    /// Of virtual memory each stretch that is mapped is an expandable segment, on stream 0 since it belongs
-    /// to none. Of a stack there is one frame, the place of the allocation, with the tag for its name. What
-    /// is pending is `active_pending_free`; a free that no block waits for any more is `free_requested` and
-    /// `free_completed` at once, since when a block becomes complete is not recorded. What is set aside and not
-    /// allocated is allocated at the end, by who reserved it. At rest the history
-    /// leads to the snapshot; of what goes on meanwhile, a block may be missing at its end.
+    /// - Each mapped range of virtual memory is an expandable segment. It is on stream 0, since it belongs to no stream.
+    /// - A stack has one frame: the location of the allocation, with the tag as its name.
+    /// - Pending memory is `active_pending_free`. A free that no pending block stems from is `free_requested` and
+    ///   `free_completed` at the same time, because the time of completion is not recorded.
+    /// - Reserved memory that is not allocated is shown as allocated last, at the location of its reservation.
+    /// - The history of an idle pool leads exactly to the snapshot. If threads allocate meanwhile, a block may be missing
+    ///   at its end.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -112,7 +113,7 @@ impl Snapshot {
     /// ```
     ///
     /// # Errors
-    /// What the writer says.
+    /// Returns the writer's error.
     #[cfg_attr(docsrs, doc(cfg(feature = "export")))]
     pub fn write_memory_viz(&self, mut writer: impl Write) -> io::Result<()> {
         let frees = LastFrees::of(&self.history.entries);
@@ -153,7 +154,7 @@ impl Snapshot {
 struct Drawer<'a> {
     snapshot: &'a Snapshot,
     frees: LastFrees,
-    /// The allocations of which pending blocks are left.
+    /// The allocations that pending blocks stem from.
     pending: BTreeSet<u64>,
 }
 
@@ -196,7 +197,7 @@ impl<'a> Drawer<'a> {
         }
     }
 
-    /// A block in parts; those that are left of a free are remembered.
+    /// Returns a block in parts, and notes which frees its pending parts stem from.
     fn blocks(&mut self, block: &'a BlockInfo) -> Vec<Block<'a>> {
         let pieces = self.frees.cut(block).into_iter();
         let drawn = pieces.map(
@@ -232,7 +233,7 @@ impl<'a> Drawer<'a> {
         entries.chain(self.traces_of_reserved()).collect()
     }
 
-    /// What is set aside comes to be so last of all: before that it was, in parts, other blocks.
+    /// Returns the allocations of reserved memory. They come last, because the memory was part of other blocks before.
     fn traces_of_reserved(&self) -> impl Iterator<Item = Trace<'a>> {
         let snapshot = self.snapshot;
         let reserved = snapshot.blocks_in(BlockState::Reserved);
@@ -319,7 +320,7 @@ const ALLOCATED: &str = "active_allocated";
 const PENDING: &str = "active_pending_free";
 const INACTIVE: &str = "inactive";
 
-/// The stretches of a segment that have memory.
+/// Returns the ranges of a segment that have memory.
 fn mapped(segment: &SegmentInfo) -> Vec<Range<DeviceAddress>> {
     let mut stretches = Vec::<Range<DeviceAddress>>::new();
     for block in &segment.blocks {
@@ -338,7 +339,7 @@ fn place(address: DeviceAddress) -> i64 {
     number(address.to_bits())
 }
 
-/// As the viewer takes it for a number.
+/// Converts a number to the type that the viewer reads as a number.
 fn number(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

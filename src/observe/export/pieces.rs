@@ -1,7 +1,7 @@
-//! What the pending blocks of a snapshot were when they were freed.
+//! The allocations that the pending blocks of a snapshot stem from.
 //!
-//! Pending neighbours with the same fences are one block of the heap. A viewer that goes back in time wants
-//! to see what was freed turn into what was used, so such a block is cut along the frees that made it.
+//! Pending neighbours with the same fences are one block of the heap. A viewer that goes back in time expects each freed
+//! block to turn into the used one, so such a block is cut along the frees that it consists of.
 
 use crate::device::DeviceAddress;
 use crate::driver::{BlockInfo, BlockState, HistoryEntry, HistoryEvent};
@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 pub(super) struct Piece {
     pub(super) address: DeviceAddress,
     pub(super) size: u64,
-    /// Of a part that is pending, which allocation it was, if that is known.
+    /// The allocation that a pending part stems from, if that is known.
     pub(super) number: Option<u64>,
 }
 
-/// The last life of each address that was freed and not used again: by address, its bytes and number.
+/// The last life of each address that was freed and not used again: its bytes and the number of its allocation.
 #[derive(Debug)]
 pub(super) struct LastFrees(BTreeMap<DeviceAddress, (u64, u64)>);
 
@@ -45,7 +45,7 @@ impl LastFrees {
 
     fn forget(&mut self, address: DeviceAddress, size: u64) {
         let before = self.0.range(..address + size).rev();
-        // They never overlap: the first that ends before the span ends the search.
+        // The ranges do not overlap: the first one that ends before the range ends the search.
         let overlapping = before.take_while(|(start, (bytes, _))| **start + *bytes > address);
         let overlapping: Vec<_> = overlapping.map(|(start, _)| *start).collect();
         for start in overlapping {
@@ -53,7 +53,7 @@ impl LastFrees {
         }
     }
 
-    /// The parts of a block: all of it, if it is not pending.
+    /// Cuts a block into the parts that were freed separately. A block that is not pending is one part.
     pub(super) fn cut(&self, block: &BlockInfo) -> Vec<Piece> {
         let end = block.address + block.size;
         let mut pieces = Vec::new();

@@ -1,4 +1,4 @@
-//! What the example `replay` reads: allocations and frees, as CSV.
+//! An export of allocations and frees as CSV, for the example `replay`.
 
 use super::super::History;
 use crate::driver::HistoryEvent;
@@ -17,11 +17,11 @@ struct Row {
 }
 
 impl History {
-    /// Writes the allocations and frees as CSV with the columns `time_us,op,id,bytes,stream`, which is what
-    /// the example `replay` reads: so the load of a service can be replayed under other settings.
+    /// Writes the allocations and frees as CSV with the columns `time_us,op,id,bytes,stream`. The example `replay`
+    /// reads this format, so the load of a service can be replayed with other settings.
     ///
-    /// A free goes to the stream that used the block last. One whose allocation is forgotten is left out;
-    /// what is not freed stays so. A request of nothing counts as one byte.
+    /// A free is on the stream that used the block last. A free whose allocation is no longer in the history is left out.
+    /// A block that is not freed has no free. A request of zero bytes counts as one byte.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -37,13 +37,13 @@ impl History {
     /// ```
     ///
     /// # Errors
-    /// What the writer says.
+    /// Returns the writer's error.
     #[cfg_attr(docsrs, doc(cfg(feature = "export")))]
     pub fn write_trace(&self, writer: impl Write) -> io::Result<()> {
         let mut rows = csv::WriterBuilder::new()
             .has_headers(false)
             .from_writer(writer);
-        // Of its own, for a history of nothing.
+        // The header is written separately, so that an empty history has one.
         rows.write_record(["time_us", "op", "id", "bytes", "stream"])?;
         let mut known = BTreeSet::new();
         for entry in &self.entries {
@@ -68,7 +68,7 @@ impl History {
                     time_us: time,
                     op: "f",
                     id: *number,
-                    // As its allocation has it.
+                    // The bytes are those of the allocation.
                     bytes: 0,
                     stream: *further.last().unwrap_or(stream),
                 })?,

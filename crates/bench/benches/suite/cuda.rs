@@ -1,10 +1,10 @@
-//! A GPU, with a kernel that takes as long as it is told.
+//! A GPU, with a kernel of any given duration.
 
 #[path = "../../../cli/src/device/cuda/driver.rs"]
 mod driver;
 
+use super::backend::Backend;
 use super::driver_pool::DriverPool;
-use super::ground::Ground;
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use std::future::Future;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) fn open() -> anyhow::Result<Cuda> {
     Ok(Cuda { device, spend })
 }
 
-impl Ground for Cuda {
+impl Backend for Cuda {
     type Work = Arc<CudaStream>;
     type Driver<'a> = DriverPool<'a>;
 

@@ -1,8 +1,8 @@
 //! The driver's own pool: what `cuMemAllocAsync` and `cuMemFreeAsync` do.
 
+use super::backend::{Backend, Line};
 use super::contender::{Awaited, Contender};
 use super::cuda::Cuda;
-use super::ground::{Ground, Line};
 use cudarc::driver::sys::{self, CUdeviceptr, CUmemPool_attribute, CUmemoryPool, CUresult};
 use cudarc::driver::{CudaStream, DriverError};
 use std::ffi::{c_int, c_void};
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Not the device's default one, so that its figures are one workload's; the default one is made by the driver
 /// in the same way.
 pub(crate) struct DriverPool<'a> {
-    ground: &'a Cuda,
+    backend: &'a Cuda,
     pool: Handle,
     /// Gives no memory: through it the streams are awaited.
     waiting: Pool,
@@ -35,15 +35,15 @@ unsafe impl Sync for Handle {}
 impl<'a> DriverPool<'a> {
     /// # Errors
     /// When the driver makes none.
-    pub(crate) fn new(ground: &'a Cuda, most: Option<u64>) -> Result<Self, DriverError> {
-        ground.enter();
-        let properties = properties(ground.device.context().cu_device(), most.unwrap_or(0));
+    pub(crate) fn new(backend: &'a Cuda, most: Option<u64>) -> Result<Self, DriverError> {
+        backend.enter();
+        let properties = properties(backend.device.context().cu_device(), most.unwrap_or(0));
         let mut pool = std::ptr::null_mut();
         // SAFETY: the properties are whole; the pool is written to the place given.
         unsafe { sys::cuMemPoolCreate(&mut pool, properties.as_ptr()) }.result()?;
-        let waiting = PoolBuilder::new(ground.device()).capacity(16 << 20);
+        let waiting = PoolBuilder::new(backend.device()).capacity(16 << 20);
         let made = Self {
-            ground,
+            backend,
             pool: Handle(pool),
             waiting: waiting.build().expect("a small pool"),
         };
@@ -80,11 +80,11 @@ impl Contender for DriverPool<'_> {
     type Block = CUdeviceptr;
 
     fn stream(&self) -> Line<Arc<CudaStream>> {
-        self.ground.line(&self.waiting)
+        self.backend.line(&self.waiting)
     }
 
     fn enter(&self) {
-        self.ground.enter();
+        self.backend.enter();
     }
 
     #[inline]

@@ -1,12 +1,12 @@
 //! Memory that goes from stream to stream: allocate, run a kernel, free, and on to the next of 8 streams.
 
+use super::backend::{Backend, Line};
 use super::contender::Contender;
 use super::effort::Effort;
 use super::floor::Lanes;
-use super::ground::{Ground, Line};
 use super::pooled::Pooled;
 use super::race::Race;
-use super::row::{Row, Spread, Unit, Who};
+use super::row::{Allocator, Row, Spread, Unit};
 use super::scarce;
 use std::time::{Duration, Instant};
 
@@ -22,31 +22,33 @@ pub(crate) const TIME: Unit = Unit::cost("ns");
 const MEMORY: Unit = Unit::cost("MiB");
 
 /// With as much memory as anybody asks for; then with memory for 4 blocks.
-pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
+pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
     let plenty = KERNELS
         .iter()
-        .flat_map(|kernel| plenty(ground, effort, *kernel));
-    plenty.chain(scarce::rows(ground, effort)).collect()
+        .flat_map(|kernel| plenty(backend, effort, *kernel));
+    plenty.chain(scarce::rows(backend, effort)).collect()
 }
 
-fn plenty<G: Ground>(ground: &G, effort: Effort, kernel: Duration) -> Vec<Row> {
-    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+fn plenty<G: Backend>(backend: &G, effort: Effort, kernel: Duration) -> Vec<Row> {
+    let (pooled, driver) = (Pooled::new(backend), backend.driver(None));
     let iterations = effort.of(ITERATIONS);
-    let own = Lines::of(ground, &pooled);
-    let others = driver.as_ref().map(|driver| Lines::of(ground, driver));
+    let own = Lines::of(backend, &pooled);
+    let others = driver.as_ref().map(|driver| Lines::of(backend, driver));
     // The kernels of the floor are real, and its memory is none.
-    let bare = Pooled::new(ground);
+    let bare = Pooled::new(backend);
     let (bare, lanes) = (
-        Lines::of(ground, &bare),
+        Lines::of(backend, &bare),
         [(); STREAMS].map(|()| Lanes.stream()),
     );
     let mut race = Race::new();
-    race.enter(Who::Weirpool, || {
+    race.enter(Allocator::Weirpool, || {
         own.turn(&pooled, &own.lines, kernel, iterations)
     });
-    race.enter(Who::Floor, || bare.turn(&Lanes, &lanes, kernel, iterations));
+    race.enter(Allocator::Floor, || {
+        bare.turn(&Lanes, &lanes, kernel, iterations)
+    });
     if let (Some(driver), Some(others)) = (&driver, &others) {
-        race.enter(Who::Driver, || {
+        race.enter(Allocator::Driver, || {
             others.turn(driver, &others.lines, kernel, iterations)
         });
     }
@@ -56,8 +58,11 @@ fn plenty<G: Ground>(ground: &G, effort: Effort, kernel: Duration) -> Vec<Row> {
         mib.map(|mib| (who, Spread::exactly(mib)))
     };
     let memory = [
-        reserved(Who::Weirpool, pooled.reserved()),
-        reserved(Who::Driver, driver.as_ref().and_then(Contender::reserved)),
+        reserved(Allocator::Weirpool, pooled.reserved()),
+        reserved(
+            Allocator::Driver,
+            driver.as_ref().and_then(Contender::reserved),
+        ),
     ];
     let memory = memory.into_iter().flatten().collect();
     let (micros, ideal) = (kernel.as_micros(), kernel.as_nanos() as usize / STREAMS);
@@ -84,16 +89,16 @@ struct Turn {
 }
 
 /// Streams that kernels are submitted to.
-struct Lines<'a, G: Ground> {
-    ground: &'a G,
+struct Lines<'a, G: Backend> {
+    backend: &'a G,
     lines: Vec<Line<G::Work>>,
 }
 
-impl<'a, G: Ground> Lines<'a, G> {
-    fn of(ground: &'a G, contender: &impl Contender<Stream = Line<G::Work>>) -> Self {
+impl<'a, G: Backend> Lines<'a, G> {
+    fn of(backend: &'a G, contender: &impl Contender<Stream = Line<G::Work>>) -> Self {
         contender.enter();
         let lines = (0..STREAMS).map(|_| contender.stream()).collect();
-        Self { ground, lines }
+        Self { backend, lines }
     }
 
     /// Memory of the contender's streams, for kernels on these.
@@ -109,12 +114,12 @@ impl<'a, G: Ground> Lines<'a, G> {
             let before = Instant::now();
             let block = contender.allocate(stream, BYTES).expect("memory");
             host += before.elapsed();
-            self.ground.spend(&line.work, kernel);
+            self.backend.spend(&line.work, kernel);
             let before = Instant::now();
             contender.free(block, stream);
             host += before.elapsed();
         }
-        self.ground.finish(&self.lines);
+        self.backend.finish(&self.lines);
         let each = |time: Duration| time.as_nanos() as f64 / iterations as f64;
         Turn {
             host: each(host),

@@ -1,12 +1,12 @@
 //! The hot pair: allocate and free the same size on one stream.
 
+use super::backend::Backend;
 use super::contender::Contender;
 use super::effort::Effort;
 use super::floor::{Atomics, Lanes};
-use super::ground::Ground;
 use super::pooled::{Polled, Pooled};
 use super::race::Race;
-use super::row::{Row, Unit, Who, bytes};
+use super::row::{Allocator, Row, Unit, bytes};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -14,16 +14,16 @@ pub(crate) const SIZES: [u64; 4] = [256, 1 << 16, 1 << 20, 64 << 20];
 
 const PAIR: Unit = Unit::cost("ns");
 
-pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
-    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
+    let (pooled, driver) = (Pooled::new(backend), backend.driver(None));
     let span = effort.span();
     let mut rows = Vec::new();
     for size in SIZES {
         let mut race = Race::new();
-        race.enter(Who::Weirpool, turns(&pooled, size, span));
-        race.enter(Who::Floor, turns(&Lanes, size, span));
+        race.enter(Allocator::Weirpool, turns(&pooled, size, span));
+        race.enter(Allocator::Floor, turns(&Lanes, size, span));
         if let Some(driver) = &driver {
-            race.enter(Who::Driver, turns(driver, size, span));
+            race.enter(Allocator::Driver, turns(driver, size, span));
         }
         let figures = race.run(effort.rounds).figures(|took| *took);
         let label = format!("hot pair, {}: `try_allocate`", bytes(size));
@@ -32,14 +32,14 @@ pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
     for size in SIZES {
         let polled = Polled(&pooled);
         let mut race = Race::new();
-        race.enter(Who::Weirpool, turns(&polled, size, span));
-        race.enter(Who::Floor, turns(&Lanes, size, span));
+        race.enter(Allocator::Weirpool, turns(&polled, size, span));
+        race.enter(Allocator::Floor, turns(&Lanes, size, span));
         let figures = race.run(effort.rounds).figures(|took| *took);
         let label = format!("hot pair, {}: `allocate().await`", bytes(size));
         rows.push(Row::new(label, PAIR, figures));
     }
     let mut race = Race::new();
-    race.enter(Who::Floor, turns(&Atomics, 1, span));
+    race.enter(Allocator::Floor, turns(&Atomics, 1, span));
     let figures = race.run(effort.rounds).figures(|took| *took);
     rows.push(Row::new(
         "for scale: an atomic of one's own, twice",

@@ -4,14 +4,14 @@
 //! whose lanes keep nothing, so that each free goes to the heap, and each allocation is searched for there;
 //! once on 64 streams in a pool with its defaults, so that blocks move between lanes and heap.
 
+use super::backend::Backend;
 use super::contender::Contender;
 use super::effort::{Amount, Effort};
 use super::floor::Lanes;
-use super::ground::Ground;
 use super::heap;
 use super::pooled::Pooled;
 use super::race::Race;
-use super::row::{Row, Spread, Unit, Who, quotient};
+use super::row::{Allocator, Row, Spread, Unit, quotient};
 use fastrand::Rng;
 use std::mem::size_of;
 use std::time::{Duration, Instant};
@@ -42,22 +42,22 @@ impl Case {
         }
     }
 
-    fn pooled<G: Ground>(self, ground: &G) -> Pooled<'_, G> {
+    fn pooled<G: Backend>(self, backend: &G) -> Pooled<'_, G> {
         match self {
-            Self::Heap => Pooled::with(ground, |builder| builder.lane_bytes(0)),
-            Self::Lanes => Pooled::new(ground),
+            Self::Heap => Pooled::with(backend, |builder| builder.lane_bytes(0)),
+            Self::Lanes => Pooled::new(backend),
         }
     }
 }
 
-pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
+pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
     let counts = match effort.amount {
         Amount::Smoke => [10, 20, 40],
         Amount::Modest | Amount::Full => [1_000, 10_000, 100_000],
     };
     let mut rows = Vec::new();
     for case in [Case::Heap, Case::Lanes] {
-        let by_count = counts.map(|count| turned(ground, case, count, effort));
+        let by_count = counts.map(|count| turned(backend, case, count, effort));
         let (least, most) = (counts[0], counts[2]);
         let label = format!("the same, {most} over {least}");
         let slower = quotient(label, Unit::cost("times"), &by_count[2].0, &by_count[0].0);
@@ -67,28 +67,28 @@ pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
     }
     let handle = Spread::exactly(size_of::<Block>() as f64);
     let label = "for scale: a `Block`, in its owner's hands";
-    rows.push(Row::new(label, BYTES, vec![(Who::Weirpool, handle)]));
+    rows.push(Row::new(label, BYTES, vec![(Allocator::Weirpool, handle)]));
     rows
 }
 
 /// Time, and the heap that the pool took for its blocks.
-fn turned<G: Ground>(ground: &G, case: Case, count: usize, effort: Effort) -> (Row, Row) {
-    let (pooled, driver) = (case.pooled(ground), ground.driver(None));
+fn turned<G: Backend>(backend: &G, case: Case, count: usize, effort: Effort) -> (Row, Row) {
+    let (pooled, driver) = (case.pooled(backend), backend.driver(None));
     let mut herd = Herd::new(&pooled, case.streams(), count);
     let mut floor = Herd::new(&Lanes, case.streams(), count);
     let others = driver.as_ref();
     let mut others = others.map(|driver| Herd::new(driver, case.streams(), count));
     let (span, books) = (effort.span(), herd.books as f64 / count as f64);
     let mut race = Race::new();
-    race.enter(Who::Weirpool, || herd.turn(span));
-    race.enter(Who::Floor, || floor.turn(span));
+    race.enter(Allocator::Weirpool, || herd.turn(span));
+    race.enter(Allocator::Floor, || floor.turn(span));
     if let Some(others) = &mut others {
-        race.enter(Who::Driver, || others.turn(span));
+        race.enter(Allocator::Driver, || others.turn(span));
     }
     let figures = race.run(effort.rounds).figures(|took| *took);
     let label = format!("{count} live blocks, {}", case.label());
     let took = Row::new(&label, PAIR, figures);
-    let books = vec![(Who::Weirpool, Spread::exactly(books))];
+    let books = vec![(Allocator::Weirpool, Spread::exactly(books))];
     let label = format!("{label}: books for each");
     (took, Row::new(label, BYTES, books))
 }

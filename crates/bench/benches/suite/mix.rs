@@ -1,17 +1,17 @@
-//! Blocks of all sizes, that live for a while: what a stream of requests looks like to an allocator.
+//! Blocks of all sizes with overlapping lifetimes, like the load of a stream of requests.
 //!
-//! Sizes are log-uniform from 512 B to 64 MiB. Whenever one more would be over the bounds (256 blocks, 2 GiB)
-//! one of those that live goes, whichever. With several threads each has a stream, a sixteenth of the bounds,
-//! and as much to do: so 16 of them together have as much alive as the one thread of the first rows, and each
-//! does the same however many there are.
+//! Sizes are log-uniform from 512 B to 64 MiB. Before an allocation that would exceed the bounds (256 blocks, 2 GiB), a
+//! random live block is freed. With several threads, each has its own stream, 1/16 of the bounds, and the full number of
+//! operations. So 16 threads together hold as much as the single thread of the first rows, and the work of a thread does
+//! not depend on the number of threads.
 
+use super::backend::Backend;
 use super::contender::Contender;
 use super::effort::Effort;
 use super::floor::Lanes;
-use super::ground::Ground;
 use super::pooled::Pooled;
 use super::race::Race;
-use super::row::{Row, Spread, Unit, Who, quotient};
+use super::row::{Allocator, Row, Spread, Unit, quotient};
 use super::scale::{THREADS, counted};
 use super::threads::together;
 use fastrand::Rng;
@@ -21,7 +21,7 @@ use weirpool::{PoolBuilder, Remapping, Sealing};
 
 const OPERATIONS: usize = 20_000;
 
-/// What lives at most.
+/// The most that is live at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) bytes: u64,
@@ -33,7 +33,7 @@ pub(crate) const WHOLE: Bounds = Bounds {
     blocks: 256,
 };
 
-/// What each of several threads has.
+/// The bounds of each of several threads.
 const SHARE: Bounds = Bounds {
     bytes: WHOLE.bytes / 16,
     blocks: WHOLE.blocks / 16,
@@ -44,44 +44,44 @@ const RATE: Unit = Unit::rate("M operations/s");
 const MEMORY: Unit = Unit::cost("times");
 const FAILURES: Unit = Unit::cost("allocations");
 
-/// What a pool is built with, by what it is called in the table.
+/// Settings of a pool, with their name in the table.
 type Setting = (&'static str, fn(PoolBuilder) -> PoolBuilder);
 
-/// Who did how well.
-type Figures = Vec<(Who, Spread)>;
+/// The figure of each allocator.
+type Figures = Vec<(Allocator, Spread)>;
 
-pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
-    let mut rows = alone(ground, effort);
-    let together: Vec<_> = THREADS.map(|threads| rate(ground, effort, threads)).into();
-    let label = "the same, 16 threads over one";
+pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
+    let mut rows = alone(backend, effort);
+    let together: Vec<_> = THREADS.map(|threads| rate(backend, effort, threads)).into();
+    let label = "mix, 16 threads over one";
     let gain = Unit::rate("times");
     let gain = quotient(label, gain, &together[THREADS.len() - 1], &together[0]);
     rows.extend(together);
-    rows.extend([gain, memory_of_many(ground, effort)]);
+    rows.extend([gain, memory_of_many(backend, effort)]);
     rows
 }
 
-/// One thread, one stream: time, memory, failures.
-fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
-    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+/// Measures time, memory and failures of one thread with one stream.
+fn alone<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
+    let (pooled, driver) = (Pooled::new(backend), backend.driver(None));
     let mut players = (Player::new(&pooled), driver.as_ref().map(Player::new));
     let mut floor = Player::new(&Lanes);
     let operations = effort.of(OPERATIONS);
     let mut race = Race::new();
-    race.enter(Who::Weirpool, || players.0.turn(operations));
-    race.enter(Who::Floor, || floor.turn(operations));
+    race.enter(Allocator::Weirpool, || players.0.turn(operations));
+    race.enter(Allocator::Floor, || floor.turn(operations));
     if let Some(player) = &mut players.1 {
-        race.enter(Who::Driver, || player.turn(operations));
+        race.enter(Allocator::Driver, || player.turn(operations));
     }
     let took = race.run(effort.rounds).figures(|took| *took);
     let (mut memory, mut failed) = (Vec::new(), Vec::new());
-    let mut note = |who, told: (Option<f64>, u64)| {
-        memory.extend(told.0.map(|ratio| (who, Spread::exactly(ratio))));
-        failed.push((who, Spread::exactly(told.1 as f64)));
+    let mut note = |who, results: (Option<f64>, u64)| {
+        memory.extend(results.0.map(|ratio| (who, Spread::exactly(ratio))));
+        failed.push((who, Spread::exactly(results.1 as f64)));
     };
-    note(Who::Weirpool, players.0.told());
+    note(Allocator::Weirpool, players.0.results());
     if let Some(player) = &players.1 {
-        note(Who::Driver, player.told());
+        note(Allocator::Driver, player.results());
     }
     let mix = "mix, 512 B to 64 MiB, 256 live";
     let settings: [Setting; 5] = [
@@ -92,7 +92,7 @@ fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
         ("sealed on demand", |builder| {
             builder.sealing(Sealing::OnDemand)
         }),
-        ("handles of 16 MiB", |builder| builder.chunk_bytes(16 << 20)),
+        ("chunks of 16 MiB", |builder| builder.chunk_bytes(16 << 20)),
         ("remapping always", |builder| {
             builder.remapping(Remapping::Always)
         }),
@@ -101,8 +101,8 @@ fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
     let of_memory = format!("{mix}: reserved over live");
     let mut memories = vec![Row::new(&of_memory, MEMORY, memory).beside("mix memory")];
     for (label, set) in settings {
-        let (took, memory) = by_itself(&Pooled::with(ground, set), effort);
-        // As the peers' programs are.
+        let (took, memory) = by_itself(&Pooled::with(backend, set), effort);
+        // The programs of the peers run alone, too.
         rows.push(Row::new(format!("{mix}, {label}"), OPERATION, took).beside("mix time"));
         let label = format!("{of_memory}, {label}");
         memories.push(Row::new(label, MEMORY, memory).beside("mix memory"));
@@ -113,20 +113,20 @@ fn alone<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
     rows
 }
 
-/// What the pool takes with some settings and with nobody beside it, whose time its budget for remapping would count:
-/// time, and memory.
-fn by_itself<G: Ground>(pooled: &Pooled<'_, G>, effort: Effort) -> (Figures, Figures) {
+/// Measures time and memory of the pool with some settings, run alone. Beside other contenders, the budget for remapping
+/// would grow during their turns.
+fn by_itself<G: Backend>(pooled: &Pooled<'_, G>, effort: Effort) -> (Figures, Figures) {
     let mut player = Player::new(pooled);
     let operations = effort.of(OPERATIONS);
     let mut race = Race::new();
-    race.enter(Who::Weirpool, || player.turn(operations));
+    race.enter(Allocator::Weirpool, || player.turn(operations));
     let took = race.run(effort.rounds).figures(|took| *took);
-    let memory = player.told().0.into_iter();
-    let memory = memory.map(|ratio| (Who::Weirpool, Spread::exactly(ratio)));
+    let memory = player.results().0.into_iter();
+    let memory = memory.map(|ratio| (Allocator::Weirpool, Spread::exactly(ratio)));
     (took, memory.collect())
 }
 
-/// Plays with one contender on one stream, and keeps the score.
+/// Runs steps on one stream of a contender, and adds up the results.
 pub(crate) struct Player<'a, C: Contender> {
     contender: &'a C,
     stream: C::Stream,
@@ -147,7 +147,7 @@ impl<'a, C: Contender> Player<'a, C> {
         }
     }
 
-    /// The same steps as those of every other player in its turn of that number: nanoseconds each.
+    /// Runs a turn, and returns nanoseconds per operation. Turns of equal number have the same steps for every player.
     pub(crate) fn turn(&mut self, operations: usize) -> f64 {
         self.turns += 1;
         let steps = steps(operations, self.turns);
@@ -159,23 +159,23 @@ impl<'a, C: Contender> Player<'a, C> {
         took.as_nanos() as f64 / played.operations as f64
     }
 
-    /// Memory held over what lived, at their peaks; and failures.
-    fn told(&self) -> (Option<f64>, u64) {
+    /// Returns the peak of the memory held divided by the peak of live memory, and the number of failures.
+    fn results(&self) -> (Option<f64>, u64) {
         let reserved = self.contender.reserved();
         let ratio = reserved.map(|reserved| reserved as f64 / self.peak as f64);
         (ratio, self.failures)
     }
 }
 
-/// So many threads, a stream each.
-fn rate<G: Ground>(ground: &G, effort: Effort, threads: usize) -> Row {
-    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+/// Measures the rate of several threads with a stream each.
+fn rate<G: Backend>(backend: &G, effort: Effort, threads: usize) -> Row {
+    let (pooled, driver) = (Pooled::new(backend), backend.driver(None));
     let operations = effort.of(OPERATIONS);
     let mut race = Race::new();
-    race.enter(Who::Weirpool, turns(&pooled, threads, operations));
-    race.enter(Who::Floor, turns(&Lanes, threads, operations));
+    race.enter(Allocator::Weirpool, turns(&pooled, threads, operations));
+    race.enter(Allocator::Floor, turns(&Lanes, threads, operations));
     if let Some(driver) = &driver {
-        race.enter(Who::Driver, turns(driver, threads, operations));
+        race.enter(Allocator::Driver, turns(driver, threads, operations));
     }
     let figures = race.run(effort.rounds).figures(|rate| *rate);
     let label = format!("mix, {}", counted(threads));
@@ -209,12 +209,12 @@ fn plans(threads: usize, operations: usize, turn: u64) -> Vec<Vec<Step>> {
     seeds.map(|seed| steps(operations, seed)).collect()
 }
 
-/// What 16 threads hold, in a run of its own: to know what lives at once, they all write one number.
-fn memory_of_many<G: Ground>(ground: &G, effort: Effort) -> Row {
-    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+/// Measures the memory that 16 threads hold. A separate run, because counting live bytes makes them all write one number.
+fn memory_of_many<G: Backend>(backend: &G, effort: Effort) -> Row {
+    let (pooled, driver) = (Pooled::new(backend), backend.driver(None));
     let operations = effort.of(OPERATIONS);
-    let mut figures = vec![(Who::Weirpool, held(&pooled, operations))];
-    figures.extend(driver.map(|driver| (Who::Driver, held(&driver, operations))));
+    let mut figures = vec![(Allocator::Weirpool, held(&pooled, operations))];
+    figures.extend(driver.map(|driver| (Allocator::Driver, held(&driver, operations))));
     let label = "mix, 16 threads: reserved over live";
     let figures = figures.into_iter();
     let figures = figures.map(|(who, ratio)| (who, Spread::exactly(ratio)));
@@ -244,7 +244,7 @@ fn held<C: Contender>(contender: &C, operations: usize) -> f64 {
     reserved as f64 / peak.into_inner() as f64
 }
 
-/// A size, and which of those that live goes if one must.
+/// The size of an allocation, and the choice of the live block to free if one must be.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     bytes: u64,
@@ -260,17 +260,17 @@ fn steps(count: usize, seed: u64) -> Vec<Step> {
     (0..count).map(step).collect()
 }
 
-/// What came of it.
+/// The result of some steps.
 #[derive(Clone, Copy, Debug, Default)]
 struct Played {
     /// Allocations and frees.
     operations: u64,
     failures: u64,
-    /// The most bytes that lived.
+    /// The peak of live bytes.
     peak: u64,
 }
 
-/// Does all steps; `changed` hears of what lives.
+/// Runs all steps. `changed` is called with each change of the live bytes.
 #[inline]
 fn play<C: Contender>(
     contender: &C,

@@ -28,44 +28,44 @@ fn figures(line: &str) -> Option<Vec<Figure>> {
     });
     let (at, workload, rest) = places.min()?;
     let peer = line[..at].trim().to_owned();
-    let told = match workload {
+    let figures = match workload {
         "hot pair" => hot(rest),
         "mix" => mix(rest),
         "handoff" => handoff(rest),
         "scarce" => scarce(rest),
         _ => scale(rest),
     }?;
-    let told = told.into_iter().map(|(key, figure)| Figure {
+    let figures = figures.into_iter().map(|(key, figure)| Figure {
         key,
         peer: peer.clone(),
         figure,
     });
-    Some(told.collect())
+    Some(figures.collect())
 }
 
-type Told = Vec<(String, f64)>;
+type Figures = Vec<(String, f64)>;
 
 /// `256 B  688.0 ns/pair`
-fn hot(rest: &str) -> Option<Told> {
+fn hot(rest: &str) -> Option<Figures> {
     let bytes: u64 = number(rest.split(" B ").next()?)?;
     Some(vec![(format!("hot {bytes}"), before(rest, "ns/pair")?)])
 }
 
 /// `512B..64MiB, <=256 live  933.0 ns/op   reserved/peak-live 1.820`, with 0 where that is not known
-fn mix(rest: &str) -> Option<Told> {
-    let mut told = vec![("mix time".to_owned(), before(rest, "ns/op")?)];
+fn mix(rest: &str) -> Option<Figures> {
+    let mut figures = vec![("mix time".to_owned(), before(rest, "ns/op")?)];
     let memory = rest.split("reserved/peak-live").nth(1);
     let memory = memory.and_then(number::<f64>).filter(|ratio| *ratio > 0.0);
-    told.extend(memory.map(|ratio| ("mix memory".to_owned(), ratio)));
-    Some(told)
+    figures.extend(memory.map(|ratio| ("mix memory".to_owned(), ratio)));
+    Some(figures)
 }
 
 /// `8 streams,   20 us kernel  650.0 ns/pair host, wall  4200.0 ns/iter, reserved 64 -> 72 MiB`, with 0 MiB
 /// where that is not known
-fn handoff(rest: &str) -> Option<Told> {
+fn handoff(rest: &str) -> Option<Figures> {
     let micros = before::<u64>(rest, "us kernel")?;
     let wall = rest.split("wall").nth(1)?;
-    let mut told = vec![
+    let mut figures = vec![
         (
             format!("handoff {micros} host"),
             before(rest, "ns/pair host")?,
@@ -73,12 +73,12 @@ fn handoff(rest: &str) -> Option<Told> {
         (format!("handoff {micros} wall"), before(wall, "ns/iter")?),
     ];
     let reserved = before(rest, "MiB").filter(|mib| *mib > 0.0);
-    told.extend(reserved.map(|mib| (format!("handoff {micros} reserved"), mib)));
-    Some(told)
+    figures.extend(reserved.map(|mib| (format!("handoff {micros} reserved"), mib)));
+    Some(figures)
 }
 
 /// `alone,   20 us kernel  9200.0 ns/iter, refused 0`, or `handed on, ...`
-fn scarce(rest: &str) -> Option<Told> {
+fn scarce(rest: &str) -> Option<Figures> {
     let (route, figures) = rest.split_once(',')?;
     let key = format!("scarce {route} {}", before::<u64>(figures, "us kernel")?);
     let refused = figures.split("refused").nth(1)?;
@@ -89,7 +89,7 @@ fn scarce(rest: &str) -> Option<Told> {
 }
 
 /// `16 threads, own stream  0.180 M pairs/s`
-fn scale(rest: &str) -> Option<Told> {
+fn scale(rest: &str) -> Option<Figures> {
     let threads: u64 = before(rest, "threads")?;
     Some(vec![(
         format!("scale {threads}"),

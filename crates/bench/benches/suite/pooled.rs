@@ -1,32 +1,32 @@
-//! The pool, as a contender.
+//! The pool as a contender.
 
+use super::backend::{Backend, Line};
 use super::contender::{Awaited, Contender};
-use super::ground::{Ground, Line};
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use weirpool::{AllocError, Block, Pool, PoolBuilder};
 
-/// A pool over a ground; allocates now or not at all.
+/// A pool on a device. It allocates immediately or fails.
 pub(crate) struct Pooled<'a, G> {
-    ground: &'a G,
+    backend: &'a G,
     pub(crate) pool: Pool,
 }
 
-impl<'a, G: Ground> Pooled<'a, G> {
-    pub(crate) fn new(ground: &'a G) -> Self {
-        Self::with(ground, |builder| builder)
+impl<'a, G: Backend> Pooled<'a, G> {
+    pub(crate) fn new(backend: &'a G) -> Self {
+        Self::with(backend, |builder| builder)
     }
 
-    pub(crate) fn with(ground: &'a G, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
-        let builder = set(PoolBuilder::new(ground.device()));
+    pub(crate) fn with(backend: &'a G, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
+        let builder = set(PoolBuilder::new(backend.device()));
         let pool = builder.build().expect("settings that are in range");
-        Self { ground, pool }
+        Self { backend, pool }
     }
 }
 
 /// # Panics
-/// When it is another error than that there is no memory.
+/// Panics on any error other than running out of memory.
 #[inline]
 fn unless_exhausted(allocated: Result<Block, AllocError>) -> Option<Block> {
     match allocated {
@@ -44,16 +44,16 @@ fn expect_exhausted(error: AllocError) {
     assert!(matches!(error, AllocError::Exhausted(_)), "{error}");
 }
 
-impl<G: Ground> Contender for Pooled<'_, G> {
+impl<G: Backend> Contender for Pooled<'_, G> {
     type Stream = Line<G::Work>;
     type Block = Block;
 
     fn stream(&self) -> Line<G::Work> {
-        self.ground.line(&self.pool)
+        self.backend.line(&self.pool)
     }
 
     fn enter(&self) {
-        self.ground.enter();
+        self.backend.enter();
     }
 
     #[inline]
@@ -71,7 +71,7 @@ impl<G: Ground> Contender for Pooled<'_, G> {
     }
 }
 
-impl<G: Ground> Awaited for Pooled<'_, G> {
+impl<G: Backend> Awaited for Pooled<'_, G> {
     async fn granted(&self, line: &Line<G::Work>, bytes: u64) -> (Block, u64) {
         let block = self.pool.allocate(&line.stream, bytes).await;
         (block.expect("memory for one"), 0)
@@ -82,10 +82,10 @@ impl<G: Ground> Awaited for Pooled<'_, G> {
     }
 }
 
-/// The same through the first poll of an awaited allocation.
+/// A pool on a device that allocates through the first poll of an awaited allocation.
 pub(crate) struct Polled<'a, G>(pub(crate) &'a Pooled<'a, G>);
 
-impl<G: Ground> Contender for Polled<'_, G> {
+impl<G: Backend> Contender for Polled<'_, G> {
     type Stream = Line<G::Work>;
     type Block = Block;
 

@@ -18,12 +18,12 @@ mod model;
 #[path = "../../../../examples/inference/timer.rs"]
 mod timer;
 
+use super::backend::{Backend, Line};
 use super::contender::Contender;
 use super::effort::{Amount, Effort};
-use super::ground::{Ground, Line};
 use super::pooled::Pooled;
 use super::race::Race;
-use super::row::{Row, Unit, Who};
+use super::row::{Allocator, Row, Unit};
 use backoff::Backoff;
 use fastrand::Rng;
 use futures::StreamExt;
@@ -52,15 +52,15 @@ const LATE: Duration = Duration::from_micros(60);
 const THROUGHPUT: Unit = Unit::rate("requests/s");
 const FAILURES: Unit = Unit::cost("requests");
 
-pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
-    let mut rows = compared(ground, effort, None);
-    if ground.is_virtual() {
-        rows.extend(compared(ground, effort, Some(LATE)));
+pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
+    let mut rows = compared(backend, effort, None);
+    if backend.is_virtual() {
+        rows.extend(compared(backend, effort, Some(LATE)));
     }
     rows
 }
 
-fn compared<G: Ground>(ground: &G, effort: Effort, late: Option<Duration>) -> Vec<Row> {
+fn compared<G: Backend>(backend: &G, effort: Effort, late: Option<Duration>) -> Vec<Row> {
     let count = match effort.amount {
         Amount::Smoke => 12,
         Amount::Modest => 240,
@@ -69,15 +69,21 @@ fn compared<G: Ground>(ground: &G, effort: Effort, late: Option<Duration>) -> Ve
     let requests = requests(count);
     let mut race = Race::new();
     let limited = ROOM * model::average();
-    race.enter(Who::Weirpool, || waiting(ground, &requests, limited, late));
+    race.enter(Allocator::Weirpool, || {
+        waiting(backend, &requests, limited, late)
+    });
     let unlimited = IN_FLIGHT as u64 * model::largest();
-    race.enter(Who::Floor, || waiting(ground, &requests, unlimited, late));
-    if let Some(driver) = ground.driver(Some(model::WEIGHTS + limited)) {
+    race.enter(Allocator::Floor, || {
+        waiting(backend, &requests, unlimited, late)
+    });
+    if let Some(driver) = backend.driver(Some(model::WEIGHTS + limited)) {
         let requests = &requests;
-        race.enter(Who::Driver, move || retrying(ground, &driver, requests));
+        race.enter(Allocator::Driver, move || {
+            retrying(backend, &driver, requests)
+        });
     }
     // In virtual time all rounds are the same.
-    let rounds = if ground.is_virtual() {
+    let rounds = if backend.is_virtual() {
         1
     } else {
         effort.few_rounds()
@@ -87,7 +93,7 @@ fn compared<G: Ground>(ground: &G, effort: Effort, late: Option<Duration>) -> Ve
     let failures = results.figures(|turn| turn.failures as f64);
     let clock = match late {
         Some(late) => format!(", in virtual time, {late:?} late"),
-        None if ground.is_virtual() => ", in virtual time".to_owned(),
+        None if backend.is_virtual() => ", in virtual time".to_owned(),
         None => String::new(),
     };
     let label = format!("inference, memory for 6 of 64{clock}");
@@ -130,17 +136,17 @@ fn requests(count: usize) -> Vec<Request> {
 }
 
 /// Streams, and how many requests each has.
-struct Seats<'a, G: Ground> {
-    ground: &'a G,
+struct Seats<'a, G: Backend> {
+    backend: &'a G,
     lines: Vec<Line<G::Work>>,
     taken: Mutex<[usize; STREAMS]>,
 }
 
-impl<'a, G: Ground> Seats<'a, G> {
-    fn new(ground: &'a G, contender: &impl Contender<Stream = Line<G::Work>>) -> Self {
+impl<'a, G: Backend> Seats<'a, G> {
+    fn new(backend: &'a G, contender: &impl Contender<Stream = Line<G::Work>>) -> Self {
         contender.enter();
         Self {
-            ground,
+            backend,
             lines: (0..STREAMS).map(|_| contender.stream()).collect(),
             taken: Mutex::default(),
         }
@@ -161,17 +167,17 @@ impl<'a, G: Ground> Seats<'a, G> {
 }
 
 /// Serves all, so many at a time: from the first to the last.
-fn served<G: Ground, F: Future<Output = bool>>(
-    ground: &G,
+fn served<G: Backend, F: Future<Output = bool>>(
+    backend: &G,
     requests: &[Request],
     aside: impl Future,
     serve: impl Fn(usize) -> F,
 ) -> Turn {
-    let device = ground.device();
+    let device = backend.device();
     let start = device.now();
     let requests = futures::stream::iter(0..requests.len()).map(serve);
     let all = requests.buffer_unordered(IN_FLIGHT).collect::<Vec<_>>();
-    let served = match ground.run(select(pin!(all), pin!(aside))) {
+    let served = match backend.run(select(pin!(all), pin!(aside))) {
         Either::Left((served, _)) => served,
         Either::Right(_) => unreachable!("it goes on until it is dropped"),
     };
@@ -179,14 +185,14 @@ fn served<G: Ground, F: Future<Output = bool>>(
 }
 
 /// Requests wait for memory, in the pool's queue.
-fn waiting<G: Ground>(
-    ground: &G,
+fn waiting<G: Backend>(
+    backend: &G,
     requests: &[Request],
     memory: u64,
     late: Option<Duration>,
 ) -> Turn {
     let capacity = model::WEIGHTS + memory;
-    let pooled = Pooled::with(ground, |builder| {
+    let pooled = Pooled::with(backend, |builder| {
         builder
             .capacity(capacity)
             .initial_size(capacity)
@@ -194,22 +200,22 @@ fn waiting<G: Ground>(
             // A request keeps its memory for many steps, and is no deadlock for it.
             .deadlock_grace(Duration::from_secs(60))
     });
-    let seats = Seats::new(ground, &pooled);
+    let seats = Seats::new(backend, &pooled);
     let weights = pooled.allocate(&seats.lines[0], model::WEIGHTS);
-    let timer = Timer::new(ground.device());
+    let timer = Timer::new(backend.device());
     let lateness = async || {
         if let Some(late) = late {
             timer.sleep(late).await;
         }
     };
-    let turn = served(ground, requests, pooled.pool.reclaimer(), async |index| {
+    let turn = served(backend, requests, pooled.pool.reclaimer(), async |index| {
         serve_waiting(&seats, &pooled, &requests[index], lateness).await
     });
     drop(weights.expect("memory for the weights"));
     turn
 }
 
-async fn serve_waiting<G: Ground>(
+async fn serve_waiting<G: Backend>(
     seats: &Seats<'_, G>,
     pooled: &Pooled<'_, G>,
     request: &Request,
@@ -228,7 +234,7 @@ async fn serve_waiting<G: Ground>(
             pages.push(block(model::PAGE));
         }
         let activation = block(model::ACTIVATION);
-        seats.ground.spend(work, *time);
+        seats.backend.spend(work, *time);
         drop(activation);
         stream.synchronize().await.expect("work that does not fail");
         lateness().await;
@@ -238,25 +244,25 @@ async fn serve_waiting<G: Ground>(
 }
 
 /// Requests try again, and give up.
-fn retrying<G: Ground, C: Contender<Stream = Line<G::Work>>>(
-    ground: &G,
+fn retrying<G: Backend, C: Contender<Stream = Line<G::Work>>>(
+    backend: &G,
     contender: &C,
     requests: &[Request],
 ) -> Turn {
-    let seats = Seats::new(ground, contender);
+    let seats = Seats::new(backend, contender);
     let weights = contender.allocate(&seats.lines[0], model::WEIGHTS);
-    let timer = Timer::new(ground.device());
+    let timer = Timer::new(backend.device());
     let nothing = std::future::pending::<()>();
-    let turn = served(ground, requests, nothing, async |index| {
+    let turn = served(backend, requests, nothing, async |index| {
         serve_retrying(&seats, contender, &requests[index], &timer, index).await
     });
     let weights = weights.expect("memory for the weights");
     contender.free(weights, &seats.lines[0]);
-    ground.finish(&seats.lines);
+    backend.finish(&seats.lines);
     turn
 }
 
-async fn serve_retrying<G: Ground, C: Contender<Stream = Line<G::Work>>>(
+async fn serve_retrying<G: Backend, C: Contender<Stream = Line<G::Work>>>(
     seats: &Seats<'_, G>,
     contender: &C,
     request: &Request,
@@ -278,7 +284,7 @@ async fn serve_retrying<G: Ground, C: Contender<Stream = Line<G::Work>>>(
     };
     let line = &seats.lines[seat];
     for time in steps {
-        seats.ground.spend(&line.work, *time);
+        seats.backend.spend(&line.work, *time);
         let ran = line.stream.synchronize().await;
         ran.expect("work that does not fail");
     }

@@ -1,7 +1,7 @@
 //! A benchmark, whole.
 
+use super::backend::Backend;
 use super::effort::{Amount, Effort};
-use super::ground::Ground;
 use super::options::{DeviceName, Options, Workload};
 use super::peers::{self, Figure};
 use super::report::{Shown, table};
@@ -67,7 +67,7 @@ fn run(own: &[Workload]) -> anyhow::Result<()> {
 
 /// The GPU, if it is asked for, or there is one and nothing is asked for. To be called while there is no other
 /// thread.
-fn open(device: Option<DeviceName>) -> anyhow::Result<Option<impl Ground>> {
+fn open(device: Option<DeviceName>) -> anyhow::Result<Option<impl Backend>> {
     match device {
         Some(DeviceName::Sim) => Ok(None),
         Some(DeviceName::Cuda) => cuda::open().map(Some),
@@ -110,15 +110,15 @@ fn print(
     println!("{}", table(&rows, shown));
 }
 
-/// All of a workload, on one ground.
-fn on(ground: &impl Ground, workload: Workload, effort: Effort) -> Vec<Row> {
+/// All of a workload, on one backend.
+fn on(backend: &impl Backend, workload: Workload, effort: Effort) -> Vec<Row> {
     match workload {
-        Workload::Hot => hot::rows(ground, effort),
-        Workload::Mix => mix::rows(ground, effort),
-        Workload::Handoff => handoff::rows(ground, effort),
-        Workload::Scale => scale::rows(ground, effort),
-        Workload::LiveBlocks => live_blocks::rows(ground, effort),
-        Workload::Pressure => pressure::rows(ground, effort),
+        Workload::Hot => hot::rows(backend, effort),
+        Workload::Mix => mix::rows(backend, effort),
+        Workload::Handoff => handoff::rows(backend, effort),
+        Workload::Scale => scale::rows(backend, effort),
+        Workload::LiveBlocks => live_blocks::rows(backend, effort),
+        Workload::Pressure => pressure::rows(backend, effort),
     }
 }
 

@@ -1,13 +1,13 @@
-//! Contenders, by turns.
+//! Contenders that run in turns.
 
-use super::row::{Spread, Who};
+use super::row::{Allocator, Spread};
 
 /// One turn of a contender.
 type Turn<'a, T> = Box<dyn FnMut() -> T + 'a>;
 
-/// Contenders that take turns, round by round: what disturbs the machine for a while disturbs all of them.
+/// Contenders that take turns, round by round, so that a disturbance of the machine affects all of them.
 pub(crate) struct Race<'a, T> {
-    entrants: Vec<(Who, Turn<'a, T>)>,
+    entrants: Vec<(Allocator, Turn<'a, T>)>,
 }
 
 impl<'a, T> Race<'a, T> {
@@ -17,17 +17,17 @@ impl<'a, T> Race<'a, T> {
         }
     }
 
-    pub(crate) fn enter(&mut self, who: Who, turn: impl FnMut() -> T + 'a) {
+    pub(crate) fn enter(&mut self, who: Allocator, turn: impl FnMut() -> T + 'a) {
         self.entrants.push((who, Box::new(turn)));
     }
 
-    /// So many rounds, after one that does not count. Who begins changes from round to round.
+    /// Runs this many rounds after a round that does not count. The first contender changes from round to round.
     pub(crate) fn run(mut self, rounds: usize) -> Results<T> {
         self.round(0);
         self.run_cold(rounds)
     }
 
-    /// So many rounds, and all of them count.
+    /// Runs this many rounds. All of them count.
     pub(crate) fn run_cold(mut self, rounds: usize) -> Results<T> {
         let names = self.entrants.iter().map(|(who, _)| *who);
         let mut results: Vec<_> = names.map(|who| (who, Vec::new())).collect();
@@ -48,12 +48,12 @@ impl<'a, T> Race<'a, T> {
     }
 }
 
-/// What each contender's turns gave.
-pub(crate) struct Results<T>(Vec<(Who, Vec<T>)>);
+/// The results of each contender's turns.
+pub(crate) struct Results<T>(Vec<(Allocator, Vec<T>)>);
 
 impl<T> Results<T> {
-    /// A figure of the turns, of each contender.
-    pub(crate) fn figures(&self, figure: impl Fn(&T) -> f64) -> Vec<(Who, Spread)> {
+    /// Returns a figure of the turns, for each contender.
+    pub(crate) fn figures(&self, figure: impl Fn(&T) -> f64) -> Vec<(Allocator, Spread)> {
         let spread = |turns: &Vec<T>| Spread::of(turns.iter().map(&figure).collect());
         let results = self.0.iter();
         results.map(|(who, turns)| (*who, spread(turns))).collect()

@@ -1,21 +1,21 @@
-//! Rows, as a table in Markdown.
+//! Rows as a table in Markdown.
 
 use super::peers::Figure;
-use super::row::{Row, Spread, Who};
+use super::row::{Allocator, Row, Spread};
 
-/// What is shown of the figures.
+/// The optional parts of the table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Shown<'a> {
-    /// Of other programs.
+    /// Figures of other programs.
     pub(crate) peers: &'a [Figure],
-    /// The least and the most beside the median.
+    /// Whether the minimum and maximum are shown beside the median.
     pub(crate) spread: bool,
 }
 
-/// A table of the rows, with columns for all who have a figure in it.
+/// Formats the rows as a table, with a column for each allocator that has a figure in it.
 pub(crate) fn table(rows: &[Row], shown: Shown<'_>) -> String {
     let peers = peers(rows, shown.peers);
-    let has_driver = rows.iter().any(|row| row.of(Who::Driver).is_some());
+    let has_driver = rows.iter().any(|row| row.of(Allocator::Driver).is_some());
     let mut heads = vec!["workload", "weirpool", "floor"];
     heads.extend(has_driver.then_some("driver's pool"));
     heads.extend(&peers);
@@ -27,13 +27,16 @@ pub(crate) fn table(rows: &[Row], shown: Shown<'_>) -> String {
     for row in rows {
         let cell = |who| row.of(who).map(|spread| figure(spread, shown.spread));
         let mut line = vec![Some(format!("{} ({})", row.label, row.unit.name))];
-        line.extend([cell(Who::Weirpool), cell(Who::Floor)]);
-        line.extend(has_driver.then(|| cell(Who::Driver)));
+        line.extend([cell(Allocator::Weirpool), cell(Allocator::Floor)]);
+        line.extend(has_driver.then(|| cell(Allocator::Driver)));
         let others = peers.iter().map(|peer| of_peer(row, shown.peers, peer));
         let others: Vec<_> = others.collect();
         line.extend(others.iter().map(|other| other.map(plain)));
-        line.push(over(row, row.of(Who::Floor).map(|floor| floor.median)));
-        let driver = row.of(Who::Driver).map(|driver| driver.median);
+        line.push(over(
+            row,
+            row.of(Allocator::Floor).map(|floor| floor.median),
+        ));
+        let driver = row.of(Allocator::Driver).map(|driver| driver.median);
         let others = others.into_iter().flatten().chain(driver);
         line.extend(has_others.then(|| over(row, best(row, others))));
         let dash = || "–".to_owned();
@@ -46,7 +49,7 @@ pub(crate) fn table(rows: &[Row], shown: Shown<'_>) -> String {
     aligned(&lines)
 }
 
-/// The other programs that have a figure in one of the rows, in the order of theirs.
+/// Returns the other programs that have a figure in one of the rows, in the order of their figures.
 fn peers<'a>(rows: &[Row], figures: &'a [Figure]) -> Vec<&'a str> {
     let mut peers = Vec::new();
     for figure in figures {
@@ -60,7 +63,7 @@ fn peers<'a>(rows: &[Row], figures: &'a [Figure]) -> Vec<&'a str> {
     peers
 }
 
-/// The last one, if it was told several times.
+/// Returns the peer's figure for a row: the last one if it was measured several times.
 fn of_peer(row: &Row, figures: &[Figure], peer: &str) -> Option<f64> {
     let mut figures = figures.iter().rev();
     let figure = figures.find(|one| one.peer == peer && Some(&one.key) == row.peer.as_ref());
@@ -74,9 +77,9 @@ fn best(row: &Row, others: impl Iterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// Weirpool's figure over another, whichever way is better.
+/// Returns weirpool's figure divided by another one, whether less or more of it is better.
 fn over(row: &Row, other: Option<f64>) -> Option<String> {
-    let own = row.of(Who::Weirpool)?.median;
+    let own = row.of(Allocator::Weirpool)?.median;
     let ratio = own / other?;
     ratio.is_finite().then(|| format!("{ratio:.2}"))
 }
@@ -93,7 +96,7 @@ fn figure(spread: Spread, shows_spread: bool) -> String {
     format!("{} ({}-{})", plain(median), plain(least), plain(most))
 }
 
-/// Three digits or more.
+/// Formats a figure with at least three digits.
 fn plain(figure: f64) -> String {
     match figure.abs() {
         _ if figure == figure.trunc() => format!("{figure:.0}"),

@@ -1,16 +1,16 @@
-//! Figures, and the rows that they stand in.
+//! Figures, and the rows of the table that they are in.
 
-/// Whose figure it is.
+/// The allocator that a figure belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum Allocator {
     Weirpool,
-    /// What cannot be done without; each row says what that is.
+    /// The lower bound: the calls that no allocator can avoid. Each row says which they are.
     Floor,
     /// The driver's own pool.
     Driver,
 }
 
-/// The median of several turns, with the least and the most of them.
+/// The median of several turns, with their minimum and maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -20,7 +20,7 @@ pub(crate) struct Spread {
 
 impl Spread {
     /// # Panics
-    /// When there is nothing.
+    /// Panics if there are no turns.
     pub(crate) fn of(mut turns: Vec<f64>) -> Self {
         turns.sort_by(f64::total_cmp);
         let (least, most) = (turns[0], turns[turns.len() - 1]);
@@ -36,16 +36,16 @@ impl Spread {
     }
 }
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unit {
     pub(crate) name: &'static str,
-    /// More of it is better.
+    /// Whether larger figures are better.
     pub(crate) is_rate: bool,
 }
 
 impl Unit {
-    /// Of which less is better.
+    /// Creates a unit of which less is better.
     pub(crate) const fn cost(name: &'static str) -> Self {
         Self {
             name,
@@ -53,7 +53,7 @@ impl Unit {
         }
     }
 
-    /// Of which more is better.
+    /// Creates a unit of which more is better.
     pub(crate) const fn rate(name: &'static str) -> Self {
         Self {
             name,
@@ -67,13 +67,17 @@ impl Unit {
 pub(crate) struct Row {
     pub(crate) label: String,
     pub(crate) unit: Unit,
-    pub(crate) figures: Vec<(Who, Spread)>,
-    /// Under which name the programs of the peers tell the same.
+    pub(crate) figures: Vec<(Allocator, Spread)>,
+    /// The name under which the programs of the peers report the same figure.
     pub(crate) peer: Option<String>,
 }
 
 impl Row {
-    pub(crate) fn new(label: impl Into<String>, unit: Unit, figures: Vec<(Who, Spread)>) -> Self {
+    pub(crate) fn new(
+        label: impl Into<String>,
+        unit: Unit,
+        figures: Vec<(Allocator, Spread)>,
+    ) -> Self {
         Self {
             label: label.into(),
             unit,
@@ -87,7 +91,7 @@ impl Row {
         self
     }
 
-    pub(crate) fn of(&self, who: Who) -> Option<Spread> {
+    pub(crate) fn of(&self, who: Allocator) -> Option<Spread> {
         let mut figures = self.figures.iter();
         figures
             .find(|(whose, _)| *whose == who)
@@ -95,7 +99,7 @@ impl Row {
     }
 }
 
-/// What one row is to another, of each contender that is in both: `over` divided by `under`.
+/// Returns the quotient `over / under` of two rows, for each allocator that is in both.
 pub(crate) fn quotient(label: impl Into<String>, unit: Unit, over: &Row, under: &Row) -> Row {
     let figures = over.figures.iter().filter_map(|(who, spread)| {
         let quotient = spread.median / under.of(*who)?.median;
@@ -104,7 +108,7 @@ pub(crate) fn quotient(label: impl Into<String>, unit: Unit, over: &Row, under: 
     Row::new(label, unit, figures.collect())
 }
 
-/// `256 B`, `64 KiB`, `8 MiB`
+/// Formats bytes: `256 B`, `64 KiB`, `8 MiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     match bytes {
         ..1024 => format!("{bytes} B"),

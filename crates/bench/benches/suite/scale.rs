@@ -1,12 +1,12 @@
 //! Pairs of allocating and freeing on several threads: with a stream for each, and all on one.
 
+use super::backend::Backend;
 use super::contender::Contender;
 use super::effort::Effort;
 use super::floor::Lanes;
-use super::ground::Ground;
 use super::pooled::Pooled;
 use super::race::Race;
-use super::row::{Row, Unit, Who, quotient};
+use super::row::{Allocator, Row, Unit, quotient};
 use super::threads::together;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,15 +20,15 @@ const SIZES: usize = 12;
 
 const PAIRS: Unit = Unit::rate("M pairs/s");
 
-pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
-    let (pooled, driver) = (Pooled::new(ground), ground.driver(None));
+pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
+    let (pooled, driver) = (Pooled::new(backend), backend.driver(None));
     let race_of = |threads: usize, streams: usize| {
         let of = (threads, streams, effort.span());
         let mut race = Race::new();
-        race.enter(Who::Weirpool, turns(&pooled, of));
-        race.enter(Who::Floor, turns(&Lanes, of));
+        race.enter(Allocator::Weirpool, turns(&pooled, of));
+        race.enter(Allocator::Floor, turns(&Lanes, of));
         if let Some(driver) = &driver {
-            race.enter(Who::Driver, turns(driver, of));
+            race.enter(Allocator::Driver, turns(driver, of));
         }
         race.run(effort.rounds).figures(|rate| *rate)
     };
@@ -40,7 +40,7 @@ pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
             row.beside(format!("scale {threads}"))
         })
         .collect();
-    let label = "the same, 16 threads over one";
+    let label = "a stream each, 16 threads over one";
     let gain = Unit::rate("times");
     rows.push(quotient(label, gain, &rows[THREADS.len() - 1], &rows[0]));
     for threads in THREADS {

@@ -6,13 +6,13 @@
 //! that had its block before. The pool is measured with its defaults, and where it may make streams wait on the
 //! device for as long as it takes, as the driver's pool does.
 
+use super::backend::{Backend, Line};
 use super::contender::{Awaited, Contender};
 use super::effort::Effort;
-use super::ground::{Ground, Line};
 use super::handoff::{BYTES, KERNELS, STREAMS, TIME};
 use super::pooled::Pooled;
 use super::race::Race;
-use super::row::{Row, Unit, Who};
+use super::row::{Allocator, Row, Unit};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -67,15 +67,15 @@ impl Memory {
         matches!(self, Self::Scarce(_)).then_some(BLOCKS as u64 * BYTES)
     }
 
-    fn pooled<G: Ground>(self, ground: &G) -> Pooled<'_, G> {
-        Pooled::with(ground, |builder| match self {
+    fn pooled<G: Backend>(self, backend: &G) -> Pooled<'_, G> {
+        Pooled::with(backend, |builder| match self {
             Self::Scarce(limit) => builder.capacity(BLOCKS as u64 * BYTES).wait_limit(limit),
             Self::Plenty => builder,
         })
     }
 }
 
-pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
+pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
     let scarce = [WaitLimit::Tail, WaitLimit::Unlimited].map(Memory::Scarce);
     let [tail, unlimited] = scarce;
     let mut rows = Vec::new();
@@ -92,7 +92,7 @@ pub(crate) fn rows<G: Ground>(ground: &G, effort: Effort) -> Vec<Row> {
                 memory,
                 kernel,
             };
-            rows.extend(case.compared(ground, effort));
+            rows.extend(case.compared(backend, effort));
         }
     }
     rows
@@ -107,20 +107,26 @@ struct Case {
 }
 
 impl Case {
-    fn compared<G: Ground>(self, ground: &G, effort: Effort) -> [Row; 2] {
-        let (pooled, by_hand) = (self.memory.pooled(ground), ByHand::new(ground, self.memory));
-        let driver = ground.driver(self.memory.bytes());
+    fn compared<G: Backend>(self, backend: &G, effort: Effort) -> [Row; 2] {
+        let (pooled, by_hand) = (
+            self.memory.pooled(backend),
+            ByHand::new(backend, self.memory),
+        );
+        let driver = backend.driver(self.memory.bytes());
         let iterations = effort.of(ITERATIONS);
         let mut race = Race::new();
-        race.enter(Who::Weirpool, self.turns(ground, &pooled, iterations));
-        race.enter(Who::Floor, self.turns(ground, &by_hand, iterations));
+        race.enter(
+            Allocator::Weirpool,
+            self.turns(backend, &pooled, iterations),
+        );
+        race.enter(Allocator::Floor, self.turns(backend, &by_hand, iterations));
         if let Some(driver) = &driver {
-            race.enter(Who::Driver, self.turns(ground, driver, iterations));
+            race.enter(Allocator::Driver, self.turns(backend, driver, iterations));
         }
         let results = race.run(effort.rounds);
         let mut failures = results.figures(|turn| turn.failures as f64);
-        failures.retain(|(who, _)| *who != Who::Floor);
-        let (label, allowed) = (self.label(ground.is_virtual()), self.allowed().as_nanos());
+        failures.retain(|(who, _)| *who != Allocator::Floor);
+        let (label, allowed) = (self.label(backend.is_virtual()), self.allowed().as_nanos());
         let wall = format!("{label}: wall ({allowed} allowed)");
         let refused = format!("{label}: refused of {iterations}");
         let key = |figure| self.key(figure);
@@ -167,20 +173,20 @@ impl Case {
         format!("{memory}{route}, {kernel} us kernels{limit}{clock}")
     }
 
-    fn turns<'a, G: Ground, C: Awaited<Stream = Line<G::Work>>>(
+    fn turns<'a, G: Backend, C: Awaited<Stream = Line<G::Work>>>(
         self,
-        ground: &'a G,
+        backend: &'a G,
         contender: &'a C,
         iterations: usize,
     ) -> impl FnMut() -> Turn + 'a {
         contender.enter();
         let lines: Vec<_> = (0..STREAMS).map(|_| contender.stream()).collect();
-        let device = ground.device();
+        let device = backend.device();
         move || {
             let start = device.now();
-            let all = self.iterations(ground, contender, &lines, iterations);
-            let failures = ground.run(all);
-            ground.finish(&lines);
+            let all = self.iterations(backend, contender, &lines, iterations);
+            let failures = backend.run(all);
+            backend.finish(&lines);
             let took = device.now() - start;
             Turn {
                 wall: took.as_nanos() as f64 / iterations as f64,
@@ -190,9 +196,9 @@ impl Case {
     }
 
     /// How many of the iterations were refused memory, however often.
-    async fn iterations<G: Ground, C: Awaited<Stream = Line<G::Work>>>(
+    async fn iterations<G: Backend, C: Awaited<Stream = Line<G::Work>>>(
         self,
-        ground: &G,
+        backend: &G,
         contender: &C,
         lines: &[Line<G::Work>],
         iterations: usize,
@@ -203,12 +209,12 @@ impl Case {
             let (own, last) = (&lines[producer], &lines[consumer]);
             let (block, refused) = contender.granted(own, BYTES).await;
             failures += u64::from(refused > 0);
-            ground.spend(&own.work, self.kernel);
+            backend.spend(&own.work, self.kernel);
             if self.route == Route::HandedOn {
                 let written = own.stream.event().expect("an event");
                 last.stream.wait(&written).expect("an order");
                 contender.used_on(&block, last);
-                ground.spend(&last.work, self.kernel);
+                backend.spend(&last.work, self.kernel);
             }
             contender.free(block, last);
         }
@@ -230,17 +236,17 @@ struct ByHand<'a, G> {
     ends: Mutex<VecDeque<Event>>,
 }
 
-impl<'a, G: Ground> ByHand<'a, G> {
-    fn new(ground: &'a G, memory: Memory) -> Self {
+impl<'a, G: Backend> ByHand<'a, G> {
+    fn new(backend: &'a G, memory: Memory) -> Self {
         Self {
-            pooled: Pooled::new(ground),
+            pooled: Pooled::new(backend),
             memory,
             ends: Mutex::default(),
         }
     }
 }
 
-impl<G: Ground> Contender for ByHand<'_, G> {
+impl<G: Backend> Contender for ByHand<'_, G> {
     type Stream = Line<G::Work>;
     type Block = ();
 
@@ -269,7 +275,7 @@ impl<G: Ground> Contender for ByHand<'_, G> {
     }
 }
 
-impl<G: Ground> Awaited for ByHand<'_, G> {
+impl<G: Backend> Awaited for ByHand<'_, G> {
     async fn granted(&self, line: &Line<G::Work>, bytes: u64) -> ((), u64) {
         self.allocate(line, bytes).expect("as many as there are");
         ((), 0)

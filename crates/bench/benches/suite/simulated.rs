@@ -1,7 +1,7 @@
 //! The simulated device.
 
+use super::backend::{Backend, Line};
 use super::contender::{Awaited, Contender};
-use super::ground::{Ground, Line};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ impl Simulated {
     }
 }
 
-impl Ground for Simulated {
+impl Backend for Simulated {
     type Work = SimStream;
     type Driver<'a> = Nobody;
 

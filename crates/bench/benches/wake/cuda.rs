@@ -1,4 +1,4 @@
-//! A GPU, with a kernel that takes as long as it is told.
+//! A GPU, with a kernel of any given duration.
 
 use super::Bench;
 use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};

@@ -1,12 +1,12 @@
-//! From the completion of device work to whoever awaits it: `cargo bench --bench wake`.
+//! The latency from the completion of device work to the task that awaits it: `cargo bench --bench wake`.
 //!
-//! Beside each wait an observer spins on the same event, in a thread of its own. What is reported is how much
-//! later than the observer the waker was called, and the task ran again; and how much launches of other threads
-//! are slowed while somebody waits.
+//! Beside each wait, an observer spins on the same event in a thread of its own. The report says how much later than the
+//! observer the waker was called and the task ran again, and by how much launches of other threads are slowed while a
+//! task waits.
 //!
-//! On the simulated device (wall clock) anywhere; with `--features cuda` and a GPU, there as well, beside other
-//! ways of learning the same of the driver. What an operating system takes to run a parked thread again is
-//! measured by itself: it is a part of every task that runs later.
+//! It runs on the simulated device with the wall clock, and with `--features cuda` on a GPU as well, beside other ways of
+//! learning of completion from the driver. The time that the operating system takes to run a parked thread is measured
+//! separately: it is a part of the latency of every task.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -25,7 +25,7 @@ use weirpool::PoolBuilder;
 use weirpool::device::Device;
 use weirpool::{Pool, Stream};
 
-/// A device with work that takes as long as it is told.
+/// A device with work of any given duration.
 trait Bench: Sync {
     type Work: Send + Sync;
 
@@ -33,19 +33,19 @@ trait Bench: Sync {
 
     fn name(&self) -> String;
 
-    /// A stream, as the pool knows it.
+    /// Creates a stream and registers it with the pool.
     fn stream(&self, pool: &Pool) -> (Self::Work, Stream);
 
     /// Submits work that keeps the stream busy.
     fn spend(&self, work: &Self::Work, time: Duration);
 
-    /// Other ways to learn that work is complete.
+    /// Returns other ways to learn that work is complete.
     fn ways(&self) -> Vec<Box<dyn Way>> {
         Vec::new()
     }
 }
 
-/// Work of these lengths is waited for.
+/// The durations of the awaited work, in microseconds.
 const LENGTHS: [u64; 5] = [20, 100, 300, 1000, 5000];
 
 pub(crate) fn quantile(times: &mut [Duration], share: f64) -> Duration {
@@ -53,7 +53,7 @@ pub(crate) fn quantile(times: &mut [Duration], share: f64) -> Duration {
     times[((times.len() - 1) as f64 * share) as usize]
 }
 
-/// How much later than the observer the waker was called, and the task ran again, for work of that length.
+/// Measures how much later than the observer the waker was called, and the task ran again, for work of this duration.
 fn lateness<B: Bench>(bench: &B, pool: &Pool, way: &dyn Way, work: Duration) -> [Vec<Duration>; 2] {
     const ROUNDS: usize = 300;
     let (queue, stream) = bench.stream(pool);
@@ -120,7 +120,7 @@ fn run<B: Bench>(bench: &B) {
     }
     println!(
         "\n{:<34} {:>8} {:>12} {:>12} {:>8}",
-        "a launch, p50", "threads", "nobody waits", "one waits", "ratio"
+        "a launch, p50", "threads", "no waiter", "one waiter", "ratio"
     );
     for way in &ways {
         for threads in [1, 4, 8] {
@@ -135,7 +135,7 @@ fn run<B: Bench>(bench: &B) {
     println!();
 }
 
-/// From one thread's call to another that is parked, and runs again.
+/// Measures the time from an unpark of a parked thread to its running again.
 fn parked() {
     let mut late: Vec<_> = (0..400)
         .map(|_| {

@@ -1,4 +1,4 @@
-//! Waiting for work, and when that was heard of.
+//! Waits for work, and the times at which they end.
 
 use futures::executor::block_on;
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use weirpool::Stream;
 /// When a wait ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heard {
-    /// Whoever learned of it said so.
+    /// When the waker, or the thread that learned of completion, was called.
     pub(crate) woken: Instant,
-    /// Who waited ran again.
+    /// When the waiting task ran again.
     pub(crate) ran: Instant,
 }
 
-/// A wait that was begun.
+/// A wait that has begun.
 pub(crate) type Waiting<'a> = Box<dyn FnOnce() -> Heard + 'a>;
 
 /// A way to learn that work is complete.
 pub(crate) trait Way: Sync {
     fn name(&self) -> String;
 
-    /// Begins to wait for what was submitted to the stream so far.
+    /// Begins to wait for everything submitted to the stream so far.
     fn begin<'a>(&'a self, stream: &'a Stream) -> Waiting<'a>;
 }
 
-/// As tasks do: awaiting an event of the pool's stream.
+/// Awaits an event of the pool's stream, as tasks do.
 pub(crate) struct Pooled;
 
 impl Way for Pooled {
@@ -54,7 +54,7 @@ impl Way for Pooled {
     }
 }
 
-/// Notes when it was called, and calls another.
+/// A waker that notes when it is called, and calls another.
 #[derive(Default)]
 struct Noting {
     to_wake: Mutex<Option<Waker>>,

@@ -2,9 +2,9 @@
 
 use crate::suite::peers;
 use crate::suite::report::{Shown, table};
-use crate::suite::row::{Row, Spread, Unit, Who};
+use crate::suite::row::{Allocator, Row, Spread, Unit};
 
-fn row(unit: Unit, figures: &[(Who, f64)]) -> Row {
+fn row(unit: Unit, figures: &[(Allocator, f64)]) -> Row {
     let figures = figures.iter();
     let figures = figures.map(|(who, figure)| (*who, Spread::exactly(*figure)));
     Row::new("hot", unit, figures.collect()).beside("scale 2")
@@ -18,7 +18,11 @@ fn cells(table: &str) -> Vec<Vec<&str>> {
 
 #[test]
 fn ratios_are_to_the_floor_and_to_the_best_other() {
-    let own = [(Who::Weirpool, 6.0), (Who::Floor, 4.0), (Who::Driver, 24.0)];
+    let own = [
+        (Allocator::Weirpool, 6.0),
+        (Allocator::Floor, 4.0),
+        (Allocator::Driver, 24.0),
+    ];
     let table = table(&[row(Unit::cost("ns"), &own)], Shown::default());
     let heads = ["workload", "weirpool", "floor", "driver's pool"];
     let [first, second] = &cells(&table)[..] else {
@@ -30,7 +34,7 @@ fn ratios_are_to_the_floor_and_to_the_best_other() {
 
 #[test]
 fn peers_have_columns_where_they_have_figures() {
-    let own = [(Who::Weirpool, 12.0), (Who::Floor, 16.0)];
+    let own = [(Allocator::Weirpool, 12.0), (Allocator::Floor, 16.0)];
     let log = "rmm pool  scale  2 threads, own stream  0.750 M pairs/s\n\
                torch     scale  2 threads, own stream  3.000 M pairs/s\n\
                other     scale  4 threads, own stream  9.000 M pairs/s\n";
@@ -50,7 +54,7 @@ fn peers_have_columns_where_they_have_figures() {
 #[test]
 fn missing_figure_is_a_dash() {
     let table = table(
-        &[row(Unit::cost("ns"), &[(Who::Floor, 4.25)])],
+        &[row(Unit::cost("ns"), &[(Allocator::Floor, 4.25)])],
         Shown::default(),
     );
     assert_eq!(cells(&table)[1], ["hot (ns)", "–", "4.25", "–"]);

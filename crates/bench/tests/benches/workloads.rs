@@ -3,7 +3,7 @@
 use crate::suite::contender::Contender;
 use crate::suite::effort::{Amount, Effort};
 use crate::suite::mix::{Player, WHOLE};
-use crate::suite::row::{Row, Who};
+use crate::suite::row::{Allocator, Row};
 use crate::suite::simulated::Simulated;
 use crate::suite::{handoff, hot, live_blocks, mix, pressure, scale, scarce};
 use std::collections::HashMap;
@@ -26,16 +26,16 @@ fn check(rows: &[Row]) {
 }
 
 fn own(row: &Row) -> f64 {
-    row.of(Who::Weirpool).expect("a figure").median
+    row.of(Allocator::Weirpool).expect("a figure").median
 }
 
 #[test]
 fn workload_without_device_time_runs() {
-    let ground = Simulated::new(Clock::Manual);
-    check(&hot::rows(&ground, effort()));
-    check(&scale::rows(&ground, effort()));
-    check(&mix::rows(&ground, effort()));
-    check(&live_blocks::rows(&ground, effort()));
+    let backend = Simulated::new(Clock::Manual);
+    check(&hot::rows(&backend, effort()));
+    check(&scale::rows(&backend, effort()));
+    check(&mix::rows(&backend, effort()));
+    check(&live_blocks::rows(&backend, effort()));
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn the_order_made_by_hand_is_what_memory_allows() {
         let (_, allowed) = row.label.split_once("wall (").expect("what is allowed");
         let (allowed, _) = allowed.split_once(" allowed").expect("what is allowed");
         let allowed: f64 = allowed.parse().expect("a number");
-        let floor = row.of(Who::Floor).expect("a figure").median;
+        let floor = row.of(Allocator::Floor).expect("a figure").median;
         assert!((floor / allowed - 1.0).abs() < 0.01, "{row:?}");
         assert!(own(row) >= floor, "{row:?}");
     }
@@ -76,7 +76,7 @@ fn waiting_costs_no_throughput_and_nobody_fails() {
     assert_eq!(rows.len(), 4, "{rows:?}");
     for pair in rows.chunks(2) {
         let (throughput, failures) = (&pair[0], &pair[1]);
-        let unlimited = throughput.of(Who::Floor).expect("a figure").median;
+        let unlimited = throughput.of(Allocator::Floor).expect("a figure").median;
         assert!(own(throughput) > 0.9 * unlimited, "{throughput:?}");
         assert_eq!(own(failures), 0.0);
     }

@@ -1,9 +1,9 @@
-//! Snapshots of PyTorch's caching allocator: what `torch.cuda.memory._dump_snapshot` writes, a pickle.
+//! Snapshots of PyTorch's caching allocator: the pickle that `torch.cuda.memory._dump_snapshot` writes.
 //!
-//! Of `device_traces` the events `alloc` and `free_requested` are replayed: at these moments the program asks for
-//! memory and gives it back. PyTorch's allocator adds `free_completed` once its streams have passed the free; in a
-//! replay the pool does that, and it maps segments. `segments` name the blocks that were allocated before the
-//! recording began: they have no event, so they are counted and left out.
+//! The events `alloc` and `free_requested` of `device_traces` are replayed: at these moments the program requests and
+//! frees memory. PyTorch's allocator adds `free_completed` once its streams have passed the free; in a replay the pool
+//! does that, and it maps segments. `segments` lists the blocks that were allocated before the recording began. They
+//! have no event, so they are counted and left out.
 
 use super::addresses::Addresses;
 use super::clock::{Clock, Reading};
@@ -15,7 +15,7 @@ use crate::trace::limits::{ALLOCATION_BYTES, Limits};
 use crate::trace::{Builder, Op, Row};
 use std::io::BufRead;
 
-/// Between events of old snapshots, which have no times.
+/// The time between events of old snapshots, which have no times.
 const APART_US: u64 = 10;
 
 /// Parses the trace of the requested device in a snapshot, or of the first one with an allocation.
@@ -51,7 +51,7 @@ struct Snapshot {
     pickle: Pickle,
 }
 
-/// An allocation, or the request to free it.
+/// An allocation, or a request to free one.
 #[derive(Clone, Copy, Debug)]
 struct Event {
     op: Op,
@@ -87,7 +87,7 @@ impl Snapshot {
         recorded.map(|(device, _)| device).collect()
     }
 
-    /// Whether each event that is replayed has a time.
+    /// Returns whether each event that is replayed has a time.
     fn has_times(&self, events: &[Value]) -> bool {
         let mut replayed = events.iter().filter(|event| self.op(**event).is_some());
         replayed.all(|event| self.pickle.get(*event, Word::TimeUs).is_some())
@@ -247,7 +247,7 @@ impl Replayed {
             time_us,
             op,
             id,
-            // Some versions repeat the size that was asked for, and others the rounded one.
+            // Some versions repeat the requested size here, and others the rounded one.
             bytes: if op == Op::Free { 0 } else { bytes },
             stream,
         })

@@ -1,6 +1,6 @@
 //! Generates traces: blocks handed from producers to consumers.
 //!
-//! The same seed gives the same trace. Every block is consumed, so no block is live at the end.
+//! Equal seeds give equal traces. Every block is consumed, so no block is live at the end.
 
 use super::fault::Fault;
 use super::{Builder, Op, Row, Trace};
@@ -12,15 +12,15 @@ const PRODUCERS: u64 = 4;
 const CONSUMERS: u64 = 4;
 const SMALLEST: f64 = 4096.0;
 const LARGEST: f64 = (32 << 20) as f64;
-/// Live blocks in the steady state; at some 3.7 MB each, several hundred MB.
+/// The number of live blocks in the steady state. At about 3.7 MB each, they are several hundred MB.
 const LIVE: f64 = 120.0;
-/// Consumers take one of this many oldest blocks, so that lifetimes differ.
+/// Consumers take one of this many oldest blocks at random, so that lifetimes differ.
 const WINDOW: usize = 24;
 
 /// Generates producers and consumers on different streams: `operations` allocations and frees, half of each.
 ///
 /// # Errors
-/// When there are fewer than 2 operations.
+/// Returns an error for fewer than 2 operations.
 pub(crate) fn cross_stream(operations: u64, seed: u64) -> Result<Trace, Fault> {
     let mut handover = Handover::new(seed);
     let mut to_produce = operations / 2;
@@ -39,7 +39,7 @@ pub(crate) fn cross_stream(operations: u64, seed: u64) -> Result<Trace, Fault> {
 struct Handover {
     random: Rng,
     builder: Builder,
-    /// Ids that are produced and not consumed, oldest first.
+    /// Ids that are produced but not consumed, oldest first.
     live: VecDeque<u64>,
     produced: u64,
     time_us: u64,
@@ -58,7 +58,7 @@ impl Handover {
         }
     }
 
-    /// Draws whether to produce: the fewer live blocks, the likelier; certain with none, even odds at [`LIVE`].
+    /// Draws whether to produce. Fewer live blocks make it likelier: certain with none, even odds at [`LIVE`].
     fn wants_more(&mut self) -> bool {
         self.random.f64() * 2.0 * LIVE >= self.live.len() as f64
     }
@@ -93,7 +93,7 @@ impl Handover {
         })
     }
 
-    /// Draws a size, log-uniform: as many of 4 to 8 KiB as of 16 to 32 MiB.
+    /// Draws a log-uniform size: 4 to 8 KiB is as likely as 16 to 32 MiB.
     fn size(&mut self) -> u64 {
         let magnitude = self.random.f64() * (LARGEST / SMALLEST).ln();
         (SMALLEST * magnitude.exp()) as u64

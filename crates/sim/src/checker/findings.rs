@@ -1,13 +1,13 @@
-//! What was found, and what cannot be said yet.
+//! The violations that were found, and the questions that are still open.
 //!
-//! Knows nothing of the rules.
+//! This module does not know the rules.
 
 use super::clock::{Answer, Moment, Stamp};
 use super::known::Known;
 use super::violation::Violation;
 use smallvec::SmallVec;
 
-/// A question that a wait for a flag leaves open.
+/// A question that depends on the end of a wait for a flag.
 #[derive(Debug)]
 struct Deferred {
     question: Question,
@@ -28,7 +28,7 @@ fn ask(question: &Question, known: &Known) -> Answer {
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     found: Vec<Violation>,
-    /// Found, and raised by a panic, which some task may have swallowed.
+    /// Violations that were raised by a panic, which a task may have caught.
     raised: Vec<Violation>,
     deferred: Vec<Deferred>,
 }
@@ -41,19 +41,19 @@ impl Findings {
         Some(first)
     }
 
-    /// How many violations were raised, and not taken since.
+    /// Returns how many violations were raised and not taken since.
     pub(super) fn raised(&self) -> usize {
         self.raised.len()
     }
 
-    /// Takes all violations, those that were raised first.
+    /// Takes all violations. Those that were raised come first.
     pub(super) fn take_all(&mut self) -> Vec<Violation> {
         let mut all = std::mem::take(&mut self.raised);
         all.append(&mut self.found);
         all
     }
 
-    /// Whether something is as it must be, or may be; if not, that is reported.
+    /// Returns whether the rule holds, or may hold depending on a flag. If it is violated, reports that.
     pub(super) fn may_be(
         &mut self,
         question: Question,
@@ -76,7 +76,7 @@ impl Findings {
         });
     }
 
-    /// The same for a moment that must come before one of the points.
+    /// Returns whether a moment comes before one of the points, or may; see [`may_be`](Self::may_be).
     pub(super) fn may_be_before(
         &mut self,
         points: &[Stamp],
@@ -91,7 +91,7 @@ impl Findings {
         }
     }
 
-    /// An operation that touches several cells wrongly is one mistake.
+    /// Reports a violation. An operation that touches several cells wrongly is reported once.
     pub(super) fn report(&mut self, violation: Violation) {
         let same = |found: &Violation| {
             (found.kind, &found.earlier, &found.later)
@@ -106,7 +106,7 @@ impl Findings {
         }
     }
 
-    /// A wait for a flag is over.
+    /// Answers the deferred questions again, after a wait for a flag ended.
     pub(super) fn reconsider(&mut self, known: &Known) {
         for deferred in std::mem::take(&mut self.deferred) {
             match ask(&deferred.question, known) {

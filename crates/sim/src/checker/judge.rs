@@ -12,10 +12,10 @@
 
 use super::clock::Stamp;
 use super::findings::Findings;
-use super::ground::{Ground, Life, Touch, Work};
 use super::order::Order;
 use super::report;
 use super::scene::Scene;
+use super::shadow::{Life, Shadow, Touch, Work};
 use super::violation::{Usage, Violation};
 use crate::label::StreamLabel;
 use crate::operation::{Access, Operation};
@@ -30,7 +30,7 @@ use weirpool_device::plain::Arc;
 #[derive(Debug, Default)]
 pub(crate) struct Judge {
     pub(crate) order: Order,
-    ground: Ground,
+    shadow: Shadow,
     /// Live blocks by address.
     lives: HashMap<u64, Arc<Life>>,
     findings: Findings,
@@ -110,7 +110,7 @@ impl Judge {
         if let Some(outside) = self.outside(start, end, Usage::new(work, access.kind)) {
             return self.findings.report(outside);
         }
-        for (start, cell) in self.ground.all(start, end) {
+        for (start, cell) in self.shadow.all(start, end) {
             let scene = Scene {
                 start,
                 end: cell.end,
@@ -121,13 +121,13 @@ impl Judge {
             };
             scene.play(cell);
         }
-        self.ground.mend(start, end);
+        self.shadow.mend(start, end);
     }
 
     /// What is wrong with an access to memory that a pool manages, not all of which is in live blocks.
     fn outside(&mut self, start: u64, end: u64, usage: Usage) -> Option<Violation> {
         let (mut owner, mut outside) = (None, None);
-        for (start, cell) in self.ground.all(start, end) {
+        for (start, cell) in self.shadow.all(start, end) {
             owner = owner.or_else(|| cell.owner.clone());
             if !cell.is_live() && outside.is_none() {
                 outside = Some((start, cell.clone()));
@@ -173,7 +173,7 @@ impl Judge {
             location,
         ));
         let known_until = if added.is_some() { end } else { middle };
-        for (_, cell) in self.ground.known(address, known_until) {
+        for (_, cell) in self.shadow.known(address, known_until) {
             let touches = cell.touches.iter_mut().chain(&mut cell.last);
             let is_inside = |touch: &Touch| {
                 touch.is_of(&old) || added.as_ref().is_some_and(|added| touch.is_of(added))
@@ -192,7 +192,7 @@ impl Judge {
     /// A life begins to have bytes.
     fn begin(&mut self, life: &Arc<Life>, start: u64, end: u64, stream: RawStream) {
         let now = self.order.now(stream);
-        for (start, cell) in self.ground.all(start, end) {
+        for (start, cell) in self.shadow.all(start, end) {
             if cell.is_live() {
                 self.findings
                     .report(report::granted_twice(start, cell, life));
@@ -207,7 +207,7 @@ impl Judge {
                     && findings.may_be_before(now, touch.moment, order.known(), report)
             });
         }
-        self.ground.mend(start, end);
+        self.shadow.mend(start, end);
     }
 
     pub(super) fn freed(
@@ -223,7 +223,7 @@ impl Judge {
         life.end(place, labels.collect());
         let now = |stream: &RawStream| self.order.now(*stream);
         let points: SmallVec<[Stamp; 2]> = streams.iter().map(now).collect();
-        for (start, cell) in self.ground.known(address, address + life.bytes) {
+        for (start, cell) in self.shadow.known(address, address + life.bytes) {
             let (end, order, findings) = (cell.end, &self.order, &mut self.findings);
             cell.touches.retain(|touch| {
                 let report = || report::freed_while_used(start, end, touch, &life);
@@ -232,14 +232,14 @@ impl Judge {
                         || findings.may_be_before(&points, touch.moment, order.known(), report))
             });
         }
-        self.ground.mend(address, address + life.bytes);
+        self.shadow.mend(address, address + life.bytes);
     }
 
     // ---- what is mapped --------------------------------------------------------------------------
 
     /// The range has no memory behind it from now on, or other memory.
     pub(crate) fn unmapped(&mut self, address: u64, bytes: u64) {
-        for (start, cell) in self.ground.known(address, address.saturating_add(bytes)) {
+        for (start, cell) in self.shadow.known(address, address.saturating_add(bytes)) {
             for touch in std::mem::take(&mut cell.touches) {
                 if !self.order.is_known(touch.moment) {
                     let report = report::unmapped_while_used(start, cell.end, &touch);
@@ -252,6 +252,6 @@ impl Judge {
     /// The range is nobody's any more, and may come to be anybody's.
     pub(crate) fn returned(&mut self, address: u64, bytes: u64) {
         self.unmapped(address, bytes);
-        self.ground.forget(address, address.saturating_add(bytes));
+        self.shadow.forget(address, address.saturating_add(bytes));
     }
 }

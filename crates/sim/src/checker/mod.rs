@@ -8,7 +8,7 @@
 //! | file | about |
 //! |---|---|
 //! | `clock`, `known`, `order` | what comes before what |
-//! | `ground` | what was done to which bytes, and which block has them |
+//! | `shadow` | what was done to which bytes, and which block has them |
 //! | `judge`, `scene` | the rules: of blocks, and of one access beside others |
 //! | `findings`, `report`, `violation` | what is reported |
 //! | `observer` | how it hears of a pool's blocks, and how it reports |
@@ -17,13 +17,13 @@
 
 mod clock;
 mod findings;
-mod ground;
 mod judge;
 mod known;
 mod observer;
 mod order;
 mod report;
 mod scene;
+mod shadow;
 mod violation;
 
 pub(super) use judge::Judge;

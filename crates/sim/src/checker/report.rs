@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of why it is wrong.
 
-use super::ground::{Cell, Life, Touch};
+use super::shadow::{Cell, Life, Touch};
 use super::violation::{Allocation, Usage, Violation, ViolationKind};
 use weirpool_device::plain::Arc;
 

@@ -2,9 +2,9 @@
 
 use super::clock::{Answer, Stamp};
 use super::findings::{Findings, Question};
-use super::ground::{Cell, Touch};
 use super::order::Order;
 use super::report;
+use super::shadow::{Cell, Touch};
 use super::violation::ViolationKind;
 use crate::operation::AccessKind;
 use smallvec::smallvec;

@@ -1,6 +1,6 @@
 //! What was found: a use of memory without the order that it needs, and what to do about it.
 
-use super::ground::{Life, Work};
+use super::shadow::{Life, Work};
 use crate::label::StreamLabel;
 use crate::operation::AccessKind;
 use std::borrow::Cow;

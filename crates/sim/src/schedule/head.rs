@@ -1,6 +1,6 @@
-//! What happens at the head of a stream: from its first look to the next item.
+//! The item at the head of a stream: from its start to the next item.
 //!
-//! Knows nothing of when it is called, nor of the body of an operation.
+//! This module knows neither when it is called nor the body of an operation.
 
 use super::stream::{Phase, Stream, Waiter};
 use super::{Item, Job, News, Point, Schedule};
@@ -8,7 +8,7 @@ use crate::operation::Operation;
 use weirpool_device::RawStream;
 
 impl Schedule {
-    /// Carries out what the stream's head needs no time for.
+    /// Carries out the items at the stream's head that take no time.
     pub(super) fn look_at(&mut self, name: RawStream) {
         while let Some(item) = self.open_head(name) {
             match *item {
@@ -82,7 +82,7 @@ impl Schedule {
         }
     }
 
-    /// What the timeline had for a stream is due.
+    /// Handles an entry of the timeline that is due for a stream.
     pub(super) fn meet(&mut self, name: RawStream) -> Option<Job> {
         let now = self.now;
         let stream = self.stream(name);
@@ -105,7 +105,7 @@ impl Schedule {
         self.timeline.push(end, name);
     }
 
-    /// The head's time is over; its body, if any, still has to run.
+    /// Ends the time of the operation at the head. If it has a body, that still has to run.
     fn complete(&mut self, name: RawStream) -> Option<Job> {
         let stream = self.stream(name);
         stream.phase = Phase::Finishing;
@@ -118,7 +118,7 @@ impl Schedule {
         }
     }
 
-    /// The operation at the head is complete. Of a stream that was halted meanwhile, nothing is.
+    /// Completes the operation at the head. If the stream was halted meanwhile, nothing completes.
     pub(crate) fn finish(&mut self, name: RawStream) {
         let now = self.now;
         let stream = self.streams.get_mut(name.0);
@@ -132,7 +132,7 @@ impl Schedule {
         self.agenda.push_back(name);
     }
 
-    /// The head is done: tells who waits for it.
+    /// Removes the head, and notifies those that wait for it.
     fn pass(&mut self, name: RawStream) {
         let stream = self.stream(name);
         stream.phase = Phase::Open;
@@ -156,7 +156,7 @@ impl Schedule {
         }
     }
 
-    /// What the stream waited for has come.
+    /// Continues a stream whose wait is over.
     pub(super) fn reopen(&mut self, name: RawStream) {
         self.stream(name).phase = Phase::Open;
         self.agenda.push_back(name);

@@ -1,7 +1,7 @@
 //! The device's clock, read on the host.
 //!
 //! Work ends at a time of the device's clock, so that the lateness of a kernel does not add up over the kernels behind
-//! it. The two clocks drift apart, by up to some 50 us a second: they are compared every 250 ms.
+//! it. The two clocks drift apart by up to about 50 us a second, so they are compared every 250 ms.
 
 use super::kernels::Kernels;
 use anyhow::Context;
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use weirpool::device::cuda::CudaDevice;
 
-/// Between two comparisons.
+/// The time between two comparisons.
 const PERIOD: Duration = Duration::from_millis(250);
-/// Some comparisons are disturbed: the quickest of this many counts.
+/// The number of comparisons of which the quickest counts, since some are disturbed.
 const FIRST_LOOKS: u32 = 20;
 const LOOKS: u32 = 3;
 /// A comparison that took longer than this is worth less than an older one.
@@ -22,7 +22,7 @@ const SLOWEST: Duration = Duration::from_micros(200);
 /// See the [module](self).
 pub(super) struct Clock {
     kernels: Kernels,
-    /// A stream of its own, idle whenever the time is read.
+    /// A separate stream, idle whenever the time is read.
     stream: Arc<CudaStream>,
     /// The word that the device writes its time to.
     word: CudaSlice<u64>,
@@ -32,12 +32,12 @@ pub(super) struct Clock {
     next: Cell<Instant>,
 }
 
-/// The same moment on both clocks.
+/// One moment on both clocks.
 #[derive(Clone, Copy, Debug)]
 struct Comparison {
     host: Instant,
     device: u64,
-    /// The time of the comparison: its error is half of that at most.
+    /// The duration of the comparison. Its error is at most half of that.
     took: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Where a benchmark runs.
+//! The device that a benchmark runs on.
 
 use super::contender::Awaited;
 use std::future::Future;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use weirpool::device::{Device, DeviceStream};
 use weirpool::{Pool, Stream};
 
-/// A device with streams, and work that takes as long as it is told.
-pub(crate) trait Ground: Sync + Sized {
-    /// A stream as its owner has it.
+/// A device with streams, and work of any given duration.
+pub(crate) trait Backend: Sync + Sized {
+    /// The type of a stream before it is registered with a pool.
     type Work: DeviceStream + Send + Sync;
 
-    /// The device's own pool.
+    /// The pool that the driver itself provides.
     type Driver<'a>: Awaited<Stream = Line<Self::Work>>
     where
         Self: 'a;
@@ -23,7 +23,7 @@ pub(crate) trait Ground: Sync + Sized {
 
     fn create_stream(&self) -> Self::Work;
 
-    /// To be called on each thread before anything else.
+    /// Prepares the calling thread. Called on each thread before any other method.
     fn enter(&self);
 
     /// Submits work that keeps the stream busy.
@@ -32,15 +32,15 @@ pub(crate) trait Ground: Sync + Sized {
     /// Runs a future to its end on this thread.
     fn run<F: Future>(&self, future: F) -> F::Output;
 
-    /// Whether the host takes no time there: what is measured of it says nothing then.
+    /// Returns whether the host takes no time on this device, so that measured times mean nothing.
     fn is_virtual(&self) -> bool {
         false
     }
 
-    /// A pool of the device's own, if it has such: it keeps what it has, and holds at most so many bytes.
+    /// Returns the driver's own pool, if there is one. It keeps its memory, and holds at most `most` bytes.
     fn driver(&self, most: Option<u64>) -> Option<Self::Driver<'_>>;
 
-    /// A stream that the pool knows.
+    /// Creates a stream and registers it with the pool.
     fn line(&self, pool: &Pool) -> Line<Self::Work> {
         let work = self.create_stream();
         let stream = pool.register(&work).expect("a stream of the device");
@@ -59,7 +59,7 @@ pub(crate) trait Ground: Sync + Sized {
     }
 }
 
-/// A stream, as the device and as the pool know it.
+/// A stream of the device, and the same stream as registered with the pool.
 pub(crate) struct Line<W> {
     pub(crate) work: W,
     pub(crate) stream: Stream,

@@ -1,7 +1,7 @@
-//! What was done to which bytes, and whose they are: disjoint cells by address.
+//! Shadow memory: the accesses to each byte and the block that owns it, as disjoint cells by address.
 //!
-//! A cell remembers the accesses that a later one must still be ordered after; what a later access
-//! stands for is forgotten. Knows nothing of order: who asks says which accesses stay.
+//! A cell keeps the accesses that a later one must still be ordered after, and drops those that a later access implies.
+//! This module does not know the order: the caller says which accesses stay.
 
 use super::clock::{Moment, Stamp};
 use crate::label::StreamLabel;
@@ -43,12 +43,12 @@ impl Life {
         place: Option<&'static Location<'static>>,
         streams: SmallVec<[StreamLabel; 1]>,
     ) {
-        // The only one to set it: a life ends once.
+        // No other call sets it: a life ends once.
         let _ = self.freed.set(Freed { place, streams });
     }
 }
 
-/// How a block ended.
+/// The end of a block.
 #[derive(Debug)]
 pub(super) struct Freed {
     pub(super) place: Option<&'static Location<'static>>,
@@ -61,7 +61,7 @@ pub(super) struct Work {
     pub(super) stream: StreamLabel,
     pub(super) name: Option<Cow<'static, str>>,
     pub(super) place: &'static Location<'static>,
-    /// The point that it was submitted at, if that lies behind a wait for a flag.
+    /// The point at which it was submitted, if that is behind a wait for a flag.
     pub(super) behind: Option<Stamp>,
 }
 
@@ -71,12 +71,12 @@ pub(super) struct Touch {
     pub(super) moment: Moment,
     pub(super) kind: AccessKind,
     pub(super) work: Arc<Work>,
-    /// The block that it was made in; none in memory that no pool granted.
+    /// The block in which it was made; `None` in memory that no pool granted.
     pub(super) life: Option<Arc<Life>>,
 }
 
 impl Touch {
-    /// The next item's access to a cell.
+    /// Returns the next item's access to a cell.
     pub(super) fn new(now: &Stamp, work: &Arc<Work>, kind: AccessKind, cell: &Cell) -> Self {
         let (line, index) = (now.line, now.count);
         Self {
@@ -96,10 +96,10 @@ impl Touch {
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
     pub(super) end: u64,
-    /// The block that has the bytes, or had them last.
+    /// The current owner of the bytes, or the last one.
     pub(super) owner: Option<Arc<Life>>,
     pub(super) touches: SmallVec<[Touch; 2]>,
-    /// The last access of all, for people.
+    /// The last access of all, for reports.
     pub(super) last: Option<Touch>,
 }
 
@@ -147,11 +147,11 @@ fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
 
 /// See the [module](self).
 #[derive(Debug, Default)]
-pub(super) struct Ground {
+pub(super) struct Shadow {
     cells: BTreeMap<u64, Cell>,
 }
 
-impl Ground {
+impl Shadow {
     /// Makes `at` a boundary between cells.
     fn cut(&mut self, at: u64) {
         let Some((&start, cell)) = self.cells.range_mut(..at).next_back() else {
@@ -164,7 +164,7 @@ impl Ground {
         }
     }
 
-    /// The cells of a range, which end with it; bytes of which nothing is known have none.
+    /// Returns the cells within a range, split at its bounds. Bytes without history have no cell.
     pub(super) fn known(&mut self, start: u64, end: u64) -> impl Iterator<Item = (u64, &mut Cell)> {
         self.cut(start);
         self.cut(end);
@@ -173,7 +173,7 @@ impl Ground {
             .map(|(start, cell)| (*start, cell))
     }
 
-    /// The same with a cell for all bytes.
+    /// Returns the cells of a range as [`known`](Self::known) does, and creates cells for bytes without history.
     pub(super) fn all(&mut self, start: u64, end: u64) -> impl Iterator<Item = (u64, &mut Cell)> {
         self.cut(start);
         self.cut(end);
@@ -200,7 +200,7 @@ impl Ground {
         gaps
     }
 
-    /// Joins cells of a range that have come to have the same history.
+    /// Joins neighbouring cells of a range whose histories are equal.
     pub(super) fn mend(&mut self, start: u64, end: u64) {
         let mut at = start;
         while let Some(cell) = self.cells.get(&at) {
@@ -219,13 +219,13 @@ impl Ground {
         }
     }
 
-    /// Where the next cell begins behind a gap, or `end`.
+    /// Returns the start of the first cell from `from` on, or `end` if there is none before it.
     fn next_start(&self, from: u64, end: u64) -> u64 {
         let next = (from < end).then(|| self.cells.range(from..end).next());
         next.flatten().map_or(u64::MAX, |(start, _)| *start)
     }
 
-    /// Forgets that a range was ever granted or touched.
+    /// Removes the history of a range.
     pub(super) fn forget(&mut self, start: u64, end: u64) {
         let starts: Vec<_> = self.known(start, end).map(|(start, _)| start).collect();
         starts
@@ -238,8 +238,8 @@ impl Ground {
 mod tests {
     use super::*;
 
-    fn spans(ground: &Ground) -> Vec<(u64, u64)> {
-        ground
+    fn spans(shadow: &Shadow) -> Vec<(u64, u64)> {
+        shadow
             .cells
             .iter()
             .map(|(start, cell)| (*start, cell.end))
@@ -247,16 +247,16 @@ mod tests {
     }
 
     #[test]
-    fn cells_split_where_they_must_and_mend_where_they_can() {
-        let mut ground = Ground::default();
-        assert_eq!(ground.all(10, 30).count(), 1);
-        assert_eq!(ground.all(0, 20).count(), 2);
-        assert_eq!(spans(&ground), [(0, 10), (10, 20), (20, 30)]);
-        assert_eq!(ground.known(25, 90).count(), 1);
-        ground.mend(0, 30);
-        assert_eq!(spans(&ground), [(0, 30)]);
-        ground.forget(5, 6);
-        assert_eq!(spans(&ground), [(0, 5), (6, 30)]);
-        assert_eq!(ground.all(0, 30).count(), 3);
+    fn cells_are_split_and_joined_again() {
+        let mut shadow = Shadow::default();
+        assert_eq!(shadow.all(10, 30).count(), 1);
+        assert_eq!(shadow.all(0, 20).count(), 2);
+        assert_eq!(spans(&shadow), [(0, 10), (10, 20), (20, 30)]);
+        assert_eq!(shadow.known(25, 90).count(), 1);
+        shadow.mend(0, 30);
+        assert_eq!(spans(&shadow), [(0, 30)]);
+        shadow.forget(5, 6);
+        assert_eq!(spans(&shadow), [(0, 5), (6, 30)]);
+        assert_eq!(shadow.all(0, 30).count(), 3);
     }
 }

@@ -1,0 +1,71 @@
+//! What a lane is told of a block, what it keeps of one, and what it answers.
+
+use crate::heap::BlockId;
+use crate::id::Ticket;
+
+/// A block that is used or freed, as the lane and the driver need to know it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    pub(crate) id: BlockId,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// Bytes of it that were not requested.
+    pub(crate) rounding: u32,
+}
+
+/// A block that a stream freed and its lane kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CachedBlock {
+    pub(crate) id: BlockId,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    /// The ticket under which it was freed.
+    pub(crate) ticket: Ticket,
+}
+
+impl CachedBlock {
+    #[inline(always)]
+    pub(super) fn freed(block: &Use, ticket: Ticket) -> Self {
+        Self {
+            id: block.id,
+            address: block.address,
+            bytes: block.bytes,
+            ticket,
+        }
+    }
+}
+
+/// A ticket that no further free joins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Closed {
+    pub(crate) ticket: Ticket,
+    /// Whether any free joined it.
+    pub(super) covers_frees: bool,
+}
+
+/// The outcome of a free.
+#[derive(Debug)]
+#[must_use = "a block that is not kept must go to the heap, and a closed ticket must be recorded"]
+pub(crate) struct Freed {
+    pub(crate) ticket: Ticket,
+    pub(crate) is_kept: bool,
+    /// The ticket that this free closed: its event must be recorded now.
+    pub(crate) closed: Option<Closed>,
+}
+
+/// Which sizes satisfy a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    Exact,
+    /// If there is no block of the size, one that is larger by up to an eighth.
+    Near,
+}
+
+/// Why the plain case granted nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Miss {
+    /// The cache has no block of the size, or may not grant one.
+    Empty,
+    /// It is not the plain case: the cache was not searched.
+    NotSearched,
+}
