@@ -169,7 +169,7 @@ impl Current {
     /// let block = pool.try_allocate(&work, 4096)?;
     /// assert_eq!(device.counters().physical_in_use, 2 << 20); // a step of the device, for this block
     /// drop(block);
-    /// pool.pool().trim_to(0)?; // maintenance does this by itself
+    /// let _ = pool.pool().trim_to(0)?; // maintenance does this by itself
     /// assert_eq!(device.counters().physical_in_use, 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
