@@ -203,7 +203,7 @@ fn reap_elsewhere_against_enqueue() {
             thread::spawn(move || pool.trim_to(2 * MIB).unwrap())
         };
         let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
-        trimming.join().unwrap();
+        let _ = trimming.join().unwrap();
         drop(granted);
         pool.check_conserved().unwrap();
     });

@@ -3,7 +3,7 @@
 //!
 //! `RUSTFLAGS="--cfg weirpool_loom" LOOM_MAX_PREEMPTIONS=2 cargo test --release
 //! --no-default-features --test loom`
-#![cfg(weirpool_loom)]
+#![cfg(all(weirpool_loom, not(weirpool_shuttle)))]
 
 mod external;
 mod figures;

@@ -174,12 +174,12 @@ pub(crate) fn released_address_may_be_reused_at_once<B: Bench>() {
         let block = second.take(4 * MIB);
         send.send((second, block)).unwrap();
     });
-    assert_eq!(site.pool.trim_to(0).unwrap(), 4 * MIB);
+    assert_eq!(site.pool.trim_to(0).unwrap().released, 4 * MIB);
     let (second, block) = given.recv().unwrap();
     second.use_up(&block, 2);
     assert_eq!(probe.held(), 4 * MIB);
     second.free_and_settle(block);
-    assert_eq!(site.pool.trim_to(0).unwrap(), 4 * MIB);
+    assert_eq!(site.pool.trim_to(0).unwrap().released, 4 * MIB);
     assert_eq!(probe.held(), 0);
     site.assert_sound();
 }

@@ -177,7 +177,7 @@ fn own_and_give_back<B: Bench>(worker: &Worker<B>, seed: u64, owned: &Owned) {
         drop(block);
         worker.settle();
         if turn % 8 == 0 {
-            worker.pool.trim_to(0).unwrap();
+            let _ = worker.pool.trim_to(0).unwrap();
         }
     }
 }
