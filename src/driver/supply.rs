@@ -1,10 +1,11 @@
 //! The supply layer: carries out the heap's plans on the device, and gives memory back to it.
 //!
 //! The device may refuse memory within the pool's capacity, because others hold it. Other pools of this process that keep
-//! free memory of the same device spill then: they release as much as is needed, unless requests wait for it there, or all
-//! of them together have too little. Other processes cannot be asked, nor can they tell when they let go. While a request
-//! waits and the device refuses, the device is asked again from time to time: first for how much it has left, because
-//! asking for more would take all of it for a moment.
+//! free memory of the same device spill then: they release as much as is needed, unless all of them together have too
+//! little. A pool in which requests wait spills only for a pool with an older request (see [`registry`](crate::registry)).
+//! Other processes cannot be asked, nor can they tell when they let go. While a request waits and the device refuses, the
+//! device is asked again from time to time: first for how much it has left, because asking for more would take all of it
+//! for a moment.
 
 use super::memory::Memory;
 use super::streams::Streams;
@@ -370,10 +371,10 @@ impl Supply {
         bytes > 0 && in_use == 0 && self.left_on_device() >= bytes
     }
 
-    /// Returns how many bytes could be released at once for another pool; none while a request waits here. If `asks`,
-    /// flushes the caches and asks the streams first.
+    /// Returns how many bytes could be released at once for another pool; none after this pool has ended, or while it is
+    /// drained. If `asks`, flushes the caches and asks the streams first.
     pub(crate) fn could_give(&self, asks: bool) -> u64 {
-        if !self.is_open() {
+        if self.is_closed() || self.is_draining() || self.fault().is_some() {
             return 0;
         }
         if asks {
