@@ -1,4 +1,4 @@
-//! Streams of other libraries: their owner destroys them as soon as its own calls have returned.
+//! Streams of other libraries, whose owner destroys them as soon as its own calls have returned.
 
 use super::*;
 use loom::thread;
@@ -6,10 +6,10 @@ use std::any::Any;
 use weirpool::device::{DeviceId, DeviceStream, RawStream};
 use weirpool::{AllocError, Source, WaitLimit};
 
-/// A stream that nobody keeps.
+/// A stream that the pool cannot keep alive.
 struct External(DeviceId, RawStream);
 
-// SAFETY: the simulated device refuses the names of streams that are gone.
+// SAFETY: the simulated device refuses the names of destroyed streams.
 unsafe impl DeviceStream for External {
     fn device_id(&self) -> DeviceId {
         self.0
@@ -28,7 +28,7 @@ unsafe impl DeviceStream for External {
     }
 }
 
-/// A pool of one handle, in which streams are made to wait for each other.
+/// Creates a pool of one chunk, which makes streams wait for each other on the device.
 fn waiting_pool(device: &SimDevice) -> Pool {
     Pool::builder(device.clone())
         .capacity(2 * MIB)
@@ -41,16 +41,16 @@ fn waiting_pool(device: &SimDevice) -> Pool {
 
 pub(crate) fn external(device: &SimDevice, pool: &Pool) -> (SimStream, Stream) {
     let work = device.create_stream();
-    let lent = External(work.device_id(), work.raw());
-    let stream = pool.register(&lent).unwrap();
+    let external = External(work.device_id(), work.raw());
+    let stream = pool.register(&external).unwrap();
     (work, stream)
 }
 
-/// A free, and the stream is destroyed; another stream wants the memory meanwhile. Between the closing of the ticket
-/// and its event nobody else records one: the device would refuse a stream that is gone.
+/// A block is freed, and its stream is destroyed, while another stream allocates the memory. No other thread records the
+/// event of the closed ticket, since the device would refuse a destroyed stream.
 #[test]
-fn a_free_against_who_wants_the_memory() {
-    model("a free against who wants the memory", || {
+fn free_against_an_allocation_of_its_memory() {
+    model("free against an allocation of its memory", || {
         let device = device();
         let pool = waiting_pool(&device);
         let (work_a, a) = external(&device, &pool);
@@ -60,7 +60,7 @@ fn a_free_against_who_wants_the_memory() {
         let freeing = thread::spawn(move || {
             drop(block);
             drop(work_a);
-            // The pool's handle may go later than the stream.
+            // The pool's handle may be dropped after the stream is destroyed.
             drop(a);
         });
         match pool.try_allocate(&b, 2 * MIB) {
@@ -83,11 +83,11 @@ fn a_free_against_who_wants_the_memory() {
     });
 }
 
-/// A request that waits is given up, and its stream destroyed, while another thread serves the queue: that has nothing
-/// wait on the stream.
+/// A waiting request is dropped, and its stream destroyed, while another thread serves the queue. No wait is inserted
+/// into that stream.
 #[test]
-fn a_request_given_up_against_who_serves() {
-    model("a request given up against who serves", || {
+fn cancelled_request_against_a_serving_thread() {
+    model("cancelled request against a serving thread", || {
         let device = device();
         let pool = waiting_pool(&device);
         let (work_a, a) = stream(&device, &pool);

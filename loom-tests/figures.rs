@@ -8,42 +8,46 @@ use weirpool::Tag;
 /// reads the figures: never more frees than allocations, and never a sum that is off.
 #[test]
 fn statistics_are_consistent_while_a_block_changes_threads() {
-    model("statistics against a block that changes threads", || {
-        let device = device();
-        let pool = Pool::builder(device.clone())
-            .capacity(2 * MIB)
-            .chunk_bytes(2 * MIB)
-            .per_thread_caches()
-            .build()
-            .unwrap();
-        let (_, stream) = stream(&device, &pool);
-        // Cached by this thread's shard: it is allocated again without the heap's lock.
-        drop(pool.try_allocate(&stream, 4096).unwrap());
-        let handed_on = loom::sync::Arc::new(loom::sync::Mutex::new(None));
-        // There are two shards: this thread and the second one share one, the first one has the other.
-        let freeing = {
-            let handed_on = handed_on.clone();
-            thread::spawn(move || drop(handed_on.lock().unwrap().take()))
-        };
-        let allocating = {
-            let (pool, handed_on) = (pool.clone(), handed_on.clone());
-            thread::spawn(move || {
-                let block = pool.try_allocate(&stream, 4096).unwrap();
-                *handed_on.lock().unwrap() = Some(block);
-            })
-        };
-        let figures = pool.statistics();
-        assert!(figures.frees <= figures.allocations, "{figures}");
-        assert_eq!(figures.live_blocks, figures.allocations - figures.frees);
-        let sum = figures.free + figures.used.current + figures.pending.current + figures.moving;
-        assert_eq!(sum, figures.reserved.current, "{figures}");
-        allocating.join().unwrap();
-        freeing.join().unwrap();
-        drop(handed_on.lock().unwrap().take());
-        let figures = pool.statistics();
-        assert_eq!((figures.allocations, figures.frees), (2, 2));
-        pool.check_conserved().unwrap();
-    });
+    model(
+        "statistics are consistent while a block changes threads",
+        || {
+            let device = device();
+            let pool = Pool::builder(device.clone())
+                .capacity(2 * MIB)
+                .chunk_bytes(2 * MIB)
+                .per_thread_caches()
+                .build()
+                .unwrap();
+            let (_, stream) = stream(&device, &pool);
+            // Cached by this thread's shard: it is allocated again without the heap's lock.
+            drop(pool.try_allocate(&stream, 4096).unwrap());
+            let handed_on = loom::sync::Arc::new(loom::sync::Mutex::new(None));
+            // There are two shards: this thread and the second one share one, the first one has the other.
+            let freeing = {
+                let handed_on = handed_on.clone();
+                thread::spawn(move || drop(handed_on.lock().unwrap().take()))
+            };
+            let allocating = {
+                let (pool, handed_on) = (pool.clone(), handed_on.clone());
+                thread::spawn(move || {
+                    let block = pool.try_allocate(&stream, 4096).unwrap();
+                    *handed_on.lock().unwrap() = Some(block);
+                })
+            };
+            let figures = pool.statistics();
+            assert!(figures.frees <= figures.allocations, "{figures}");
+            assert_eq!(figures.live_blocks, figures.allocations - figures.frees);
+            let sum =
+                figures.free + figures.used.current + figures.pending.current + figures.moving;
+            assert_eq!(sum, figures.reserved.current, "{figures}");
+            allocating.join().unwrap();
+            freeing.join().unwrap();
+            drop(handed_on.lock().unwrap().take());
+            let figures = pool.statistics();
+            assert_eq!((figures.allocations, figures.frees), (2, 2));
+            pool.check_conserved().unwrap();
+        },
+    );
 }
 
 /// A stream goes while a scope begins: what it counted moves to what gone streams counted, and is seen
@@ -82,7 +86,7 @@ fn a_scope_against_a_stream_that_goes() {
 /// credited for it, and for nothing else.
 #[test]
 fn a_tags_account_against_a_cancel() {
-    model("a tag's account against a cancel", || {
+    model("a tags account against a cancel", || {
         let device = device();
         let pool = pool(&device);
         let tag = Tag::new("modelled");

@@ -1,10 +1,10 @@
-//! Who gets a block, and who is told.
+//! Grants and wake-ups.
 
 use super::*;
 use loom::future::block_on;
 use loom::thread;
 
-/// A free comes while an allocation is joining the queue: it is found by the look, or it is heard.
+/// A block is freed while an allocation joins the queue. The allocation finds it by searching, or is woken.
 #[test]
 fn release_against_enqueue() {
     model("release against enqueue", || {
@@ -21,7 +21,7 @@ fn release_against_enqueue() {
     });
 }
 
-/// The same for a small block, which the lane would have kept: the gate is raised before the drain.
+/// A small block, which the lane would cache, is freed while an allocation joins the queue: the gate closes first.
 #[test]
 fn lane_free_against_enqueue() {
     model("lane free against enqueue", || {
@@ -38,11 +38,11 @@ fn lane_free_against_enqueue() {
     });
 }
 
-/// A stream takes a block that is a little larger than what it asks for, at once, while another's request drains the
-/// lane and then waits: the block is the one's or goes to the other, and nobody misses it.
+/// A stream takes a slightly larger block from its lane, while another stream's request flushes the lane and then waits.
+/// One of the two gets the block, and the other does not miss it.
 #[test]
-fn a_larger_block_taken_at_once_against_a_drain() {
-    model("a larger block taken at once against a drain", || {
+fn larger_block_from_the_lane_against_a_flush() {
+    model("larger block from the lane against a flush", || {
         let device = unwatched();
         let pool = pool_keeping(&device, 8192);
         let (_, a) = stream(&device, &pool);
@@ -68,10 +68,10 @@ fn a_larger_block_taken_at_once_against_a_drain() {
     });
 }
 
-/// The same for a large one, which the lane would have kept for its stream's next turn.
+/// A large block, which the lane would cache, is freed while an allocation joins the queue.
 #[test]
-fn shelving_against_enqueue() {
-    model("shelving against enqueue", || {
+fn large_block_free_against_enqueue() {
+    model("large block free against enqueue", || {
         let device = device();
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);
@@ -88,11 +88,11 @@ fn shelving_against_enqueue() {
     });
 }
 
-/// Two reach for what a stream keeps for its next turn, complete, which does for both: neither is refused, whoever
-/// takes it back.
+/// Two streams allocate from a complete block that a third one caches, and that is large enough for both. Neither is
+/// refused, whichever of them flushes the cache.
 #[test]
-fn two_streams_robbing_one_lane() {
-    model("two streams robbing one lane", || {
+fn two_streams_flushing_one_lane() {
+    model("two streams flushing one lane", || {
         let device = device();
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);
@@ -115,7 +115,7 @@ fn two_streams_robbing_one_lane() {
     });
 }
 
-/// A waiter is dropped while it is granted: the grant comes back, whoever had it last.
+/// A waiter is dropped while it is granted. The grant returns to the pool, whichever thread held it last.
 #[test]
 fn cancel_against_grant() {
     model("cancel against grant", || {
@@ -141,10 +141,10 @@ fn cancel_against_grant() {
     });
 }
 
-/// Two streams reach for the one free block: one gets it, the other is told there is none.
+/// Two streams allocate the only free block. One gets it, and the other is refused.
 #[test]
-fn two_streams_stealing_one_block() {
-    model("two streams stealing one block", || {
+fn two_streams_taking_one_block() {
+    model("two streams taking one block", || {
         let device = device();
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);
@@ -163,10 +163,10 @@ fn two_streams_stealing_one_block() {
     });
 }
 
-/// Two waiters, one block: the second is granted after the first, whoever drives.
+/// Two waiters want one block. The second is granted after the first, whichever thread serves the queue.
 #[test]
 fn two_waiters_one_block() {
-    model("two waiters, one block", || {
+    model("two waiters one block", || {
         let device = device();
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);
@@ -187,10 +187,10 @@ fn two_waiters_one_block() {
     });
 }
 
-/// One thread reaps and asks for nothing; another waits: it is served by what was reaped.
+/// One thread reaps events while another waits. The waiter gets the reaped memory.
 #[test]
 fn reap_elsewhere_against_enqueue() {
-    model("harvest elsewhere against enqueue", || {
+    model("reap elsewhere against enqueue", || {
         let device = device();
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);
@@ -203,13 +203,13 @@ fn reap_elsewhere_against_enqueue() {
             thread::spawn(move || pool.trim_to(2 * MIB).unwrap())
         };
         let granted = block_on(pool.allocate(&b, 2 * MIB)).unwrap();
-        trimming.join().unwrap();
+        let _ = trimming.join().unwrap();
         drop(granted);
         pool.check_conserved().unwrap();
     });
 }
 
-/// A stream's last handle goes while another thread seals it: its work is waited for all the same.
+/// A stream's last handle is dropped while another thread seals the stream. Its work is still waited for.
 #[test]
 fn retire_against_seal() {
     model("retire against seal", || {
@@ -229,7 +229,7 @@ fn retire_against_seal() {
     });
 }
 
-/// Two first allocations at once: what one takes from the device serves the other.
+/// Two threads make the first allocation at once. Memory that one takes from the device serves the other.
 #[test]
 fn growth_elsewhere_against_enqueue() {
     model("growth elsewhere against enqueue", || {

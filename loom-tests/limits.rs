@@ -1,4 +1,4 @@
-//! Limits of tags: who is let in, and who is not.
+//! Limits of tags: which requests are admitted.
 
 use super::*;
 use loom::future::block_on;
@@ -15,11 +15,11 @@ fn used(pool: &Pool, tag: Tag) -> u64 {
     pool.tag(tag).statistics().used.current
 }
 
-/// The last bytes of a tag are freed while a request of it finds them taken: it is let in.
+/// The last bytes of a tag are freed while a request of the tag finds its limit reached. The request is granted.
 #[test]
-fn a_free_against_a_request_over_the_limit() {
-    let tag = Tag::new("loom: let in");
-    model("a free against a request over the limit", move || {
+fn free_against_a_request_over_the_limit() {
+    let tag = Tag::new("loom: granted");
+    model("free against a request over the limit", move || {
         let device = device();
         let pool = limited(&device, tag);
         let (_, a) = stream(&device, &pool);
@@ -32,7 +32,7 @@ fn a_free_against_a_request_over_the_limit() {
     });
 }
 
-/// rmm#869: two requests that together are over the limit; never both have memory.
+/// Two requests that together exceed the limit never both get memory (rmm#869).
 #[test]
 fn two_requests_against_the_limit() {
     let tag = Tag::new("loom: together");
@@ -58,11 +58,11 @@ fn two_requests_against_the_limit() {
     });
 }
 
-/// The first one at the quota queue gives up while the tag frees: the second is let in.
+/// The first throttled request is dropped while the tag frees. The second one is granted.
 #[test]
-fn giving_up_at_the_door_against_a_free() {
+fn cancelled_throttled_request_against_a_free() {
     let tag = Tag::new("loom: gives up");
-    model("giving up at the door against a free", move || {
+    model("cancelled throttled request against a free", move || {
         let device = device();
         let pool = limited(&device, tag);
         let (_, a) = stream(&device, &pool);
@@ -80,11 +80,11 @@ fn giving_up_at_the_door_against_a_free() {
     });
 }
 
-/// The limit is raised while a request finds it too low: it is let in.
+/// The limit is raised while a request finds it too low. The request is granted.
 #[test]
-fn a_higher_limit_against_a_request() {
+fn raised_limit_against_a_request() {
     let tag = Tag::new("loom: raised");
-    model("a higher limit against a request", move || {
+    model("raised limit against a request", move || {
         let device = device();
         let pool = limited(&device, tag);
         let (_, a) = stream(&device, &pool);
@@ -100,7 +100,7 @@ fn a_higher_limit_against_a_request() {
     });
 }
 
-/// The pool is closed while a request finds its limit reached: it fails, and does not sleep for ever.
+/// The pool is closed while a request finds its limit reached. The request fails rather than sleeps for ever.
 #[test]
 fn close_against_a_request_over_the_limit() {
     let tag = Tag::new("loom: closed");
@@ -120,11 +120,11 @@ fn close_against_a_request_over_the_limit() {
     });
 }
 
-/// A reservation ends while more is asked of it than it has: its tag has nothing in the end.
+/// A reservation ends while a draw exceeds it. In the end its tag holds nothing.
 #[test]
-fn the_end_of_a_reservation_against_a_draw_that_fails() {
+fn end_of_a_reservation_against_a_failing_draw() {
     let tag = Tag::new("loom: reserved");
-    model("the end of a reservation against a draw", move || {
+    model("end of a reservation against a failing draw", move || {
         let device = device();
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);

@@ -1,9 +1,9 @@
-//! Models of the crate's own types under loom, each named for the race it hunts and ending in a
-//! conservation check. The simulated device is below them: its calls are single steps.
+//! Models of the crate's own types under loom. Each is named for the race it provokes, and ends with a check of
+//! *conservation*. The calls of the simulated device are single steps.
 //!
 //! `RUSTFLAGS="--cfg weirpool_loom" LOOM_MAX_PREEMPTIONS=2 cargo test --release
 //! --no-default-features --test loom`
-#![cfg(weirpool_loom)]
+#![cfg(all(weirpool_loom, not(weirpool_shuttle)))]
 
 mod external;
 mod figures;
@@ -13,7 +13,7 @@ mod limits;
 mod releases;
 mod reservations;
 mod services;
-mod sides;
+mod shards;
 mod waits;
 mod wakes;
 
@@ -28,7 +28,7 @@ use weirpool::{Allocate, Block, Pool, Reuse, Stream};
 
 const MIB: u64 = 1 << 20;
 
-/// Runs a model and says how many executions there were.
+/// Runs a model, and prints the number of executions.
 fn model(name: &str, body: impl Fn() + Send + Sync + 'static) {
     let executions = std::sync::Arc::new(AtomicU64::new(0));
     let counted = executions.clone();
@@ -49,7 +49,7 @@ fn device() -> SimDevice {
         .build()
 }
 
-/// The same where nobody looks on: there a block is had at once.
+/// Creates a device without the ordering checker, on which a stream gets back what it freed without a shared step.
 fn unwatched() -> SimDevice {
     SimDevice::builder()
         .memory(64 * MIB)
@@ -59,7 +59,7 @@ fn unwatched() -> SimDevice {
         .build()
 }
 
-/// A pool of one handle, without waits on the device: whoever is short waits on the host.
+/// Creates a pool of one chunk, without waits on the device: requests that lack memory wait on the host.
 fn pool(device: &SimDevice) -> Pool {
     pool_keeping(device, 4096)
 }
@@ -99,7 +99,7 @@ fn poll_with(
     Pin::new(allocate).poll(&mut Context::from_waker(waker))
 }
 
-/// A waker that counts.
+/// A waker that counts its wake-ups.
 #[derive(Default)]
 struct Count(AtomicU64);
 
@@ -109,7 +109,7 @@ impl Count {
         (count.clone(), Waker::from(count))
     }
 
-    /// How often it was woken since the last time.
+    /// Returns how often it was woken since the last call.
     fn take(&self) -> u64 {
         self.0.swap(0, Ordering::SeqCst)
     }

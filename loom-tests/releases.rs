@@ -5,8 +5,8 @@ use loom::future::block_on;
 use loom::thread;
 use weirpool::Source;
 
-/// A free while an event closes the ticket: memory that another stream gets through the event is
-/// behind the freeing stream's work.
+/// A block is freed while an event closes the ticket. Memory that another stream gets by waiting for the event comes after
+/// the freeing stream's work.
 #[test]
 fn sealing_against_a_free() {
     model("sealing against a free", || {
@@ -22,7 +22,7 @@ fn sealing_against_a_free() {
         let event = a.event().unwrap();
         b.wait(&event).unwrap();
         if let Ok(block) = pool.try_allocate(&b, 2 * MIB) {
-            assert_ne!(block.source(), Source::Free, "a is still at it");
+            assert_ne!(block.source(), Source::Free, "a's work still runs");
             run(&work_b, 1);
             device.advance(Duration::from_micros(9));
             assert!(work_b.backlog() > 0, "b came before a's last use");
@@ -34,7 +34,7 @@ fn sealing_against_a_free() {
     });
 }
 
-/// Two threads seal the same stream: each ticket is proven by an event recorded after it was closed.
+/// Two threads seal one stream. Each ticket is covered by an event recorded after it was closed.
 #[test]
 fn two_sealers() {
     model("two sealers", || {
@@ -59,17 +59,17 @@ fn two_sealers() {
     });
 }
 
-/// A deallocation is awaited while another thread reaps: it completes once, and is heard of.
+/// A deallocation is awaited while another thread reaps. It completes once, and its future is woken.
 #[test]
 fn deallocation_against_reap() {
-    model("deallocation against harvest", || {
+    model("deallocation against reap", || {
         let device = device();
         let pool = pool(&device);
         let (work, a) = stream(&device, &pool);
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
         run(&work, 10);
         let freed = block.deallocate();
-        let harvesting = {
+        let reaping = {
             let (pool, device) = (pool.clone(), device.clone());
             thread::spawn(move || {
                 device.advance(Duration::from_micros(10));
@@ -77,13 +77,13 @@ fn deallocation_against_reap() {
             })
         };
         block_on(freed).unwrap();
-        harvesting.join().unwrap();
+        reaping.join().unwrap();
         assert_eq!(pool.statistics().pending.current, 0);
         pool.check_conserved().unwrap();
     });
 }
 
-/// The last handles go from two threads at once: everything is given back to the device, once.
+/// The last handles are dropped by two threads at once. All memory is released to the device, once.
 #[test]
 fn last_handles_from_two_threads() {
     model("last handles from two threads", || {
@@ -101,10 +101,10 @@ fn last_handles_from_two_threads() {
     });
 }
 
-/// Two threads reap the same completion: the block is free once.
+/// Two threads reap one completion. The block becomes free once.
 #[test]
-fn a_completion_reaped_twice() {
-    model("a completion harvested twice", || {
+fn completion_reaped_by_two_threads() {
+    model("completion reaped by two threads", || {
         let device = device();
         let pool = pool(&device);
         let (work, a) = stream(&device, &pool);
@@ -119,17 +119,16 @@ fn a_completion_reaped_twice() {
         };
         let mine = pool.reap().unwrap();
         let theirs = other.join().unwrap();
-        assert!(mine || theirs, "somebody saw it");
+        assert!(mine || theirs, "one of the two saw it");
         assert_eq!(pool.statistics().free, 2 * MIB);
         pool.check_conserved().unwrap();
     });
 }
 
-/// Two threads reap a stream of which one of two points is passed: neither takes for passed what it
-/// did not ask after.
+/// Two threads reap a stream of which one of two tickets is complete. Neither takes the other ticket for complete.
 #[test]
-fn two_harvesters_of_a_stream_half_way() {
-    model("two harvesters of a stream half way", || {
+fn two_reapers_of_a_half_complete_stream() {
+    model("two reapers of a half complete stream", || {
         let device = device();
         let pool = pool(&device);
         let (work, a) = stream(&device, &pool);
@@ -152,11 +151,11 @@ fn two_harvesters_of_a_stream_half_way() {
     });
 }
 
-/// The newest of several points is asked after first, while another is added behind it and asked after as well: that
-/// one is not passed by what was seen of the others.
+/// The newest of several tickets is queried first, while another thread adds a further ticket and queries it. The further
+/// ticket does not become complete by the results of the others.
 #[test]
-fn asking_after_the_newest_against_a_seal() {
-    model("asking after the newest against a seal", || {
+fn query_of_the_newest_event_against_a_seal() {
+    model("query of the newest event against a seal", || {
         let device = device();
         let pool = pool(&device);
         let (work, a) = stream(&device, &pool);
@@ -185,10 +184,10 @@ fn asking_after_the_newest_against_a_seal() {
     });
 }
 
-/// A lane is freed into while another stream's allocation drains it.
+/// A block is freed into a lane while another stream's allocation flushes the lane.
 #[test]
-fn a_lane_freed_into_while_it_is_drained() {
-    model("a lane freed into while it is drained", || {
+fn lane_free_against_a_flush() {
+    model("lane free against a flush", || {
         let device = device();
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);
@@ -203,10 +202,10 @@ fn a_lane_freed_into_while_it_is_drained() {
     });
 }
 
-/// A stream's last handle goes while another thread reaps it.
+/// A stream's last handle is dropped while another thread reaps the stream.
 #[test]
-fn a_stream_going_away_against_reap() {
-    model("a stream going away against harvest", || {
+fn dropped_stream_against_reap() {
+    model("dropped stream against reap", || {
         let device = device();
         let pool = pool(&device);
         let (work, a) = stream(&device, &pool);
@@ -220,10 +219,10 @@ fn a_stream_going_away_against_reap() {
     });
 }
 
-/// A block is said to be used on a further stream while its own stream's earlier life is reaped.
+/// A use on a further stream is declared while the earlier life of the memory, on its own stream, is reaped.
 #[test]
 fn used_on_against_reap() {
-    model("used on against harvest", || {
+    model("used on against reap", || {
         let device = device();
         let pool = pool(&device);
         let (work_a, a) = stream(&device, &pool);
@@ -232,7 +231,7 @@ fn used_on_against_reap() {
         run(&work_a, 10);
         drop(earlier);
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let harvesting = {
+        let reaping = {
             let pool = pool.clone();
             thread::spawn(move || pool.reap().unwrap())
         };
@@ -243,14 +242,14 @@ fn used_on_against_reap() {
             work_b.backlog() > 0,
             "b came before the earlier life had ended"
         );
-        harvesting.join().unwrap();
+        reaping.join().unwrap();
         device.advance(Duration::from_micros(10));
         drop(block);
         pool.check_conserved().unwrap();
     });
 }
 
-/// Two streams grow at once: the capacity is taken once.
+/// Two streams grow the pool at once. The capacity is used once.
 #[test]
 fn two_growers() {
     model("two growers", || {
@@ -271,7 +270,7 @@ fn two_growers() {
     });
 }
 
-/// Memory is trimmed while a stream reaches for it: it is released, or granted.
+/// Memory is trimmed while a stream allocates it. It is either released or granted.
 #[test]
 fn trim_against_allocate() {
     model("trim against allocate", || {
@@ -284,15 +283,15 @@ fn trim_against_allocate() {
             thread::spawn(move || pool.trim_to(0).unwrap())
         };
         let mine = pool.try_allocate(&a, 2 * MIB).ok();
-        let released = trimming.join().unwrap();
+        let released = trimming.join().unwrap().released;
         assert!(mine.is_some() || released > 0);
         drop(mine);
         pool.check_conserved().unwrap();
     });
 }
 
-/// A shared block is read on two further streams at once, whose order behind what wrote it is made meanwhile; its
-/// last handle goes on either thread. Nobody has the memory before both are through.
+/// Two further streams read a shared block at once, each after its writer. The last handle is dropped on either thread.
+/// No stream gets the memory before both reads are complete.
 #[test]
 fn readers_of_a_shared_block() {
     model("readers of a shared block", || {

@@ -1,11 +1,11 @@
-//! Draws from a reservation against whatever gives it memory back: a draw is refused only for want of memory.
+//! Draws from a reservation against events that return memory to it: a draw fails only if memory is missing.
 
 use super::external::external;
 use super::*;
 use loom::thread;
 use weirpool::{AllocError, Reservation, WaitLimit};
 
-/// Streams are made to wait for each other.
+/// Creates a pool that makes streams wait for each other on the device.
 fn waiting_pool(device: &SimDevice, capacity: u64) -> Pool {
     Pool::builder(device.clone())
         .capacity(capacity)
@@ -16,7 +16,7 @@ fn waiting_pool(device: &SimDevice, capacity: u64) -> Pool {
         .unwrap()
 }
 
-/// All of a reservation, which somebody else frees meanwhile. If it is not there, that is what the error says.
+/// Draws all of a reservation, while another thread frees it. If the draw fails, the error says what is missing.
 fn draw_all(reservation: &Reservation, stream: &Stream) {
     match reservation.allocate(stream, 2 * MIB) {
         Ok(block) => drop(block),
@@ -25,10 +25,10 @@ fn draw_all(reservation: &Reservation, stream: &Stream) {
     }
 }
 
-/// A block of a reservation is freed while another is allocated of it.
+/// A block of a reservation is freed while another is drawn.
 #[test]
-fn a_draw_against_a_free() {
-    model("a draw against a free", || {
+fn draw_against_a_free() {
+    model("draw against a free", || {
         let device = device();
         let pool = waiting_pool(&device, 2 * MIB);
         let (work, a) = stream(&device, &pool);
@@ -46,10 +46,10 @@ fn a_draw_against_a_free() {
     });
 }
 
-/// The same on a stream of somebody else's, on which nobody but who frees may record an event.
+/// A block on an external stream is freed while another is drawn. Only the freeing thread may record an event there.
 #[test]
-fn a_draw_against_a_free_on_an_external_stream() {
-    model("a draw against a free on an external stream", || {
+fn draw_against_a_free_on_an_external_stream() {
+    model("draw against a free on an external stream", || {
         let device = device();
         let pool = waiting_pool(&device, 2 * MIB);
         let (work, a) = external(&device, &pool);
@@ -67,10 +67,10 @@ fn a_draw_against_a_free_on_an_external_stream() {
     });
 }
 
-/// What is left is exchanged for one piece, of which a part comes back; that part is drawn meanwhile.
+/// The pieces of a reservation are exchanged for one block, and the rest of it returns. That rest is drawn meanwhile.
 #[test]
-fn a_draw_against_an_exchange() {
-    model("a draw against an exchange", || {
+fn draw_against_an_exchange() {
+    model("draw against an exchange", || {
         let device = device();
         let pool = waiting_pool(&device, 6 * MIB);
         let (_, a) = stream(&device, &pool);
@@ -82,7 +82,7 @@ fn a_draw_against_an_exchange() {
         let reservation = Arc::new(reservation);
         let exchanging = {
             let reservation = reservation.clone();
-            // Whole handles, unless the other came first.
+            // Serves whole chunks, unless the other thread came first.
             thread::spawn(move || reservation.allocate(&a, 7 * MIB / 2).ok())
         };
         let part = reservation.allocate(&b, MIB / 2);
@@ -93,11 +93,11 @@ fn a_draw_against_an_exchange() {
     });
 }
 
-/// The stream goes that freed what is drawn, once its work is over, while somebody asks how far it is. What was wrong
-/// once took three preemptions to be seen.
+/// The stream that freed the drawn memory is dropped once its work is complete, while another thread polls its events. An
+/// earlier bug of this kind needed three preemptions.
 #[test]
-fn a_draw_against_the_end_of_a_stream() {
-    model("a draw against the end of a stream", || {
+fn draw_against_the_end_of_a_stream() {
+    model("draw against the end of a stream", || {
         let device = device();
         let pool = waiting_pool(&device, 2 * MIB);
         let (work, a) = stream(&device, &pool);
@@ -129,11 +129,11 @@ fn a_draw_against_the_end_of_a_stream() {
     });
 }
 
-/// A block of a reservation is freed while the reservation ends, and somebody waits for all of it: who of the two
-/// makes it anybody's says so.
+/// A block of a reservation is freed while the reservation ends, and a request waits for all of it. Whichever of the two
+/// makes the memory available wakes the waiter.
 #[test]
-fn a_free_to_a_reservation_against_its_end() {
-    model("a free to a reservation against its end", || {
+fn free_to_a_reservation_against_its_end() {
+    model("free to a reservation against its end", || {
         let device = device();
         let pool = waiting_pool(&device, 2 * MIB);
         let (_, a) = stream(&device, &pool);

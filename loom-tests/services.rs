@@ -1,4 +1,4 @@
-//! Draining, admission, the hook, who comes first, and what is set aside.
+//! Draining, admission, the pressure hook, priorities, and reservations.
 
 use super::*;
 use async_trait::async_trait;
@@ -19,7 +19,7 @@ fn pool_with(device: &SimDevice, set: impl FnOnce(PoolBuilder) -> PoolBuilder) -
     set(builder).build().unwrap()
 }
 
-/// A free finds the gate open, or rings: whoever drains hears of the last one.
+/// A free finds the gate open, or notifies the queue. The drain learns of the last block.
 #[test]
 fn drain_against_a_free() {
     model("drain against a free", || {
@@ -30,7 +30,7 @@ fn drain_against_a_free() {
         let freeing = thread::spawn(move || drop(block));
         block_on(pool.drain()).unwrap();
         freeing.join().unwrap();
-        // The gate is open again: what is freed is kept.
+        // The gate is open again, so the lane keeps the freed block.
         drop(pool.try_allocate(&a, 4096).unwrap());
         let again = pool.try_allocate(&a, 4096).unwrap();
         assert_eq!(again.source(), weirpool::Source::Lane);
@@ -39,7 +39,7 @@ fn drain_against_a_free() {
     });
 }
 
-/// One drains while the other stops to: the gate is as it should be for each.
+/// One drain is awaited while another is dropped. The gate is right for each.
 #[test]
 fn two_drains_against_a_free() {
     model("two drains against a free", || {
@@ -47,10 +47,10 @@ fn two_drains_against_a_free() {
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);
         let block = pool.try_allocate(&a, 2 * MIB).unwrap();
-        let mut given_up = pool.drain();
-        assert!(Pin::new(&mut given_up).poll_once().is_pending());
+        let mut dropped = pool.drain();
+        assert!(Pin::new(&mut dropped).poll_once().is_pending());
         let other = thread::spawn(move || {
-            drop(given_up);
+            drop(dropped);
             drop(block);
         });
         block_on(pool.drain()).unwrap();
@@ -70,7 +70,7 @@ impl PressureHook for Evict {
     }
 }
 
-/// The pool is closed while its hook is asked: the request is served, or fails; and the hook is gone.
+/// The pool is closed while its hook runs. The request is granted or fails, and the hook is dropped.
 #[test]
 fn hook_against_close() {
     model("hook against close", || {
@@ -98,7 +98,7 @@ fn hook_against_close() {
     });
 }
 
-/// Two requests ask at once, and one is given up: the hook is asked by the other.
+/// Two requests call for the hook at once, and one is dropped. The hook runs for the other.
 #[test]
 fn hook_against_a_cancelled_request() {
     model("hook against a cancelled request", || {
@@ -124,7 +124,7 @@ fn hook_against_a_cancelled_request() {
     });
 }
 
-/// Two come at once to a queue for one: never do both wait, nor is neither let in.
+/// Two requests join a queue that is limited to one. Never do both wait, and never are both refused.
 #[test]
 fn two_joiners_against_the_queue_limit() {
     model("two joiners against the queue limit", || {
@@ -143,7 +143,7 @@ fn two_joiners_against_the_queue_limit() {
             assert_eq!(
                 pool.statistics().waits.waiting,
                 1,
-                "the other is not in as well"
+                "the other is not admitted as well"
             );
         }
         drop(block);
@@ -154,7 +154,7 @@ fn two_joiners_against_the_queue_limit() {
         let answers = [mine, other.join().unwrap()];
         let refused = answers.iter().filter_map(|answer| answer.as_ref().err());
         let refused: Vec<_> = refused.collect();
-        assert!(refused.len() <= 1, "nobody was let in: {refused:?}");
+        assert!(refused.len() <= 1, "neither was admitted: {refused:?}");
         for error in refused {
             assert!(matches!(error, AllocError::QueueFull { waiting: 1, .. }));
         }
@@ -163,7 +163,7 @@ fn two_joiners_against_the_queue_limit() {
     });
 }
 
-/// Somebody with priority comes while the memory does: one of them has it, and then the other.
+/// A request with priority arrives together with the memory. One of the two requests gets it, and then the other.
 #[test]
 fn priority_against_a_grant() {
     model("priority against a grant", || {
@@ -185,10 +185,10 @@ fn priority_against_a_grant() {
     });
 }
 
-/// Two small requests want to pass the head at once, and one may.
+/// Two small requests try to overtake the head at once, and one may.
 #[test]
-fn two_who_overtake_against_the_bound() {
-    model("two who overtake against the bound", || {
+fn two_overtakers_against_the_bound() {
+    model("two overtakers against the bound", || {
         let device = device();
         let bound = Overtaking {
             times: 1,
@@ -219,10 +219,10 @@ fn two_who_overtake_against_the_bound() {
     });
 }
 
-/// A block of a reservation is freed while the reservation ends: nothing of either is missing.
+/// A block of a reservation is freed while the reservation ends. No memory of either is lost.
 #[test]
-fn the_end_of_a_reservation_against_a_free() {
-    model("the end of a reservation against a free", || {
+fn end_of_a_reservation_against_a_free() {
+    model("end of a reservation against a free", || {
         let device = device();
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);
@@ -236,10 +236,10 @@ fn the_end_of_a_reservation_against_a_free() {
     });
 }
 
-/// A task draws from a reservation while that ends: of it, or of the pool.
+/// A task draws from a reservation that ends meanwhile. It gets memory from the reservation or from the pool.
 #[test]
-fn the_end_of_a_reservation_against_a_draw() {
-    model("the end of a reservation against a draw", || {
+fn end_of_a_reservation_against_a_draw() {
+    model("end of a reservation against a draw", || {
         let device = device();
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);

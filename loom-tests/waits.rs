@@ -1,11 +1,11 @@
-//! Who waits, who drives, and how it ends.
+//! Waiters, the reclaimer, and how waits end.
 
 use super::*;
 use loom::future::block_on;
 use loom::thread;
 use weirpool::AllocError;
 
-/// A reclaimer parks while a waiter comes: one of them serves.
+/// A reclaimer parks while a request begins to wait. One of the two serves the queue.
 #[test]
 fn reclaimer_parking_against_a_new_waiter() {
     model("reclaimer parking against a new waiter", || {
@@ -24,10 +24,10 @@ fn reclaimer_parking_against_a_new_waiter() {
     });
 }
 
-/// The one who drives goes away while somebody waits: the waiter takes over.
+/// The reclaimer that serves the queue is dropped while a request waits. The waiter takes over.
 #[test]
-fn the_driver_going_away() {
-    model("the driver going away", || {
+fn dropped_reclaimer_against_a_waiter() {
+    model("dropped reclaimer against a waiter", || {
         let device = device();
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);
@@ -45,7 +45,7 @@ fn the_driver_going_away() {
     });
 }
 
-/// The last handles go while a lasting reclaimer looks: it ends.
+/// The last handles are dropped while a reclaimer searches. The reclaimer ends.
 #[test]
 fn last_handle_against_the_reclaimer() {
     model("last handle against the reclaimer", || {
@@ -62,10 +62,10 @@ fn last_handle_against_the_reclaimer() {
     });
 }
 
-/// A stream is registered, and frees, while the gate is raised: its lane is drained or bypassed.
+/// A stream is registered, and frees, while the gate closes. Its lane is flushed or bypassed.
 #[test]
-fn the_gate_against_a_registration() {
-    model("the gate against a registration", || {
+fn gate_against_a_registration() {
+    model("gate against a registration", || {
         let device = device();
         let pool = pool(&device);
         let (_, b) = stream(&device, &pool);
@@ -82,7 +82,7 @@ fn the_gate_against_a_registration() {
     });
 }
 
-/// The deadline comes with the grant: the waiter has the block, or the pool has it.
+/// The time limit ends together with the grant. Either the waiter has the block, or the pool has it.
 #[test]
 fn timeout_against_grant() {
     model("timeout against grant", || {
@@ -110,7 +110,7 @@ fn timeout_against_grant() {
     });
 }
 
-/// The pool is closed while somebody joins the queue: it fails, and does not sleep for ever.
+/// The pool is closed while a request joins the queue. The request fails rather than sleeps for ever.
 #[test]
 fn close_against_wait() {
     model("close against wait", || {
@@ -130,7 +130,7 @@ fn close_against_wait() {
     });
 }
 
-/// Two waiters and a free from a third thread, the first of them cancelled: the second is served.
+/// The first of two waiters is dropped while a third thread frees. The second is granted.
 #[test]
 fn cancel_of_the_head_against_a_free() {
     model("cancel of the head against a free", || {
@@ -153,10 +153,10 @@ fn cancel_of_the_head_against_a_free() {
     });
 }
 
-/// The same beside a reclaimer that nobody polls any more: who was woken leaves, and serves for the next.
+/// The first of two waiters is dropped beside a reclaimer that is never polled again. It serves for the next waiter.
 #[test]
 fn cancel_of_the_head_beside_a_reclaimer_that_sleeps() {
-    model("cancel of the head beside a sleeping reclaimer", || {
+    model("cancel of the head beside a reclaimer that sleeps", || {
         let device = device();
         let pool = pool(&device);
         let (_, a) = stream(&device, &pool);
@@ -178,7 +178,7 @@ fn cancel_of_the_head_beside_a_reclaimer_that_sleeps() {
     });
 }
 
-/// The device breaks while somebody joins the queue: it fails.
+/// The device breaks while a request joins the queue. The request fails.
 #[test]
 fn breaking_against_wait() {
     model("breaking against wait", || {

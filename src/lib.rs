@@ -158,7 +158,8 @@ pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{
     BlockInfo, BlockOrigin, BlockState, CoalesceHeuristic, Fill, HistoryEntry, HistoryEvent, Hits,
-    Occupancy, ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Upstream,
+    Occupancy, ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed,
+    Upstream,
 };
 pub use error::{
     AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError, TagShortfall,

@@ -5,6 +5,7 @@ use crate::buffer::Buffer;
 use crate::copy::{Download, Elements};
 use crate::device::{Argument, DeviceAddress};
 use crate::error::{CopyError, StreamError};
+use crate::measure::Bytes;
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::fmt;
@@ -155,7 +156,7 @@ impl fmt::Debug for SharedBlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedBlock")
             .field("start", &self.start)
-            .field("bytes", &self.bytes)
+            .field("bytes", &Bytes(self.bytes))
             .field("block", &self.block)
             .finish()
     }

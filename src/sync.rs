@@ -1,7 +1,8 @@
-//! The only file that names the primitives of std or of loom.
+//! The only file that names the primitives of std, loom or shuttle.
 //!
-//! Under `--cfg weirpool_loom` the same names stand for loom's, so that the models in `loom-tests/`
-//! drive the crate's own types. In debug builds the facade also keeps count, for two checks that a
+//! Under `--cfg weirpool_loom` the names stand for loom's primitives, so that the models in `loom-tests/` drive the
+//! crate's own types. With `--cfg weirpool_shuttle` as well they stand for shuttle's, for schedules that are too many for
+//! loom. In debug builds the facade also keeps count, for two checks that a
 //! test can ask for: which locks a thread took and how often it wrote a shared cache line
 //! ([`census`]), and whether it holds a lock where it must hold none ([`assert_unlocked`], I5).
 //!
@@ -10,8 +11,14 @@
 #[cfg(not(weirpool_loom))]
 use std::sync as primitive;
 
-#[cfg(weirpool_loom)]
-use loom::sync as primitive;
+#[cfg(all(weirpool_loom, not(weirpool_shuttle)))]
+use loom::{sync as primitive, thread};
+
+#[cfg(weirpool_shuttle)]
+use shuttle::{sync as primitive, thread};
+
+#[cfg(not(weirpool_loom))]
+use std::thread;
 
 use crossbeam_utils::Backoff;
 pub(crate) use primitive::Arc;
@@ -356,10 +363,7 @@ impl Count {
 
 /// Lets other threads go on: this one waits for what one of them is about to do.
 pub(crate) fn yield_now() {
-    #[cfg(not(weirpool_loom))]
-    std::thread::yield_now();
-    #[cfg(weirpool_loom)]
-    loom::thread::yield_now();
+    thread::yield_now();
 }
 
 /// Which thread this is: counted from the first that asks.
@@ -377,7 +381,7 @@ pub(crate) fn thread_number() -> usize {
 
 #[cfg(weirpool_loom)]
 pub(crate) fn thread_number() -> usize {
-    let name = format!("{:?}", loom::thread::current().id());
+    let name = format!("{:?}", thread::current().id());
     let digits: String = name.chars().filter(char::is_ascii_digit).collect();
     digits.parse().unwrap_or_default()
 }

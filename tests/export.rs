@@ -41,7 +41,7 @@ fn live(device: &SimDevice, pool: &Pool) -> Vec<Block> {
     device.advance(us(25));
     drop(now(waiting).unwrap().deallocate());
     now(second.synchronize()).unwrap();
-    pool.trim_to(0).unwrap();
+    let _ = pool.trim_to(0).unwrap();
     // At the end: used, kept by a lane, pending, two of them next to each other, and free.
     let blocks: Vec<_> = (0..3)
         .map(|_| pool.try_allocate(&first, 3 * MIB).unwrap())
@@ -160,7 +160,7 @@ fn and_one_of_plain_memory_or_with_a_short_history_or_none() {
             .collect();
         let kept: Vec<_> = blocks.into_iter().step_by(3).collect();
         now(first.synchronize()).unwrap();
-        pool.trim_to(0).unwrap();
+        let _ = pool.trim_to(0).unwrap();
         drop(pool.try_allocate(&first, 5 * MIB).unwrap());
         let snapshot = pool.snapshot();
         let Some(found) = python(name, &snapshot) else {

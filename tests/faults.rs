@@ -1,4 +1,4 @@
-//! A device that goes wrong, by script: nothing is lost, nothing is reused early, and errors are told.
+//! A device that fails by script: no memory is lost or reused early, and errors are reported.
 
 mod common;
 
@@ -24,9 +24,9 @@ fn is_consistent(device: &SimDevice, pool: &Pool) {
     );
 }
 
-/// [23] The upstream fails in the middle of growing, at every step there is.
+/// [23] The upstream fails during growth, at each of its steps.
 #[test]
-fn growth_that_fails_half_way_loses_nothing() {
+fn growth_that_fails_halfway_loses_no_memory() {
     for call in [Call::Create, Call::Map] {
         for nth in 1..=4 {
             let device = manual();
@@ -46,9 +46,9 @@ fn growth_that_fails_half_way_loses_nothing() {
     }
 }
 
-/// The same while memory is moved: unmapped here, not mapped there.
+/// Remapping fails between unmapping memory here and mapping it there.
 #[test]
-fn a_remap_that_fails_half_way_loses_nothing() {
+fn remapping_that_fails_halfway_loses_no_memory() {
     for call in [Call::Unmap, Call::Map] {
         for nth in 1..=2 {
             let device = manual();
@@ -79,7 +79,7 @@ fn a_remap_that_fails_half_way_loses_nothing() {
 }
 
 #[test]
-fn a_release_that_fails_keeps_what_was_not_released() {
+fn failed_release_keeps_unreleased_memory() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
     let (_, stream) = stream(&device, &pool);
@@ -89,12 +89,12 @@ fn a_release_that_fails_keeps_what_was_not_released() {
     assert!(pool.trim_to(0).is_err());
     is_consistent(&device, &pool);
     assert_eq!(pool.statistics().reserved.current, 2 * CHUNK);
-    assert_eq!(pool.trim_to(0).unwrap(), 2 * CHUNK);
+    assert_eq!(pool.trim_to(0).unwrap().released, 2 * CHUNK);
 }
 
-/// The device is full for a while: an allocation waits for what the pool itself will have.
+/// The device is full for a while. An allocation waits for memory of the pool itself.
 #[test]
-fn a_full_device_is_waited_for() {
+fn full_device_is_waited_for() {
     let device = SimDevice::builder()
         .memory(8 * MIB)
         .clock(Clock::Manual)
@@ -117,9 +117,9 @@ fn a_full_device_is_waited_for() {
     pool.check_conserved().unwrap();
 }
 
-/// A record that fails leaves the memory pending until a later one proves it.
+/// A failed record leaves the memory pending until a later event completes it.
 #[test]
-fn a_record_that_fails_is_made_good_by_the_next() {
+fn failed_record_is_compensated_by_the_next() {
     let device = manual();
     let pool = host_waits_only(&device, 8 * MIB);
     let (work, a) = stream(&device, &pool);
@@ -134,9 +134,9 @@ fn a_record_that_fails_is_made_good_by_the_next() {
     pool.check_conserved().unwrap();
 }
 
-/// An event that is seen late delays the reuse, and nothing else.
+/// An event that completes late only delays the reuse.
 #[test]
-fn a_late_ticket_delays_the_reuse() {
+fn late_ticket_delays_the_reuse() {
     let device = manual();
     let pool = host_waits_only(&device, 8 * MIB);
     let (work, a) = stream(&device, &pool);
@@ -152,7 +152,7 @@ fn a_late_ticket_delays_the_reuse() {
     assert_eq!(work.backlog(), 0);
     assert!(
         poll_with(&mut waiting, &waker).is_pending(),
-        "not seen complete yet"
+        "not complete yet"
     );
     let before = woken.get();
     device.advance(us(1));
@@ -160,9 +160,9 @@ fn a_late_ticket_delays_the_reuse() {
     assert!(poll(&mut waiting).is_ready());
 }
 
-/// Out of step: a later event of the stream proves an earlier one that is seen late, or never.
+/// A later event of the stream completes an earlier ticket whose event is late, or never completes.
 #[test]
-fn a_later_ticket_proves_one_that_never_comes() {
+fn later_ticket_completes_one_whose_event_never_does() {
     let device = manual();
     let pool = host_waits_only(&device, 8 * MIB);
     let (work, a) = stream(&device, &pool);
@@ -177,7 +177,7 @@ fn a_later_ticket_proves_one_that_never_comes() {
     device.advance(us(1_000_000));
     assert!(
         poll_with(&mut waiting, &waker).is_pending(),
-        "nothing proves it"
+        "no event completes it"
     );
     run(&work, us(10));
     let later = a.event().unwrap();
@@ -191,9 +191,9 @@ fn a_later_ticket_proves_one_that_never_comes() {
     assert!(later.is_complete().unwrap());
 }
 
-/// A ticket that never completes pins its own memory, not that of other streams (pytorch#71745).
+/// A ticket that never completes pins its own memory, but not that of other streams (pytorch#71745).
 #[test]
-fn a_ticket_that_never_completes_pins_only_its_own_memory() {
+fn incomplete_ticket_pins_only_its_own_memory() {
     let device = manual();
     let pool = host_waits_only(&device, 8 * MIB);
     let (_, a) = stream(&device, &pool);
@@ -212,10 +212,10 @@ fn a_ticket_that_never_completes_pins_only_its_own_memory() {
     assert!(poll(&mut freed).is_pending());
 }
 
-/// I10: an event that reports an error is not "not ready". Who awaits it is told; it proves nothing; other
-/// streams go on, and a later event makes it good.
+/// *errors-are-errors*: an event that reports an error is not "not ready". Its waiter gets the error, and it completes
+/// nothing. Other streams go on, and a later event completes the ticket.
 #[test]
-fn an_event_that_errs_proves_nothing_and_is_told() {
+fn event_with_an_error_completes_nothing_and_is_reported() {
     let device = manual();
     let pool = host_waits_only(&device, 16 * MIB);
     let (_, a) = stream(&device, &pool);
@@ -233,9 +233,9 @@ fn an_event_that_errs_proves_nothing_and_is_told() {
     pool.check_conserved().unwrap();
 }
 
-/// The same for an error that stays: everything fails with it, and the memory is leaked.
+/// An event reports a sticky error. Every request fails with it, and the memory is leaked.
 #[test]
-fn an_event_with_a_sticky_error_fails_everything() {
+fn event_with_a_sticky_error_fails_everything() {
     let device = manual();
     let pool = host_waits_only(&device, 8 * MIB);
     let (_, a) = stream(&device, &pool);
@@ -260,9 +260,9 @@ fn an_event_with_a_sticky_error_fails_everything() {
     );
 }
 
-/// A wait on the device that cannot be enqueued is not counted on, and the block stays where it was.
+/// A wait on the device that cannot be enqueued is not relied on, and the block stays where it was.
 #[test]
-fn a_device_side_wait_that_fails_gives_the_block_back() {
+fn failed_device_wait_returns_the_block() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (work, a) = stream(&device, &pool);
@@ -281,15 +281,15 @@ fn a_device_side_wait_that_fails_gives_the_block_back() {
     assert_eq!(
         granted.source(),
         Source::DeviceWait,
-        "the failed wait taught nothing"
+        "the failed wait changed no clock"
     );
     drop(granted);
     pool.check_conserved().unwrap();
 }
 
-/// A further stream that could not be ordered is not a user of the block.
+/// A further stream that could not be ordered does not become a user of the block.
 #[test]
-fn a_use_that_could_not_be_ordered_is_refused() {
+fn use_that_cannot_be_ordered_is_refused() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (work, a) = stream(&device, &pool);
@@ -305,10 +305,10 @@ fn a_use_that_could_not_be_ordered_is_refused() {
     pool.check_conserved().unwrap();
 }
 
-/// What was unmapped and then could not be given back is gone for the pool: nobody is granted addresses
-/// without memory behind them.
+/// Memory was unmapped, but its chunk could not be released. The pool does not grant those addresses without memory behind
+/// them.
 #[test]
-fn memory_that_is_unmapped_and_not_given_back_is_not_granted() {
+fn unmapped_memory_is_not_granted_when_its_release_fails() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
     let (_, stream) = stream(&device, &pool);
@@ -321,15 +321,15 @@ fn memory_that_is_unmapped_and_not_given_back_is_not_granted() {
     assert!(device.is_mapped(block.address(), block.size()));
     drop(block);
     now(stream.synchronize()).unwrap();
-    pool.trim_to(0).unwrap();
+    let _ = pool.trim_to(0).unwrap();
     assert_eq!(pool.statistics().reserved.current, 0);
     pool.check_conserved().unwrap();
 }
 
-/// I11: the pool ends, and what it freed last is behind no event, since none could be recorded. Nobody can
-/// tell when its work is over: the memory is leaked.
+/// *safe-teardown*: the pool is dropped when no event could be recorded for its last free. So the end of the work is unknown,
+/// and the memory is leaked.
 #[test]
-fn a_pool_that_ends_unsealed_takes_nothing_from_running_work() {
+fn unsealed_memory_of_a_dropped_pool_is_leaked() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (work, stream) = stream(&device, &pool);
@@ -345,10 +345,10 @@ fn a_pool_that_ends_unsealed_takes_nothing_from_running_work() {
     device.assert_ordered();
 }
 
-/// A stream that cannot be waited for, or made to wait, now (it is being captured) fails nobody: its memory
-/// is not to be had, and that is all.
+/// A stream that currently takes no event or no wait, because it is being captured, fails no request. Its memory is not
+/// available meanwhile.
 #[test]
-fn memory_behind_a_stream_that_takes_no_event_now_is_passed_over() {
+fn memory_behind_a_capturing_stream_is_skipped() {
     for call in [Call::Record, Call::Wait] {
         let device = manual();
         let pool = builder(&device, 8 * MIB)
@@ -379,9 +379,9 @@ fn memory_behind_a_stream_that_takes_no_event_now_is_passed_over() {
     }
 }
 
-/// The same where something else is complete: that is had instead.
+/// A device-side wait fails, but other memory is complete and is taken instead.
 #[test]
-fn a_device_side_wait_that_fails_is_not_the_last_word() {
+fn failed_device_wait_falls_back_to_complete_memory() {
     let device = manual();
     let limit = WaitLimit::Unlimited;
     let pool = builder(&device, 8 * MIB).wait_limit(limit).build().unwrap();
@@ -395,7 +395,7 @@ fn a_device_side_wait_that_fails_is_not_the_last_word() {
     device.advance(us(100));
     pool.reap().unwrap();
     used_for(us(10));
-    device.advance(us(10)); // sooner than expected: nobody has asked
+    device.advance(us(10)); // sooner than expected, and not polled
     device.script(Call::Wait, 1, Fault::Fails(Other));
     assert_eq!(
         pool.try_allocate(&b, 8 * MIB).unwrap().source(),
@@ -405,9 +405,9 @@ fn a_device_side_wait_that_fails_is_not_the_last_word() {
     pool.check_conserved().unwrap();
 }
 
-/// One event's error says nothing of those before it.
+/// The error of one event says nothing about earlier ones.
 #[test]
-fn complete_work_counts_whatever_a_later_event_reports() {
+fn complete_work_counts_although_a_later_event_has_an_error() {
     let device = manual();
     let pool = host_waits_only(&device, 24 * MIB);
     let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
@@ -426,9 +426,9 @@ fn complete_work_counts_whatever_a_later_event_reports() {
     pool.check_conserved().unwrap();
 }
 
-/// Nor does more memory have to be taken because the oldest event reports one: the newest is asked.
+/// The oldest event reports an error. The pool polls the newest one instead of growing.
 #[test]
-fn an_event_with_an_error_costs_no_memory() {
+fn event_with_an_error_causes_no_growth() {
     let device = manual();
     let pool = host_waits_only(&device, 64 * MIB);
     let [(work, a), (_, b)] = [(); 2].map(|()| stream(&device, &pool));
@@ -452,10 +452,10 @@ fn an_event_with_an_error_costs_no_memory() {
     assert_eq!(pool.statistics().reserved.current, reserved);
 }
 
-/// The newest event reports an error, and an older one is incomplete: nothing can tell when the work behind the newest
-/// one ends.
+/// The newest event reports an error, and an older one is incomplete. So no event tells when the work behind the newest one
+/// ends.
 #[test]
-fn teardown_ends_behind_an_event_that_errs() {
+fn teardown_ends_behind_an_event_with_an_error() {
     for blocking in [false, true] {
         let device = SimDevice::builder()
             .clock(Clock::Manual)
@@ -508,7 +508,7 @@ fn teardown_releases_memory_once_the_newest_event_is_complete() {
     }
 }
 
-/// A growth that is refused half way counts neither an allocation nor a free.
+/// A growth that is refused halfway counts neither an allocation nor a free.
 #[test]
 fn refused_growth_leaves_the_statistics_as_they_were() {
     let device = manual();

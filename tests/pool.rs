@@ -324,11 +324,11 @@ fn trimming_keeps_what_is_used() {
     now(stream.synchronize()).unwrap();
     use_block(&work, &pending, us(100));
     drop(pending);
-    assert_eq!(pool.trim_to(20 * MIB).unwrap(), 8 * MIB);
-    assert_eq!(pool.trim_to(0).unwrap(), 8 * MIB);
+    assert_eq!(pool.trim_to(20 * MIB).unwrap().released, 8 * MIB);
+    assert_eq!(pool.trim_to(0).unwrap().released, 8 * MIB);
     assert_eq!(pool.statistics().reserved.current, 12 * MIB);
     device.advance(us(100));
-    assert_eq!(pool.trim_to(0).unwrap(), 8 * MIB);
+    assert_eq!(pool.trim_to(0).unwrap().released, 8 * MIB);
     assert_eq!(device.counters().physical_in_use, 4 * MIB);
     drop(used);
     pool.check_conserved().unwrap();
@@ -429,4 +429,44 @@ fn health_shows_a_sticky_error_of_the_device() {
     assert!(fault.is_sticky() && !pool.health().is_serving());
     let refused = pool.try_allocate(&stream, 4096).unwrap_err();
     assert_eq!(refused.class(), ErrorClass::Unavailable);
+}
+
+#[test]
+fn debug_output_has_sizes_in_binary_units() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let mut block = pool.try_allocate(&stream, 3 * MIB).unwrap();
+    let refused = pool.try_allocate(&stream, 62 * MIB).unwrap_err();
+    let reservation = now(pool.reserve(MIB)).unwrap();
+    let printed = [
+        (format!("{block:?}"), "size: 3.0 MiB"),
+        (
+            format!(
+                "{:?}",
+                block.slice_mut(0..512).unwrap().on(&stream).unwrap()
+            ),
+            "size: 512 B",
+        ),
+        (format!("{:?}", reservation), "size: 1.0 MiB, left: 1.0 MiB"),
+        (
+            format!("{:?}", pool.statistics()),
+            "capacity: 64.0 MiB, reserved: 4.0 MiB (high 4.0 MiB)",
+        ),
+        (format!("{:?}", pool.snapshot().segments[0]), "size: "),
+        (
+            format!("{refused:?}"),
+            "Exhausted(Shortfall { requested: 62.0 MiB, free: 1.0 MiB",
+        ),
+        (format!("{:?}", PoolConfig::default()), "lane_bytes: "),
+        (format!("{:?}", Capacity::Bytes(MIB)), "Bytes(1.0 MiB)"),
+        (
+            format!("{:?}", Layout::new(1536)),
+            "Layout { bytes: 1.5 KiB, alignment: 1 B }",
+        ),
+        (format!("{:?}", AllocError::Closed), "Closed"),
+    ];
+    for (text, part) in printed {
+        assert!(text.contains(part), "{text}");
+    }
 }

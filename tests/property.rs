@@ -307,7 +307,7 @@ impl World {
         self.pool.check_conserved().unwrap();
         assert_eq!(self.corruptions.load(Ordering::SeqCst), 0, "I2");
         self.device.assert_ordered();
-        self.pool.trim_to(0).unwrap();
+        let _ = self.pool.trim_to(0).unwrap();
         assert_eq!(
             self.pool.statistics().reserved.current,
             0,

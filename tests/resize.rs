@@ -3,8 +3,8 @@
 mod common;
 
 use common::*;
-use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::SimDevice;
+use weirpool::device::{Device, DeviceErrorKind};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
@@ -17,11 +17,11 @@ fn more_serves_who_waits() {
     let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
     let mut waiter = pool.allocate(&stream, 4 * MIB).into_future();
     assert!(poll(&mut waiter).is_pending());
-    assert_eq!(pool.resize(12 * MIB + 1).unwrap(), 12 * MIB);
+    assert_eq!(pool.resize(12 * MIB + 1).unwrap().target, 12 * MIB);
     assert!(now(waiter).is_ok());
     drop(held);
     // Far more than the addresses were reserved for.
-    assert_eq!(pool.resize(640 * MIB).unwrap(), 640 * MIB);
+    assert_eq!(pool.resize(640 * MIB).unwrap().target, 640 * MIB);
     drop(pool.try_allocate(&stream, 640 * MIB).unwrap());
     pool.check_conserved().unwrap();
 }
@@ -44,7 +44,7 @@ fn less_releases_now_and_later() {
         let [first, second, third, fourth] = blocks;
         drop((first, second));
         device.advance(us(500));
-        assert_eq!(pool.resize(8 * MIB).unwrap(), 8 * MIB);
+        assert_eq!(pool.resize(8 * MIB).unwrap().target, 8 * MIB);
         assert_eq!(pool.statistics().reserved.current, 16 * MIB);
         pool.check().unwrap();
         assert!(
@@ -71,7 +71,7 @@ fn less_fails_who_waits_for_more() {
     let mut large = pool.allocate(&stream, 12 * MIB).into_future();
     let mut small = pool.allocate(&stream, 4 * MIB).into_future();
     assert!(poll(&mut large).is_pending() && poll(&mut small).is_pending());
-    pool.resize(8 * MIB).unwrap();
+    let _ = pool.resize(8 * MIB).unwrap();
     match now(large) {
         Err(AllocError::TooLarge {
             requested,
@@ -97,7 +97,7 @@ fn less_fails_who_waits_for_more_together() {
     let mut reserve = pool.reserve(12 * MIB);
     assert!(poll(&mut small).is_pending());
     assert!(poll(&mut many).is_pending() && poll(&mut reserve).is_pending());
-    pool.resize(8 * MIB).unwrap();
+    let _ = pool.resize(8 * MIB).unwrap();
     let too_large = AllocError::TooLarge {
         requested: 12 * MIB,
         capacity: 8 * MIB,
@@ -143,7 +143,7 @@ fn nonsense_is_refused() {
     assert!(matches!(refused, Err(BuildError::CapacityTooSmall { .. })));
     assert_eq!(pool.capacity(), 16 * MIB);
     assert_eq!(
-        pool.resize(u64::MAX).unwrap(),
+        pool.resize(u64::MAX).unwrap().target,
         1 << 30,
         "what the device has"
     );
@@ -166,7 +166,7 @@ fn request_granted_before_a_resize_keeps_its_grant() {
         0,
         "the queue granted both requests"
     );
-    assert_eq!(pool.resize(4 * MIB).unwrap(), 4 * MIB);
+    assert_eq!(pool.resize(4 * MIB).unwrap().target, 4 * MIB);
     let (several, one) = (now(several).unwrap(), now(one).unwrap());
     assert_eq!((several.len(), one.size()), (2, 8 * MIB));
     drop((several, one));
@@ -183,9 +183,79 @@ fn request_behind_the_head_fails_after_a_resize() {
     let mut head = pool.allocate(&stream, MIB);
     let mut behind = pool.allocate(&stream, 12 * MIB);
     assert!(poll(&mut head).is_pending() && poll(&mut behind).is_pending());
-    assert_eq!(pool.resize(8 * MIB).unwrap(), 8 * MIB);
+    assert_eq!(pool.resize(8 * MIB).unwrap().target, 8 * MIB);
     assert!(poll(&mut head).is_pending());
     assert!(matches!(now(behind), Err(AllocError::TooLarge { .. })));
     drop((head, held));
     pool.check_conserved().unwrap();
+}
+
+/// A device of virtual, and one of plain memory.
+fn devices() -> [SimDevice; 2] {
+    [true, false].map(|is_virtual| {
+        SimDevice::builder()
+            .memory(1 << 30)
+            .clock(weirpool::device::sim::Clock::Manual)
+            .virtual_memory(is_virtual)
+            .build()
+    })
+}
+
+#[test]
+fn resize_tells_what_keeps_it_from_its_target() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB).build().unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let blocks = [12, 16, 8].map(|mib| pool.try_allocate(&stream, mib * MIB).unwrap());
+        let [used, pending, free] = blocks;
+        drop(free);
+        device.advance(us(500));
+        pool.reap().unwrap();
+        use_block(&work, &pending, us(10_000));
+        drop(pending);
+        let resized = pool.resize(4 * MIB).unwrap();
+        assert_eq!((resized.target, resized.released), (4 * MIB, 8 * MIB));
+        assert_eq!((resized.reserved, resized.excess()), (28 * MIB, 24 * MIB));
+        assert_eq!(
+            (resized.used, resized.pending, resized.free),
+            (12 * MIB, 16 * MIB, 0)
+        );
+        assert!(!resized.is_reached());
+        let text = "released 8.0 MiB; 28.0 MiB stay reserved, 24.0 MiB above the target of 4.0 MiB: \
+                    12.0 MiB used, 16.0 MiB pending, 0 B free";
+        assert_eq!(resized.to_string(), text);
+
+        drop(used);
+        for _ in 0..9 {
+            device.advance(us(10_000));
+        }
+        // What came back since then was released by itself, where it is in pieces that can be.
+        let resized = pool.resize(4 * MIB).unwrap();
+        assert!(resized.is_reached(), "{resized}");
+        assert!(pool.resize(64 * MIB).unwrap().is_reached());
+        pool.check_conserved().unwrap();
+    }
+}
+
+#[test]
+fn trim_tells_what_keeps_it_from_its_target() {
+    for device in devices() {
+        let is_virtual = Device::capabilities(&device).virtual_memory;
+        let pool = builder(&device, 64 * MIB).build().unwrap();
+        let (_, stream) = stream(&device, &pool);
+        drop(pool.try_allocate(&stream, 32 * MIB).unwrap());
+        device.advance(us(500));
+        // A plain segment is released as a whole, or not at all.
+        let trimmed = pool.trim_to(2 * MIB).unwrap();
+        let kept = if is_virtual { 2 * MIB } else { 32 * MIB };
+        assert_eq!((trimmed.reserved, trimmed.free), (kept, kept));
+        assert_eq!(trimmed.is_reached(), is_virtual);
+        let block = pool.try_allocate(&stream, MIB).unwrap();
+        let reservation = pool.reserve(MIB).try_now().unwrap();
+        let trimmed = pool.trim_to(0).unwrap();
+        assert_eq!((trimmed.used, trimmed.excess()), (2 * MIB, kept));
+        assert_eq!(trimmed.used + trimmed.free, trimmed.reserved);
+        drop((block, reservation));
+        assert!(pool.trim_to(0).unwrap().is_reached());
+    }
 }

@@ -1,37 +1,37 @@
-//! What arrives: requests of random length, as a Poisson process. The same seed gives the same.
+//! Arrivals: requests of random length, as a Poisson process. Equal seeds give equal requests.
 
 use crate::model;
 use crate::options::Options;
 use fastrand::Rng;
 use std::time::Duration;
 
-/// The first step reads the whole prompt, and takes so many times as long as another.
+/// How many times as long as another step the first one takes, since it reads the whole prompt.
 const PREFILL: f64 = 2.0;
 
 /// One request, before it is served.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Request {
-    /// Which one, in the order of arrival.
+    /// The request's number in the order of arrival.
     pub(crate) id: usize,
-    /// When it arrives, after the service opened.
+    /// The time of arrival since the service opened.
     pub(crate) arrives: Duration,
-    /// What each of its steps takes the device.
+    /// The device time of each step.
     pub(crate) steps: Vec<Duration>,
 }
 
 impl Request {
-    /// What it has at most, and takes up front.
+    /// Returns the peak of the request's memory, which it takes up front.
     pub(crate) fn bytes(&self) -> u64 {
         model::peak(self.steps.len())
     }
 
-    /// What it takes the device.
+    /// Returns the device time of all steps.
     pub(crate) fn work(&self) -> Duration {
         self.steps.iter().sum()
     }
 }
 
-/// Requests a second that arrive, on average.
+/// Returns the average number of requests that arrive per second.
 pub(crate) fn rate(options: &Options) -> f64 {
     let (least, most) = (*model::STEPS.start(), *model::STEPS.end());
     let steps = (least + most) as f64 / 2.0 - 1.0 + PREFILL;
@@ -39,7 +39,7 @@ pub(crate) fn rate(options: &Options) -> f64 {
     options.load.offered * options.limits.places as f64 / work
 }
 
-/// All requests of a run, in the order of arrival.
+/// Returns all requests of a run, in the order of arrival.
 pub(crate) fn requests(options: &Options) -> Vec<Request> {
     let mut random = Rng::with_seed(options.load.seed);
     let (rate, step) = (rate(options), options.load.step);
@@ -55,9 +55,9 @@ pub(crate) fn requests(options: &Options) -> Vec<Request> {
     (0..options.requests as usize).map(arrive).collect()
 }
 
-/// The time to the next arrival at a rate of one: exponentially distributed.
+/// Draws the time to the next arrival at a rate of one: exponentially distributed.
 fn gap(random: &mut Rng) -> f64 {
-    // Above zero: its logarithm is finite.
+    // The argument is above zero, so the logarithm is finite.
     -(1.0 - random.f64()).ln()
 }
 
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_requests() {
+    fn equal_seeds_give_equal_requests() {
         assert_eq!(requests(&options(1)), requests(&options(1)));
         assert_ne!(requests(&options(1)), requests(&options(2)));
     }
@@ -103,7 +103,7 @@ mod tests {
         let variance = mean(gaps.iter().map(|gap| (gap - average).powi(2)));
         assert!((average - 1.0).abs() < 0.03, "{average}");
         assert!((variance - 1.0).abs() < 0.08, "{variance}");
-        // Of an exponential distribution, so many are longer than the mean: 1/e.
+        // In an exponential distribution, a share of 1/e is longer than the mean.
         let longer = gaps.iter().filter(|gap| **gap > 1.0).count() as f64 / gaps.len() as f64;
         assert!((longer - (-1.0_f64).exp()).abs() < 0.02, "{longer}");
     }
@@ -112,7 +112,7 @@ mod tests {
     fn arrivals_in_equal_times_are_poisson() {
         let options = options(3);
         let requests = requests(&options);
-        // Ten a window, on average.
+        // Windows have 10 arrivals on average.
         let window = 10.0 / rate(&options);
         let mut counts = vec![0.0; 1900];
         for request in &requests {

@@ -1,11 +1,11 @@
-//! How long a request may wait for memory at most, given who was ahead of it.
+//! The longest that a request may wait for memory, given the requests ahead of it.
 //!
-//! Requests take all their memory at once, first come, first served. Let `C` be the memory that they share,
-//! in steps of `h`, and look at a request `i` from its coming `t` until its grant. In all that time the
-//! queue's head, which is `i` or somebody ahead of it, did not fit. With `b` the largest request that was
-//! head meanwhile, and all sizes multiples of `h`, those ahead of `i` then had at least `C - b + h` at every
-//! moment; nobody else had anything, since nobody came behind `i` and was granted before it. What they had
-//! over that time is no more than what each had from `t` on until it gave its memory back, so
+//! Requests take all their memory at once, first come, first served. Let `C` be the memory that they share, in steps of
+//! `h`, and consider a request `i` from its arrival `t` until its grant. In all that time the queue's head, which is `i`
+//! or a request ahead of it, did not fit. Let `b` be the largest request that was head meanwhile. Since all sizes are
+//! multiples of `h`, the requests ahead of `i` held at least `C - b + h` at every moment. No other request held memory,
+//! because none behind `i` was granted before it. A request ahead of `i` held its bytes at most from `t` until it returned
+//! them, so
 //!
 //! ```text
 //!              sum over j ahead of i of  bytes(j) * (returned(j) - max(granted(j), t))
@@ -13,10 +13,10 @@
 //!                                       C - b + h
 //! ```
 //!
-//! It is the byte-seconds of the queue ahead, over the memory. All of it is measured: how fast the device is,
-//! and how long others hold their memory, is no part of the claim. What is claimed is that memory does not
-//! lie idle while somebody waits for it, and that nobody overtakes. The bound leaves room for one request's
-//! memory on its way from one to the next; that way is the host's, and takes as long as a task takes to run.
+//! The bound is the byte-seconds of the queue ahead, divided by the memory. All of its terms are measured, so it does not
+//! depend on how fast the device is, or how long requests hold their memory. It holds if no memory is idle while a request
+//! waits for it, and if no request overtakes another. The bound tolerates memory that is on its way from one request to
+//! the next. That takes as long as the host takes to run a task.
 
 use std::time::Duration;
 
@@ -24,16 +24,16 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared {
     pub(crate) bytes: u64,
-    /// All sizes are multiples of this.
+    /// The divisor of all sizes.
     pub(crate) step: u64,
 }
 
-/// A request's time with its memory, and before it.
+/// The times of a request: arrival, grant and return of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stay {
     pub(crate) bytes: u64,
     pub(crate) came: Duration,
-    /// The same, if it did not have to wait.
+    /// The time of the grant. Equal to `came` if the request did not have to wait.
     pub(crate) granted: Duration,
     pub(crate) returned: Duration,
 }
@@ -48,7 +48,7 @@ impl Stay {
     }
 }
 
-/// A wait, and the most that it may be.
+/// A wait and its bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Checked {
     pub(crate) wait: Duration,
@@ -65,13 +65,13 @@ impl Checked {
     }
 }
 
-/// What came of all waits.
+/// The result of checking all waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Waits that were longer than they may be.
+    /// The number of waits that exceed their bound.
     pub(crate) broken: usize,
     pub(crate) longest: Option<Checked>,
-    /// The one that is nearest to its bound.
+    /// The wait that is nearest to its bound.
     pub(crate) tightest: Option<Checked>,
 }
 
@@ -81,7 +81,7 @@ impl Verdict {
     }
 }
 
-/// Checks all stays, which are in the order in which the requests came.
+/// Checks all stays, which must be in the order of arrival.
 pub(crate) fn check(stays: &[Stay], shared: Shared) -> Verdict {
     let waits = (0..stays.len()).filter(|index| stays[*index].has_waited());
     let checked: Vec<_> = waits
@@ -98,7 +98,7 @@ pub(crate) fn check(stays: &[Stay], shared: Shared) -> Verdict {
     }
 }
 
-/// The longest that a request may wait.
+/// Returns the longest that a request may wait.
 fn bound(stays: &[Stay], index: usize, shared: Shared) -> Duration {
     let came = stays[index].came;
     let ahead = &stays[..index];
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn with_room_for_one_the_bound_is_what_those_ahead_need() {
+    fn bound_for_one_place_is_the_time_of_the_queue_ahead() {
         let stays = [stay(1, 0, 0, 10), stay(1, 2, 10, 30), stay(1, 4, 30, 35)];
         let bounds = [0, 1, 2].map(|index| bound(&stays, index, shared(1)));
         assert_eq!(bounds, [ms(0), ms(8), ms(26)]);
@@ -152,16 +152,16 @@ mod tests {
     }
 
     #[test]
-    fn with_more_room_what_those_ahead_hold_is_shared_out() {
-        // Two at a time; the third waits for the first to go.
+    fn bound_for_several_places_is_the_shared_time_of_the_queue_ahead() {
+        // Two requests fit at a time; the third waits for the first to end.
         let stays = [stay(1, 0, 0, 10), stay(1, 0, 0, 20), stay(1, 0, 10, 15)];
         assert_eq!(bound(&stays, 2, shared(2)), ms(15));
         assert!(check(&stays, shared(2)).is_good());
     }
 
     #[test]
-    fn a_large_head_may_leave_memory_idle() {
-        // 3 of 4 are held; the large one waits for all of it, and the small one behind it.
+    fn bound_allows_memory_left_idle_by_a_large_head() {
+        // The first request holds 3 of 4; the large one waits for all of it, and the small one waits behind it.
         let stays = [stay(3, 0, 0, 12), stay(4, 1, 12, 20), stay(1, 2, 20, 21)];
         assert_eq!(bound(&stays, 1, shared(4)), ms(33));
         assert_eq!(bound(&stays, 2, shared(4)), ms(30 + 32));
@@ -169,8 +169,8 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_lies_idle_is_found() {
-        // It was returned at 10, and granted at 13 only.
+    fn idle_memory_breaks_the_bound() {
+        // The memory was returned at 10, but granted only at 13.
         let stays = [stay(1, 0, 0, 10), stay(1, 2, 13, 30)];
         let verdict = check(&stays, shared(1));
         assert_eq!(verdict.broken, 1);
@@ -183,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn what_an_overtaker_has_is_not_held_ahead() {
+    fn overtaking_breaks_the_bound() {
         let stays = [stay(1, 0, 0, 10), stay(1, 2, 20, 30), stay(1, 3, 10, 20)];
         assert_eq!(check(&stays, shared(1)).broken, 1);
     }
 
     #[test]
-    fn who_does_not_wait_needs_no_bound() {
+    fn request_without_a_wait_is_not_checked() {
         let stays = [stay(1, 0, 0, 10), stay(1, 50, 50, 60)];
         let verdict = check(&stays, shared(1));
         assert_eq!(verdict, Verdict::default());

@@ -1,4 +1,4 @@
-//! An inference service under pressure: memory for 6 requests, 64 in flight, and nobody fails.
+//! An inference service under pressure: memory for 6 requests, 64 in flight, and no failures.
 //!
 //! ```text
 //! cargo run --release --example inference
@@ -7,33 +7,33 @@
 //! cargo run --release --features cuda --example inference -- --device cuda
 //! ```
 //!
-//! Requests arrive at random, faster than they can be served. Each needs the model's weights, which all
-//! share, an activation for each step, and a cache that grows. A device runs their steps, 4 at once, on 8
-//! streams. How a service should go about memory is in [`service`] and [`lease`]:
+//! Requests arrive at random, faster than they can be served. Each needs the model's weights, which all share, an
+//! activation for each step, and a cache that grows. A device runs their steps, 4 at once, on 8 streams. [`service`] and
+//! [`lease`] show how a service should manage memory:
 //!
-//! - a request takes all that it will need up front, and waits for that in the pool's queue, in the order
-//!   of arrival; so none holds some memory and waits for more;
-//! - what it then allocates never waits and never fails;
-//! - memory is freed behind the step that used it last, as soon as that is submitted: the pool, and not the
-//!   service, waits until the device is done with it.
+//! - a request takes all the memory that it will need up front, and waits for it in the pool's queue in the order of
+//!   arrival, so that no request holds some memory and waits for more;
+//! - its later allocations never wait and never fail;
+//! - memory is freed right after the last step that uses it is submitted: the pool, not the service, waits until the
+//!   device has finished with it.
 //!
-//! The same service runs three times: so; with requests that fail where there is no memory at once, and try
-//! again with exponential back-off; and with memory for all that are in flight. What is asked of the first:
-//! no failures; no wait longer than the [bound] that follows from the queue ahead of it, where the program
-//! ends with an error; and 95 % of the throughput of unlimited memory, since by construction the device's
-//! places are scarcer than memory ([`theory`]).
+//! The program runs three variants of the service: this one; one whose requests fail if there is no memory at once, and
+//! retry with exponential back-off; and one with memory for all requests in flight. The first must have no failures and
+//! no wait longer than the [bound] that follows from the queue ahead of it; otherwise the program ends with an error. It
+//! must reach 95 % of the throughput of unlimited memory, since by construction the device's places are scarcer than
+//! memory ([`theory`]).
 //!
-//! | module | what it is for |
+//! | module | purpose |
 //! |---|---|
 //! | [`options`] | the command line |
-//! | [`model`], [`arrivals`] | what a request needs of memory, and what arrives |
-//! | [`service`], [`worker`], [`lease`], [`backoff`] | requests, streams, and how requests come by memory |
-//! | [`kind`], [`run`] | the three services, and one run of one |
-//! | [`executor`], [`timer`] | what polls them, and what time it is |
+//! | [`model`], [`arrivals`] | the memory that a request needs, and the requests that arrive |
+//! | [`service`], [`worker`], [`lease`], [`backoff`] | requests, streams, and how requests obtain memory |
+//! | [`kind`], [`run`] | the three variants, and one run of one |
+//! | [`executor`], [`timer`] | the executors, and the time |
 //! | [`machine`], [`simulated`], `cuda` | a device that runs steps: the simulated one, or a GPU |
-//! | [`gauge`], [`watch`], [`progress`] | looking on while it runs |
-//! | [`bound`], [`theory`] | how long a wait may be, and what throughput can be |
-//! | [`report`], [`table`], [`plot`], [`chart`], [`units`] | what is shown |
+//! | [`gauge`], [`watch`], [`progress`] | sampling and progress while it runs |
+//! | [`bound`], [`theory`] | bounds of waits and of throughput |
+//! | [`report`], [`table`], [`plot`], [`chart`], [`units`] | the output |
 
 mod arrivals;
 mod backoff;
@@ -94,7 +94,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs all services and prints their figures. Returns whether all required checks hold.
+/// Runs all variants and prints their figures. Returns whether all required checks hold.
 fn compare(site: &impl Site, options: &Options) -> anyhow::Result<bool> {
     let requests = arrivals::requests(options);
     let mut reports = Vec::new();
@@ -114,7 +114,7 @@ fn compare(site: &impl Site, options: &Options) -> anyhow::Result<bool> {
         for report in &reports {
             output::print(&format!("{}\n", serde_json::to_string(report)?))?;
         }
-        // Standard output holds JSON only.
+        // Standard output must hold JSON only.
         output::note(format_args!("{}", table::checks(&checks).trim_end()));
     } else {
         if let Some(description) = site.description() {

@@ -1,4 +1,4 @@
-//! Time by the device's clock: no runtime's timer is needed, so any executor will do.
+//! Time by the device's clock. It needs no runtime's timer, so any executor works.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use weirpool::device::{AlarmId, Device};
 
-/// Time since the service opened.
+/// The time since the service opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Timer {
     device: Arc<dyn Device>,
@@ -15,7 +15,7 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    /// Of a service that opens now.
+    /// Creates the timer of a service that opens now.
     pub(crate) fn new(device: Arc<dyn Device>) -> Self {
         let opened = device.now();
         Self { device, opened }
@@ -82,7 +82,7 @@ mod tests {
     use weirpool::device::sim::SimDevice;
 
     #[test]
-    fn it_sleeps_until_then_counted_from_the_opening() {
+    fn sleep_ends_at_the_time_since_the_opening() {
         let sim = SimDevice::new();
         sim.block_on(sim.sleep(Duration::from_secs(5)));
         let timer = Timer::new(Arc::new(sim.clone()));

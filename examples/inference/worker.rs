@@ -1,7 +1,7 @@
-//! One stream of the service: takes the steps that are ready, in batches, and has the device run them.
+//! One stream of the service: it takes the steps that are ready, in batches, and submits them to the device.
 //!
-//! Memory is freed in the order of the stream: as soon as the last step that uses it is submitted, and long
-//! before it has run. Until it has, the memory is pending, and the pool's affair.
+//! Memory is freed in the order of the stream: as soon as the last step that uses it is submitted, and long before it has
+//! run. Until then the memory is pending, which the pool keeps track of.
 
 use crate::lease::Lease;
 use crate::machine::{Line, Machine, Step};
@@ -15,17 +15,17 @@ use weirpool::{Block, SharedBlock};
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) time: Duration,
-    /// Of this step only.
+    /// Memory that only this step uses.
     pub(crate) activation: Block,
-    /// The cache; its last page is written.
+    /// The cache. The step writes its last page.
     pub(crate) pages: Vec<Block>,
     /// The request's memory, if this is its last step.
     pub(crate) lease: Option<Lease>,
-    /// Given the pages back when the step has run, if it was not the last.
+    /// Receives the pages when the step has run, if it was not the last one.
     pub(crate) done: oneshot::Sender<Vec<Block>>,
 }
 
-/// Whom to tell when a step has run.
+/// The receiver to notify when a step has run, and its pages.
 type Done = (oneshot::Sender<Vec<Block>>, Vec<Block>);
 
 /// See the [module](self).
@@ -36,10 +36,10 @@ pub(crate) struct Worker<M: Machine> {
 }
 
 impl<M: Machine> Worker<M> {
-    /// Runs jobs, up to so many at a time, until no more can come.
+    /// Runs jobs, up to `most` at a time, until no more can come.
     ///
     /// # Errors
-    /// When the device does not run them.
+    /// Returns an error if the device does not run them.
     pub(crate) async fn run(
         self,
         jobs: mpsc::UnboundedReceiver<Job>,
@@ -52,11 +52,11 @@ impl<M: Machine> Worker<M> {
             let submitted = submitted?;
             self.line.stream.synchronize().await?;
             for (done, pages) in submitted {
-                // Nobody listens where the request was cancelled: its memory goes here.
+                // The receiver is gone if the request was cancelled. Its memory is freed here.
                 drop(done.send(pages));
             }
         }
-        // What it freed last.
+        // Waits for the memory that was freed last.
         Ok(self.line.stream.synchronize().await?)
     }
 
@@ -75,7 +75,7 @@ impl<M: Machine> Worker<M> {
             pages: &pages,
         };
         self.machine.submit(&self.line, &step)?;
-        // Given back here, behind the step, while the device has yet to run it.
+        // Freed here, behind the step, although the device has not run it yet.
         drop(activation);
         if lease.is_some() {
             pages.clear();

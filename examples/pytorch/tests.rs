@@ -1,4 +1,4 @@
-//! The functions, as C calls them: with a GPU where there is one, and without.
+//! The functions as C calls them, with a GPU if there is one, and without.
 
 use super::*;
 use std::ptr::null_mut;
@@ -7,7 +7,7 @@ use weirpool::device::cuda::CudaDevice;
 const BYTES: usize = 4 << 20;
 
 fn alloc(size: usize, device: c_int) -> *mut c_void {
-    // SAFETY: null is the legacy default stream, which is there for good.
+    // SAFETY: null is the legacy default stream, which is never destroyed.
     unsafe { weirpool_alloc(size, device, null_mut()) }
 }
 
@@ -17,13 +17,13 @@ fn free(address: *mut c_void, device: c_int) {
 }
 
 #[test]
-fn nothing_is_allocated_for_no_bytes() {
+fn zero_bytes_give_a_null_pointer() {
     assert!(alloc(0, 0).is_null());
     free(null_mut(), 0);
 }
 
 #[test]
-fn what_is_not_allocated_here_is_neither_freed_nor_used() {
+fn foreign_address_is_neither_freed_nor_used() {
     let mut elsewhere = 0_u64;
     let address = (&raw mut elsewhere).cast();
     free(address, 0);
@@ -34,7 +34,7 @@ fn what_is_not_allocated_here_is_neither_freed_nor_used() {
 }
 
 #[test]
-fn of_a_device_that_is_not_there_there_is_nothing() {
+fn missing_device_allocates_nothing() {
     for device in [-1, 100, c_int::MAX, c_int::MIN] {
         assert!(alloc(BYTES, device).is_null(), "device {device}");
         assert_eq!(weirpool_peak_reserved(device), 0);
@@ -43,7 +43,7 @@ fn of_a_device_that_is_not_there_there_is_nothing() {
 }
 
 #[test]
-fn where_there_is_a_device_there_is_memory() {
+fn memory_is_allocated_on_a_present_device() {
     let address = alloc(BYTES, 0);
     assert_eq!(address.is_null(), CudaDevice::new(0).is_err());
     free(address, 0);
@@ -54,7 +54,7 @@ fn where_there_is_a_device_there_is_memory() {
 }
 
 #[test]
-fn a_panic_is_an_error() {
+fn panic_becomes_an_error() {
     let outcome = guarded::<()>(|| panic!("as a defect would"));
     assert!(outcome.unwrap_err().contains("panicked"));
 }

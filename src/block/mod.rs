@@ -27,7 +27,7 @@ use crate::device::{Argument, DeviceAddress};
 use crate::driver::{Allocation, Fill, Filling, Source};
 use crate::error::{CopyError, StreamError};
 use crate::id::Ticket;
-use crate::measure::Tag;
+use crate::measure::{Bytes, Tag};
 use crate::queue::{Registration, Reserved};
 use crate::rare::Rare;
 use crate::stream::Stream;
@@ -438,8 +438,11 @@ impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Block")
             .field("address", &self.address())
-            .field("size", &self.size())
-            .field("stream", &self.registration().lane.id)
+            .field("size", &Bytes(self.size()))
+            .field(
+                "stream",
+                &format_args!("{}", self.registration().lane.label()),
+            )
             .field("source", &self.source())
             .finish_non_exhaustive()
     }

@@ -11,10 +11,8 @@
 //! |---|---|
 //! | `table` | what is set for each device of the process |
 //! | `scope` | what is overridden, for a thread or a task |
-//! | `seat` | a pool as the current one, with the streams that were used with it |
 
 mod scope;
-mod seat;
 mod table;
 
 pub use scope::{Entered, Scope, Scoped};
@@ -25,10 +23,10 @@ use crate::error::{AllocError, BuildError, StreamError};
 use crate::pool::Pool;
 use crate::stream::Stream;
 use crate::sync::plain::Arc;
-use seat::Seat;
 use std::fmt;
 use std::future::Future;
 use std::panic::Location;
+use table::Seat;
 
 /// The current pool of a device: of the [scope](Scope) that the thread or task is in, or the one that was
 /// [set](Current::set), or the device's [default](default_pool).
@@ -171,7 +169,7 @@ impl Current {
     /// let block = pool.try_allocate(&work, 4096)?;
     /// assert_eq!(device.counters().physical_in_use, 2 << 20); // a step of the device, for this block
     /// drop(block);
-    /// pool.pool().trim_to(0)?; // maintenance does this by itself
+    /// let _ = pool.pool().trim_to(0)?; // maintenance does this by itself
     /// assert_eq!(device.counters().physical_in_use, 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -1,7 +1,7 @@
 //! What is overridden, for a thread or a task: and undone on every way out.
 
 use super::Choice;
-use super::seat::Seat;
+use super::table::Seat;
 use crate::device::{AsDevice, DeviceId, Pooling};
 use crate::pool::Pool;
 use crate::sync::plain::Arc;

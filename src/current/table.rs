@@ -3,14 +3,35 @@
 //! Nothing of it is ever dropped at the process's end: statics are not. So no pool is destroyed after its
 //! driver.
 
-use super::seat::Seat;
-use crate::device::{AsDevice, DeviceId, Pooling};
-use crate::error::BuildError;
-use crate::pool::{Pool, PoolBuilder};
+use crate::device::{AsDevice, DeviceId, DeviceStream, Pooling};
+use crate::error::{BuildError, StreamError};
+use crate::pool::{KnownStreams, Pool, PoolBuilder};
+use crate::stream::Stream;
 use crate::sync::plain::{Arc, Mutex};
 use std::collections::BTreeMap;
 
 static TABLE: Mutex<BTreeMap<DeviceId, Seats>> = Mutex::new(BTreeMap::new());
+
+/// A pool as the current one, with the streams that were used with it.
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) pool: Pool,
+    streams: KnownStreams,
+}
+
+impl Seat {
+    pub(super) fn new(pool: Pool) -> Self {
+        Self {
+            pool,
+            streams: KnownStreams::default(),
+        }
+    }
+
+    /// The stream's registration; made if it is the first use.
+    pub(super) fn stream<W: DeviceStream>(&self, work: &W) -> Result<Stream, StreamError> {
+        self.streams.stream(&self.pool, work)
+    }
+}
 
 /// A device's pools.
 #[derive(Debug, Default)]

@@ -1,6 +1,8 @@
 //! A block's address, made for one use on one stream.
 
 use super::DeviceAddress;
+use crate::measure::Bytes;
+use std::fmt;
 use std::marker::PhantomData;
 
 /// The memory of a block, as an argument of work on the stream that it was made for; made by
@@ -17,7 +19,7 @@ use std::marker::PhantomData;
 /// work.launch_builder(kernel).arg(&address); // does not compile
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 #[must_use = "it is made for work that is submitted with it"]
 pub struct Argument<'a> {
     address: u64,
@@ -42,6 +44,15 @@ impl Argument<'_> {
     /// The bytes that may be used.
     pub fn size(&self) -> u64 {
         self.bytes
+    }
+}
+
+impl fmt::Debug for Argument<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Argument")
+            .field("address", &self.address())
+            .field("size", &Bytes(self.bytes))
+            .finish()
     }
 }
 

@@ -1,9 +1,10 @@
-//! Events of a device as owned values, and watches on them.
+//! Events of a device as owned values, watches on them, and alarms.
 
-use super::{Device, DeviceError, RawEvent, RawStream, Transfer, WatchId};
+use super::{AlarmId, Device, DeviceError, RawEvent, RawStream, Transfer, WatchId};
 use crate::sync::{assert_unlocked, plain::Arc};
 use std::fmt;
 use std::task::Waker;
+use std::time::Duration;
 
 /// An event of a device; destroyed when dropped.
 pub(crate) struct Event {
@@ -143,5 +144,30 @@ impl WatchedTransfer {
 impl Drop for WatchedTransfer {
     fn drop(&mut self) {
         self.unwatched();
+    }
+}
+
+/// An alarm on the device's clock; cancelled when dropped.
+#[derive(Debug)]
+#[must_use = "dropping an alarm cancels it"]
+pub(crate) struct Alarm {
+    device: Arc<dyn Device>,
+    id: AlarmId,
+}
+
+impl Alarm {
+    /// Calls `waker` once, at the time `at` of the device's clock or soon after.
+    pub(crate) fn new(device: &Arc<dyn Device>, at: Duration, waker: &Waker) -> Self {
+        assert_unlocked("set_alarm");
+        Self {
+            id: device.set_alarm(at, waker),
+            device: device.clone(),
+        }
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        self.device.cancel_alarm(self.id);
     }
 }

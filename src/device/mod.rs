@@ -9,10 +9,8 @@
 //! | simulated | `sim` (with the feature of that name, a default) | streams as executors over host memory, on a virtual clock |
 //! | CUDA | `cuda` (with the feature of that name) | NVIDIA GPUs, through cudarc |
 
-mod alarm;
 mod argument;
 mod event;
-mod host;
 mod host_view;
 mod stream;
 
@@ -32,9 +30,8 @@ pub use weirpool_cuda as cuda;
 #[doc(inline)]
 pub use weirpool_sim as sim;
 
-pub(crate) use alarm::Alarm;
 pub use argument::Argument;
-pub(crate) use event::{Event, OwnsEvent, Watch, WatchedTransfer};
-pub(crate) use host::Host;
+pub(crate) use event::{Alarm, Event, OwnsEvent, Watch, WatchedTransfer};
 pub(crate) use host_view::HostView;
 pub use stream::DeviceStream;
+pub(crate) use stream::Host;

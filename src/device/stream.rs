@@ -1,4 +1,4 @@
-//! Streams as they are registered.
+//! Streams as they are registered, and the host as one of them.
 
 use super::{DeviceError, DeviceId, RawStream};
 use crate::sync::plain::Arc;
@@ -76,6 +76,29 @@ pub unsafe trait DeviceStream {
     }
 }
 
+/// The host of a device: a stream of execution that runs in order and accepts no waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Host(pub(crate) DeviceId);
+
+// SAFETY: the host is always there.
+unsafe impl DeviceStream for Host {
+    fn device_id(&self) -> DeviceId {
+        self.0
+    }
+
+    fn raw(&self) -> RawStream {
+        RawStream::HOST
+    }
+
+    fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::new(())
+    }
+
+    fn takes_waits(&self) -> bool {
+        false
+    }
+}
+
 // SAFETY: the handle is of the device, and `keep_alive` holds the stream.
 #[cfg(feature = "sim")]
 unsafe impl DeviceStream for super::sim::SimStream {
@@ -89,6 +112,10 @@ unsafe impl DeviceStream for super::sim::SimStream {
 
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
         self.keep_alive()
+    }
+
+    fn name(&self) -> Option<Arc<str>> {
+        self.name()
     }
 }
 

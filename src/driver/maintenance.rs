@@ -9,7 +9,7 @@
 //! only when all caches are flushed.
 
 use super::supply::Supply;
-use super::{Change, CoalesceHeuristic, gate};
+use super::{Change, CoalesceHeuristic, Trimmed, gate};
 use crate::device::{Alarm, DeviceError};
 use crate::heap::{Clock, Figures, Growth, Placement, Request, Target, View};
 use crate::id::StreamId;
@@ -131,10 +131,10 @@ impl Maintenance {
     ///
     /// # Errors
     /// When the device cannot reserve addresses, and nothing changed; or when it cannot release memory.
-    pub(crate) fn resize(&self, capacity: u64) -> Result<(), DeviceError> {
+    pub(crate) fn resize(&self, capacity: u64) -> Result<Trimmed, DeviceError> {
         self.reserve_addresses(capacity)?;
         if self.set_capacity(capacity) <= capacity {
-            return Ok(());
+            return Ok(Trimmed::new(capacity, 0, &self.statistics()));
         }
         self.is_shrunk.store(true, Ordering::Relaxed);
         let released = self.reclaim().and_then(|()| {
@@ -144,7 +144,7 @@ impl Maintenance {
             })
         });
         self.note_return();
-        released.map(drop)
+        Ok(Trimmed::new(capacity, released?, &self.statistics()))
     }
 
     /// The reserved bytes above which free memory is released.
@@ -317,12 +317,13 @@ impl Maintenance {
         self.make_one_piece(self.totals().reserved.current)
     }
 
-    /// Releases free memory, cached blocks included, until `keep` bytes are reserved. Returns the bytes released.
+    /// Releases free memory, cached blocks included, until `keep` bytes are reserved.
     ///
     /// # Errors
     /// When the device cannot; what it released before counts.
-    pub(crate) fn trim(&self, keep: u64) -> Result<u64, DeviceError> {
+    pub(crate) fn trim(&self, keep: u64) -> Result<Trimmed, DeviceError> {
         self.reclaim()?;
-        self.release_and_publish(Target::Keep(keep))
+        let released = self.release_and_publish(Target::Keep(keep))?;
+        Ok(Trimmed::new(keep, released, &self.statistics()))
     }
 }

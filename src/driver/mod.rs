@@ -55,6 +55,7 @@ mod statistics;
 mod streams;
 mod supply;
 mod teardown;
+mod trimmed;
 mod upstream;
 mod walk;
 
@@ -75,6 +76,7 @@ pub use source::Source;
 pub use statistics::{Hits, Statistics};
 pub(crate) use streams::Watches;
 pub(crate) use supply::{Spill, Supply};
+pub use trimmed::Trimmed;
 pub(crate) use upstream::MemorySource;
 pub use upstream::Upstream;
 pub(crate) use walk::HeapWalk;

@@ -11,7 +11,7 @@ use super::{Driver, Effort, Expected, Mode, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
 use crate::heap::policy::{Order, WaitLimit};
-use crate::heap::{Clock, Fences, Fit, Growth, Offers, Placement, Plan, Request, Target};
+use crate::heap::{Clock, Fences, Fit, Growth, Offers, Placement, Plan, Request, Target, inspect};
 use crate::lane::{Flush, Lane};
 use crate::policy::{Action, Facts, Prepare, Rules, State, Try};
 use crate::sync::Arc;
@@ -231,7 +231,7 @@ impl<'a> Search<'a> {
         let fit = {
             let mut heap = self.to.driver.heap.lock();
             let fit = heap.take_good_fit(self.request, &self.to.view());
-            let (left, free) = heap.left_and_free();
+            let (left, free) = inspect::left_and_free(&heap);
             self.state.facts = Facts {
                 is_loose_fit: matches!(fit, Fit::Loose),
                 could_be_new: left >= bytes,

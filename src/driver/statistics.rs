@@ -1,7 +1,7 @@
 //! The public form of a pool's figures. `figures` reads them.
 
 use super::Source;
-use crate::measure::{Bytes, Histogram, Level, WaitStatistics, fragmentation};
+use crate::measure::{Bytes, Histogram, Level, WaitStatistics, debug_in_units, fragmentation};
 use std::fmt;
 
 /// The figures of a pool at one moment, or of a [scope](crate::StatisticsScope); in bytes unless stated otherwise.
@@ -27,7 +27,7 @@ use std::fmt;
 /// println!("{figures}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Statistics {
@@ -117,6 +117,8 @@ pub struct Statistics {
     /// Number of events created so far; constant in a steady state.
     pub events_created: u64,
 }
+
+debug_in_units!(struct Statistics { capacity as bytes, reserved, used, pending, in_use, free as bytes, moving as bytes, set_aside as bytes, reservations, largest_free as bytes, free_blocks, cached_in_lanes as bytes, lost_to_rounding as bytes, allocations, allocated as bytes, frees, freed as bytes, live_blocks, chunks, releasable_chunks, releasable_blocks, releasable_bytes as bytes, hits, waits, pending_ages, growths, chunks_created, remaps, device_waits, released as bytes, events_created });
 
 impl Statistics {
     /// Returns the share of the free memory outside the largest free block: from 0, if it is contiguous or nothing is

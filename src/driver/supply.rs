@@ -2,10 +2,10 @@
 //!
 //! The device may refuse memory within the pool's capacity, because others hold it. Other pools of this process that keep
 //! free memory of the same device spill then: they release as much as is needed, unless all of them together have too
-//! little. A pool in which requests wait spills only for a pool with an older request (see [`registry`](crate::registry)).
-//! Other processes cannot be asked, nor can they tell when they let go. While a request waits and the device refuses, the
-//! device is asked again from time to time: first for how much it has left, because asking for more would take all of it
-//! for a moment.
+//! little. A pool in which requests wait spills only for a pool with an older request (see
+//! [`registry`](crate::registry)). Other processes cannot be asked, nor can they tell when they let go. While a request
+//! waits and the device refuses, the device is asked again from time to time: first for how much it has left, because
+//! asking for more would take all of it for a moment.
 
 use super::memory::Memory;
 use super::streams::Streams;
@@ -172,7 +172,7 @@ impl Supply {
         let entry = self.entry();
         let grant = self.commit(whom, |heap| {
             let given = address.as_ref().ok().copied();
-            let grant = heap.commit_memory(segment, given);
+            let grant = segment.commit(heap, given);
             if let (Some(entry), Some(address)) = (entry, given) {
                 let address = address.into();
                 entry.write(heap.totals(), HistoryEvent::Grown { address, bytes });
@@ -225,7 +225,7 @@ impl Supply {
         let entry = self.entry();
         let grant = self.commit(whom, |heap| {
             let steps = entry.map(|_| mapping.steps.clone());
-            let grant = heap.commit(mapping, outcome);
+            let grant = mapping.commit(heap, outcome);
             if let (Some(entry), Some(steps)) = (entry, steps) {
                 entry.write_mapped(heap.totals(), &steps, outcome, bytes(1));
             }
@@ -371,8 +371,8 @@ impl Supply {
         bytes > 0 && in_use == 0 && self.left_on_device() >= bytes
     }
 
-    /// Returns how many bytes could be released at once for another pool; none after this pool has ended, or while it is
-    /// drained. If `asks`, flushes the caches and asks the streams first.
+    /// Returns how many bytes could be released at once for another pool; none after the pool has ended. If `asks`,
+    /// flushes the caches and asks the streams first.
     pub(crate) fn could_give(&self, asks: bool) -> u64 {
         if self.is_closed() || self.is_draining() || self.fault().is_some() {
             return 0;

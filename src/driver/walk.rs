@@ -7,6 +7,7 @@ use super::{BlockOrigin, core::Core};
 use crate::device::DeviceAddress;
 use crate::heap::{BlockId, Fence, Found, Heap, Holding, SegmentBlocks, inspect};
 use crate::id::{StreamId, Ticket};
+use crate::measure::debug_in_units;
 use crate::sync::Guard;
 use std::collections::HashMap;
 use std::fmt;
@@ -44,7 +45,7 @@ impl fmt::Display for BlockState {
 }
 
 /// A block of a pool, as it was when it was looked up; see [`pool_of`](crate::compat::pool_of).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BlockInfo {
@@ -64,8 +65,10 @@ pub struct BlockInfo {
     pub reservation: Option<ReservationOrigin>,
 }
 
+debug_in_units!(struct BlockInfo { address, size as bytes, state, stream, waits_for, origin, reservation });
+
 /// A segment of a pool, with its blocks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SegmentInfo {
@@ -79,6 +82,8 @@ pub struct SegmentInfo {
     /// The blocks in the order of their addresses. They tile the segment, except where no memory is mapped.
     pub blocks: Vec<BlockInfo>,
 }
+
+debug_in_units!(struct SegmentInfo { address, size as bytes, mapped as bytes, blocks });
 
 impl SegmentInfo {
     /// Returns the addresses to which no memory is mapped, in order.
@@ -94,7 +99,7 @@ impl SegmentInfo {
 }
 
 /// A live reservation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ReservationInfo {
@@ -103,6 +108,8 @@ pub struct ReservationInfo {
     /// Where it was made, if the pool keeps a [history](crate::PoolBuilder::history).
     pub origin: Option<ReservationOrigin>,
 }
+
+debug_in_units!(struct ReservationInfo { left as bytes, origin });
 
 /// All segments at one moment, with the events that led there.
 #[derive(Debug)]

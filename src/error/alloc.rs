@@ -2,7 +2,7 @@
 
 use super::{Shortfall, StreamError};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::measure::{Bytes, Tag};
+use crate::measure::{Bytes, Tag, debug_in_units};
 use std::time::Duration;
 
 /// The reason why a request for memory failed. Nothing was taken, and the pool is as usable as before.
@@ -26,7 +26,7 @@ use std::time::Duration;
 /// assert_eq!(status(&error), 503);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
     /// The request exceeds the capacity of the pool. Request less, or raise the capacity with
@@ -210,6 +210,8 @@ pub enum AllocError {
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
+
+debug_in_units!(enum AllocError { TooLarge { requested as bytes, capacity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, Exhausted(inner), LimitReached { tag, requested as bytes, used as bytes, limit as bytes }, OverLimit { tag, requested as bytes, limit as bytes }, TimedOut { waited, shortfall }, QueueFull { requested as bytes, waiting, limit, waiting_bytes as bytes, limit_bytes as bytes, expected_wait }, Shed { expected, limit }, Deadlocked(inner), DeadlockedAtLimit { tag, requested as bytes, used as bytes, limit as bytes }, NotReserved { requested as bytes, left as bytes, largest as bytes }, NotReservable, NoRoom { room as bytes }, BlocksRuntime { requested as bytes }, Closed, ForeignStream, Stream(inner), Device(inner) });
 
 /// What a caller can do about an [`AllocError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,11 +7,11 @@ pub use alloc::{AllocError, ErrorClass};
 pub use shortfall::{Shortfall, TagShortfall};
 
 use crate::device::DeviceError;
-use crate::measure::Bytes;
+use crate::measure::{Bytes, debug_in_units};
 use std::time::Duration;
 
 /// The reason why a [drain](crate::Pool::drain) ended before everything came back.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DrainError {
     /// Not everything came back in time. [`Pool::leaks`](crate::Pool::leaks) names the live blocks.
@@ -30,13 +30,22 @@ pub enum DrainError {
         /// The number of waiting requests.
         waiting: usize,
     },
+    /// The drain would block the thread of a current-thread tokio runtime, and with it the tasks that would free memory.
+    /// `.await` it, or call it inside `tokio::task::spawn_blocking`.
+    #[error(
+        "draining would block the thread of a current-thread tokio runtime, and all of its tasks; .await the drain, or \
+         call it inside spawn_blocking"
+    )]
+    BlocksRuntime,
     /// The device failed, or cannot tell when a stream has passed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
+debug_in_units!(enum DrainError { TimedOut { waited, used as bytes, pending as bytes, waiting }, BlocksRuntime, Device(inner) });
+
 /// The reason why a pool could not be built, or a setting not changed.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// The capacity is less than one step of the device's memory, or one chunk of the pool.
@@ -145,6 +154,8 @@ pub enum BuildError {
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
+
+debug_in_units!(enum BuildError { CapacityTooSmall { capacity as bytes, granularity as bytes }, InvalidCapacityFraction { fraction }, InitialOverCapacity { initial as bytes, capacity as bytes }, InvalidFraction { fraction }, InvalidShare { share }, InvalidChunk { chunk_bytes as bytes, granularity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, InvalidGrowth { capacity as bytes, reason }, Conflict { one, other }, Unsupported { feature, device }, NameTaken { name }, EmptyName, Device(inner) });
 
 /// The reason why a stream could not be registered, or used with a block or an event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! How memory stood when a request could not be served.
 
 use crate::device::MemoryInfo;
-use crate::measure::{Bytes, Tag, fragmentation};
+use crate::measure::{Bytes, Tag, debug_in_units, fragmentation};
 use std::fmt;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 ///
 /// `free` counts memory that any stream could have had, in pieces of at most `largest_free`; `pending` counts
 /// memory that was freed but may still be touched by running work, including cached blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Shortfall {
@@ -38,8 +38,10 @@ pub struct Shortfall {
     pub device: Option<MemoryInfo>,
 }
 
+debug_in_units!(struct Shortfall { requested as bytes, free as bytes, largest_free as bytes, pending as bytes, used as bytes, reserved as bytes, capacity as bytes, waiting, expected_wait, tag, device });
+
 /// How a [tag](Tag) with a limit stood when a request for it could not be served; sizes in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TagShortfall {
@@ -50,6 +52,8 @@ pub struct TagShortfall {
     /// The most bytes that the tag may hold.
     pub limit: u64,
 }
+
+debug_in_units!(struct TagShortfall { tag, used as bytes, limit as bytes });
 
 impl Shortfall {
     /// Returns the share of free memory outside the largest free block: from 0 (one piece, or none) to 1.

@@ -2,6 +2,7 @@
 
 use super::chunk::Units;
 use super::totals::Totals;
+use crate::measure::debug_in_units;
 
 /// How much a pool takes from the device when it grows. It never exceeds its capacity.
 ///
@@ -23,7 +24,7 @@ use super::totals::Totals;
 /// # drop((first, second));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -43,6 +44,8 @@ pub enum GrowBy {
     /// own, and the memory taken ahead comes in up to eight further segments.
     Factor(f64),
 }
+
+debug_in_units!(enum GrowBy { Chunks, AtLeast(inner as bytes), Factor(inner) });
 
 impl GrowBy {
     /// Returns why the value is invalid for a pool of this capacity; `None` if it is valid.

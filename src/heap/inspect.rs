@@ -158,3 +158,9 @@ pub(crate) fn reservations(heap: &Heap) -> impl Iterator<Item = (ReservationId, 
     let reservations = heap.map.index().reserved.keys();
     reservations.map(|id| (*id, reservation::left(&heap.map, *id).0))
 }
+
+/// Returns how many bytes may still be taken from the device, and how many are free.
+pub(crate) fn left_and_free(heap: &Heap) -> (u64, u64) {
+    let totals = heap.map.totals();
+    (heap.capacity.left(totals), totals.free.current)
+}

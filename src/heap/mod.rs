@@ -208,12 +208,6 @@ impl Heap {
         self.highs.reset(high, self.map.totals_mut());
     }
 
-    /// Returns how many bytes may still be taken from the device, and how many are free.
-    pub(crate) fn left_and_free(&self) -> (u64, u64) {
-        let totals = self.map.totals();
-        (self.capacity.left(totals), totals.free.current)
-    }
-
     // ---- streams and completion ------------------------------------------------------------
 
     /// Adds a stream whose tickets up to `completed` are complete.
@@ -376,20 +370,6 @@ impl Heap {
         let is_there = free.best(request.bytes, usize::MAX, fits).is_some();
         let may_grow = !is_there && request.bytes <= self.capacity.left(self.map.totals());
         may_grow.then(|| self.plan_new(request.bytes))?
-    }
-
-    /// Ends the plan of a mapping. The request is granted if every step was carried out.
-    pub(crate) fn commit(&mut self, mapping: Mapping, outcome: Outcome) -> Option<Grant> {
-        mapping.commit(&mut self.map, &self.completed, outcome)
-    }
-
-    /// Ends the plan of a segment of plain memory. `address` is what the device gave, if it did.
-    pub(crate) fn commit_memory(
-        &mut self,
-        segment: NewSegment,
-        address: Option<u64>,
-    ) -> Option<Grant> {
-        segment.commit(&mut self.map, address)
     }
 
     /// Commits a plan for memory that is to be free. No high-water mark counts it as used.

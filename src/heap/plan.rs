@@ -4,6 +4,7 @@
 //! *no-lock-across-calls*). In between, the blocks of the plan are *claimed*, and the part of the capacity that it will
 //! take is *planned*, so that no other request counts on either.
 
+use super::Heap;
 use super::block::{BlockId, State, Was};
 use super::block_map::BlockMap;
 use super::chunk::GRANULE;
@@ -116,7 +117,8 @@ fn first_hole(map: &BlockMap, bytes: u64) -> Option<BlockId> {
 
 impl NewSegment {
     /// Ends the plan. `address` is the segment that the device gave, if it did.
-    pub(super) fn commit(self, map: &mut BlockMap, address: Option<u64>) -> Option<Grant> {
+    pub(crate) fn commit(self, heap: &mut Heap, address: Option<u64>) -> Option<Grant> {
+        let map = &mut heap.map;
         map.totals_mut().planned -= self.bytes;
         let address = address?;
         map.totals_mut().reserved.add(self.bytes);
@@ -214,12 +216,8 @@ impl Mapping {
     }
 
     /// Ends the plan. The request is granted if every step was carried out.
-    pub(super) fn commit(
-        self,
-        map: &mut BlockMap,
-        completed: &Completed,
-        outcome: Outcome,
-    ) -> Option<Grant> {
+    pub(crate) fn commit(self, heap: &mut Heap, outcome: Outcome) -> Option<Grant> {
+        let Heap { map, completed, .. } = heap;
         let chunk = map.units().chunk_bytes;
         let carried_out = self.steps[..outcome.done].iter();
         let new = carried_out.filter(|step| step.from.is_none()).count() as u64;

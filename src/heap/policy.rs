@@ -1,6 +1,7 @@
 //! The allocation policies that a user chooses, and the pure functions that apply them.
 
 use super::forecast::{Donor, Forecast, TOLERANCE, Taker};
+use crate::measure::debug_in_units;
 use std::time::Duration;
 
 /// Whether a pool grows or waits first when free memory does not suffice.
@@ -175,7 +176,7 @@ impl Reuse {
 /// ```
 ///
 /// [`PoolBuilder::maintenance_interval`]: crate::PoolBuilder::maintenance_interval
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -192,6 +193,8 @@ pub enum ReleaseThreshold {
     /// A fraction of the device's memory, from 0 to 1.
     Fraction(f64),
 }
+
+debug_in_units!(enum ReleaseThreshold { Keep, Bytes(inner as bytes), Fraction(inner) });
 
 impl ReleaseThreshold {
     pub(crate) fn is_valid(self) -> bool {
@@ -238,7 +241,7 @@ impl ReleaseThreshold {
 /// assert_eq!(events(Sealing::OnDemand)?, 0); // until another stream needs the memory, or `Stream::seal`
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -259,6 +262,8 @@ pub enum Sealing {
     /// [`Stream::seal`]: crate::Stream::seal
     OnDemand,
 }
+
+debug_in_units!(enum Sealing { EveryFree, Bytes(inner as bytes), Spaced(inner as bytes), OnDemand });
 
 impl Default for Sealing {
     fn default() -> Self {

@@ -111,6 +111,15 @@ impl<const N: usize> Highs<N> {
     }
 }
 
+/// How much of `free` is outside the largest piece: 0 when it is one piece, or there is none, to 1.
+pub(crate) fn fragmentation(free: u64, largest: u64) -> f64 {
+    if free == 0 {
+        0.0
+    } else {
+        1.0 - largest.min(free) as f64 / free as f64
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -20,17 +20,8 @@ pub(crate) use account::{Account, Accounts, LimitReached};
 pub(crate) use histogram::Recorder;
 pub use histogram::{Bucket, Histogram};
 pub use level::Level;
-pub(crate) use level::{Highs, Mark};
+pub(crate) use level::{Highs, Mark, fragmentation};
 pub use tag::Tag;
-pub(crate) use units::{Bytes, Milliseconds};
+pub(crate) use units::{Bytes, InUnits, Milliseconds, debug_in_units};
 pub(crate) use waits::Waits;
 pub use waits::{WaitOutcome, WaitStatistics};
-
-/// How much of `free` is outside the largest piece: 0 when it is one piece, or there is none, to 1.
-pub(crate) fn fragmentation(free: u64, largest: u64) -> f64 {
-    if free == 0 {
-        0.0
-    } else {
-        1.0 - largest.min(free) as f64 / free as f64
-    }
-}

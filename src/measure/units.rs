@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Displays a number of bytes in binary units: `512 B`, `1.5 KiB`, `64.0 MiB`. Every size in a message or in the
 /// output of `Debug` and `Display` is printed with it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Bytes(pub(crate) u64);
 
 const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -26,6 +26,73 @@ impl fmt::Display for Bytes {
         f.pad(&format!("{value:.1} {unit}"))
     }
 }
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Figures of bytes that [`debug_in_units`] prints in binary units.
+pub(crate) trait InUnits: Copy {
+    fn in_units(self) -> impl fmt::Debug;
+}
+
+impl InUnits for u64 {
+    fn in_units(self) -> impl fmt::Debug {
+        Bytes(self)
+    }
+}
+
+impl InUnits for Option<u64> {
+    fn in_units(self) -> impl fmt::Debug {
+        self.map(Bytes)
+    }
+}
+
+/// Implements `Debug` as its derivation does, except that fields named `as bytes` are printed in binary units. Every
+/// field and variant is listed, so that none is forgotten. The value of a tuple variant is `inner`.
+macro_rules! debug_in_units {
+    (struct $type:ident { $($field:ident $(as $unit:ident)?),* $(,)? }) => {
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let Self { $($field),* } = self;
+                let mut all = f.debug_struct(stringify!($type));
+                $(all.field(stringify!($field), $crate::measure::debug_in_units!(@ $field $($unit)?));)*
+                all.finish()
+            }
+        }
+    };
+    (enum $type:ident {
+        $($variant:ident
+            $({ $($field:ident $(as $unit:ident)?),* $(,)? })?
+            $(($inner:ident $(as $inner_unit:ident)?))?
+        ),* $(,)?
+    }) => {
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self {
+                    $(Self::$variant $({ $($field),* })? $(($inner))? => {
+                        $(
+                            let mut all = f.debug_struct(stringify!($variant));
+                            $(all.field(stringify!($field), $crate::measure::debug_in_units!(@ $field $($unit)?));)*
+                            return all.finish();
+                        )?
+                        $(
+                            let inner = $crate::measure::debug_in_units!(@ $inner $($inner_unit)?);
+                            return f.debug_tuple(stringify!($variant)).field(inner).finish();
+                        )?
+                        #[allow(unreachable_code, reason = "only of a variant without fields")]
+                        f.write_str(stringify!($variant))
+                    })*
+                }
+            }
+        }
+    };
+    (@ $field:ident) => { $field };
+    (@ $field:ident bytes) => { &$crate::measure::InUnits::in_units(*$field) };
+}
+pub(crate) use debug_in_units;
 
 /// Displays a time in milliseconds: `12.345 ms`.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +124,7 @@ mod tests {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
         assert_eq!(format!("[{:>8}]", Bytes(512)), "[   512 B]");
+        assert_eq!(format!("{:?}", Some(1536).in_units()), "Some(1.5 KiB)");
         let time = Milliseconds(Duration::from_micros(12_345));
         assert_eq!(time.to_string(), "12.345 ms");
     }

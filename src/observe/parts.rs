@@ -3,7 +3,7 @@
 use crate::driver::Driver;
 use crate::id::StreamId;
 use crate::lane::Lane;
-use crate::measure::{Account, Accounts, Level, Tag, WaitStatistics};
+use crate::measure::{Account, Accounts, Level, Tag, WaitStatistics, debug_in_units};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// assert_eq!(figures.used.current, block.size());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct StreamStatistics {
@@ -53,6 +53,8 @@ pub struct StreamStatistics {
     /// behind the host. Zero before the first event.
     pub latency: Duration,
 }
+
+debug_in_units!(struct StreamStatistics { stream, name, used, pending as bytes, cached_in_lane as bytes, lost_to_rounding as bytes, allocations, lane_hits, frees, waits, latency });
 
 impl StreamStatistics {
     pub(crate) fn of(driver: &Driver, lane: &Lane) -> Self {
@@ -90,7 +92,7 @@ impl StreamStatistics {
 /// assert_eq!(pool.tag(scratch).statistics().used.high, 8192);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TagStatistics {
@@ -109,6 +111,8 @@ pub struct TagStatistics {
     /// How its requests waited, in the queue or at its limit.
     pub waits: WaitStatistics,
 }
+
+debug_in_units!(struct TagStatistics { tag, used, limit as bytes, weight, allocations, frees, waits });
 
 impl TagStatistics {
     /// Returns zeros for a tag that the pool has not seen.

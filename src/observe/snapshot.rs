@@ -3,14 +3,14 @@
 use super::History;
 use crate::driver::{BlockInfo, BlockState, HeapWalk, SegmentInfo, Site};
 use crate::id::{StreamId, StreamLabel};
-use crate::measure::{Bytes, Milliseconds, Tag};
+use crate::measure::{Bytes, Milliseconds, Tag, debug_in_units};
 use crate::queue::Presence;
 use std::fmt;
 use std::time::Duration;
 
 /// The segments and blocks of a pool at one moment, as plain data: see [`Pool::snapshot`](crate::Pool::snapshot).
 /// Displayed as a table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -31,6 +31,8 @@ pub struct Snapshot {
     /// The recent events; none, if the pool keeps no history. It also holds the names of the streams.
     pub history: History,
 }
+
+debug_in_units!(struct Snapshot { time, name, capacity as bytes, chunk_bytes as bytes, virtual_memory, keeps_history, segments, history });
 
 impl Snapshot {
     pub(crate) fn of(presence: &Presence) -> Self {

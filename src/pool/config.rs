@@ -3,7 +3,7 @@
 use crate::driver::{CoalesceHeuristic, Fill, Upstream};
 use crate::heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
 use crate::heap::{GRANULE, GrowBy, Remapping};
-use crate::measure::Tag;
+use crate::measure::{Tag, debug_in_units};
 use crate::queue::{Overtaking, QueueLimit};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use std::time::Duration;
 /// assert_eq!(pool.capacity(), 9 << 30);
 /// # Ok::<(), weirpool::BuildError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -159,8 +159,10 @@ pub struct PoolConfig {
     pub load_shedding: bool,
 }
 
+debug_in_units!(struct PoolConfig { name, upstream, is_pooled, capacity, initial_size as bytes, growth, chunk_bytes as bytes, alignment as bytes, lane_bytes as bytes, lane_large_bytes as bytes, per_thread_caches, order, reuse, sealing, wait_limit, remapping, release_threshold, coalesce, maintenance_interval, fill_on_allocate, fill_on_free, history, tags, due_after, priority_step, overtaking, deadlock_grace, fail_deadlocks_after, queue_limit, load_shedding });
+
 /// The most bytes that a pool may reserve from its device.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -177,8 +179,10 @@ pub enum Capacity {
     Fraction(f64),
 }
 
+debug_in_units!(enum Capacity { Device, Bytes(inner as bytes), Fraction(inner) });
+
 /// The limit and the weight of a tag.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -191,6 +195,8 @@ pub struct TagConfig {
     /// The weight of the tag in the queue; 0: none. See [`TagAccount::set_weight`](crate::TagAccount::set_weight).
     pub weight: u32,
 }
+
+debug_in_units!(struct TagConfig { limit as bytes, weight });
 
 impl Default for PoolConfig {
     fn default() -> Self {

@@ -2,7 +2,7 @@
 
 use crate::device::{DeviceError, MemoryKind};
 use crate::driver::Upstream;
-use crate::measure::Bytes;
+use crate::measure::{Bytes, debug_in_units};
 use crate::queue::Presence;
 use std::fmt;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use std::time::Duration;
 /// assert_eq!(description.to_string(), format!("{line}{}", description.device));
 /// # Ok::<(), weirpool::BuildError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PoolDescription {
@@ -40,6 +40,8 @@ pub struct PoolDescription {
     /// The size of chunks in bytes: the step in which the pool grows, remaps and trims.
     pub chunk_bytes: u64,
 }
+
+debug_in_units!(struct PoolDescription { name, device, upstream, memory_kind, is_virtual, is_pooled, capacity as bytes, chunk_bytes as bytes });
 
 impl PoolDescription {
     pub(super) fn of(presence: &Presence) -> Self {

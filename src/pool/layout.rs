@@ -3,7 +3,7 @@
 use crate::driver::Driver;
 use crate::error::AllocError;
 use crate::heap::Request;
-use crate::measure::Tag;
+use crate::measure::{Tag, debug_in_units};
 use crate::queue::Demand;
 
 /// The size and the alignment of a block to allocate, in bytes.
@@ -14,7 +14,7 @@ use crate::queue::Demand;
 /// assert_eq!(Layout::from(4096), Layout::new(4096).alignment(1));
 /// assert_eq!(Layout::from(std::alloc::Layout::new::<[u64; 8]>()), Layout::new(64).alignment(8));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Layout {
     /// The size.
@@ -22,6 +22,8 @@ pub struct Layout {
     /// A power of two, up to the device's step. Every block is aligned to 512 bytes anyway.
     pub alignment: u64,
 }
+
+debug_in_units!(struct Layout { bytes as bytes, alignment as bytes });
 
 impl Layout {
     /// Describes a block of `bytes` bytes without an alignment of its own.

@@ -3,7 +3,7 @@
 use super::settings::check_threshold;
 use super::{Health, Pool, PoolDescription, TagAccount};
 use crate::device::{DeviceAddress, DeviceError, DeviceId};
-use crate::driver::{BlockInfo, Statistics};
+use crate::driver::{BlockInfo, Statistics, Trimmed};
 use crate::error::BuildError;
 use crate::heap::High;
 use crate::heap::policy::ReleaseThreshold;
@@ -51,7 +51,7 @@ impl Pool {
     }
 
     /// Sets the most bytes that the pool may reserve from the device; rounded down to whole chunks, and to the memory
-    /// that the device has. Returns the new capacity.
+    /// that the device has. Returns the new capacity, and how much of the memory above it was released.
     ///
     /// More capacity serves waiting requests at once. With less, waiting requests that exceed it fail. Free memory above
     /// the capacity is released immediately, and used memory some time after it is freed (see
@@ -61,7 +61,9 @@ impl Pool {
     /// # use weirpool::{AllocError, Pool, device::sim::SimDevice};
     /// # let pool = Pool::builder(SimDevice::new()).capacity(64 << 20).build()?;
     /// # let stream = pool.create_stream()?;
-    /// assert_eq!(pool.resize(32 << 20)?, 32 << 20);
+    /// let resized = pool.resize(32 << 20)?;
+    /// assert!(resized.is_reached()); // nothing more is reserved
+    /// assert_eq!(resized.target, 32 << 20); // the capacity
     /// let refused = pool.try_allocate(&stream, 48 << 20);
     /// assert!(matches!(refused, Err(AllocError::TooLarge { .. })));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -70,7 +72,7 @@ impl Pool {
     /// # Errors
     /// [`BuildError::CapacityTooSmall`] for less than a chunk. The device's error when it cannot reserve
     /// addresses, in which case nothing changes, or cannot release memory.
-    pub fn resize(&self, bytes: u64) -> Result<u64, BuildError> {
+    pub fn resize(&self, bytes: u64) -> Result<Trimmed, BuildError> {
         let driver = &self.service().driver;
         let total = driver.device.memory_info(driver.settings.kind)?.total;
         let chunk = driver.settings.geometry.chunk_bytes;
@@ -84,12 +86,11 @@ impl Pool {
         let resized = driver.resize(capacity);
         // Even if memory could not be released: requests that exceed the capacity are told.
         Service::apply_terms(self.service());
-        resized?;
-        Ok(capacity)
+        Ok(resized?)
     }
 
     /// Gives free memory back to the device until `bytes` bytes are reserved, or no more is free. Flushes all caches
-    /// first. Returns the number of bytes released. Used and pending memory stays.
+    /// first. Used and pending memory stays. Returns how far it got.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -98,14 +99,14 @@ impl Pool {
     /// # let stream = pool.register(&device.create_stream())?;
     /// let used = pool.try_allocate(&stream, 32 << 20)?;
     /// drop(pool.try_allocate(&stream, 64 << 20)?);
-    /// assert_eq!(pool.trim_to(0)?, 64 << 20);
+    /// assert_eq!(pool.trim_to(0)?.released, 64 << 20);
     /// assert_eq!(pool.statistics().reserved.current, used.size());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// The device's error; memory that was released before it stays released.
-    pub fn trim_to(&self, bytes: u64) -> Result<u64, DeviceError> {
+    pub fn trim_to(&self, bytes: u64) -> Result<Trimmed, DeviceError> {
         self.service().driver.trim(bytes)
     }
 

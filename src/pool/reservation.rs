@@ -7,7 +7,7 @@ use super::{Layout, Pool};
 use crate::block::Block;
 use crate::driver::Drawn;
 use crate::error::AllocError;
-use crate::measure::Tag;
+use crate::measure::{Bytes, Tag};
 use crate::queue::{Ask, Asker, Caller, Grant, Presence, Reserved, Wants};
 use crate::stream::Stream;
 use crate::sync::Arc;
@@ -228,8 +228,8 @@ impl Drop for Reservation {
 impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reservation")
-            .field("size", &self.size())
-            .field("left", &self.left())
+            .field("size", &Bytes(self.size()))
+            .field("left", &Bytes(self.left()))
             .field("tag", &self.tag())
             .finish_non_exhaustive()
     }

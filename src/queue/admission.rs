@@ -1,6 +1,7 @@
 //! Admission: whether a request may join a queue at all, and how fast the queue moves.
 
 use crate::error::AllocError;
+use crate::measure::debug_in_units;
 use std::time::Duration;
 
 /// How many requests may wait for memory at once. A request that would have to wait beyond that fails at once, with
@@ -9,7 +10,7 @@ use std::time::Duration;
 /// Requests that need not wait are granted as ever, and waiting requests stay. Requests that wait for the
 /// [limit](crate::TagAccount::set_limit) of their tag count apart, for each tag: see
 /// [`TagAccount::set_queue_limit`](crate::TagAccount::set_queue_limit).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct QueueLimit {
     /// Requests that may wait.
@@ -17,6 +18,8 @@ pub struct QueueLimit {
     /// Bytes that they may wait for together. A request for more than that never waits.
     pub bytes: u64,
 }
+
+debug_in_units!(struct QueueLimit { requests, bytes as bytes });
 
 impl QueueLimit {
     /// Any number of requests may wait: the default.

@@ -2,7 +2,7 @@
 
 use super::QueueLimit;
 use crate::driver::Fill;
-use crate::measure::Tag;
+use crate::measure::{Tag, debug_in_units};
 use std::time::Duration;
 
 /// No clock gets there: whoever waits that long waits for ever, and no alarm is set for it.
@@ -51,7 +51,7 @@ impl Terms {
 /// that they pass was passed no more than so often, and by no more than so many bytes: that is what its wait
 /// can be prolonged by. They are looked for among the 64 that come next if nobody else comes, in which
 /// [tags with weights](crate::TagAccount::set_weight) take turns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Overtaking {
     /// How many requests may pass one that waits.
@@ -59,6 +59,8 @@ pub struct Overtaking {
     /// How many bytes they may have in all.
     pub bytes: u64,
 }
+
+debug_in_units!(struct Overtaking { times, bytes as bytes });
 
 impl Overtaking {
     /// Nobody passes anybody: the default.

@@ -1,4 +1,4 @@
-//! Each kind of mistake is found, and named with the user's places.
+//! Each kind of mistake is found, and reported with the user's locations.
 
 use super::*;
 use weirpool::device::{DeviceAddress, MemoryKind};
@@ -18,7 +18,7 @@ fn lines(violation: &Violation) -> [Option<u32>; 4] {
 }
 
 #[test]
-fn a_use_after_the_free_names_all_places() {
+fn use_after_free_reports_all_locations() {
     let world = World::new();
     let (block, allocated) = (world.allocate(0, MIB), line!());
     let (address, size) = (block.address(), block.size());
@@ -46,7 +46,7 @@ fn a_use_after_the_free_names_all_places() {
 }
 
 #[test]
-fn a_use_beside_a_block_was_never_allocated() {
+fn use_beside_a_block_is_not_allocated() {
     let world = World::new();
     let block = world.allocate(0, MIB);
     let beyond = Operation::new(us(1)).writes(block.address() + (block.size() - 8), 16);
@@ -63,7 +63,7 @@ fn a_use_beside_a_block_was_never_allocated() {
 }
 
 #[test]
-fn a_missing_used_on_is_found_at_the_free() {
+fn missing_used_on_is_found_at_the_free() {
     let world = World::new();
     let (block, allocated) = (world.allocate(0, MIB), line!());
     world.write(0, &block);
@@ -89,12 +89,12 @@ fn a_missing_used_on_is_found_at_the_free() {
 }
 
 #[test]
-fn a_use_before_the_grant_is_found_at_submission() {
+fn use_before_the_grant_is_found_at_submission() {
     let world = World::new();
     let (earlier, allocated) = (world.allocate(0, MIB), line!());
     let (used, last) = (world.write(0, &earlier), line!());
     drop((used, earlier));
-    // Of the same stream's lane: only that stream comes after the earlier use.
+    // From the lane of that stream: only the stream itself comes after the earlier use.
     let (block, next) = (world.allocate(0, MIB), line!());
     let (used, now) = (world.write(1, &block), line!());
     let violation = world.only();
@@ -113,7 +113,7 @@ fn a_use_before_the_grant_is_found_at_submission() {
 }
 
 #[test]
-fn a_missing_wait_is_a_race() {
+fn missing_wait_is_a_race() {
     let world = World::new();
     let block = world.allocate(0, MIB);
     let (used, first) = (world.write(0, &block), line!());
@@ -127,9 +127,9 @@ fn a_missing_wait_is_a_race() {
     assert!(violation.to_string().contains("stream.wait(&event)"));
 }
 
-/// What a pool would have to do wrong is done here by hand.
+/// The calls of a faulty pool are made by hand.
 #[test]
-fn a_pool_that_grants_too_early_is_found() {
+fn early_grant_of_a_pool_is_found() {
     let device = device().checker(Checker::Collect).build();
     let (a, b) = (device.create_stream(), device.create_stream());
     let address = device.allocate(MemoryKind::Device, CHUNK).unwrap();
@@ -153,7 +153,7 @@ fn a_pool_that_grants_too_early_is_found() {
 }
 
 #[test]
-fn memory_that_goes_away_under_work_is_found() {
+fn memory_unmapped_under_work_is_found() {
     let device = device().checker(Checker::Collect).build();
     let work = device.create_stream();
     let address = device.allocate(MemoryKind::Device, CHUNK).unwrap();
@@ -176,9 +176,9 @@ fn report_names_streams() {
     assert!(report.contains("writes on stream \"decode\""), "{report}");
 }
 
-/// The places are the user's, whichever call allocates or frees.
+/// The locations are the user's, for every call that allocates or frees.
 #[test]
-fn every_public_call_names_the_users_place() {
+fn every_public_call_reports_the_users_location() {
     let world = World::new();
     let (pool, stream) = (&world.pool, &world.stream[0]);
     let (other, further) = (&world.work[1], &world.stream[1]);

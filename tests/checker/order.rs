@@ -1,10 +1,10 @@
-//! What orders, and is silent; and what does not.
+//! Programs that are ordered, for which the checker is silent, and programs that are not.
 
 use super::*;
 use std::task::Waker;
 
 #[test]
-fn used_on_and_a_wait_are_right() {
+fn used_on_with_a_wait_is_ordered() {
     let world = World::new();
     for _ in 0..10 {
         let block = world.allocate(0, MIB);
@@ -18,7 +18,7 @@ fn used_on_and_a_wait_are_right() {
     world.assert_silent();
 }
 
-/// The further stream uses it first: nothing but `used_on` orders that after the earlier block.
+/// The further stream uses the block first: only `used_on` orders that use after the earlier block.
 #[test]
 fn used_on_orders_after_the_grant() {
     let world = World::new();
@@ -35,7 +35,7 @@ fn used_on_orders_after_the_grant() {
 }
 
 #[test]
-fn deallocate_on_is_right() {
+fn deallocate_on_with_a_wait_is_ordered() {
     let world = World::new();
     for _ in 0..10 {
         let block = world.allocate(0, MIB);
@@ -48,7 +48,7 @@ fn deallocate_on_is_right() {
 }
 
 #[test]
-fn an_event_waited_for_before_the_free_is_right_without_used_on() {
+fn event_awaited_before_the_free_replaces_used_on() {
     let world = World::new();
     for _ in 0..10 {
         let block = world.allocate(0, MIB);
@@ -62,7 +62,7 @@ fn an_event_waited_for_before_the_free_is_right_without_used_on() {
 }
 
 #[test]
-fn what_the_host_has_seen_complete_is_ordered() {
+fn work_seen_complete_by_the_host_is_ordered() {
     let world = World::new();
     let block = world.allocate(0, MIB);
     world.write(0, &block);
@@ -76,9 +76,9 @@ fn what_the_host_has_seen_complete_is_ordered() {
     world.assert_silent();
 }
 
-/// On a clock that moves by itself: awaiting is seeing.
+/// On a clock that moves by itself, awaiting tells the host what is complete.
 #[test]
-fn synchronize_orders_what_follows() {
+fn synchronize_orders_later_work() {
     let world = World::over(SimDevice::builder().build());
     let block = world.allocate(0, MIB);
     world.device.block_on(async {
@@ -92,7 +92,7 @@ fn synchronize_orders_what_follows() {
 }
 
 #[test]
-fn a_watch_that_rang_is_seen() {
+fn called_watch_orders_the_host() {
     let world = World::new();
     let block = world.allocate(0, MIB);
     world.write(1, &block);
@@ -104,9 +104,9 @@ fn a_watch_that_rang_is_seen() {
     world.assert_silent();
 }
 
-/// That time went by tells nobody anything.
+/// The host learns nothing from elapsed time.
 #[test]
-fn time_is_no_order() {
+fn elapsed_time_orders_nothing() {
     let world = World::new();
     let block = world.allocate(0, MIB);
     world.write(0, &block);
@@ -116,13 +116,13 @@ fn time_is_no_order() {
 }
 
 #[test]
-fn a_flag_hand_shake_is_right() {
+fn flag_handshake_orders_both_streams() {
     let world = World::new();
     let [a, b] = &world.work;
     let (there, back) = (world.device.flag(), world.device.flag());
     let block = world.allocate(0, MIB);
     for round in 1..10 {
-        // The waits come before the signals: what ends them is known later.
+        // The waits are submitted before the signals, so their order becomes known later.
         b.wait_until(&there, round);
         world.write(1, &block);
         b.signal(&back, round);
@@ -136,7 +136,7 @@ fn a_flag_hand_shake_is_right() {
 }
 
 #[test]
-fn a_flag_that_comes_too_early_is_no_order() {
+fn flag_signalled_too_early_orders_nothing() {
     let world = World::new();
     let [a, b] = &world.work;
     let flag = world.device.flag();
@@ -152,7 +152,7 @@ fn a_flag_that_comes_too_early_is_no_order() {
 }
 
 #[test]
-fn a_flag_between_host_and_device_orders() {
+fn flag_between_host_and_device_orders() {
     let world = World::new();
     let [a, b] = &world.work;
     let (seen, go) = (world.device.flag(), world.device.flag());
@@ -169,9 +169,9 @@ fn a_flag_between_host_and_device_orders() {
     world.assert_silent();
 }
 
-/// An event carries what its stream waited for, flags included, to who waits for it.
+/// A wait for an event passes on everything that the event's stream waited for, flags included.
 #[test]
-fn order_goes_on_through_a_third_stream() {
+fn order_is_transitive_through_a_third_stream() {
     let world = World::new();
     let (work_c, c) = stream(&world.device, &world.pool);
     let flag = world.device.flag();
@@ -186,9 +186,9 @@ fn order_goes_on_through_a_third_stream() {
     world.assert_silent();
 }
 
-/// Lane, heap, steal by event, wait on the device, remapping: the pool orders all of them.
+/// Lane, heap, reuse by event, wait on the device, and remapping.
 #[test]
-fn every_way_of_reuse_is_right() {
+fn every_source_of_reuse_is_ordered() {
     let world = World::panicking();
     let mut sources = std::collections::HashSet::new();
     let mut random = fastrand::Rng::with_seed(3);
@@ -217,7 +217,7 @@ fn every_way_of_reuse_is_right() {
 }
 
 #[test]
-fn remapped_memory_is_right() {
+fn remapped_memory_is_ordered() {
     let world = World::panicking();
     let mut blocks: Vec<_> = (0..8).map(|_| Some(world.allocate(0, CHUNK))).collect();
     for block in blocks.iter().flatten() {
@@ -232,9 +232,9 @@ fn remapped_memory_is_right() {
     world.assert_silent();
 }
 
-/// Work without a pool is nobody's block; it may still race.
+/// Memory without a pool belongs to no block, but accesses to it may race.
 #[test]
-fn memory_without_a_pool_is_not_missed() {
+fn memory_without_a_pool_is_checked_for_races_only() {
     let device = device().checker(Checker::Collect).build();
     let (a, b) = (device.create_stream(), device.create_stream());
     a.submit(Operation::new(us(1)).writes(1 << 60, 64));
@@ -247,9 +247,9 @@ fn memory_without_a_pool_is_not_missed() {
     assert_eq!(found[0].kind, ViolationKind::Race);
 }
 
-/// A stream that bears the name of one that is gone does not come after that one's work.
+/// A new stream with the name of a destroyed one does not come after the old one's work.
 #[test]
-fn a_name_used_again_inherits_no_order() {
+fn reused_stream_name_inherits_no_order() {
     let world = World::new();
     let block = world.allocate(0, MIB);
     for is_seen in [true, false] {
@@ -274,7 +274,7 @@ fn a_name_used_again_inherits_no_order() {
     }
 }
 
-/// A fill of the memory that a block grows by is submitted before the growth can be complete.
+/// The memory that a block grows by is filled in the order of later work.
 #[test]
 fn growth_of_a_filled_block_is_in_order() {
     let device = device().build();
@@ -295,7 +295,7 @@ fn growth_of_a_filled_block_is_in_order() {
     device.assert_ordered();
 }
 
-/// The first write of the growth that failed is no use of the next block there.
+/// The fill of a failed growth does not count as a use of the next block there.
 #[test]
 fn growth_that_fails_leaves_no_block_behind() {
     let device = device().build();

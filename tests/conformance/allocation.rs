@@ -1,12 +1,12 @@
-//! What a single allocation gives: a size, an alignment, bytes of one's own.
+//! Single allocations: size, alignment, and memory that no other block shares.
 
 use crate::bench::{Bench, Span};
 use crate::common::{MIB, now};
 use crate::site::{Site, Worker};
 use weirpool::{AllocError, Block};
 
-/// [1] RMM `AllocateZeroBytes`: zero bytes are a valid request; here for a block with an address.
-pub(crate) fn zero_bytes_are_a_block_of_their_own<B: Bench>() {
+/// [1] RMM `AllocateZeroBytes`: zero bytes are a valid request. Here its block has an address of its own.
+pub(crate) fn zero_bytes_give_a_block_of_their_own<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
     let blocks = [(); 3].map(|()| worker.take(0));
@@ -16,8 +16,8 @@ pub(crate) fn zero_bytes_are_a_block_of_their_own<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [1] An explicit free can be awaited, whoever has the bytes by then.
-pub(crate) fn a_free_is_over_once_its_stream_has_passed<B: Bench>() {
+/// [1] An explicit free can be awaited, whichever stream owns the memory by then.
+pub(crate) fn free_completes_once_its_stream_has_passed<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
     let block = worker.take(MIB);
@@ -26,7 +26,7 @@ pub(crate) fn a_free_is_over_once_its_stream_has_passed<B: Bench>() {
     let mut freed = block.deallocate();
     assert!(crate::common::poll(&mut freed).is_pending());
     let again = worker.take(MIB);
-    assert_eq!(again.address(), address, "its own stream has it by now");
+    assert_eq!(again.address(), address, "the same stream reuses it");
     let later = worker.use_until_opened(&again, 2);
     gate.open();
     futures::executor::block_on(freed).unwrap();
@@ -35,7 +35,7 @@ pub(crate) fn a_free_is_over_once_its_stream_has_passed<B: Bench>() {
     site.assert_sound();
 }
 
-/// [2] RMM `AllocateTooMuch`: 1 PiB fails at once, with a reason, and the pool is usable after.
+/// [2] RMM `AllocateTooMuch`: 1 PiB fails at once, with a reason, and the pool stays usable.
 pub(crate) fn a_request_that_can_never_fit_fails_at_once<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
@@ -54,8 +54,8 @@ pub(crate) fn a_request_that_can_never_fit_fails_at_once<B: Bench>() {
     site.assert_sound();
 }
 
-/// [3] RMM and Umpire test alignments from 1 to 4096; here up to the device's step.
-pub(crate) fn alignment_is_honoured_and_nonsense_refused<B: Bench>() {
+/// [3] RMM and Umpire test alignments from 1 to 4096. This test goes up to the device's granularity.
+pub(crate) fn alignment_is_respected_and_invalid_alignment_is_refused<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
     let largest = site.bench.device().capabilities().granularity;
@@ -73,7 +73,7 @@ pub(crate) fn alignment_is_honoured_and_nonsense_refused<B: Bench>() {
     for (alignment, block) in &blocks {
         assert!(block.address().is_aligned_to(*alignment));
     }
-    // Also where the stream has a block at hand.
+    // Invalid alignments are refused also if the lane caches a block.
     drop(worker.take(1));
     for alignment in [0, 3, 12, 4095, 2 * largest] {
         let expected = AllocError::InvalidAlignment { alignment, largest };
@@ -89,7 +89,7 @@ pub(crate) fn alignment_is_honoured_and_nonsense_refused<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [3] Whatever was freed in between, no two live blocks have a byte in common.
+/// [3] No two live blocks share a byte, whatever is freed in between.
 pub(crate) fn live_blocks_never_overlap<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
@@ -114,8 +114,8 @@ fn assert_no_overlap<'a>(blocks: impl IntoIterator<Item = &'a Block>) {
     }
 }
 
-/// [4] RMM `RandomAllocations`, PyTorch `allocator_fuzz`: mixed sizes, several streams, in a pool that
-/// is mostly full. What is written stays until its owner frees it.
+/// [4] RMM `RandomAllocations`, PyTorch `allocator_fuzz`: mixed sizes on several streams, in a pool that is mostly full.
+/// Written contents stay until their owner frees them.
 pub(crate) fn contents_keep_their_pattern<B: Bench>() {
     let site = Site::<B>::new(16 * MIB);
     let workers = site.workers::<3>();
@@ -138,7 +138,7 @@ pub(crate) fn contents_keep_their_pattern<B: Bench>() {
     site.assert_sound();
 }
 
-/// Mostly small, sometimes several MiB.
+/// Draws a size: mostly small, sometimes several MiB.
 pub(crate) fn random_size(random: &mut fastrand::Rng) -> u64 {
     let bits = random.u32(4..=22);
     random.u64(1..1 << bits)
@@ -151,7 +151,7 @@ fn written<B: Bench>(worker: &Worker<B>, at: usize, block: Block, step: u32) -> 
 }
 
 /// tokio#4446: a semaphore of bytes with 32-bit permits has no lease over 4 GiB.
-pub(crate) fn a_block_of_more_than_four_gibibytes<B: Bench>() {
+pub(crate) fn block_may_exceed_four_gibibytes<B: Bench>() {
     const BYTES: u64 = (5 << 30) + 3 * MIB;
     let site = Site::<B>::with(6 << 30, |builder| builder.chunk_bytes(64 * MIB));
     let [holder, waiter] = site.workers();

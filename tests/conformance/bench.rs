@@ -1,42 +1,41 @@
-//! What a device under test provides, so that one suite serves all of them.
+//! The interface of a device under test, so that one suite serves all devices.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use weirpool::device::{Argument, Device, DeviceAddress, DeviceStream};
 use weirpool::{Block, Upstream};
 
-/// A device under test, with the work that the suite needs done on it.
+/// A device under test, with the work that the suite needs.
 ///
-/// The device has at least 12 GiB. All work is asynchronous: it is submitted, and done in the order of
-/// its stream. None of it takes long unless it is held.
+/// The device has at least 12 GiB. All work is asynchronous: it is submitted, and runs in the order of its stream. All
+/// work is short unless it is held.
 pub(crate) trait Bench: Clone + Send + Sync + 'static {
-    /// A stream of the device, as its user has it.
+    /// A stream of the device, as its owner holds it.
     type Work: DeviceStream + Clone + Send + Sync + 'static;
 
-    /// A stream of the device, as another library has it.
+    /// A stream of the device, as another library holds it.
     type External: DeviceStream + Copy + Send + Sync + 'static;
 
-    /// Where the memory of the pools under test comes from.
+    /// The upstream of the pools under test.
     const UPSTREAM: Upstream = Upstream::Virtual;
 
-    /// Whether the driver gives a stream's handle to the next one, once it is free; `None` where it may do
-    /// either.
+    /// Whether the driver reuses the handle of a destroyed stream for the next one; `None` if it may or may not.
     const RECYCLES_STREAM_HANDLES: Option<bool>;
 
-    /// A bench over a device with memory to spare, on which no work runs.
+    /// Creates a bench over a device with free memory, on which no work runs.
     fn new() -> Self;
 
-    /// A bench over another device than this one's.
+    /// Creates a bench over another device.
     fn another(&self) -> Self;
 
     fn device(&self) -> Arc<dyn Device>;
 
     fn stream(&self) -> Self::Work;
 
-    /// The stream as a guest of another library's: it goes with its last handle of the bench's, whoever uses it.
+    /// Returns the stream as an external one: it is destroyed with the bench's last handle, even if it is in use.
     fn external(&self, work: &Self::Work) -> Self::External;
 
-    /// Keeps what is submitted to the stream later from running until the gate is opened.
+    /// Keeps work that is submitted to the stream later from running until the gate is opened.
     fn hold(&self, work: &Self::Work) -> Gate;
 
     /// Keeps the stream busy for a short while.
@@ -45,7 +44,7 @@ pub(crate) trait Bench: Clone + Send + Sync + 'static {
     /// Fills memory with a value, in the order of the stream.
     fn fill(&self, work: &Self::Work, span: Span, value: u8);
 
-    /// Says whether memory is full of a value, in the order of the stream.
+    /// Compares memory with a value, in the order of the stream.
     fn compare(
         &self,
         work: &Self::Work,
@@ -54,16 +53,16 @@ pub(crate) trait Bench: Clone + Send + Sync + 'static {
         answer: impl FnOnce(bool) + Send + 'static,
     );
 
-    /// Returns once all that was submitted to the stream is done. The pool does not learn of it.
+    /// Waits until everything submitted to the stream is complete. The pool does not learn of it.
     fn settle(&self, work: &Self::Work);
 
-    /// Gives what may run the time to run: work that wrongly does not wait is done afterwards.
+    /// Gives runnable work time to run, so that work that wrongly does not wait is complete afterwards.
     fn let_run(&self);
 
-    /// Fills memory from the host, which nobody else uses now.
+    /// Fills memory from the host, while no other processor uses it.
     fn host_fill(&self, span: Span, value: u8);
 
-    /// Whether memory is full of a value, read by the host; nobody writes it now.
+    /// Compares memory with a value by the host, while no other processor writes it.
     fn host_compare(&self, span: Span, value: u8) -> bool;
 }
 
@@ -74,7 +73,7 @@ pub(crate) struct Span {
     pub(crate) bytes: u64,
 }
 
-/// What an argument of work stands for.
+/// The memory of an argument.
 impl From<Argument<'_>> for Span {
     fn from(argument: Argument<'_>) -> Self {
         Self {
@@ -93,7 +92,7 @@ impl From<&Block> for Span {
     }
 }
 
-/// What a stream is held by. Dropped, it opens: a test that fails leaves no stream stuck.
+/// Holds a stream. Dropping it releases the stream, so that a failing test leaves no stream held.
 pub(crate) struct Gate(Option<Box<dyn FnOnce() + Send>>);
 
 impl Gate {
@@ -114,7 +113,7 @@ impl Drop for Gate {
     }
 }
 
-/// Adds up what was asked of the bytes, and what they answered.
+/// Counts comparisons of memory, and their results.
 #[derive(Clone, Default)]
 pub(crate) struct Witness(Arc<Answers>);
 
@@ -126,7 +125,7 @@ struct Answers {
 }
 
 impl Witness {
-    /// To be called with the answer.
+    /// Begins a comparison. The result must be called with whether memory was right.
     pub(crate) fn ask(&self) -> impl FnOnce(bool) + Send + 'static {
         self.0.asked.fetch_add(1, Ordering::SeqCst);
         let answers = self.0.clone();
@@ -140,18 +139,18 @@ impl Witness {
         }
     }
 
-    /// How often the bytes were not what they should be.
+    /// Returns how many comparisons failed.
     pub(crate) fn corruptions(&self) -> usize {
         self.0.wrong.load(Ordering::SeqCst)
     }
 
-    /// Every question was answered, and no byte was overwritten too early.
+    /// Asserts that every comparison was made, and succeeded.
     pub(crate) fn assert_content(&self) {
         let read = |count: &AtomicUsize| count.load(Ordering::SeqCst);
         let Answers { asked, right, .. } = &*self.0;
         let asked = read(asked);
         assert_eq!(self.corruptions(), 0, "corrupted, of {asked} blocks");
-        assert_eq!(read(right), asked, "not looked at");
-        assert!(asked > 0, "nothing was looked at");
+        assert_eq!(read(right), asked, "some comparisons were not made");
+        assert!(asked > 0, "no comparison was made");
     }
 }

@@ -1,5 +1,5 @@
-//! A device that breaks while everybody waits: each is told, nothing is given to anybody any more, and what is
-//! dropped afterwards neither panics nor hangs.
+//! A device that breaks while requests of every kind wait: each waiter fails, no memory is granted afterwards, and later
+//! drops neither panic nor hang.
 
 use crate::bench::{Bench, Gate};
 use crate::common::MIB;
@@ -22,13 +22,13 @@ use weirpool::*;
 
 const CAPACITY: u64 = 16 * MIB;
 const PIECE: u64 = 2 * MIB;
-/// What takes longer hangs.
+/// The time after which a call counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// [I10] A sticky error while tasks of several streams wait, and threads, a reservation, a drain and whoever else
-/// can: no call of the device's is answered any more.
-pub(crate) fn a_device_that_breaks_fails_all_who_wait<B: Bench>() {
-    let (site, probe) = Site::<B>::probed(CAPACITY, for_all_who_wait);
+/// *errors-are-errors*: a sticky error while tasks of several streams, threads, a reservation, a drain and others wait. From
+/// then on every device call fails.
+pub(crate) fn broken_device_fails_all_waiters<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(CAPACITY, settings_for_waiters);
     let apart = |worker: Worker<B>| (worker.work, worker.stream);
     let (work, held) = apart(site.worker());
     let others = site.workers().map(|worker| apart(worker).1);
@@ -38,21 +38,21 @@ pub(crate) fn a_device_that_breaks_fails_all_who_wait<B: Bench>() {
         probe.break_device();
         gate.open();
     };
-    all_who_wait_are_told(scene, &probe, || bench.hold(&work), strike);
+    assert_all_waiters_fail(scene, &probe, || bench.hold(&work), strike);
     assert_no_pool(builder::<B>(probe.device(), CAPACITY).build());
     bench.settle(&work);
 }
 
-/// There is no pool: the device is broken.
+/// Asserts that no pool is built, because the device is broken.
 pub(crate) fn assert_no_pool(built: Result<Pool, BuildError>) {
     match built {
         Err(BuildError::Device(error)) => assert!(error.is_sticky(), "{error}"),
-        other => panic!("{other:?} over a device that is broken"),
+        other => panic!("{other:?} over a broken device"),
     }
 }
 
-/// What a pool needs for all of them to wait.
-pub(crate) fn for_all_who_wait(builder: PoolBuilder) -> PoolBuilder {
+/// Sets what a pool needs so that every kind of request waits.
+pub(crate) fn settings_for_waiters(builder: PoolBuilder) -> PoolBuilder {
     let builder = builder.capacity(CAPACITY).lane_bytes(0);
     builder.reuse(ONLY_COMPLETE).tag_limit(guest(), MIB)
 }
@@ -61,15 +61,15 @@ fn guest() -> Tag {
     Tag::new("broken: guest")
 }
 
-/// A pool, a stream that is about to be held, and some more; nobody else has a handle.
+/// A pool, a stream that is about to be held, and some more streams. There are no other handles.
 pub(crate) struct Scene {
     pub(crate) pool: Pool,
     pub(crate) held: Stream,
     pub(crate) others: [Stream; 3],
 }
 
-/// Has everybody wait for what is pending on the stream that is held, and lets the device break.
-pub(crate) fn all_who_wait_are_told<L>(
+/// Makes requests of every kind wait for memory that is pending on the held stream, and breaks the device.
+pub(crate) fn assert_all_waiters_fail<L>(
     scene: Scene,
     probe: &Probe,
     hold: impl FnOnce() -> L,
@@ -82,17 +82,17 @@ pub(crate) fn all_who_wait_are_told<L>(
     let pieces: Vec<_> = std::iter::from_fn(|| pool.try_allocate(held, PIECE).ok()).collect();
     assert!(pieces.len() > 4);
     let latch = hold();
-    let mut crowd = Crowd::new();
-    crowd.wait_for_points(&scene, pieces);
-    crowd.wait_for_memory(&scene);
-    crowd.wait_to_grow(&scene, cache);
-    crowd.block_threads(&scene);
-    crowd.drain(&scene);
-    crowd.gather(pool);
-    let reclaimer = crowd.runtime.spawn(pool.reclaimer());
+    let mut waiters = Waiters::new();
+    waiters.wait_for_points(&scene, pieces);
+    waiters.wait_for_memory(&scene);
+    waiters.wait_to_grow(&scene, cache);
+    waiters.block_threads(&scene);
+    waiters.drain(&scene);
+    waiters.gather(pool);
+    let reclaimer = waiters.runtime.spawn(pool.reclaimer());
     let before = Standing::of(pool, probe);
     strike(latch);
-    crowd.assert_told();
+    waiters.assert_failed();
     assert_nothing_is_given(&scene);
     in_time("dropping the blocks", move || drop((guests, kept)));
     assert_nothing_is_given(&scene);
@@ -101,10 +101,10 @@ pub(crate) fn all_who_wait_are_told<L>(
     let taken = probe.held();
     in_time("dropping the last handles", move || drop(scene));
     assert_eq!(probe.held(), taken, "leaked, rather than given back");
-    crowd.end(reclaimer);
+    waiters.end(reclaimer);
 }
 
-/// Where memory is. It stays there.
+/// Where memory is. A broken device must not change this.
 #[derive(Debug, PartialEq)]
 struct Standing {
     reserved: u64,
@@ -145,7 +145,7 @@ fn in_time(what: &str, call: impl FnOnce() + Send + 'static) {
     assert!(thread.join().is_ok(), "{what} panicked");
 }
 
-/// What the device says in an error, if the error is the device's.
+/// An error that may be the device's.
 trait Failure: Debug {
     fn of_device(&self) -> Option<&DeviceError>;
 }
@@ -171,50 +171,50 @@ macro_rules! failures {
 
 failures!(AllocError, DrainError, StreamError);
 
-/// Whether somebody was told that the device is broken; else, what it was told.
+/// Returns whether a waiter got the error of the broken device; otherwise, what it got.
 fn verdict<T, E: Failure>(answer: Result<T, E>) -> Result<(), String> {
     match answer {
-        Ok(_) => Err("got what it asked for".to_owned()),
+        Ok(_) => Err("succeeded".to_owned()),
         Err(error) if error.of_device().is_some_and(DeviceError::is_sticky) => Ok(()),
-        Err(error) => Err(format!("was told {error:?}")),
+        Err(error) => Err(format!("failed with {error:?}")),
     }
 }
 
 type Verdict = (&'static str, Result<(), String>);
 
-/// Those who wait.
-struct Crowd {
+/// The waiters.
+struct Waiters {
     runtime: Runtime,
     names: Vec<&'static str>,
-    /// So many of them are in the pool's queue, or at the quota queue of a tag.
+    /// How many of them are in the pool's queue, or in the quota queue of a tag.
     in_queue: usize,
     begun: Arc<AtomicUsize>,
-    tell: Sender<Verdict>,
-    told: Receiver<Verdict>,
+    report: Sender<Verdict>,
+    reports: Receiver<Verdict>,
 }
 
-impl Crowd {
+impl Waiters {
     fn new() -> Self {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let (tell, told) = channel();
+        let (report, reports) = channel();
         Self {
             runtime: runtime.worker_threads(2).enable_time().build().unwrap(),
             names: Vec::new(),
             in_queue: 0,
             begun: Arc::default(),
-            tell,
-            told,
+            report,
+            reports,
         }
     }
 
-    /// A task, which must wait, and says what it was told.
+    /// Spawns a task that must wait, and reports its result.
     fn spawn<T: Send, E: Failure + Send>(
         &mut self,
         name: &'static str,
         waiting: impl Future<Output = Result<T, E>> + Send + 'static,
     ) {
         self.names.push(name);
-        let (begun, tell) = (self.begun.clone(), self.tell.clone());
+        let (begun, report) = (self.begun.clone(), self.report.clone());
         self.runtime.spawn(async move {
             let mut waiting = pin!(waiting);
             let first = poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context))).await;
@@ -223,11 +223,11 @@ impl Crowd {
                 Poll::Ready(answer) => Err(format!("did not wait: {:?}", answer.err())),
                 Poll::Pending => verdict(waiting.await),
             };
-            let _ = tell.send((name, verdict));
+            let _ = report.send((name, verdict));
         });
     }
 
-    /// The same for one that waits for memory.
+    /// Spawns a task that must wait for memory, and reports its result.
     fn queue<T: Send, E: Failure + Send>(
         &mut self,
         name: &'static str,
@@ -237,7 +237,7 @@ impl Crowd {
         self.spawn(name, waiting);
     }
 
-    /// Frees the pieces, and waits for the stream that is held.
+    /// Frees the pieces, and waits for the held stream in every way.
     fn wait_for_points(&mut self, scene: &Scene, mut pieces: Vec<Block>) {
         let Scene { pool, held, .. } = scene;
         if pool.describe().memory_kind.is_seen_by_host() {
@@ -272,7 +272,7 @@ impl Crowd {
         });
     }
 
-    /// Where memory is virtual.
+    /// Waits for growth, if memory is virtual.
     fn wait_to_grow(&mut self, scene: &Scene, cache: Option<Block>) {
         let Some(mut cache) = cache else {
             return;
@@ -287,7 +287,7 @@ impl Crowd {
         });
     }
 
-    /// Threads without an executor.
+    /// Waits on threads without an executor.
     fn block_threads(&mut self, scene: &Scene) {
         let (pool, [stream, ..]) = (scene.pool.clone(), scene.others.clone());
         self.block("a thread", move || {
@@ -306,10 +306,10 @@ impl Crowd {
     ) {
         self.names.push(name);
         self.in_queue += 1;
-        let (begun, tell) = (self.begun.clone(), self.tell.clone());
+        let (begun, report) = (self.begun.clone(), self.report.clone());
         thread::spawn(move || {
             begun.fetch_add(1, Ordering::SeqCst);
-            let _ = tell.send((name, call()));
+            let _ = report.send((name, call()));
         });
     }
 
@@ -326,11 +326,11 @@ impl Crowd {
         });
     }
 
-    fn assert_told(&mut self) {
+    fn assert_failed(&mut self) {
         let mut complaints = Vec::new();
         while !self.names.is_empty() {
-            let Ok((name, verdict)) = self.told.recv_timeout(PATIENCE) else {
-                panic!("told nothing: {:?}; others: {complaints:?}", self.names);
+            let Ok((name, verdict)) = self.reports.recv_timeout(PATIENCE) else {
+                panic!("no result: {:?}; others: {complaints:?}", self.names);
             };
             self.names.retain(|waiting| *waiting != name);
             complaints.extend(verdict.err().map(|text| format!("{name} {text}")));
@@ -338,7 +338,7 @@ impl Crowd {
         assert!(complaints.is_empty(), "{complaints:?}");
     }
 
-    /// With the pool gone the reclaimer ends by itself, and the runtime has nothing to wait for.
+    /// Asserts that the reclaimer ends once the pool is gone, and the runtime with it.
     fn end(self, reclaimer: JoinHandle<()>) {
         let ended = async { tokio::time::timeout(PATIENCE, reclaimer).await };
         let ended = self.runtime.block_on(ended);

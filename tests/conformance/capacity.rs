@@ -103,7 +103,7 @@ pub(crate) fn at_the_limit_trying_fails_and_awaiting_waits<B: Bench>() {
 
 /// [24] pytorch#19222, #189504: what was pending when memory was short may be complete by now, and who
 /// tries again finds it. Nobody reaps in between.
-pub(crate) fn memory_that_completed_since_is_found_by_the_next_try<B: Bench>() {
+pub(crate) fn memory_that_completed_meanwhile_is_found_by_the_next_attempt<B: Bench>() {
     for bytes in [8 * MIB, 2 * MIB, MIB, 4096] {
         let site = Site::<B>::without_device_waits(8 * MIB);
         let [first, second] = site.workers();
@@ -121,7 +121,7 @@ pub(crate) fn memory_that_completed_since_is_found_by_the_next_try<B: Bench>() {
 }
 
 /// [24] The device is full, though the pool might grow: memory that completed since does.
-pub(crate) fn a_full_device_is_made_up_for_by_what_completed<B: Bench>() {
+pub(crate) fn full_device_is_compensated_by_completed_memory<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
     let [first, second] = site.workers();
     let block = first.take(8 * MIB);
@@ -163,7 +163,7 @@ pub(crate) fn growth_under_way_counts<B: Bench>() {
 }
 
 /// What is given back the device may give to another at once, before the pool has heard that it is gone.
-pub(crate) fn what_is_given_back_may_come_again_at_once<B: Bench>() {
+pub(crate) fn released_address_may_be_reused_at_once<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
     let [first, second] = site.workers();
     drop(first.take(4 * MIB));
@@ -174,19 +174,19 @@ pub(crate) fn what_is_given_back_may_come_again_at_once<B: Bench>() {
         let block = second.take(4 * MIB);
         send.send((second, block)).unwrap();
     });
-    assert_eq!(site.pool.trim_to(0).unwrap(), 4 * MIB);
+    assert_eq!(site.pool.trim_to(0).unwrap().released, 4 * MIB);
     let (second, block) = given.recv().unwrap();
     second.use_up(&block, 2);
     assert_eq!(probe.held(), 4 * MIB);
     second.free_and_settle(block);
-    assert_eq!(site.pool.trim_to(0).unwrap(), 4 * MIB);
+    assert_eq!(site.pool.trim_to(0).unwrap().released, 4 * MIB);
     assert_eq!(probe.held(), 0);
     site.assert_sound();
 }
 
 /// [25] pytorch#29554: what was asked for, what is free and in which pieces, what is pending, what is
 /// held, and by how many it is awaited.
-pub(crate) fn running_out_names_every_figure<B: Bench>() {
+pub(crate) fn exhaustion_reports_every_figure<B: Bench>() {
     let site = Site::<B>::without_device_waits(16 * MIB);
     let [first, second] = site.workers();
     drop(first.take(16 * MIB));
@@ -266,7 +266,7 @@ pub(crate) fn a_failed_allocation_counts_nothing<B: Bench>() {
 }
 
 /// [18] The release threshold of CUDA, HIP and Warp: what is free above it goes back by itself, and what is used stays.
-pub(crate) fn what_is_over_the_threshold_goes_back<B: Bench>() {
+pub(crate) fn memory_above_the_threshold_is_released<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| {
         builder
             .release_threshold(ReleaseThreshold::Bytes(4 * MIB))

@@ -1,4 +1,4 @@
-//! What a pool tells of its blocks, and of what happened.
+//! Snapshots, histories and leak reports.
 
 use crate::bench::Bench;
 use crate::common::MIB;
@@ -30,8 +30,8 @@ fn assert_adds_up(pool: &Pool) -> Snapshot {
     snapshot
 }
 
-/// PyTorch's `memory_snapshot`: its blocks are those of the figures, whatever they are at.
-pub(crate) fn a_snapshot_adds_up_at_rest<B: Bench>() {
+/// PyTorch's `memory_snapshot`: its blocks add up to the statistics.
+pub(crate) fn snapshot_of_an_idle_pool_adds_up<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let [first, second] = site.workers();
     let used = first.take(5 * MIB);
@@ -56,13 +56,13 @@ pub(crate) fn a_snapshot_adds_up_at_rest<B: Bench>() {
     assert_eq!(snapshot.bytes_in(BlockState::Pending), 0);
     drop(used);
     block_on(first.stream.synchronize()).unwrap();
-    site.pool.trim_to(0).unwrap();
+    let _ = site.pool.trim_to(0).unwrap();
     assert_adds_up(&site.pool);
     site.assert_sound();
 }
 
-/// PyTorch's `_record_memory_history`: memory is there before its blocks, and a block before its free.
-pub(crate) fn a_history_has_the_order_of_what_happened<B: Bench>() {
+/// PyTorch's `_record_memory_history`: growth comes before its blocks, and an allocation before its free.
+pub(crate) fn history_is_in_the_order_of_events<B: Bench>() {
     let site = Site::<B>::with(16 * MIB, |builder| builder.history(100));
     let worker = site.worker();
     let (small, large) = (worker.take(1000), worker.take(6 * MIB));
@@ -73,7 +73,7 @@ pub(crate) fn a_history_has_the_order_of_what_happened<B: Bench>() {
     drop(small.deallocate());
     block_on(worker.stream.synchronize()).unwrap();
     let reserved = site.pool.statistics().reserved.current;
-    let released = site.pool.trim_to(0).unwrap();
+    let released = site.pool.trim_to(0).unwrap().released;
     assert_eq!(released, reserved);
 
     let history = site.pool.history();
@@ -102,7 +102,7 @@ pub(crate) fn a_history_has_the_order_of_what_happened<B: Bench>() {
         }
         assert!(used <= held);
         let occupancy = entry.occupancy;
-        // Of a run of spans each is told of alone, and how memory stands after all of them.
+        // A run of several segments has one entry for each, all with the occupancy after the last.
         assert_eq!(occupancy.used, used, "{entry}");
     }
     assert_eq!((held, used, failures), (0, 0, 1));
@@ -111,7 +111,7 @@ pub(crate) fn a_history_has_the_order_of_what_happened<B: Bench>() {
     site.assert_sound();
 }
 
-pub(crate) fn leaks_are_what_is_in_use<B: Bench>() {
+pub(crate) fn leaks_are_the_blocks_in_use<B: Bench>() {
     let site = Site::<B>::with(16 * MIB, |builder| builder.history(1));
     let worker = site.worker();
     assert!(site.pool.leaks().is_empty());

@@ -1,5 +1,5 @@
-//! Streams of other libraries, which nobody keeps for the pool: their owner destroys them when it likes, and their
-//! handle is the next one's.
+//! Streams of other libraries, which the pool cannot keep alive. Their owner destroys them at any time, and their handle may
+//! be reused.
 
 use crate::bench::{Bench, Gate};
 use crate::common::{MIB, now, poll};
@@ -10,7 +10,7 @@ use weirpool::compat::RawPool;
 use weirpool::device::{DeviceErrorKind, DeviceStream, RawStream};
 use weirpool::{Block, PoolBuilder, Reuse, Source, StreamError, WaitLimit};
 
-/// A pool with its list of streams, and a probe that counts who calls for which.
+/// A pool with its table of streams, and a probe that counts the calls on each stream.
 struct Guests<B: Bench> {
     site: Site<B>,
     raw: RawPool,
@@ -25,7 +25,7 @@ impl<B: Bench> Guests<B> {
         Self { site, raw, probe }
     }
 
-    /// A worker on a stream that is somebody else's.
+    /// Creates a worker on an external stream.
     fn guest(&self) -> Worker<B> {
         let work = self.site.bench.stream();
         let external = self.site.bench.external(&work);
@@ -38,8 +38,8 @@ impl<B: Bench> Guests<B> {
     }
 }
 
-/// What is found by its handle is the stream, and not another registration of it.
-pub(crate) fn an_external_stream_is_found_again<B: Bench>() {
+/// A lookup by handle finds the same registration.
+pub(crate) fn external_stream_is_found_again<B: Bench>() {
     let Guests { site, raw, .. } = Guests::<B>::new(8 * MIB, Reuse::ALL);
     let works = [site.bench.stream(), site.bench.stream()];
     let find = |work: &B::Work| raw.stream(&site.bench.external(work)).unwrap();
@@ -49,7 +49,7 @@ pub(crate) fn an_external_stream_is_found_again<B: Bench>() {
         assert_eq!(find(work).id(), stream.id());
         assert_eq!(stream.raw(), work.raw());
     }
-    // While one of its blocks lives, and when nothing of it does.
+    // While one of its blocks lives, and when none does.
     let block = site.pool.try_allocate(&streams[0], MIB).unwrap();
     let ids = streams.map(|stream| stream.id());
     assert_eq!(works.each_ref().map(|work| find(work).id()), ids);
@@ -58,8 +58,8 @@ pub(crate) fn an_external_stream_is_found_again<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [15] The next stream may have the handle of the last: it has nothing else of it.
-pub(crate) fn a_recycled_handle_is_another_stream<B: Bench>() {
+/// [15] A new stream may have the handle of a destroyed one, but inherits nothing from it.
+pub(crate) fn recycled_handle_is_another_stream<B: Bench>() {
     let guests = Guests::<B>::new(8 * MIB, ONLY_COMPLETE);
     let (mut ids, mut handles) = (Vec::new(), Vec::<RawStream>::new());
     let mut is_recycled = false;
@@ -69,7 +69,7 @@ pub(crate) fn a_recycled_handle_is_another_stream<B: Bench>() {
         is_recycled |= handles.contains(&handle);
         assert!(!ids.contains(&guest.stream.id()), "{handle}");
         let block = guest.take(MIB);
-        // Where the last one's memory is complete, anybody has it; where not, only the last one had.
+        // Complete memory is available to every stream. Pending memory was only available to the destroyed one.
         assert!(!matches!(block.source(), Source::Lane | Source::SameStream));
         guest.use_up(&block, 1);
         drop(block);
@@ -83,13 +83,13 @@ pub(crate) fn a_recycled_handle_is_another_stream<B: Bench>() {
     guests.site.assert_sound();
 }
 
-/// Once a free has returned its event is recorded: whoever needs the memory needs nothing more of the stream,
-/// whatever the pool's policy.
+/// When a free returns, its event is recorded. Taking the memory makes no further call on the stream, whatever the pool's
+/// policy.
 pub(crate) fn each_free_is_sealed_before_it_returns<B: Bench>() {
     for bytes in [512, MIB, 8 * MIB] {
         let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
         let (guest, other) = (guests.guest(), guests.site.worker());
-        // In one piece, wherever it comes from.
+        // Makes the memory contiguous, whatever the upstream.
         drop(other.take(8 * MIB));
         block_on(other.stream.synchronize()).unwrap();
         let block = guest.take(bytes);
@@ -109,7 +109,7 @@ pub(crate) fn each_free_is_sealed_before_it_returns<B: Bench>() {
     }
 }
 
-/// Uses a block up to a gate, frees it, and destroys the stream. Returns its name, and how often it was named.
+/// Uses a block up to a gate, frees it, and destroys the stream. Returns the stream's handle, and its number of calls.
 fn free_and_destroy<B: Bench>(guests: &Guests<B>, bytes: u64) -> (RawStream, u64, Gate) {
     let guest = guests.guest();
     let block = guest.take(bytes);
@@ -119,9 +119,9 @@ fn free_and_destroy<B: Bench>(guests: &Guests<B>, bytes: u64) -> (RawStream, u64
     (name, guests.probe.calls_on(name), gate)
 }
 
-/// [14] RMM `DeletedStream`, where the pool cannot keep the stream: the event that is recorded completes as ever,
-/// the memory comes back after it, and nothing touches the handle.
-pub(crate) fn a_destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
+/// [14] RMM `DeletedStream`, for a stream that the pool cannot keep alive. The recorded event completes as usual, the memory
+/// is available after it, and no call uses the handle.
+pub(crate) fn destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
     for bytes in [8 * MIB, MIB] {
         let guests = Guests::<B>::new(8 * MIB, ONLY_COMPLETE);
         let heir = guests.site.worker();
@@ -134,11 +134,11 @@ pub(crate) fn a_destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
         let block = block_on(waiting).unwrap();
         heir.use_up(&block, 2);
         heir.free_and_settle(block);
-        assert_eq!(guests.site.pool.trim_to(0).unwrap(), 8 * MIB);
+        assert_eq!(guests.site.pool.trim_to(0).unwrap().released, 8 * MIB);
         assert_eq!(guests.probe.calls_on(name), calls, "{bytes}");
         guests.site.assert_sound();
     }
-    // The same where the heir comes behind a wait on the device, and where the pool ends.
+    // The next owner comes behind a wait on the device, and the pool ends.
     let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
     let heir = guests.site.worker();
     let (name, calls, gate) = free_and_destroy(&guests, 8 * MIB);
@@ -157,9 +157,9 @@ pub(crate) fn a_destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
     witness.assert_content();
 }
 
-/// Whoever serves the queue may come when the waiting stream's owner has let go: so a request on it is given what
-/// is complete, where another's is given memory behind a wait.
-pub(crate) fn who_waits_is_given_nothing_behind_a_wait<B: Bench>() {
+/// The owner of a stream may destroy it while another thread serves the queue. So a request on an external stream gets only
+/// complete memory, where a request on another stream gets memory behind a wait.
+pub(crate) fn waiter_on_an_external_stream_gets_no_memory_behind_a_wait<B: Bench>() {
     for is_external in [false, true] {
         let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
         let holder = guests.site.worker();
@@ -174,7 +174,7 @@ pub(crate) fn who_waits_is_given_nothing_behind_a_wait<B: Bench>() {
         let before = guests.calls_on(&waiter);
         let gate = holder.use_until_opened(&all, 1);
         drop(all);
-        // Anybody's call may serve.
+        // Any call may serve the queue.
         guests.site.pool.reap().unwrap();
         let polled = poll(&mut waiting);
         assert_eq!(polled.is_pending(), is_external);
@@ -193,9 +193,9 @@ pub(crate) fn who_waits_is_given_nothing_behind_a_wait<B: Bench>() {
     }
 }
 
-/// A block that came to an external stream behind a wait is used on a further one: that comes after the earlier
-/// life, and the external one need not be asked.
-pub(crate) fn a_further_stream_needs_nothing_of_an_external_one<B: Bench>() {
+/// A block that an external stream took behind a wait is used on a further stream. The further stream comes after the
+/// earlier life, without a call on the external one.
+pub(crate) fn further_stream_makes_no_call_on_an_external_one<B: Bench>() {
     let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
     let (guest, [earlier, further]) = (guests.guest(), guests.site.workers());
     let block = earlier.take(8 * MIB);
@@ -214,9 +214,9 @@ pub(crate) fn a_further_stream_needs_nothing_of_an_external_one<B: Bench>() {
     guests.site.assert_sound();
 }
 
-/// An event that could not be recorded at the free is recorded with the owner's next, and by nobody else: until
-/// then the memory is pending, however often it is asked for.
-pub(crate) fn what_could_not_be_sealed_waits_for_the_owner<B: Bench>() {
+/// An event that could not be recorded at the free is recorded with the owner's next call, and by no other thread. Until
+/// then the memory is pending, however often other streams request it.
+pub(crate) fn unsealed_free_waits_for_the_owners_next_call<B: Bench>() {
     let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
     let (guest, other) = (guests.guest(), guests.site.worker());
     let [large, small] = [6, 1].map(|size| guest.take(size * MIB));
@@ -227,7 +227,7 @@ pub(crate) fn what_could_not_be_sealed_waits_for_the_owner<B: Bench>() {
     guest.settle();
     let before = guests.calls_on(&guest);
     other.take_nothing(6 * MIB);
-    guests.site.pool.trim_to(0).unwrap();
+    let _ = guests.site.pool.trim_to(0).unwrap();
     assert!(guests.site.pool.statistics().pending.current >= 6 * MIB);
     let told = now(async { poll(&mut freed) });
     assert!(matches!(told, std::task::Poll::Ready(Err(_))), "{told:?}");
@@ -240,9 +240,9 @@ pub(crate) fn what_could_not_be_sealed_waits_for_the_owner<B: Bench>() {
     guests.site.assert_sound();
 }
 
-/// Who comes after what was done on it would need an event there, and it may be gone: that is an error, and not a
-/// call. In its owner's own calls it is made to wait like any other.
-pub(crate) fn a_use_in_order_asks_nothing_of_an_external_stream<B: Bench>() {
+/// Ordering a use after the external stream would need an event there, and the stream may be destroyed. That is an error
+/// without a device call. In its owner's own calls, the external stream waits like any other.
+pub(crate) fn ordered_use_makes_no_call_on_an_external_stream<B: Bench>() {
     let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
     let (guest, other) = (guests.guest(), guests.site.worker());
     let mut block = guest.take(MIB);

@@ -1,4 +1,4 @@
-//! A device that fails in the middle of something.
+//! A device that fails in the middle of an operation.
 
 use crate::bench::Bench;
 use crate::common::{Count, MIB, poll_with};
@@ -10,12 +10,12 @@ use weirpool::device::{DeviceErrorKind, MemoryKind};
 use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block};
 
-/// Every call that growing makes, as often as it makes it.
+/// The calls that growing makes, and how often it makes each.
 const GROWING: [(&str, u64); 4] = [("create", 4), ("map", 4), ("unmap", 2), ("allocate", 1)];
 
-/// [23] RMM `UpstreamFailure`; pytorch#188008, where a mapping that failed half way ended the process:
-/// growing that fails at any of its calls, with any error, leaves a pool that works.
-pub(crate) fn growing_that_fails_half_way_loses_nothing<B: Bench>() {
+/// [23] RMM `UpstreamFailure`; pytorch#188008, where a mapping that failed halfway ended the process: growth that fails at any
+/// of its calls, with any error, leaves a pool that works.
+pub(crate) fn growth_that_fails_halfway_leaves_a_working_pool<B: Bench>() {
     let mut failures = 0;
     for (call, times) in GROWING {
         for nth in 1..=times {
@@ -27,7 +27,7 @@ pub(crate) fn growing_that_fails_half_way_loses_nothing<B: Bench>() {
     assert!(failures > 0, "no call failed at all");
 }
 
-/// Whether the call was made so often, and failed.
+/// Grows with this call failing. Returns whether the call was made that often, and failed.
 fn grows_in_spite_of<B: Bench>(call: &'static str, nth: u64, kind: DeviceErrorKind) -> bool {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder);
     let worker = site.worker();
@@ -38,7 +38,7 @@ fn grows_in_spite_of<B: Bench>(call: &'static str, nth: u64, kind: DeviceErrorKi
     assert_eq!(site.pool.statistics().reserved.current, probe.held());
     assert!(probe.held() <= 16 * MIB);
     let has_failed = probe.has_failed(call);
-    // Out of memory the pool looks elsewhere; anything else it reports.
+    // When out of memory, the pool tries other sources. It reports any other error.
     let may_fail = has_failed && (first.is_err() || kind == DeviceErrorKind::OutOfMemory);
     assert_eq!(may_fail, has_failed, "{call} {nth} {kind:?}: {first:?}");
     assert!(has_failed || first.is_ok(), "{call} {nth}: {first:?}");
@@ -50,8 +50,8 @@ fn grows_in_spite_of<B: Bench>(call: &'static str, nth: u64, kind: DeviceErrorKi
     has_failed
 }
 
-/// Four of five handles are in use or pieces of the way: a larger block needs some that are moved, and
-/// some that are new.
+/// Returns two live blocks that leave two holes between and above them, so that a larger block needs chunks that are moved,
+/// and new ones.
 fn pieces<B: Bench>(worker: &Worker<B>, bytes: u64) -> [Block; 2] {
     let blocks = [(); 4].map(|()| worker.take(bytes));
     blocks.iter().for_each(|block| worker.fill(block, 1));
@@ -74,9 +74,9 @@ fn works_as_before<B: Bench>(
     assert_eq!(site.pool.statistics().reserved.current, probe.held());
 }
 
-/// [23] Growing that fails at any step of its plan takes nothing along that nobody knows of: the pool goes on, and
-/// once it is trimmed the device has as much as before.
-pub(crate) fn what_failed_half_way_goes_back_to_the_device<B: Bench>() {
+/// [23] Growth that fails at any step of its plan leaks no memory: the pool still works, and after a trim the device has as
+/// much memory as before.
+pub(crate) fn growth_that_fails_halfway_returns_its_memory_to_the_device<B: Bench>() {
     let mut failures = 0;
     for (call, _) in GROWING {
         let steps = (1..32).take_while(|nth| goes_back::<B>(call, *nth));
@@ -85,16 +85,16 @@ pub(crate) fn what_failed_half_way_goes_back_to_the_device<B: Bench>() {
     assert!((1..100).contains(&failures), "{failures} calls failed");
 }
 
-/// Whether the call was made so often, and failed.
+/// Grows with this call failing. Returns whether the call was made that often, and failed.
 fn goes_back<B: Bench>(call: &'static str, nth: u64) -> bool {
     const CHUNK: u64 = 8 * MIB;
     let (site, probe) = Site::<B>::probed(8 * CHUNK, |builder| {
         builder.chunk_bytes(CHUNK).lane_bytes(0)
     });
     let worker = site.worker();
-    // What the driver takes for itself when it is first asked is taken by now.
+    // The driver's own memory is allocated by these first calls.
     worker.free_and_settle(worker.take(8 * CHUNK));
-    site.pool.trim_to(0).unwrap();
+    let _ = site.pool.trim_to(0).unwrap();
     let before = left(&site);
     let kept = pieces(&worker, CHUNK);
     probe.fail(call, nth, DeviceErrorKind::OutOfMemory);
@@ -112,7 +112,7 @@ fn goes_back<B: Bench>(call: &'static str, nth: u64) -> bool {
     works_as_before((&site, &probe), &worker, &kept, 4 * CHUNK);
     drop(kept);
     block_on(worker.stream.synchronize()).unwrap();
-    site.pool.trim_to(0).unwrap();
+    let _ = site.pool.trim_to(0).unwrap();
     site.assert_sound();
     assert_eq!(probe.held(), 0, "{call} {nth}");
     let after = left(&site);
@@ -124,7 +124,7 @@ fn goes_back<B: Bench>(call: &'static str, nth: u64) -> bool {
     has_failed
 }
 
-/// What the device says that it has left. Of the host's memory others take and give.
+/// Returns how much memory the device has left; 0 for memory of the host, which other processes change.
 fn left<B: Bench>(site: &Site<B>) -> u64 {
     let kind = MemoryKind::Device;
     if B::UPSTREAM.kind() != kind {
@@ -133,8 +133,8 @@ fn left<B: Bench>(site: &Site<B>) -> u64 {
     site.bench.device().memory_info(kind).unwrap().free
 }
 
-/// LMCache#3336: a call that failed leaked the waker.
-pub(crate) fn a_failed_call_leaks_no_waker<B: Bench>() {
+/// LMCache#3336: a failed call leaked the waker.
+pub(crate) fn failed_call_leaks_no_waker<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
     let [first, second] = site.workers();
     let (count, waker) = Count::new();

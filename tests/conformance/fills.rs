@@ -1,4 +1,4 @@
-//! Memory that the pool fills when it is allocated or freed.
+//! Pools that fill memory when it is allocated or freed.
 
 use crate::bench::{Bench, Span};
 use crate::common::MIB;
@@ -17,7 +17,7 @@ fn poison_on_free(builder: PoolBuilder) -> PoolBuilder {
     builder.fill_on_free(Fill::Poison)
 }
 
-/// [jemalloc `zero`, CUDA's `cudaMemsetAsync` by hand] All of it, wherever it came from.
+/// [jemalloc `zero`, CUDA's `cudaMemsetAsync`] All of a block is filled, whatever its source.
 pub(crate) fn memory_is_zero_when_it_is_allocated<B: Bench>() {
     let site = Site::<B>::with(32 * MIB, zero_on_allocate);
     let worker = site.worker();
@@ -37,7 +37,7 @@ pub(crate) fn memory_is_zero_when_it_is_allocated<B: Bench>() {
     site.assert_sound();
 }
 
-/// [jemalloc `junk`, glibc `M_PERTURB`] Behind the work that used it, and before whoever has it next.
+/// [jemalloc `junk`, glibc `M_PERTURB`] The fill comes after the work that used the block, and before its next owner.
 pub(crate) fn memory_is_poison_when_it_is_freed<B: Bench>() {
     let site = Site::<B>::with(8 * MIB, poison_on_free);
     let [worker, other] = site.workers();
@@ -59,7 +59,7 @@ pub(crate) fn memory_is_poison_when_it_is_freed<B: Bench>() {
     site.assert_sound();
 }
 
-/// On every stream that it was used on, whichever is late; and it is its own stream's again at once.
+/// The fill comes after every stream that used the block, whichever is late. The home stream can reuse it at once.
 pub(crate) fn poison_comes_after_further_streams<B: Bench>() {
     for late in [0, 1, 2] {
         let site = Site::<B>::with(8 * MIB, poison_on_free);
@@ -100,12 +100,12 @@ pub(crate) fn poison_comes_after_further_streams<B: Bench>() {
     }
 }
 
-/// A further stream comes after the fill, as it comes after what the memory was before.
+/// A further stream comes after the fill, as it comes after the memory's earlier life.
 pub(crate) fn a_further_stream_comes_after_the_fill<B: Bench>() {
     for bytes in [MIB, 8 * MIB] {
         let site = Site::<B>::with(8 * MIB, zero_on_allocate);
         let [home, further] = site.workers();
-        // No memory is taken, nor given back, while a stream is held.
+        // No memory is taken from the device, or released, while a stream is held.
         let earlier = home.take(bytes);
         home.use_up(&earlier, 1);
         home.free_and_settle(earlier);
@@ -125,8 +125,8 @@ pub(crate) fn a_further_stream_comes_after_the_fill<B: Bench>() {
     }
 }
 
-/// The allocation fails, and the free does not; the memory is there in both cases.
-pub(crate) fn a_fill_that_fails_loses_nothing<B: Bench>() {
+/// The allocation fails, and the free does not. No memory is lost in either case.
+pub(crate) fn failed_fill_loses_no_memory<B: Bench>() {
     let (site, probe) =
         Site::<B>::probed(8 * MIB, |builder| poison_on_free(zero_on_allocate(builder)));
     let worker = site.worker();
@@ -139,7 +139,7 @@ pub(crate) fn a_fill_that_fails_loses_nothing<B: Bench>() {
         worker.fill(&block, 7);
         probe.fail("fill", 1, DeviceErrorKind::Other);
         drop(block);
-        // Not even what was left out is seen: it is zero again.
+        // The missing poison is not seen either, because the memory is zeroed again.
         let block = worker.take(bytes);
         worker.expect(&block, 0);
         worker.free_and_settle(block);
@@ -148,8 +148,8 @@ pub(crate) fn a_fill_that_fails_loses_nothing<B: Bench>() {
     site.assert_sound();
 }
 
-/// Who asked for none pays for none.
-pub(crate) fn without_fills_there_is_no_call_for_them<B: Bench>() {
+/// A pool without fills makes no calls for them.
+pub(crate) fn pool_without_fills_makes_no_fill_call<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
     let worker = site.worker();
     for bytes in [1000, 8 * MIB] {

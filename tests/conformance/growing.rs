@@ -7,7 +7,7 @@ use futures::executor::block_on;
 use weirpool::AllocError;
 
 /// Caches that grow by turns keep what is in them, while others take and free memory around them.
-pub(crate) fn blocks_that_grow_keep_what_is_in_them<B: Bench>() {
+pub(crate) fn growing_blocks_keep_their_contents<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let [worker, other] = site.workers();
     let room = |bytes| site.pool.allocate(&worker.stream, bytes).room(16 * MIB);
@@ -41,7 +41,7 @@ pub(crate) fn blocks_that_grow_keep_what_is_in_them<B: Bench>() {
 }
 
 /// What a block grows by comes after the work on it, of every stream that has the block.
-pub(crate) fn what_a_block_grows_by_comes_after_its_earlier_life<B: Bench>() {
+pub(crate) fn growth_of_a_block_comes_after_its_earlier_life<B: Bench>() {
     let site = Site::<B>::with(8 * MIB, |builder| {
         builder.lane_bytes(0).initial_size(8 * MIB)
     });

@@ -1,4 +1,4 @@
-//! The host as a stream: of memory that is its own, and of memory that it shares with the device.
+//! The host as a stream, of memory of its own and of memory that it shares with the device.
 
 use crate::bench::{Bench, Witness};
 use crate::common::{MIB, now, poll};
@@ -8,7 +8,7 @@ use std::thread;
 use weirpool::device::DeviceErrorKind;
 use weirpool::{Block, Pool, Source, Stream, StreamError, Upstream};
 
-/// A pool over memory of some kind, if the device has it.
+/// Creates a pool over memory of a kind, if the device has it.
 fn site_over<B: Bench>(upstream: Upstream) -> Option<Site<B>> {
     let bench = B::new();
     let kinds = bench.device().capabilities().memory_kinds;
@@ -24,7 +24,7 @@ fn site_over<B: Bench>(upstream: Upstream) -> Option<Site<B>> {
     })
 }
 
-/// Pools over memory that host and device see, of every kind that the device has.
+/// Creates pools over every kind of memory that host and device share.
 fn shared<B: Bench>() -> impl Iterator<Item = (Site<B>, Stream)> {
     let upstreams = [Upstream::Managed, Upstream::Pinned].into_iter();
     upstreams.filter_map(site_over::<B>).map(|site| {
@@ -44,8 +44,8 @@ fn expect(host: &Stream, block: &Block, value: u8) {
     assert!(bytes.iter().all(|byte| *byte == value));
 }
 
-/// [10] Umpire `check_states_host`: the host's memory is one stream of execution. What it freed is free,
-/// for whichever thread comes; nothing of it is ever pending, and no event is made.
+/// [10] Umpire `check_states_host`: the host's memory is one stream of execution. Memory that it freed is free for every
+/// thread, is never pending, and needs no event.
 pub(crate) fn host_memory_is_never_pending<B: Bench>() {
     let Some(site) = site_over::<B>(Upstream::Host) else {
         return;
@@ -55,7 +55,7 @@ pub(crate) fn host_memory_is_never_pending<B: Bench>() {
     let address = all.address();
     write(&host, &mut all, 1);
     expect(&host, &all, 1);
-    // Complete before anybody asks.
+    // Freed memory of the host is complete without polling.
     drop(all);
     assert_eq!(site.pool.statistics().free, 8 * MIB);
     thread::scope(|scope| {
@@ -64,7 +64,7 @@ pub(crate) fn host_memory_is_never_pending<B: Bench>() {
             scope.spawn(move || use_by_turns(pool, value));
         }
     });
-    // Of another registration, which is the host all the same.
+    // Another registration is the same host.
     let again = site.pool.host_stream().unwrap();
     let all = site.pool.try_allocate(&again, 8 * MIB).unwrap();
     assert_eq!(all.address(), address);
@@ -87,8 +87,8 @@ fn use_by_turns(pool: &Pool, value: u8) {
     }
 }
 
-/// [10] Memory that one side does not see has no stream of that side.
-pub(crate) fn who_does_not_see_memory_gets_none<B: Bench>() {
+/// [10] A side that does not see the memory gets no stream.
+pub(crate) fn stream_is_refused_memory_that_it_does_not_see<B: Bench>() {
     let site = site_over::<B>(Upstream::Device).expect("every device has memory of its own");
     let refused = site.pool.host_stream();
     assert_eq!(refused.unwrap_err(), StreamError::UnseenByHost);
@@ -98,8 +98,8 @@ pub(crate) fn who_does_not_see_memory_gets_none<B: Bench>() {
     }
 }
 
-/// [11] Umpire, single memory space: what the device still uses the host has once it is complete, by
-/// awaiting; what the host freed, the device has at once.
+/// [11] Umpire, single memory space: the host gets memory that the device still uses by awaiting its completion. The device
+/// gets memory that the host freed at once.
 pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
     for (site, host) in shared::<B>() {
         let worker = site.worker();
@@ -122,7 +122,7 @@ pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
     }
 }
 
-/// [11] One block, used by both: the host's bytes are the device's and back, without a copy of the pool's.
+/// [11] One block is used by host and device, without a copy by the pool.
 pub(crate) fn a_block_is_seen_by_host_and_device<B: Bench>() {
     for (site, host) in shared::<B>() {
         let worker = site.worker();
@@ -135,7 +135,7 @@ pub(crate) fn a_block_is_seen_by_host_and_device<B: Bench>() {
         expect(&host, &block, 2);
         let gate = worker.use_until_opened(&block, 3);
         drop(block);
-        // It was used on both, and one of them is at it still.
+        // It was used on both sides, and the device still uses it.
         assert_eq!(site.pool.statistics().pending.current, MIB);
         worker.stream.seal().unwrap();
         gate.open();
@@ -146,8 +146,8 @@ pub(crate) fn a_block_is_seen_by_host_and_device<B: Bench>() {
     }
 }
 
-/// [11] The host cannot be made to wait: where another stream would, it is told to await.
-pub(crate) fn the_host_awaits_instead_of_waiting<B: Bench>() {
+/// [11] The host cannot be made to wait. Where another stream would wait, it gets an error that says to await.
+pub(crate) fn host_awaits_instead_of_waiting<B: Bench>() {
     for (site, host) in shared::<B>() {
         let worker = site.worker();
         let earlier = worker.take(8 * MIB);
@@ -157,7 +157,7 @@ pub(crate) fn the_host_awaits_instead_of_waiting<B: Bench>() {
         let mut block = worker.take_from(Source::SameStream, 8 * MIB);
         for refused in [host.wait(&event), block.used_on(&host)] {
             let Err(StreamError::Device(error)) = refused else {
-                panic!("{refused:?}, and the device is at it still");
+                panic!("{refused:?}, although the device still uses it");
             };
             assert_eq!(error.kind(), DeviceErrorKind::Unsupported);
             assert!(error.reason().contains("await"), "{error}");
@@ -167,7 +167,7 @@ pub(crate) fn the_host_awaits_instead_of_waiting<B: Bench>() {
         host.wait(&event).unwrap();
         block.used_on(&host).unwrap();
         write(&host, &mut block, 2);
-        // And the other way round nothing need be awaited.
+        // In the other direction, nothing needs to be awaited.
         worker.stream.wait(&host.event().unwrap()).unwrap();
         expect_on(&worker, &block);
         drop(block);

@@ -6,7 +6,7 @@ use crate::site::{Site, Worker, settle_all};
 use futures::executor::block_on;
 use weirpool::{Block, Sealing, Source};
 
-/// Umpire#1020: the rest of a pending block became free when a part of it was reused.
+/// Umpire#1020: the remainder of a pending block became free when a part of it was reused.
 pub(crate) fn a_part_of_pending_memory_leaves_the_rest_pending<B: Bench>() {
     for own_part in [true, false] {
         let site = Site::<B>::new(8 * MIB);
@@ -34,7 +34,7 @@ pub(crate) fn a_part_of_pending_memory_leaves_the_rest_pending<B: Bench>() {
     }
 }
 
-/// rmm#2489: a merged list kept the older of two events, and a third stream overtook the donor.
+/// rmm#2489: merging lists kept the older of two events, so a third stream overtook the donor.
 pub(crate) fn joined_memory_waits_for_its_latest_part<B: Bench>() {
     let site = Site::<B>::with(8 * MIB, |builder| builder.sealing(Sealing::EveryFree));
     let [first, second, third] = site.workers();
@@ -43,7 +43,7 @@ pub(crate) fn joined_memory_waits_for_its_latest_part<B: Bench>() {
     drop(low);
     let late = first.use_until_opened(&high, 2);
     drop(high);
-    // The second stream has both, and frees them unused.
+    // The second stream takes both, and frees them unused.
     drop(second.take_from(Source::DeviceWait, 8 * MIB));
     let all = third.take_from(Source::DeviceWait, 8 * MIB);
     third.fill(&all, 3);
@@ -56,7 +56,7 @@ pub(crate) fn joined_memory_waits_for_its_latest_part<B: Bench>() {
     site.assert_sound();
 }
 
-/// The same where the parts were freed on two streams: both are waited for.
+/// The parts of joined memory were freed on two streams. Both are waited for.
 pub(crate) fn joined_memory_waits_for_every_stream_of_its_parts<B: Bench>() {
     for opened_first in [0, 1] {
         let site = Site::<B>::new(8 * MIB);
@@ -79,8 +79,8 @@ pub(crate) fn joined_memory_waits_for_every_stream_of_its_parts<B: Bench>() {
     }
 }
 
-/// [16] Umpire#846: coalescing and freeing called each other for ever. Here what is complete has become
-/// one block by the time anybody looks.
+/// [16] Umpire#846: coalescing and freeing recursed without end. Here complete blocks have become one block by the next
+/// look.
 pub(crate) fn all_free_blocks_become_one<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
@@ -90,7 +90,7 @@ pub(crate) fn all_free_blocks_become_one<B: Bench>() {
     let mut blocks: Vec<_> = (0..64).map(|_| worker.take(100_000)).collect();
     random.shuffle(&mut blocks);
     blocks.drain(..).for_each(drop);
-    // A whole that only all of the parts give.
+    // Only all parts together hold this block.
     let whole = worker.take(8 * MIB);
     drop(whole);
     block_on(worker.stream.synchronize()).unwrap();
@@ -102,15 +102,15 @@ pub(crate) fn all_free_blocks_become_one<B: Bench>() {
     site.assert_conserved();
 }
 
-/// Free memory in pieces makes a whole, without taking more from the device: mapped together, or given
-/// back for memory in one piece.
+/// Scattered free memory serves a large request without more memory from the device: it is mapped together, or exchanged
+/// for contiguous memory.
 pub(crate) fn free_memory_in_pieces_makes_a_whole<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder);
     let worker = site.worker();
     let is_virtual = site.is_virtual();
     let mut blocks: Vec<_> = (0..8).map(|_| worker.take(2 * MIB)).collect();
     blocks.iter().for_each(|block| worker.fill(block, 1));
-    // Every second piece stays in use where the others can be mapped together.
+    // Every second piece stays in use if the others can be mapped together.
     let mut is_kept = false;
     blocks.retain(|_| {
         is_kept = is_virtual && !is_kept;
@@ -126,12 +126,12 @@ pub(crate) fn free_memory_in_pieces_makes_a_whole<B: Bench>() {
     site.assert_sound();
 }
 
-/// Both halves of a pool of 8 MiB, next to each other.
+/// Returns both halves of a pool of 8 MiB, which are adjacent.
 pub(crate) fn halves<B: Bench>(worker: &Worker<B>) -> [Block; 2] {
     halves_of(worker, worker)
 }
 
-/// The same for two workers.
+/// Returns both halves of a pool of 8 MiB, allocated by two workers.
 fn halves_of<B: Bench>(first: &Worker<B>, second: &Worker<B>) -> [Block; 2] {
     drop(first.take(8 * MIB));
     block_on(first.stream.synchronize()).unwrap();

@@ -1,4 +1,4 @@
-//! Several pools of one device: named, default, current; what a device lacks.
+//! Several pools of one device, by name, default and scope; and missing capabilities.
 
 use crate::bench::Bench;
 use crate::common::MIB;
@@ -16,7 +16,7 @@ use weirpool::device::{Device, MemoryKind, Pooling};
 use weirpool::testing::Invariants;
 use weirpool::{AllocError, BuildError, Current, Pool, Scope, StreamError, Upstream, current};
 
-/// A name that no other test has.
+/// Returns a name that no other test uses.
 fn name(what: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("{what} {}", NEXT.fetch_add(1, Ordering::Relaxed))
@@ -27,16 +27,16 @@ fn named<B: Bench>(device: &Arc<dyn Device>, what: &str) -> Pool {
     builder.name(name(what)).build().unwrap()
 }
 
-/// The pool that a small allocation comes from, where none is named.
+/// Returns the pool that serves a small allocation in the current scope.
 fn whose<B: Bench>(bench: &B, device: &Arc<dyn Device>) -> Result<Pool, AllocError> {
     let block = current(device)
         .expect("a pool")
         .try_allocate(&bench.stream(), 4096)?;
-    Ok(pool_of(block.address()).expect("somebody's").0)
+    Ok(pool_of(block.address()).expect("a pool owns it").0)
 }
 
-/// [26] The default pools of two devices are two, and neither takes the other's streams.
-pub(crate) fn default_pools_are_their_devices<B: Bench>() {
+/// [26] Two devices have two default pools, and neither accepts the other's streams.
+pub(crate) fn default_pools_belong_to_their_devices<B: Bench>() {
     let here = B::new();
     let there = here.another();
     let devices = [here.device(), there.device()];
@@ -48,14 +48,14 @@ pub(crate) fn default_pools_are_their_devices<B: Bench>() {
     assert_eq!(whose(&there, &devices[1]).unwrap(), pools[1]);
     let refused = whose(&there, &devices[0]).unwrap_err();
     assert_eq!(refused, AllocError::Stream(StreamError::ForeignDevice));
-    // What is set, or switched, for one is not for the other.
+    // Settings of one device do not apply to the other.
     Current::set_pooling(&devices[0], Pooling::Disabled);
     assert!(!whose(&here, &devices[0]).unwrap().describe().is_pooled);
     assert_eq!(whose(&there, &devices[1]).unwrap(), pools[1]);
     Current::set_pooling(&devices[0], Pooling::Enabled);
 }
 
-/// [27] CUDA's custom pools: each has its memory, and the others do not touch it.
+/// [27] CUDA's custom pools: each has its own memory, which the others do not use.
 pub(crate) fn named_and_default_pools_are_isolated<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let device = site.bench.device();
@@ -68,7 +68,7 @@ pub(crate) fn named_and_default_pools_are_isolated<B: Bench>() {
     let stream = weights.register(&work).unwrap();
     let block = weights.try_allocate(&stream, 8 * MIB).unwrap();
     site.bench.fill(&work, (&block).into(), 1);
-    // One is full, and the others are not.
+    // One pool is full, and the others are not.
     assert!(weights.try_allocate(&stream, MIB).is_err());
     let other = site.worker().take(8 * MIB);
     let default_stream = default.register(&work).unwrap();
@@ -87,8 +87,8 @@ pub(crate) fn named_and_default_pools_are_isolated<B: Bench>() {
     weights.check_conserved().unwrap();
 }
 
-/// [27] Warp `ScopedMempool`: an override is undone however it is left.
-pub(crate) fn an_override_is_undone_on_every_way_out<B: Bench>() {
+/// [27] Warp `ScopedMempool`: an override ends however its scope is left.
+pub(crate) fn override_ends_on_every_path<B: Bench>() {
     let bench = B::new();
     let device = bench.device();
     let (outer, inner) = (named::<B>(&device, "outer"), named::<B>(&device, "inner"));
@@ -110,7 +110,7 @@ pub(crate) fn an_override_is_undone_on_every_way_out<B: Bench>() {
         let panics = catch_unwind(AssertUnwindSafe(|| {
             let _inner = Scope::pooling(&device, Pooling::Disabled).enter();
             assert!(!whose().unwrap().describe().is_pooled);
-            std::panic::resume_unwind(Box::new("a panic that was asked for"));
+            std::panic::resume_unwind(Box::new("a deliberate panic"));
         }));
         assert!(panics.is_err());
         assert_eq!(whose().unwrap(), outer);
@@ -122,8 +122,8 @@ pub(crate) fn an_override_is_undone_on_every_way_out<B: Bench>() {
     assert_eq!(whose().unwrap(), default);
 }
 
-/// [27] An override is its task's, wherever and beside whatever else that is polled.
-pub(crate) fn an_override_stays_with_its_task<B: Bench, E: Executor>() {
+/// [27] An override applies to its task, on whichever thread and beside whichever tasks it is polled.
+pub(crate) fn override_applies_to_its_task_only<B: Bench, E: Executor>() {
     let bench = B::new();
     let device = bench.device();
     let default = default_pool(&device).unwrap();
@@ -147,7 +147,7 @@ pub(crate) fn an_override_stays_with_its_task<B: Bench, E: Executor>() {
     assert_eq!(whose(&bench, &device).unwrap(), default);
 }
 
-/// Lets the executor poll another task first, and perhaps this one elsewhere.
+/// Lets the executor poll other tasks first, and perhaps this one on another thread.
 async fn step_aside() {
     let mut was_aside = false;
     poll_fn(|context| {
@@ -160,9 +160,9 @@ async fn step_aside() {
     .await;
 }
 
-/// [28] Warp `cpu_unsupported`: what a device lacks is made up for where that is safe, and the pool says so;
-/// else the error names it.
-pub(crate) fn what_a_device_lacks_is_made_up_for_or_named<B: Bench>() {
+/// [28] Warp `cpu_unsupported`: a missing capability has a fallback where that is safe, and the pool reports it. Otherwise
+/// the error names the capability.
+pub(crate) fn missing_capability_has_a_fallback_or_an_error<B: Bench>() {
     let device = B::new().device();
     let capabilities = device.capabilities();
     let upstreams = [
@@ -199,9 +199,9 @@ pub(crate) fn what_a_device_lacks_is_made_up_for_or_named<B: Bench>() {
     assert!(capabilities.memory_kinds.contains(MemoryKind::Device));
 }
 
-/// Warp `enable_mempools`: without pooling every allocation is the device's, in the order of its stream, and
-/// goes back to it once that has passed.
-pub(crate) fn unpooled_memory_goes_back_once_it_is_complete<B: Bench>() {
+/// [28] Warp `enable_mempools`: without pooling, each allocation is made by the device in the order of its stream, and
+/// released once that stream has passed the free.
+pub(crate) fn unpooled_memory_is_released_once_it_is_complete<B: Bench>() {
     let bench = B::new();
     let probe = crate::probe::Probe::new(bench.device());
     let builder = PoolBuilder::new(probe.device()).capacity(8 * MIB);
@@ -226,7 +226,7 @@ pub(crate) fn unpooled_memory_goes_back_once_it_is_complete<B: Bench>() {
     drop(block);
     crate::site::eventually(|| probe.held() == 0);
     assert_eq!(probe.peak(), 6 * MIB);
-    // Noted by whoever gave it back, a moment later.
+    // The releasing thread updates the statistics a moment later.
     crate::site::eventually(|| site.pool.statistics().reserved.current == 0);
     first.settle();
     site.assert_sound();

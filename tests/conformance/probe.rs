@@ -1,5 +1,5 @@
-//! A device in front of another: it counts the calls, keeps account of what was taken, makes calls fail,
-//! and lies. So that tests which need it run on every backend.
+//! A device in front of another. It counts the calls, tracks the memory, and can make calls fail or return wrong results. So
+//! tests that need this run on every backend.
 
 use crate::common::pass_on;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,13 +8,13 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weirpool::device::*;
 
-/// A handle on the device in front; clones are the same.
+/// A handle of the device in front. Clones are the same device.
 #[derive(Clone, Debug)]
 pub(crate) struct Probe(Arc<Front>);
 
 struct Front {
     device: Arc<dyn Device>,
-    book: Mutex<Book>,
+    state: Mutex<State>,
 }
 
 impl fmt::Debug for Front {
@@ -24,29 +24,29 @@ impl fmt::Debug for Front {
 }
 
 #[derive(Default)]
-struct Book {
+struct State {
     calls: BTreeMap<&'static str, u64>,
-    /// Of those, the ones that name a stream.
+    /// The calls that name a stream, by stream.
     named: BTreeMap<RawStream, u64>,
-    /// Calls that are to fail: how many of them may still pass, and how the next one fails.
+    /// Calls that are to fail: how many may still pass, and how the next one fails.
     faults: BTreeMap<&'static str, (u64, DeviceErrorKind)>,
-    /// Calls that fail, whenever they are made, and how.
+    /// Calls that fail each time, and how.
     refused: BTreeMap<&'static str, DeviceErrorKind>,
-    /// Calls that are answered as if all were well, and not made.
+    /// Calls that are not made, but reported as successful.
     lies: BTreeSet<&'static str>,
-    /// Every call fails, for good.
+    /// Every call fails from now on.
     is_broken: bool,
-    /// Bytes of physical memory taken, by handle or address.
+    /// Bytes of physical memory, by chunk or address.
     memory: BTreeMap<u64, u64>,
     peak: u64,
-    /// What is done when a call is answered, before the caller hears of it.
+    /// Functions to run when a call has returned, before its caller continues.
     meanwhile: BTreeMap<&'static str, Meanwhile>,
 }
 
-/// What somebody else does in the middle of a call.
+/// An action of another thread in the middle of a call.
 type Meanwhile = Box<dyn FnOnce() + Send>;
 
-impl Book {
+impl State {
     fn held(&self) -> u64 {
         self.memory.values().sum()
     }
@@ -67,7 +67,7 @@ impl Probe {
     pub(crate) fn new(device: Arc<dyn Device>) -> Self {
         Self(Arc::new(Front {
             device,
-            book: Mutex::default(),
+            state: Mutex::default(),
         }))
     }
 
@@ -75,107 +75,109 @@ impl Probe {
         Arc::new(self.clone())
     }
 
-    /// How often a call of [`Device`] was made.
+    /// Returns how often a call of [`Device`] was made.
     pub(crate) fn calls(&self, name: &str) -> u64 {
-        self.book().calls.get(name).copied().unwrap_or(0)
+        self.state().calls.get(name).copied().unwrap_or(0)
     }
 
-    /// How often a call named the stream: for an event, a wait, a copy or a fill.
+    /// Returns how often a call named the stream: for an event, a wait, a copy or a fill.
     pub(crate) fn calls_on(&self, stream: RawStream) -> u64 {
-        self.book().named.get(&stream).copied().unwrap_or(0)
+        self.state().named.get(&stream).copied().unwrap_or(0)
     }
 
-    /// How often any was.
+    /// Returns how many calls were made.
     pub(crate) fn all_calls(&self) -> u64 {
-        self.book().calls.values().sum()
+        self.state().calls.values().sum()
     }
 
-    /// Bytes taken from the device now.
+    /// Returns the bytes that are taken from the device now.
     pub(crate) fn held(&self) -> u64 {
-        self.book().held()
+        self.state().held()
     }
 
-    /// The most bytes that were taken at any time.
+    /// Returns the peak of the bytes that were taken.
     pub(crate) fn peak(&self) -> u64 {
-        self.book().peak
+        self.state().peak
     }
 
-    /// Events that exist now.
+    /// Returns the number of events that exist.
     pub(crate) fn events(&self) -> u64 {
         self.calls("create_event") - self.calls("destroy_event")
     }
 
     /// Makes the `nth` call from now on fail, without effect; 1 is the next.
     pub(crate) fn fail(&self, name: &'static str, nth: u64, kind: DeviceErrorKind) {
-        self.book().faults.insert(name, (nth - 1, kind));
+        self.state().faults.insert(name, (nth - 1, kind));
     }
 
-    /// No such call is to fail any more.
+    /// Makes such calls succeed again.
     pub(crate) fn fail_no_more(&self, name: &str) {
-        self.book().faults.remove(name);
+        self.state().faults.remove(name);
     }
 
     /// Makes every such call fail, without effect, until it is [allowed](Self::allow).
     pub(crate) fn refuse(&self, name: &'static str, kind: DeviceErrorKind) {
-        self.book().refused.insert(name, kind);
+        self.state().refused.insert(name, kind);
     }
 
-    /// Makes every call fail from now on, as after a kernel that faulted. What runs on the device ends as ever, and of that
-    /// nobody learns.
+    /// Makes every call fail from now on, as after a kernel fault. Running work still ends, but no caller learns of it.
     pub(crate) fn break_device(&self) {
-        self.book().is_broken = true;
+        self.state().is_broken = true;
     }
 
     pub(crate) fn allow(&self, name: &str) {
-        self.book().refused.remove(name);
+        self.state().refused.remove(name);
     }
 
-    /// Has this done in the middle of the next such call (`query`, `create`, `destroy`, `allocate` or
-    /// `free`), when it is answered and the caller has not heard of it.
+    /// Runs a function in the middle of the next such call (`query`, `create`, `destroy`, `allocate` or `free`): after the
+    /// device returns and before the caller continues.
     pub(crate) fn amid_next(&self, name: &'static str, meanwhile: impl FnOnce() + Send + 'static) {
-        self.book().meanwhile.insert(name, Box::new(meanwhile));
+        self.state().meanwhile.insert(name, Box::new(meanwhile));
     }
 
-    /// From now on says that every event is complete (`query`), or that a stream waits which does not
-    /// (`wait`): what a test of order must notice.
-    #[allow(dead_code, reason = "of use where nothing else than the bytes tells")]
+    /// From now on reports that every event is complete (`query`), or that a stream waits although it does not (`wait`).
+    /// Tests of order must detect this.
+    #[allow(
+        dead_code,
+        reason = "used where only the contents of memory show the error"
+    )]
     pub(crate) fn lie(&self, name: &'static str) {
-        self.book().lies.insert(name);
+        self.state().lies.insert(name);
     }
 
     fn lies(&self, name: &str) -> bool {
-        self.book().lies.contains(name)
+        self.state().lies.contains(name)
     }
 
     fn amid(&self, name: &'static str) {
-        let meanwhile = self.book().meanwhile.remove(name);
+        let meanwhile = self.state().meanwhile.remove(name);
         if let Some(meanwhile) = meanwhile {
             meanwhile();
         }
     }
 
-    /// Whether the failure that was asked for has come.
+    /// Returns whether the requested failure has happened.
     pub(crate) fn has_failed(&self, name: &str) -> bool {
-        !self.book().faults.contains_key(name)
+        !self.state().faults.contains_key(name)
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a call, or makes it fail; else it is the device's.
+    /// Counts a call, and makes it fail if it is to. Otherwise returns the device behind.
     fn enter(&self, name: &'static str) -> Result<&dyn Device, DeviceError> {
-        let mut book = self.book();
-        *book.calls.entry(name).or_default() += 1;
-        book.unless_broken(name)?;
-        if let Some(kind) = book.refused.get(name) {
-            return Err(DeviceError::new(name, *kind, "a fault that was asked for"));
+        let mut state = self.state();
+        *state.calls.entry(name).or_default() += 1;
+        state.unless_broken(name)?;
+        if let Some(kind) = state.refused.get(name) {
+            return Err(DeviceError::new(name, *kind, "a scripted fault"));
         }
-        match book.faults.get_mut(name) {
+        match state.faults.get_mut(name) {
             Some((0, kind)) => {
                 let kind = *kind;
-                book.faults.remove(name);
-                Err(DeviceError::new(name, kind, "a fault that was asked for"))
+                state.faults.remove(name);
+                Err(DeviceError::new(name, kind, "a scripted fault"))
             }
             Some((passes, _)) => {
                 *passes -= 1;
@@ -185,9 +187,9 @@ impl Probe {
         }
     }
 
-    /// The same for one that names a stream.
+    /// Does so for a call that names a stream.
     fn enter_on(&self, name: &'static str, stream: RawStream) -> Result<&dyn Device, DeviceError> {
-        *self.book().named.entry(stream).or_default() += 1;
+        *self.state().named.entry(stream).or_default() += 1;
         self.enter(name)
     }
 
@@ -196,8 +198,8 @@ impl Probe {
     }
 }
 
-// SAFETY: every call that answers at all is answered by the device behind, but for lies, which tests tell
-// to see what comes of them, over bytes that nobody needs.
+// SAFETY: the device behind makes every call that returns a result, except for wrong results that tests request. They do so
+// only for memory whose contents they do not need.
 unsafe impl Device for Probe {
     pass_on! {
         |probe| probe.inner() =>
@@ -212,15 +214,15 @@ unsafe impl Device for Probe {
 
     fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         let chunk = self.enter("create")?.create(bytes)?;
-        self.book().take(chunk.0, bytes);
+        self.state().take(chunk.0, bytes);
         self.amid("create");
         Ok(chunk)
     }
 
     unsafe fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
-        // Before: from then on the chunk's name may be reused.
+        // The entry is removed first, because the device may reuse the chunk's name from then on.
         let device = self.enter("destroy")?;
-        self.book().memory.remove(&chunk.0);
+        self.state().memory.remove(&chunk.0);
         // SAFETY: the caller guarantees to this device what it guarantees to the other.
         let answer = unsafe { device.destroy(chunk) };
         self.amid("destroy");
@@ -229,15 +231,15 @@ unsafe impl Device for Probe {
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
         let address = self.enter("allocate")?.allocate(kind, bytes)?;
-        self.book().take(address, bytes);
+        self.state().take(address, bytes);
         self.amid("allocate");
         Ok(address)
     }
 
     unsafe fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
-        // Before: from then on the address may be reused.
+        // The entry is removed first, because the device may reuse the address from then on.
         let device = self.enter("free")?;
-        self.book().memory.remove(&address);
+        self.state().memory.remove(&address);
         // SAFETY: the caller guarantees to this device what it guarantees to the other.
         let answer = unsafe { device.free(kind, address, bytes) };
         self.amid("free");
@@ -258,8 +260,8 @@ unsafe impl Device for Probe {
         // SAFETY: the caller guarantees to this device what it guarantees to the other.
         let answer = unsafe { device.query(event) };
         self.amid("query");
-        // What the device did after it broke is no answer, whenever it was asked.
-        self.book().unless_broken("query")?;
+        // A query after the device broke must fail, whenever it was made.
+        self.state().unless_broken("query")?;
         answer
     }
 

@@ -1,4 +1,4 @@
-//! Addresses instead of blocks: what an allocator hook of C's gives out and is given back.
+//! Addresses instead of blocks, as an allocator hook of a C library hands them out and takes them back.
 
 use crate::bench::{Bench, Span};
 use crate::common::MIB;
@@ -21,7 +21,7 @@ fn span(address: u64, bytes: u64) -> Span {
     }
 }
 
-/// Why an address is refused, in words.
+/// Returns the message with which an address is refused.
 #[track_caller]
 fn refused<B: Bench>(raw: &RawPool, worker: &Worker<B>, address: u64) -> String {
     let error = raw.free(address, &worker.work).unwrap_err();
@@ -32,9 +32,9 @@ fn refused<B: Bench>(raw: &RawPool, worker: &Worker<B>, address: u64) -> String 
     error.to_string()
 }
 
-/// [29] cupy double_free, pytorch#150098: a second free, an address within a block, one of somebody else's and one
-/// of nobody's are errors that say so; and nothing is lost.
-pub(crate) fn an_address_is_freed_once<B: Bench>() {
+/// [29] cupy double_free, pytorch#150098: a second free, an address inside a block, one of another pool and an unknown one
+/// are errors that say so, without effect.
+pub(crate) fn address_is_freed_once<B: Bench>() {
     let (site, elsewhere) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));
     let (raw, worker, stranger) = (RawPool::new(&site.pool), site.worker(), elsewhere.worker());
     let addresses = [(); 3].map(|()| raw.try_allocate(&worker.work, 2 * MIB).unwrap());
@@ -62,11 +62,11 @@ pub(crate) fn an_address_is_freed_once<B: Bench>() {
         (found.address, found.state),
         (kept.into(), BlockState::Used)
     );
-    // What was refused changed nothing.
+    // The refused calls have no effect.
     assert_eq!(raw.given_out(), 1);
     assert_eq!(site.pool.statistics().used.current, 4 * MIB);
     worker.expect(span(kept, 2 * MIB), 1);
-    // A block of another pool is not given out, and is had again; one of this pool is.
+    // A block of another pool is refused and returned; a block of this pool is accepted.
     let theirs = raw.keep(theirs).unwrap_err();
     assert_eq!(raw.keep(owned).unwrap(), taken);
     for address in [kept, taken] {
@@ -79,9 +79,9 @@ pub(crate) fn an_address_is_freed_once<B: Bench>() {
     site.assert_sound();
 }
 
-/// [13] An address that is freed on another stream than it was allocated on: the order of both is kept, and neither
-/// is made to wait.
-pub(crate) fn an_address_is_freed_on_another_stream<B: Bench>() {
+/// [13] An address is freed on another stream than it was allocated on. The order of both is kept, and neither stream
+/// waits.
+pub(crate) fn address_is_freed_on_another_stream<B: Bench>() {
     for opened_first in [0, 1] {
         let site = Site::<B>::without_device_waits(8 * MIB);
         let [own, other, heir] = site.workers();
@@ -109,13 +109,13 @@ pub(crate) fn an_address_is_freed_on_another_stream<B: Bench>() {
     }
 }
 
-/// As with `cudaFreeAsync`, the stream that it was allocated on may be gone: the one that it is freed on counts, and
-/// the memory's earlier life.
-pub(crate) fn an_address_is_freed_when_its_stream_is_gone<B: Bench>() {
+/// As with `cudaFreeAsync`, the stream of the allocation may be destroyed. The memory is reused after the freeing stream, and
+/// after its own earlier life.
+pub(crate) fn address_is_freed_after_its_stream_is_destroyed<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
     let [earlier, other, heir] = site.workers();
     let raw = RawPool::new(&site.pool);
-    // Its earlier life lasts until the first gate is opened; nobody but the stream that is destroyed waits for it.
+    // The earlier life lasts until the first gate opens. Only the stream that is destroyed waits for it.
     let block = earlier.take(8 * MIB);
     let first = earlier.use_until_opened(&block, 1);
     drop(block);
@@ -129,7 +129,7 @@ pub(crate) fn an_address_is_freed_when_its_stream_is_gone<B: Bench>() {
     raw.free(address, &other.work).unwrap();
     assert_eq!(probe.calls_on(name), calls);
     assert_eq!(site.pool.statistics().used.current, 0);
-    // Whoever has it next comes after both.
+    // The next owner comes after both.
     let block = heir.take_from(Source::DeviceWait, 8 * MIB);
     heir.use_up(&block, 2);
     site.bench.let_run();
@@ -143,7 +143,7 @@ pub(crate) fn an_address_is_freed_when_its_stream_is_gone<B: Bench>() {
     site.assert_sound();
 }
 
-/// A stream is registered once, as long as somebody has it, whichever others come; and let go with its last owner.
+/// A stream stays registered while it has an owner, whichever others are added, and is dropped with its last owner.
 pub(crate) fn a_stream_is_found_again<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let raw = RawPool::new(&site.pool);
@@ -155,15 +155,15 @@ pub(crate) fn a_stream_is_found_again<B: Bench>() {
     let before = streams();
     drop(second);
     raw.stream(&third).unwrap();
-    assert_eq!(streams(), before, "one came, and one went");
+    assert_eq!(streams(), before, "one was added and one was dropped");
     assert!(is_found(&first, ids[0]));
     drop(raw);
     site.assert_conserved();
 }
 
-/// [13] What a further stream uses is reused only after that, too. The stream comes after the grant by its user's doing,
-/// and is given nothing.
-pub(crate) fn an_address_that_a_further_stream_uses_waits_for_it<B: Bench>() {
+/// [13] Memory that a further stream uses is reused only after that use, too. The user orders that stream after the grant, so
+/// the pool makes no call on it.
+pub(crate) fn address_is_reused_after_further_streams<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
     let [own, further, heir] = site.workers();
     let raw = RawPool::new(&site.pool);
@@ -173,7 +173,7 @@ pub(crate) fn an_address_that_a_further_stream_uses_waits_for_it<B: Bench>() {
     let first = site.bench.hold(&own.work);
     own.expect(span(earlier, 8 * MIB), 1);
     raw.free(earlier, &own.work).unwrap();
-    // Behind that, which goes on.
+    // Its next life is ordered after that, which still runs.
     let address = raw.try_allocate(&own.work, 8 * MIB).unwrap();
     own.fill(span(address, 8 * MIB), 2);
     further.come_after(&own);
@@ -197,8 +197,8 @@ pub(crate) fn an_address_that_a_further_stream_uses_waits_for_it<B: Bench>() {
     site.assert_sound();
 }
 
-/// [21] A hook waits for memory, and is told when that took too long.
-pub(crate) fn who_allocates_an_address_waits_so_long_only<B: Bench>() {
+/// [21] A hook waits for memory, up to a time limit.
+pub(crate) fn allocation_of_an_address_waits_up_to_its_limit<B: Bench>() {
     let site = Site::<B>::with(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
     let [holder, waiter] = site.workers();
     let raw = RawPool::new(&site.pool);
@@ -227,8 +227,8 @@ pub(crate) fn who_allocates_an_address_waits_so_long_only<B: Bench>() {
     site.assert_sound();
 }
 
-/// [4, 5] Threads with a stream of somebody else's each, more than there is memory for: what one writes nobody
-/// overwrites, and what one gives out another frees.
+/// [4, 5] Several threads with an external stream each need more than the pool has. No contents are overwritten, and
+/// addresses are freed by other threads.
 pub(crate) fn threads_give_out_and_free_addresses<B: Bench>() {
     const ROUNDS: u64 = 60;
     let site = Site::<B>::new(16 * MIB);
@@ -257,7 +257,7 @@ pub(crate) fn threads_give_out_and_free_addresses<B: Bench>() {
             });
         }
         drop(give);
-        // Of work that is over: on whichever stream.
+        // Their work is complete, so they may be freed on any stream.
         let last = &workers[3];
         for address in given {
             raw.free(address, &last.bench.external(&last.work)).unwrap();
@@ -268,16 +268,16 @@ pub(crate) fn threads_give_out_and_free_addresses<B: Bench>() {
     site.assert_sound();
 }
 
-/// [29] Threads that use one address on streams of their own all say so; of those that free it then, one does, and the
-/// others are told.
-pub(crate) fn of_threads_that_free_an_address_one_does<B: Bench>() {
+/// [29] Several threads declare uses of one address on their streams, and then free it. All uses are accepted, one free
+/// succeeds, and the others fail.
+pub(crate) fn address_freed_by_several_threads_is_freed_once<B: Bench>() {
     const ROUNDS: usize = 40;
     let site = Site::<B>::new(8 * MIB);
     let raw = RawPool::new(&site.pool);
     let workers = site.workers::<4>();
     let (barrier, address) = (Barrier::new(workers.len()), AtomicU64::new(0));
     let freed = AtomicUsize::new(0);
-    // Told at the end: who panics keeps the others waiting for ever.
+    // Errors are reported at the end, because a panic would keep the other threads waiting for ever.
     let complaints = Mutex::new(Vec::new());
     let complain = |error: &dyn Debug| complaints.lock().unwrap().push(format!("{error:?}"));
     let round = |worker: &Worker<B>| {
@@ -311,8 +311,8 @@ pub(crate) fn of_threads_that_free_an_address_one_does<B: Bench>() {
     site.assert_conserved();
 }
 
-/// The list ends before what it gave out: somebody may use the addresses still.
-pub(crate) fn what_is_given_out_outlives_its_list<B: Bench>() {
+/// A table of addresses is dropped before its addresses are freed: they may still be in use.
+pub(crate) fn addresses_outlive_their_raw_pool<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
     let raw = RawPool::new(&site.pool);
@@ -322,7 +322,7 @@ pub(crate) fn what_is_given_out_outlives_its_list<B: Bench>() {
     assert_eq!(site.pool.statistics().used.current, 4 * MIB);
     worker.take_nothing(8 * MIB);
     worker.expect(span(address, 4 * MIB), 1);
-    // Another list knows nothing of it.
+    // Another table does not know the address.
     let again = RawPool::new(&site.pool);
     let text = refused(&again, &worker, address);
     assert!(text.contains("has another owner"), "{text}");

@@ -93,7 +93,7 @@ pub(crate) fn with_no_room_another_stream_comes_after_the_work<B: Bench>() {
 }
 
 /// [9] Umpire `ExplicitSync`: another stream, work complete: the same address, nothing waited for.
-pub(crate) fn complete_memory_is_everybodys<B: Bench>() {
+pub(crate) fn complete_memory_is_available_to_every_stream<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [first, second] = site.workers();
     for bytes in [8 * MIB, MIB] {
@@ -210,7 +210,7 @@ pub(crate) fn complete_memory_is_found_without_merging<B: Bench>() {
 
 /// Two who ask at once how far a stream is learn what each asked, and no more: one that finds the other's
 /// points gone must not take the next for them.
-pub(crate) fn two_who_ask_at_once_learn_no_more_than_either<B: Bench>() {
+pub(crate) fn concurrent_reaps_learn_no_more_than_either<B: Bench>() {
     let set = |builder: PoolBuilder| builder.reuse(ONLY_COMPLETE).sealing(Sealing::EveryFree);
     let (site, probe) = Site::<B>::probed(8 * MIB, set);
     let [first, second] = site.workers();

@@ -11,7 +11,7 @@ use weirpool::{AllocError, Block, Layout, Overtaking, PressureHook, Shortfall, S
 
 /// [21] RMM `limiting_resource_adaptor`, for each tenant: who is over its limit fails, or waits, and keeps
 /// nobody else from anything.
-pub(crate) fn a_tags_limit_holds_its_own_requests_back<B: Bench>() {
+pub(crate) fn tag_limit_throttles_only_its_own_requests<B: Bench>() {
     let guest = Tag::new("services: guest");
     let site = Site::<B>::with(32 * MIB, |builder| builder.tag_limit(guest, 8 * MIB));
     let worker = site.worker();
@@ -35,7 +35,7 @@ pub(crate) fn a_tags_limit_holds_its_own_requests_back<B: Bench>() {
 }
 
 /// Deadlines and priorities say who is served next.
-pub(crate) fn who_is_due_first_is_served_first<B: Bench>() {
+pub(crate) fn request_due_first_is_served_first<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
     let all = worker.take(8 * MIB);
@@ -60,7 +60,7 @@ pub(crate) fn who_is_due_first_is_served_first<B: Bench>() {
 }
 
 /// A small request may pass the head of the queue as often as it was allowed to.
-pub(crate) fn the_head_is_passed_so_often_only<B: Bench>() {
+pub(crate) fn head_is_overtaken_a_bounded_number_of_times<B: Bench>() {
     let bound = Overtaking {
         times: 2,
         bytes: 4 * MIB,
@@ -89,7 +89,7 @@ pub(crate) fn the_head_is_passed_so_often_only<B: Bench>() {
 
 /// What is set aside is there while others have the rest; what is freed of it comes back in the order of its
 /// streams, on another behind a wait on the device.
-pub(crate) fn what_is_reserved_neither_waits_nor_is_overwritten<B: Bench>() {
+pub(crate) fn reserved_memory_neither_waits_nor_is_overwritten<B: Bench>() {
     let site = Site::<B>::new(16 * MIB);
     let [first, second] = site.workers();
     let reservation = site.pool.reserve(8 * MIB).try_now().unwrap();
@@ -164,7 +164,7 @@ impl PressureHook for Cache {
 
 /// [22] RMM `failure_callback`: what the hook frees, behind work that runs, serves the request that asked; who
 /// only tries does not ask.
-pub(crate) fn a_hook_frees_what_a_request_lacks<B: Bench>() {
+pub(crate) fn hook_frees_memory_that_a_request_lacks<B: Bench>() {
     let cache = Cache::default();
     let site = Site::<B>::with(8 * MIB, |builder| builder.pressure_hook(cache.clone()));
     let [caching, worker] = site.workers();

@@ -32,7 +32,7 @@ fn end<B: Bench>(site: &Site<B>, worker: &Worker<B>, kept: impl IntoIterator<Ite
 
 /// [16] Umpire `percent_releasable`: nobody asks for it, and what is free becomes one piece; of the same memory, or as
 /// much. What is used stays where it is.
-pub(crate) fn a_heuristic_makes_one_piece_by_itself<B: Bench>() {
+pub(crate) fn heuristic_coalesces_unasked<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
         builder
             .coalesce(CoalesceHeuristic::percent_releasable(50))
@@ -53,7 +53,7 @@ pub(crate) fn a_heuristic_makes_one_piece_by_itself<B: Bench>() {
 }
 
 /// [16] One of the user's own: to what is used.
-pub(crate) fn a_heuristic_of_ones_own_shrinks_the_pool<B: Bench>() {
+pub(crate) fn custom_heuristic_shrinks_the_pool<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
         builder
             .coalesce(CoalesceHeuristic::new(|figures| figures.in_use.current))
@@ -86,7 +86,7 @@ pub(crate) fn a_threshold_may_be_set_later<B: Bench>() {
 }
 
 /// With no bytes for lanes, what a stream freed comes back to it from the heap, its work running or not.
-pub(crate) fn lanes_keep_what_they_may<B: Bench>() {
+pub(crate) fn lanes_cache_up_to_their_limit<B: Bench>() {
     for (bytes, source) in [(8 * MIB, Source::Lane), (0, Source::SameStream)] {
         let site = Site::<B>::with(8 * MIB, |builder| builder.lane_bytes(bytes));
         let worker = site.worker();
@@ -103,7 +103,7 @@ pub(crate) fn lanes_keep_what_they_may<B: Bench>() {
 }
 
 /// At each free, once enough was freed, or when somebody asks.
-pub(crate) fn events_are_recorded_as_often_as_is_said<B: Bench>() {
+pub(crate) fn events_are_recorded_as_often_as_configured<B: Bench>() {
     const FREES: u64 = 64;
     const BYTES: u64 = 64 << 10;
     let records = |sealing| {

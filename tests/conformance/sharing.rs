@@ -55,7 +55,7 @@ pub(crate) fn a_block_used_on_several_streams_waits_for_all<B: Bench>() {
 }
 
 /// [12] The same behind waits on the device: for each of the streams.
-pub(crate) fn who_takes_a_shared_block_comes_after_all_its_streams<B: Bench>() {
+pub(crate) fn taker_of_a_shared_block_comes_after_all_its_streams<B: Bench>() {
     for taker in [0, 3] {
         for opened_first in [0, 1] {
             let site = Site::<B>::new(8 * MIB);
@@ -138,7 +138,7 @@ pub(crate) fn a_further_stream_comes_after_the_earlier_life<B: Bench>() {
 }
 
 /// [26] RMM multidevice: each device has its pool, and neither takes the other's streams.
-pub(crate) fn devices_do_not_mix<B: Bench>() {
+pub(crate) fn streams_of_another_device_are_refused<B: Bench>() {
     let here = Site::<B>::new(8 * MIB);
     let there = here.elsewhere(8 * MIB);
     let refused = here.pool.register(&there.bench.stream());

@@ -1,4 +1,4 @@
-//! A pool under test on its bench, and workers: streams that use memory of it.
+//! A pool under test on its bench, and workers: streams that use its memory.
 
 pub(crate) use crate::common::eventually;
 
@@ -23,14 +23,13 @@ impl<B: Bench> Site<B> {
         Self::with(capacity, |builder| builder)
     }
 
-    /// One over another device.
+    /// Creates a site over another device.
     pub(crate) fn elsewhere(&self, capacity: u64) -> Self {
         let bench = self.bench.another();
         Self::over(bench.clone(), bench.device(), capacity, |builder| builder)
     }
 
-    /// One in which a stream is never made to wait on the device for another's memory: what is not
-    /// complete cannot be had.
+    /// Creates a site whose streams are never made to wait on the device, so that incomplete memory is not available.
     pub(crate) fn without_device_waits(capacity: u64) -> Self {
         Self::with(capacity, |builder| builder.reuse(ONLY_COMPLETE))
     }
@@ -40,7 +39,7 @@ impl<B: Bench> Site<B> {
         Self::over(bench.clone(), bench.device(), capacity, set)
     }
 
-    /// One whose device calls are counted, and can be made to fail.
+    /// Creates a site whose device calls are counted, and can be made to fail.
     pub(crate) fn probed(
         capacity: u64,
         set: impl FnOnce(PoolBuilder) -> PoolBuilder,
@@ -69,13 +68,13 @@ impl<B: Bench> Site<B> {
         self.worker_on(self.bench.stream())
     }
 
-    /// One on a stream that is there.
+    /// Creates a worker on an existing stream.
     pub(crate) fn worker_on(&self, work: B::Work) -> Worker<B> {
         let stream = self.pool.register(&work);
         self.worker_as(work, stream.expect("a stream of the device"))
     }
 
-    /// One on a stream that is registered.
+    /// Creates a worker on a registered stream.
     pub(crate) fn worker_as(&self, work: B::Work, stream: Stream) -> Worker<B> {
         Worker {
             stream,
@@ -90,19 +89,19 @@ impl<B: Bench> Site<B> {
         std::array::from_fn(|_| self.worker())
     }
 
-    /// Whether free memory is mapped elsewhere, and given back without waiting.
+    /// Returns whether free memory can be mapped elsewhere, and released without waiting.
     pub(crate) fn is_virtual(&self) -> bool {
         let has_it = self.bench.device().capabilities().virtual_memory;
         B::UPSTREAM == Upstream::Virtual && has_it
     }
 
-    /// The end of a test: the bytes were right, the invariants hold, and everything came back.
+    /// Asserts at the end of a test that contents were right, invariants hold, and all memory was freed.
     pub(crate) fn assert_sound(&self) {
         self.witness.assert_content();
         self.assert_conserved();
     }
 
-    /// A thread of the pool's own may still be at work for who gave up, and have claimed memory for it.
+    /// A thread of the pool may still serve a dropped request, with memory claimed for it, so this retries for a while.
     pub(crate) fn assert_conserved(&self) {
         self.pool.check().unwrap();
         let start = Instant::now();
@@ -114,7 +113,7 @@ impl<B: Bench> Site<B> {
     }
 }
 
-/// Other streams' memory is had only once it is complete.
+/// Memory of other streams is available only once it is complete.
 pub(crate) const ONLY_COMPLETE: Reuse = Reuse {
     follow_event_dependencies: true,
     opportunistic: true,
@@ -128,7 +127,7 @@ pub(crate) fn builder<B: Bench>(device: Arc<dyn Device>, capacity: u64) -> PoolB
         .chunk_bytes(CHUNK)
 }
 
-/// A stream, and what is done with memory on it.
+/// A stream, with functions that use memory on it.
 #[derive(Clone)]
 pub(crate) struct Worker<B: Bench> {
     pub(crate) work: B::Work,
@@ -139,12 +138,12 @@ pub(crate) struct Worker<B: Bench> {
 }
 
 impl<B: Bench> Worker<B> {
-    /// A block, at once.
+    /// Allocates a block immediately.
     pub(crate) fn take(&self, bytes: u64) -> Block {
         self.try_take(bytes).expect("memory")
     }
 
-    /// A block, at once, and where it came from.
+    /// Allocates a block immediately, and asserts its source.
     pub(crate) fn take_from(&self, source: Source, bytes: u64) -> Block {
         let block = self.take(bytes);
         assert_eq!(block.source(), source);
@@ -155,11 +154,11 @@ impl<B: Bench> Worker<B> {
         self.pool.try_allocate(&self.stream, bytes)
     }
 
-    /// Nothing at once: memory is short.
+    /// Asserts that an immediate allocation fails because memory is exhausted.
     pub(crate) fn take_nothing(&self, bytes: u64) {
         match self.try_take(bytes) {
             Err(AllocError::Exhausted(_)) => {}
-            other => panic!("{other:?} instead of nothing"),
+            other => panic!("{other:?} instead of `Exhausted`"),
         }
     }
 
@@ -172,13 +171,13 @@ impl<B: Bench> Worker<B> {
         self.bench.fill(&self.work, span.into(), value);
     }
 
-    /// The memory must be full of the value when the stream comes here.
+    /// Asserts that memory is full of the value at this point of the stream.
     pub(crate) fn expect(&self, span: impl Into<Span>, value: u8) {
         let answer = self.witness.ask();
         self.bench.compare(&self.work, span.into(), value, answer);
     }
 
-    /// Writes, takes a while, and looks whether what it wrote is there still.
+    /// Writes memory, spends time, and asserts that the contents are still there.
     pub(crate) fn use_up(&self, span: impl Into<Span>, value: u8) {
         let span = span.into();
         self.fill(span, value);
@@ -186,7 +185,7 @@ impl<B: Bench> Worker<B> {
         self.expect(span, value);
     }
 
-    /// Writes, and looks at it again only once the gate was opened.
+    /// Writes memory, and asserts that the contents are still there after the gate opens.
     pub(crate) fn use_until_opened(&self, block: &Block, value: u8) -> Gate {
         self.fill(block, value);
         let gate = self.bench.hold(&self.work);
@@ -194,14 +193,14 @@ impl<B: Bench> Worker<B> {
         gate
     }
 
-    /// Later work of this worker comes after what the other did so far.
+    /// Orders later work of this worker after the other's work so far.
     pub(crate) fn come_after(&self, other: &Self) {
         let event = other.stream.event().expect("an event");
         self.stream.wait(&event).expect("a wait");
     }
 
-    /// Frees in the order of this worker's stream, with an event of its own, and everything before it
-    /// done.
+    /// Frees a block in the order of this worker's stream, records an event for it, and waits until the stream's work
+    /// is complete.
     pub(crate) fn free_and_settle(&self, block: Block) {
         drop(block);
         self.stream.seal().expect("an event");
@@ -213,7 +212,7 @@ impl<B: Bench> Worker<B> {
     }
 }
 
-/// Ends the work of all of them.
+/// Waits until the work of all workers is complete.
 pub(crate) fn settle_all<B: Bench>(workers: &[&Worker<B>]) {
     workers.iter().for_each(|worker| worker.settle());
 }

@@ -1,4 +1,4 @@
-//! The pool's figures.
+//! The pool's statistics.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
@@ -25,9 +25,9 @@ fn assert_sum(statistics: &Statistics) {
     }
 }
 
-/// [19] CUDA and HIP `reserved` and `used`: what is free, used and pending is what is reserved, and is
-/// what it says.
-pub(crate) fn figures_add_up_at_rest<B: Bench>() {
+/// [19] CUDA and HIP `reserved` and `used`: free, used and pending bytes add up to the reserved ones, and have the right
+/// values.
+pub(crate) fn statistics_add_up_in_an_idle_pool<B: Bench>() {
     let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder);
     let worker = site.worker();
     let blocks: Vec<_> = (1..20).map(|n| worker.take(n * 100_000)).collect();
@@ -46,7 +46,7 @@ pub(crate) fn figures_add_up_at_rest<B: Bench>() {
     assert_eq!(pending.hits.total(), 19);
     gate.open();
     worker.settle();
-    assert_eq!(site.pool.statistics(), pending, "asking harvests nothing");
+    assert_eq!(site.pool.statistics(), pending, "reading reaps nothing");
     block_on(worker.stream.synchronize()).unwrap();
     let free = site.pool.statistics();
     assert_sum(&free);
@@ -54,14 +54,14 @@ pub(crate) fn figures_add_up_at_rest<B: Bench>() {
     site.assert_sound();
 }
 
-/// [19] The high-water marks, and how they are reset: to the present figures, not to zero.
-pub(crate) fn high_marks_are_kept_and_reset<B: Bench>() {
+/// [19] High-water marks are reset to the current values, not to zero.
+pub(crate) fn high_water_marks_are_kept_and_reset<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
     let kept = worker.take(8 * MIB);
     drop(worker.take(16 * MIB));
     block_on(worker.stream.synchronize()).unwrap();
-    site.pool.trim_to(0).unwrap();
+    let _ = site.pool.trim_to(0).unwrap();
     let high = |s: &Statistics| [s.used.high, s.reserved.high].map(|bytes| bytes / MIB);
     let current = |s: &Statistics| [s.used.current, s.reserved.current].map(|bytes| bytes / MIB);
     let before = site.pool.statistics();
@@ -74,8 +74,8 @@ pub(crate) fn high_marks_are_kept_and_reset<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [20] RMM `UntrackedDeallocation`: nothing is ever counted below zero, whatever order things end in.
-pub(crate) fn nothing_is_freed_more_than_it_was_allocated<B: Bench>() {
+/// [20] RMM `UntrackedDeallocation`: no count falls below zero, in whichever order blocks are freed.
+pub(crate) fn used_bytes_are_those_of_live_blocks<B: Bench>() {
     let site = Site::<B>::new(16 * MIB);
     let [first, second] = site.workers();
     let mut random = fastrand::Rng::with_seed(20);
@@ -100,7 +100,7 @@ pub(crate) fn nothing_is_freed_more_than_it_was_allocated<B: Bench>() {
     site.assert_conserved();
 }
 
-/// Every grant is counted once, by where it came from.
+/// Every grant is counted once, by its source.
 pub(crate) fn grants_are_counted_by_their_source<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [first, second] = site.workers();
@@ -117,9 +117,9 @@ pub(crate) fn grants_are_counted_by_their_source<B: Bench>() {
     assert_eq!(by_source, hits.total());
 }
 
-/// [17] Umpire `getReleasableSize`, `getBlocksInPool`, `getLargestAvailableBlock`, `getAllocationCount`: what
-/// is told of blocks and handles is so.
-pub(crate) fn what_can_be_released_is_what_a_trim_releases<B: Bench>() {
+/// [17] Umpire `getReleasableSize`, `getBlocksInPool`, `getLargestAvailableBlock`, `getAllocationCount`: the counts of
+/// blocks and chunks are right.
+pub(crate) fn releasable_bytes_are_released_by_a_trim<B: Bench>() {
     let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder);
     let worker = site.worker();
     let held = || {
@@ -144,7 +144,10 @@ pub(crate) fn what_can_be_released_is_what_a_trim_releases<B: Bench>() {
     let told = [figures.largest_free, figures.releasable_bytes];
     assert_eq!(told.map(|bytes| bytes / MIB), [8, 8]);
     assert!((1..figures.chunks).contains(&figures.releasable_chunks));
-    assert_eq!(site.pool.trim_to(0).unwrap(), figures.releasable_bytes);
+    assert_eq!(
+        site.pool.trim_to(0).unwrap().released,
+        figures.releasable_bytes
+    );
     let trimmed = site.pool.statistics();
     assert_eq!(trimmed.chunks, figures.chunks - figures.releasable_chunks);
     assert_eq!(
@@ -156,7 +159,7 @@ pub(crate) fn what_can_be_released_is_what_a_trim_releases<B: Bench>() {
     site.assert_sound();
 }
 
-/// [19] CUDA and HIP `cudaMemPoolGetAttribute`, and `...SetAttribute` with 0 for the highs.
+/// [19] CUDA and HIP `cudaMemPoolGetAttribute`, and `...SetAttribute` with 0 for the high-water marks.
 pub(crate) fn attributes_are_those_of_cuda_and_hip<B: Bench>() {
     const FIGURES: [Attribute; 4] = [
         Attribute::ReservedMemCurrent,
@@ -171,7 +174,7 @@ pub(crate) fn attributes_are_those_of_cuda_and_hip<B: Bench>() {
     let kept = worker.take(8 * MIB);
     drop(worker.take(16 * MIB));
     block_on(worker.stream.synchronize()).unwrap();
-    pool.trim_to(0).unwrap();
+    let _ = pool.trim_to(0).unwrap();
     assert_eq!(read(), [8, 24, 8, 24]);
     Attribute::ReservedMemHigh.set(pool, 0).unwrap();
     assert_eq!(read(), [8, 8, 8, 24], "one at a time");
@@ -187,8 +190,7 @@ pub(crate) fn attributes_are_those_of_cuda_and_hip<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [20] RMM statistics `Nested`: each scope tells what happened in it, and the outer one of the inner
-/// one too.
+/// [20] RMM statistics `Nested`: each scope counts the events inside it, and the outer scope those of the inner one, too.
 pub(crate) fn scopes_nest<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
@@ -211,7 +213,7 @@ pub(crate) fn scopes_nest<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [20] The same while others allocate and free, and streams come and go.
+/// [20] Scopes nest while other threads allocate and free, and streams are created and dropped.
 pub(crate) fn scopes_of_several_threads_never_go_below_zero<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let outer = site.pool.statistics_scope();
@@ -241,8 +243,8 @@ pub(crate) fn scopes_of_several_threads_never_go_below_zero<B: Bench>() {
     site.assert_conserved();
 }
 
-/// Per stream and per tag, whoever frees, and in whichever stream's order.
-pub(crate) fn streams_and_tags_count_for_themselves<B: Bench>() {
+/// Counts by stream and by tag do not depend on the freeing thread, or the stream of the free.
+pub(crate) fn streams_and_tags_are_counted_separately<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let [first, second] = site.workers();
     let tags = ["conformance: weights", "conformance: scratch"].map(Tag::new);
@@ -288,8 +290,7 @@ pub(crate) fn streams_and_tags_count_for_themselves<B: Bench>() {
     site.assert_conserved();
 }
 
-/// How long requests waited, and frees were pending, is told with how often. (How long it was, on a
-/// clock that is told when to move, is held by `statistics`.)
+/// The times of waits and of pending frees are recorded. (The test `statistics` checks their values on a manual clock.)
 pub(crate) fn waits_and_pending_frees_are_timed<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();

@@ -8,25 +8,25 @@ macro_rules! suite {
             ($($with)*)
             themes {
                 allocation:
-                    zero_bytes_are_a_block_of_their_own,
-                    a_free_is_over_once_its_stream_has_passed,
+                    zero_bytes_give_a_block_of_their_own,
+                    free_completes_once_its_stream_has_passed,
                     a_request_that_can_never_fit_fails_at_once,
-                    alignment_is_honoured_and_nonsense_refused,
+                    alignment_is_respected_and_invalid_alignment_is_refused,
                     live_blocks_never_overlap,
                     contents_keep_their_pattern,
-                    a_block_of_more_than_four_gibibytes;
+                    block_may_exceed_four_gibibytes;
                 reuse:
                     a_stream_gets_back_what_it_freed_with_no_device_call,
                     a_large_block_comes_back_to_its_stream_while_its_work_runs,
                     another_stream_gets_other_memory_while_there_is_room,
                     with_no_room_another_stream_comes_after_the_work,
-                    complete_memory_is_everybodys,
+                    complete_memory_is_available_to_every_stream,
                     work_that_is_over_is_never_waited_for,
                     an_event_that_was_waited_for_makes_memory_reusable,
                     an_event_from_before_the_free_proves_nothing,
                     pending_memory_does_not_hide_complete_memory,
                     complete_memory_is_found_without_merging,
-                    two_who_ask_at_once_learn_no_more_than_either,
+                    concurrent_reaps_learn_no_more_than_either,
                     an_odd_size_does_not_grow_at_every_turn,
                     events_are_made_once_and_destroyed,
                     a_recycled_stream_handle_inherits_nothing;
@@ -39,125 +39,125 @@ macro_rules! suite {
                 sharing:
                     host_use_is_ordered_like_another_stream,
                     a_block_used_on_several_streams_waits_for_all,
-                    who_takes_a_shared_block_comes_after_all_its_streams,
+                    taker_of_a_shared_block_comes_after_all_its_streams,
                     a_block_freed_on_another_stream_keeps_the_order_of_both,
                     a_further_stream_comes_after_the_earlier_life,
-                    devices_do_not_mix,
+                    streams_of_another_device_are_refused,
                     streams_of_another_pool_are_refused,
                     an_event_of_another_device_is_refused,
                     a_refused_free_leaves_the_block_allocated;
                 uses:
-                    who_reads_comes_after_who_wrote,
-                    who_reads_comes_after_what_may_have_written,
-                    who_writes_comes_after_all_who_read,
-                    a_use_in_order_is_waited_for_before_reuse,
-                    a_use_in_order_comes_after_the_earlier_life,
-                    a_use_in_order_on_a_foreign_stream_is_refused,
-                    what_is_written_is_read_on_any_stream,
-                    what_does_not_fit_is_not_copied,
-                    a_read_that_is_given_up_writes_nothing,
-                    the_host_comes_after_all_uses_and_before_all_later_ones,
-                    a_wait_for_the_host_may_be_given_up,
-                    the_host_is_refused_what_it_does_not_see;
+                    reader_comes_after_the_writer,
+                    reader_comes_after_uses_that_may_have_written,
+                    writer_comes_after_all_readers,
+                    ordered_use_ends_before_the_memory_is_reused,
+                    ordered_use_comes_after_the_earlier_life,
+                    ordered_use_on_a_foreign_stream_is_refused,
+                    written_elements_are_read_on_any_stream,
+                    elements_that_do_not_fit_are_not_copied,
+                    dropped_read_writes_nothing,
+                    host_comes_after_earlier_uses_and_before_later_ones,
+                    wait_of_the_host_may_be_dropped,
+                    host_is_refused_memory_that_it_does_not_see;
                 capacity:
                     settings_out_of_range_are_refused,
                     capacity_is_a_bound_and_its_end_is_clean,
                     a_pool_grows_by_steps,
                     at_the_limit_trying_fails_and_awaiting_waits,
-                    memory_that_completed_since_is_found_by_the_next_try,
-                    a_full_device_is_made_up_for_by_what_completed,
+                    memory_that_completed_meanwhile_is_found_by_the_next_attempt,
+                    full_device_is_compensated_by_completed_memory,
                     growth_under_way_counts,
-                    what_is_given_back_may_come_again_at_once,
-                    running_out_names_every_figure,
+                    released_address_may_be_reused_at_once,
+                    exhaustion_reports_every_figure,
                     a_failed_allocation_counts_nothing,
-                    what_is_over_the_threshold_goes_back;
+                    memory_above_the_threshold_is_released;
                 settings:
-                    a_heuristic_makes_one_piece_by_itself,
-                    a_heuristic_of_ones_own_shrinks_the_pool,
+                    heuristic_coalesces_unasked,
+                    custom_heuristic_shrinks_the_pool,
                     a_threshold_may_be_set_later,
-                    lanes_keep_what_they_may,
-                    events_are_recorded_as_often_as_is_said,
+                    lanes_cache_up_to_their_limit,
+                    events_are_recorded_as_often_as_configured,
                     a_pool_grows_by_a_factor,
                     free_memory_is_moved_or_more_is_taken;
                 external:
-                    an_external_stream_is_found_again,
-                    a_recycled_handle_is_another_stream,
+                    external_stream_is_found_again,
+                    recycled_handle_is_another_stream,
                     each_free_is_sealed_before_it_returns,
-                    a_destroyed_stream_leaves_its_memory_in_order,
-                    who_waits_is_given_nothing_behind_a_wait,
-                    a_further_stream_needs_nothing_of_an_external_one,
-                    what_could_not_be_sealed_waits_for_the_owner,
-                    a_use_in_order_asks_nothing_of_an_external_stream;
+                    destroyed_stream_leaves_its_memory_in_order,
+                    waiter_on_an_external_stream_gets_no_memory_behind_a_wait,
+                    further_stream_makes_no_call_on_an_external_one,
+                    unsealed_free_waits_for_the_owners_next_call,
+                    ordered_use_makes_no_call_on_an_external_stream;
                 raw:
                     a_stream_is_found_again,
-                    an_address_is_freed_once,
-                    an_address_is_freed_on_another_stream,
-                    an_address_is_freed_when_its_stream_is_gone,
-                    an_address_that_a_further_stream_uses_waits_for_it,
-                    who_allocates_an_address_waits_so_long_only,
+                    address_is_freed_once,
+                    address_is_freed_on_another_stream,
+                    address_is_freed_after_its_stream_is_destroyed,
+                    address_is_reused_after_further_streams,
+                    allocation_of_an_address_waits_up_to_its_limit,
                     threads_give_out_and_free_addresses,
-                    of_threads_that_free_an_address_one_does,
-                    what_is_given_out_outlives_its_list;
+                    address_freed_by_several_threads_is_freed_once,
+                    addresses_outlive_their_raw_pool;
                 host:
                     host_memory_is_never_pending,
-                    who_does_not_see_memory_gets_none,
+                    stream_is_refused_memory_that_it_does_not_see,
                     host_and_device_take_turns_in_shared_memory,
                     a_block_is_seen_by_host_and_device,
-                    the_host_awaits_instead_of_waiting;
+                    host_awaits_instead_of_waiting;
                 growing:
-                    blocks_that_grow_keep_what_is_in_them,
-                    what_a_block_grows_by_comes_after_its_earlier_life;
+                    growing_blocks_keep_their_contents,
+                    growth_of_a_block_comes_after_its_earlier_life;
                 pools:
-                    default_pools_are_their_devices,
+                    default_pools_belong_to_their_devices,
                     named_and_default_pools_are_isolated,
-                    an_override_is_undone_on_every_way_out,
-                    what_a_device_lacks_is_made_up_for_or_named,
-                    unpooled_memory_goes_back_once_it_is_complete;
+                    override_ends_on_every_path,
+                    missing_capability_has_a_fallback_or_an_error,
+                    unpooled_memory_is_released_once_it_is_complete;
                 fills:
                     memory_is_zero_when_it_is_allocated,
                     memory_is_poison_when_it_is_freed,
                     poison_comes_after_further_streams,
                     a_further_stream_comes_after_the_fill,
-                    a_fill_that_fails_loses_nothing,
-                    without_fills_there_is_no_call_for_them;
+                    failed_fill_loses_no_memory,
+                    pool_without_fills_makes_no_fill_call;
                 failures:
-                    growing_that_fails_half_way_loses_nothing,
-                    what_failed_half_way_goes_back_to_the_device,
-                    a_failed_call_leaks_no_waker;
+                    growth_that_fails_halfway_leaves_a_working_pool,
+                    growth_that_fails_halfway_returns_its_memory_to_the_device,
+                    failed_call_leaks_no_waker;
                 broken:
-                    a_device_that_breaks_fails_all_who_wait;
+                    broken_device_fails_all_waiters;
                 statistics:
-                    figures_add_up_at_rest,
-                    high_marks_are_kept_and_reset,
-                    nothing_is_freed_more_than_it_was_allocated,
+                    statistics_add_up_in_an_idle_pool,
+                    high_water_marks_are_kept_and_reset,
+                    used_bytes_are_those_of_live_blocks,
                     grants_are_counted_by_their_source,
-                    what_can_be_released_is_what_a_trim_releases,
+                    releasable_bytes_are_released_by_a_trim,
                     attributes_are_those_of_cuda_and_hip,
                     scopes_nest,
                     scopes_of_several_threads_never_go_below_zero,
-                    streams_and_tags_count_for_themselves,
+                    streams_and_tags_are_counted_separately,
                     waits_and_pending_frees_are_timed;
                 debugging:
-                    a_snapshot_adds_up_at_rest,
-                    a_history_has_the_order_of_what_happened,
-                    leaks_are_what_is_in_use;
+                    snapshot_of_an_idle_pool_adds_up,
+                    history_is_in_the_order_of_events,
+                    leaks_are_the_blocks_in_use;
                 services:
-                    a_tags_limit_holds_its_own_requests_back,
-                    who_is_due_first_is_served_first,
-                    the_head_is_passed_so_often_only,
-                    what_is_reserved_neither_waits_nor_is_overwritten,
+                    tag_limit_throttles_only_its_own_requests,
+                    request_due_first_is_served_first,
+                    head_is_overtaken_a_bounded_number_of_times,
+                    reserved_memory_neither_waits_nor_is_overwritten,
                     several_blocks_are_granted_together,
-                    a_hook_frees_what_a_request_lacks,
+                    hook_frees_memory_that_a_request_lacks,
                     draining_waits_for_the_device;
                 waiting:
-                    a_spurious_wake_polls_again,
-                    the_latest_waker_is_woken,
+                    spurious_wake_up_keeps_the_request_waiting,
+                    latest_waker_is_woken,
                     futures_dropped_in_flight_give_everything_back,
-                    who_is_woken_and_leaves_wakes_the_next,
-                    what_is_forgotten_frees_nothing_early,
+                    woken_waiter_that_leaves_wakes_the_next,
+                    forgotten_future_frees_nothing_early,
                     a_cancelled_task_frees_nothing_in_flight,
                     a_waker_may_call_the_pool,
-                    nobody_overtakes_a_large_request,
+                    large_request_is_not_overtaken,
                     small_requests_do_not_starve_behind_a_large_one;
                 threads:
                     many_threads_keep_their_patterns,
@@ -166,7 +166,7 @@ macro_rules! suite {
                     a_drop_elsewhere_covers_the_last_use,
                     threads_at_the_limit_never_exceed_it,
                     an_address_has_one_owner_at_a_time,
-                    a_held_stream_holds_nobody_else;
+                    held_stream_does_not_hold_up_others;
                 lifetime:
                     a_stream_that_goes_away_leaves_its_memory_in_order,
                     the_pool_ends_while_work_runs,
@@ -174,18 +174,18 @@ macro_rules! suite {
                     a_runtime_may_end_before_the_pool,
                     a_thread_ends_with_a_pool_of_its_own;
                 unwinding:
-                    a_task_that_panics_gives_everything_back,
-                    a_panic_may_take_the_pool_along;
+                    panicking_task_frees_all_its_memory,
+                    panic_may_drop_the_pool;
             }
             awaited [
                 many_tasks_share_a_small_pool,
-                a_free_lets_the_next_one_in,
+                free_admits_the_next_request,
                 frees_and_events_are_awaited,
-                a_limited_wait_ends_with_the_figures,
-                waits_that_are_given_up_lose_nothing,
+                wait_with_a_timeout_ends_with_the_figures,
+                dropped_waits_lose_no_memory,
                 a_reclaimer_runs_as_a_task,
                 a_small_service_runs_on_any_executor,
-                an_override_stays_with_its_task
+                override_applies_to_its_task_only
             ]
             executors {
                 on_futures: crate::executors::Futures;

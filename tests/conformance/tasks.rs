@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 use weirpool::AllocError;
 
-pub(crate) use crate::pools::an_override_stays_with_its_task;
+pub(crate) use crate::pools::override_applies_to_its_task_only;
 
 fn tasks<B, F>(
     site: &Site<B>,
@@ -29,7 +29,7 @@ where
         .collect()
 }
 
-/// [4, 21] More tasks than fit, each with random sizes: all are served, and no byte is overwritten.
+/// [4, 21] More tasks than fit, with random sizes: all are served, and no contents are overwritten.
 pub(crate) fn many_tasks_share_a_small_pool<B: Bench, E: Executor>() {
     let site = Site::<B>::new(8 * MIB);
     E::run(tasks(&site, 12, |n, worker| async move {
@@ -46,8 +46,8 @@ pub(crate) fn many_tasks_share_a_small_pool<B: Bench, E: Executor>() {
     site.assert_sound();
 }
 
-/// [21] A free lets the next one in: every task needs all of the memory.
-pub(crate) fn a_free_lets_the_next_one_in<B: Bench, E: Executor>() {
+/// [21] Every task needs all of the memory, so each free admits the next request.
+pub(crate) fn free_admits_the_next_request<B: Bench, E: Executor>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     E::run(tasks(&site, 8, |n, worker| async move {
         for _ in 0..3 {
@@ -60,7 +60,7 @@ pub(crate) fn a_free_lets_the_next_one_in<B: Bench, E: Executor>() {
     site.assert_sound();
 }
 
-/// [1] Frees and events are awaited, and what was awaited is over.
+/// [1] Frees and events are awaited. When a future is ready, its work is complete.
 pub(crate) fn frees_and_events_are_awaited<B: Bench, E: Executor>() {
     let site = Site::<B>::new(32 * MIB);
     E::run(tasks(&site, 4, |n, worker| async move {
@@ -76,8 +76,8 @@ pub(crate) fn frees_and_events_are_awaited<B: Bench, E: Executor>() {
     site.assert_sound();
 }
 
-/// [25] A wait that is limited ends with the figures, and a later one is served.
-pub(crate) fn a_limited_wait_ends_with_the_figures<B: Bench, E: Executor>() {
+/// [25] A wait with a timeout ends with the figures, and a later request is served.
+pub(crate) fn wait_with_a_timeout_ends_with_the_figures<B: Bench, E: Executor>() {
     const LIMIT: Duration = Duration::from_micros(200);
     let site = Site::<B>::new(8 * MIB);
     let holder = site.worker();
@@ -102,8 +102,8 @@ pub(crate) fn a_limited_wait_ends_with_the_figures<B: Bench, E: Executor>() {
     site.assert_sound();
 }
 
-/// [31] Waits that lose a race are dropped, at whatever point they are; in the end nothing is missing.
-pub(crate) fn waits_that_are_given_up_lose_nothing<B: Bench, E: Executor>() {
+/// [31] Waits that lose a `select` are dropped at any point. In the end no memory is missing.
+pub(crate) fn dropped_waits_lose_no_memory<B: Bench, E: Executor>() {
     let site = Site::<B>::new(8 * MIB);
     E::run(tasks(&site, 8, |n, worker| async move {
         let mut random = fastrand::Rng::with_seed(n as u64);
@@ -125,7 +125,7 @@ pub(crate) fn waits_that_are_given_up_lose_nothing<B: Bench, E: Executor>() {
     site.assert_sound();
 }
 
-/// A reclaimer that runs as a task of its own serves all the others, and ends with the pool.
+/// A reclaimer that runs as a separate task serves all others, and ends with the pool.
 pub(crate) fn a_reclaimer_runs_as_a_task<B: Bench, E: Executor>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let mut all = tasks(&site, 6, |n, worker| async move {
@@ -149,10 +149,9 @@ struct Request {
     reply: oneshot::Sender<u64>,
 }
 
-/// A service in small: clients send requests, and have a little memory of their own for as long as they are in
-/// the mood; who serves them takes what has come as a batch, reserves for all of it, and spreads it over two
-/// streams. Waits time out or are cancelled by a `select!`, clients go away before they are answered; in the
-/// end the pool is closed, and drains.
+/// A small service. Clients send requests, and hold a little memory of their own for a random time. The server takes requests
+/// in batches, reserves memory for each batch, and spreads it over two streams. Waits time out or lose a `select!`, and
+/// clients leave before they are answered. In the end the pool is closed and drained.
 pub(crate) fn a_small_service_runs_on_any_executor<B: Bench, E: Executor>() {
     let site = Site::<B>::new(8 * MIB);
     let (sender, requests) = mpsc::unbounded();
@@ -196,14 +195,14 @@ async fn client<B: Bench>(n: usize, worker: Worker<B>, sender: mpsc::UnboundedSe
             value,
             reply,
         };
-        sender.unbounded_send(request).expect("somebody serves");
+        sender.unbounded_send(request).expect("a server");
         if random.bool() {
             assert_eq!(answer.await, Ok(bytes));
         }
     }
 }
 
-/// Ready once it was polled so often.
+/// Is ready after this many polls.
 async fn mood(mut polls: u32) {
     std::future::poll_fn(|context| {
         if polls == 0 {
@@ -219,7 +218,7 @@ async fn mood(mut polls: u32) {
 async fn serve<B: Bench>(workers: [Worker<B>; 2], requests: mpsc::UnboundedReceiver<Request>) {
     let mut batches = requests.ready_chunks(4);
     while let Some(mut batch) = batches.next().await {
-        // Who has gone away is asked for nothing.
+        // Requests of clients that left are skipped.
         batch.retain(|request| !request.reply.is_canceled());
         let sizes: Vec<_> = batch.iter().map(|request| request.bytes).collect();
         let reservation = workers[0].pool.reserve_many(sizes).await.unwrap();

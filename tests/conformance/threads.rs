@@ -177,7 +177,7 @@ fn own_and_give_back<B: Bench>(worker: &Worker<B>, seed: u64, owned: &Owned) {
         drop(block);
         worker.settle();
         if turn % 8 == 0 {
-            worker.pool.trim_to(0).unwrap();
+            let _ = worker.pool.trim_to(0).unwrap();
         }
     }
 }
@@ -201,7 +201,7 @@ impl Owned {
 
 /// rmm#2470: a lock was held while the events of other streams were waited for, and what would have
 /// completed them needed the lock. Here one stream is held for as long as others work and wait.
-pub(crate) fn a_held_stream_holds_nobody_else<B: Bench>() {
+pub(crate) fn held_stream_does_not_hold_up_others<B: Bench>() {
     let site = Site::<B>::new(24 * MIB);
     let [held, waiter, busy] = site.workers();
     let block = held.take(8 * MIB);

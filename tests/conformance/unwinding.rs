@@ -1,4 +1,4 @@
-//! Panics: what unwinds gives back what it has, and others go on.
+//! Panics: unwinding frees all memory that it drops, and other tasks go on.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
@@ -7,14 +7,14 @@ use futures::channel::oneshot::{Receiver, Sender, channel};
 use futures::executor::block_on;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Unwinds, without a word on the terminal.
+/// Unwinds without printing a message.
 fn panic_on_purpose() -> ! {
-    resume_unwind(Box::new("a panic that was asked for"))
+    resume_unwind(Box::new("a deliberate panic"))
 }
 
-/// A task panics with blocks, a reservation, a block of that, the host's view of one, and a wait in its hands:
-/// all of it comes back, and who waits behind it is served.
-pub(crate) fn a_task_that_panics_gives_everything_back<B: Bench>() {
+/// A task panics while it holds blocks, a reservation, a block of that, a host view of a block, and a wait. All of it is
+/// freed, and the next waiter is served.
+pub(crate) fn panicking_task_frees_all_its_memory<B: Bench>() {
     let site = Site::<B>::without_device_waits(16 * MIB);
     let [worker, other] = site.workers();
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -32,7 +32,7 @@ pub(crate) fn a_task_that_panics_gives_everything_back<B: Bench>() {
     go.send(()).unwrap();
     let panicked = block_on(panics).unwrap_err().into_panic();
     let words = panicked.downcast_ref::<&str>();
-    assert_eq!(words, Some(&"a panic that was asked for"));
+    assert_eq!(words, Some(&"a deliberate panic"));
     block_on(waits).unwrap();
     worker.settle();
     assert_eq!(waiting(), 0);
@@ -68,9 +68,9 @@ async fn panics_with_hands_full<B: Bench>(
     panic_on_purpose();
 }
 
-/// A pool with all its handles is in a frame that unwinds, while work runs: nothing is taken from that work, and
-/// nothing is lost.
-pub(crate) fn a_panic_may_take_the_pool_along<B: Bench>() {
+/// A pool with all its handles is dropped by unwinding while work runs. The memory in use is not released early, and no
+/// memory is lost.
+pub(crate) fn panic_may_drop_the_pool<B: Bench>() {
     let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
     let worker = site.worker();
     let (small, large) = (worker.take(MIB), worker.take(8 * MIB));
@@ -89,7 +89,7 @@ pub(crate) fn a_panic_may_take_the_pool_along<B: Bench>() {
         panic_on_purpose();
     }));
     let words = unwound.unwrap_err().downcast_ref::<&str>().copied();
-    assert_eq!(words, Some("a panic that was asked for"));
+    assert_eq!(words, Some("a deliberate panic"));
     let held = probe.held();
     assert!(held >= 9 * MIB, "{held} bytes, and work uses them");
     bench.let_run();

@@ -1,4 +1,4 @@
-//! Uses of one block on several streams: what comes after what, and what does not.
+//! Uses of one block on several streams, and how they are ordered.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
@@ -6,7 +6,7 @@ use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
 use weirpool::{Block, Buffer, CopyError, Source, StreamError, Upstream};
 
-/// The next of `workers` writes the block, and is held after it began.
+/// Writes the block on the writer's stream, which is held.
 fn write_held<B: Bench>(writer: &Worker<B>, block: &mut Block, value: u8) -> crate::bench::Gate {
     let block = block.write_on(&writer.stream).unwrap();
     let gate = writer.bench.hold(&writer.work);
@@ -19,8 +19,8 @@ fn expect_read<B: Bench>(reader: &Worker<B>, block: &Block, value: u8) {
     reader.expect(block, value);
 }
 
-/// Wherever it was written, and whether it was told or was done on the block's own stream.
-pub(crate) fn who_reads_comes_after_who_wrote<B: Bench>() {
+/// The write may be on any stream, and declared or made on the block's own stream.
+pub(crate) fn reader_comes_after_the_writer<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, second, third] = site.workers();
     for (writer, reader) in [(&home, &second), (&second, &third), (&second, &home)] {
@@ -42,8 +42,8 @@ pub(crate) fn who_reads_comes_after_who_wrote<B: Bench>() {
     site.assert_sound();
 }
 
-/// Of an argument nobody tells whether it is written through: who reads comes after it.
-pub(crate) fn who_reads_comes_after_what_may_have_written<B: Bench>() {
+/// An argument may be written through, so a reader comes after it.
+pub(crate) fn reader_comes_after_uses_that_may_have_written<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, second, third] = site.workers();
     for is_told_by_name in [false, true] {
@@ -63,8 +63,8 @@ pub(crate) fn who_reads_comes_after_what_may_have_written<B: Bench>() {
     site.assert_sound();
 }
 
-/// Those who read at once are not ordered with each other; who writes comes after all of them.
-pub(crate) fn who_writes_comes_after_all_who_read<B: Bench>() {
+/// Readers are not ordered with each other. A writer comes after all of them.
+pub(crate) fn writer_comes_after_all_readers<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, first, second, writer] = site.workers();
     let mut block = home.take(MIB);
@@ -81,7 +81,7 @@ pub(crate) fn who_writes_comes_after_all_who_read<B: Bench>() {
     site.bench.let_run();
     gate.open();
     settle_all(&[&first, &second, &writer]);
-    // And who comes later after the writer, whatever its stream was before.
+    // Later readers come after the writer, whatever their streams did before.
     let gate = write_held(&writer, &mut block, 3);
     for reader in [&home, &first, &second] {
         expect_read(reader, &block, 3);
@@ -93,8 +93,8 @@ pub(crate) fn who_writes_comes_after_all_who_read<B: Bench>() {
     site.assert_sound();
 }
 
-/// However a use was ordered, the memory is not reused before it is over.
-pub(crate) fn a_use_in_order_is_waited_for_before_reuse<B: Bench>() {
+/// Memory is not reused before a use is complete, however that use was ordered.
+pub(crate) fn ordered_use_ends_before_the_memory_is_reused<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [home, further, taker] = site.workers();
     for writes in [false, true] {
@@ -118,8 +118,8 @@ pub(crate) fn a_use_in_order_is_waited_for_before_reuse<B: Bench>() {
     site.assert_sound();
 }
 
-/// A further stream that is ordered behind others comes after the block's earlier life as well.
-pub(crate) fn a_use_in_order_comes_after_the_earlier_life<B: Bench>() {
+/// A further stream that is ordered after other uses also comes after the block's earlier life.
+pub(crate) fn ordered_use_comes_after_the_earlier_life<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, further] = site.workers();
     for writes in [false, true] {
@@ -142,8 +142,8 @@ pub(crate) fn a_use_in_order_comes_after_the_earlier_life<B: Bench>() {
     site.assert_sound();
 }
 
-/// Streams of another pool are refused, and nothing is noted of them.
-pub(crate) fn a_use_in_order_on_a_foreign_stream_is_refused<B: Bench>() {
+/// A stream of another pool is refused without effect.
+pub(crate) fn ordered_use_on_a_foreign_stream_is_refused<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let (home, stranger) = (site.worker(), site.elsewhere(8 * MIB).worker());
     let mut block = home.take(MIB);
@@ -156,8 +156,8 @@ pub(crate) fn a_use_in_order_on_a_foreign_stream_is_refused<B: Bench>() {
     site.assert_conserved();
 }
 
-/// Elements go there and come back, in an order that nobody has to see to.
-pub(crate) fn what_is_written_is_read_on_any_stream<B: Bench>() {
+/// Elements are written and read in order, without any waits by the caller.
+pub(crate) fn written_elements_are_read_on_any_stream<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let workers = site.workers::<3>();
     let allocate = |len| Buffer::<u32>::try_allocate(&site.pool, &workers[0].stream, len).unwrap();
@@ -166,7 +166,7 @@ pub(crate) fn what_is_written_is_read_on_any_stream<B: Bench>() {
     for round in 0..6 {
         let [writer, reader] = [round % 3, (round + 1) % 3].map(|n| &workers[n].stream);
         let from: Vec<u32> = elements.iter().map(|n| n + round as u32).collect();
-        drop(buffer.write(writer, &from)); // takes place all the same
+        drop(buffer.write(writer, &from)); // the copy still takes place
         assert!(block_on(buffer.read(reader)).unwrap() == from);
         let mut into = vec![0; 1000];
         block_on(buffer.read_into(writer, &mut into)).unwrap();
@@ -185,8 +185,8 @@ pub(crate) fn what_is_written_is_read_on_any_stream<B: Bench>() {
     site.assert_conserved();
 }
 
-/// What does not fit is an error that says so, and nothing is copied.
-pub(crate) fn what_does_not_fit_is_not_copied<B: Bench>() {
+/// A copy that does not fit is an error, and copies nothing.
+pub(crate) fn elements_that_do_not_fit_are_not_copied<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
     let mut buffer = Buffer::<u32>::try_allocate(&site.pool, &worker.stream, 10).unwrap();
@@ -207,8 +207,8 @@ pub(crate) fn what_does_not_fit_is_not_copied<B: Bench>() {
     site.assert_conserved();
 }
 
-/// A read that is given up leaves nothing behind that writes the caller's memory.
-pub(crate) fn a_read_that_is_given_up_writes_nothing<B: Bench>() {
+/// A dropped read leaves nothing behind that writes the caller's memory.
+pub(crate) fn dropped_read_writes_nothing<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, other] = site.workers();
     let mut buffer = Buffer::<u8>::try_allocate(&site.pool, &home.stream, 4096).unwrap();
@@ -226,7 +226,7 @@ pub(crate) fn a_read_that_is_given_up_writes_nothing<B: Bench>() {
     site.assert_conserved();
 }
 
-/// Pools over memory that host and device see, of every kind that the device has.
+/// Creates pools over every kind of memory that host and device share.
 fn seen_by_both<B: Bench>() -> impl Iterator<Item = Site<B>> {
     let upstreams = [Upstream::Managed, Upstream::Pinned].into_iter();
     upstreams.filter_map(|upstream| {
@@ -243,8 +243,8 @@ fn seen_by_both<B: Bench>() -> impl Iterator<Item = Site<B>> {
     })
 }
 
-/// The host has a block once every stream is through with it, and the streams have it again after the host.
-pub(crate) fn the_host_comes_after_all_uses_and_before_all_later_ones<B: Bench>() {
+/// The host gets a block after all uses by streams, and later uses come after the host.
+pub(crate) fn host_comes_after_earlier_uses_and_before_later_ones<B: Bench>() {
     for site in seen_by_both::<B>() {
         let [home, writer, reader] = site.workers();
         let mut buffer = Buffer::<u32>::try_allocate(&site.pool, &home.stream, 1000).unwrap();
@@ -254,7 +254,7 @@ pub(crate) fn the_host_comes_after_all_uses_and_before_all_later_ones<B: Bench>(
         let mut read = Box::pin(buffer.read(&reader.stream));
         {
             let mut waiting = Box::pin(buffer.host());
-            assert!(poll(&mut waiting).is_pending(), "somebody reads it");
+            assert!(poll(&mut waiting).is_pending(), "a stream reads it");
             gate.open();
             let mut elements = block_on(waiting).unwrap();
             assert_eq!(&elements[..], &write[..]);
@@ -273,8 +273,8 @@ pub(crate) fn the_host_comes_after_all_uses_and_before_all_later_ones<B: Bench>(
     }
 }
 
-/// A wait for the host that is given up changes nothing.
-pub(crate) fn a_wait_for_the_host_may_be_given_up<B: Bench>() {
+/// A dropped wait of the host has no effect.
+pub(crate) fn wait_of_the_host_may_be_dropped<B: Bench>() {
     for site in seen_by_both::<B>() {
         let worker = site.worker();
         let mut block = worker.take(MIB);
@@ -293,8 +293,8 @@ pub(crate) fn a_wait_for_the_host_may_be_given_up<B: Bench>() {
     }
 }
 
-/// Memory that the host does not see is copied, and not seen.
-pub(crate) fn the_host_is_refused_what_it_does_not_see<B: Bench>() {
+/// Memory that the host does not see is refused to the host. It can only be copied.
+pub(crate) fn host_is_refused_memory_that_it_does_not_see<B: Bench>() {
     if !matches!(B::UPSTREAM, Upstream::Virtual | Upstream::Device) {
         return;
     }

@@ -1,4 +1,4 @@
-//! One waiting future: who is woken, what is given back.
+//! Single waiting futures: which waker is called, and what a dropped future frees.
 
 use crate::bench::{Bench, Gate};
 use crate::common::{Count, MIB, poll, poll_with};
@@ -10,8 +10,8 @@ use std::task::{Poll, Wake, Waker};
 use weirpool::testing::Invariants;
 use weirpool::{Block, Pool, Stream};
 
-/// A pool with a block that takes all of it, which is still in use until the gate opens, and the
-/// worker who has it; and another, who has nothing.
+/// Creates a pool with one block that takes all memory and is in use until the gate opens; with its worker, and another
+/// worker without memory.
 fn full<B: Bench>() -> (Site<B>, [Worker<B>; 2], Block, Gate) {
     let site = Site::without_device_waits(8 * MIB);
     let workers = site.workers();
@@ -27,8 +27,8 @@ fn assert_end<B: Bench>(site: &Site<B>, workers: &[Worker<B>; 2]) {
     site.assert_sound();
 }
 
-/// [31] cuda-async `reactor_correctness`: a future that is polled for no reason waits on.
-pub(crate) fn a_spurious_wake_polls_again<B: Bench>() {
+/// [31] cuda-async `reactor_correctness`: a future that is polled for no reason keeps waiting.
+pub(crate) fn spurious_wake_up_keeps_the_request_waiting<B: Bench>() {
     let (site, workers, block, gate) = full::<B>();
     let mut waiting = site.pool.allocate(&workers[1].stream, MIB);
     for _ in 0..3 {
@@ -47,8 +47,8 @@ pub(crate) fn a_spurious_wake_polls_again<B: Bench>() {
     assert_end(&site, &workers);
 }
 
-/// [31] The waker of the last poll is the one that is woken, for every kind of future.
-pub(crate) fn the_latest_waker_is_woken<B: Bench>() {
+/// [31] The waker of the last poll is woken, for every kind of future.
+pub(crate) fn latest_waker_is_woken<B: Bench>() {
     let (site, workers, block, gate) = full::<B>();
     let mut waiting = site.pool.allocate(&workers[1].stream, MIB);
     let mut passed = workers[0].stream.synchronize();
@@ -70,20 +70,20 @@ pub(crate) fn the_latest_waker_is_woken<B: Bench>() {
     gate.open();
     workers[0].settle();
     eventually(|| new.iter().all(|count| count.get() > 0));
-    // Whoever serves wakes the waiter that it grants to.
+    // The thread that serves the queue wakes the waiter that it grants to.
     eventually(|| {
         site.pool.reap().unwrap();
         site.pool.statistics().waits.served == 1
     });
-    assert_eq!(old.get(), before, "nobody is left to hear it");
+    assert_eq!(old.get(), before, "the old waker is not called");
     drop(block_on(waiting).unwrap());
     block_on(passed).unwrap();
     block_on(freed).unwrap();
     assert_end(&site, &workers);
 }
 
-/// [31] Futures dropped before they were polled, while they waited, and with a grant that they never
-/// took, give everything back.
+/// [31] Futures that are dropped before their first poll, while they wait, or with a grant that was not taken return all
+/// their memory.
 pub(crate) fn futures_dropped_in_flight_give_everything_back<B: Bench>() {
     let (site, workers, block, gate) = full::<B>();
     let allocate = |bytes| site.pool.allocate(&workers[1].stream, bytes);
@@ -96,7 +96,7 @@ pub(crate) fn futures_dropped_in_flight_give_everything_back<B: Bench>() {
     drop(cancelled);
     drop((block, gate));
     workers[0].settle();
-    // Polling the one behind drives; the grant goes to the one before it.
+    // Polling the last one serves the queue; the grant goes to the one before it.
     eventually(|| {
         assert!(poll(&mut last).is_pending());
         site.pool.statistics().waits.served == 1
@@ -108,8 +108,8 @@ pub(crate) fn futures_dropped_in_flight_give_everything_back<B: Bench>() {
     assert_end(&site, &workers);
 }
 
-/// Who is woken to drive and leaves instead passes that on: else the others would sleep over free memory.
-pub(crate) fn who_is_woken_and_leaves_wakes_the_next<B: Bench>() {
+/// A waiter that is woken to serve the queue, and is dropped instead, wakes the next. Otherwise free memory would lie idle.
+pub(crate) fn woken_waiter_that_leaves_wakes_the_next<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();
     let block = first.take(8 * MIB);
@@ -121,9 +121,9 @@ pub(crate) fn who_is_woken_and_leaves_wakes_the_next<B: Bench>() {
     let (woken, waker) = Count::new();
     assert!(poll_with(&mut last, &waker).is_pending());
     first.free_and_settle(block);
-    // It drives, is served, and leaves the driving to the second, which is never polled again.
+    // It serves the queue, is granted, and wakes the second, which is never polled again.
     let Poll::Ready(Ok(block)) = poll(&mut small) else {
-        panic!("there is memory for the first in line");
+        panic!("there is memory for the first request");
     };
     let before = woken.get();
     drop(large);
@@ -132,9 +132,9 @@ pub(crate) fn who_is_woken_and_leaves_wakes_the_next<B: Bench>() {
     site.assert_conserved();
 }
 
-/// cutile-rs#272: `mem::forget` defeats a guard that only borrows. Here a forgotten free takes place, a
-/// forgotten wait keeps its place at most, and a forgotten block is lost to nobody but its owner.
-pub(crate) fn what_is_forgotten_frees_nothing_early<B: Bench>() {
+/// cutile-rs#272: `mem::forget` defeats a guard that only borrows. Here a forgotten free takes place, a forgotten wait at most
+/// keeps its queue position, and a forgotten block is leaked without effect on others.
+pub(crate) fn forgotten_future_frees_nothing_early<B: Bench>() {
     let (site, [first, second], block, gate) = full::<B>();
     std::mem::forget(block.deallocate());
     second.take_nothing(8 * MIB);
@@ -157,7 +157,7 @@ pub(crate) fn what_is_forgotten_frees_nothing_early<B: Bench>() {
     assert_eq!(site.pool.statistics().used.current, 6 * MIB);
 }
 
-/// cutile-rs#242: a task that was cancelled freed a buffer that a kernel was still using.
+/// cutile-rs#242: a cancelled task freed a buffer that a kernel was still using.
 pub(crate) fn a_cancelled_task_frees_nothing_in_flight<B: Bench>() {
     let (site, [first, second], block, gate) = full::<B>();
     let stream = first.stream.clone();
@@ -178,7 +178,7 @@ pub(crate) fn a_cancelled_task_frees_nothing_in_flight<B: Bench>() {
     site.assert_sound();
 }
 
-/// Calls the pool when it is woken.
+/// A waker that calls the pool.
 struct Caller {
     pool: Pool,
     stream: Stream,
@@ -195,8 +195,8 @@ impl Wake for Caller {
     }
 }
 
-/// iree#15673: CUDA was called where it must not be, from a host callback, and deadlocked. A waker is
-/// called where the pool and the device may be.
+/// iree#15673: a host callback called CUDA, where that is not allowed, and deadlocked. Wakers are called where the pool and
+/// the device may be called.
 pub(crate) fn a_waker_may_call_the_pool<B: Bench>() {
     let (site, workers, block, gate) = full::<B>();
     let caller = Arc::new(Caller {
@@ -223,7 +223,7 @@ pub(crate) fn a_waker_may_call_the_pool<B: Bench>() {
 }
 
 /// golang#56910: large requests starved behind small ones that were served as they came.
-pub(crate) fn nobody_overtakes_a_large_request<B: Bench>() {
+pub(crate) fn large_request_is_not_overtaken<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();
     let mut held: Vec<_> = (0..8).map(|_| first.take(MIB)).collect();
@@ -245,8 +245,8 @@ pub(crate) fn nobody_overtakes_a_large_request<B: Bench>() {
     site.assert_sound();
 }
 
-/// golang#56910, the other way: small ones wait behind a large one, and not for ever: once it is served,
-/// or gone, all that fit are served together.
+/// golang#56910, the other direction: small requests wait behind a large one, but not for ever. Once it is served or dropped,
+/// all requests that fit are served together.
 pub(crate) fn small_requests_do_not_starve_behind_a_large_one<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();
@@ -261,7 +261,7 @@ pub(crate) fn small_requests_do_not_starve_behind_a_large_one<B: Bench>() {
         assert!(poll_with(request, &waker).is_pending());
     }
     drop(large);
-    // Served by who left, or by a thread that may make memory calls.
+    // Served by the dropped waiter, or by a thread that may make memory calls.
     eventually(|| woken.get() > 0);
     let blocks = block_on(futures::future::try_join_all(small)).unwrap();
     blocks.iter().for_each(|block| second.use_up(block, 1));

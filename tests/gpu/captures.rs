@@ -105,7 +105,7 @@ pub(crate) fn a_capture_is_not_broken_by_what_the_pool_does() {
         scope.spawn(move || block_on(until(reclaimer, is_over)));
         scope.spawn(move || {
             while !is_over.load(Ordering::SeqCst) {
-                pool.trim_to(32 * MIB).unwrap();
+                let _ = pool.trim_to(32 * MIB).unwrap();
                 pool.reap().unwrap();
                 drop(pool.create_stream().unwrap());
                 thread::sleep(Duration::from_micros(500));

@@ -1,6 +1,6 @@
 //! Ends that no process survives, or that are a process's own: each in a [child](crate::children).
 
-use crate::broken::{Scene, all_who_wait_are_told, assert_no_pool, for_all_who_wait};
+use crate::broken::{Scene, assert_all_waiters_fail, assert_no_pool, settings_for_waiters};
 use crate::children::assert_child;
 use crate::common::{MIB, poll};
 use crate::cuda::{Cuda, Mapped, Plain, Setting};
@@ -47,7 +47,7 @@ pub(crate) fn place() -> Place {
 
 /// A kernel writes where it must not. From then on CUDA fails every call: whoever waits is told so, nothing
 /// is given away, and nothing hangs, panics or aborts, to the end of the process.
-pub(crate) fn a_kernel_that_faults_fails_whoever_waits() {
+pub(crate) fn faulting_kernel_fails_the_awaiting_task() {
     assert_child(FAULT);
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn fault() {
 }
 
 /// The same before the eyes of all who can wait, on several streams and on none; afterwards no pool can be had.
-pub(crate) fn a_kernel_that_faults_fails_all_who_wait() {
+pub(crate) fn faulting_kernel_fails_all_waiters() {
     assert_child(FAULT_MAPPED);
     assert_child(FAULT_PLAIN);
 }
@@ -114,7 +114,7 @@ fn fault_before_all<S: Setting>() {
     };
     let opened = device().unwrap();
     let probe = Probe::new(Arc::new(opened.clone()));
-    let build = |device| for_all_who_wait(builder::<Cuda<S>>(device, 16 * MIB)).build();
+    let build = |device| settings_for_waiters(builder::<Cuda<S>>(device, 16 * MIB)).build();
     let pool = build(probe.device()).unwrap();
     let works = [(); 4].map(|()| opened.create_stream().unwrap());
     let streams = works.each_ref().map(|work| pool.register(work).unwrap());
@@ -125,7 +125,7 @@ fn fault_before_all<S: Setting>() {
         latch
     };
     let scene = Scene { pool, held, others };
-    all_who_wait_are_told(scene, &probe, hold, |latch: Latch| latch.open());
+    assert_all_waiters_fail(scene, &probe, hold, |latch: Latch| latch.open());
     assert_no_pool(build(probe.device()));
     match device() {
         Ok(device) => assert_no_pool(build(Arc::new(device))),

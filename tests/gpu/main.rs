@@ -231,8 +231,8 @@ fn entries() -> Vec<Entry> {
             the_context_of_a_thread_is_left_alone,
             the_end_of_a_device_leaves_the_context_alone;
         ends:
-            a_kernel_that_faults_fails_whoever_waits,
-            a_kernel_that_faults_fails_all_who_wait,
+            faulting_kernel_fails_the_awaiting_task,
+            faulting_kernel_fails_all_waiters,
             a_process_ends_with_pools_alive;
         shutdown:
             a_pool_is_dropped_while_kernels_write,

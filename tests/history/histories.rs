@@ -88,7 +88,7 @@ fn a_history_tells_why_it_took_so_long() {
         device.advance(us(1));
         assert!(poll(&mut passed).is_ready());
     }
-    pool.trim_to(0).unwrap();
+    let _ = pool.trim_to(0).unwrap();
 
     let told: Vec<_> = pool
         .history()

@@ -63,7 +63,7 @@ fn attributes_have_the_values_of_the_statistics() {
     let kept = pool.try_allocate(&stream, 4 * MIB).unwrap();
     drop(pool.try_allocate(&stream, 8 * MIB).unwrap());
     now(stream.synchronize()).unwrap();
-    pool.trim_to(0).unwrap();
+    let _ = pool.trim_to(0).unwrap();
     let read = |attribute: Attribute| attribute.get(&pool);
     use Attribute::*;
     let figures = [

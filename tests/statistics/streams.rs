@@ -142,3 +142,32 @@ fn pending_blocks_are_counted_by_stream() {
         assert_eq!(counts(), [0, 0]);
     }
 }
+
+/// Given when the device made it, or later.
+#[test]
+fn stream_name_is_in_every_report() {
+    let device = manual();
+    let pool = builder(&device, 64 * MIB).history(100).build().unwrap();
+    let decode = pool
+        .register(&device.create_stream_named("decode"))
+        .unwrap();
+    let encode = pool
+        .register(&device.create_stream())
+        .unwrap()
+        .named("encode");
+    for (stream, name) in [(&decode, "decode"), (&encode, "encode")] {
+        assert_eq!(stream.name(), Some(name));
+        assert_eq!(stream.statistics().name.as_deref(), Some(name));
+        let label = format!("{name} ({})", stream.id());
+        let block = pool.try_allocate(stream, MIB).unwrap();
+        let reports = [
+            pool.snapshot().to_string(),
+            pool.history().to_string(),
+            format!("{stream:?}"),
+            format!("{block:?}"),
+        ];
+        for report in reports {
+            assert!(report.contains(&label), "{report}");
+        }
+    }
+}

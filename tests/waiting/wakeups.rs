@@ -161,7 +161,7 @@ fn time_at_which_a_device_side_wait_is_allowed_wakes_a_request() {
                 pool.reap().unwrap();
             }
         }
-        pool.trim_to(0).unwrap();
+        let _ = pool.trim_to(0).unwrap();
         let block = pool.try_allocate(&b, 8 * MIB).unwrap();
         use_block(&slow, &block, us(1000));
         drop(block);

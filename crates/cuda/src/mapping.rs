@@ -1,9 +1,70 @@
-//! Mapping memory and allowing access to it: two driver calls, of which both take effect or neither.
+//! Mapping memory and allowing access to it: two driver calls, of which both take effect or neither; and the driver's
+//! descriptions of locations and rights.
 
 use super::driver::check;
-use super::memory::{Place, access};
-use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, sys};
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use weirpool_device::{Chunk, DeviceError};
+
+/// A location of memory, in the driver's terms.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    /// On the device with that number.
+    Device(c_int),
+    /// On the host, in the NUMA node with that number.
+    Host(c_int),
+}
+
+impl Place {
+    pub(super) fn of(context: &CudaContext) -> Self {
+        Self::Device(context.cu_device())
+    }
+
+    /// Writes the driver's structure: a kind and a number, each as large as a `c_int`. The number's name depends on
+    /// the version of CUDA, and older versions do not know the host's kind.
+    ///
+    /// # Safety
+    /// `location` is valid for writes.
+    unsafe fn write(self, location: *mut sys::CUmemLocation) {
+        const DEVICE: c_int = 1;
+        const HOST_NUMA: c_int = 3;
+        let (kind, number) = match self {
+            Self::Device(number) => (DEVICE, number),
+            Self::Host(number) => (HOST_NUMA, number),
+        };
+        // SAFETY: the structure consists of two numbers, and is valid for writes.
+        unsafe { location.cast::<[c_int; 2]>().write([kind, number]) };
+    }
+}
+
+const _: () = assert!(size_of::<sys::CUmemLocation>() == 2 * size_of::<c_int>());
+
+/// Describes memory at a location, in a form that no other process can open.
+pub(super) fn properties(place: Place) -> MaybeUninit<sys::CUmemAllocationProp> {
+    let mut properties = MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
+    let fields = properties.as_mut_ptr();
+    let pinned = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    // SAFETY: both pointers are fields of `properties`; the other fields may be zero.
+    unsafe {
+        (&raw mut (*fields).type_).write(pinned);
+        place.write(&raw mut (*fields).location);
+    }
+    properties
+}
+
+/// Describes the right to read and write, from a location.
+fn access(place: Place) -> MaybeUninit<sys::CUmemAccessDesc> {
+    let mut access = MaybeUninit::<sys::CUmemAccessDesc>::zeroed();
+    let fields = access.as_mut_ptr();
+    let both = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    // SAFETY: both pointers are fields of `access`.
+    unsafe {
+        (&raw mut (*fields).flags).write(both);
+        place.write(&raw mut (*fields).location);
+    }
+    access
+}
 
 /// A range of addresses, the chunk to map there, and the processors that may access it.
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,7 @@
 //! behind a kernel of 300 ms), so it is done on a separate thread.
 
 use super::driver::{Visit, check};
-use super::mapping::{Driver, Mapping};
-use super::memory::{Place, properties};
+use super::mapping::{Driver, Mapping, Place, properties};
 use cudarc::driver::CudaContext;
 use cudarc::driver::result::device::get_attribute;
 use cudarc::driver::sys::{self, CUdevice_attribute};

@@ -3,7 +3,6 @@
 //! Knows nothing of how any of it is carried out.
 
 use super::SimDevice;
-use super::checker::Checker;
 use weirpool_device::{MemoryKind, MemoryKinds};
 
 /// The step of sizes and addresses, in bytes: the H200's.
@@ -45,6 +44,27 @@ pub enum Clock {
     Manual,
     /// Real time: operations take as long as they say.
     Wall,
+}
+
+/// What happens when the ordering checker finds a use of memory that nothing orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+#[non_exhaustive]
+pub enum Checker {
+    /// The call that made the violation panics: an allocation, an explicit deallocation, a submission. A violation
+    /// that is found elsewhere (in a drop, which must not panic; or when a wait for a flag ends) panics in the next
+    /// such call, when time is moved, or in [`assert_ordered`](super::SimDevice::assert_ordered). The last one also
+    /// panics if a runtime caught an earlier panic, and so does [`block_on`](super::SimDevice::block_on).
+    Panic,
+    /// Violations are kept for [`violations`](super::SimDevice::violations) and
+    /// [`assert_ordered`](super::SimDevice::assert_ordered).
+    Collect,
+    /// Nothing is checked, which costs nothing.
+    Off,
 }
 
 /// The settings of a device that is yet to be built.

@@ -1,8 +1,7 @@
 //! The device contract, implemented by the simulated device.
 
 use super::SimDevice;
-use super::builder::GRANULARITY;
-use super::checker::Checker;
+use super::builder::{Checker, GRANULARITY};
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;

@@ -5,11 +5,12 @@
 //! return, and the thread that ran the body continues with their additions. So only one thread moves the schedule at a
 //! time, and bodies run in order.
 
-use super::builder::{Clock, Settings};
-use super::memory::{Illegal, Memory, Space};
+use super::builder::{Checker, Clock, Settings};
+use super::checker::Judge;
+use super::memory::{Illegal, Memory, MemoryAccess, Space};
 use super::schedule::Job;
 use super::state::{Panic, State};
-use super::ticker::{self, Notifier};
+use super::ticker::{Action, Notifier, Phase, QUIET, Quiet, Rest, Signal};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use weirpool_device::plain::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Weak, thread};
@@ -93,11 +94,13 @@ impl Engine {
     pub(super) fn unlock_and_wake(&self, mut state: MutexGuard<'_, State>) -> bool {
         let woken = state.take_woken();
         let debris = std::mem::take(&mut state.debris);
-        let action = ticker::action(&mut state, self.settings.clock);
+        let action = state.ticker_action(self.settings.clock);
         drop(state);
         drop(debris);
-        if let Some(action) = action {
-            action.run(&self.notifier, &self.this);
+        match action {
+            Some(Action::Notify) => self.notifier.notify(),
+            Some(Action::Start) => start(self.notifier.clone(), self.this.clone()),
+            None => {}
         }
         let anybody = !woken.is_empty();
         if anybody {
@@ -227,6 +230,23 @@ impl Engine {
         self.unlock_and_wake(state);
     }
 
+    /// Raises the first violation that was not raised, where the checker is to panic. Never while panicking.
+    #[track_caller]
+    pub(super) fn raise(&self) {
+        if self.settings.checker != Checker::Panic || thread::panicking() {
+            return;
+        }
+        let found = self.locked().judge.as_mut().and_then(Judge::raise_first);
+        if let Some(violation) = found {
+            panic!("{violation}");
+        }
+    }
+
+    /// How many violations were raised, and not taken since.
+    pub(super) fn raised(&self) -> usize {
+        self.locked().judge.as_ref().map_or(0, Judge::raised)
+    }
+
     // ---- memory ----------------------------------------------------------------------------
 
     /// Reads or writes bytes. An illegal address breaks the device.
@@ -249,8 +269,98 @@ impl Engine {
     }
 }
 
+impl MemoryAccess for Engine {
+    fn access(
+        &self,
+        what: &'static str,
+        access: &mut dyn FnMut(&mut Space) -> Result<(), Illegal>,
+    ) {
+        // The error is not lost: it broke the device.
+        let _broke = Self::access(self, what, access);
+    }
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
         self.notifier.close();
+    }
+}
+
+// ---- the helper thread -----------------------------------------------------------------------
+
+/// # Panics
+/// Panics if the operating system cannot start a thread.
+fn start(notifier: Arc<Notifier>, engine: Weak<Engine>) {
+    thread::Builder::new()
+        .name("weirpool-sim".to_owned())
+        .spawn(move || run(&notifier, &engine))
+        .expect("the operating system can start a thread");
+}
+
+fn run(notifier: &Notifier, engine: &Weak<Engine>) {
+    let mut quiet = Quiet::default();
+    loop {
+        let Some(engine) = engine.upgrade() else {
+            return;
+        };
+        let rest = match engine.settings.clock {
+            Clock::Wall => tick_wall(&engine),
+            Clock::Virtual | Clock::Manual => tick_virtual(&engine, &mut quiet),
+        };
+        drop(engine);
+        if notifier.rest(rest) == Signal::Closed {
+            return;
+        }
+    }
+}
+
+fn tick_wall(engine: &Engine) -> Rest {
+    engine.catch_up();
+    let mut state = engine.locked();
+    let due = state.next_awaited(Clock::Wall);
+    state.ticker = due.map_or(Phase::Parked, Phase::Until);
+    drop(state);
+    // At least 1 us: anything overdue waits for a body that another thread runs.
+    due.map(|due| {
+        due.saturating_sub(engine.now())
+            .max(Duration::from_micros(1))
+    })
+}
+
+fn tick_virtual(engine: &Engine, quiet: &mut Quiet) -> Rest {
+    let mut state = engine.locked();
+    if state.next_awaited(Clock::Virtual).is_none() {
+        state.ticker = Phase::Parked;
+        return None;
+    }
+    let may_move = match state.next_alarm() {
+        Some(at) => {
+            let gap = at.saturating_sub(state.schedule.now());
+            quiet.has_come_for((at, gap), state.activity, Instant::now())
+        }
+        None => quiet.has_come(state.activity),
+    };
+    if may_move {
+        advance_until_noticed(engine, state);
+    }
+    Some(QUIET)
+}
+
+/// Moves to the next thing due until a task is woken, no task would be, or the next thing is an alarm.
+fn advance_until_noticed<'a>(engine: &'a Engine, mut state: MutexGuard<'a, State>) {
+    loop {
+        let awaited = state.next_awaited(Clock::Virtual);
+        // Time stands still while another thread runs a body.
+        let Some(due) = awaited.filter(|_| state.running.is_none()) else {
+            return;
+        };
+        state = engine.proceed(state, due);
+        if engine.unlock_and_wake(state) {
+            return;
+        }
+        state = engine.locked();
+        if state.next_alarm().is_some() {
+            return;
+        }
     }
 }

@@ -3,11 +3,8 @@
 //! This module does not know what a call does. Every call asks it before it takes effect.
 
 use super::call::Call;
-use super::engine::Engine;
-use std::fmt;
 use std::time::Duration;
 use weirpool_device::DeviceErrorKind;
-use weirpool_device::plain::Arc;
 
 /// The way in which a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,38 +50,6 @@ impl Script {
         let is_due = |scripted: &Scripted| scripted.call == call && scripted.left == 0;
         let at = self.0.iter().position(is_due)?;
         Some(self.0.remove(at).fault)
-    }
-}
-
-/// Device memory that is taken by another program, as far as the pool can tell. Dropping this releases it.
-#[must_use = "dropping this releases the memory at once"]
-pub struct Occupied {
-    engine: Arc<Engine>,
-    bytes: u64,
-}
-
-impl Occupied {
-    pub(super) fn new(engine: Arc<Engine>, bytes: u64) -> Self {
-        let bytes = engine.call(|state| state.space.device.occupy(bytes));
-        Self { engine, bytes }
-    }
-
-    /// Returns how many bytes were taken: the requested ones, or all that were left.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-impl Drop for Occupied {
-    fn drop(&mut self) {
-        self.engine
-            .call(|state| state.space.device.vacate(self.bytes));
-    }
-}
-
-impl fmt::Debug for Occupied {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Occupied").field(&self.bytes).finish()
     }
 }
 

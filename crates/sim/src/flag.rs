@@ -17,7 +17,7 @@ pub struct Flag {
 impl SimDevice {
     /// Creates a flag. It takes a few bytes of host memory for as long as the device lives.
     pub fn flag(&self) -> Flag {
-        let id = self.engine.call(|state| state.schedule.create_flag());
+        let id = self.engine.call(|state| state.schedule.flags.create());
         let device = self.clone();
         Flag { device, id }
     }
@@ -31,7 +31,7 @@ impl Flag {
             if let Some(judge) = state.judge() {
                 judge.order.read_flag(self.id);
             }
-            state.schedule.flag_value(self.id)
+            state.schedule.flags.value(self.id)
         })
     }
 
@@ -59,7 +59,7 @@ impl fmt::Debug for Flag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let engine = &self.device.engine;
         // Printing must not make the host know that work is complete.
-        let value = engine.peek(|state| state.schedule.flag_value(self.id));
+        let value = engine.peek(|state| state.schedule.flags.value(self.id));
         f.debug_tuple("Flag").field(&value).finish()
     }
 }

@@ -50,7 +50,7 @@
 //! | `call`, `cost`, `counters` | calls by name, their price, their sum |
 //! | `operation`, `stream`, `flag` | what a user holds |
 //! | `host`, `copy` | the host's own use of shared memory; copies and fills |
-//! | `checker` | which use of memory is not ordered |
+//! | `checker`, `observer` | which use of memory is not ordered; how it hears of a pool's blocks |
 //! | `events`, `alarms`, `names` | small books |
 
 mod alarms;
@@ -72,6 +72,7 @@ mod label;
 mod memory;
 mod memory_calls;
 mod names;
+mod observer;
 mod operation;
 mod schedule;
 mod state;
@@ -86,14 +87,15 @@ use std::fmt;
 use weirpool_device::plain::Arc;
 use weirpool_device::{Device, DeviceAddress, DeviceError, DeviceErrorKind, Pooling};
 
-pub use builder::{Backing, Clock, SimBuilder};
+pub use builder::{Backing, Checker, Clock, SimBuilder};
 pub use call::Call;
-pub use checker::{Allocation, Checker, Usage, Violation, ViolationKind};
+pub use checker::{Allocation, Usage, Violation, ViolationKind};
 pub use counters::Counters;
-pub use fault::{Fault, Occupied};
+pub use fault::Fault;
 pub use flag::Flag;
 pub use label::StreamLabel;
 pub use memory::Memory;
+pub use memory_calls::Occupied;
 pub use operation::{Access, AccessKind, Operation};
 pub use stream::SimStream;
 pub use time::Sleep;

@@ -7,8 +7,11 @@
 use super::SimDevice;
 use super::call::Call;
 use super::checker::Judge;
+use super::engine::Engine;
 use super::event_calls::unsupported;
 use super::memory::{Refusal, Space};
+use std::fmt;
+use weirpool_device::plain::Arc;
 use weirpool_device::{Chunk, DeviceError, DeviceErrorKind, MemoryInfo, MemoryKind};
 
 /// The memory calls of [`Device`](weirpool_device::Device).
@@ -170,5 +173,37 @@ impl SimDevice {
         if let Some(present) = self.engine.locked().judge() {
             judge(present);
         }
+    }
+}
+
+/// Device memory that is taken by another program, as far as the pool can tell. Dropping this releases it.
+#[must_use = "dropping this releases the memory at once"]
+pub struct Occupied {
+    engine: Arc<Engine>,
+    bytes: u64,
+}
+
+impl Occupied {
+    pub(super) fn new(engine: Arc<Engine>, bytes: u64) -> Self {
+        let bytes = engine.call(|state| state.space.device.occupy(bytes));
+        Self { engine, bytes }
+    }
+
+    /// Returns how many bytes were taken: the requested ones, or all that were left.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        self.engine
+            .call(|state| state.space.device.vacate(self.bytes));
+    }
+}
+
+impl fmt::Debug for Occupied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Occupied").field(&self.bytes).finish()
     }
 }

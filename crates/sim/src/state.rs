@@ -4,25 +4,27 @@
 //! outside the lock. This module does not know threads.
 
 use super::alarms::Alarms;
-use super::builder::{Clock, Settings};
+use super::builder::{Checker, Clock, Settings};
 use super::call::Call;
-use super::checker::{Checker, Judge};
+use super::checker::Judge;
 use super::counters::Counters;
 use super::events::Events;
 use super::fault::{Fault, Script};
 use super::memory::Space;
 use super::schedule::{Item, Point, Schedule};
-use super::stream::WeakOwner;
-use super::ticker::Phase;
+use super::ticker::{Action, Phase};
 use std::any::Any;
 use std::collections::HashMap;
 use std::task::Waker;
 use std::time::Duration;
-use weirpool_device::plain::{Arc, thread::ThreadId};
+use weirpool_device::plain::{Arc, Weak, thread::ThreadId};
 use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, RawStream};
 
 /// The payload of a body's panic.
 pub(super) type Panic = Box<dyn Any + Send>;
+
+/// The handles of a stream, as long as any live.
+pub(super) type WeakOwner = Weak<dyn Any + Send + Sync>;
 
 pub(super) struct State {
     pub(super) schedule: Schedule,
@@ -187,24 +189,39 @@ impl State {
         (by_itself && self.is_watched()).then(|| self.next_due())?
     }
 
+    /// Returns what has to be done for the helper thread, which has to learn of the next thing due.
+    pub(super) fn ticker_action(&mut self, clock: Clock) -> Option<Action> {
+        if self.ticker == Phase::Awake {
+            return None;
+        }
+        let due = self.next_awaited(clock)?;
+        let action = match self.ticker {
+            Phase::Absent => Action::Start,
+            Phase::Until(time) if time <= due => return None,
+            _ => Action::Notify,
+        };
+        self.ticker = Phase::Awake;
+        Some(action)
+    }
+
     /// Wakes the alarms that are due, after the work of the same instant.
     pub(super) fn wake_alarms(&mut self) {
         let now = self.schedule.now();
         while let Some(waker) = self.alarms.pop_due(now) {
-            self.schedule.woken().push(waker);
+            self.schedule.woken.push(waker);
         }
     }
 
     pub(super) fn take_woken(&mut self) -> Vec<Waker> {
-        std::mem::take(self.schedule.woken())
+        std::mem::take(&mut self.schedule.woken)
     }
 
     // ---- for people ------------------------------------------------------------------------
 
     pub(super) fn counters(&self) -> Counters {
         let mut counters = self.counters;
-        counters.operations = self.schedule.operations();
-        counters.stall = self.schedule.stall();
+        counters.operations = self.schedule.operations;
+        counters.stall = self.schedule.stall;
         (counters.physical_in_use, counters.physical_peak) = self.space.device.usage();
         counters
     }

@@ -31,9 +31,6 @@ struct Owner {
     is_maker: bool,
 }
 
-/// The handles of a stream, as long as any live.
-pub(super) type WeakOwner = Weak<dyn Any + Send + Sync>;
-
 impl SimDevice {
     /// Creates a stream that lives as long as its handles.
     ///

@@ -8,17 +8,15 @@
 //!   time moves to an alarm only after a longer quiet period, or once as much real time has passed.
 //! - On the wall clock it sleeps until the next thing is due.
 //!
-//! The thread does not keep the device alive, and ends with it.
+//! The thread does not keep the device alive, and ends with it. It runs in the engine; this file has its states and its
+//! rests, and knows nothing of the device.
 
-use super::builder::Clock;
-use super::engine::Engine;
-use super::state::State;
 use std::time::{Duration, Instant};
-use weirpool_device::plain::{Arc, Condvar, Mutex, MutexGuard, Weak, thread};
+use weirpool_device::plain::{Condvar, Mutex};
 
 /// The real time without device calls before virtual time moves. Long enough for a woken task to make its next call,
 /// short compared with a scheduler's time slice.
-const QUIET: Duration = Duration::from_micros(60);
+pub(super) const QUIET: Duration = Duration::from_micros(60);
 
 /// After this many periods with calls, time moves nevertheless, because a task may be polling until time moves.
 const PATIENCE: u32 = 20;
@@ -48,114 +46,12 @@ pub(super) enum Action {
     Notify,
 }
 
-/// Returns whether the thread has to learn of the next thing due.
-pub(super) fn action(state: &mut State, clock: Clock) -> Option<Action> {
-    if state.ticker == Phase::Awake {
-        return None;
-    }
-    let due = state.next_awaited(clock)?;
-    let action = match state.ticker {
-        Phase::Absent => Action::Start,
-        Phase::Until(time) if time <= due => return None,
-        _ => Action::Notify,
-    };
-    state.ticker = Phase::Awake;
-    Some(action)
-}
-
-impl Action {
-    /// Must be called outside the device's lock.
-    pub(super) fn run(self, notifier: &Arc<Notifier>, engine: &Weak<Engine>) {
-        match self {
-            Self::Notify => notifier.notify(),
-            Self::Start => start(notifier.clone(), engine.clone()),
-        }
-    }
-}
-
-/// # Panics
-/// Panics if the operating system cannot start a thread.
-fn start(notifier: Arc<Notifier>, engine: Weak<Engine>) {
-    thread::Builder::new()
-        .name("weirpool-sim".to_owned())
-        .spawn(move || run(&notifier, &engine))
-        .expect("the operating system can start a thread");
-}
-
-fn run(notifier: &Notifier, engine: &Weak<Engine>) {
-    let mut quiet = Quiet::default();
-    loop {
-        let Some(engine) = engine.upgrade() else {
-            return;
-        };
-        let rest = match engine.settings.clock {
-            Clock::Wall => tick_wall(&engine),
-            Clock::Virtual | Clock::Manual => tick_virtual(&engine, &mut quiet),
-        };
-        drop(engine);
-        if notifier.rest(rest) == Signal::Closed {
-            return;
-        }
-    }
-}
-
 /// How long the thread rests unless it is notified; `None` is until it is notified.
-type Rest = Option<Duration>;
-
-fn tick_wall(engine: &Engine) -> Rest {
-    engine.catch_up();
-    let mut state = engine.locked();
-    let due = state.next_awaited(Clock::Wall);
-    state.ticker = due.map_or(Phase::Parked, Phase::Until);
-    drop(state);
-    // At least 1 us: anything overdue waits for a body that another thread runs.
-    due.map(|due| {
-        due.saturating_sub(engine.now())
-            .max(Duration::from_micros(1))
-    })
-}
-
-fn tick_virtual(engine: &Engine, quiet: &mut Quiet) -> Rest {
-    let mut state = engine.locked();
-    if state.next_awaited(Clock::Virtual).is_none() {
-        state.ticker = Phase::Parked;
-        return None;
-    }
-    let may_move = match state.next_alarm() {
-        Some(at) => {
-            let gap = at.saturating_sub(state.schedule.now());
-            quiet.has_come_for((at, gap), state.activity, Instant::now())
-        }
-        None => quiet.has_come(state.activity),
-    };
-    if may_move {
-        advance_until_noticed(engine, state);
-    }
-    Some(QUIET)
-}
-
-/// Moves to the next thing due until a task is woken, no task would be, or the next thing is an alarm.
-fn advance_until_noticed<'a>(engine: &'a Engine, mut state: MutexGuard<'a, State>) {
-    loop {
-        let awaited = state.next_awaited(Clock::Virtual);
-        // Time stands still while another thread runs a body.
-        let Some(due) = awaited.filter(|_| state.running.is_none()) else {
-            return;
-        };
-        state = engine.proceed(state, due);
-        if engine.unlock_and_wake(state) {
-            return;
-        }
-        state = engine.locked();
-        if state.next_alarm().is_some() {
-            return;
-        }
-    }
-}
+pub(super) type Rest = Option<Duration>;
 
 /// Tells quiet periods from activity.
 #[derive(Debug, Default)]
-struct Quiet {
+pub(super) struct Quiet {
     seen: u64,
     disturbed: u32,
     alarm: Option<Awaited>,
@@ -172,7 +68,7 @@ struct Awaited {
 }
 
 impl Quiet {
-    fn has_come(&mut self, activity: u64) -> bool {
+    pub(super) fn has_come(&mut self, activity: u64) -> bool {
         self.alarm = None;
         if self.seen == activity || self.disturbed == PATIENCE {
             self.disturbed = 0;
@@ -184,7 +80,7 @@ impl Quiet {
     }
 
     /// Returns whether time may move to an alarm at `at`, which is `gap` away.
-    fn has_come_for(
+    pub(super) fn has_come_for(
         &mut self,
         (at, gap): (Duration, Duration),
         activity: u64,
@@ -212,7 +108,7 @@ pub(super) struct Notifier {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Signal {
+pub(super) enum Signal {
     /// Look at the device, or the time for it has come.
     Look,
     /// The device is gone.
@@ -220,7 +116,7 @@ enum Signal {
 }
 
 impl Notifier {
-    fn notify(&self) {
+    pub(super) fn notify(&self) {
         self.signal.lock().get_or_insert(Signal::Look);
         self.changed.notify_one();
     }
@@ -231,7 +127,7 @@ impl Notifier {
     }
 
     /// Rests. A notification that came before ends the rest at once.
-    fn rest(&self, rest: Rest) -> Signal {
+    pub(super) fn rest(&self, rest: Rest) -> Signal {
         let signal = self.signal.lock();
         let quiet = |signal: &mut Option<Signal>| signal.is_none();
         let mut signal = match rest {

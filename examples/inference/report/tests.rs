@@ -32,7 +32,7 @@ fn outcome(kind: Kind, records: Vec<Record>) -> Outcome {
     }
 }
 
-/// Two served in a second, one place busy with both.
+/// Returns a report of two requests served in a second, with one place busy with both.
 pub(crate) fn report(service: &'static str) -> Report {
     let kind = Kind::ALL.into_iter().find(|kind| kind.name() == service);
     let records = vec![record(0, Some((0, 1))), record(0, Some((0, 1)))];
@@ -40,7 +40,7 @@ pub(crate) fn report(service: &'static str) -> Report {
 }
 
 #[test]
-fn figures_are_of_those_that_they_are_said_of() {
+fn figures_count_the_requests_they_are_named_for() {
     let records = vec![
         record(0, Some((0, 2))),
         record(1, Some((2, 4))),
@@ -62,7 +62,7 @@ fn figures_are_of_those_that_they_are_said_of() {
 }
 
 #[test]
-fn what_is_asked_is_found_wanting() {
+fn checks_fail_for_a_service_that_misses_them() {
     let is_so = |reports: &[Report]| {
         let checks = checks(reports, false);
         assert_eq!(checks.len(), 3);
@@ -82,7 +82,7 @@ fn what_is_asked_is_found_wanting() {
 }
 
 #[test]
-fn throughput_is_required_where_that_is_asked_for() {
+fn throughput_is_required_only_on_request() {
     let reports = [report("waiting"), report("unlimited")];
     let required = |requires: bool| {
         let checks = checks(&reports, requires);

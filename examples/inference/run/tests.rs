@@ -1,4 +1,4 @@
-//! Whole runs: on each executor in real time, of which nothing is asserted, and in virtual time.
+//! Whole runs: in real time on each executor, with loose checks only, and in virtual time.
 
 use super::*;
 use crate::bound;
@@ -13,7 +13,7 @@ fn options(arguments: &[&str]) -> Options {
     options.and_then(Options::checked).unwrap()
 }
 
-/// Memory that is missing at the end is an error.
+/// Runs a service. Fails if memory is missing at the end.
 fn served(options: &Options, kind: Kind) -> Outcome {
     let requests = arrivals::requests(options);
     let progress = Progress::new(kind.name(), options.requests, true);
@@ -39,7 +39,7 @@ fn each_executor_serves_all_and_loses_no_memory() {
 }
 
 #[test]
-fn a_run_in_virtual_time_is_the_same_every_time() {
+fn run_in_virtual_time_is_deterministic() {
     let options = options(&["--executor=virtual", "--requests=60"]);
     for kind in Kind::ALL {
         let [one, other] = [(); 2].map(|()| served(&options, kind));
@@ -70,7 +70,7 @@ fn waits_are_in_order_and_within_their_bounds() {
 }
 
 #[test]
-fn never_more_memory_is_held_than_there_is() {
+fn memory_held_never_exceeds_the_capacity() {
     let options = options(&["--executor=virtual", "--requests=200"]);
     for kind in Kind::ALL {
         let outcome = served(&options, kind);
@@ -86,7 +86,7 @@ fn never_more_memory_is_held_than_there_is() {
 }
 
 #[test]
-fn the_device_and_not_memory_is_the_bottleneck() {
+fn device_is_the_bottleneck_rather_than_memory() {
     let options = options(&["--executor=virtual"]);
     let reports = Kind::ALL.map(|kind| {
         let outcome = served(&options, kind);
@@ -97,12 +97,12 @@ fn the_device_and_not_memory_is_the_bottleneck() {
     assert_eq!(unlimited.wait_max_ns, 0);
     let checks = report::checks(&reports, true);
     assert!(checks.iter().all(|check| check.is_so), "{checks:?}");
-    // Who waits in no queue may try for ever.
+    // A request that waits in no queue may retry for ever.
     assert!(retrying.failures > 0, "{retrying:?}");
 }
 
 #[test]
-fn who_retries_for_long_enough_is_served_too() {
+fn retrying_service_serves_all_requests_with_enough_tries() {
     let options = options(&["--executor=virtual", "--requests=60", "--tries=1000000"]);
     assert_eq!(stays(&served(&options, Kind::Retrying)).len(), 60);
 }

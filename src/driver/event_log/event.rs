@@ -4,7 +4,7 @@ use crate::device::DeviceAddress;
 use crate::driver::Source;
 use crate::error::Shortfall;
 use crate::id::{StreamId, StreamLabel, StreamNames};
-use crate::measure::{Bytes, Milliseconds, Tag, WaitOutcome};
+use crate::measure::{Bytes, Milliseconds, Tag, WaitOutcome, debug_in_units};
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
@@ -41,7 +41,7 @@ impl fmt::Display for Site {
 }
 
 /// The allocation that a block comes from, if the pool keeps a [history](crate::PoolBuilder::history).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BlockOrigin {
@@ -61,9 +61,11 @@ pub struct BlockOrigin {
     pub waited: bool,
 }
 
+debug_in_units!(struct BlockOrigin { number, site, time, requested as bytes, tag, source, waited });
+
 /// The state of a pool's memory at one moment, in bytes. The rest of `reserved` is cached by lanes, set aside, or being
 /// moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Occupancy {
@@ -76,6 +78,8 @@ pub struct Occupancy {
     /// Freed to the heap, and complete.
     pub free: u64,
 }
+
+debug_in_units!(struct Occupancy { reserved as bytes, used as bytes, pending as bytes, free as bytes });
 
 /// The request that a reservation comes from, if the pool keeps a [history](crate::PoolBuilder::history).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +109,7 @@ pub struct HistoryEntry {
 }
 
 /// An event of a pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -195,6 +199,8 @@ pub enum HistoryEvent {
         shortfall: Shortfall,
     },
 }
+
+debug_in_units!(enum HistoryEvent { Allocated { address, size as bytes, stream, origin }, Freed { number, address, size as bytes, stream, further, site }, Grown { address, bytes as bytes }, Remapped { from, to, bytes as bytes }, Released { address, bytes as bytes }, Reaped { streams }, DeviceWait { stream, donor }, Waited { stream, requested as bytes, tag, waited, outcome }, OutOfMemory { stream, shortfall } });
 
 /// `      12.345 ms  allocated 1.0 MiB at 0x200000 on S1 (lane) at src/main.rs:12:34`
 impl fmt::Display for HistoryEntry {

@@ -280,7 +280,9 @@ fn least_that_was_free_is_kept_since_the_mark() {
     let claimed = mapping(plan(&mut heap, 5 * CHUNK, Growth::Allowed));
     assert_eq!(low(&heap), 0, "a plan claims all of it");
     let done = claimed.steps.len();
-    let grant = heap.commit(claimed, Outcome { done, lost: false }).unwrap();
+    let grant = claimed
+        .commit(&mut heap, Outcome { done, lost: false })
+        .unwrap();
     free(&mut heap, &grant);
     heap.mark_free();
     assert_eq!(low(&heap), 5);

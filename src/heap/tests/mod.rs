@@ -6,6 +6,7 @@ mod model;
 mod planning;
 mod releasing;
 mod reserving;
+mod windows;
 
 use super::*;
 
@@ -76,7 +77,7 @@ fn carry_out(heap: &mut Heap, plan: Plan) -> Option<Grant> {
     match plan {
         Plan::Map(mapping) => {
             let done = mapping.steps.len();
-            heap.commit(mapping, Outcome { done, lost: false })
+            mapping.commit(heap, Outcome { done, lost: false })
         }
         Plan::Memory(segment) => {
             let ends = heap
@@ -85,7 +86,7 @@ fn carry_out(heap: &mut Heap, plan: Plan) -> Option<Grant> {
                 .map(|(start, segment)| start + segment.bytes);
             // Segments of plain memory do not touch.
             let address = ends.max().map_or(BASE, |end| end + CHUNK);
-            heap.commit_memory(segment, Some(address))
+            segment.commit(heap, Some(address))
         }
     }
 }

@@ -119,10 +119,10 @@ fn failed_growth(heap: &mut Heap, granules: u64, done: usize, lost: bool) {
         Some(Plan::Map(mapping)) if !mapping.steps.is_empty() => {
             let done = done.min(mapping.steps.len() - 1);
             let lost = lost && mapping.steps[done].from.is_some();
-            assert!(heap.commit(mapping, Outcome { done, lost }).is_none());
+            assert!(mapping.commit(heap, Outcome { done, lost }).is_none());
         }
         Some(Plan::Memory(segment)) => {
-            assert!(heap.commit_memory(segment, None).is_none());
+            assert!(segment.commit(heap, None).is_none());
         }
         Some(plan) => {
             let grant = carry_out(heap, plan).unwrap();

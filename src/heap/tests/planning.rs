@@ -64,7 +64,8 @@ fn moved_chunks_come_from_the_smallest_blocks() {
         assert_eq!(from, places);
         let done = mapping.steps.len();
         assert!(
-            heap.commit(mapping, Outcome { done, lost: false })
+            mapping
+                .commit(&mut heap, Outcome { done, lost: false })
                 .is_some()
         );
         check(&heap);
@@ -86,7 +87,7 @@ fn mapping_that_fails_half_way_leaves_each_chunk_where_it_is() {
         done: 2,
         lost: false,
     };
-    assert!(heap.commit(mapping, outcome).is_none());
+    assert!(mapping.commit(&mut heap, outcome).is_none());
     check(&heap);
     assert_eq!((reserved(&heap), heap.totals().planned), (3 * CHUNK, 0));
     assert_eq!(layout(&heap)[..3], [("hole", 1), ("used", 1), ("free", 2)]);
@@ -111,7 +112,7 @@ fn mapping_that_fails_anywhere_keeps_every_chunk_but_a_lost_one() {
         let lost = lost && done < moves;
         let to: Vec<_> = mapping.steps.iter().map(|step| step.to).collect();
         let from: Vec<_> = mapping.steps.iter().filter_map(|step| step.from).collect();
-        assert!(heap.commit(mapping, Outcome { done, lost }).is_none());
+        assert!(mapping.commit(&mut heap, Outcome { done, lost }).is_none());
         check(&heap);
         let new = done.saturating_sub(moves) as u64;
         assert_eq!(reserved(&heap) / CHUNK, 7 + new - u64::from(lost));
@@ -140,7 +141,7 @@ fn pending_piece_of_a_failed_plan_is_free_if_it_became_complete() {
             done: 0,
             lost: false,
         };
-        assert!(heap.commit(mapping, outcome).is_none());
+        assert!(mapping.commit(&mut heap, outcome).is_none());
         check(&heap);
         let state = if completes { "free" } else { "pending" };
         assert_eq!(layout(&heap)[0], (state, 1));
@@ -152,11 +153,11 @@ fn growth_stops_at_the_capacity_and_leaves_the_heap_usable() {
     for virtual_memory in [true, false] {
         let mut heap = heap(virtual_memory);
         let all = get(&mut heap, A, CAPACITY).unwrap();
-        assert_eq!(heap.left_and_free(), (0, 0));
+        assert_eq!(inspect::left_and_free(&heap), (0, 0));
         assert!(get(&mut heap, A, GRANULE).is_none());
         check(&heap);
         free(&mut heap, &all);
-        assert_eq!(heap.left_and_free(), (0, CAPACITY));
+        assert_eq!(inspect::left_and_free(&heap), (0, CAPACITY));
         assert_eq!(release(&mut heap, Target::Keep(0)), CAPACITY);
         check(&heap);
         assert_eq!(reserved(&heap), 0);
@@ -189,7 +190,7 @@ fn smaller_capacity_stops_growth_and_keeps_what_is_held() {
     };
     assert_eq!(release(&mut heap, target), 4 * CHUNK);
     heap.set_capacity(5 * CHUNK);
-    assert_eq!(heap.left_and_free(), (CHUNK, 4 * CHUNK));
+    assert_eq!(inspect::left_and_free(&heap), (CHUNK, 4 * CHUNK));
     assert!(grow(&mut heap, A, 5 * CHUNK).is_some());
     assert!(grow(&mut heap, A, CHUNK).is_none());
     check(&heap);
@@ -219,7 +220,8 @@ fn chunks_are_moved_where_there_is_no_new_memory() {
         assert_eq!(moves, moved, "{growth:?}");
         let done = mapping.steps.len();
         assert!(
-            heap.commit(mapping, Outcome { done, lost: false })
+            mapping
+                .commit(&mut heap, Outcome { done, lost: false })
                 .is_some()
         );
         check(&heap);
@@ -434,7 +436,7 @@ fn room_survives_an_extension_that_fails() {
         };
         let plan = heap.plan(request(2 * CHUNK), &above, Growth::Allowed);
         let outcome = Outcome { done, lost: false };
-        assert!(heap.commit(mapping(plan), outcome).is_none());
+        assert!(mapping(plan).commit(&mut heap, outcome).is_none());
         check(&heap);
         let layout = layout(&heap);
         match done {

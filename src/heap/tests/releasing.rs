@@ -237,6 +237,6 @@ fn release_of_very_many_chunks_ends_soon() {
     let failed = mapping(plan(&mut heap, COUNT * CHUNK, Growth::Allowed));
     let done = failed.steps.len() - 1;
     let outcome = Outcome { done, lost: false };
-    assert!(heap.commit(failed, outcome).is_none());
+    assert!(failed.commit(&mut heap, outcome).is_none());
     check::conserved(&heap).unwrap();
 }

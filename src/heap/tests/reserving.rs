@@ -251,7 +251,7 @@ fn exchange_that_the_device_refuses_restores_the_reservation() {
             done: 0,
             lost: false,
         };
-        let grant = exchange.commit(&mut heap, |heap| heap.commit(mapping(Some(plan)), outcome));
+        let grant = exchange.commit(&mut heap, |heap| mapping(Some(plan)).commit(heap, outcome));
         assert!(grant.is_none());
         check(&heap);
         assert_eq!(state(&heap, reservation).0, before);

@@ -1,4 +1,4 @@
-//! The kernels' machine code, by NVRTC.
+//! The machine code of the kernels, by NVRTC.
 
 use cudarc::driver::CudaContext;
 use cudarc::nvrtc::{result as nvrtc, sys};
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 const SOURCE: &str = include_str!("kernels.cu");
 
-/// The kernels' machine code: other than PTX it does not have to be of a version that the driver knows.
+/// Compiles the kernels to machine code, which unlike PTX does not depend on the driver's version.
 pub(super) fn compiled(context: &CudaContext) -> Result<Vec<u8>, String> {
     static COMPILED: OnceLock<Result<Vec<u8>, String>> = OnceLock::new();
     COMPILED
@@ -23,21 +23,21 @@ fn compile(context: &CudaContext) -> Result<Vec<u8>, String> {
     let source = CString::new(SOURCE).expect("a text");
     let program = nvrtc::create_program(&source, Some(c"kernels.cu"));
     let program = program.map_err(|error| format!("NVRTC failed: {error}"))?;
-    // SAFETY: the program was made above, and is destroyed below.
+    // SAFETY: the program was created above, and is destroyed below.
     let binary = unsafe { nvrtc::compile_program(program, &[architecture]) }
         .and_then(|()| binary(program))
         .map_err(|error| format!("NVRTC failed: {error}: {}", log(program)));
-    // SAFETY: as above; nobody uses it any more.
+    // SAFETY: as above; the program is not used afterwards.
     let _ = unsafe { nvrtc::destroy_program(program) };
     binary
 }
 
 fn binary(program: sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::NvrtcError> {
     let mut bytes = 0;
-    // SAFETY: writes the size to the place given.
+    // SAFETY: `bytes` is valid for the write.
     unsafe { sys::nvrtcGetCUBINSize(program, &mut bytes) }.result()?;
     let mut binary = vec![0u8; bytes];
-    // SAFETY: writes so many bytes to the place given.
+    // SAFETY: `binary` has the size that NVRTC reported.
     unsafe { sys::nvrtcGetCUBIN(program, binary.as_mut_ptr().cast()) }.result()?;
     Ok(binary)
 }
@@ -52,7 +52,7 @@ fn log(program: sys::nvrtcProgram) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// cudarc panics where a library is missing; here that is an error, and nothing is printed.
+/// Calls a function of cudarc, which panics if a library is missing. Returns that as an error, and prints nothing.
 fn quietly<R>(call: impl FnOnce() -> R) -> Result<R, String> {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
@@ -61,9 +61,9 @@ fn quietly<R>(call: impl FnOnce() -> R) -> Result<R, String> {
     answer.map_err(|payload| text_of(&*payload))
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn text_of(payload: &(dyn std::any::Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().copied();
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a panic without words").to_owned()
+    text.unwrap_or("a panic without a message").to_owned()
 }

@@ -1,15 +1,14 @@
-//! A real GPU, for tests: kernels on streams of cudarc's, compiled where they run.
+//! A real GPU for tests: kernels on cudarc's streams, compiled for the device.
 //!
-//! Knows nothing of pools: what is done here to memory is done at its address. Needs the driver and NVRTC,
-//! and says which is missing.
+//! This module knows no pools: its functions take addresses. It needs the driver and NVRTC, and reports which is missing.
 //!
-//! | file | about |
+//! | file | contents |
 //! |---|---|
-//! | `kernels.cu` | what the device is given to do |
+//! | `kernels.cu` | the kernels |
 //! | `compile` | their machine code |
-//! | `numbers` | numbers that host and device both see |
+//! | `numbers` | numbers that host and device share |
 //! | `contexts` | contexts beside the one under test |
-//! | `report` | what goes wrong where no test can say so |
+//! | `report` | errors that occur where a test cannot fail |
 #![allow(dead_code)]
 
 mod compile;
@@ -37,7 +36,7 @@ const KERNELS: [&str; 7] = [
     "fill", "compare", "add", "spend", "hold", "raise", "trespass",
 ];
 
-/// What is held longer than this is let go, and the test fails.
+/// A stream that is held longer than this is released, and the test fails.
 pub(crate) const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 const ONE_THREAD: LaunchConfig = LaunchConfig {
@@ -51,25 +50,25 @@ const ONE_THREAD: LaunchConfig = LaunchConfig {
 pub(crate) struct Gpu {
     context: Arc<CudaContext>,
     kernels: BTreeMap<&'static str, CudaFunction>,
-    /// For what the host does on its own account. It also keeps cudarc from waiting for the whole device
-    /// when a test makes its first stream.
+    /// A stream for the host's own calls. It also keeps cudarc from synchronizing the device when a test creates its
+    /// first stream.
     aside: Arc<CudaStream>,
 }
 
 impl Gpu {
-    /// The first GPU, in its primary context.
+    /// Opens the first GPU, in its primary context.
     ///
     /// # Errors
-    /// What is missing.
+    /// Returns the component that is missing.
     pub(crate) fn open() -> Result<Self, String> {
         let device = CudaDevice::new(0).map_err(|error| error.to_string())?;
         Self::load(device.context())
     }
 
-    /// The same in a context that exists.
+    /// Loads the kernels in an existing context.
     ///
     /// # Errors
-    /// What is missing.
+    /// Returns the component that is missing.
     pub(crate) fn load(context: &Arc<CudaContext>) -> Result<Self, String> {
         let said = |what: &'static str| move |error| format!("{what}: {error}");
         let binary = compile::compiled(context)?;
@@ -87,8 +86,8 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// The driver may load a kernel when it is first launched, and wait for the whole device then: that must
-    /// not happen while a stream is held.
+    /// Launches every kernel once. The driver may load a kernel at its first launch and synchronize the device for that,
+    /// which must not happen while a stream is held.
     fn warm_up(&self) {
         let number = Arc::new(Number::new());
         let address = number.address();
@@ -106,7 +105,7 @@ impl Gpu {
         &self.context
     }
 
-    /// A kernel, for a launch of one's own.
+    /// Returns a kernel, for a test's own launch.
     pub(crate) fn kernel(&self, name: &str) -> &CudaFunction {
         &self.kernels[name]
     }
@@ -116,14 +115,14 @@ impl Gpu {
         for parameter in parameters {
             launch.arg(parameter);
         }
-        // SAFETY: the kernels take parameters of 64 bits, as many as are given here. That the memory is the
-        // caller's is what the tests are about.
+        // SAFETY: the kernels take 64-bit parameters, as many as are given here. Whether the caller may use the memory is
+        // what the tests check.
         if let Err(error) = unsafe { launch.launch(shape) } {
             panic!("the kernel `{name}` was not launched: {error}");
         }
     }
 
-    /// Fills memory with a word.
+    /// Fills memory with a word, in stream order.
     pub(crate) fn fill(
         &self,
         stream: &CudaStream,
@@ -137,7 +136,7 @@ impl Gpu {
         self.launch(stream, "fill", spread(words), &parameters);
     }
 
-    /// Adds to each word of memory.
+    /// Adds to each word of memory, in stream order.
     pub(crate) fn add(
         &self,
         stream: &CudaStream,
@@ -151,9 +150,8 @@ impl Gpu {
         self.launch(stream, "add", spread(words), &parameters);
     }
 
-    /// Says whether memory is full of a word, before anything that comes later on the stream is complete.
-    /// The answer is called by the driver: it must not call CUDA. What is wrong is noted for a test that
-    /// fails.
+    /// Compares memory with a word, and calls `answer` with whether all words are equal, before later work of the stream
+    /// completes. The driver calls `answer`, so it must not call CUDA. Differences are noted for a test that fails.
     pub(crate) fn compare(
         &self,
         stream: &CudaStream,
@@ -180,13 +178,13 @@ impl Gpu {
         });
     }
 
-    /// Keeps the stream busy.
+    /// Keeps the stream busy for this time.
     pub(crate) fn spend(&self, stream: &CudaStream, time: Duration) {
         let nanoseconds = time.as_nanos() as u64;
         self.launch(stream, "spend", ONE_THREAD, &[nanoseconds]);
     }
 
-    /// Keeps what comes later on the stream from running until the latch is opened.
+    /// Keeps later work of the stream from running until the latch is opened.
     pub(crate) fn hold(&self, stream: &CudaStream) -> Latch {
         let number = Arc::new(Number::new());
         let mut held = lock(&HELD);
@@ -197,8 +195,8 @@ impl Gpu {
         Latch(number)
     }
 
-    /// Keeps what comes later on the stream from running until the number in memory is so large. `keep` is
-    /// dropped once that is over.
+    /// Keeps later work of the stream from running until the number in memory reaches `target`. `keep` is dropped
+    /// afterwards.
     pub(crate) fn hold_until(
         &self,
         stream: &CudaStream,
@@ -214,38 +212,38 @@ impl Gpu {
         after(stream, move || {
             if gave_up.get() != 0 {
                 complain(format!(
-                    "a stream was held for {LONGEST_HOLD:?}, and then let go: what was to let it go waited for \
-                     the stream, or never came"
+                    "a stream was held for {LONGEST_HOLD:?} and then released: its release waited for the stream, or \
+                     never came"
                 ));
             }
             drop(keep);
         });
     }
 
-    /// Sets a number in memory, for who waits for it.
+    /// Sets a number in memory, in stream order.
     pub(crate) fn raise(&self, stream: &CudaStream, address: impl Into<DeviceAddress>, value: u64) {
         let address = address.into().to_bits();
         self.launch(stream, "raise", ONE_THREAD, &[address, value]);
     }
 
-    /// Breaks the context: writes where nothing is mapped.
+    /// Breaks the context by writing to an unmapped address.
     pub(crate) fn trespass(&self, stream: &CudaStream) {
         const NOWHERE: u64 = 0x10;
         self.launch(stream, "trespass", ONE_THREAD, &[NOWHERE]);
     }
 
-    /// Fills memory that nobody uses now, and returns when that is done.
+    /// Fills memory that is not in use, and returns when that is complete.
     pub(crate) fn write_now(&self, address: impl Into<DeviceAddress>, bytes: u64, word: u32) {
         self.fill(&self.aside, address, bytes, word);
         settle(&self.aside);
     }
 
-    /// The bytes of memory that nobody writes now.
+    /// Reads memory that is not being written.
     pub(crate) fn read_now(&self, address: impl Into<DeviceAddress>, bytes: u64) -> Vec<u8> {
         let address = address.into().to_bits();
         let mut read = vec![0; bytes as usize];
         self.context.bind_to_thread().expect("a context that works");
-        // SAFETY: the bytes stay until the copy is complete, which is awaited here.
+        // SAFETY: the bytes live until the copy is complete, which is awaited here.
         let copied =
             unsafe { result::memcpy_dtoh_async(&mut read, address, self.aside.cu_stream()) };
         copied.expect("a copy");
@@ -259,7 +257,7 @@ fn in_words(bytes: u64) -> u64 {
     bytes / 4
 }
 
-/// Enough threads for so many words, and not so many that nothing else would run beside them.
+/// Returns a launch with enough threads for the words, but not so many that other kernels cannot run beside them.
 fn spread(words: u64) -> LaunchConfig {
     const THREADS: u64 = 256;
     LaunchConfig {
@@ -269,20 +267,20 @@ fn spread(words: u64) -> LaunchConfig {
     }
 }
 
-/// Returns when all work of the stream is complete.
+/// Waits until all work of the stream is complete.
 pub(crate) fn settle(stream: &CudaStream) {
     if let Err(error) = stream.synchronize() {
         panic!("a stream failed: {error}");
     }
 }
 
-/// Has something done by the driver when the stream comes here, and before it goes on. It must not call
-/// CUDA. If the context is broken by then, it is never done.
+/// Has the driver call a function at this point of the stream, before later work runs. The function must not call CUDA. If
+/// the context is broken by then, the driver never calls it.
 pub(crate) fn after(stream: &CudaStream, call: impl FnOnce() + Send + 'static) {
     type Call = Box<dyn FnOnce() + Send>;
 
     unsafe extern "C" fn run(call: *mut c_void) {
-        // SAFETY: it is the box below, and the driver runs this once.
+        // SAFETY: this is the box below, and the driver calls this function once.
         let call = unsafe { Box::from_raw(call.cast::<Call>()) };
         call();
     }
@@ -290,16 +288,16 @@ pub(crate) fn after(stream: &CudaStream, call: impl FnOnce() + Send + 'static) {
     let bound = stream.context().bind_to_thread();
     bound.expect("a context that works");
     let call = Box::into_raw(Box::new(Box::new(call) as Call));
-    // SAFETY: the stream is alive, and `run` owns what it is given.
+    // SAFETY: the stream is alive, and `run` takes ownership of its argument.
     let answer = unsafe { cuLaunchHostFunc(stream.cu_stream(), Some(run), call.cast()) };
     if answer != CUresult::CUDA_SUCCESS {
-        // SAFETY: the driver did not take it.
+        // SAFETY: the driver did not take ownership.
         drop(unsafe { Box::from_raw(call) });
-        panic!("the driver took no call: {answer:?}");
+        panic!("the driver refused the call: {answer:?}");
     }
 }
 
-/// What a stream is held by.
+/// Releases a held stream.
 #[derive(Debug)]
 pub(crate) struct Latch(Arc<Number>);
 
@@ -312,7 +310,7 @@ impl Latch {
 /// The numbers by which streams are held now.
 static HELD: Mutex<Vec<Weak<Number>>> = Mutex::new(Vec::new());
 
-/// Lets all streams go: the end of a test that hangs. Says how many may have been held.
+/// Releases all held streams, to end a test that hangs. Returns how many may have been held.
 pub(crate) fn open_all() -> usize {
     let held: Vec<_> = lock(&HELD).drain(..).collect();
     let held: Vec<_> = held.iter().filter_map(Weak::upgrade).collect();
@@ -320,7 +318,7 @@ pub(crate) fn open_all() -> usize {
     held.len()
 }
 
-/// A test that panics leaves what it held as it is.
+/// Locks a mutex even if a test panicked while it was locked.
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Numbers that the host and the device both see, in page-locked memory.
+//! Numbers in page-locked memory, shared by the host and the device.
 
 use super::lock;
 use cudarc::driver::sys;
@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How many there are; a test has a few thousand under way at most.
+/// The number of numbers. A test uses a few thousand at a time at most.
 const COUNT: usize = 1 << 15;
 
-/// All of them. They stay for as long as the process.
+/// All numbers. They live as long as the process.
 struct Numbers {
     host: NonNull<AtomicU64>,
-    /// The same memory, as the device calls it.
+    /// The device's address of the same memory.
     device: u64,
     spare: Mutex<Vec<usize>>,
 }
 
-// SAFETY: the memory is of atomics.
+// SAFETY: the memory consists of atomics.
 unsafe impl Send for Numbers {}
 // SAFETY: as above.
 unsafe impl Sync for Numbers {}
@@ -30,18 +30,18 @@ impl Numbers {
         NUMBERS.get_or_init(Self::new)
     }
 
-    /// In the current context, and for all others.
+    /// Allocates the numbers in the current context, portable to all others.
     fn new() -> Self {
         const BYTES: usize = COUNT * size_of::<AtomicU64>();
         let mut host: *mut c_void = std::ptr::null_mut();
         let mut device = 0;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: writes the address to the place given.
+        // SAFETY: `host` is valid for the write.
         let taken = unsafe { sys::cuMemHostAlloc(&mut host, BYTES, flags) };
         taken.result().expect("page-locked memory");
-        // SAFETY: the memory was taken above, for so many bytes.
+        // SAFETY: the memory was allocated above with this size.
         unsafe { host.cast::<u8>().write_bytes(0, BYTES) };
-        // SAFETY: as above; writes the address to the place given.
+        // SAFETY: as above; `device` is valid for the write.
         let seen = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device, host, 0) };
         seen.result().expect("memory that the device sees");
         Self {
@@ -51,7 +51,7 @@ impl Numbers {
         }
     }
 
-    /// One that nobody has; the device may have to give one back first.
+    /// Takes an unused number. Waits if the device has to return one first.
     fn take(&self) -> usize {
         const PATIENCE: Duration = Duration::from_secs(20);
         let start = Instant::now();
@@ -65,7 +65,7 @@ impl Numbers {
     }
 }
 
-/// A number of one's own, 0 at first. Whoever has the device write it keeps it until that is over.
+/// A number, initially 0. If the device writes it, the owner keeps it until that is complete.
 #[derive(Debug)]
 pub(crate) struct Number(usize);
 
@@ -76,7 +76,7 @@ impl Number {
         number
     }
 
-    /// Where the device finds it.
+    /// Returns the device's address of the number.
     pub(crate) fn address(&self) -> u64 {
         Numbers::get().device + (self.0 * size_of::<AtomicU64>()) as u64
     }
@@ -90,7 +90,7 @@ impl Number {
     }
 
     fn place(&self) -> &AtomicU64 {
-        // SAFETY: there are so many, and they stay.
+        // SAFETY: the index is within the memory, which is never freed.
         unsafe { Numbers::get().host.add(self.0).as_ref() }
     }
 }

@@ -132,7 +132,7 @@ impl<M: Machine> Session<M> {
         self.blocks.clear();
         // Blocks that are freed here are complete by the second round.
         for _ in 0..2 {
-            self.pool.trim_to(0)?;
+            let _ = self.pool.trim_to(0)?;
             self.machine.quiesce()?;
         }
         Ok(())

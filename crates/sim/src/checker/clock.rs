@@ -5,20 +5,10 @@
 //! counted by line. What lies behind a wait for a flag is unknown before that wait is over, because any of several
 //! signals may end it. A clock then has an open [`Hook`], and answers accordingly. Knows nothing of memory.
 
-use super::known::Known;
+use super::known::{Known, Line, Moment};
 use smallvec::SmallVec;
 use std::cmp::Ordering;
 use weirpool_device::plain::{Arc, OnceLock};
-
-/// A stream, by number.
-pub(super) type Line = usize;
-
-/// An item of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Moment {
-    pub(super) line: Line,
-    pub(super) index: u64,
-}
 
 /// A wait for a flag: filled, once it is over, with what it came after.
 pub(super) type Hook = OnceLock<Arc<Clock>>;

@@ -2,8 +2,8 @@
 //!
 //! This module does not know the rules.
 
-use super::clock::{Answer, Moment, Stamp};
-use super::known::Known;
+use super::clock::{Answer, Stamp};
+use super::known::{Known, Moment};
 use super::violation::Violation;
 use smallvec::SmallVec;
 

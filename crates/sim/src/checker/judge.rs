@@ -139,7 +139,7 @@ impl Judge {
 
     // ---- what a pool grants and frees ----------------------------------------------------------
 
-    pub(super) fn granted(
+    pub(crate) fn granted(
         &mut self,
         address: u64,
         bytes: u64,
@@ -154,7 +154,7 @@ impl Judge {
 
     /// A block grows by the bytes behind it, which may be a block of their own until now. Its life is another one from
     /// here on.
-    pub(super) fn grown(
+    pub(crate) fn grown(
         &mut self,
         address: u64,
         bytes: u64,
@@ -210,7 +210,7 @@ impl Judge {
         self.shadow.mend(start, end);
     }
 
-    pub(super) fn freed(
+    pub(crate) fn freed(
         &mut self,
         address: u64,
         streams: &[RawStream],

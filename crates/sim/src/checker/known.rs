@@ -3,8 +3,17 @@
 //! The host learns in steps, which are numbered: a *version*. A clock says what it shares with the host by one
 //! number, instead of by a count for each stream. Knows nothing of memory.
 
-use super::clock::{Line, Moment};
 use smallvec::SmallVec;
+
+/// A stream, by number.
+pub(super) type Line = usize;
+
+/// An item of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moment {
+    pub(super) line: Line,
+    pub(super) index: u64,
+}
 
 /// What the host knew of a stream, from a version on.
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,8 @@
 //! threads of the host count as one. What the host does with memory that it shares is an item of a line of its own,
 //! and seen complete at once. Knows nothing of memory.
 
-use super::clock::{Clock, Hook, Line, Moment, Stamp};
-use super::known::Known;
+use super::clock::{Clock, Hook, Stamp};
+use super::known::{Known, Line, Moment};
 use crate::label::StreamLabel;
 use crate::schedule::{FlagId, News};
 use std::collections::{HashMap, VecDeque};

@@ -3,7 +3,8 @@
 //! A cell keeps the accesses that a later one must still be ordered after, and drops those that a later access implies.
 //! This module does not know the order: the caller says which accesses stay.
 
-use super::clock::{Moment, Stamp};
+use super::clock::Stamp;
+use super::known::Moment;
 use crate::label::StreamLabel;
 use crate::operation::AccessKind;
 use smallvec::SmallVec;

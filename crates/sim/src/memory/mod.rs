@@ -3,45 +3,53 @@
 mod access;
 mod budget;
 mod bytes;
-mod plain;
 mod space;
 
-use super::engine::Engine;
 pub(super) use access::{Illegal, Viewer};
 pub(super) use space::{Refusal, Space};
 use std::fmt;
 use weirpool_device::DeviceAddress;
 use weirpool_device::plain::Arc;
 
+/// A device, as far as the body of an operation reaches it.
+pub(super) trait MemoryAccess: Send + Sync {
+    /// Reads or writes bytes. An illegal address breaks the device.
+    fn access(&self, what: &'static str, access: &mut dyn FnMut(&mut Space) -> Result<(), Illegal>);
+}
+
 /// The bytes of the device, as an operation's body sees them.
 ///
 /// An access to an address with nothing mapped, or in memory that only the host sees, does nothing, reads zeros, and breaks the device: as
 /// on CUDA, an illegal address is a sticky error, which every later call reports.
 pub struct Memory {
-    engine: Arc<Engine>,
+    device: Arc<dyn MemoryAccess>,
 }
 
 impl Memory {
-    pub(super) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine }
+    pub(super) fn new(device: Arc<dyn MemoryAccess>) -> Self {
+        Self { device }
     }
 
     /// Fills `into` with the bytes from `address` on.
     pub fn read(&mut self, address: impl Into<DeviceAddress>, into: &mut [u8]) {
         let address = address.into().to_bits();
-        self.access("read", |space| space.read(Viewer::Device, address, into));
+        self.device.access("read", &mut |space| {
+            space.read(Viewer::Device, address, into)
+        });
     }
 
     /// Writes `from` to `address` and on.
     pub fn write(&mut self, address: impl Into<DeviceAddress>, from: &[u8]) {
         let address = address.into().to_bits();
-        self.access("write", |space| space.write(Viewer::Device, address, from));
+        self.device.access("write", &mut |space| {
+            space.write(Viewer::Device, address, from)
+        });
     }
 
     /// Writes `value` to `bytes` bytes from `address` on.
     pub fn fill(&mut self, address: impl Into<DeviceAddress>, bytes: u64, value: u8) {
         let address = address.into().to_bits();
-        self.access("fill", |space| {
+        self.device.access("fill", &mut |space| {
             space.fill(Viewer::Device, address, bytes, value)
         });
     }
@@ -56,15 +64,6 @@ impl Memory {
         let mut buffer = vec![0; usize::try_from(bytes).expect("a copy that the host can hold")];
         self.read(from, &mut buffer);
         self.write(to, &buffer);
-    }
-
-    /// The error is not lost: it broke the device.
-    fn access(
-        &mut self,
-        what: &'static str,
-        access: impl FnOnce(&mut Space) -> Result<(), Illegal>,
-    ) {
-        let _broke = self.engine.access(what, access);
     }
 }
 

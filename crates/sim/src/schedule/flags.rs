@@ -14,18 +14,18 @@ struct FlagState {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Flags {
+pub(crate) struct Flags {
     flags: Vec<FlagState>,
     arrivals: u64,
 }
 
 impl Flags {
-    pub(super) fn create(&mut self) -> FlagId {
+    pub(crate) fn create(&mut self) -> FlagId {
         self.flags.push(FlagState::default());
         FlagId(self.flags.len() - 1)
     }
 
-    pub(super) fn value(&self, flag: FlagId) -> u64 {
+    pub(crate) fn value(&self, flag: FlagId) -> u64 {
         self.flags[flag.0].value
     }
 

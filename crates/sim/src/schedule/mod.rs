@@ -8,7 +8,6 @@
 //! A stream is looked at only when it is on the *agenda*: when its first item arrives, when what
 //! held its head back is over. So a step costs the logarithm of the number of streams at most.
 
-mod deadlocks;
 mod flags;
 mod head;
 mod stream;
@@ -19,6 +18,7 @@ use crate::names::Names;
 use crate::operation::Body;
 use flags::Flags;
 use std::collections::{HashMap, VecDeque};
+use std::fmt::Write;
 use std::task::Waker;
 use std::time::Duration;
 pub(super) use stream::{FlagId, Item, News, Point};
@@ -46,17 +46,20 @@ struct Watched {
 pub(super) struct Schedule {
     now: Duration,
     streams: Names<Stream>,
-    flags: Flags,
+    pub(super) flags: Flags,
     agenda: VecDeque<RawStream>,
     timeline: Timeline,
     places: Places,
     watches: HashMap<WatchId, Watched>,
-    woken: Vec<Waker>,
+    /// The wakers to call, outside the lock.
+    pub(super) woken: Vec<Waker>,
     news: Vec<News>,
     generations: u64,
     arrivals: u64,
-    operations: u64,
-    stall: Duration,
+    /// How many operations completed.
+    pub(super) operations: u64,
+    /// The stall of all streams.
+    pub(super) stall: Duration,
 }
 
 impl Schedule {
@@ -192,14 +195,6 @@ impl Schedule {
 
     // ---- flags -----------------------------------------------------------------------------
 
-    pub(super) fn create_flag(&mut self) -> FlagId {
-        self.flags.create()
-    }
-
-    pub(super) fn flag_value(&self, flag: FlagId) -> u64 {
-        self.flags.value(flag)
-    }
-
     pub(super) fn set_flag(&mut self, flag: FlagId, value: u64) {
         self.flags.set(flag, value);
         while let Some(name) = self.flags.next_to_tell(flag) {
@@ -232,11 +227,6 @@ impl Schedule {
         self.watches.len()
     }
 
-    /// The wakers to call, outside the lock.
-    pub(super) fn woken(&mut self) -> &mut Vec<Waker> {
-        &mut self.woken
-    }
-
     /// What happened since this was asked, in its order.
     pub(super) fn take_news(&mut self) -> std::vec::Drain<'_, News> {
         self.news.drain(..)
@@ -250,16 +240,6 @@ impl Schedule {
     }
 
     // ---- totals ----------------------------------------------------------------------------
-
-    /// How many operations completed.
-    pub(super) fn operations(&self) -> u64 {
-        self.operations
-    }
-
-    /// The stall of all streams.
-    pub(super) fn stall(&self) -> Duration {
-        self.stall
-    }
 
     /// How many streams are not destroyed.
     pub(super) fn open_streams(&self) -> usize {
@@ -291,5 +271,42 @@ impl Schedule {
         self.woken
             .extend(watches.into_iter().map(|(_, watched)| watched.waker));
         dropped
+    }
+
+    // ---- for people ------------------------------------------------------------------------
+
+    /// One line for each stream that has work left, saying what its head waits for.
+    pub(crate) fn describe_backlog(&self, out: &mut String) {
+        for (_, stream) in self.streams.iter() {
+            if let Some(head) = stream.items.front() {
+                let (items, why) = (stream.items.len(), self.why(stream, &head.item));
+                let _ = write!(
+                    out,
+                    "\n  {}: {items} item(s) not complete, {why}",
+                    stream.label
+                );
+            }
+        }
+    }
+
+    fn why(&self, stream: &Stream, head: &Item) -> String {
+        match (head, stream.phase) {
+            (Item::Wait(point), _) => {
+                let (behind, done) = self.progress(point.stream);
+                let index = point.index + 1;
+                let label = self.label(point.stream).map(ToString::to_string);
+                let label = label.unwrap_or_default();
+                let of = behind + done;
+                format!("waits for item {index} of {of} of {label}, which has done {done}")
+            }
+            (Item::WaitUntil(flag, at_least), _) => {
+                let (number, value) = (flag.0, self.flags.value(*flag));
+                format!("waits until flag {number} is at least {at_least}; it is {value}")
+            }
+            (Item::Operation(operation), Phase::Running) => format!("runs {operation}"),
+            (Item::Operation(operation), Phase::Ready) => format!("has no place for {operation}"),
+            (Item::Operation(operation), Phase::Finishing) => format!("ends {operation}"),
+            (item, _) => format!("is about to do {item:?}"),
+        }
     }
 }

@@ -1,8 +1,7 @@
 //! How the checker hears of a pool's blocks, and how it reports violations.
 
-use super::{Checker, Judge, Violation};
-use crate::SimDevice;
-use crate::engine::Engine;
+use super::SimDevice;
+use super::checker::{Judge, Violation};
 use std::fmt::Write;
 use std::panic::Location;
 use weirpool_device::plain::thread;
@@ -34,25 +33,6 @@ impl SimDevice {
             let _ = write!(all, "\n{violation}");
         }
         assert!(found.is_empty(), "{} violation(s):{all}", found.len());
-    }
-}
-
-impl Engine {
-    /// Raises the first violation that was not raised, where the checker is to panic. Never while panicking.
-    #[track_caller]
-    pub(crate) fn raise(&self) {
-        if self.settings.checker != Checker::Panic || thread::panicking() {
-            return;
-        }
-        let found = self.locked().judge.as_mut().and_then(Judge::raise_first);
-        if let Some(violation) = found {
-            panic!("{violation}");
-        }
-    }
-
-    /// How many violations were raised, and not taken since.
-    pub(crate) fn raised(&self) -> usize {
-        self.locked().judge.as_ref().map_or(0, Judge::raised)
     }
 }
 

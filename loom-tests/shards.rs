@@ -1,4 +1,4 @@
-//! Threads that have caches of their own of one stream.
+//! Per-thread caches (shards) of one stream.
 
 use super::*;
 use loom::future::block_on;
@@ -7,8 +7,8 @@ use weirpool::Source;
 
 const SMALL: u64 = 4096;
 
-/// As [`pool`](super::pool), with a cache for each thread.
-fn crowded(device: &SimDevice) -> Pool {
+/// Creates a pool as [`pool`](super::pool) does, with a cache for each thread.
+fn sharded_pool(device: &SimDevice) -> Pool {
     let reuse = Reuse {
         internal_dependencies: false,
         ..Reuse::ALL
@@ -23,13 +23,13 @@ fn crowded(device: &SimDevice) -> Pool {
         .unwrap()
 }
 
-/// A free to a side while an event closes the ticket: who gets the memory is behind the work that was submitted
-/// before the free.
+/// A block is freed to a shard while an event closes the ticket. The next owner of the memory comes after the work that was
+/// submitted before the free.
 #[test]
-fn sealing_against_a_free_to_a_side() {
-    model("sealing against a free to a side", || {
+fn sealing_against_a_free_to_a_shard() {
+    model("sealing against a free to a shard", || {
         let device = device();
-        let pool = crowded(&device);
+        let pool = sharded_pool(&device);
         let (work_a, a) = stream(&device, &pool);
         let (work_b, b) = stream(&device, &pool);
         let block = pool.try_allocate(&a, SMALL).unwrap();
@@ -40,7 +40,7 @@ fn sealing_against_a_free_to_a_side() {
         let event = a.event().unwrap();
         b.wait(&event).unwrap();
         if let Ok(block) = pool.try_allocate(&b, 2 * MIB) {
-            assert_ne!(block.source(), Source::Free, "a is still at it");
+            assert_ne!(block.source(), Source::Free, "a's work still runs");
             run(&work_b, 1);
             device.advance(Duration::from_micros(9));
             assert!(work_b.backlog() > 0, "b came before a's last use");
@@ -52,12 +52,12 @@ fn sealing_against_a_free_to_a_side() {
     });
 }
 
-/// A thread frees to its side while another waits for all there is: it gets it. Small, so that every schedule is seen.
+/// A block is freed to a shard while a request waits for all memory. The request gets it. Small, so that loom explores all.
 #[test]
-fn a_free_to_a_side_against_a_wait() {
-    model("a free to a side against a wait", || {
+fn free_to_a_shard_against_a_waiter() {
+    model("free to a shard against a waiter", || {
         let device = device();
-        let pool = crowded(&device);
+        let pool = sharded_pool(&device);
         let (_, a) = stream(&device, &pool);
         let (_, b) = stream(&device, &pool);
         let block = pool.try_allocate(&a, SMALL).unwrap();
@@ -69,12 +69,12 @@ fn a_free_to_a_side_against_a_wait() {
     });
 }
 
-/// Two threads free to their sides while a third waits for all there is: it gets it.
+/// Two threads free to their shards while a third waits for all memory. The waiter gets it.
 #[test]
-fn frees_to_sides_against_a_wait() {
-    model("frees to sides against a wait", || {
+fn frees_to_two_shards_against_a_waiter() {
+    model("frees to two shards against a waiter", || {
         let device = device();
-        let pool = crowded(&device);
+        let pool = sharded_pool(&device);
         let (_, a) = stream(&device, &pool);
         let (_, b) = stream(&device, &pool);
         let blocks = [0; 2].map(|_| pool.try_allocate(&a, SMALL).unwrap());
@@ -88,13 +88,13 @@ fn frees_to_sides_against_a_wait() {
     });
 }
 
-/// Two threads take and free on one stream, each from its side or the front: no block is had by both, and no count is
-/// lost.
+/// Two threads allocate and free on one stream, each in its shard or the stream's own cache. No block has two owners, and
+/// no count is lost.
 #[test]
-fn two_sides_of_one_stream() {
-    model("two sides of one stream", || {
+fn two_shards_of_one_stream() {
+    model("two shards of one stream", || {
         let device = device();
-        let pool = crowded(&device);
+        let pool = sharded_pool(&device);
         let (_, a) = stream(&device, &pool);
         drop(pool.try_allocate(&a, SMALL).unwrap());
         let other = {

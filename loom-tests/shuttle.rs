@@ -1,0 +1,246 @@
+//! Random tasks under random schedules, where loom's models are too small: four threads with a stream each share a small
+//! pool, beside a reclaimer and a thread that lets the device proceed.
+//!
+//! Each execution ends with every thread joined, every byte given back, and no finding of the ordering checker. A lost
+//! wake-up leaves a thread asleep, which shuttle reports as a deadlock.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg weirpool_loom --cfg weirpool_shuttle" cargo test --release --no-default-features --test shuttle
+//! ```
+//!
+//! `WEIRPOOL_SCHEDULES=100000` runs more schedules. A failure prints the schedule; shuttle's `replay` runs it again.
+#![cfg(weirpool_shuttle)]
+
+use shuttle::future::block_on;
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::sync::{Arc, Condvar, Mutex};
+use shuttle::{Config, Runner, thread};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+use weirpool::device::sim::{Backing, Clock, Operation, SimDevice, SimStream};
+use weirpool::testing::Invariants;
+use weirpool::{Block, Pool, Stream};
+
+const MIB: u64 = 1 << 20;
+const THREADS: usize = 4;
+const STEPS: usize = 6;
+
+/// The device proceeds by this much at a time. All steps together stay far below the time after which a pool helps
+/// itself: an alarm would hide a lost wake-up.
+const STEP: Duration = Duration::from_micros(5);
+
+/// Lets the device proceed while it has work, and sleeps while it has none: the device alone must not keep an execution
+/// alive in which a waiter was forgotten.
+struct Proceeding {
+    device: SimDevice,
+    works: Vec<SimStream>,
+    is_over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Proceeding {
+    fn run(&self) {
+        let mut is_over = self.is_over.lock().unwrap();
+        while !*is_over {
+            if self.works.iter().any(|work| work.backlog() > 0) {
+                drop(is_over);
+                self.device.advance(STEP);
+                thread::yield_now();
+                is_over = self.is_over.lock().unwrap();
+            } else {
+                is_over = self.changed.wait(is_over).unwrap();
+            }
+        }
+    }
+
+    fn note_work(&self) {
+        let _is_over = self.is_over.lock().unwrap();
+        self.changed.notify_all();
+    }
+
+    fn end(&self) {
+        *self.is_over.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+}
+
+fn schedules() -> usize {
+    let chosen = std::env::var("WEIRPOOL_SCHEDULES").ok();
+    chosen.map_or(300, |number| number.parse().expect("a number of schedules"))
+}
+
+#[derive(Clone, Copy)]
+struct Setting {
+    virtual_memory: bool,
+    has_reclaimer: bool,
+    lane_bytes: u64,
+}
+
+struct Task {
+    pool: Pool,
+    proceeding: Arc<Proceeding>,
+    work: SimStream,
+    stream: Stream,
+    other: Stream,
+}
+
+impl Task {
+    fn use_block(&self, block: &Block) {
+        let time = Duration::from_micros(thread_rng().gen_range(1..4));
+        let operation = Operation::new(time).writes(block.address(), block.size());
+        self.work.submit(operation);
+        self.proceeding.note_work();
+    }
+
+    fn bytes(&self) -> u64 {
+        [512, 4096, MIB, 2 * MIB, 3 * MIB][thread_rng().gen_range(0..5)]
+    }
+
+    /// Polls a request once and drops it: it may be granted in between.
+    fn give_up(&self) {
+        let mut request = self.pool.allocate(&self.stream, self.bytes());
+        let context = &mut Context::from_waker(Waker::noop());
+        if let Poll::Ready(Ok(block)) = Pin::new(&mut request).poll(context) {
+            self.use_block(&block);
+        }
+    }
+
+    /// A task never waits for memory while it holds some, so every wait ends.
+    fn step(&self) {
+        match thread_rng().gen_range(0..9) {
+            0..3 => {
+                let block = block_on(self.pool.allocate(&self.stream, self.bytes())).unwrap();
+                self.use_block(&block);
+            }
+            3 => {
+                if let Ok(block) = self.pool.try_allocate(&self.stream, self.bytes()) {
+                    self.use_block(&block);
+                    block_on(block.deallocate()).unwrap();
+                }
+            }
+            4 => self.give_up(),
+            5 => {
+                let Ok(block) = self.pool.try_allocate(&self.stream, self.bytes()) else {
+                    return;
+                };
+                self.use_block(&block);
+                block.used_on(&self.other).unwrap();
+            }
+            6 => {
+                self.other.wait(&self.stream.event().unwrap()).unwrap();
+            }
+            7 => {
+                let reservation = block_on(self.pool.reserve(MIB)).unwrap();
+                let block = reservation.allocate(&self.stream, 4096).unwrap();
+                self.use_block(&block);
+                drop(reservation);
+                thread::yield_now();
+                drop(block);
+            }
+            _ => self.stream.seal().unwrap(),
+        }
+    }
+}
+
+fn execute(setting: Setting) {
+    let device = SimDevice::builder()
+        .memory(64 * MIB)
+        .backing(Backing::AddressesOnly)
+        .virtual_memory(setting.virtual_memory)
+        .clock(Clock::Manual)
+        .build();
+    let pool = Pool::builder(device.clone())
+        .capacity(4 * MIB)
+        .chunk_bytes(2 * MIB)
+        .lane_bytes(setting.lane_bytes)
+        .build()
+        .unwrap();
+    let works: Vec<_> = (0..THREADS).map(|_| device.create_stream()).collect();
+    let streams: Vec<_> = works
+        .iter()
+        .map(|work| pool.register(work).unwrap())
+        .collect();
+    let reclaiming = setting.has_reclaimer.then(|| {
+        let reclaimer = pool.reclaimer();
+        thread::spawn(move || block_on(reclaimer))
+    });
+    let proceeding = Arc::new(Proceeding {
+        device: device.clone(),
+        works: works.clone(),
+        is_over: Mutex::new(false),
+        changed: Condvar::new(),
+    });
+    // Task n uses its own stream, and orders the next task's after it.
+    let tasks: Vec<_> = works
+        .into_iter()
+        .enumerate()
+        .map(|(number, work)| {
+            let task = Task {
+                pool: pool.clone(),
+                proceeding: proceeding.clone(),
+                work,
+                stream: streams[number].clone(),
+                other: streams[(number + 1) % THREADS].clone(),
+            };
+            thread::spawn(move || (0..STEPS).for_each(|_| task.step()))
+        })
+        .collect();
+    drop(streams);
+    let device_thread = thread::spawn({
+        let proceeding = proceeding.clone();
+        move || proceeding.run()
+    });
+    for task in tasks {
+        task.join().unwrap();
+    }
+    proceeding.end();
+    device_thread.join().unwrap();
+    drop(proceeding);
+    device.advance(STEP * 100);
+    pool.check_conserved().unwrap();
+    drop(pool);
+    if let Some(reclaiming) = reclaiming {
+        reclaiming.join().unwrap();
+    }
+    device.assert_ordered();
+}
+
+fn run(scheduler: impl Scheduler + 'static, setting: Setting) {
+    let mut config = Config::new();
+    config.stack_size = 0x40000;
+    Runner::new(scheduler, config).run(move || execute(setting));
+}
+
+fn run_both(setting: Setting) {
+    run(RandomScheduler::new(schedules()), setting);
+    run(PctScheduler::new(3, schedules()), setting);
+}
+
+#[test]
+fn waiters_are_served_under_random_schedules() {
+    run_both(Setting {
+        virtual_memory: true,
+        has_reclaimer: false,
+        lane_bytes: MIB,
+    });
+}
+
+#[test]
+fn waiters_are_served_beside_a_reclaimer_under_random_schedules() {
+    run_both(Setting {
+        virtual_memory: true,
+        has_reclaimer: true,
+        lane_bytes: MIB,
+    });
+}
+
+#[test]
+fn waiters_for_plain_memory_are_served_under_random_schedules() {
+    run_both(Setting {
+        virtual_memory: false,
+        has_reclaimer: true,
+        lane_bytes: 0,
+    });
+}

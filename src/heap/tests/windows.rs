@@ -1,0 +1,171 @@
+//! The scan for windows, compared with a plain one.
+
+use super::*;
+use crate::heap::policy::WaitLimit;
+use std::time::Duration;
+
+const STEP: u64 = CHUNK / 8;
+
+/// A heap of used, free, pending and unmapped ranges, in steps of [`STEP`].
+fn random_heap(random: &mut fastrand::Rng, virtual_memory: bool) -> Heap {
+    let mut heap = heap(virtual_memory);
+    let mut used = Vec::new();
+    for _ in 0..random.usize(1..40) {
+        let stream = if random.bool() { A } else { B };
+        if random.u8(..3) > 0 {
+            used.extend(get(&mut heap, stream, random.u64(1..=24) * STEP));
+        } else if !used.is_empty() {
+            let grant: Grant = used.swap_remove(random.usize(..used.len()));
+            let ticket = Ticket(random.u64(..3));
+            let fences = if ticket == Ticket::ZERO {
+                Fences::default()
+            } else {
+                Fences::one(stream, ticket)
+            };
+            heap.give_back(grant.id, fences);
+        }
+    }
+    for grant in used {
+        if random.bool() {
+            heap.give_back(grant.id, Fences::default());
+        }
+    }
+    release(&mut heap, Target::Keep(random.u64(..32) * MIB));
+    check::invariants(&heap).unwrap();
+    heap
+}
+
+/// The cost of the window from `start` on, if the requester may take all of it, block by block.
+fn naive_cost(
+    heap: &Heap,
+    start: u64,
+    request: Request,
+    view: &View<'_>,
+    moves: u64,
+) -> Option<(u64, u64, bool)> {
+    let (end, units) = (start + request.bytes, heap.map.units());
+    let (mut maps, mut inside, mut is_pending, mut covered) = (0, 0, false, 0);
+    for (_, block) in heap.map.blocks().iter() {
+        let (low, high) = (block.address.max(start), block.end().min(end));
+        if low >= high {
+            continue;
+        }
+        covered += high - low;
+        match &block.state {
+            State::Free => {
+                let touched = units.chunks_touched(low, high);
+                inside += units.whole_chunks(block).both(touched).count();
+            }
+            State::Pending(fences) => {
+                view.forecast(fences)?;
+                is_pending = true;
+            }
+            State::Hole => maps += units.chunks_touched(low, high).count(),
+            _ => return None,
+        }
+    }
+    let elsewhere = heap.totals().whole_free_chunks - inside;
+    let new = maps - maps.min(elsewhere).min(moves);
+    (covered == request.bytes).then_some((new, maps, is_pending))
+}
+
+#[test]
+fn one_scan_finds_the_cheapest_window_for_each_growth() {
+    let mut random = fastrand::Rng::with_seed(7);
+    for round in 0..300 {
+        let heap = random_heap(&mut random, round % 4 > 0);
+        let alignment = [512, STEP, CHUNK, 3 * STEP][random.usize(..4)];
+        let bytes = random.u64(1..80) * STEP;
+        let request = Request { bytes, alignment };
+        let after = Clock::one(B, Ticket(random.u64(..3)));
+        let view = view(A, &after);
+        let naive = |moves, most: u64, has_holes: bool| {
+            let starts = heap.map.segments().flat_map(|(address, segment)| {
+                let first = address.next_multiple_of(alignment);
+                let step = if alignment < STEP { STEP } else { alignment };
+                let end = (address + segment.bytes).saturating_sub(bytes);
+                (first..end + 1).step_by(step as usize)
+            });
+            let costs = starts.filter_map(|start| naive_cost(&heap, start, request, &view, moves));
+            let allowed = costs.filter(|(_, maps, _)| has_holes || *maps == 0);
+            allowed.min().filter(|(new, ..)| *new <= most)
+        };
+        let totals = heap.totals();
+        let left = heap.capacity.left(&totals) / CHUNK;
+        let spare = heap.capacity.to_spare(&totals, bytes) / CHUNK;
+        let any = naive(u64::MAX, left, true);
+        for (growth, expected) in [
+            (Growth::None, naive(0, 0, false)),
+            (Growth::Remap, naive(u64::MAX, 0, true)),
+            (Growth::Allowed, any),
+            (Growth::New, naive(0, left, true).or(any)),
+            (Growth::Sparing(2), naive(2, left.min(spare), true).or(any)),
+        ] {
+            let offers = heap.offers(request, &view, growth);
+            let window = offers.window(growth);
+            let found = window.map(|window| (window.new, window.maps, window.is_pending));
+            assert_eq!(found, expected, "round {round}, {growth:?}, {request:?}");
+            assert_eq!(offers.new_chunks(growth), expected.map(|cost| cost.0));
+            if let Some(window) = window {
+                let first = &heap.map.blocks()[window.first];
+                assert!((first.address..first.end()).contains(&window.start));
+                assert_eq!(window.start % alignment, 0);
+            }
+        }
+    }
+}
+
+/// Among pending windows of equal cost the one that is complete first is taken, wherever it lies in the run.
+#[test]
+fn window_expected_first_is_chosen_among_equal_ones() {
+    for early in 0..6 {
+        let mut heap = heap(true);
+        let blocks = [(); 12].map(|()| get(&mut heap, B, MIB).unwrap());
+        for (number, block) in (0..).zip(&blocks) {
+            heap.give_back(block.id, Fences::one(B, Ticket(1 + number)));
+        }
+        let pair = [2 * early + 1, 2 * early + 2];
+        let waits = |fence: Fence| {
+            let delay = if pair.contains(&fence.ticket.0) { 1 } else { 9 };
+            let donor = Donor {
+                sealed_at: Some(Duration::ZERO),
+                expected_at: Some(Duration::from_millis(delay)),
+                number: delay,
+                latency: Duration::from_millis(1),
+            };
+            let (now, tail) = (Duration::ZERO, Duration::ZERO);
+            WaitLimit::Unlimited.forecast(donor, Taker { now, tail })
+        };
+        let after = Clock::default();
+        let view = View {
+            waits: Some(&waits),
+            ..view(A, &after)
+        };
+        let offers = heap.offers(request(2 * MIB), &view, Growth::None);
+        let window = offers.window(Growth::None).unwrap();
+        assert_eq!(window.start, blocks[2 * early as usize].address);
+    }
+}
+
+#[test]
+fn plain_memory_could_grow_where_free_segments_make_room() {
+    let mut heap = heap(false);
+    let [held, free] = [20 * MIB, 8 * MIB].map(|bytes| grow(&mut heap, A, bytes).unwrap());
+    heap.give_back(free.id, Fences::default());
+    let clock = Clock::default();
+    let could_grow = |heap: &Heap, bytes| {
+        let offers = heap.offers(request(bytes), &view(A, &clock), Growth::None);
+        offers.could_grow()
+    };
+    assert!(
+        could_grow(&heap, 12 * MIB),
+        "8 MiB are free and 4 MiB are left"
+    );
+    assert!(!could_grow(&heap, 12 * MIB + 512));
+    heap.give_back(held.id, Fences::one(B, Ticket(1)));
+    assert!(
+        !could_grow(&heap, 12 * MIB + 512),
+        "pending memory makes no room"
+    );
+    assert!(take(&mut heap, A, 8 * MIB).is_some());
+}
