@@ -30,12 +30,19 @@ pub enum DrainError {
         /// The number of waiting requests.
         waiting: usize,
     },
+    /// The drain would block the thread of a current-thread tokio runtime, and with it the tasks that would free memory.
+    /// `.await` it, or call it inside `tokio::task::spawn_blocking`.
+    #[error(
+        "draining would block the thread of a current-thread tokio runtime, and all of its tasks; .await the drain, or \
+         call it inside spawn_blocking"
+    )]
+    BlocksRuntime,
     /// The device failed, or cannot tell when a stream has passed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-debug_in_units!(enum DrainError { TimedOut { waited, used as bytes, pending as bytes, waiting }, Device(inner) });
+debug_in_units!(enum DrainError { TimedOut { waited, used as bytes, pending as bytes, waiting }, BlocksRuntime, Device(inner) });
 
 /// The reason why a pool could not be built, or a setting not changed.
 #[derive(Clone, PartialEq, thiserror::Error)]

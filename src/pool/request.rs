@@ -10,7 +10,8 @@ use crate::id::ReservationId;
 use crate::lane::Miss;
 use crate::measure::Tag;
 use crate::queue::{
-    Ask, Asker, Caller, Demand, Denial, Grant, Late, Terms, Waiting, Wants, block_on, try_all_now,
+    Ask, Asker, Caller, Demand, Denial, Grant, Late, Terms, Waiting, Wants,
+    block_on_unless_in_task, try_all_now,
 };
 use std::future::Future;
 use std::panic::Location;
@@ -343,9 +344,17 @@ impl<K: Kind> Request<K> {
     /// foreign interface. The thread waits in the same queue, on the same terms, and is woken by the same
     /// frees.
     ///
-    /// Inside a task it blocks the worker that runs the task, and with it all other tasks of that worker, among
-    /// them those that would free memory. `.await` there, or set a [timeout](Self::timeout). The device's clock must
-    /// be advanced by another thread: a simulated device's own
+    /// Inside a task it blocks the worker that runs the task, and with it all other tasks of that worker, among them
+    /// those that would free memory:
+    ///
+    /// | called in | what to do |
+    /// |---|---|
+    /// | a task of a current-thread tokio runtime | `.await` the request. One that would have to wait fails with [`BlocksRuntime`](AllocError::BlocksRuntime) |
+    /// | a task of a multi-thread tokio runtime | call it inside `tokio::task::block_in_place`, which hands the worker's other tasks over |
+    /// | `tokio::task::spawn_blocking`, or a thread of one's own | nothing |
+    /// | a task of another executor | `.await` the request, or set a [timeout](Self::timeout) |
+    ///
+    /// The device's clock must be advanced by another thread: a simulated device's own
     /// [executor](crate::device::sim::SimDevice::block_on) or a [manual](crate::device::sim::Clock::Manual) clock
     /// stands still while this thread blocks.
     ///
@@ -364,12 +373,15 @@ impl<K: Kind> Request<K> {
     /// ```
     ///
     /// # Errors
-    /// [As above](Self#errors).
+    /// [As above](Self#errors), and [`BlocksRuntime`](AllocError::BlocksRuntime).
     ///
     /// # Panics
     /// On a device that checks orderings, with the violation found.
-    pub fn blocking(self) -> Result<K::Output, AllocError> {
-        block_on(self)
+    pub fn blocking(mut self) -> Result<K::Output, AllocError> {
+        block_on_unless_in_task(&mut self).unwrap_or_else(|| {
+            let requested = self.waiting.requested();
+            Err(AllocError::BlocksRuntime { requested })
+        })
     }
 
     fn attempt(&self, effort: Effort, miss: Miss) -> Attempt {

@@ -208,6 +208,13 @@ impl Waiting {
         }))
     }
 
+    /// Returns the size of the waiting request in bytes, rounded up to the pool's step; 0 if none waits.
+    #[cold]
+    pub(crate) fn requested(&self) -> u64 {
+        let membership = self.0.as_deref();
+        membership.map_or(0, |membership| membership.waiter.demand.request.bytes)
+    }
+
     /// Returns whether the request is in the queue, or was granted and has not taken the grant.
     #[inline]
     pub(crate) fn is_some(&self) -> bool {

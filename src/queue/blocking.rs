@@ -1,23 +1,40 @@
 //! Waiting on a thread, for callers without an executor: the thread polls, and is parked in between.
 
+use super::spawn;
 use crate::sync::plain;
 use plain::{AtomicBool, Ordering, thread};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Wake, Waker};
 
-/// Runs a future of the pool's to its end, on this thread. It knows no executor, and so may be called inside any; that
-/// executor's thread is blocked.
+/// Runs a future of the pool to its end on this thread, inside any executor or none: the executor's thread is blocked.
+#[cfg(feature = "cuda")]
 pub(crate) fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
-    let mut poll = |waker| Pin::new(&mut future).poll(&mut Context::from_waker(waker));
-    // Most are ready at once, and need no waker. Any other is polled again below.
-    if let Poll::Ready(output) = poll(Waker::noop()) {
-        return output;
+    at_once(&mut future).unwrap_or_else(|| park_until(future))
+}
+
+/// Runs a future of the pool to its end on this thread. Returns `None` if it has to wait, and this thread runs a task of
+/// a current-thread tokio runtime: all other tasks of the runtime would wait as well, among them those that free memory.
+pub(crate) fn block_on_unless_in_task<F: Future + Unpin>(mut future: F) -> Option<F::Output> {
+    at_once(&mut future)
+        .or_else(|| (!spawn::is_in_single_thread_task()).then(|| park_until(future)))
+}
+
+/// Most futures are ready at once, and need no waker. Any other is polled again.
+fn at_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    let mut context = Context::from_waker(Waker::noop());
+    match Pin::new(future).poll(&mut context) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
     }
+}
+
+fn park_until<F: Future + Unpin>(mut future: F) -> F::Output {
     let parker = plain::Arc::new(Parker::new());
     let waker = Waker::from(parker.clone());
+    let mut context = Context::from_waker(&waker);
     loop {
-        if let Poll::Ready(output) = poll(&waker) {
+        if let Poll::Ready(output) = Pin::new(&mut future).poll(&mut context) {
             return output;
         }
         parker.park();

@@ -66,9 +66,11 @@ impl Drain {
     /// Blocks this thread until everything came back: as [`Allocate::blocking`](crate::Allocate::blocking).
     ///
     /// # Errors
-    /// As when it is [awaited](Self).
+    /// As when it is [awaited](Self); [`DrainError::BlocksRuntime`] when it would have to wait in a task of a current-thread
+    /// tokio runtime.
     pub fn blocking(self) -> Result<(), DrainError> {
-        blocking::block_on(self)
+        let drained = blocking::block_on_unless_in_task(self);
+        drained.unwrap_or(Err(DrainError::BlocksRuntime))
     }
 
     fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DrainError>> {

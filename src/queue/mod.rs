@@ -75,7 +75,9 @@ pub use admission::QueueLimit;
 pub(crate) use allocate::{
     Ask, Asker, Denial, Grant, Late, Waiting, take_own, try_all_now, try_now,
 };
+#[cfg(feature = "cuda")]
 pub(crate) use blocking::block_on;
+pub(crate) use blocking::block_on_unless_in_task;
 pub(crate) use charge::Charge;
 pub(crate) use demand::{Demand, Wants};
 pub use drain::Drain;

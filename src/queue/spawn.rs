@@ -1,4 +1,4 @@
-//! Where a runtime may drive.
+//! What the pool has to do with a tokio runtime: one may drive the waiting, and must not be blocked.
 
 use super::Service;
 use super::reclaimer::Spawned;
@@ -18,4 +18,32 @@ pub(super) fn reclaimer(service: &Arc<Service>) -> Option<Spawned> {
 #[cfg(not(feature = "tokio"))]
 pub(super) fn reclaimer(_service: &Arc<Service>) -> Option<Spawned> {
     None
+}
+
+/// Returns whether this thread runs a task of a current-thread tokio runtime. Threads that only know such a runtime, by
+/// `spawn_blocking` or `Handle::enter`, run none.
+#[cfg(feature = "tokio")]
+pub(super) fn is_in_single_thread_task() -> bool {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+    use tokio::runtime::{Handle, RuntimeFlavor};
+
+    let Ok(runtime) = Handle::try_current() else {
+        return false;
+    };
+    // Tokio has no call that tells. It bounds what a task does in one poll, and nothing that other threads do: a task's
+    // budget fits a byte. The task has to yield once that is spent, which it does when it is told the error.
+    let mut context = Context::from_waker(Waker::noop());
+    let mut is_spent = || {
+        pin!(tokio::task::consume_budget())
+            .poll(&mut context)
+            .is_pending()
+    };
+    runtime.runtime_flavor() == RuntimeFlavor::CurrentThread && (0..=u8::MAX).any(|_| is_spent())
+}
+
+/// Without tokio there is no such task.
+#[cfg(not(feature = "tokio"))]
+pub(super) fn is_in_single_thread_task() -> bool {
+    false
 }

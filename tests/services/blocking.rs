@@ -2,6 +2,7 @@
 
 use super::*;
 use std::thread;
+use weirpool::device::sim::SimStream;
 use weirpool::testing::Invariants;
 
 /// Threads without any executor share a small pool: each wait ends, and nothing is missing.
@@ -107,23 +108,86 @@ fn blocked_thread_is_served_behind_a_head_that_is_not_polled() {
     assert!(poll(&mut first).is_ready());
 }
 
+/// Waits for memory that comes back by itself after 20 ms of work: long enough for the first poll to find it pending.
+fn wait_for_work(pool: &Pool, work: &SimStream, stream: &Stream) -> Result<u64, AllocError> {
+    let held = pool.try_allocate(stream, ALL).unwrap();
+    use_block(work, &held, us(20_000));
+    drop(held);
+    Ok(pool.reserve(ALL).blocking()?.size())
+}
+
 /// It parks the thread by itself: inside of an executor it is no panic.
 #[test]
 fn it_may_be_called_inside_an_executor() {
     let device = SimDevice::new();
     let pool = base(&device).build().unwrap();
     let (work, stream) = stream(&device, &pool);
-    let wait_for_work = || {
+    let wait_for_work = || wait_for_work(&pool, &work, &stream);
+    assert_eq!(
+        futures::executor::block_on(async { wait_for_work() }),
+        Ok(ALL)
+    );
+    assert_eq!(smol::block_on(async { wait_for_work() }), Ok(ALL));
+    pool.check_conserved().unwrap();
+}
+
+#[test]
+fn wait_in_a_task_of_a_single_thread_runtime_is_refused() {
+    let device = SimDevice::new();
+    let pool = base(&device).build().unwrap();
+    let (work, stream) = stream(&device, &pool);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let refused = Err(AllocError::BlocksRuntime { requested: ALL });
+    runtime.block_on(async {
+        assert_eq!(wait_for_work(&pool, &work, &stream), refused);
+        device.sleep(us(30_000)).await;
+        // What is there is granted; nothing waits.
+        drop(pool.reserve(ALL).blocking().unwrap());
         let held = pool.try_allocate(&stream, ALL).unwrap();
-        use_block(&work, &held, us(100));
+        assert_eq!(pool.drain().blocking(), Err(DrainError::BlocksRuntime));
         drop(held);
-        pool.reserve(ALL).blocking().unwrap().size()
+    });
+    let task = {
+        let (pool, stream) = (pool.clone(), stream.clone());
+        async move {
+            let _held = pool.try_allocate(&stream, ALL).unwrap();
+            pool.allocate(&stream, MIB).blocking().map(drop)
+        }
     };
-    assert_eq!(futures::executor::block_on(async { wait_for_work() }), ALL);
-    assert_eq!(smol::block_on(async { wait_for_work() }), ALL);
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
-    let size = runtime.unwrap().block_on(async { wait_for_work() });
-    assert_eq!(size, ALL);
+    let refused = Err(AllocError::BlocksRuntime { requested: MIB });
+    assert_eq!(runtime.block_on(runtime.spawn(task)).unwrap(), refused);
+    assert_eq!(waiting(&pool), 0);
+    pool.check_conserved().unwrap();
+}
+
+/// Each of these threads knows a runtime, and may block.
+#[test]
+fn wait_beside_the_tasks_of_a_runtime_is_allowed() {
+    let device = SimDevice::new();
+    let pool = base(&device).build().unwrap();
+    let (work, stream) = stream(&device, &pool);
+    let wait = {
+        let pool = pool.clone();
+        move || wait_for_work(&pool, &work, &stream)
+    };
+    let single = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    {
+        let _entered = single.enter();
+        assert_eq!(wait(), Ok(ALL));
+    }
+    let beside = wait.clone();
+    let size = single.block_on(async { tokio::task::spawn_blocking(beside).await.unwrap() });
+    assert_eq!(size, Ok(ALL));
+    let several = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .build()
+        .unwrap();
+    let in_place = several.spawn(async move { tokio::task::block_in_place(wait) });
+    assert_eq!(several.block_on(in_place).unwrap(), Ok(ALL));
     pool.check_conserved().unwrap();
 }
 
