@@ -15,6 +15,7 @@ mod reservations;
 mod services;
 mod shards;
 mod waits;
+mod wakes;
 
 use std::pin::Pin;
 use std::sync::Arc;

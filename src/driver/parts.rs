@@ -9,7 +9,7 @@ use super::search::{Search, may_submit};
 use super::{Driver, Mode, Refusal, Source};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
-use crate::heap::{Fence, Fences, Placement, Request};
+use crate::heap::{Fence, Fences, Placement, Request, Target};
 use crate::lane::Lane;
 use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
@@ -71,17 +71,43 @@ impl PartsSearch<'_> {
     /// # Errors
     /// When one of the parts gets no memory; then none does.
     pub(super) fn run(&self) -> Result<Allocations, Refusal> {
-        let is_several = self.parts.all.len() > 1 && !self.parts.is_for_all;
-        let mut found = if is_several && may_submit(self.lane, self.mode) {
-            self.find_then_wait()?
-        } else {
-            self.find_parts(None)?
+        let mut found = match self.find() {
+            Err(Refusal::Short(_)) if self.release_for_parts()? => self.find()?,
+            found => found?,
         };
         found.sort_by_key(|(at, _)| *at);
         Ok(found
             .into_iter()
             .map(|(_, found)| found.allocation)
             .collect())
+    }
+
+    /// Releases the free memory that parts were found in, in vain. The first part may lie in a segment that is too large
+    /// for it, and leave too little for the others: once that segment is released, each part gets one of its own. Memory
+    /// whose chunks can be remapped needs none of this. Returns whether to search again.
+    ///
+    /// # Errors
+    /// When the device fails, or memory calls are needed that may not be made here.
+    fn release_for_parts(&self) -> Result<bool, Refusal> {
+        let driver = self.driver;
+        let is_useless = driver.settings.geometry.virtual_memory || self.parts.all.len() == 1;
+        if is_useless || driver.totals().releasable == 0 {
+            return Ok(false);
+        }
+        if !driver.may_call(self.mode.effort) {
+            return Err(Refusal::NeedsThread);
+        }
+        let released = driver.release(Target::Keep(0)).into_result();
+        Ok(driver.noted(released)? > 0)
+    }
+
+    fn find(&self) -> Result<FoundParts, Refusal> {
+        let is_several = self.parts.all.len() > 1 && !self.parts.is_for_all;
+        if is_several && may_submit(self.lane, self.mode) {
+            self.find_then_wait()
+        } else {
+            self.find_parts(None)
+        }
     }
 
     /// Finds all parts, and then makes the stream wait for the points that they come after. If one of the streams

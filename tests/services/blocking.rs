@@ -108,10 +108,10 @@ fn blocked_thread_is_served_behind_a_head_that_is_not_polled() {
     assert!(poll(&mut first).is_ready());
 }
 
-/// Waits for memory that comes back by itself after 100 us of work.
+/// Waits for memory that comes back by itself after 20 ms of work: long enough for the first poll to find it pending.
 fn wait_for_work(pool: &Pool, work: &SimStream, stream: &Stream) -> Result<u64, AllocError> {
     let held = pool.try_allocate(stream, ALL).unwrap();
-    use_block(work, &held, us(100));
+    use_block(work, &held, us(20_000));
     drop(held);
     Ok(pool.reserve(ALL).blocking()?.size())
 }
@@ -142,7 +142,7 @@ fn wait_in_a_task_of_a_single_thread_runtime_is_refused() {
     let refused = Err(AllocError::BlocksRuntime { requested: ALL });
     runtime.block_on(async {
         assert_eq!(wait_for_work(&pool, &work, &stream), refused);
-        device.sleep(us(1000)).await;
+        device.sleep(us(30_000)).await;
         // What is there is granted; nothing waits.
         drop(pool.reserve(ALL).blocking().unwrap());
         let held = pool.try_allocate(&stream, ALL).unwrap();

@@ -5,6 +5,7 @@
 //! | `queue` | order, cancellation, time, and the end of the waiting |
 //! | `driving` | who drives, and who is woken for it |
 //! | `wakeups` | everything that makes memory reachable wakes the requests that can profit |
+//! | `progress` | random operations, after which no request that could be granted sleeps |
 //! | `executors` | waiting on executors of any kind |
 
 #[path = "../common/mod.rs"]
@@ -12,6 +13,7 @@ mod common;
 
 mod driving;
 mod executors;
+mod progress;
 mod queue;
 mod wakeups;
 

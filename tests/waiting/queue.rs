@@ -2,6 +2,7 @@
 
 use super::*;
 use std::task::Poll;
+use weirpool::device::sim::Clock;
 use weirpool::testing::Invariants;
 
 #[test]
@@ -249,4 +250,34 @@ fn a_broken_device_fails_every_waiter() {
     );
     assert!(a.event().is_err());
     assert!(now(a.synchronize()).is_err());
+}
+
+/// Plain memory stays as it is. The free segment has room for one of the blocks, and the device has no memory for the
+/// other one before the segment is released.
+#[test]
+fn blocks_of_one_request_are_granted_although_the_free_segment_fits_only_one() {
+    for blocking in [false, true] {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .clock(Clock::Manual)
+            .virtual_memory(false)
+            .blocking_memory_calls(blocking)
+            .build();
+        let pool = pool(&device, 16 * MIB);
+        let (_, a) = stream(&device, &pool);
+        drop(pool.try_allocate(&a, 12 * MIB).unwrap());
+        let half = 6 * MIB + 512;
+        let blocks = pool.allocate_many(&a, [half, half]).try_now().unwrap();
+        drop(blocks);
+        pool.trim_to(0).unwrap();
+        let held = pool.try_allocate(&a, 12 * MIB).unwrap();
+        let many = async { pool.allocate_many(&a, [half, half]).await.map(drop) };
+        let mut tasks = [Woken::new(many)];
+        drop(held);
+        eventually(|| {
+            settle(&mut tasks);
+            !tasks[0].is_waiting()
+        });
+        assert_eq!(tasks[0].output, Some(Ok(())));
+    }
 }

@@ -1,0 +1,143 @@
+//! No wake-up is missed: a change that makes memory reachable, against a request that joins the queue.
+//!
+//! Tasks are polled only when they are woken. Once they are quiet, a fresh search must not grant a request that was not
+//! woken.
+
+use super::*;
+use loom::thread;
+use weirpool::device::DeviceErrorKind::Unsupported;
+use weirpool::device::sim::Call;
+
+type Answer = Result<Block, weirpool::AllocError>;
+
+/// A task that is polled when it is woken, and keeps what it was granted.
+struct Task<'a> {
+    future: Option<Pin<Box<dyn Future<Output = Answer> + 'a>>>,
+    output: Option<Block>,
+    count: Arc<Count>,
+    waker: Waker,
+}
+
+impl<'a> Task<'a> {
+    /// Polls the future once.
+    fn new(future: impl Future<Output = Answer> + 'a) -> Self {
+        let (count, waker) = Count::new();
+        let mut task = Self {
+            future: Some(Box::pin(future)),
+            output: None,
+            count,
+            waker,
+        };
+        task.poll();
+        task
+    }
+
+    fn poll(&mut self) {
+        let Some(future) = &mut self.future else {
+            return;
+        };
+        let context = &mut Context::from_waker(&self.waker);
+        if let Poll::Ready(answer) = future.as_mut().poll(context) {
+            self.output = Some(answer.unwrap());
+            self.future = None;
+        }
+    }
+}
+
+/// Polls tasks that were woken until none is. Then a fresh search grants none of those that still wait.
+fn expect_no_lost_wake(pool: &Pool, tasks: &mut [Task<'_>]) {
+    loop {
+        let woken = tasks.iter_mut().filter(|task| task.count.take() > 0);
+        if woken.map(Task::poll).count() == 0 {
+            break;
+        }
+    }
+    // New terms, which are the old ones: every request is searched for.
+    pool.resize(2 * MIB).unwrap();
+    for task in tasks.iter_mut().filter(|task| task.future.is_some()) {
+        task.poll();
+        assert!(
+            task.future.is_some(),
+            "it could be granted and was not woken"
+        );
+    }
+}
+
+#[test]
+fn free_wakes_requests_that_join() {
+    model("free wakes requests that join", || {
+        let device = device();
+        let pool = pool(&device);
+        let ((_, a), (_, b)) = (stream(&device, &pool), stream(&device, &pool));
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        let first = Task::new(pool.allocate(&b, MIB));
+        let freeing = thread::spawn(move || drop(block));
+        let second = Task::new(pool.allocate(&b, MIB));
+        freeing.join().unwrap();
+        let mut tasks = [first, second];
+        expect_no_lost_wake(&pool, &mut tasks);
+        assert!(tasks.iter().all(|task| task.output.is_some()));
+    });
+}
+
+/// The records of the free and of one search fail, as during a capture.
+#[test]
+fn seal_wakes_a_request_that_joins() {
+    model("seal wakes a request that joins", || {
+        let device = device();
+        let pool = pool(&device);
+        let ((_, a), (_, b)) = (stream(&device, &pool), stream(&device, &pool));
+        drop(pool.try_allocate(&a, 2 * MIB).unwrap());
+        device.fail_next(Call::Record, Unsupported);
+        let sealing = thread::spawn(move || {
+            let sealed = a.seal();
+            (a, sealed)
+        });
+        let waiting = Task::new(pool.allocate(&b, 2 * MIB));
+        let (a, sealed) = sealing.join().unwrap();
+        if sealed.is_err() {
+            a.seal().unwrap();
+        }
+        let mut tasks = [waiting];
+        expect_no_lost_wake(&pool, &mut tasks);
+        assert!(tasks[0].output.is_some());
+    });
+}
+
+#[test]
+fn users_ordering_wakes_a_request_that_joins() {
+    model("user's ordering wakes a request that joins", || {
+        let device = device();
+        let pool = pool(&device);
+        let ((work, a), (_, b)) = (stream(&device, &pool), stream(&device, &pool));
+        let block = pool.try_allocate(&a, 2 * MIB).unwrap();
+        run(&work, 1000);
+        drop(block);
+        let event = a.event().unwrap();
+        let waiting = b.clone();
+        let ordering = thread::spawn(move || waiting.wait(&event).unwrap());
+        let task = Task::new(pool.allocate(&b, 2 * MIB));
+        ordering.join().unwrap();
+        let mut tasks = [task];
+        expect_no_lost_wake(&pool, &mut tasks);
+        assert!(tasks[0].output.is_some(), "the work is still running");
+        device.advance(Duration::from_millis(1));
+    });
+}
+
+#[test]
+fn return_to_a_reservation_wakes_a_request_that_joins_in_its_scope() {
+    model("return to a reservation wakes a request that joins", || {
+        let device = device();
+        let pool = pool(&device);
+        let (_, a) = stream(&device, &pool);
+        let reservation = loom::future::block_on(pool.reserve(2 * MIB)).unwrap();
+        let drawn = reservation.allocate(&a, 2 * MIB).unwrap();
+        let freeing = thread::spawn(move || drop(drawn));
+        let task = Task::new(reservation.scope(async { pool.allocate(&a, MIB).await }));
+        freeing.join().unwrap();
+        let mut tasks = [task];
+        expect_no_lost_wake(&pool, &mut tasks);
+        assert!(tasks[0].output.is_some());
+    });
+}
