@@ -175,6 +175,8 @@ impl<'a> Idle<'a> {
             .device
             .engine
             .peek(|state| (state.schedule.now(), state.describe_deadlock()));
-        format!("the simulated device is stuck at {now:?}, and the future is not done: {deadlock}")
+        format!(
+            "the simulated device is stuck at {now:?}, and the future is not complete: {deadlock}"
+        )
     }
 }
