@@ -71,6 +71,7 @@ pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use publish::{Change, Publish};
+pub(crate) use recipient::wait_allowed_at;
 pub(crate) use reservation::Drawn;
 pub use source::Source;
 pub use statistics::{Hits, Statistics};
