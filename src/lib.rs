@@ -107,6 +107,7 @@
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
 //!   [`guide::observability`].
+//! - `http`: a layer that reserves memory for each HTTP request, until the body of its response has ended.
 //! - `tower`: a layer that reserves memory for each request of a service.
 //! - `metrics`: statistics for a metrics recorder. `tracing`: events and spans for a subscriber. `serde`: figures and
 //!   settings as data. See [`guide::observability`].
@@ -181,6 +182,8 @@ pub use pool::{
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
+#[cfg(feature = "http")]
+pub use tower::{HttpReserveFuture, HttpReserveLayer, HttpReserveService, ReservedBody};
 #[cfg(feature = "tower")]
 pub use tower::{Need, ReserveError, ReserveFuture, ReserveLayer, ReserveService};
 
