@@ -1,7 +1,7 @@
 //! The scan for windows, compared with a plain one.
 
 use super::*;
-use crate::heap::policy::WaitLimit;
+use crate::policy::WaitLimit;
 use std::time::Duration;
 
 const STEP: u64 = CHUNK / 8;
