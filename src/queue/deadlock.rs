@@ -12,13 +12,15 @@
 
 use super::Position;
 use super::Service;
-use super::demand::Wants;
+use super::demand::{Demand, Wants};
 use super::serving::{Pass, Served};
 use super::waiter::Waiter;
 use crate::error::AllocError;
+use crate::heap::Request;
 use crate::measure::Tag;
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// How many holders a report names.
@@ -75,6 +77,57 @@ impl Deadlock {
     }
 }
 
+/// How long nothing may move before every request is searched for. Looking at a long queue takes time: each 1,024
+/// requests make it 1 ms longer, so that the looks stay rare.
+fn grace(service: &Service) -> Duration {
+    let queued = u32::try_from(service.queue.queued()).unwrap_or(u32::MAX);
+    let longer = Duration::from_millis(1) * (queued / 1024);
+    service.rules.deadlock_grace.saturating_add(longer)
+}
+
+/// The pieces of memory for which a search was in vain, so that it would be for larger ones. All free memory is complete
+/// meanwhile, so it does not matter which stream asks.
+#[derive(Debug)]
+pub(super) struct InVain {
+    usual_alignment: u64,
+    /// The smallest piece of each alignment.
+    pieces: BTreeMap<u64, u64>,
+    /// Several pieces of one request.
+    others: BTreeSet<Vec<(u64, u64)>>,
+}
+
+impl InVain {
+    pub(super) fn new(usual_alignment: u64) -> Self {
+        Self {
+            usual_alignment,
+            pieces: BTreeMap::new(),
+            others: BTreeSet::new(),
+        }
+    }
+
+    /// Whether a search for the request may succeed, although it did not for any that was admitted before.
+    pub(super) fn admits(&mut self, wants: &Wants, demand: &Demand) -> bool {
+        let alignment = |request: Request| request.alignment.max(self.usual_alignment);
+        let pieces = wants.pieces(demand);
+        let mut pieces: Vec<_> = pieces
+            .map(|piece| (alignment(piece), piece.bytes))
+            .collect();
+        let is_in_vain = |(alignment, bytes): &(u64, u64)| {
+            let mut smaller = self.pieces.range(..=alignment);
+            smaller.any(|(_, smallest)| smallest <= bytes)
+        };
+        if pieces.iter().any(is_in_vain) {
+            return false;
+        }
+        if let ([(alignment, bytes)], true) = (&*pieces, wants.is_anywhere()) {
+            self.pieces.insert(*alignment, *bytes);
+            return true;
+        }
+        pieces.sort_unstable();
+        wants.is_anywhere().then(|| self.others.insert(pieces)) != Some(false)
+    }
+}
+
 impl Pass<'_> {
     /// The head cannot be served, nor may any request overtake it. If nothing moves for the grace, serves the first
     /// request that can be served.
@@ -86,7 +139,7 @@ impl Pass<'_> {
         };
         let now = service.now();
         let since = service.deadlock.since(head.sort_key.position, returns, now);
-        let grace_ends = since.saturating_add(service.rules.deadlock_grace);
+        let grace_ends = since.saturating_add(grace(service));
         if now < grace_ends {
             self.look_again_at(grace_ends);
             return Served::Short;
@@ -99,12 +152,8 @@ impl Pass<'_> {
     }
 
     fn serve_any(&self) -> Served {
-        let usual = self.service.driver.settings.alignment;
-        // Free memory is complete: where one request does not fit, no larger one does, if any place does for the first.
-        let takes_any_place = |waiter: &Waiter| {
-            matches!(waiter.wants, Wants::Block) && waiter.demand.request.alignment <= usual
-        };
-        let to_scan = self.service.queue.to_scan(self.generation, takes_any_place);
+        let usual_alignment = self.service.driver.settings.alignment;
+        let to_scan = self.service.queue.to_scan(self.generation, usual_alignment);
         let mut served = to_scan.iter().map(|waiter| self.serve_one(waiter));
         let served = served.find(|served| *served != Served::Short);
         if served.is_some() {
@@ -148,4 +197,53 @@ pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
     let most = holders.iter().take(NAMED);
     let lines = most.map(|(holder, bytes)| format!("{holder}: {bytes} bytes"));
     lines.collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Part, Parts};
+    use crate::heap::Placement;
+
+    fn block(bytes: u64, alignment: u64) -> (Wants, Demand) {
+        (Wants::Block, Demand::in_steps(bytes, alignment, 0, None))
+    }
+
+    fn several(pieces: &[u64], placement: Placement) -> (Wants, Demand) {
+        let part = |bytes| Part {
+            request: Request {
+                bytes,
+                alignment: 512,
+            },
+            rounding: 0,
+        };
+        let all: Vec<_> = pieces.iter().copied().map(part).collect();
+        let parts = Parts {
+            all: all.into(),
+            is_for_all: false,
+            placement,
+        };
+        let demand = Demand::in_steps(pieces.iter().sum(), 512, 0, None);
+        (Wants::Parts(parts), demand)
+    }
+
+    #[test]
+    fn request_is_left_out_if_a_smaller_one_was_in_vain() {
+        let mut in_vain = InVain::new(512);
+        let mut admits = |(wants, demand): (Wants, Demand)| in_vain.admits(&wants, &demand);
+        assert!(admits(block(4096, 1024)));
+        assert!(!admits(block(4096, 1024)) && !admits(block(8192, 4096)));
+        assert!(admits(block(4096, 512)), "a lower alignment may do");
+        assert!(!admits(block(4096, 4096)) && admits(block(2048, 4096)));
+        assert!(admits(several(&[1024, 1024], Placement::Anywhere)));
+        assert!(!admits(several(&[1024, 1024], Placement::Anywhere)));
+        assert!(!admits(several(&[512, 4096], Placement::Anywhere)));
+        assert!(admits(several(&[1024], Placement::WithRoom(8192))));
+        assert!(
+            admits(several(&[1024], Placement::Anywhere)),
+            "it needs no room"
+        );
+        assert!(!admits(several(&[1024], Placement::WithRoom(1024))));
+        assert!(admits(block(512, 64)) && !admits(block(512, 512)));
+    }
 }

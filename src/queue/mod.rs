@@ -65,6 +65,8 @@ mod service;
 mod serving;
 mod spawn;
 mod terms;
+#[cfg(all(test, debug_assertions, not(weirpool_loom)))]
+mod tests;
 mod throttled;
 mod unclaimed;
 mod waiter;

@@ -3,9 +3,11 @@
 
 use super::Registration;
 use crate::device::{Device, DeviceStream, RawStream};
+use crate::id::StreamId;
 use crate::sync::Arc;
 use crate::sync::plain::{self, Mutex, Weak};
 use std::any::Any;
+use std::collections::BTreeMap;
 
 /// The backend's own object of a stream.
 #[derive(Debug)]
@@ -23,24 +25,68 @@ impl Native {
     }
 }
 
-/// A pool's registrations by the names of their streams, which they keep: the name is no other's while they live. Of
-/// external streams that is not so.
+/// A pool's registrations by the names of their streams. A registration keeps its stream, so that no other stream has the
+/// name meanwhile. External streams are not kept, and are not entered.
 #[derive(Debug, Default)]
-pub(crate) struct Roll(Mutex<Vec<(RawStream, Weak<Registration>)>>);
+pub(crate) struct Roll(Mutex<BTreeMap<(RawStream, StreamId), Weak<Registration>>>);
 
 impl Roll {
     pub(super) fn enter(&self, registration: &Arc<Registration>) {
-        if registration.lane.is_external {
-            return;
+        if let Some(key) = key(registration) {
+            self.0.lock().insert(key, Arc::downgrade(registration));
         }
-        let mut all = self.0.lock();
-        all.retain(|(_, registration)| registration.strong_count() > 0);
-        all.push((registration.lane.raw, Arc::downgrade(registration)));
+    }
+
+    /// Removes a registration that ends.
+    pub(super) fn leave(&self, registration: &Registration) {
+        if let Some(key) = key(registration) {
+            let left = self.0.lock().remove(&key);
+            drop(left);
+        }
     }
 
     pub(crate) fn find(&self, raw: RawStream) -> Option<Arc<Registration>> {
-        let all = self.0.lock();
-        let mut all = all.iter().filter(|(name, _)| *name == raw);
-        all.find_map(|(_, registration)| registration.upgrade())
+        let roll = self.0.lock();
+        let named = roll.range((raw, StreamId::NONE)..);
+        let mut named = named.take_while(|((name, _), _)| *name == raw);
+        named.find_map(|(_, registration)| registration.upgrade())
+    }
+}
+
+fn key(registration: &Registration) -> Option<(RawStream, StreamId)> {
+    let lane = &registration.lane;
+    (!lane.is_external).then_some((lane.raw, lane.id))
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use crate::Pool;
+    use crate::device::sim::SimDevice;
+    use crate::sync::Arc;
+
+    #[test]
+    fn ended_registrations_leave_the_roll() {
+        let device = SimDevice::new();
+        let pool = Pool::builder(device.clone()).build().unwrap();
+        let work = device.create_stream();
+        let [first, second] = [(); 2].map(|()| pool.register(&work).unwrap());
+        let raw = first.registration().lane.raw;
+        let roll = || &first.registration().presence.roll;
+        for _ in 0..100 {
+            drop(pool.register(&device.create_stream()).unwrap());
+        }
+        assert_eq!(roll().0.lock().len(), 2);
+        assert!(Arc::ptr_eq(
+            &roll().find(raw).unwrap(),
+            first.registration()
+        ));
+        let presence = first.registration().presence.clone();
+        drop(first);
+        assert!(Arc::ptr_eq(
+            &presence.roll.find(raw).unwrap(),
+            second.registration()
+        ));
+        drop(second);
+        assert!(presence.roll.find(raw).is_none());
     }
 }

@@ -18,4 +18,6 @@ pub(crate) struct Roll(());
 
 impl Roll {
     pub(super) fn enter(&self, _: &Arc<Registration>) {}
+
+    pub(super) fn leave(&self, _: &Registration) {}
 }

@@ -9,6 +9,7 @@
 
 use super::admission::{Admission, QueueLimit};
 use super::charge::Charge;
+use super::deadlock::InVain;
 use super::fair_queue::{Cost, FairQueue, Position, SortKey, bytes_before};
 use super::quota_queue::QuotaQueue;
 use super::waiter::{Origin, Waiter};
@@ -83,7 +84,7 @@ struct Standing {
     /// How many requests in the fair queue are for each stream.
     by_stream: BTreeMap<StreamId, usize>,
     /// The requests made in the scope of each reservation.
-    in_scope: BTreeMap<ReservationId, Vec<Arc<Waiter>>>,
+    in_scope: BTreeMap<(ReservationId, Position), Arc<Waiter>>,
     /// The last search for every request of a queue in a deadlock.
     scan: Option<Scan>,
     next: Position,
@@ -275,11 +276,8 @@ impl Queue {
         let waiter = Arc::new(Waiter::new(origin, newcomer.waker.clone()));
         self.counted_for(&waiter).for_each(Waits::begin);
         if let Some(scope) = waiter.scope {
-            standing
-                .in_scope
-                .entry(scope)
-                .or_default()
-                .push(waiter.clone());
+            let key = (scope, waiter.sort_key.position);
+            standing.in_scope.insert(key, waiter.clone());
             self.in_scopes.fetch_add(1, Ordering::Relaxed);
         }
         let is_candidate = match over {
@@ -386,12 +384,8 @@ impl Queue {
             return;
         };
         self.in_scopes.fetch_sub(1, Ordering::Relaxed);
-        if let Some(others) = standing.in_scope.get_mut(&scope) {
-            others.retain(|other| other.sort_key != waiter.sort_key);
-            if others.is_empty() {
-                standing.in_scope.remove(&scope);
-            }
-        }
+        let key = (scope, waiter.sort_key.position);
+        standing.in_scope.remove(&key);
     }
 
     /// Whether memory is searched for a request: it is the head, or one of those that may overtake the head.
@@ -499,8 +493,8 @@ impl Queue {
             return Vec::new();
         }
         let standing = self.standing.lock();
-        let in_scope = standing.in_scope.get(&of).into_iter().flatten();
-        in_scope.filter_map(|waiter| waiter.waker()).collect()
+        let in_scope = standing.in_scope.range((of, 0)..=(of, Position::MAX));
+        in_scope.filter_map(|(_, waiter)| waiter.waker()).collect()
     }
 
     /// The wakers of the requests whose reservations have enough, in pieces that memory of the pool could be exchanged
@@ -510,7 +504,7 @@ impl Queue {
             return Vec::new();
         }
         let standing = self.standing.lock();
-        let in_scopes = standing.in_scope.values().flatten();
+        let in_scopes = standing.in_scope.values();
         let expecting = in_scopes.filter(|waiter| waiter.expects_pieces());
         expecting.filter_map(|waiter| waiter.waker()).collect()
     }
@@ -521,15 +515,8 @@ impl Queue {
     }
 
     /// The requests to search for in a deadlock, in the order of the queue: all of them once in a generation, and after
-    /// that the newcomers.
-    ///
-    /// Left out are the head, and requests for larger pieces than an earlier one for which any place would do: that
-    /// one fits wherever they do.
-    pub(super) fn to_scan(
-        &self,
-        generation: u64,
-        takes_any_place: impl Fn(&Waiter) -> bool,
-    ) -> Vec<Arc<Waiter>> {
+    /// that the newcomers. Left out are the head, and requests that cannot be granted while an earlier one cannot.
+    pub(super) fn to_scan(&self, generation: u64, usual_alignment: u64) -> Vec<Arc<Waiter>> {
         let mut standing = self.standing.lock();
         let scan = Scan {
             generation,
@@ -539,16 +526,9 @@ impl Queue {
             Some(last) if last.generation == generation => last.untried,
             _ => {
                 let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
-                let mut smallest = u64::MAX;
+                let mut in_vain = InVain::new(usual_alignment);
                 let others = standing.fair_queue.first(usize::MAX, cost).skip(1);
-                let to_try = others.filter(|waiter| {
-                    let piece = waiter.wants.largest_piece(&waiter.demand);
-                    let is_smaller = piece < smallest;
-                    if is_smaller && takes_any_place(waiter) {
-                        smallest = piece;
-                    }
-                    is_smaller
-                });
+                let to_try = others.filter(|waiter| in_vain.admits(&waiter.wants, &waiter.demand));
                 to_try.cloned().collect()
             }
         }
@@ -657,6 +637,11 @@ impl Queue {
             bytes: waiter.demand.request.bytes,
             weight: weight.map_or(1, NonZeroU32::get),
         }
+    }
+
+    /// How many requests wait in the fair queue.
+    pub(super) fn queued(&self) -> usize {
+        self.standing.lock().fair_queue.len()
     }
 
     /// Whether no request waits in the fair queue.
