@@ -1,4 +1,4 @@
-//! Blocks that grow where they are.
+//! Blocks that grow in place.
 
 mod common;
 
@@ -15,9 +15,9 @@ fn site() -> (SimDevice, Pool) {
     (device, pool)
 }
 
-/// A block with room stays where it is, whatever others take meanwhile, as far as the room goes.
+/// A block with room keeps its address up to the end of its room, whatever other requests take meanwhile.
 #[test]
-fn a_block_grows_into_its_room() {
+fn block_grows_into_its_room() {
     let (device, pool) = site();
     let (work, stream) = stream(&device, &pool);
     let mut cache = now(pool.allocate(&stream, MIB).room(16 * MIB)).unwrap();
@@ -28,7 +28,7 @@ fn a_block_grows_into_its_room() {
         others.push(pool.try_allocate(&stream, MIB).unwrap());
         use_block(&work, &cache, us(10));
         now(cache.grow(2 * MIB)).unwrap();
-        use_block(&work, &cache, us(10)); // the checker finds memory that is not the block's
+        use_block(&work, &cache, us(10)); // the checker would find memory of another owner
         assert_eq!(
             (cache.address(), cache.size()),
             (address, (1 + step) * 2 * MIB)
@@ -38,7 +38,7 @@ fn a_block_grows_into_its_room() {
     }
     let used = cache.size() + 8 * MIB;
     assert_eq!(pool.statistics().used.current, used);
-    // Above the room is whatever is there.
+    // Above the room, other blocks may be in the way.
     assert_eq!(cache.grow(1).try_now(), Err(AllocError::NoRoom { room: 0 }));
     assert_eq!(cache.size(), 18 * MIB);
     drop((cache, others));
@@ -50,9 +50,9 @@ fn a_block_grows_into_its_room() {
     pool.check_conserved().unwrap();
 }
 
-/// Growing waits like an allocation, is dropped like one, and takes what is remapped.
+/// Growth waits like an allocation, can be dropped like one, and can use remapped memory.
 #[test]
-fn growing_waits_for_memory() {
+fn growth_waits_for_memory() {
     let (device, pool) = site();
     let (work, stream) = stream(&device, &pool);
     let mut cache = pool
@@ -63,14 +63,14 @@ fn growing_waits_for_memory() {
     let others = pool.try_allocate(&stream, 24 * MIB).unwrap();
     use_block(&work, &others, us(100));
     assert!(poll(&mut Box::pin(cache.grow(4 * MIB))).is_pending());
-    assert_eq!(cache.size(), 8 * MIB, "dropped early, it is as it was");
+    assert_eq!(cache.size(), 8 * MIB, "unchanged when dropped early");
     let mut growing = Box::pin(cache.grow(4 * MIB));
     assert!(poll(&mut growing).is_pending());
     drop(others);
     stream.seal().unwrap();
     assert!(
         poll(&mut growing).is_pending(),
-        "what is at work cannot be remapped"
+        "memory in use cannot be remapped"
     );
     device.advance(us(100));
     assert!(matches!(poll(&mut growing), Poll::Ready(Ok(()))));
@@ -81,9 +81,9 @@ fn growing_waits_for_memory() {
     pool.check_conserved().unwrap();
 }
 
-/// A block without room grows while nobody is above it; then it says so at once, and also to who waits already.
+/// A block without room grows up to the next used block. Then growth fails at once, also for a request that waits.
 #[test]
-fn without_room_a_block_grows_as_far_as_nobody_is() {
+fn block_without_room_grows_up_to_the_next_used_block() {
     for virtual_memory in [true, false] {
         let device = SimDevice::builder()
             .memory(1 << 30)
@@ -111,9 +111,9 @@ fn without_room_a_block_grows_as_far_as_nobody_is() {
     }
 }
 
-/// Somebody comes to be above a block that waits to grow: it fails, and holds nobody up.
+/// Another block takes the room that a growth waits for. The growth fails, and does not hold up other requests.
 #[test]
-fn who_waits_for_room_that_is_taken_fails() {
+fn growth_fails_once_its_room_is_taken() {
     let (device, pool) = site();
     let (work, a) = stream(&device, &pool);
     let (_, b) = stream(&device, &pool);
@@ -139,10 +139,10 @@ fn who_waits_for_room_that_is_taken_fails() {
     pool.check_conserved().unwrap();
 }
 
-/// The further streams of a block come after what is left of the earlier life of what it grows by; and it waits for
-/// them when it is freed.
+/// Further streams of a block come after the earlier life of the memory that it grows by. The free waits for the
+/// further streams.
 #[test]
-fn further_streams_come_after_what_it_grows_by() {
+fn further_streams_come_after_the_earlier_life_of_a_growth() {
     let (device, pool) = site();
     let (work_a, a) = stream(&device, &pool);
     let (work_b, b) = stream(&device, &pool);
@@ -152,7 +152,7 @@ fn further_streams_come_after_what_it_grows_by() {
     use_block(&work_a, &above, us(100));
     drop(above);
     below.grow(2 * MIB).try_now().unwrap(); // in the order of `a`, behind the work
-    use_block(&work_b, &below, us(100)); // the checker would find it among the work
+    use_block(&work_b, &below, us(100)); // the checker would find it before the end of the work
     drop(below);
     b.seal().unwrap();
     device.advance(us(150));
@@ -165,9 +165,9 @@ fn further_streams_come_after_what_it_grows_by() {
     pool.check_conserved().unwrap();
 }
 
-/// What the device refuses half way leaves the block, and its room, as they were where nothing was mapped.
+/// The device fails halfway through a growth. The block keeps its size, and its room if no memory was mapped.
 #[test]
-fn growing_that_fails_loses_nothing() {
+fn failed_growth_loses_no_memory() {
     for (nth, keeps_room) in [(1, true), (2, false)] {
         let (device, pool) = site();
         let (_, stream) = stream(&device, &pool);
@@ -193,9 +193,9 @@ fn growing_that_fails_loses_nothing() {
     }
 }
 
-/// A tag has what its blocks grow by, within its limit.
+/// Growth is charged to the block's tag, within the tag's limit.
 #[test]
-fn a_tag_pays_for_what_its_blocks_grow_by() {
+fn growth_is_charged_to_the_tag() {
     let (device, pool) = site();
     let (_, stream) = stream(&device, &pool);
     let tag = Tag::new("grow: caches");
@@ -218,9 +218,9 @@ fn a_tag_pays_for_what_its_blocks_grow_by() {
     pool.check_conserved().unwrap();
 }
 
-/// Where addresses, memory that can be mapped, or a pool that keeps anything are lacking, it is said at once.
+/// Missing addresses, missing virtual memory and unpooled memory are reported at once.
 #[test]
-fn room_that_cannot_be_had_is_refused_at_once() {
+fn unavailable_room_is_refused_at_once() {
     let (device, pool) = site();
     let (_, own) = stream(&device, &pool);
     let room = |bytes| pool.allocate(&own, MIB).room(bytes);
@@ -252,9 +252,9 @@ fn room_that_cannot_be_had_is_refused_at_once() {
     );
 }
 
-/// A history tells of a block that grew as of one that was freed and allocated at its address; nothing leaks.
+/// A history shows growth as a free and an allocation at one address, and nothing leaks.
 #[test]
-fn a_history_knows_what_grew() {
+fn history_shows_growth_as_a_free_and_an_allocation() {
     let device = manual();
     let pool = builder(&device, 32 * MIB).history(64).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -285,7 +285,7 @@ fn a_history_knows_what_grew() {
     assert!(pool.leaks().blocks.is_empty());
 }
 
-/// Many caches grow by turns among other blocks, in random order: none is ever where another is.
+/// Many caches grow among other blocks, in random order. Blocks never overlap.
 #[test]
 fn caches_grow_among_others() {
     for seed in 0..10 {
@@ -328,9 +328,9 @@ fn caches_grow_among_others() {
     }
 }
 
-/// A handle is any multiple of the device's step: a block grows by whole ones, into what is free right above it.
+/// A chunk may be any multiple of the granularity. A block grows by whole chunks into free memory right above it.
 #[test]
-fn handles_need_not_be_a_power_of_two() {
+fn chunk_size_need_not_be_a_power_of_two() {
     const THREE: u64 = 3 * CHUNK;
     let device = manual();
     let pool = builder(&device, 16 * THREE)
@@ -355,9 +355,9 @@ fn handles_need_not_be_a_power_of_two() {
     pool.check_conserved().unwrap();
 }
 
-/// A growth waits on the same terms as an allocation.
+/// A growth waits on the terms of its own request.
 #[test]
-fn growth_times_out_on_its_own_terms() {
+fn growth_has_its_own_terms() {
     let (device, pool) = site();
     let (_, stream) = stream(&device, &pool);
     let mut cache = now(pool.allocate(&stream, 8 * MIB).room(24 * MIB)).unwrap();

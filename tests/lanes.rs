@@ -1,4 +1,4 @@
-//! What a stream has from its lane: blocks of the same size, and those that are a little larger.
+//! Allocations from a stream's lane: blocks of the requested size, and slightly larger ones.
 
 mod common;
 
@@ -11,7 +11,7 @@ use weirpool::*;
 
 const KIB: u64 = 1 << 10;
 
-/// Where somebody looks on, and where nobody does: a block comes another way then.
+/// With and without the checker. Without it, blocks take another code path.
 const CHECKERS: [Checker; 2] = [Checker::Panic, Checker::Off];
 
 fn with_a_stream(checker: Checker) -> (Pool, Stream) {
@@ -22,7 +22,7 @@ fn with_a_stream(checker: Checker) -> (Pool, Stream) {
     (pool, stream)
 }
 
-/// Frees one block, asks for another: its size, and whence it is.
+/// Frees a block and allocates another one. Returns its size and source.
 fn after_a_free(of: u64, request: Allocate<'_>, on: (&Pool, &Stream)) -> (u64, Source) {
     drop(on.0.try_allocate(on.1, of).unwrap());
     let block = request.try_now().unwrap();
@@ -33,17 +33,17 @@ fn after_a_free(of: u64, request: Allocate<'_>, on: (&Pool, &Stream)) -> (u64, S
 }
 
 #[test]
-fn a_block_that_is_larger_by_an_eighth_does() {
+fn block_larger_by_an_eighth_serves_a_request() {
     for (pool, stream) in CHECKERS.map(with_a_stream) {
         let on = (&pool, &stream);
         let ask = |bytes| pool.allocate(&stream, bytes);
         let larger = after_a_free(72 * KIB, ask(64 * KIB), on);
         assert_eq!(larger, (72 * KIB, Source::Lane));
-        // What is too large by a step stays where it is.
+        // A block that is too large by one step stays in the lane.
         let (size, source) = after_a_free(1153 * KIB, ask(1024 * KIB), on);
         assert_eq!(size, 1024 * KIB);
         assert_ne!(source, Source::Lane);
-        // Of several the smallest, and one of the size before all.
+        // The smallest suitable block is taken, and one of the exact size first.
         for sizes in [[110, 105, 100], [100, 110, 105]] {
             let blocks = sizes.map(|size| pool.try_allocate(&stream, size * KIB).unwrap());
             drop(blocks);
@@ -58,7 +58,7 @@ fn a_block_that_is_larger_by_an_eighth_does() {
     }
 }
 
-/// A tag's limit counts what was asked for, and alignment beyond the pool's is not what a lane knows of.
+/// A tag's limit counts the requested size, and the lane does not record alignments beyond the pool's.
 #[test]
 fn tagged_or_aligned_request_gets_its_exact_size() {
     for (pool, stream) in CHECKERS.map(with_a_stream) {
@@ -71,9 +71,9 @@ fn tagged_or_aligned_request_gets_its_exact_size() {
     }
 }
 
-/// What has a type has as many elements as were asked for, and what is awaited has the same as what is had at once.
+/// A buffer has as many elements as requested. An awaited allocation may get a larger block like an immediate one.
 #[test]
-fn a_larger_block_has_no_more_elements() {
+fn larger_block_has_no_more_elements() {
     for (pool, stream) in CHECKERS.map(with_a_stream) {
         drop(pool.try_allocate(&stream, 72 * KIB).unwrap());
         let mut buffer = Buffer::<u64>::try_allocate(&pool, &stream, 8 << 10).unwrap();
@@ -95,30 +95,30 @@ fn a_larger_block_has_no_more_elements() {
     }
 }
 
-/// A pool, and a stream of it that blocks were freed on; with what is gone once the pool lets the stream go.
+/// Returns a pool, a stream on which blocks were freed, and a reference that is dead once the pool drops the stream.
 fn watched(checker: Checker) -> (Pool, Stream, Weak<dyn Any + Send + Sync>) {
     let device = SimDevice::builder().memory(1 << 30).checker(checker);
     let device = device.clock(Clock::Manual).build();
     let pool = pool(&device, 256 * MIB);
     let work = device.create_stream();
     let stream = pool.register(&work).unwrap();
-    // The first of a size have no place in the lane yet, and leave nothing.
+    // The first blocks of a size have no slot in the lane yet.
     for _ in 0..2 {
         drop([(); 3].map(|()| pool.try_allocate(&stream, 64 * KIB).unwrap()));
     }
     (pool, stream, Arc::downgrade(&work.keep_alive()))
 }
 
-/// What freed blocks leave with a stream keeps it from being let go no longer than its last handle and block.
+/// Freed blocks in the lane do not keep a stream alive longer than its last handle and block.
 #[test]
-fn a_stream_goes_with_its_last_handle_and_block() {
+fn stream_is_dropped_with_its_last_handle_and_block() {
     type Ends = fn(Stream, Block, Block);
     let orders: [Ends; 5] = [
         |stream, one, other| drop((one, other, stream)),
         |stream, one, other| drop((one, stream, other)),
         |stream, one, other| drop((stream, one, other)),
         |stream, one, other| drop((stream.clone(), one, stream, other)),
-        // Another handle, once there was none.
+        // A handle is created again after all were dropped.
         |stream, one, other| {
             drop(stream);
             drop((other.stream(), one, other.stream(), other));
@@ -136,9 +136,9 @@ fn a_stream_goes_with_its_last_handle_and_block() {
     }
 }
 
-/// So it does when the pool's handles went before.
+/// The stream is dropped, too, when the pool's handles are dropped first.
 #[test]
-fn a_stream_may_outlive_its_pool() {
+fn stream_may_outlive_its_pool() {
     let (pool, stream, alive) = watched(Checker::Off);
     let block = pool.try_allocate(&stream, 64 * KIB).unwrap();
     drop(pool);

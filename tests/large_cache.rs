@@ -1,4 +1,4 @@
-//! Streams that take turns with a large block: what is left to them, for how long, and what of it others have.
+//! Streams that alternate with a large block: how long it stays in their cache, and how others get it.
 
 mod common;
 
@@ -11,14 +11,14 @@ use weirpool::*;
 
 const LARGE: u64 = 8 * MIB;
 
-/// After so many turns a stream has shown that it comes back.
+/// After this many turns, a stream has shown that it reuses the block.
 const TURNS: usize = 10;
 
 fn pool(device: &SimDevice, capacity: u64) -> Pool {
     builder(device, capacity).build().unwrap()
 }
 
-/// Takes, uses, frees. Says where it came from.
+/// Allocates, uses and frees a block. Returns its source.
 fn turn(pool: &Pool, (work, stream): &(SimStream, Stream), bytes: u64) -> Source {
     let block = pool.try_allocate(stream, bytes).unwrap();
     use_block(work, &block, us(10));
@@ -33,7 +33,7 @@ fn take_turns(pool: &Pool, line: &(SimStream, Stream)) {
 }
 
 #[test]
-fn streams_that_take_turns_call_the_device_no_more() {
+fn streams_that_alternate_make_no_device_calls() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
     let lines = [(); 4].map(|()| stream(&device, &pool));
@@ -52,9 +52,9 @@ fn streams_that_take_turns_call_the_device_no_more() {
     pool.check_conserved().unwrap();
 }
 
-/// Another one takes more from the device instead; once it is not taken again for a while, it is anybody's.
+/// Another stream grows the pool instead. If the block is not reused for a while, any stream may take it.
 #[test]
-fn large_block_is_left_to_its_stream_for_a_while() {
+fn large_block_stays_with_its_stream_for_a_while() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
     let (line, other) = (stream(&device, &pool), stream(&device, &pool));
@@ -71,7 +71,7 @@ fn large_block_is_left_to_its_stream_for_a_while() {
     assert_ne!(turn(&pool, &line, LARGE), Source::Lane);
 }
 
-/// Where there is no more to take, it is not left to anybody, however soon; and it comes when its use is over.
+/// If the pool cannot grow, another stream gets the block immediately, once its last use is complete.
 #[test]
 fn request_does_not_wait_for_cached_large_blocks() {
     let device = manual();
@@ -87,7 +87,7 @@ fn request_does_not_wait_for_cached_large_blocks() {
     device.advance(us(1000));
     turn(&pool, &line, LARGE);
     assert_eq!(pool.statistics().cached_in_lanes, LARGE);
-    // Its last use takes until then.
+    // The last use is still running.
     assert!(pool.try_allocate(&other.1, LARGE).is_err());
     let mut waiting = pool.allocate(&other.1, LARGE);
     assert!(poll(&mut waiting).is_pending());
@@ -101,8 +101,8 @@ fn request_does_not_wait_for_cached_large_blocks() {
     pool.check_conserved().unwrap();
 }
 
-/// What is on the large-block cache has no event yet. The next free of its stream records one, and so does the next allocation of
-/// another size; taken again, it needs none.
+/// A block in the large-block cache has no event yet. The next free of its stream records one, or the next allocation
+/// of another size. If the block is reused, it needs none.
 #[test]
 fn event_of_a_large_block_is_recorded_by_the_next_call_that_does_not_take_it() {
     let device = manual();
@@ -120,9 +120,9 @@ fn event_of_a_large_block_is_recorded_by_the_next_call_that_does_not_take_it() {
     assert!(records() > before + 1);
 }
 
-/// One that also takes other sizes gives each back to everybody.
+/// A stream that also takes other sizes frees each block for all streams.
 #[test]
-fn stream_that_takes_no_turns_keeps_no_large_block() {
+fn stream_that_does_not_alternate_caches_no_large_block() {
     let device = manual();
     let pool = pool(&device, 128 * MIB);
     let line = stream(&device, &pool);
@@ -138,7 +138,7 @@ fn stream_that_takes_no_turns_keeps_no_large_block() {
     assert_eq!(pool.statistics().cached_in_lanes, 0);
 }
 
-/// Where memory is to be had by others, or given back, a large block goes its way at once.
+/// With settings that favour other streams or the device, large blocks are not cached.
 #[test]
 fn no_large_block_is_cached_where_memory_comes_first() {
     let device = manual();
@@ -161,7 +161,7 @@ fn no_large_block_is_cached_where_memory_comes_first() {
     }
 }
 
-/// A large-block cache has four places, for as many sizes as there are turns with.
+/// The cache has four slots, one for each size.
 #[test]
 fn cached_large_blocks_are_bounded() {
     let device = manual();
@@ -172,7 +172,7 @@ fn cached_large_blocks_are_bounded() {
             turn(&pool, &line, bytes);
         }
     }
-    // The last would be too much.
+    // The last size exceeds the bound.
     assert_eq!(pool.statistics().cached_in_lanes, 6 * LARGE);
     drop(pool.try_allocate(&line.1, 512 * MIB).unwrap());
     assert_eq!(pool.statistics().cached_in_lanes, 0);
@@ -181,7 +181,7 @@ fn cached_large_blocks_are_bounded() {
     pool.check_conserved().unwrap();
 }
 
-/// The stream of somebody else's may be destroyed after any free of it: that records the event itself.
+/// An external stream may be destroyed after any free on it, so each free records its event itself.
 #[test]
 fn external_stream_owes_no_event_for_a_large_block() {
     let device = manual();
@@ -202,7 +202,7 @@ fn external_stream_owes_no_event_for_a_large_block() {
     assert_eq!(poll(&mut deallocation), Poll::Ready(Ok(())));
 }
 
-/// What lies above a block and is only kept is nobody's: the block can grow.
+/// A cached block above another block does not prevent its growth.
 #[test]
 fn cached_large_block_makes_room_for_growth() {
     let device = manual();
@@ -216,7 +216,7 @@ fn cached_large_block_makes_room_for_growth() {
     pool.check().unwrap();
 }
 
-/// A reservation in pieces is given for what the pool has in one, though a stream keeps that for its next turn.
+/// The pieces of a reservation are exchanged for a contiguous block that a stream caches.
 #[test]
 fn draw_exchanges_pieces_for_a_cached_large_block() {
     let device = manual();
@@ -241,8 +241,8 @@ fn draw_exchanges_pieces_for_a_cached_large_block() {
     pool.check().unwrap();
 }
 
-/// Streams of one's own and of somebody else's that take turns, among others who wait, draw, grow, trim and resize:
-/// nobody is left waiting once all is complete, and all comes back.
+/// Registered and external streams alternate, among others that wait, draw, grow, trim and resize. Once all work is
+/// complete, no request is left waiting, and all memory returns.
 #[test]
 fn no_memory_is_lost_while_streams_alternate_among_others() {
     for seed in 0..200 {
@@ -260,7 +260,7 @@ fn no_memory_is_lost_while_streams_alternate_among_others() {
     }
 }
 
-/// Everybody at once.
+/// A random mix of all operations.
 struct Crossroads {
     device: SimDevice,
     pool: Pool,
@@ -342,7 +342,7 @@ impl Crossroads {
         }
     }
 
-    /// What is not held is had, once it is complete.
+    /// Waits for memory. Memory that is not held must be granted once it is complete.
     fn wait(&mut self, line: &(SimStream, Stream), bytes: u64) {
         let mut waiting = self.pool.allocate(&line.1, bytes);
         let mut polled = poll(&mut waiting);

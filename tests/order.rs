@@ -1,4 +1,4 @@
-//! In which order those are served who wait: deadlines, priorities, overtaking, deadlocks. In virtual time.
+//! The order in which waiters are served: deadlines, priorities, overtaking, deadlocks. In virtual time.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn base(device: &SimDevice) -> PoolBuilder {
     builder(device, ALL).reuse(only_host_waits())
 }
 
-/// Has everybody wait, one millisecond after the other, and serves all: who was served, in order.
+/// Queues requests, one each millisecond, and serves all of them. Returns their numbers in the order of service.
 fn order_of<'a>(
     device: &SimDevice,
     pool: &'a Pool,
@@ -36,7 +36,7 @@ fn order_of<'a>(
         let ready = waiting
             .iter_mut()
             .position(|(_, allocate)| poll(allocate).map(|block| drop(block.unwrap())).is_ready());
-        let (number, _) = waiting.remove(ready.expect("somebody is served"));
+        let (number, _) = waiting.remove(ready.expect("one of them is served"));
         order.push(number);
     }
     order
@@ -44,7 +44,7 @@ fn order_of<'a>(
 
 const MS: Duration = us(1000);
 
-/// Who is due first goes first; who has no deadline is due 1 s after it came.
+/// The request with the earliest due time is served first. Without a deadline, a request is due 1 s after its arrival.
 #[test]
 fn deadlines_order_the_queue() {
     let device = manual();
@@ -65,9 +65,9 @@ fn deadlines_order_the_queue() {
     assert_eq!(order, [3, 2, 0, 4, 1]);
 }
 
-/// A deadline is a timeout, too; the order of those who stay is as before.
+/// A deadline is a timeout, too. The order of the other requests does not change.
 #[test]
-fn a_deadline_ends_the_wait() {
+fn deadline_ends_the_wait() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -76,14 +76,14 @@ fn a_deadline_ends_the_wait() {
     assert!(poll(&mut waiting).is_pending());
     device.advance(MS);
     let Poll::Ready(Err(AllocError::TimedOut { waited, .. })) = poll(&mut waiting) else {
-        panic!("its time is over");
+        panic!("the deadline has passed");
     };
     assert_eq!(waited, MS);
 }
 
-/// A step of priority is worth a step of time: within it the higher goes first, beyond it the earlier.
+/// A step of priority is worth a step of time: a request with priority overtakes requests that arrived within its step.
 #[test]
-fn priorities_pass_for_a_time() {
+fn priority_is_worth_its_step_of_time() {
     let device = manual();
     let pool = base(&device).priority_step(MS * 3).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -94,7 +94,7 @@ fn priorities_pass_for_a_time() {
         &[
             |first| first,
             |second| second,
-            |later| later.priority(1), // came 2 ms after the first: less than a step
+            |later| later.priority(1), // 2 ms after the first: within a step
             |last| last,
             |too_late| too_late.priority(1), // 4 ms after the first
             |patient| patient.priority(-1),
@@ -103,8 +103,8 @@ fn priorities_pass_for_a_time() {
     assert_eq!(order, [2, 0, 1, 4, 3, 5]);
 }
 
-/// However many of a higher priority come, one that waits is passed by those only that come within its
-/// steps: nobody starves.
+/// A waiter is overtaken only by requests of higher priority that arrive within their steps, however many arrive. So it
+/// does not starve.
 #[test]
 fn request_does_not_starve_behind_priorities() {
     let device = manual();
@@ -114,7 +114,7 @@ fn request_does_not_starve_behind_priorities() {
     let mut patient = pool.allocate(&stream, ALL);
     assert!(poll(&mut patient).is_pending());
     let mut passed = 0;
-    // One of priority 5 comes every half of a step, and each holds the memory for that long.
+    // A request of priority 5 arrives every half step, and each holds the memory for that long.
     let mut urgent = std::collections::VecDeque::new();
     while poll(&mut patient).is_pending() {
         let mut allocate = pool.allocate(&stream, ALL).priority(5);
@@ -129,11 +129,11 @@ fn request_does_not_starve_behind_priorities() {
         }
         assert!(passed < 100, "it starves");
     }
-    assert_eq!(passed, 10, "five steps of two each");
+    assert_eq!(passed, 10, "five steps of two requests each");
     drop((held, urgent));
 }
 
-/// The head keeps what is free for itself, unless it may be passed; and then so often only.
+/// The head reserves free memory for itself, unless it may be overtaken, and then only up to the bound.
 #[test]
 fn overtaking_is_bounded() {
     for (bound, expected) in [
@@ -184,8 +184,8 @@ fn overtaking_is_bounded() {
     }
 }
 
-/// However many of one tag wait, who may pass is found among those of another: tags take turns in that, too. Each
-/// that is passed counts, whosever it is.
+/// A request that may overtake is found behind many requests of another tag, because tags take turns. Each overtaking
+/// counts, whichever tag it is of.
 #[test]
 fn request_that_may_overtake_is_found_behind_a_flood_of_another_tag() {
     const FLOOD: usize = 200;
@@ -220,21 +220,21 @@ fn request_that_may_overtake_is_found_behind_a_flood_of_another_tag() {
         Poll::Pending => true,
     });
     assert_eq!((passed.len(), little.len()), (3, 2));
-    // The head may be passed no more: it comes next, and then who was behind it in turn.
+    // The head may not be overtaken anymore: it is served next, and then the requests behind it by tag.
     drop((passed, held));
     let mut waiting = waiting.into_iter();
     drop(now(waiting.next().unwrap()).expect("the head"));
     for waiter in little {
-        drop(now(waiter).expect("its tag's turn: the other's has had more"));
+        drop(now(waiter).expect("its tag is next: the other has had more"));
     }
     assert!(waiting.all(|waiter| now(waiter).is_ok()));
     pool.check_conserved().unwrap();
 }
 
-/// I12: a holder that asks for a little while the head asks for much is granted, not knotted, once nothing
-/// moves any more.
+/// *fair-progress*: a task that holds memory requests a little more, while the head requests a lot. Once nothing moves
+/// anymore, the small request is granted rather than counted as deadlocked.
 #[test]
-fn a_holder_that_asks_for_a_little_is_not_deadlocked() {
+fn holder_with_a_small_request_is_not_deadlocked() {
     let device = manual();
     let pool = base(&device).deadlock_grace(MS * 10).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -242,18 +242,18 @@ fn a_holder_that_asks_for_a_little_is_not_deadlocked() {
     let (woken, waker) = Count::new();
     let mut head = pool.allocate(&stream, 6 * MIB);
     assert!(poll_with(&mut head, &waker).is_pending());
-    let mut little = pool.allocate(&stream, MIB); // of the task that has the 4 MiB
+    let mut little = pool.allocate(&stream, MIB); // from the task that holds the 4 MiB
     assert!(poll_with(&mut little, &waker).is_pending());
     device.advance(MS * 9);
     assert!(
         poll_with(&mut little, &waker).is_pending(),
-        "others may free yet"
+        "other tasks may still free memory"
     );
     let before = woken.get();
     device.advance(MS);
     assert!(
         woken.get() > before,
-        "the knot is looked for without anybody's doing"
+        "the deadlock is looked for without another call"
     );
     let Poll::Ready(Ok(block)) = poll_with(&mut little, &waker) else {
         panic!("there is memory for it");
@@ -264,9 +264,9 @@ fn a_holder_that_asks_for_a_little_is_not_deadlocked() {
     pool.check_conserved().unwrap();
 }
 
-/// While blocks are freed now and then there is no deadlock: the head is not passed.
+/// While blocks are freed from time to time, there is no deadlock, and the head is not overtaken.
 #[test]
-fn while_anything_moves_the_head_is_not_passed() {
+fn head_is_not_overtaken_while_blocks_are_freed() {
     let device = manual();
     let pool = base(&device).deadlock_grace(MS * 10).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -287,7 +287,7 @@ fn while_anything_moves_the_head_is_not_passed() {
     drop(now(little).unwrap());
 }
 
-/// What moves within a reservation moves, too: its holder is at work, and no deadlock.
+/// Frees within a reservation count as movement: its holder is working, so there is no deadlock.
 #[test]
 fn work_within_a_reservation_is_no_deadlock() {
     let device = manual();
@@ -303,7 +303,7 @@ fn work_within_a_reservation_is_no_deadlock() {
         device.advance(MS * 9);
         assert!(poll(&mut little).is_pending());
     }
-    // Looked for when the last look said so, and then for the grace.
+    // One grace period passes since the last movement was seen, and then another one.
     for _ in 0..2 {
         assert!(poll(&mut little).is_pending());
         device.advance(MS * 10);
@@ -313,9 +313,9 @@ fn work_within_a_reservation_is_no_deadlock() {
     drop(now(head).unwrap());
 }
 
-/// While work runs that will bring memory back there is no deadlock, however long it takes.
+/// While running work will release memory, there is no deadlock, however long it takes.
 #[test]
-fn while_memory_is_pending_there_is_no_deadlock() {
+fn pending_memory_prevents_a_deadlock() {
     let device = manual();
     let pool = base(&device)
         .deadlock_grace(MS)
@@ -336,9 +336,9 @@ fn while_memory_is_pending_there_is_no_deadlock() {
     drop(now(waiting).unwrap());
 }
 
-/// Two who hold what the other waits for: the first fails after the limit, frees, and the other goes on.
+/// Two tasks each hold what the other waits for. The first fails after the limit and frees, and the other is served.
 #[test]
-fn a_deadlock_fails_its_head_if_that_is_asked_for() {
+fn head_of_a_deadlock_fails_after_the_configured_time() {
     let device = manual();
     let pool = base(&device).fail_deadlocks_after(MS * 50).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -348,12 +348,12 @@ fn a_deadlock_fails_its_head_if_that_is_asked_for() {
     let mut second = pool.allocate(&stream, 4 * MIB);
     assert!(poll_with(&mut first, &waker).is_pending());
     assert!(poll_with(&mut second, &waker).is_pending());
-    // Nobody polls but when woken.
+    // Each request is polled only when it is woken.
     for _ in 0..5 {
         let before = woken.get();
         device.advance(MS * 10);
         if woken.get() > before && poll_with(&mut second, &waker).is_ready() {
-            panic!("the first is the head");
+            panic!("the first request is the head");
         }
     }
     let Poll::Ready(Err(AllocError::Deadlocked(shortfall))) = poll_with(&mut first, &waker) else {
@@ -369,14 +369,14 @@ fn a_deadlock_fails_its_head_if_that_is_asked_for() {
     pool.check_conserved().unwrap();
 }
 
-/// Who asks for a rare place is no measure for those who take any: they are served in a deadlock.
+/// A request for an unusual alignment does not decide for requests with any alignment: they are served in a deadlock.
 #[test]
 fn request_with_unique_layout_does_not_hide_a_deadlock() {
     let device = manual();
     let pool = base(&device).deadlock_grace(MS).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let blocks = (0..8).map(|_| pool.try_allocate(&stream, MIB).unwrap());
-    // The upper halves of two handles are free.
+    // The upper halves of two chunks are free.
     let mut numbered: Vec<_> = blocks.enumerate().collect();
     numbered.retain(|(number, _)| ![1, 3].contains(number));
     let mut head = pool.allocate(&stream, ALL);
@@ -390,21 +390,21 @@ fn request_with_unique_layout_does_not_hide_a_deadlock() {
     assert!(poll(&mut head).is_pending() && poll(&mut rare).is_pending());
 }
 
-/// A device that is full refuses: those who can be served are, all the same, when nothing moves.
+/// A full device refuses growth. Requests that can be served nevertheless are, when nothing moves.
 #[test]
-fn a_full_device_does_not_hide_a_deadlock() {
+fn full_device_does_not_hide_a_deadlock() {
     let device = SimDevice::builder()
         .memory(8 * MIB)
         .clock(weirpool::device::sim::Clock::Manual)
         .build();
     let _others = device.occupy(2 * MIB);
-    // As by default: it may have all that the device has, which others have a part of.
+    // The default capacity is all memory of the device, of which another process holds a part.
     let pool = base(&device).deadlock_grace(MS).build().unwrap();
     let (_, stream) = stream(&device, &pool);
     let held = pool.try_allocate(&stream, 4 * MIB).unwrap();
     let mut head = pool.allocate(&stream, 4 * MIB);
     assert!(poll(&mut head).is_pending());
-    // Who holds what the head waits for needs a little more before it frees.
+    // The task that holds the memory needs a little more before it frees.
     let mut little = pool.allocate(&stream, MIB);
     assert!(poll(&mut little).is_pending());
     device.advance(MS);
@@ -415,11 +415,11 @@ fn a_full_device_does_not_hide_a_deadlock() {
     pool.check_conserved().unwrap();
 }
 
-/// Only who is served passes anybody: one that fails, or went away, is no passing.
+/// Only a request that is served overtakes others. One that fails or is dropped does not.
 #[test]
 fn failed_request_does_not_count_as_overtaking() {
     let device = manual();
-    let tag = Tag::new("fails, and passes nobody");
+    let tag = Tag::new("fails, and overtakes no request");
     let bound = Overtaking {
         times: 1,
         bytes: u64::MAX,
@@ -436,6 +436,6 @@ fn failed_request_does_not_count_as_overtaking() {
     pool.tag(tag).set_limit(Some(MIB));
     let failed = now(never);
     assert!(matches!(failed, Err(AllocError::OverLimit { .. })));
-    drop(now(pool.allocate(&stream, MIB)).expect("nobody has passed the head yet"));
+    drop(now(pool.allocate(&stream, MIB)).expect("the head was not overtaken yet"));
     assert!(poll(&mut head).is_pending());
 }

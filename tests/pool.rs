@@ -1,5 +1,4 @@
-//! The pool's own policies, on a clock that is told when to move. What any pool must do, on any device, is
-//! in `conformance`.
+//! The pool's own policies, on a manual clock. Behaviours that hold on every device are in `conformance`.
 
 mod common;
 
@@ -9,9 +8,9 @@ use weirpool::device::sim::{Backing, Call, SimDevice};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
-/// Source 3: memory freed before an event that the stream waited for.
+/// Source `Ordered`: memory freed before an event that the stream waited for.
 #[test]
-fn an_event_waited_for_makes_memory_reusable_at_once() {
+fn awaited_event_makes_memory_reusable_at_once() {
     for follow in [true, false] {
         let device = manual();
         let reuse = Reuse {
@@ -37,9 +36,9 @@ fn an_event_waited_for_makes_memory_reusable_at_once() {
     }
 }
 
-/// The opportunistic policy asks what has completed; without it only a synchronization tells.
+/// The opportunistic policy polls for completed events. Without it, only a synchronization finds them.
 #[test]
-fn without_the_opportunistic_policy_only_a_synchronization_frees() {
+fn only_a_synchronization_frees_without_the_opportunistic_policy() {
     let device = manual();
     let reuse = Reuse {
         opportunistic: false,
@@ -54,7 +53,7 @@ fn without_the_opportunistic_policy_only_a_synchronization_frees() {
     drop(block);
     device.advance(us(100));
     let other = pool.try_allocate(&b, 8 * MIB).unwrap();
-    assert_eq!(other.source(), Source::Grown, "nobody asked");
+    assert_eq!(other.source(), Source::Grown, "events were not polled");
     now(a.synchronize()).unwrap();
     assert_eq!(
         pool.try_allocate(&b, 8 * MIB).unwrap().source(),
@@ -62,10 +61,10 @@ fn without_the_opportunistic_policy_only_a_synchronization_frees() {
     );
 }
 
-/// A large piece is not broken up for what another stream has freed meanwhile, which nobody has seen complete yet:
-/// whoever wants all of it next would have it put together handle by handle.
+/// A large block is not split while complete memory of another stream has not been polled for. The next request for the
+/// large block would have it assembled chunk by chunk.
 #[test]
-fn what_completed_unnoticed_goes_before_breaking_up_a_large_piece() {
+fn complete_memory_is_polled_for_before_a_large_block_is_split() {
     for opportunistic in [true, false] {
         let device = manual();
         let reuse = Reuse {
@@ -100,10 +99,10 @@ fn what_completed_unnoticed_goes_before_breaking_up_a_large_piece() {
     }
 }
 
-/// Internal dependencies: pending memory of another stream, behind a wait that the pool inserts; without
-/// them it is had only once it is complete.
+/// Internal dependencies make pending memory of another stream available, behind a wait that the pool inserts. Without
+/// them it is available only once it is complete.
 #[test]
-fn without_internal_dependencies_no_stream_is_made_to_wait() {
+fn no_stream_is_made_to_wait_without_internal_dependencies() {
     for internal in [true, false] {
         let device = manual();
         let reuse = Reuse {
@@ -134,7 +133,7 @@ fn without_internal_dependencies_no_stream_is_made_to_wait() {
     }
 }
 
-/// An event at every free, for each batch of bytes, or for none until somebody asks.
+/// An event is recorded at every free, for each batch of bytes, or only on demand.
 #[test]
 fn events_are_recorded_by_free_by_bytes_or_on_demand() {
     const FREES: u64 = 64;
@@ -153,7 +152,7 @@ fn events_are_recorded_by_free_by_bytes_or_on_demand() {
         (records, device.counters().calls(Call::Record) - before)
     };
     assert_eq!(records(Sealing::EveryFree), (FREES, FREES));
-    // The free that passes the bound seals: one in 17.
+    // The free that exceeds the bound seals: one in 17.
     assert_eq!(
         records(Sealing::Bytes(16 * BYTES)),
         (FREES / 17, FREES / 17 + 1)
@@ -161,7 +160,7 @@ fn events_are_recorded_by_free_by_bytes_or_on_demand() {
     assert_eq!(records(Sealing::OnDemand), (0, 1));
 }
 
-/// What frees cost where they come close to each other, and what is left of that once somebody else wants the memory.
+/// Events are rarer while frees come close together, until another stream wants the memory.
 #[test]
 fn events_are_further_apart_where_frees_come_close() {
     const BYTES: u64 = MIB;
@@ -170,7 +169,7 @@ fn events_are_further_apart_where_frees_come_close() {
     let pool = builder(&device, 256 * MIB).sealing(sealing).lane_bytes(0);
     let pool = pool.build().unwrap();
     let [(_, stream), (_, other)] = [(); 2].map(|()| stream(&device, &pool));
-    // After how many frees there is the next event, with so much time from one to the next.
+    // Returns the number of frees until the next event, with this much time between frees.
     let frees = |between| {
         let before = device.counters().calls(Call::Record);
         let mut frees = 0;
@@ -184,29 +183,30 @@ fn events_are_further_apart_where_frees_come_close() {
     let (close, apart) = (us(0), us(20));
     assert_eq!([(); 3].map(|()| frees(apart)), [5, 5, 5]);
     assert_eq!([(); 6].map(|()| frees(close)), [5, 5, 9, 17, 33, 33]);
-    // The first that comes late is of the bound there was.
+    // The first late free still has the earlier bound.
     assert_eq!([(); 3].map(|()| frees(apart)), [33, 5, 5]);
     assert_eq!([(); 3].map(|()| frees(close)), [5, 5, 9]);
-    // Some is not sealed, and somebody else wants all.
+    // Some memory is not sealed when another stream requests all of it.
     drop(pool.try_allocate(&stream, BYTES).unwrap());
     let all = pool.try_allocate(&other, 256 * MIB).unwrap();
     drop(all);
     assert_eq!([(); 3].map(|()| frees(close)), [5, 9, 17]);
-    // Some is to go back to the device.
+    // Some memory is to be released to the device.
     pool.set_release_threshold(ReleaseThreshold::Bytes(192 * MIB))
         .unwrap();
     assert_eq!([(); 4].map(|()| frees(close)), [33, 5, 5, 5]);
 }
 
-/// Where frees come close, each that seals asks how far the stream is; behind a long kernel not each of them.
+/// While frees come close together, each one that seals also polls the stream. Behind a long kernel, polls become
+/// rarer.
 #[test]
-fn who_asks_in_vain_asks_less_and_less() {
+fn vain_queries_become_rarer() {
     const EVENTS: u64 = 256;
     let device = manual();
     let pool = builder(&device, 256 * MIB).sealing(Sealing::Spaced(MIB));
     let pool = pool.lane_bytes(0).build().unwrap();
     let (work, stream) = stream(&device, &pool);
-    // How many queries there are for so many events.
+    // Returns the number of queries for this many events.
     let queries = |events| {
         let count = || [Call::Record, Call::Query].map(|call| device.counters().calls(call));
         let [records, queries] = count();
@@ -215,12 +215,12 @@ fn who_asks_in_vain_asks_less_and_less() {
         }
         count()[1] - queries
     };
-    // A new stream is not asked before there are some.
+    // A new stream is not polled before it has some events.
     assert_eq!(queries(8), 0);
     queries(16);
     assert_eq!(queries(EVENTS), EVENTS);
     run(&work, us(1000));
-    // The oldest and the newest, whenever there are twice as many.
+    // The oldest and the newest event are queried whenever their number has doubled.
     let most = 2 * (u64::from(EVENTS.ilog2()) + 1);
     let in_vain = queries(EVENTS);
     assert!(in_vain <= most, "{in_vain} queries");
@@ -229,15 +229,15 @@ fn who_asks_in_vain_asks_less_and_less() {
     assert_eq!(queries(EVENTS), EVENTS);
 }
 
-/// What a stream gets, with work of its own or idle, while 8 MiB are about to be complete on another one and
-/// more could be taken from the device.
+/// Returns the source of an allocation, on a stream with work or an idle one, while 8 MiB are about to complete on
+/// another stream and the pool could grow.
 fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Source {
     let device = manual();
     let settings = builder(&device, 64 * MIB).order(order).wait_limit(limit);
     let pool = settings.build().unwrap();
     let streams = [(); 2].map(|()| stream(&device, &pool));
     for _ in 0..20 {
-        // So that it is known how long the work of each takes.
+        // The pool learns how long the work of each stream takes.
         for (work, stream) in &streams {
             run(work, us(100));
             stream.event().unwrap();
@@ -260,23 +260,23 @@ fn source_beside_pending(order: Order, limit: WaitLimit, is_busy: bool) -> Sourc
     block.source()
 }
 
-/// Growing first takes more; waiting first makes a stream wait that has that much to do anyway.
+/// `GrowFirst` grows the pool. `WaitFirst` makes a stream wait that is busy for that long anyway.
 #[test]
-fn what_comes_first_is_growing_or_waiting() {
+fn order_decides_between_growing_and_waiting() {
     let source = |order| source_beside_pending(order, WaitLimit::Tail, true);
     assert_eq!(source(Order::GrowFirst), Source::Grown);
     assert_eq!(source(Order::WaitFirst), Source::DeviceWait);
 }
 
-/// A stream waits within its own tail, or without a limit.
+/// A stream waits within its own work, or without a limit.
 #[test]
-fn a_stream_without_work_waits_only_without_a_limit() {
+fn idle_stream_waits_only_without_a_limit() {
     let source = |limit| source_beside_pending(Order::WaitFirst, limit, false);
     assert_eq!(source(WaitLimit::Tail), Source::Grown);
     assert_eq!(source(WaitLimit::Unlimited), Source::DeviceWait);
 }
 
-/// [15] A stream's id is never used again, whatever the device does with its handles.
+/// [15] A stream's id is never reused, even if the device reuses its handle.
 #[test]
 fn stream_ids_are_never_used_again() {
     let device = manual();
@@ -286,9 +286,9 @@ fn stream_ids_are_never_used_again() {
     assert_eq!(distinct.len(), ids.len());
 }
 
-/// I8: the steady state makes no events.
+/// *bounded-events*: the steady state creates no events.
 #[test]
-fn the_steady_state_makes_no_events() {
+fn steady_state_creates_no_events() {
     let device = manual();
     let pool = builder(&device, 64 * MIB)
         .sealing(Sealing::EveryFree)
@@ -311,7 +311,7 @@ fn the_steady_state_makes_no_events() {
     assert!(warm <= 4 * 16, "{warm} events for four streams");
 }
 
-/// [18] Trimming gives free memory back and keeps what is used or pending.
+/// [18] Trimming releases free memory, and keeps used and pending memory.
 #[test]
 fn trimming_keeps_what_is_used() {
     let device = manual();
@@ -335,7 +335,7 @@ fn trimming_keeps_what_is_used() {
 }
 
 #[test]
-fn a_buffer_has_elements() {
+fn buffer_has_elements() {
     let device = SimDevice::builder().backing(Backing::AddressesOnly).build();
     let pool = common::pool(&device, 64 * MIB);
     let (_, stream) = stream(&device, &pool);
@@ -346,9 +346,9 @@ fn a_buffer_has_elements() {
     assert_eq!(buffer.into_block().requested(), 8000);
 }
 
-/// A block at hand is given to nobody who may not have it, and to everybody else on his own terms.
+/// Requests that a cached block could serve are checked like all others: for the pool, the tag and the reservation.
 #[test]
-fn what_a_lane_has_at_hand_is_checked_for_too() {
+fn requests_served_by_a_lane_are_checked_too() {
     let device = manual();
     let pool = builder(&device, 8 * MIB).build().unwrap();
     let other = builder(&device, 8 * MIB).build().unwrap();
@@ -375,7 +375,7 @@ fn what_a_lane_has_at_hand_is_checked_for_too() {
     let reservation = pool.reserve(MIB).try_now().unwrap();
     let drawn = reservation.scope(async { pool.try_allocate(&stream, 4096) });
     let drawn = device.block_on(drawn).unwrap();
-    assert_ne!(drawn.address(), address, "it is of the reservation");
+    assert_ne!(drawn.address(), address, "it is from the reservation");
     assert_eq!(at_hand(), address);
 }
 

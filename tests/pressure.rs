@@ -1,4 +1,4 @@
-//! The device refuses memory, since others have it: other pools, or other processes.
+//! Devices that refuse memory because other pools or other processes hold it.
 
 mod common;
 
@@ -17,9 +17,9 @@ fn small(virtual_memory: bool) -> SimDevice {
         .build()
 }
 
-/// What another pool keeps and nobody uses is had; what is used there stays, and so does what is not needed.
+/// Unused memory of other pools is released. Used memory stays, and so does memory that is not needed.
 #[test]
-fn other_pools_give_way() {
+fn other_pools_spill() {
     for virtual_memory in [true, false] {
         let device = small(virtual_memory);
         let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
@@ -33,7 +33,11 @@ fn other_pools_give_way() {
         assert_eq!(reserved(&one), 32 * MIB, "no more than was needed");
         let refused = other.try_allocate(&b, 32 * MIB).unwrap_err();
         assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
-        assert_eq!(reserved(&one), 32 * MIB, "what would not do is not taken");
+        assert_eq!(
+            reserved(&one),
+            32 * MIB,
+            "too little to help is not released"
+        );
         one.check().unwrap();
         other.check().unwrap();
         drop((block, kept));
@@ -42,9 +46,9 @@ fn other_pools_give_way() {
     }
 }
 
-/// Where memory is plain, segments are whole: one that is larger than what is needed is given, if it must be.
+/// Plain segments are released as a whole, even if one is larger than needed.
 #[test]
-fn a_segment_is_given_whole() {
+fn segment_is_spilled_as_a_whole() {
     let device = small(false);
     let [one, other] = [0; 2].map(|_| pool(&device, 64 * MIB));
     let (_, a) = stream(&device, &one);
@@ -53,13 +57,13 @@ fn a_segment_is_given_whole() {
     let blocks = sizes.map(|bytes| one.try_allocate(&a, bytes).unwrap());
     drop(blocks);
     drop(other.try_allocate(&b, 16 * MIB).unwrap());
-    assert_eq!(reserved(&one), 48 * MIB, "the smallest that does");
+    assert_eq!(reserved(&one), 48 * MIB, "the smallest that suffices");
     drop(other.try_allocate(&b, 40 * MIB).unwrap());
     assert_eq!(reserved(&one), 8 * MIB);
     one.check_conserved().unwrap();
 }
 
-/// What lanes keep is given, too; what running work may touch is not.
+/// Memory in the lanes of other pools is released, but not memory that running work may touch.
 #[test]
 fn pending_memory_is_not_spilled() {
     let device = small(true);
@@ -77,7 +81,7 @@ fn pending_memory_is_not_spilled() {
     assert!(reserved(&one) <= 4 * MIB);
 }
 
-/// A pool in which somebody waits has nothing to give; nor has one of another device.
+/// A pool in which requests wait does not spill, nor does a pool of another device.
 #[test]
 fn pool_with_waiters_does_not_spill() {
     let device = small(true);
@@ -104,9 +108,9 @@ fn pool_with_waiters_does_not_spill() {
     assert_eq!(reserved(&third), 64 * MIB);
 }
 
-/// Who is refused is told whose doing it was: the device's, and what that has left, or the pool's own capacity.
+/// A refusal reports the device's figures if the device refused, and none if the pool is at its capacity.
 #[test]
-fn a_refusal_says_what_the_device_has() {
+fn refusal_reports_the_memory_of_the_device() {
     for virtual_memory in [true, false] {
         let device = small(virtual_memory);
         let pool = pool(&device, 64 * MIB);
@@ -129,10 +133,10 @@ fn a_refusal_says_what_the_device_has() {
         assert!(poll(&mut waiting).is_pending());
         device.advance(us(100));
         let Poll::Ready(Err(AllocError::TimedOut { shortfall, .. })) = poll(&mut waiting) else {
-            panic!("it is late");
+            panic!("the timeout has passed");
         };
         assert_eq!(shortfall.device, Some(left));
-        // Once the device gives, it is the pool that may have no more.
+        // Now the device has memory, and the pool is at its capacity.
         drop(others);
         let all = pool.try_allocate(&stream, 64 * MIB).unwrap();
         let refused = pool.try_allocate(&stream, MIB).unwrap_err();
@@ -145,10 +149,10 @@ fn a_refusal_says_what_the_device_has() {
     }
 }
 
-/// What the device gave before it refused the rest goes back to it, and while it has too little it is asked for no
-/// more: others may have use for that.
+/// Memory that the device granted before it refused the rest is released at once. While the device has too little, it
+/// is not asked for more, because others may need it.
 #[test]
-fn a_growth_that_is_refused_keeps_nothing() {
+fn refused_growth_keeps_no_memory() {
     let device = small(true);
     let pool = builder(&device, 64 * MIB)
         .maintenance_interval(us(1000))
@@ -170,7 +174,7 @@ fn a_growth_that_is_refused_keeps_nothing() {
     assert_eq!(
         creates(),
         before,
-        "it was asked what it has, and not for it"
+        "the device was asked for its figures only"
     );
     drop(others);
     device.advance(us(1000));
@@ -182,7 +186,7 @@ fn a_growth_that_is_refused_keeps_nothing() {
     pool.check_conserved().unwrap();
 }
 
-/// A device may refuse what it says that it has left: another pool gives something all the same.
+/// A device may refuse memory that it reports as free. Then another pool releases memory nevertheless.
 #[test]
 fn figures_of_the_device_are_not_relied_on() {
     let device = small(true);
@@ -234,7 +238,7 @@ fn waiter_of_an_unpooled_pool_asks_the_device_again() {
     assert_eq!(reserved(&unpooled), 0);
 }
 
-/// Another process cannot tell when it lets go: who waits asks again, until it has what it needs.
+/// Another process cannot notify the pool. So a waiter asks again until the device has enough.
 #[test]
 fn refused_waiter_asks_again() {
     let device = small(true);
@@ -260,12 +264,12 @@ fn refused_waiter_asks_again() {
     };
     let before = woken.get();
     device.advance(us(100_000));
-    assert_eq!(woken.get(), before, "nobody waits");
+    assert_eq!(woken.get(), before, "no request waits");
     drop(block);
     pool.check_conserved().unwrap();
 }
 
-/// The same where another pool of the process lets go, and where memory calls are a thread's doing.
+/// Another pool of the process releases memory later, also if memory calls run on a separate thread.
 #[test]
 fn waiter_gets_memory_that_another_pool_frees_later() {
     for blocking in [false, true] {
@@ -292,8 +296,8 @@ fn waiter_gets_memory_that_another_pool_frees_later() {
     }
 }
 
-/// The device says that it has the memory, refuses it, and nothing of the pool is in use: no other pool or process lets
-/// go of anything.
+/// The device reports free memory but always refuses, and nothing of the pool is in use. No other pool or process can
+/// release memory.
 #[test]
 fn request_that_the_device_always_refuses_fails() {
     let device = SimDevice::builder()
@@ -318,7 +322,7 @@ fn request_that_the_device_always_refuses_fails() {
             Poll::Pending => device.advance(us(100_000)),
         }
         polls += 1;
-        assert!(polls < 10, "it is asked for ever");
+        assert!(polls < 10, "the device is asked for ever");
     };
     assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
     assert_eq!(pool.statistics().waits.waiting, 0);

@@ -1,5 +1,5 @@
-//! Addresses and handles instead of blocks and streams, on the simulated device; what every device must do with them is
-//! in `tests/conformance`.
+//! Addresses and handles instead of blocks and streams, on the simulated device. Behaviours that hold on every device
+//! are in `tests/conformance`.
 
 mod common;
 #[path = "conformance/probe.rs"]
@@ -18,7 +18,7 @@ fn raw_pool(device: &SimDevice, capacity: u64) -> RawPool {
     RawPool::new(&builder(device, capacity).build().unwrap())
 }
 
-/// A stream of somebody else's that uses some memory, and its id with the pool.
+/// Uses memory on an external stream. Returns the stream's id in the pool.
 fn visit(raw: &RawPool, work: &SimStream) -> StreamId {
     let stream = External::of(work);
     let address = raw.try_allocate(&stream, 4096).unwrap();
@@ -27,15 +27,15 @@ fn visit(raw: &RawPool, work: &SimStream) -> StreamId {
     raw.stream(&stream).unwrap().id()
 }
 
-/// Nobody says when a stream of somebody else's is gone. The list of them stays short all the same.
+/// No call says when an external stream is destroyed. The table of streams stays short nevertheless.
 #[test]
-fn streams_that_are_gone_are_let_go() {
+fn destroyed_streams_are_dropped() {
     let device = SimDevice::new();
     let raw = raw_pool(&device, 8 * MIB);
     let mut ids = BTreeSet::new();
     for _ in 0..1000 {
         let work = device.create_stream();
-        assert!(ids.insert(visit(&raw, &work)), "a number is given once");
+        assert!(ids.insert(visit(&raw, &work)), "an id is never reused");
         while work.backlog() > 0 {
             device.advance_to_next();
         }
@@ -47,9 +47,9 @@ fn streams_that_are_gone_are_let_go() {
     raw.pool().check_conserved().unwrap();
 }
 
-/// One that is used now and then stays the same, however many come and go; so does one of which a block lives.
+/// A stream that is used from time to time, or has a live block, stays registered, however many others come and go.
 #[test]
-fn streams_that_are_used_stay() {
+fn streams_in_use_stay_registered() {
     let device = SimDevice::new();
     let raw = raw_pool(&device, 8 * MIB);
     let [regular, holder] = [(); 2].map(|()| device.create_stream());
@@ -67,9 +67,9 @@ fn streams_that_are_used_stay() {
     raw.pool().check_conserved().unwrap();
 }
 
-/// The current pool knows them by the same rule: of two that take turns, neither is registered anew.
+/// The current pool finds external streams by the same rule: two that alternate are not registered again.
 #[test]
-fn the_current_pool_finds_them_again() {
+fn current_pool_finds_external_streams_again() {
     let device = SimDevice::new();
     Current::set(&builder(&device, 8 * MIB).build().unwrap());
     let works = [(); 2].map(|()| device.create_stream());
@@ -85,9 +85,9 @@ fn the_current_pool_finds_them_again() {
     Current::reset(&device);
 }
 
-/// However many events of a stream are on their way, each free has its own: the stream may be gone before the next.
+/// Each free records its own event, however many are incomplete, since the stream may be destroyed before the next.
 #[test]
-fn a_long_backlog_is_sealed_free_by_free() {
+fn each_free_of_a_long_backlog_is_sealed() {
     const FREES: u64 = 1500;
     let device = manual();
     let probe = Probe::new(std::sync::Arc::new(device.clone()));
@@ -113,9 +113,9 @@ fn a_long_backlog_is_sealed_free_by_free() {
     raw.pool().check_conserved().unwrap();
 }
 
-/// What is freed on another stream, since its own is gone, is filled there: behind the memory's earlier life.
+/// Memory that is freed on another stream, because its own is destroyed, is filled there, after its earlier life.
 #[test]
-fn what_is_freed_elsewhere_is_filled_there() {
+fn memory_freed_on_another_stream_is_filled_there() {
     let device = manual();
     let pool = builder(&device, CHUNK).fill_on_free(Fill::Poison);
     let raw = RawPool::new(&pool.build().unwrap());
@@ -126,7 +126,7 @@ fn what_is_freed_elsewhere_is_filled_there() {
     let again = raw.try_allocate(&External::of(&gone), CHUNK).unwrap();
     assert_eq!(again, address);
     drop(gone);
-    // The checker would tell if the fill came before what is there now.
+    // The checker would report a fill before the earlier work.
     raw.free(address, &other).unwrap();
     device.advance(us(19));
     assert!(other.backlog() > 0, "the fill waits for the earlier life");
@@ -142,9 +142,9 @@ fn what_is_freed_elsewhere_is_filled_there() {
     raw.pool().check_conserved().unwrap();
 }
 
-/// The checker holds the caller to what `cudaFreeAsync` asks for: what was done elsewhere comes before the free.
+/// The checker finds a violation of the rule of `cudaFreeAsync`: uses on other streams must come before the free.
 #[test]
-fn a_free_that_comes_too_early_is_seen() {
+fn early_free_is_detected() {
     let device = SimDevice::builder()
         .clock(weirpool::device::sim::Clock::Manual)
         .checker(weirpool::device::sim::Checker::Collect)
@@ -165,9 +165,9 @@ fn a_free_that_comes_too_early_is_seen() {
     }
 }
 
-/// A stream of another device is refused, by either call, and what it was for stays as it was.
+/// Both calls refuse a stream of another device, without effect.
 #[test]
-fn a_stream_of_another_device_is_refused() {
+fn stream_of_another_device_is_refused() {
     let (device, elsewhere) = (manual(), manual());
     let raw = raw_pool(&device, CHUNK);
     let (work, stranger) = (device.create_stream(), elsewhere.create_stream());

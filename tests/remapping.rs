@@ -1,4 +1,4 @@
-//! Whether free memory is mapped elsewhere or more is taken, by policy and by the time that has passed.
+//! Mapping free memory elsewhere or growing, by policy and by elapsed time.
 
 mod common;
 
@@ -10,7 +10,7 @@ use weirpool::device::sim::{Call, SimDevice};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
-/// In handles: what a pool begins with.
+/// The number of moves that a pool begins with.
 const BURST: u64 = 256;
 
 const POLICIES: [Remapping; 3] = [Remapping::Always, Remapping::Share(0.125), Remapping::Never];
@@ -20,13 +20,13 @@ fn pool_with(device: &SimDevice, capacity: u64, remapping: Remapping) -> Pool {
     builder.remapping(remapping).build().unwrap()
 }
 
-/// Lends 8 of 16 handles, every second one, and lets the others go.
+/// Allocates 16 chunks, and frees every second one. Returns the others.
 fn in_pieces(pool: &Pool, stream: &Stream) -> Vec<Block> {
     let blocks = [(); 16].map(|()| pool.try_allocate(stream, CHUNK).unwrap());
     blocks.into_iter().skip(1).step_by(2).collect()
 }
 
-/// Has 16 MiB put together of what is free in pieces.
+/// Requests 16 MiB of scattered free memory as one block.
 fn turn(pool: &Pool, stream: &Stream) {
     let kept = in_pieces(pool, stream);
     drop(pool.try_allocate(stream, 8 * CHUNK).unwrap());
@@ -34,7 +34,7 @@ fn turn(pool: &Pool, stream: &Stream) {
     drop(kept);
 }
 
-/// Handles moved so far, and handles held.
+/// Returns the number of chunks moved so far, and of chunks held.
 fn figures(pool: &Pool) -> (u64, u64) {
     let figures = pool.statistics();
     (figures.remaps, figures.reserved.current / CHUNK)
@@ -55,9 +55,9 @@ fn free_memory_is_moved_or_more_is_taken() {
     }
 }
 
-/// The clock stands still: what a pool begins with is all there is. Then time passes.
+/// The clock stands still, so only the initial moves are available. Then time passes.
 #[test]
-fn beyond_its_share_of_the_time_more_is_taken() {
+fn pool_grows_beyond_its_share_of_the_time() {
     let grows_at = |last: usize, idle: Duration| {
         let device = manual();
         let pool = pool_with(&device, 512 * MIB, Remapping::Share(0.5));
@@ -75,16 +75,16 @@ fn beyond_its_share_of_the_time_more_is_taken() {
     };
     let (last, moved) = grows_at(0, Duration::ZERO);
     assert_eq!(moved, BURST);
-    // A move is half of 128 us: eight are as many as a turn may need.
+    // A move takes 64 us, half of 128 us. A turn needs up to eight moves.
     let (later, moved) = grows_at(last, us(8 * 128));
     assert!(later > last);
     assert_eq!(moved, BURST + 8);
-    assert_eq!(grows_at(last, us(127)), (last, BURST), "none is whole");
+    assert_eq!(grows_at(last, us(127)), (last, BURST), "not a whole move");
 }
 
-/// What new handles bring is moved before any more are taken.
+/// The moves that new chunks earn are used before the pool grows further.
 #[test]
-fn new_handles_come_with_moves() {
+fn growth_earns_moves() {
     let device = manual();
     let pool = pool_with(&device, 512 * MIB, Remapping::default());
     let (_, stream) = stream(&device, &pool);
@@ -93,7 +93,7 @@ fn new_handles_come_with_moves() {
     }
     let (_, held) = figures(&pool);
     let new = held - 16;
-    // More lives from here on, so that all that is held is needed.
+    // More blocks are live from here on, so that all held memory is needed.
     let _more: Vec<_> = (0..new)
         .map(|_| pool.try_allocate(&stream, CHUNK).unwrap())
         .collect();
@@ -114,9 +114,9 @@ fn always_has_no_bound() {
     assert!(moved > 2 * BURST, "{moved}");
 }
 
-/// What is held to spare moves is no more than what was in use.
+/// The memory held to save moves is at most as much as was in use.
 #[test]
-fn a_pool_becomes_no_larger_than_twice_what_was_used() {
+fn pool_grows_to_at_most_twice_the_used_memory() {
     for (remapping, is_bounded) in [(Remapping::default(), true), (Remapping::Never, false)] {
         let device = manual();
         let pool = pool_with(&device, 1024 * MIB, remapping);
@@ -144,9 +144,9 @@ fn a_pool_becomes_no_larger_than_twice_what_was_used() {
     }
 }
 
-/// Where there is no new memory every policy moves what is free, within the capacity and within what the device has.
+/// Where there is no new memory, every policy moves free memory, within the capacity and the device's memory.
 #[test]
-fn nothing_fails_for_a_policy() {
+fn no_request_fails_because_of_a_policy() {
     for remapping in POLICIES {
         for is_of_the_device in [false, true] {
             let device = manual();
@@ -168,9 +168,9 @@ fn nothing_fails_for_a_policy() {
     }
 }
 
-/// A device that has only a part of what is missing gives none of it: the same request is served by moving.
+/// The device has only a part of the missing memory. The request takes none of it, and is served by moving.
 #[test]
-fn who_is_refused_new_memory_has_what_is_free() {
+fn request_is_served_by_moving_when_the_device_refuses() {
     let device = manual();
     let pool = pool_with(&device, 512 * MIB, Remapping::Never);
     let (_, stream) = stream(&device, &pool);
@@ -184,7 +184,7 @@ fn who_is_refused_new_memory_has_what_is_free() {
     assert_eq!(figures(&pool), (8, 16));
     drop(others);
     drop((whole, kept));
-    // One that fails otherwise says so.
+    // A growth that fails for another reason reports it.
     let kept = in_pieces(&pool, &stream);
     device.fail_next(Call::Create, DeviceErrorKind::Other);
     let failed = pool.try_allocate(&stream, 12 * CHUNK).unwrap_err();
@@ -193,9 +193,9 @@ fn who_is_refused_new_memory_has_what_is_free() {
     pool.check_conserved().unwrap();
 }
 
-/// A device that cannot even map what is moved is not asked again by the same request: each time a handle is lost.
+/// A device that cannot map moved memory is not asked again by the same request, since each attempt loses a chunk.
 #[test]
-fn who_is_refused_a_move_asks_once() {
+fn refused_move_is_tried_once() {
     for remapping in POLICIES {
         let device = manual();
         let capacity = if remapping == Remapping::Never {
@@ -214,9 +214,9 @@ fn who_is_refused_a_move_asks_once() {
     }
 }
 
-/// A reservation in pieces gets what it draws in one, by each policy, with memory to spare or without.
+/// A draw of one block from a scattered reservation succeeds with each policy, with or without spare memory.
 #[test]
-fn who_draws_gets_its_own_whatever_the_policy() {
+fn draw_succeeds_with_every_policy() {
     for remapping in POLICIES {
         for capacity in [32 * MIB, 512 * MIB] {
             let device = manual();
@@ -238,7 +238,7 @@ fn who_draws_gets_its_own_whatever_the_policy() {
 }
 
 #[test]
-fn a_block_grows_into_moved_or_new_memory() {
+fn block_grows_into_moved_or_new_memory() {
     for (remapping, expected) in POLICIES.into_iter().zip([(8, 17), (8, 17), (0, 25)]) {
         let device = manual();
         let pool = pool_with(&device, 512 * MIB, remapping);
@@ -253,10 +253,10 @@ fn a_block_grows_into_moved_or_new_memory() {
     }
 }
 
-/// Where waiting comes first, who may wait does so before more is moved than the policy has moves for; unless there is
-/// no new memory anyway.
+/// With `WaitFirst`, a request waits before the pool makes more moves than the policy allows, unless there is no new
+/// memory anyway.
 #[test]
-fn who_may_wait_waits_before_more_is_moved() {
+fn request_waits_before_more_is_moved() {
     for (remapping, capacity, waits) in [
         (Remapping::Always, 512 * MIB, false),
         (Remapping::default(), 512 * MIB, false),
@@ -276,7 +276,7 @@ fn who_may_wait_waits_before_more_is_moved() {
         let (_, stream_a) = stream(&device, &pool);
         let (work, b) = stream(&device, &pool);
         let running = pool.try_allocate(&b, 8 * CHUNK).unwrap();
-        // How long it takes is known.
+        // The pool learns how long the work takes.
         let turn = pool.try_allocate(&b, CHUNK).unwrap();
         use_block(&work, &turn, us(100));
         drop(turn);
@@ -307,9 +307,9 @@ fn who_may_wait_waits_before_more_is_moved() {
     }
 }
 
-/// What is asked for is done, and takes nothing from what requests have.
+/// Explicit coalescing takes place, and does not use the budget of requests.
 #[test]
-fn what_is_asked_for_is_neither_limited_nor_counted() {
+fn explicit_coalescing_is_neither_limited_nor_counted() {
     let device = manual();
     let pool = pool_with(&device, 512 * MIB, Remapping::Share(0.001));
     let (_, stream) = stream(&device, &pool);
@@ -327,7 +327,7 @@ fn what_is_asked_for_is_neither_limited_nor_counted() {
     let (all, held) = figures(&pool);
     assert!(all > moved && held == 16, "{all} {held}");
     drop((kept, whole));
-    // A pool that never moves does, if it is told to.
+    // A pool that never moves by itself does so on request.
     let pool = pool_with(&device, 512 * MIB, Remapping::Never);
     let stream = pool.create_stream().unwrap();
     let kept = in_pieces(&pool, &stream);
@@ -337,7 +337,7 @@ fn what_is_asked_for_is_neither_limited_nor_counted() {
 }
 
 #[test]
-fn a_share_that_is_none_is_refused() {
+fn invalid_share_is_refused() {
     for share in [0.0, -1.0, 1.5, f64::NAN] {
         let builder = Pool::builder(manual()).remapping(Remapping::Share(share));
         let error = builder.build().unwrap_err();
@@ -350,7 +350,7 @@ fn a_share_that_is_none_is_refused() {
         .unwrap();
 }
 
-/// Without virtual memory nothing is moved, whatever is said.
+/// Without virtual memory nothing is moved, with any policy.
 #[test]
 fn plain_memory_stays_where_it_is() {
     for remapping in POLICIES {

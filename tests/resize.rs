@@ -1,4 +1,4 @@
-//! Another capacity at run time.
+//! Changing the capacity at run time.
 
 mod common;
 
@@ -8,9 +8,9 @@ use weirpool::device::{Device, DeviceErrorKind};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
-/// [21] More capacity serves who waits, at once.
+/// [21] More capacity serves waiters at once.
 #[test]
-fn more_serves_who_waits() {
+fn higher_capacity_serves_waiters() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
@@ -20,15 +20,15 @@ fn more_serves_who_waits() {
     assert_eq!(pool.resize(12 * MIB + 1).unwrap().target, 12 * MIB);
     assert!(now(waiter).is_ok());
     drop(held);
-    // Far more than the addresses were reserved for.
+    // This is far more than the addresses were reserved for.
     assert_eq!(pool.resize(640 * MIB).unwrap().target, 640 * MIB);
     drop(pool.try_allocate(&stream, 640 * MIB).unwrap());
     pool.check_conserved().unwrap();
 }
 
-/// Less of it releases what is free now, and what is in use once it comes back; nothing grows meanwhile.
+/// Less capacity releases free memory now, and used memory once it is freed. Meanwhile the pool does not grow.
 #[test]
-fn less_releases_now_and_later() {
+fn lower_capacity_releases_memory_now_and_later() {
     for virtual_memory in [true, false] {
         let device = weirpool::device::sim::SimDevice::builder()
             .memory(1 << 30)
@@ -61,9 +61,9 @@ fn less_releases_now_and_later() {
     }
 }
 
-/// Who waits for more than can ever be held now is told; who waits for less goes on.
+/// A waiter for more than the new capacity fails. A waiter for less goes on.
 #[test]
-fn less_fails_who_waits_for_more() {
+fn lower_capacity_fails_larger_requests() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
     let (_, stream) = stream(&device, &pool);
@@ -85,9 +85,9 @@ fn less_fails_who_waits_for_more() {
     assert!(now(small).is_ok());
 }
 
-/// The same for who asks for several at once, or reserves: wherever it stands in the queue.
+/// Requests for several blocks, and for reservations, fail as well, at any queue position.
 #[test]
-fn less_fails_who_waits_for_more_together() {
+fn lower_capacity_fails_larger_requests_for_several_blocks() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
     let (_, stream) = stream(&device, &pool);
@@ -134,9 +134,9 @@ fn capacity_beyond_the_addresses_is_an_error_with_its_figure() {
     }
 }
 
-/// [6] Nonsense is refused, and changes nothing.
+/// [6] An invalid capacity is refused without effect.
 #[test]
-fn nonsense_is_refused() {
+fn invalid_capacity_is_refused() {
     let device = manual();
     let pool = pool(&device, 16 * MIB);
     let refused = pool.resize(CHUNK - 1);
@@ -190,7 +190,7 @@ fn request_behind_the_head_fails_after_a_resize() {
     pool.check_conserved().unwrap();
 }
 
-/// A device of virtual, and one of plain memory.
+/// Creates a device of virtual memory, and one of plain memory.
 fn devices() -> [SimDevice; 2] {
     [true, false].map(|is_virtual| {
         SimDevice::builder()
@@ -202,7 +202,7 @@ fn devices() -> [SimDevice; 2] {
 }
 
 #[test]
-fn resize_tells_what_keeps_it_from_its_target() {
+fn resize_reports_the_memory_above_its_target() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB).build().unwrap();
         let (work, stream) = stream(&device, &pool);
@@ -229,7 +229,7 @@ fn resize_tells_what_keeps_it_from_its_target() {
         for _ in 0..9 {
             device.advance(us(10_000));
         }
-        // What came back since then was released by itself, where it is in pieces that can be.
+        // Memory freed since then was released by maintenance, as far as it consists of releasable pieces.
         let resized = pool.resize(4 * MIB).unwrap();
         assert!(resized.is_reached(), "{resized}");
         assert!(pool.resize(64 * MIB).unwrap().is_reached());
@@ -238,7 +238,7 @@ fn resize_tells_what_keeps_it_from_its_target() {
 }
 
 #[test]
-fn trim_tells_what_keeps_it_from_its_target() {
+fn trim_reports_the_memory_above_its_target() {
     for device in devices() {
         let is_virtual = Device::capabilities(&device).virtual_memory;
         let pool = builder(&device, 64 * MIB).build().unwrap();

@@ -1,4 +1,4 @@
-//! What may cross threads, as a table.
+//! A table of the types that may cross threads.
 
 use static_assertions::{assert_impl_all, assert_not_impl_any};
 use weirpool::compat::AttributeError;
@@ -12,7 +12,7 @@ assert_impl_all!(Stream: Send, Sync, Clone);
 assert_impl_all!(Event: Send, Sync, Clone);
 assert_impl_all!(Block: Send, Sync);
 assert_impl_all!(Buffer<f32>: Send, Sync);
-// The elements live on the device: no thread has a reference to one.
+// The elements live on the device, so no thread has a reference to one.
 assert_impl_all!(Buffer<*const u8>: Send, Sync);
 assert_impl_all!(HostGuard<'static, f32>: Send, Sync, std::ops::DerefMut<Target = [f32]>);
 assert_impl_all!(Argument<'static>: Send, Sync, Copy);
@@ -47,10 +47,10 @@ assert_impl_all!(AttributeError: Send, Sync, std::error::Error);
 assert_impl_all!(Metrics: Send, Sync);
 assert_impl_all!(SimDevice: Send, Sync, Clone, Device);
 assert_impl_all!(SimStream: Send, Sync, Clone);
-// A block is owned by one: what is shared is shared by whoever owns it.
+// A block has one owner. Sharing is explicit.
 assert_not_impl_any!(Block: Clone, Copy);
 
-// An address is no number by accident, and nothing but an argument is one of a kernel.
+// An address is not a number, and only an argument can be passed to a kernel.
 assert_not_impl_any!(DeviceAddress: Into<u64>, std::ops::Deref);
 #[cfg(feature = "cuda")]
 mod kernels {
@@ -67,7 +67,7 @@ mod kernels {
         PushKernelArg<&'static DeviceAddress>
     );
     assert_impl_all!(LaunchArgs<'static>: PushKernelArg<&'static Argument<'static>>);
-    // Its copies and libraries name their stream.
+    // The copies and libraries of cudarc name their stream.
     assert_impl_all!(Block: DevicePtr<u8>, DevicePtrMut<u8>);
     assert_impl_all!(Buffer<f32>: DevicePtr<f32>, DevicePtrMut<f32>);
     assert_impl_all!(SliceMut<'static, f32>: DevicePtr<f32>, DevicePtrMut<f32>);
@@ -76,8 +76,8 @@ mod kernels {
     assert_not_impl_any!(SharedBuffer<f32>: DevicePtrMut<f32>);
 }
 
-// What was entered on one thread is not left on another.
+// A scope that was entered on one thread is not left on another.
 assert_not_impl_any!(Entered: Send, Sync);
 
 #[test]
-fn the_table_holds_at_compile_time() {}
+fn table_holds_at_compile_time() {}

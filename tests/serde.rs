@@ -1,4 +1,4 @@
-//! Figures and settings as data: there and back.
+//! Serializing figures and settings.
 #![cfg(feature = "serde")]
 
 mod common;
@@ -12,7 +12,7 @@ use weirpool::compat::Attribute;
 use weirpool::device::{Device, MemoryKind, Pooling};
 use weirpool::*;
 
-/// There and back; what it is in between.
+/// Serializes and deserializes a value. Returns its serialized form.
 fn round_trip<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T) -> Value {
     let text = serde_json::to_string(value).unwrap();
     let back: T = serde_json::from_str(&text).unwrap();
@@ -65,7 +65,7 @@ fn figures_are_data() {
 }
 
 #[test]
-fn what_is_told_of_blocks_is_data() {
+fn snapshots_and_histories_are_data() {
     let device = manual();
     let pool = builder(&device, 8 * MIB).history(100).build().unwrap();
     let (_, stream) = stream(&device, &pool);

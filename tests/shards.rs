@@ -1,4 +1,4 @@
-//! Many threads on one stream, each with a cache of its own.
+//! Many threads on one stream, each with its own cache (shard).
 
 mod common;
 
@@ -8,18 +8,18 @@ use weirpool::device::sim::SimDevice;
 use weirpool::testing::Invariants;
 use weirpool::*;
 
-fn crowded(device: &SimDevice) -> Pool {
+fn sharded_pool(device: &SimDevice) -> Pool {
     builder(device, 64 * MIB)
         .per_thread_caches()
         .build()
         .unwrap()
 }
 
-/// What a thread freed it takes again; what another freed it finds once it looks beyond the lanes.
+/// A thread reuses blocks that it freed. Blocks that another thread freed are found only beyond the lanes.
 #[test]
-fn each_thread_keeps_what_it_freed() {
+fn each_thread_caches_blocks_that_it_freed() {
     let device = manual();
-    let pool = crowded(&device);
+    let pool = sharded_pool(&device);
     let (work, stream) = stream(&device, &pool);
     let block = pool.try_allocate(&stream, 4096).unwrap();
     let address = block.address();
@@ -32,7 +32,7 @@ fn each_thread_keeps_what_it_freed() {
     assert_eq!((again.address(), again.source()), (address, Source::Lane));
     drop((again, elsewhere));
     assert_eq!(pool.statistics().cached_in_lanes, 8192);
-    // In the order of the stream that freed them, all of them.
+    // All caches are flushed, in the order of the stream.
     drop(pool.try_allocate(&stream, 64 * MIB).unwrap());
     assert_eq!(pool.statistics().cached_in_lanes, 0);
     device.advance(us(10));
@@ -40,9 +40,9 @@ fn each_thread_keeps_what_it_freed() {
     pool.check_conserved().unwrap();
 }
 
-/// Sides keep a bounded share: what is over goes to the front, and then to the heap.
+/// Shards cache up to a share of the lane. Further blocks go to the stream's own cache, and then to the heap.
 #[test]
-fn sides_are_bounded() {
+fn shards_are_bounded() {
     let device = manual();
     let pool = builder(&device, 64 * MIB)
         .lane_bytes(4 * MIB)
@@ -58,12 +58,12 @@ fn sides_are_bounded() {
     pool.check().unwrap();
 }
 
-/// Whatever threads do on one stream at once: counts add up, no block is had twice, and everything comes back. The
-/// checker looks on.
+/// Several threads use one stream at once. Counts add up, no block has two owners, and all memory returns. The checker
+/// watches the order.
 #[test]
-fn threads_on_one_stream_lose_nothing() {
+fn threads_on_one_stream_lose_no_memory() {
     let device = manual();
-    let pool = crowded(&device);
+    let pool = sharded_pool(&device);
     let (work, stream) = stream(&device, &pool);
     let (_, other) = common::stream(&device, &pool);
     let start = Barrier::new(8);
@@ -105,11 +105,11 @@ fn threads_on_one_stream_lose_nothing() {
     pool.check_conserved().unwrap();
 }
 
-/// A stream that goes away takes nothing with it that a thread kept.
+/// A dropped stream returns the blocks that its threads cached.
 #[test]
-fn a_crowded_stream_goes_away() {
+fn dropped_stream_flushes_its_shards() {
     let device = manual();
-    let pool = crowded(&device);
+    let pool = sharded_pool(&device);
     let (_, gone) = stream(&device, &pool);
     std::thread::scope(|scope| {
         for _ in 0..4 {

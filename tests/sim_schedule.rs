@@ -1,4 +1,4 @@
-//! The simulated schedule against a model that says in closed form when everything happens.
+//! The simulated schedule against a model that computes all times in closed form.
 
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
@@ -39,7 +39,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One stream of the model: when its items so far are over.
+/// The times of one stream's items so far.
 #[derive(Clone, Copy, Default)]
 struct Line {
     over: u64,
@@ -48,7 +48,7 @@ struct Line {
     stall: u64,
 }
 
-/// With a place for everybody, an item's time follows from those submitted before it.
+/// With a place for each stream, an item's time follows from the items submitted before it.
 #[derive(Default)]
 struct Model {
     now: u64,
@@ -96,7 +96,7 @@ impl Model {
     }
 }
 
-/// The same steps on the device, noting when each operation ends.
+/// Runs the steps on the device, and records when each operation ends.
 struct Subject {
     sim: SimDevice,
     streams: Vec<SimStream>,
@@ -157,7 +157,7 @@ impl Subject {
         self.streams[stream].submit(operation);
     }
 
-    /// (operation, end) in the order of completion.
+    /// Runs all work. Returns operations with their ends, in the order of completion.
     fn finish(&self) -> Vec<(usize, u64)> {
         self.sim.advance_to_end();
         assert!(self.streams.iter().all(|stream| stream.backlog() == 0));
@@ -167,7 +167,7 @@ impl Subject {
 
 proptest! {
     #[test]
-    fn with_a_place_for_everybody_the_model_is_exact(steps in prop::collection::vec(step(), 1..60)) {
+    fn model_is_exact_with_a_place_for_each_stream(steps in prop::collection::vec(step(), 1..60)) {
         let (mut model, mut subject) = (Model::default(), Subject::new(STREAMS, 0));
         for step in &steps {
             model.step(step);
@@ -185,7 +185,7 @@ proptest! {
     }
 
     #[test]
-    fn few_places_are_never_exceeded_and_nothing_is_lost(
+    fn concurrency_limit_is_kept_and_no_work_is_lost(
         steps in prop::collection::vec(step(), 1..60),
         places in 1usize..STREAMS,
         seed in any::<u64>(),
@@ -196,7 +196,7 @@ proptest! {
             (subject.finish(), subject.submitted)
         };
         let (ends, submitted) = run();
-        prop_assert_eq!(&ends, &run().0, "the same seed gives the same run");
+        prop_assert_eq!(&ends, &run().0, "equal seeds give equal runs");
         prop_assert_eq!(ends.len(), submitted.len());
         for stream in 0..STREAMS {
             let order = ends.iter().map(|(index, _)| *index).filter(|&index| submitted[index].0 == stream);

@@ -20,8 +20,7 @@ fn bytes_of(request: &u64) -> u64 {
     *request
 }
 
-/// A pool, and a service that takes as many bytes as it is told, in two steps, and waits for its turn
-/// between them.
+/// A pool, and a service that allocates the requested bytes in two steps, and waits at a gate between them.
 struct Site {
     pool: Pool,
     stream: Stream,
@@ -70,10 +69,10 @@ impl Site {
     }
 }
 
-/// Two requests that each need all of the memory, and take it in two steps: without reservations each would
-/// wait for what the other has.
+/// Two requests each need all memory, and allocate it in two steps. Without reservations each would wait for memory
+/// that the other holds.
 #[test]
-fn a_request_that_has_begun_is_not_short_of_memory() {
+fn started_request_is_not_short_of_memory() {
     let site = Site::new(|builder| builder);
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let mut service = site.service(gate.clone());
@@ -83,15 +82,15 @@ fn a_request_that_has_begun_is_not_short_of_memory() {
     assert_eq!(site.calls(), 1, "the second has no memory yet");
     gate.add_permits(2);
     assert_eq!(poll(&mut first), Poll::Ready(Ok(ALL)));
-    // What the first had is free before its response is dropped.
+    // The first request's memory is free before its response is dropped.
     assert_eq!(poll(&mut second), Poll::Ready(Ok(ALL)));
     assert_eq!(site.calls(), 2);
     site.pool.check_conserved().unwrap();
 }
 
-/// What is told of its reservations names where the layer was made.
+/// Reports about its reservations name the location at which the layer was created.
 #[test]
-fn reservations_are_known_by_the_layers_place() {
+fn reservations_report_the_location_of_their_layer() {
     let site = Site::new(|builder| builder.history(1));
     let mut service = site.service(Arc::new(tokio::sync::Semaphore::new(0)));
     let mut working = Box::pin(service.call(ALL));
@@ -102,9 +101,9 @@ fn reservations_are_known_by_the_layers_place() {
     assert_eq!(origin.site.file, "tests/tower.rs");
 }
 
-/// The inner service never sees a request for which there is no memory.
+/// The inner service never sees a request without memory.
 #[test]
-fn who_gets_no_memory_is_not_served() {
+fn request_without_memory_does_not_reach_the_service() {
     let site = Site::new(|builder| builder.queue_limit(1));
     let mut service = site.service(Arc::new(tokio::sync::Semaphore::new(9)));
     let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
@@ -134,9 +133,9 @@ fn who_gets_no_memory_is_not_served() {
     site.pool.check_conserved().unwrap();
 }
 
-/// The future is dropped at each point at which it waits; nothing is missing, and the inner one is gone.
+/// The future is dropped at each point at which it waits. No memory is missing, and the inner future is dropped.
 #[test]
-fn a_response_that_nobody_wants_gives_everything_back() {
+fn dropped_response_frees_all_its_memory() {
     let site = Site::new(|builder| builder);
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let mut service = site.service(gate);
@@ -155,9 +154,9 @@ fn a_response_that_nobody_wants_gives_everything_back() {
     site.pool.check_conserved().unwrap();
 }
 
-/// A request with its terms: due earlier, counted for its tag, and not for long.
+/// A request with a priority, a tag and a timeout.
 #[test]
-fn terms_are_those_of_the_request() {
+fn need_sets_the_terms_of_the_request() {
     let site = Site::new(|builder| builder);
     let tag = Tag::new("tower: paid");
     let need = move |bytes: &u64| Need::new(*bytes).tag(tag).priority(1).timeout(us(100));
@@ -174,7 +173,7 @@ fn terms_are_those_of_the_request() {
 }
 
 trait LayerOver<N> {
-    /// Over a service that says how much its tag has.
+    /// Layers over a service that returns how many bytes its tag holds.
     fn layer_over(self, pool: Pool, tag: Tag) -> ReserveService<Used, N>;
 }
 
@@ -200,14 +199,14 @@ impl Service<u64> for Used {
     }
 
     fn call(&mut self, _: u64) -> Self::Future {
-        // In the call itself, not in its future.
+        // Computed in the call itself, not in its future.
         std::future::ready(Ok(self.pool.tag(self.tag).statistics().used.current))
     }
 }
 
-/// It is ready when the inner one is; and that readiness is the request's while it waits for memory.
+/// The service is ready when the inner one is. A request holds that readiness while it waits for memory.
 #[test]
-fn readiness_is_the_inner_services() {
+fn readiness_is_that_of_the_inner_service() {
     let site = Site::new(|builder| builder);
     let inner = service_fn(|bytes: u64| std::future::ready(Ok::<_, AllocError>(bytes)));
     let limited = ServiceBuilder::new()

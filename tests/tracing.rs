@@ -1,4 +1,4 @@
-//! What a subscriber of the `tracing` crate is told.
+//! The events and spans that subscribers of the `tracing` crate get.
 #![cfg(feature = "tracing")]
 
 mod common;
@@ -16,7 +16,7 @@ use weirpool::device::sim::{Call, Checker, SimDevice};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
-/// Writes down what it is told: a line for each event, and for each span at its beginning and its end.
+/// Records a line for each event, and for each span at its beginning and its end.
 #[derive(Clone, Default)]
 struct Listener {
     heard: Arc<Mutex<Vec<String>>>,
@@ -41,7 +41,7 @@ impl Listener {
         self.heard.lock().unwrap().push(line);
     }
 
-    /// What was heard since the last time, of the events that begin so.
+    /// Takes the lines since the last call. Returns those with this beginning.
     fn take(&self, beginning: &str) -> Vec<String> {
         let heard = std::mem::take(&mut *self.heard.lock().unwrap());
         let lines = heard.into_iter();
@@ -90,7 +90,7 @@ impl Subscriber for Listener {
     }
 }
 
-/// Runs with a listener of its own.
+/// Runs with a separate listener.
 fn listening(test: impl FnOnce(&Listener)) {
     let listener = Listener::default();
     subscriber::with_default(listener.clone(), || test(&listener));
@@ -103,7 +103,7 @@ fn site(device: &SimDevice, capacity: u64) -> (Pool, Stream) {
 }
 
 #[test]
-fn grants_and_frees_are_told_with_their_source() {
+fn grants_and_frees_are_reported_with_their_source() {
     listening(|listener| {
         let device = manual();
         let (pool, stream) = site(&device, 8 * MIB);
@@ -129,9 +129,9 @@ fn grants_and_frees_are_told_with_their_source() {
     });
 }
 
-/// Also of a block that is larger than what was asked for: who adds up what is granted and freed comes to nothing.
+/// A block may be larger than its request. Granted and freed bytes add up to zero nevertheless.
 #[test]
-fn what_is_granted_is_told_as_it_is_freed() {
+fn grant_and_free_report_equal_sizes() {
     for checker in [Checker::Panic, Checker::Off] {
         listening(|listener| {
             let device = SimDevice::builder().checker(checker).build();
@@ -147,7 +147,7 @@ fn what_is_granted_is_told_as_it_is_freed() {
 }
 
 #[test]
-fn a_wait_is_a_span_with_its_outcome() {
+fn wait_is_a_span_with_its_outcome() {
     listening(|listener| {
         let device = manual();
         let (pool, stream) = site(&device, 8 * MIB);
@@ -181,7 +181,7 @@ fn a_wait_is_a_span_with_its_outcome() {
 }
 
 #[test]
-fn growth_remapping_and_trimming_are_told() {
+fn growth_remapping_and_trimming_are_reported() {
     listening(|listener| {
         let device = manual();
         let (pool, stream) = site(&device, 16 * MIB);
@@ -202,7 +202,7 @@ fn growth_remapping_and_trimming_are_told() {
 }
 
 #[test]
-fn reaps_and_waits_on_the_device_are_told() {
+fn reaps_and_device_waits_are_reported() {
     listening(|listener| {
         let device = manual();
         let (pool, first) = site(&device, 8 * MIB);
@@ -224,7 +224,7 @@ fn reaps_and_waits_on_the_device_are_told() {
 }
 
 #[test]
-fn running_out_is_told_with_every_figure() {
+fn exhaustion_is_reported_with_every_figure() {
     listening(|listener| {
         let device = manual();
         let (pool, stream) = site(&device, 8 * MIB);
@@ -252,9 +252,9 @@ fn running_out_is_told_with_every_figure() {
     });
 }
 
-/// Who waits for what others hold for good is told of once, with who they are.
+/// A deadlock is reported once, with the holders of the memory.
 #[test]
-fn a_deadlock_is_told_once_with_who_holds_what() {
+fn deadlock_is_reported_once_with_its_holders() {
     listening(|listener| {
         let device = manual();
         let tag = Tag::new("tracing: holder");
@@ -280,7 +280,7 @@ fn a_deadlock_is_told_once_with_who_holds_what() {
 }
 
 #[test]
-fn errors_of_the_device_are_told_and_a_broken_one_once() {
+fn device_errors_are_reported_and_a_broken_device_once() {
     listening(|listener| {
         let device = manual();
         let (pool, stream) = site(&device, 8 * MIB);
@@ -301,7 +301,7 @@ fn errors_of_the_device_are_told_and_a_broken_one_once() {
 }
 
 #[test]
-fn blocks_that_outlive_the_closing_are_told_once() {
+fn blocks_that_outlive_close_are_reported_once() {
     listening(|listener| {
         let device = manual();
         let (pool, stream) = site(&device, 8 * MIB);
@@ -315,8 +315,8 @@ fn blocks_that_outlive_the_closing_are_told_once() {
         let begins = "WARN leaked blocks=1 bytes=4096 report=1 block of 4.0 KiB in use; ";
         assert!(told.len() == 1 && told[0].starts_with(begins), "{told:?}");
         drop((block, stream, pool));
-        assert_eq!(listener.take("WARN").len(), 0, "it came back");
-        // With nothing left, there is nothing to tell.
+        assert_eq!(listener.take("WARN").len(), 0, "it was freed");
+        // A pool without live blocks reports nothing.
         let (pool, _) = site(&device, 8 * MIB);
         assert!(pool.close().is_empty());
         assert_eq!(listener.take("WARN").len(), 0);
@@ -334,7 +334,7 @@ fn grant_of_a_forgotten_future_is_reported_when_the_pool_ends() {
         let mut next = Box::new(pool.allocate(&stream, MIB));
         assert!(poll(&mut waiting).is_pending() && poll(&mut next).is_pending());
         drop(full);
-        // The next one serves the queue, and is served behind the first.
+        // The next one serves the queue, and is granted after the first.
         drop(now(&mut *next).unwrap());
         std::mem::forget(waiting);
         drop(next);
@@ -346,9 +346,9 @@ fn grant_of_a_forgotten_future_is_reported_when_the_pool_ends() {
     });
 }
 
-/// A subscriber is called while no lock is held: it may ask the pool whatever it likes.
+/// A subscriber is called while no lock is held, so it may call the pool.
 #[test]
-fn a_subscriber_may_call_the_pool() {
+fn subscriber_may_call_the_pool() {
     #[derive(Clone)]
     struct Caller(Pool, Stream);
 

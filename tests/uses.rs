@@ -1,5 +1,5 @@
-//! Uses of one block on several streams, in detail: what they cost, and what is told when they cannot be ordered. On
-//! the simulated device; the behaviours that every device must show are in `conformance`.
+//! Uses of one block on several streams, in detail: their cost, and the errors of uses that cannot be ordered. The
+//! device is simulated; behaviours that hold on every device are in `conformance`.
 
 mod common;
 
@@ -12,7 +12,7 @@ use weirpool::device::{Argument, DeviceAddress};
 use weirpool::testing::Invariants;
 use weirpool::*;
 
-/// Events recorded and waits made by a call.
+/// Returns the numbers of events recorded and waits inserted by a call.
 fn cost_of(device: &SimDevice, call: impl FnOnce()) -> (u64, u64) {
     let before = device.counters();
     call();
@@ -22,9 +22,9 @@ fn cost_of(device: &SimDevice, call: impl FnOnce()) -> (u64, u64) {
     (made(Call::Record), made(Call::Wait))
 }
 
-/// As long as no other stream has used the block, and for kernels that order themselves.
+/// This holds as long as no other stream has used the block, and for kernels that order themselves.
 #[test]
-fn uses_on_the_blocks_own_stream_call_no_device() {
+fn uses_on_the_home_stream_make_no_device_call() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (work, home) = stream(&device, &pool);
@@ -44,9 +44,9 @@ fn uses_on_the_blocks_own_stream_call_no_device() {
     );
 }
 
-/// One event behind a write serves all who read; the own stream's, which need not tell, is recorded each time.
+/// One event behind a write serves all readers. Undeclared uses on the home stream need an event each time.
 #[test]
-fn a_write_is_waited_for_by_one_event() {
+fn readers_wait_for_one_event_of_a_write() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (_, home) = stream(&device, &pool);
@@ -56,28 +56,28 @@ fn a_write_is_waited_for_by_one_event() {
     assert_eq!(cost, (1, 1), "the own stream's");
     run(&work, us(50));
     let read_on = |stream| cost_of(&device, || block.read_on(stream).map(drop).unwrap());
-    assert_eq!(read_on(&c), (2, 2), "and the writer's");
-    assert_eq!(read_on(&d), (1, 2), "which is there already");
-    assert_eq!(read_on(&d), (1, 1), "and behind which it is by now");
-    assert_eq!(read_on(&b), (1, 1), "and nobody waits for itself");
+    assert_eq!(read_on(&c), (2, 2), "also the writer's");
+    assert_eq!(read_on(&d), (1, 2), "the writer's exists already");
+    assert_eq!(read_on(&d), (1, 1), "d is ordered after the writer now");
+    assert_eq!(read_on(&b), (1, 1), "a stream does not wait for itself");
     assert_eq!(
         read_on(&home),
         (0, 1),
-        "nor is the own stream told of itself"
+        "the home stream needs no event of its own"
     );
-    // After all of them: the home stream's, and one of each reader.
+    // After all of them: one event of the home stream, and one of each reader.
     let cost = cost_of(&device, || block.write_on(&c).map(drop).unwrap());
     assert_eq!(cost, (3, 3), "those of home, b and d");
     assert_eq!(
         cost_of(&device, || block.read_on(&d).map(drop).unwrap()),
         (2, 2),
-        "what came before that write is settled"
+        "uses before that write are covered by it"
     );
 }
 
-/// Where the host sees the memory, a copy is made by a thread of the driver: two of them must never overlap.
+/// If the host sees the memory, a thread of the driver makes the copy. Two copies must not overlap.
 #[test]
-fn copies_on_two_streams_are_ordered_without_help() {
+fn copies_on_two_streams_are_ordered() {
     for upstream in [Upstream::Pinned, Upstream::Managed, Upstream::Virtual] {
         let device = SimDevice::builder().checker(Checker::Panic).build();
         let pool = Pool::builder(device.clone()).upstream(upstream);
@@ -100,10 +100,10 @@ fn copies_on_two_streams_are_ordered_without_help() {
     }
 }
 
-/// What was given as an argument may be written at any time while it is borrowed, and is over for who has the block
-/// alone; what a stream was told by name is never over.
+/// An argument may be written through while it is borrowed. An exclusive borrow of the block ends it. A use that is
+/// declared with `used_on` has no end.
 #[test]
-fn an_argument_is_over_when_the_block_is_had_alone() {
+fn argument_ends_once_the_block_is_borrowed_exclusively() {
     for (by_name, expected) in [(false, (1, 1)), (true, (2, 2))] {
         let device = manual();
         let pool = pool(&device, 8 * MIB);
@@ -125,10 +125,9 @@ fn an_argument_is_over_when_the_block_is_had_alone() {
     }
 }
 
-/// A use that cannot be ordered is refused, whichever call fails; nothing is noted of it, and the next try may be
-/// better.
+/// A use that cannot be ordered is refused, whichever call fails. It has no effect, and a later attempt may succeed.
 #[test]
-fn a_use_that_cannot_be_ordered_is_refused() {
+fn unordered_use_is_refused() {
     for (call, nth) in [
         (Call::Record, 1),
         (Call::Record, 2),
@@ -155,7 +154,7 @@ fn a_use_that_cannot_be_ordered_is_refused() {
             matches!(refused, Err(StreamError::Device(_))),
             "{call:?} {nth}"
         );
-        // The write on the other stream is waited for still.
+        // The write on the other stream is still waited for.
         let read = Operation::new(us(5)).reads(block.read_on(&c).unwrap().address(), MIB);
         late.submit(read);
         device.advance(us(12));
@@ -167,9 +166,9 @@ fn a_use_that_cannot_be_ordered_is_refused() {
     }
 }
 
-/// What the ordering checker finds names the caller's line, and not one of this crate's.
+/// Violations report the caller's line, and not one of this crate.
 #[test]
-fn copies_of_elements_are_named_by_their_caller() {
+fn copies_of_elements_report_their_callers_location() {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
         .checker(Checker::Collect)
@@ -179,7 +178,7 @@ fn copies_of_elements_are_named_by_their_caller() {
     let stray = device.create_stream();
     let mut buffer = Buffer::<u32>::try_allocate(&pool, &home, 100).unwrap();
     run(&work, us(1));
-    // Nobody told the pool of it.
+    // This use is not declared to the pool.
     stray.submit(
         Operation::new(us(5))
             .named("stray")
@@ -203,17 +202,17 @@ fn copies_of_elements_are_named_by_their_caller() {
     assert!(places.iter().all(|place| here.contains(place)), "{found:?}");
 }
 
-/// The host's loads are one look, and its stores are there when the guard is gone; if there were none, nothing is
-/// written.
+/// The guard holds one copy of the elements. If the host changed it, it is written back when the guard is dropped;
+/// otherwise nothing is written.
 #[test]
-fn the_host_writes_back_what_it_changed() {
+fn host_writes_back_its_changes() {
     for kind in [Upstream::Pinned, Upstream::Managed, Upstream::Host] {
         let device = manual();
         let pool = builder(&device, 8 * MIB).upstream(kind).build().unwrap();
         let host = pool.host_stream().unwrap();
         let mut buffer = Buffer::<u16>::try_allocate(&pool, &host, 100).unwrap();
         {
-            // Whoever has it on its own stream has nothing to wait for.
+            // The home stream's owner has nothing to wait for.
             let mut elements = now(buffer.host()).unwrap();
             elements.fill(7);
         }
@@ -227,16 +226,16 @@ fn the_host_writes_back_what_it_changed() {
             device.write(buffer.address(), &[1; 2]).unwrap();
         }
         device.read(buffer.address(), &mut seen).unwrap();
-        assert_eq!(seen[0], 1, "it was only looked at");
+        assert_eq!(seen[0], 1, "the guard was only read");
         assert_eq!(pool.statistics().events_created, 0);
         drop(buffer);
         pool.check_conserved().unwrap();
     }
 }
 
-/// A stream that fails while the host waits for it: the host is told, and has nothing.
+/// A stream fails while the host waits for it. The host gets the error, and no memory.
 #[test]
-fn the_host_is_told_of_a_device_that_broke() {
+fn host_gets_the_error_of_a_broken_device() {
     let device = manual();
     let pool = builder(&device, 8 * MIB).upstream(Upstream::Pinned).build();
     let pool = pool.unwrap();
@@ -254,7 +253,7 @@ fn the_host_is_told_of_a_device_that_broke() {
 }
 
 #[test]
-fn addresses_are_compared_and_counted_with() {
+fn addresses_support_comparison_and_arithmetic() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
@@ -273,13 +272,13 @@ fn addresses_are_compared_and_counted_with() {
     let end = address + block.size();
     assert!((address..end).contains(&(address + 4095)) && address < end);
     assert_eq!(pool.block_at(address + 100).unwrap().address, address);
-    // A number is one only where it is said to be.
+    // A number is accepted only where the interface says so.
     assert_eq!(pool.block_at(address.to_bits()).unwrap().address, address);
     let shared = block.share();
     assert_eq!(shared.view(512..1024).unwrap().address(), address + 512);
 }
 
-/// A pool over virtual, and one over plain memory.
+/// Creates a pool over virtual memory, and one over plain memory.
 fn pools() -> [(SimDevice, Pool); 2] {
     [true, false].map(|is_virtual| {
         let device = SimDevice::builder()
@@ -316,7 +315,7 @@ fn parts_of_a_buffer_are_written_on_several_streams_at_the_same_time() {
             .iter()
             .zip(&parts)
             .for_each(|(work, part)| write_part(work, part, 50));
-        // After all of the parts, although none was submitted when the next one was ordered.
+        // After all parts, although none had been submitted when the next one was ordered.
         let read = buffer.read_on(&home).unwrap();
         work.submit(Operation::new(us(10)).reads(read.address(), read.size()));
         write_part(&third, &buffer.write_on(&c).unwrap(), 10);

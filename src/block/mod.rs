@@ -3,13 +3,11 @@
 //! | file | about |
 //! |---|---|
 //! | `mod` | the block as its user sees it |
-//! | `life` | its beginning and its end, and growing in place in between: what the pool does with it |
+//! | `life` | its beginning and its end, and growing in place in between: what the pool does with it; the tag that it is charged to |
 //! | `uses` | the streams that it is used on, and what a use is ordered after |
 //! | `further` | the same as a state machine, which knows no device |
-//! | `charge` | the tag that it is charged to |
 //! | `host` | the host's own access to memory that it sees |
 
-mod charge;
 mod further;
 mod host;
 mod life;
@@ -32,8 +30,8 @@ use crate::queue::{Registration, Reserved};
 use crate::rare::Rare;
 use crate::stream::Stream;
 use crate::sync::{Arc, Mutex};
-use charge::Charge;
 use further::FurtherStreams;
+use life::Charge;
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;

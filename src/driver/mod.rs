@@ -71,6 +71,7 @@ pub(crate) use maintenance::{Maintenance, MaintenanceSettings};
 pub(crate) use mode::{Effort, Expected, Mode, Refusal};
 pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use publish::{Change, Publish};
+pub(crate) use recipient::wait_allowed_at;
 pub(crate) use reservation::Drawn;
 pub use source::Source;
 pub use statistics::{Hits, Statistics};
@@ -214,13 +215,23 @@ impl Driver {
         (state.left, state.largest)
     }
 
-    /// Splits off another reservation of that size, if as many bytes are not allocated.
+    /// Splits off another reservation of that size, if as many bytes are not allocated; with `only_whole`, in one piece.
     pub(crate) fn split_reservation(
         &self,
         reservation: ReservationId,
         bytes: u64,
+        only_whole: bool,
     ) -> Option<ReservationId> {
-        self.heap.lock().split_reservation(reservation, bytes)
+        self.heap
+            .lock()
+            .split_reservation(reservation, bytes, only_whole)
+    }
+
+    /// Moves what is not allocated of a reservation into another one; to the pool, if that has ended.
+    pub(crate) fn merge_reservation(&self, from: ReservationId, into: ReservationId) {
+        self.heap.lock().merge_reservation(from, into);
+        self.publish(Change::Memory);
+        self.note_return();
     }
 
     /// Ends a reservation. Its memory that is not allocated is available to all, once it is complete.

@@ -36,7 +36,7 @@ impl Streams {
             return Ok(());
         }
         if lane.cache.is_dirty() {
-            lane.cache.spacing().reset();
+            lane.cache.spacing.reset();
         }
         self.seal(lane)
     }

@@ -261,35 +261,33 @@ fn taker(driver: &Driver, lane: &Lane) -> Taker {
     Taker { now, tail }
 }
 
-impl Driver {
-    /// Returns the next time from which a queued request for the lane's stream may be made to wait on the device for a
-    /// point of another stream, if nothing else happens until then.
-    pub(crate) fn wait_allowed_at(&self, lane: &Lane) -> Option<Duration> {
-        let limit = self.settings.wait_limit;
-        let may_wait = self.capabilities.device_side_waits
-            && self.settings.reuse.internal_dependencies
-            && limit == WaitLimit::Tail
-            && lane.takes_waits
-            && !lane.is_external;
-        if !may_wait {
-            return None;
-        }
-        let taker = taker(self, lane);
-        let lanes = self.lanes();
-        let others = lanes.iter().filter(|other| other.id != lane.id);
-        let times = others.filter_map(|other| {
-            let latency = other.timeline.latency();
-            let mut sealed_at = other.timeline.sealed_at().into_iter();
-            sealed_at.find_map(|sealed_at| {
-                let donor = Donor {
-                    sealed_at: Some(sealed_at),
-                    expected_at: None,
-                    number: 0,
-                    latency,
-                };
-                limit.allows_from(donor, taker)
-            })
-        });
-        times.min()
+/// Returns the next time from which a queued request for the lane's stream may be made to wait on the device for a
+/// point of another stream, if nothing else happens until then.
+pub(crate) fn wait_allowed_at(driver: &Driver, lane: &Lane) -> Option<Duration> {
+    let limit = driver.settings.wait_limit;
+    let may_wait = driver.capabilities.device_side_waits
+        && driver.settings.reuse.internal_dependencies
+        && limit == WaitLimit::Tail
+        && lane.takes_waits
+        && !lane.is_external;
+    if !may_wait {
+        return None;
     }
+    let taker = taker(driver, lane);
+    let lanes = driver.lanes();
+    let others = lanes.iter().filter(|other| other.id != lane.id);
+    let times = others.filter_map(|other| {
+        let latency = other.timeline.latency();
+        let mut sealed_at = other.timeline.sealed_at().into_iter();
+        sealed_at.find_map(|sealed_at| {
+            let donor = Donor {
+                sealed_at: Some(sealed_at),
+                expected_at: None,
+                number: 0,
+                latency,
+            };
+            limit.allows_from(donor, taker)
+        })
+    });
+    times.min()
 }

@@ -107,9 +107,9 @@ impl Driver {
         // Unless a request waits for the memory, or it goes back to the device, the next event may come a little later.
         match recorded {
             Ok(marker) if self.is_open() && self.keeps_all() => {
-                lane.cache.spacing().note_sealed(marker.sealed_at);
+                lane.cache.spacing.note_sealed(marker.sealed_at);
             }
-            _ => lane.cache.spacing().reset(),
+            _ => lane.cache.spacing.reset(),
         }
     }
 

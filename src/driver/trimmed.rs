@@ -25,7 +25,7 @@ use std::fmt;
 #[must_use = "memory that cannot be released stays reserved above the target"]
 #[non_exhaustive]
 pub struct Trimmed {
-    /// The reserved bytes to get down to. Of a resize, the new capacity.
+    /// The reserved bytes to get down to; for a resize, the new capacity.
     pub target: u64,
     /// Released to the device by this call.
     pub released: u64,

@@ -473,11 +473,13 @@ impl Heap {
         reservation::take(&mut self.map, &self.completed, reservation, request, view)
     }
 
-    /// Creates a reservation of `bytes` of another one, if that has as many which are not granted.
+    /// Creates a reservation of `bytes` of another one, if that has as many which are not granted; with `only_whole`, in one
+    /// piece.
     pub(crate) fn split_reservation(
         &mut self,
         reservation: ReservationId,
         bytes: u64,
+        only_whole: bool,
     ) -> Option<ReservationId> {
         let Self {
             map,
@@ -485,7 +487,18 @@ impl Heap {
             reservations,
             ..
         } = self;
-        reservations.split(map, completed, reservation, bytes)
+        reservations.split(map, completed, reservation, bytes, only_whole)
+    }
+
+    /// Moves what is not granted of a reservation into another one.
+    pub(crate) fn merge_reservation(&mut self, from: ReservationId, into: ReservationId) {
+        let Self {
+            map,
+            completed,
+            reservations,
+            ..
+        } = self;
+        reservations.merge(map, completed, from, into);
     }
 
     /// Ends a reservation. Any stream may take what is not granted of it, and what is once it is freed.

@@ -56,17 +56,29 @@ impl Reservations {
         }
     }
 
-    /// Splits a reservation of `bytes` off another one, if that has as many ungranted bytes. It is one block if one is
-    /// large enough.
+    /// Splits a reservation of `bytes` off another one, if that has as many ungranted bytes; in one piece, if it has
+    /// them. With `only_whole`, not in several.
     pub(super) fn split(
         &mut self,
         map: &mut BlockMap,
         completed: &Completed,
         reservation: ReservationId,
         bytes: u64,
+        only_whole: bool,
     ) -> Option<ReservationId> {
-        if left(map, reservation).0 < bytes {
+        let (all, largest) = left(map, reservation);
+        if all < bytes {
             return None;
+        }
+        if largest < bytes {
+            let alignment = 1;
+            let request = Request { bytes, alignment };
+            // A union of fences is safe to set aside.
+            match shortest_run(map, reservation, request, |_| true) {
+                Some(run) => drop(join(map, completed, reservation, &run)),
+                None if only_whole => return None,
+                None => {}
+            }
         }
         let other = self.create(map);
         let mut left = bytes;
@@ -97,6 +109,26 @@ impl Reservations {
         }
         map.index_mut().reserved.remove(&reservation);
         self.arrivals.remove(&reservation);
+    }
+
+    /// Moves the ungranted blocks of a reservation into another one; to the pool, if that is disbanded.
+    pub(super) fn merge(
+        &mut self,
+        map: &mut BlockMap,
+        completed: &Completed,
+        from: ReservationId,
+        into: ReservationId,
+    ) {
+        let goes_on = exists(map, into);
+        for id in blocks_of(map, from) {
+            let fences = fences_of(map, completed, id);
+            if goes_on {
+                map.set_state(id, State::Reserved(into, fences));
+            } else {
+                map.resettle(id, State::after(fences));
+            }
+        }
+        self.note(map, into, |arrivals| arrivals.so_far += 1);
     }
 
     /// Continues the ids as if this many reservations had been created.
@@ -165,7 +197,10 @@ pub(super) fn take(
     };
     let run = match search.best_fit() {
         Some(id) => vec![id],
-        None => search.shortest_run()?,
+        None => {
+            let is_allowed = |id| view.forecast(&fences_of(map, completed, id)).is_some();
+            shortest_run(map, reservation, request, is_allowed)?
+        }
     };
     let id = match run.as_slice() {
         [id] => *id,
@@ -228,31 +263,43 @@ impl Search<'_> {
         }
         allowed.map(|best| best.id)
     }
+}
 
-    /// Returns the lowest run of several neighbours that the request fits into.
-    fn shortest_run(&self) -> Option<Vec<BlockId>> {
-        let mut starts = blocks_of(self.map, self.reservation);
-        starts.sort_by_key(|id| self.map.blocks()[*id].address);
-        let mut runs = starts.into_iter().map(|first| self.run_from(first));
-        runs.find(|run| run.len() > 1)
-    }
+/// Returns the lowest run of several neighbours that the request fits into.
+fn shortest_run(
+    map: &BlockMap,
+    reservation: ReservationId,
+    request: Request,
+    is_allowed: impl Fn(BlockId) -> bool,
+) -> Option<Vec<BlockId>> {
+    let mut starts = blocks_of(map, reservation);
+    starts.sort_by_key(|id| map.blocks()[*id].address);
+    let mut runs = starts
+        .into_iter()
+        .map(|first| run_from(map, reservation, first, request, &is_allowed));
+    runs.find(|run| run.len() > 1)
+}
 
-    /// Returns the shortest run of neighbours from this one on that the request fits into; an empty one if none does.
-    fn run_from(&self, first: BlockId) -> Vec<BlockId> {
-        let address = self.map.blocks()[first].address;
-        let start = address.next_multiple_of(self.request.alignment);
-        let mut run = Vec::new();
-        for (id, block) in self.map.blocks().from(first) {
-            let is_ours =
-                matches!(&block.state, State::Reserved(owner, _) if *owner == self.reservation);
-            if !is_ours || self.view.forecast(&self.fences_of(id)).is_none() {
-                break;
-            }
-            run.push(id);
-            if block.end() >= start + self.request.bytes {
-                return run;
-            }
+/// Returns the shortest run of neighbours from this one on that the request fits into; an empty one if none does.
+fn run_from(
+    map: &BlockMap,
+    reservation: ReservationId,
+    first: BlockId,
+    request: Request,
+    is_allowed: impl Fn(BlockId) -> bool,
+) -> Vec<BlockId> {
+    let address = map.blocks()[first].address;
+    let start = address.next_multiple_of(request.alignment);
+    let mut run = Vec::new();
+    for (id, block) in map.blocks().from(first) {
+        let is_ours = matches!(&block.state, State::Reserved(owner, _) if *owner == reservation);
+        if !is_ours || !is_allowed(id) {
+            break;
         }
-        Vec::new()
+        run.push(id);
+        if block.end() >= start + request.bytes {
+            return run;
+        }
     }
+    Vec::new()
 }

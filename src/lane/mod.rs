@@ -167,7 +167,7 @@ impl Lane {
 
     /// Whether a free that seals should first [query](Timeline::should_query) how far the stream is.
     pub(crate) fn should_query(&self) -> bool {
-        self.timeline.should_query(self.cache.spacing().is_close())
+        self.timeline.should_query(self.cache.spacing.is_close())
     }
 
     /// Records an event for the blocks freed so far, unless an event covers them already.
@@ -250,7 +250,7 @@ impl Lane {
             let kind = DeviceErrorKind::Unsupported;
             return Err(DeviceError::new("record", kind, reason));
         }
-        self.cache.spacing().reset();
+        self.cache.spacing.reset();
         self.mark(device, events).map(Some)
     }
 

@@ -131,6 +131,11 @@ impl StreamState {
         self.open
     }
 
+    /// Returns whether a block was freed under the open ticket, here or to a shard, or the last record failed.
+    pub(super) fn is_dirty_with(&self, shards: &Shards) -> bool {
+        self.is_dirty || shards.is_dirty()
+    }
+
     pub(super) fn close(&mut self, shards: &Shards) -> Closed {
         let (ticket, was_dirty) = (self.open, self.is_dirty);
         self.open = ticket.next();

@@ -40,7 +40,7 @@ pub(crate) struct StreamCache {
     bounds: Bounds,
     gate: Gate,
     is_external: bool,
-    spacing: Spacing,
+    pub(crate) spacing: Spacing,
     state: Lease,
     shards: Shards,
 }
@@ -271,7 +271,9 @@ impl StreamCache {
         Freed {
             ticket: kept.ticket,
             is_kept: true,
-            closed: seals.then(|| self.close_unless_host()).flatten(),
+            closed: seals
+                .then(|| self.state.lock().close_unless_host(&self.shards))
+                .flatten(),
         }
     }
 
@@ -327,10 +329,6 @@ impl StreamCache {
 
 /// Tickets.
 impl StreamCache {
-    pub(crate) fn spacing(&self) -> &Spacing {
-        &self.spacing
-    }
-
     /// The open ticket: it, or a later one, proves all work submitted so far.
     pub(crate) fn open_ticket(&self) -> Ticket {
         self.state.lock().open
@@ -342,12 +340,8 @@ impl StreamCache {
 
     pub(super) fn close_if_dirty(&self) -> Option<Closed> {
         let mut state = self.state.lock();
-        let is_dirty = state.is_dirty || self.shards.is_dirty();
+        let is_dirty = state.is_dirty_with(&self.shards);
         is_dirty.then(|| state.close_unless_host(&self.shards))?
-    }
-
-    fn close_unless_host(&self) -> Option<Closed> {
-        self.state.lock().close_unless_host(&self.shards)
     }
 
     /// The event of a closed ticket could not be recorded: the next one must cover it.
@@ -357,7 +351,7 @@ impl StreamCache {
 
     /// Whether a freed block is not covered by any event.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.state.lock().is_dirty || self.shards.is_dirty()
+        self.state.lock().is_dirty_with(&self.shards)
     }
 
     /// Whether more bytes are unsealed than a free may leave.
@@ -375,7 +369,7 @@ impl StreamCache {
     /// Whether the stream is retired, with nothing unsealed and every closed ticket at or before `completed`.
     pub(super) fn is_done(&self, completed: Ticket) -> bool {
         let state = self.state.lock();
-        let is_dirty = state.is_dirty || self.shards.is_dirty();
+        let is_dirty = state.is_dirty_with(&self.shards);
         let is_quiet = !is_dirty && state.visitors == 0;
         state.is_retired && is_quiet && completed >= state.open.previous()
     }
@@ -384,7 +378,7 @@ impl StreamCache {
     /// constant time.
     pub(super) fn pending_blocks(&self, completed: Ticket) -> usize {
         self.with_all(|state, shards| {
-            let is_dirty = state.is_dirty || self.shards.is_dirty();
+            let is_dirty = state.is_dirty_with(&self.shards);
             if !is_dirty && completed >= state.open.previous() {
                 return 0;
             }

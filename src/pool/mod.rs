@@ -12,7 +12,6 @@
 //! | `grow` | the request of a block to grow |
 //! | `reservation` | requests for reservations, and what they give |
 //! | `scope` | tasks that draw from a reservation |
-//! | `layout` | sizes with alignments |
 //! | `tags` | limits and weights of tags |
 //! | `streams` | streams that the pool makes or registers itself |
 //! | `info` | what a pool is, and how it is |
@@ -28,7 +27,6 @@ mod grow;
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 mod hot_path;
 mod info;
-mod layout;
 mod manage;
 mod request;
 mod reservation;
@@ -37,12 +35,11 @@ mod settings;
 mod streams;
 mod tags;
 
-pub use allocate::{Allocate, AllocateMany, AllocateOwned};
+pub use allocate::{Allocate, AllocateMany, AllocateOwned, Layout};
 pub use builder::PoolBuilder;
 pub use config::{Capacity, PoolConfig, TagConfig};
 pub use grow::Grow;
 pub use info::{Health, PoolDescription};
-pub use layout::Layout;
 pub use request::Request;
 pub use reservation::{GrowReservation, Reservation, Reserve};
 pub use scope::Drawing;

@@ -2,13 +2,14 @@
 
 use super::allocate::ask_for_all;
 use super::request::{Attempt, Kind, Refused, Request, Taken};
-use super::scope::Drawing;
+use super::scope::{self, Drawing};
 use super::{Layout, Pool};
 use crate::block::Block;
 use crate::driver::Drawn;
 use crate::error::AllocError;
+use crate::id::ReservationId;
 use crate::measure::{Bytes, Tag};
-use crate::queue::{Ask, Asker, Caller, Grant, Presence, Reserved, Wants};
+use crate::queue::{Ask, Asker, Caller, Demand, Grant, Late, Presence, Reserved, Wants};
 use crate::stream::Stream;
 use crate::sync::Arc;
 use std::fmt;
@@ -188,8 +189,12 @@ impl Reservation {
     /// Runs a future in which allocations from the pool draw from this reservation, at any depth of the call. This applies
     /// to awaited and immediate allocations of that future alone, on any executor.
     ///
+    /// A nested [`reserve`](Pool::reserve) draws from this reservation as well, if one piece of that size is left, which
+    /// need not begin with a chunk. Its memory returns to this reservation when it ends.
+    ///
     /// An allocation comes from the pool as usual, and may wait, if it exceeds the remaining memory, has another
-    /// [tag](crate::Allocate::tag), or is [allocated together](Pool::allocate_many) with others. While it waits, each poll
+    /// [tag](crate::Allocate::tag), or is
+    /// [allocated](Pool::allocate_many) or [reserved](Pool::reserve_many) together with others. While it waits, each poll
     /// looks again for memory that came back to the reservation.
     ///
     /// A [pressure hook](crate::PressureHook) that is called for such a request runs in its task, but not in the scope.
@@ -262,6 +267,15 @@ impl<'a> ForReservation<'a> {
     }
 }
 
+impl ForReservation<'_> {
+    /// Takes a part of the reservation in whose scope this is, if that has one piece of that size.
+    fn nested(&self, demand: &Demand, caller: Caller) -> Option<Reservation> {
+        let nested = || scope::reserve(self.pool, demand, caller);
+        let reserved = Arc::new(self.is_whole.then(nested)??);
+        Some(Reservation { reserved })
+    }
+}
+
 impl Kind for ForReservation<'_> {
     type Output = Reservation;
 
@@ -272,7 +286,21 @@ impl Kind for ForReservation<'_> {
     fn take_now(&self, attempt: Attempt) -> Result<Taken<Reservation>, Refused<'_>> {
         let presence = &self.pool.presence;
         let ask = ask_for_reserved(presence, &self.layouts, self.is_whole, attempt.tag)?;
-        attempt.take_parts(self.asker(), ask)
+        match self.nested(&ask.demand, attempt.caller) {
+            Some(reservation) => Ok(Taken::Output(reservation)),
+            None => attempt.take_parts(self.asker(), ask),
+        }
+    }
+
+    fn scope(&self, demand: &Demand) -> Option<ReservationId> {
+        let id = || scope::reservation(self.pool, demand);
+        self.is_whole.then(id)?
+    }
+
+    #[cold]
+    fn take_late(&self, demand: &Demand, caller: Caller) -> Late<Result<Reservation, AllocError>> {
+        let nested = self.nested(demand, caller);
+        nested.map_or(Late::Short, |nested| Late::Drawn(Ok(nested)))
     }
 
     fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Reservation, AllocError> {

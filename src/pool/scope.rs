@@ -96,6 +96,16 @@ fn in_scope(pool: &Pool, demand: &Demand) -> Option<Arc<Reserved>> {
     })
 }
 
+/// Reserves a part of the reservation in whose scope this is, if there is one of this pool, and it has one piece of that
+/// size.
+pub(super) fn reserve(pool: &Pool, demand: &Demand, caller: Caller) -> Option<Reserved> {
+    if !is_any() {
+        return None;
+    }
+    let reserved = in_scope(pool, demand)?;
+    Reserved::nest(&reserved, demand.request.bytes, caller.location)
+}
+
 fn draw_from(
     reserved: &Arc<Reserved>,
     registration: &Arc<Registration>,

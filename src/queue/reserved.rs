@@ -15,6 +15,8 @@ pub(crate) struct Reserved {
     presence: plain::Arc<Presence>,
     reservation: ReservationId,
     tag: Option<Tag>,
+    /// The reservation that this one was taken from, and that its memory returns to.
+    parent: Option<Arc<Self>>,
     book: Mutex<Book>,
 }
 
@@ -26,17 +28,22 @@ struct Book {
     drawn: u64,
     /// The handle is gone.
     is_over: bool,
+    /// The handle is gone, and nothing is drawn.
+    is_spent: bool,
 }
 
 impl Book {
-    /// Once the handle is gone, bytes that are not drawn are set aside no longer. Returns how many these are.
-    fn release_unused(&mut self) -> u64 {
+    /// Once the handle is gone, bytes that are not drawn are set aside no longer. Returns how many these are, and whether
+    /// nothing is left for the first time.
+    fn settle(&mut self) -> (u64, bool) {
         if !self.is_over {
-            return 0;
+            return (0, false);
         }
         let unused = self.size.saturating_sub(self.drawn);
         self.size -= unused;
-        unused
+        let is_spent = self.drawn == 0 && !self.is_spent;
+        self.is_spent |= is_spent;
+        (unused, is_spent)
     }
 }
 
@@ -50,14 +57,14 @@ impl Reserved {
     ) -> Self {
         let size = allocations.iter().map(|allocation| allocation.bytes).sum();
         let reservation = presence.service.driver.reservation(allocations);
-        Self::over(presence, reservation, size, tag, location)
+        Self::over(presence, reservation, size, (tag, None), location)
     }
 
     fn over(
         presence: plain::Arc<Presence>,
         reservation: ReservationId,
         size: u64,
-        tag: Option<Tag>,
+        (tag, parent): (Option<Tag>, Option<Arc<Self>>),
         location: &'static Location<'static>,
     ) -> Self {
         let service = &presence.service;
@@ -71,11 +78,13 @@ impl Reserved {
             size,
             drawn: 0,
             is_over: false,
+            is_spent: false,
         };
         Self {
             presence,
             reservation,
             tag,
+            parent,
             book: Mutex::new(Guards::Registry, book),
         }
     }
@@ -141,12 +150,34 @@ impl Reserved {
     }
 
     fn undraw(&self, bytes: u64) {
-        let unused = {
-            let mut book = self.book.lock();
-            book.drawn -= bytes;
-            book.release_unused()
+        self.book.lock().drawn -= bytes;
+        self.settle();
+    }
+
+    /// Once the handle is gone, gives back what is not drawn.
+    fn settle(&self) {
+        let (unused, is_spent) = self.book.lock().settle();
+        let Some(parent) = &self.parent else {
+            return self.uncharge(unused);
         };
-        self.uncharge(unused);
+        let driver = &self.service().driver;
+        if unused > 0 {
+            driver.merge_reservation(self.reservation, parent.reservation);
+        }
+        if is_spent {
+            self.disband();
+        }
+        if unused > 0 {
+            parent.note_freed(unused);
+        }
+    }
+
+    fn disband(&self) {
+        let driver = &self.service().driver;
+        if let Some(event_log) = &driver.event_log {
+            event_log.note_disbanded(self.reservation);
+        }
+        driver.disband(self.reservation);
     }
 
     fn account(&self) -> Option<&Account> {
@@ -174,32 +205,44 @@ impl Reserved {
             .publish(Change::Reservation(self.reservation));
     }
 
-    /// Makes a reservation of its own of that many bytes, if as many are left.
+    /// Makes a reservation of its own of that many bytes, if as many are left. It returns to where this one returns to.
     pub(crate) fn split(&self, bytes: u64, location: &'static Location<'static>) -> Option<Self> {
         let other = self
             .service()
             .driver
-            .split_reservation(self.reservation, bytes)?;
+            .split_reservation(self.reservation, bytes, false)?;
         self.book.lock().size -= bytes;
-        let presence = self.presence.clone();
-        Some(Self::over(presence, other, bytes, self.tag, location))
+        let (presence, charge) = (self.presence.clone(), (self.tag, self.parent.clone()));
+        Some(Self::over(presence, other, bytes, charge, location))
     }
 
-    /// Ends the reservation. What is left of it is the pool's, and so will be the drawn parts once they are freed.
-    pub(crate) fn end(&self) {
-        let driver = &self.service().driver;
-        if let Some(event_log) = &driver.event_log {
-            event_log.note_disbanded(self.reservation);
-        }
-        driver.disband(self.reservation);
-        let unused = {
-            let mut book = self.book.lock();
-            book.is_over = true;
-            book.release_unused()
+    /// Draws a reservation of that many bytes, if one piece of them is left. Its memory returns to this one.
+    pub(crate) fn nest(
+        this: &Arc<Self>,
+        bytes: u64,
+        location: &'static Location<'static>,
+    ) -> Option<Self> {
+        // Before it is drawn, as for a block.
+        this.book.lock().drawn += bytes;
+        let driver = &this.service().driver;
+        let Some(other) = driver.split_reservation(this.reservation, bytes, true) else {
+            this.undraw(bytes);
+            return None;
         };
+        let (presence, charge) = (this.presence.clone(), (this.tag, Some(this.clone())));
+        Some(Self::over(presence, other, bytes, charge, location))
+    }
+
+    /// Ends the reservation. What is left of it is the pool's, and so will be the drawn parts once they are freed; or of
+    /// the reservation that it was taken from.
+    pub(crate) fn end(&self) {
+        if self.parent.is_none() {
+            self.disband();
+        }
+        self.book.lock().is_over = true;
         if let Some(account) = self.account() {
             account.note_freed();
         }
-        self.uncharge(unused);
+        self.settle();
     }
 }

@@ -11,7 +11,7 @@ use super::demand::Wants;
 use super::unclaimed::Unclaimed;
 use super::waiter::Waiter;
 use super::wake::wake;
-use crate::driver::{Effort, Mode, Refusal};
+use crate::driver::{Effort, Mode, Refusal, wait_allowed_at};
 use crate::error::AllocError;
 use crate::fault::injected;
 use crate::sync::Arc;
@@ -169,7 +169,7 @@ impl<'a> Pass<'a> {
         let now = self.service.now();
         let patience = &waiter.patience;
         let patience_ends = (!patience.fences.is_empty()).then_some(patience.until);
-        let wait_is_allowed = self.service.driver.wait_allowed_at(&waiter.lane);
+        let wait_is_allowed = wait_allowed_at(&self.service.driver, &waiter.lane);
         let times = [patience_ends, wait_is_allowed].into_iter().flatten();
         times
             .filter(|at| *at > now)

@@ -1,16 +1,16 @@
-//! What becomes of it where the device cannot fill.
+//! Fills that the device refuses.
 
 use super::*;
 use weirpool::device::DeviceErrorKind::{Other, Sticky, Unsupported};
 use weirpool::device::sim::Fault;
 use weirpool::testing::Invariants;
 
-/// The memory is there again, whoever asked for it, and the figures say so.
+/// The memory is available again, and the statistics are right.
 #[test]
-fn an_allocation_that_cannot_be_filled_fails_and_loses_nothing() {
+fn failed_fill_of_an_allocation_loses_no_memory() {
     for bytes in [512, MIB, 9 * MIB] {
         let place = Place::new(zero_on_allocate);
-        drop(place.take(bytes)); // what follows is from the lane too
+        drop(place.take(bytes)); // later blocks come from the lane, too
         for awaited in [false, true] {
             place.device.fail_next(Call::Fill, Other);
             let refused = match awaited {
@@ -34,9 +34,9 @@ fn an_allocation_that_cannot_be_filled_fails_and_loses_nothing() {
     }
 }
 
-/// Nor does its tag: what it claimed is there for the next.
+/// The bytes that the request charged are available to the tag's next request.
 #[test]
-fn a_tags_bytes_are_not_lost_with_a_fill() {
+fn failed_fill_uncharges_the_tag() {
     let tag = Tag::new("fills");
     let place = Place::new(|builder| zero_on_allocate(builder).tag_limit(tag, MIB));
     let allocate = || place.pool.allocate(&place.stream, MIB).tag(tag);
@@ -56,9 +56,9 @@ fn a_tags_bytes_are_not_lost_with_a_fill() {
     place.assert_sound();
 }
 
-/// Who waits is told, and the next one in the queue has the memory.
+/// The waiter gets the error, and the next request in the queue gets the memory.
 #[test]
-fn a_waiting_allocation_that_cannot_be_filled_lets_the_next_one_in() {
+fn failed_fill_of_a_waiter_admits_the_next_one() {
     let place = Place::new(zero_on_allocate);
     let all = place.take(64 * MIB);
     let mut first = place.pool.allocate(&place.stream, 64 * MIB);
@@ -74,9 +74,9 @@ fn a_waiting_allocation_that_cannot_be_filled_lets_the_next_one_in() {
     place.assert_sound();
 }
 
-/// As of a stream that is captured: the memory is granted as it is.
+/// A stream takes no fill while it is captured. The memory is granted as it is.
 #[test]
-fn where_the_stream_does_not_run_now_the_fill_is_left_out() {
+fn fill_is_skipped_on_a_stream_that_takes_none() {
     let place = Place::new(|builder| {
         builder
             .fill_on_allocate(Fill::Zero)
@@ -96,9 +96,9 @@ fn where_the_stream_does_not_run_now_the_fill_is_left_out() {
     place.assert_sound();
 }
 
-/// A free has nobody to tell: the memory goes back as it is, in the order of all its streams.
+/// A free has no caller to report to. The memory is freed unfilled, in the order of all its streams.
 #[test]
-fn a_free_that_cannot_be_filled_is_a_free() {
+fn free_takes_place_when_its_fill_fails() {
     for call in [Call::Fill, Call::Record, Call::Wait] {
         for kind in [Other, Unsupported] {
             let place = Place::new(|builder| poison_on_free(builder).capacity(8 * MIB));
@@ -121,7 +121,7 @@ fn a_free_that_cannot_be_filled_is_a_free() {
 }
 
 #[test]
-fn a_device_that_breaks_in_a_fill_ends_the_pool_and_nobody_panics() {
+fn device_that_breaks_in_a_fill_ends_the_pool_without_a_panic() {
     for on_free in [false, true] {
         let place = Place::new(|builder| {
             builder
@@ -147,9 +147,9 @@ fn a_device_that_breaks_in_a_fill_ends_the_pool_and_nobody_panics() {
     }
 }
 
-/// Nothing orders the streams, so nothing is written over what may be in use.
+/// No order between the streams exists, so the pool does not write memory that may be in use.
 #[test]
-fn streams_that_cannot_be_made_to_wait_are_not_filled_behind() {
+fn memory_used_on_unordered_streams_is_not_filled() {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
         .device_side_waits(false)
@@ -163,7 +163,7 @@ fn streams_that_cannot_be_made_to_wait_are_not_filled_behind() {
     drop(block);
     assert_eq!(place.byte_at(address, MIB), 7);
     assert_eq!(place.fills(), 0);
-    // Used on its own stream alone it is.
+    // A block that was used only on its own stream is filled.
     let block = place.take(2 * MIB);
     let address = block.address();
     drop(block);

@@ -1,6 +1,6 @@
-//! Streams that are captured into a graph. In the global mode a call that CUDA takes for unsafe, such as the
-//! query of an event, made by any thread, breaks every capture under way; and a pool queries events while
-//! somebody waits. So it makes its calls in the relaxed mode.
+//! Streams that are captured into a graph. In the global mode, a call that CUDA considers unsafe, such as the query of
+//! an event, breaks every capture in progress, on any thread. A pool queries events while requests wait. So it makes
+//! its calls in the relaxed mode.
 
 use crate::bench::Bench;
 use crate::common::MIB;
@@ -35,11 +35,10 @@ fn is_capturing(worker: &Worker<Here>) -> bool {
     status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
 }
 
-/// What the test itself does beside a capture must not break it: the pool's calls alone are in the mode
-/// that a thread begins with.
+/// Runs the test's own calls in the relaxed mode, so that only the pool's calls run in the thread's initial mode.
 fn relaxed<R>(call: impl FnOnce() -> R) -> R {
     let exchange = |mode: &mut CUstreamCaptureMode| {
-        // SAFETY: swaps the thread's mode with the one in place.
+        // SAFETY: exchanges the thread's mode with `mode`.
         unsafe { cuThreadExchangeStreamCaptureMode(mode) }
             .result()
             .unwrap();
@@ -51,8 +50,8 @@ fn relaxed<R>(call: impl FnOnce() -> R) -> R {
     answer
 }
 
-/// What the other tests rest on: that a capture can be broken from another thread, and that one notices.
-pub(crate) fn a_query_in_the_default_mode_breaks_a_capture() {
+/// The premise of the other tests: another thread can break a capture, and this is detected.
+pub(crate) fn query_in_the_default_mode_breaks_a_capture() {
     let site = Site::<Here>::new(8 * MIB);
     let [captured, other] = site.workers();
     let context = site.bench.gpu.context();
@@ -76,9 +75,9 @@ pub(crate) fn a_query_in_the_default_mode_breaks_a_capture() {
     site.assert_conserved();
 }
 
-/// Threads allocate, wait, free and trim, and a reclaimer runs, while a stream is captured. The graph is
-/// whole, and does what was captured each time it is launched.
-pub(crate) fn a_capture_is_not_broken_by_what_the_pool_does() {
+/// Threads allocate, wait, free and trim, and a reclaimer runs, while a stream is captured. The graph is complete, and
+/// does the captured work at each launch.
+pub(crate) fn capture_is_not_broken_by_calls_of_the_pool() {
     const LAUNCHES: u32 = 20;
     let site = Site::<Here>::new(64 * MIB);
     let captured = site.worker();
@@ -93,7 +92,7 @@ pub(crate) fn a_capture_is_not_broken_by_what_the_pool_does() {
     let Site { pool, .. } = &site;
     let mut graphs = Vec::new();
     thread::scope(|scope| {
-        // Whatever happens here, the threads end.
+        // The threads end, even if this one panics.
         let _end = OnDrop(|| is_over.store(true, Ordering::SeqCst));
         for worker in site.workers::<4>() {
             scope.spawn(move || {
@@ -118,7 +117,7 @@ pub(crate) fn a_capture_is_not_broken_by_what_the_pool_does() {
                 gpu.add(&captured.work, numbers.address(), MIB, 1);
                 thread::yield_now();
             }
-            // Not before others have waited, and were served.
+            // Other threads wait and are served during each capture.
             eventually(|| served() >= before + 20 || !is_capturing(&captured));
             graphs.push(end(&captured).expect("a capture that is whole"));
         }
@@ -139,18 +138,18 @@ pub(crate) fn a_capture_is_not_broken_by_what_the_pool_does() {
     site.assert_sound();
 }
 
-/// Four of these do not fit at once.
+/// Uses a block of 24 MiB, of which four do not fit at once.
 fn wait_and_use(worker: &Worker<Here>) {
     let block = block_on(worker.allocate(24 * MIB));
     relaxed(|| worker.use_up(&block, 9));
     block_on(block.deallocate()).unwrap();
 }
 
-/// A future that is given up when the flag is set.
+/// Runs a future until it is complete or the flag is set.
 async fn until(future: impl Future<Output = ()>, is_over: &AtomicBool) {
     let mut future = Box::pin(future);
     std::future::poll_fn(|context| {
-        // Not a reclaimer's way to be driven, but one that asks the device as often as can be.
+        // Polls without pause, unlike a real executor, to query the device as often as possible.
         context.waker().wake_by_ref();
         thread::yield_now();
         if is_over.load(Ordering::SeqCst) {
@@ -175,9 +174,9 @@ fn assert_refused<T: std::fmt::Debug>(answer: Result<T, DeviceError>) {
     assert!(error.reason().contains("captured"), "{error}");
 }
 
-/// A stream that is captured runs nothing, so what is freed on it cannot be seen complete: it stays pending,
-/// who awaits it is told, and the capture goes on. Once it has ended, the next event proves it all.
-pub(crate) fn a_captured_stream_keeps_what_it_freed() {
+/// A captured stream does not run, so memory freed on it cannot be seen complete: it stays pending, an awaited free
+/// fails, and the capture continues. After the capture, the next event completes all of it.
+pub(crate) fn captured_stream_keeps_its_freed_memory() {
     let site = Site::<Here>::without_device_waits(16 * MIB);
     let [captured, other] = site.workers();
     let large = captured.take(8 * MIB);
@@ -198,10 +197,10 @@ pub(crate) fn a_captured_stream_keeps_what_it_freed() {
     assert_refused(captured.stream.seal());
     assert_refused(captured.stream.event());
     assert_refused(block_on(captured.stream.synchronize()));
-    assert!(earlier.is_complete().unwrap(), "it was before the capture");
+    assert!(earlier.is_complete().unwrap(), "it precedes the capture");
     assert_eq!(site.pool.statistics().pending.current, 10 * MIB);
     other.take_nothing(8 * MIB);
-    // What needs nothing of the captured stream is as ever.
+    // Other streams are not affected.
     let elsewhere = other.take(2 * MIB);
     relaxed(|| {
         other.use_up(&elsewhere, 3);
@@ -223,9 +222,9 @@ pub(crate) fn a_captured_stream_keeps_what_it_freed() {
     site.assert_sound();
 }
 
-/// A fill that was captured would be made again at each launch, whoever has the memory by then. So it is left
-/// out, and the capture goes on.
-pub(crate) fn a_graph_has_no_fills() {
+/// A captured fill would run again at each launch, whichever block has the memory by then. So fills are skipped, and
+/// the capture continues.
+pub(crate) fn graph_has_no_fills() {
     let site = Site::<Here>::with(16 * MIB, |builder| {
         let builder = builder.fill_on_allocate(Fill::Zero);
         builder.fill_on_free(Fill::Poison)
@@ -249,7 +248,7 @@ pub(crate) fn a_graph_has_no_fills() {
         let bytes = gpu.read_now(address, MIB);
         bytes.chunks(4).all(|chunk| chunk == word.to_ne_bytes())
     };
-    assert!(is_full_of(address, u32::MAX), "as it was left before");
+    assert!(is_full_of(address, u32::MAX), "not filled");
 
     gpu.write_now(address, MIB, 3);
     graph.launch().unwrap();
@@ -259,7 +258,7 @@ pub(crate) fn a_graph_has_no_fills() {
     let block = captured.take(MIB);
     assert_eq!(block.address(), address);
     captured.settle();
-    assert!(is_full_of(address, 0), "filled, now that it runs");
+    assert!(is_full_of(address, 0), "filled after the capture");
     drop((block, written));
     site.assert_conserved();
 }

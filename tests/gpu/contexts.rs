@@ -53,7 +53,7 @@ fn use_everything(pool: &Pool, stream: &Stream, other: &Stream, mut done: impl F
     done("statistics");
 }
 
-pub(crate) fn a_thread_needs_no_context() {
+pub(crate) fn thread_needs_no_context() {
     let site = Site::<Here>::new(32 * MIB);
     let [first, second] = site.workers();
     thread::scope(|scope| {
@@ -81,7 +81,7 @@ fn assert_current(own: &CudaContext, after: &str) {
     assert_eq!(current, Some(own.cu_ctx()), "the context after {after}");
 }
 
-pub(crate) fn the_context_of_a_thread_is_left_alone() {
+pub(crate) fn context_of_a_thread_is_left_alone() {
     let site = Site::<Here>::new(32 * MIB);
     let [first, second] = site.workers();
     let own = another_context(site.bench.gpu.context());
@@ -110,7 +110,7 @@ pub(crate) fn the_context_of_a_thread_is_left_alone() {
 }
 
 /// Where the device is the last to have its context.
-pub(crate) fn the_end_of_a_device_leaves_the_context_alone() {
+pub(crate) fn dropped_device_leaves_the_context_alone() {
     let gpu = gpu();
     let own = another_context(gpu.context());
     let open = || {

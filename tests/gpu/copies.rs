@@ -25,7 +25,7 @@ fn all_of<S: Setting>(worker: &Worker<Cuda<S>>, block: &Block) -> Vec<u8> {
 }
 
 /// Whatever the size and the place; and nothing else is written.
-pub(crate) fn bytes_come_back_as_they_went<S: Setting>() {
+pub(crate) fn bytes_survive_a_round_trip<S: Setting>() {
     const SIZES: [usize; 9] = [0, 1, 3, 511, 512, 4096, 65_537, (4 << 20) + 3, 16 << 20];
     const OFFSETS: [u64; 3] = [0, 1, 1000];
     let site = Site::<Cuda<S>>::new(64 * MIB);
@@ -51,7 +51,7 @@ pub(crate) fn bytes_come_back_as_they_went<S: Setting>() {
 }
 
 /// The host's memory may change as soon as the call has returned, however long the copy has to wait.
-pub(crate) fn bytes_are_taken_when_the_copy_is_asked_for<S: Setting>() {
+pub(crate) fn bytes_are_taken_when_the_copy_is_submitted<S: Setting>() {
     let site = Site::<Cuda<S>>::new(8 * MIB);
     let worker = site.worker();
     let mut block = worker.take(MIB);
@@ -135,7 +135,7 @@ pub(crate) fn copies_come_after_what_their_stream_waited_for<S: Setting>() {
 }
 
 /// The copy goes on: what it writes to on the host is nobody else's until it is over.
-pub(crate) fn a_download_dropped_on_its_way_harms_nobody<S: Setting>() {
+pub(crate) fn dropped_download_has_no_effect<S: Setting>() {
     let site = Site::<Cuda<S>>::new(8 * MIB);
     let [dropped, kept] = site.workers();
     let blocks = [dropped.take(MIB), kept.take(MIB)];

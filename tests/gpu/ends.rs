@@ -1,4 +1,4 @@
-//! Ends that no process survives, or that are a process's own: each in a [child](crate::children).
+//! Faults that a process does not survive, and ends of processes. Each runs in a [child process](crate::children).
 
 use crate::broken::{Scene, assert_all_waiters_fail, assert_no_pool, settings_for_waiters};
 use crate::children::assert_child;
@@ -45,8 +45,8 @@ pub(crate) fn place() -> Place {
     }
 }
 
-/// A kernel writes where it must not. From then on CUDA fails every call: whoever waits is told so, nothing
-/// is given away, and nothing hangs, panics or aborts, to the end of the process.
+/// A kernel writes to an illegal address. From then on CUDA fails every call: each waiter gets the error, no memory is
+/// granted, and nothing hangs, panics or aborts until the process ends.
 pub(crate) fn faulting_kernel_fails_the_awaiting_task() {
     assert_child(FAULT);
 }
@@ -59,7 +59,7 @@ pub(crate) fn fault() {
         streams: [first, second],
     } = place();
     let block = pool.try_allocate(&first, 8 * MIB).unwrap();
-    // All of them wait before it happens.
+    // All of them wait before the fault happens.
     let latch = gpu.hold(&works[0]);
     gpu.trespass(&works[0]);
     let mut download = block.download(&first, 0..16).unwrap();
@@ -77,13 +77,13 @@ pub(crate) fn fault() {
     assert_sticky(of_the_device(block_on(waiting)));
     assert_sticky(block_on(passed));
 
-    // Everything afterwards as well, on whatever stream.
+    // All later calls fail as well, on every stream.
     assert_sticky(of_the_device(pool.try_allocate(&second, 512)));
     assert_sticky(of_the_device(block_on(pool.allocate(&second, 512))));
     assert_sticky(event.is_complete());
     assert_sticky(second.event());
     assert_sticky(pool.reap());
-    // What may be in use still is given to nobody.
+    // Memory that may still be in use is not granted.
     let statistics = pool.statistics();
     assert_eq!((statistics.pending.current, statistics.free), (8 * MIB, 0));
     assert_eq!(statistics.waits.waiting, 0);
@@ -92,7 +92,8 @@ pub(crate) fn fault() {
     drop((works, gpu));
 }
 
-/// The same before the eyes of all who can wait, on several streams and on none; afterwards no pool can be had.
+/// The fault happens while requests of every kind wait, on several streams and on none. Afterwards no pool can be
+/// built.
 pub(crate) fn faulting_kernel_fails_all_waiters() {
     assert_child(FAULT_MAPPED);
     assert_child(FAULT_PLAIN);
@@ -148,8 +149,8 @@ fn assert_sticky<T: std::fmt::Debug>(answer: Result<T, DeviceError>) {
     assert!(error.reason().contains("ILLEGAL_ADDRESS"), "{error}");
 }
 
-/// rmm#2366: a pool that is alive when the process ends, with blocks, waits and work under way.
-pub(crate) fn a_process_ends_with_pools_alive() {
+/// rmm#2366: pools with blocks, waits and running work are alive when the process ends.
+pub(crate) fn process_ends_with_live_pools() {
     assert_child(EXIT);
 }
 
@@ -169,7 +170,7 @@ pub(crate) fn exit() {
     let with = |block| (pool.clone(), first.clone(), block);
     KEPT.lock().unwrap().push(with(kept));
     OF_THE_THREAD.set(Some(with(own)));
-    // Nobody waits for this thread, which waits for what never comes.
+    // The process does not wait for this thread, whose request is never granted.
     let waiting = (pool.clone(), second);
     thread::spawn(move || block_on(waiting.0.allocate(&waiting.1, 8 * MIB)).map(drop));
     while pool.statistics().waits.waiting == 0 {

@@ -14,7 +14,7 @@ pub(crate) fn description() -> String {
 }
 
 /// As the user reads it: from the device, and from a pool over it.
-pub(crate) fn the_description_names_the_device_and_its_memory() {
+pub(crate) fn description_names_the_device_and_its_memory() {
     let context = gpu().context().clone();
     let name = context.name().unwrap();
     let gib = context.total_mem().unwrap() as f64 / (1u64 << 30) as f64;
@@ -41,7 +41,7 @@ pub(crate) fn the_description_names_the_device_and_its_memory() {
     assert!(line.ends_with(&in_use), "{line}");
 }
 
-pub(crate) fn a_device_that_does_not_exist_is_an_error() {
+pub(crate) fn missing_device_is_an_error() {
     let error = CudaDevice::new(999).unwrap_err();
     assert_eq!(error.kind(), DeviceErrorKind::InvalidArgument, "{error}");
     assert!(error.reason().contains("INVALID_DEVICE"), "{error}");

@@ -1,6 +1,6 @@
-//! Streams that hand-shake on the device: a kernel on one waits, in memory, for a kernel on the other. An
-//! allocation that made the other stream wait for the first would tie a deadlock that nothing unties. Kernels
-//! that wait give up after a while, and fail the test then.
+//! Streams that hand-shake on the device: a kernel on one waits in memory for a kernel on another. An allocation that
+//! made the other stream wait for the first would cause a deadlock. Kernels give up waiting after a while, and then
+//! fail the test.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
@@ -9,14 +9,14 @@ use crate::site::{Site, Worker, builder, settle_all};
 use futures::executor::block_on;
 use weirpool::{Block, Order, PoolBuilder, Sealing, Source};
 
-/// A number in device memory, by which streams shake hands.
+/// A number in device memory, on which streams hand-shake.
 struct Flag {
     block: Block,
     count: u64,
 }
 
 impl Flag {
-    /// In a pool of its own.
+    /// Creates a flag in a pool of its own.
     fn new<S: Setting>(bench: &Cuda<S>) -> Self {
         let pool = builder::<Cuda<S>>(bench.device(), 2 * MIB).build().unwrap();
         let stream = pool.register(&bench.stream()).unwrap();
@@ -25,7 +25,7 @@ impl Flag {
         Self { block, count: 0 }
     }
 
-    /// Keeps the stream until the next [`Self::shake`].
+    /// Holds the stream until the next [`Self::shake`].
     fn await_on<S: Setting>(&mut self, worker: &Worker<Cuda<S>>) {
         self.count += 1;
         let gpu = &worker.bench.gpu;
@@ -38,7 +38,7 @@ impl Flag {
     }
 }
 
-/// How an allocation is asked for.
+/// How memory is requested.
 #[derive(Clone, Copy, Debug)]
 enum Manner {
     Try,
@@ -54,9 +54,9 @@ impl Manner {
     }
 }
 
-/// The first stream frees something, and then waits for the second. Of the two blocks that there are the
-/// other is complete, and its event says so: the second stream has that one, whenever the first is sealed.
-pub(crate) fn a_hand_shake_is_not_waited_for_while_other_memory_can_do<S: Setting>() {
+/// The first stream frees a block, and then waits for the second. The other of the two blocks is complete, and has an
+/// event. The second stream gets that one, whenever the first block is sealed.
+pub(crate) fn handshake_is_not_waited_for_while_other_memory_suffices<S: Setting>() {
     let sealings = [Sealing::default(), Sealing::OnDemand];
     let orders = [Order::GrowFirst, Order::WaitFirst];
     for (sealing, order) in sealings.into_iter().flat_map(|s| orders.map(|o| (s, o))) {
@@ -97,9 +97,9 @@ fn shake_hands<S: Setting>(site: &Site<Cuda<S>>, bytes: u64) {
     }
 }
 
-/// There is only what the first stream freed before it began to wait. An event recorded at the free is not
-/// behind the wait: the second stream has the memory, and goes on.
-pub(crate) fn what_was_freed_before_a_hand_shake_serves_the_other_side<S: Setting>() {
+/// Only memory that the first stream freed before it began to wait is available. Its event was recorded at the free,
+/// before the wait, so the second stream gets the memory and goes on.
+pub(crate) fn memory_freed_before_a_handshake_serves_the_other_stream<S: Setting>() {
     const BYTES: u64 = 8 * MIB;
     for manner in [Manner::Try, Manner::Await] {
         let site = Site::<Cuda<S>>::new(BYTES);
@@ -107,7 +107,7 @@ pub(crate) fn what_was_freed_before_a_hand_shake_serves_the_other_side<S: Settin
         let mut flag = Flag::new(&site.bench);
         let block = first.take(BYTES);
         first.use_up(&block, 1);
-        // So much seals at once.
+        // A block of this size seals at once.
         drop(block);
         flag.await_on(&first);
         let block = manner.take(&second, BYTES);
@@ -119,8 +119,8 @@ pub(crate) fn what_was_freed_before_a_hand_shake_serves_the_other_side<S: Settin
     }
 }
 
-/// The same for a small block, which would be sealed later, when somebody waits for it already.
-pub(crate) fn what_is_freed_while_somebody_waits_is_sealed_at_once<S: Setting>() {
+/// A small block, which would usually be sealed later, is freed while a request waits.
+pub(crate) fn memory_freed_while_a_request_waits_is_sealed_at_once<S: Setting>() {
     const BYTES: u64 = 2 * MIB;
     for sealing in [Sealing::default(), Sealing::OnDemand] {
         let site = Site::<Cuda<S>>::with(BYTES, |builder| builder.sealing(sealing));

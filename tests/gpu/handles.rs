@@ -84,7 +84,7 @@ fn bind(site: &Site<Here>) {
 
 /// Its owner destroys it while what it did to a block that is freed by now runs still. The memory comes to others
 /// once that is over. The next stream may have its handle, and is another one.
-pub(crate) fn a_stream_of_the_drivers_is_served_and_forgotten() {
+pub(crate) fn raw_stream_is_served_and_dropped() {
     let site = Site::<Here>::with(16 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
     bind(&site);
     let raw = RawPool::new(&site.pool);
@@ -132,7 +132,7 @@ pub(crate) fn a_stream_of_the_drivers_is_served_and_forgotten() {
 
 /// By either of its handles it is one stream, which allocates, frees, and waits for memory. Nothing that waits is ever
 /// put into it: a blocking stream, which comes after all that the legacy default stream was given, goes on.
-pub(crate) fn the_legacy_default_stream_waits_on_the_host() {
+pub(crate) fn legacy_default_stream_waits_on_the_host() {
     let site = Site::<Here>::new(18 * MIB);
     bind(&site);
     let raw = RawPool::new(&site.pool);
@@ -190,7 +190,7 @@ pub(crate) fn the_legacy_default_stream_waits_on_the_host() {
 }
 
 /// It is another stream on each thread, under one handle.
-pub(crate) fn the_per_thread_default_stream_is_refused_by_its_handle() {
+pub(crate) fn per_thread_default_stream_is_refused_by_its_handle() {
     let site = Site::<Here>::new(8 * MIB);
     // SAFETY: the handle is refused whatever it stands for.
     let refused = unsafe { site.bench.device.external_stream(PER_THREAD) }.unwrap_err();
@@ -203,7 +203,7 @@ pub(crate) fn the_per_thread_default_stream_is_refused_by_its_handle() {
 }
 
 /// A stream is of the context that it was made in, whichever device it is adopted by.
-pub(crate) fn a_stream_of_another_context_is_refused() {
+pub(crate) fn stream_of_another_context_is_refused() {
     let site = Site::<Here>::new(8 * MIB);
     let elsewhere = site.bench.another();
     let work = elsewhere.stream();

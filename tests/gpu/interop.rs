@@ -1,8 +1,8 @@
-//! Buffers in the hands of cudarc: its copies, and cuBLAS. None of these calls names a stream of the pool's by its
-//! registration: what is done on which stream, and what it comes after, is learnt from cudarc.
+//! Buffers in calls of cudarc: its copies, and cuBLAS. None of these calls names a registered stream. The pool learns
+//! from cudarc on which stream a call works, and orders it.
 //!
-//! A copy from or to ordinary memory of the host waits on its thread for what its stream is held by, so where a
-//! stream is held there are copies within the device, and fills.
+//! A copy from or to ordinary host memory blocks its thread while its stream is held. So tests that hold a stream use
+//! copies within the device, and fills.
 
 use crate::bench::{Bench, Gate};
 use crate::common::MIB;
@@ -34,24 +34,24 @@ fn numbers(from: u32) -> Vec<u32> {
     (from..).take(COUNT).collect()
 }
 
-/// Adds to each element, by a kernel that has an argument made for its stream.
+/// Adds to each element, with a kernel whose argument was created for its stream.
 fn add(worker: &Worker<Here>, argument: Argument<'_>, amount: u64) {
     let words = argument.size() / 4;
     let mut launch = worker.work.launch_builder(worker.bench.gpu.kernel("add"));
     launch.arg(&argument).arg(&words).arg(&amount);
-    // SAFETY: the kernel touches so many words from the argument on, all of the block's.
+    // SAFETY: the kernel accesses this many words from the argument on, which the block contains.
     unsafe { launch.launch(LaunchConfig::for_num_elems(words as u32)) }.unwrap();
 }
 
-/// What was freed on them is seen complete by whoever asks next.
+/// Seals the streams and waits for them, so that the next query sees their freed memory complete.
 fn seal_and_settle(workers: &[&Worker<Here>]) {
     let seal = |worker: &&Worker<Here>| worker.stream.seal().unwrap();
     workers.iter().for_each(seal);
     settle_all(workers);
 }
 
-/// From the host, within the device and back, on whichever stream; and nobody orders anything.
-pub(crate) fn cudarcs_copies_take_buffers() {
+/// Copies from the host, within the device and back, on several streams, without any explicit order.
+pub(crate) fn copies_of_cudarc_accept_buffers() {
     let site = Site::<Here>::new(64 * MIB);
     let [home, second, third] = site.workers();
     let own = site.pool.create_stream().unwrap();
@@ -73,7 +73,7 @@ pub(crate) fn cudarcs_copies_take_buffers() {
     let made = Buffer::<u32>::try_allocate(&site.pool, &own, 1).unwrap();
     assert_eq!(DeviceSlice::stream(&made).raw(), own.raw());
 
-    // Bytes, and parts of what has several owners.
+    // Bytes, and parts of shared buffers.
     let expected = numbers(11);
     let part = from.share().view(10..30).unwrap();
     let back = third.work.clone_dtoh(&part).unwrap();
@@ -83,7 +83,7 @@ pub(crate) fn cudarcs_copies_take_buffers() {
     assert_eq!(back, bytes_of(&expected[10..30]));
     let mut block = home.take(1000);
     second.work.memcpy_htod(&[7u8; 1000], &mut block).unwrap();
-    assert_eq!(DeviceSlice::len(&block), 1000, "what was requested");
+    assert_eq!(DeviceSlice::len(&block), 1000, "the requested size");
     assert_eq!(third.work.clone_dtoh(&block).unwrap(), [7u8; 1000]);
     drop((bytes, block, to, made));
     settle_all(&[&home, &second, &third]);
@@ -94,9 +94,9 @@ fn bytes_of(numbers: &[u32]) -> Vec<u8> {
     numbers.iter().flat_map(|n| n.to_ne_bytes()).collect()
 }
 
-/// A kernel on one stream, which takes long; a copy on another sees what it wrote. So does a kernel that reads
-/// what the copy wrote, on a third.
-pub(crate) fn a_copy_sees_what_a_kernel_elsewhere_wrote() {
+/// A long kernel writes on one stream. A copy on another stream sees its writes, and a kernel on a third one sees those
+/// of the copy.
+pub(crate) fn copy_sees_writes_of_a_kernel_on_another_stream() {
     let site = Site::<Here>::new(64 * MIB);
     let [home, kernels, copies] = site.workers();
     for is_exclusive in [false, true] {
@@ -124,7 +124,7 @@ pub(crate) fn a_copy_sees_what_a_kernel_elsewhere_wrote() {
     site.assert_conserved();
 }
 
-/// The copy is on a stream that only cudarc named: the memory is nobody's before it has ended.
+/// A copy is on a stream that only cudarc named. The memory is not reused before the copy is complete.
 pub(crate) fn memory_is_not_reused_before_a_copy_has_ended() {
     let site = Site::<Here>::without_device_waits(16 * MIB);
     let [home, copies, other] = site.workers();
@@ -159,8 +159,8 @@ pub(crate) fn memory_is_not_reused_before_a_copy_has_ended() {
     site.assert_sound();
 }
 
-/// Two streams read at once, and neither waits for the other; a third writes after both of them.
-pub(crate) fn a_fill_comes_after_all_copies() {
+/// Two streams read at once without waiting for each other. A third one writes after both.
+pub(crate) fn fill_comes_after_all_copies() {
     let site = Site::<Here>::new(64 * MIB);
     let [home, first, second, writer] = site.workers();
     let (mut from, mut one, mut other) = (buffer(&home), buffer(&first), buffer(&second));
@@ -182,7 +182,7 @@ pub(crate) fn a_fill_comes_after_all_copies() {
     site.assert_conserved();
 }
 
-/// Runs the call on a thread of its own, which comes back only once the gate is open.
+/// Runs a call on a separate thread, and asserts that it returns only after the gate is open.
 fn assert_waits<R: Send>(bench: &Here, gate: Gate, call: impl FnOnce() -> R + Send) -> R {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -198,9 +198,9 @@ fn assert_waits<R: Send>(bench: &Here, gate: Gate, call: impl FnOnce() -> R + Se
     })
 }
 
-/// A stream that was never registered is ordered like the others; and since the pool cannot keep it, the call
-/// returns only when its work is over.
-pub(crate) fn an_unregistered_stream_is_waited_for_by_the_host() {
+/// An unregistered stream is ordered like the others. Since the pool cannot keep it, the call returns only when its
+/// work is complete.
+pub(crate) fn unregistered_stream_is_waited_for_by_the_host() {
     let site = Site::<Here>::without_device_waits(64 * MIB);
     let [home, other] = site.workers();
     let stranger = site.bench.stream();
@@ -209,7 +209,7 @@ pub(crate) fn an_unregistered_stream_is_waited_for_by_the_host() {
     let gate = site.bench.hold(&home.work);
     add(&home, from.write_on(&home.stream).unwrap(), 1);
     assert_waits(&site.bench, gate, || stranger.memcpy_dtod(&from, &mut to)).unwrap();
-    // Nothing of it is left, and the stream may go.
+    // No state of the stream is left, so it may be destroyed.
     drop(stranger);
     assert!(other.work.clone_dtoh(&to).unwrap() == numbers(2));
     drop((from, to));
@@ -220,8 +220,8 @@ pub(crate) fn an_unregistered_stream_is_waited_for_by_the_host() {
     site.assert_sound();
 }
 
-/// It takes no wait on the device: where one is needed, the host waits. Its uses are counted as on any other.
-pub(crate) fn the_legacy_default_stream_is_adopted() {
+/// The legacy default stream takes no device-side wait, so the host waits instead. Its uses count like those of others.
+pub(crate) fn legacy_default_stream_is_adopted() {
     let site = Site::<Here>::without_device_waits(16 * MIB);
     let [home, other] = site.workers();
     let legacy: Arc<CudaStream> = site.bench.gpu.context().default_stream();
@@ -240,10 +240,10 @@ pub(crate) fn the_legacy_default_stream_is_adopted() {
     site.assert_conserved();
 }
 
-/// What a use is refused with, which has no other way to say so than to panic.
+/// Returns the message of a refused use, which panics because cudarc's interface has no errors there.
 fn refusal(use_it: impl FnOnce()) -> String {
     let refused = catch_unwind(AssertUnwindSafe(use_it));
-    text_of(&*refused.expect_err("it was to be refused"))
+    text_of(&*refused.expect_err("a refused use"))
 }
 
 pub(crate) fn streams_that_cannot_be_ordered_are_refused() {
@@ -264,7 +264,7 @@ pub(crate) fn streams_that_cannot_be_ordered_are_refused() {
     site.assert_conserved();
 }
 
-/// A square matrix of ones and of twos, by columns: the product is full of `2 n`.
+/// Multiplies a square matrix of ones by one of twos, column-major. All elements of the product are `2 n`.
 fn multiply(blas: &CudaBlas, [a, b]: [&Buffer<f32>; 2], product: &mut Buffer<f32>, n: usize) {
     let n = n as i32;
     let config = GemmConfig {
@@ -279,7 +279,7 @@ fn multiply(blas: &CudaBlas, [a, b]: [&Buffer<f32>; 2], product: &mut Buffer<f32
         beta: 0.0,
         ldc: n,
     };
-    // SAFETY: the buffers are of as many elements as the configuration says.
+    // SAFETY: the buffers have as many elements as the configuration says.
     unsafe { blas.gemm(config, a, b, product) }.unwrap();
 }
 
@@ -288,16 +288,16 @@ pub(crate) fn cublas_multiplies_buffers() {
     const N: usize = 256;
     let site = Site::<Here>::new(64 * MIB);
     let [home, second, multiplier, reader] = site.workers();
-    // Where there is none, cudarc panics.
+    // cudarc panics if cuBLAS is missing.
     let blas = catch_unwind(|| CudaBlas::new(multiplier.work.clone()));
     let Ok(Ok(blas)) = blas else {
-        eprintln!("gpu: skipped: cuBLAS cannot be used here");
+        eprintln!("gpu: skipped: cuBLAS is not available");
         return;
     };
     let matrix = || Buffer::<f32>::try_allocate(&site.pool, &home.stream, N * N).unwrap();
     let (mut a, mut b, mut product) = (matrix(), matrix(), matrix());
     let (ones, twos) = (vec![1.0; N * N], vec![2.0; N * N]);
-    // Once before any stream is held: it takes memory, and loads kernels.
+    // The first multiplication runs before any stream is held, since it allocates memory and loads kernels.
     home.work.memset_zeros(&mut a).unwrap();
     home.work.memset_zeros(&mut b).unwrap();
     multiply(&blas, [&a, &b], &mut product, N);

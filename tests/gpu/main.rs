@@ -1,28 +1,28 @@
-//! The proof on real hardware: whatever the simulated device is taken to show, here on a GPU.
+//! Tests on real hardware: everything that the simulated device is used to show, on a GPU.
 //!
-//! Without one (no driver, no device, no NVRTC to compile the kernels with) every test is *ignored*, one
-//! line says why, and that is no failure; with `WEIRPOOL_REQUIRE_GPU` set it is. The page
-//! `weirpool::guide::gpus` says how to run it.
+//! Without a GPU (no driver, no device, or no NVRTC to compile the kernels) every test is *ignored*, one line says why,
+//! and that is no failure. With `WEIRPOOL_REQUIRE_GPU` set it is one. The page `weirpool::guide::gpus` says how to run
+//! the tests.
 //!
-//! | file | about |
+//! | file | contents |
 //! |---|---|
-//! | `harness` | how the tests are run, and what becomes of one that hangs |
-//! | `pressure` | a device that is full |
-//! | `cuda` | a GPU on the bench of the behaviour suite (`tests/conformance`) |
-//! | `facts` | what the device says of itself |
-//! | `upstreams` | where memory comes from: of the device, page-locked, managed |
-//! | `ordering` | a long kernel, its memory, and the next owner; and that the tests would see a mistake |
+//! | `harness` | running the tests, with a time limit |
+//! | `pressure` | a full device |
+//! | `cuda` | a GPU as the bench of the conformance suite (`tests/conformance`) |
+//! | `facts` | the properties that the device reports |
+//! | `upstreams` | device, page-locked and managed memory |
+//! | `ordering` | a long kernel, its memory, and the next owner; and checks that the tests detect mistakes |
 //! | `hand_shakes` | streams that wait for each other on the device |
 //! | `captures` | streams that are captured into a graph |
-//! | `copies` | between host and device |
-//! | `interop` | buffers in the hands of cudarc and cuBLAS |
-//! | `streams` | default streams, streams of the pool's, streams that go away |
-//! | `handles` | streams of which nothing but the handle is known |
+//! | `copies` | copies between host and device |
+//! | `interop` | buffers in calls of cudarc and cuBLAS |
+//! | `streams` | default streams, streams of the pool, streams that are dropped |
+//! | `handles` | streams known only by their handle |
 //! | `contexts` | threads with another context, or none |
-//! | `children` | processes of their own, for what follows |
+//! | `children` | child processes for the following files |
 //! | `ends` | kernels that fault, processes that end |
 //! | `shutdown` | ends in the wrong order |
-//! | `processes` | another process that has the device's memory |
+//! | `processes` | another process that holds the device's memory |
 //! | `soak` | many tasks for a few seconds |
 
 use std::process::ExitCode;
@@ -114,7 +114,7 @@ use cuda::{Cuda, Managed, Mapped, Pinned, Plain};
 use harness::Entry;
 use weirpool::Upstream;
 
-/// The behaviour suite, as a list.
+/// Turns the conformance suite into a list.
 macro_rules! as_list {
     (
         ($backend:literal, $bench:ty)
@@ -147,7 +147,7 @@ macro_rules! awaited_list {
     )+};
 }
 
-/// What is tested on a GPU alone, on each kind of memory.
+/// Lists tests that run only on a GPU, for each kind of memory.
 macro_rules! on_memory {
     ($backend:literal, $setting:ty; $($theme:ident: $($test:ident),+;)+) => {
         [$($(entry(
@@ -174,7 +174,7 @@ macro_rules! on_every_kind {
     };
 }
 
-/// What is tested on a GPU alone, once.
+/// Lists tests that run only on a GPU, once.
 macro_rules! once {
     ($($theme:ident: $($test:ident),+;)+) => {
         [$($(entry(
@@ -196,75 +196,75 @@ fn entry(path: &[&str], test: fn(), upstream: Upstream) -> Entry {
 fn entries() -> Vec<Entry> {
     let mut list: Vec<Entry> = once! {
         facts:
-            the_description_names_the_device_and_its_memory,
-            a_device_that_does_not_exist_is_an_error;
+            description_names_the_device_and_its_memory,
+            missing_device_is_an_error;
         streams:
-            the_legacy_default_stream_is_never_made_to_wait,
-            the_per_thread_default_stream_is_refused,
-            streams_of_the_pools_own_take_work,
-            a_stream_is_kept_for_as_long_as_its_memory_is_pending;
+            legacy_default_stream_is_never_made_to_wait,
+            per_thread_default_stream_is_refused,
+            streams_of_the_pool_accept_work,
+            stream_is_kept_while_its_memory_is_pending;
         handles:
-            a_stream_of_the_drivers_is_served_and_forgotten,
-            the_legacy_default_stream_waits_on_the_host,
-            the_per_thread_default_stream_is_refused_by_its_handle,
-            a_stream_of_another_context_is_refused;
+            raw_stream_is_served_and_dropped,
+            legacy_default_stream_waits_on_the_host,
+            per_thread_default_stream_is_refused_by_its_handle,
+            stream_of_another_context_is_refused;
         upstreams:
-            memory_is_of_the_kind_that_was_asked_for,
-            what_is_not_there_is_refused_by_name,
-            the_hosts_memory_is_the_hosts;
+            memory_is_of_the_requested_kind,
+            missing_kind_is_refused_by_name,
+            host_memory_is_used_by_the_host_only;
         interop:
-            cudarcs_copies_take_buffers,
-            a_copy_sees_what_a_kernel_elsewhere_wrote,
+            copies_of_cudarc_accept_buffers,
+            copy_sees_writes_of_a_kernel_on_another_stream,
             memory_is_not_reused_before_a_copy_has_ended,
-            a_fill_comes_after_all_copies,
-            an_unregistered_stream_is_waited_for_by_the_host,
-            the_legacy_default_stream_is_adopted,
+            fill_comes_after_all_copies,
+            unregistered_stream_is_waited_for_by_the_host,
+            legacy_default_stream_is_adopted,
             streams_that_cannot_be_ordered_are_refused,
             cublas_multiplies_buffers;
         captures:
-            a_query_in_the_default_mode_breaks_a_capture,
-            a_capture_is_not_broken_by_what_the_pool_does,
-            a_captured_stream_keeps_what_it_freed,
-            a_graph_has_no_fills;
+            query_in_the_default_mode_breaks_a_capture,
+            capture_is_not_broken_by_calls_of_the_pool,
+            captured_stream_keeps_its_freed_memory,
+            graph_has_no_fills;
         contexts:
-            a_thread_needs_no_context,
-            the_context_of_a_thread_is_left_alone,
-            the_end_of_a_device_leaves_the_context_alone;
+            thread_needs_no_context,
+            context_of_a_thread_is_left_alone,
+            dropped_device_leaves_the_context_alone;
         ends:
             faulting_kernel_fails_the_awaiting_task,
             faulting_kernel_fails_all_waiters,
-            a_process_ends_with_pools_alive;
+            process_ends_with_live_pools;
         shutdown:
-            a_pool_is_dropped_while_kernels_write,
-            a_thread_ends_the_process_while_others_wait;
+            pool_is_dropped_while_kernels_write,
+            thread_ends_the_process_while_others_wait;
     }
     .into();
     list.extend(on_every_kind! {
         copies:
-            bytes_come_back_as_they_went,
-            bytes_are_taken_when_the_copy_is_asked_for,
+            bytes_survive_a_round_trip,
+            bytes_are_taken_when_the_copy_is_submitted,
             copies_keep_the_order_of_their_stream,
             copies_come_after_what_their_stream_waited_for,
-            a_download_dropped_on_its_way_harms_nobody,
+            dropped_download_has_no_effect,
             many_copies_are_under_way_at_once;
         ordering:
-            who_waits_on_the_host_comes_after_a_long_kernel,
-            who_waits_on_the_device_comes_after_a_long_kernel,
-            a_wrong_answer_to_a_query_is_seen,
-            a_wait_that_is_left_out_is_seen;
+            waiter_on_the_host_comes_after_a_long_kernel,
+            stream_waiting_on_the_device_comes_after_a_long_kernel,
+            wrong_result_of_a_query_is_detected,
+            missing_wait_is_detected;
         hand_shakes:
-            a_hand_shake_is_not_waited_for_while_other_memory_can_do,
-            what_was_freed_before_a_hand_shake_serves_the_other_side,
-            what_is_freed_while_somebody_waits_is_sealed_at_once;
+            handshake_is_not_waited_for_while_other_memory_suffices,
+            memory_freed_before_a_handshake_serves_the_other_stream,
+            memory_freed_while_a_request_waits_is_sealed_at_once;
         soak:
             tasks_over_streams_keep_every_word;
     });
     list.extend(on_device_memory! {
         pressure:
-            another_pool_gives_way,
+            another_pool_spills,
             refused_waiter_asks_again;
         processes:
-            another_process_is_waited_for;
+            memory_of_another_process_is_waited_for;
     });
     list.extend(suite!(as_list: "cuda_mapped", Cuda<Mapped>));
     list.extend(suite!(as_list: "cuda_plain", Cuda<Plain>));
@@ -277,7 +277,7 @@ fn main() -> ExitCode {
     if let Some(code) = children::in_a_child() {
         return code;
     }
-    // By default streams share 8 of the device's queues, and what is held in one holds all that share it.
+    // By default, streams share 8 queues of the device, and a held stream would hold all that share its queue.
     if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
         // SAFETY: no other thread runs yet.
         unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };

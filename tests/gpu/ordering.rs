@@ -40,7 +40,7 @@ fn overwrite<S: Setting>(worker: &Worker<Cuda<S>>, block: &Block) {
 }
 
 /// Without waits on the device: the allocation is awaited, and given only when the check is over.
-pub(crate) fn who_waits_on_the_host_comes_after_a_long_kernel<S: Setting>() {
+pub(crate) fn waiter_on_the_host_comes_after_a_long_kernel<S: Setting>() {
     let site = Site::<Cuda<S>>::without_device_waits(BYTES);
     let [first, second] = site.workers();
     for _ in 0..3 {
@@ -62,7 +62,7 @@ pub(crate) fn who_waits_on_the_host_comes_after_a_long_kernel<S: Setting>() {
 }
 
 /// Behind a wait on the device: the memory is given at once, and overwritten only when the check is over.
-pub(crate) fn who_waits_on_the_device_comes_after_a_long_kernel<S: Setting>() {
+pub(crate) fn stream_waiting_on_the_device_comes_after_a_long_kernel<S: Setting>() {
     let site = Site::<Cuda<S>>::new(BYTES);
     let [first, second] = site.workers();
     for _ in 0..3 {
@@ -82,13 +82,13 @@ pub(crate) fn who_waits_on_the_device_comes_after_a_long_kernel<S: Setting>() {
 }
 
 /// Had the allocation not been awaited: the check sees it.
-pub(crate) fn a_wrong_answer_to_a_query_is_seen<S: Setting>() {
+pub(crate) fn wrong_result_of_a_query_is_detected<S: Setting>() {
     let taken_by = assert_seen::<S>(ONLY_COMPLETE, "query");
     assert_eq!(taken_by, Source::Free, "the pool takes it for complete");
 }
 
 /// Had the wait on the device been left out: the check sees it.
-pub(crate) fn a_wait_that_is_left_out_is_seen<S: Setting>() {
+pub(crate) fn missing_wait_is_detected<S: Setting>() {
     let taken_by = assert_seen::<S>(Reuse::ALL, "wait");
     assert_eq!(
         taken_by,

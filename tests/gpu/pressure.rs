@@ -1,4 +1,4 @@
-//! A device that is full: other pools have its memory, or somebody else has.
+//! A full device, whose memory other pools or other processes hold.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
@@ -11,7 +11,7 @@ use weirpool::{AllocError, Pool, Source, Stream};
 
 const STEP: u64 = 512 * MIB;
 
-/// A pool that may have all of the device, in few large handles.
+/// Creates a pool over the whole device, with few large chunks.
 fn pool<S: Setting>(bench: &Cuda<S>) -> (Pool, Stream) {
     let builder = PoolBuilder::new(bench.device()).chunk_bytes(STEP);
     let pool = builder.build().expect("a pool over the whole device");
@@ -19,15 +19,15 @@ fn pool<S: Setting>(bench: &Cuda<S>) -> (Pool, Stream) {
     (pool, stream)
 }
 
-/// Three fifths of what the device has left.
+/// Returns three fifths of the device's free memory.
 fn most<S: Setting>(bench: &Cuda<S>) -> u64 {
     let free = bench.device().memory_info(MemoryKind::Device);
     let free = free.expect("the device tells").free;
     free / 5 * 3 / STEP * STEP
 }
 
-/// What another pool of the process keeps, and nobody uses, is had.
-pub(crate) fn another_pool_gives_way<S: Setting>() {
+/// Another pool of the process gives up its unused memory.
+pub(crate) fn another_pool_spills<S: Setting>() {
     let bench = Cuda::<S>::new();
     let ((one, a), (other, b)) = (pool(&bench), pool(&bench));
     let bytes = most(&bench);
@@ -45,7 +45,7 @@ pub(crate) fn another_pool_gives_way<S: Setting>() {
     other.check_conserved().unwrap();
 }
 
-/// Who waits while somebody else has the device's memory gets it once that lets go, though nobody says so.
+/// A waiter gets the device's memory once another pool releases it, although no notification tells so.
 pub(crate) fn refused_waiter_asks_again<S: Setting>() {
     let bench = Cuda::<S>::new();
     let ((one, a), (other, b)) = (pool(&bench), pool(&bench));

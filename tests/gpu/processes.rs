@@ -1,5 +1,5 @@
-//! Another process has the device's memory: what is kept here is given for it, who waits gets it once that lets go,
-//! and who does not wait so long is told what the device has.
+//! Another process holds the device's memory. Unused memory of other pools is used first, a waiter gets memory once the
+//! process releases it, and a request that times out reports the device's figures.
 
 use crate::bench::Bench;
 use crate::children::Neighbour;
@@ -15,19 +15,19 @@ use weirpool::device::MemoryKind;
 use weirpool::testing::Invariants;
 use weirpool::{AllocError, Block, Pool, Stream};
 
-pub(crate) const RESERVATION: &str = "hoard";
+pub(crate) const RESERVATION: &str = "reserve memory";
 
 const GIB: u64 = 1 << 30;
 const STEP: u64 = GIB / 2;
-/// What the other process leaves.
+/// The bytes that the other process leaves.
 const LEFT: u64 = 3 * GIB;
-/// What can be had with it there, if both pools give what they keep: 6 GiB are kept or left.
+/// Available while the process holds its memory, if both pools give up what they cache: 6 GiB are cached or left.
 const WITH_IT: u64 = 4 * GIB + STEP;
-/// What can be had only without it.
+/// Available only after the process releases its memory.
 const WITHOUT_IT: u64 = 8 * GIB;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A pool that may have all of the device, in few large handles.
+/// A pool over the whole device, with few large chunks.
 struct Place<S: Setting> {
     bench: Cuda<S>,
     pool: Pool,
@@ -50,7 +50,7 @@ impl<S: Setting> Place<S> {
         }
     }
 
-    /// Has so much memory that nobody uses.
+    /// Makes the pool cache this much unused memory.
     fn keep(&self, bytes: u64) {
         drop(self.pool.try_allocate(&self.stream, bytes).unwrap());
         block_on(self.stream.synchronize()).unwrap();
@@ -61,21 +61,21 @@ impl<S: Setting> Place<S> {
         self.pool.statistics().reserved.current
     }
 
-    /// Whether the memory is there: a kernel writes all of it, and another reads it.
+    /// Asserts that the memory works: a kernel writes all of it, and another one reads it.
     fn use_up(&self, block: &Block, word: u32) {
         let (gpu, address) = (&self.bench.gpu, block.address());
         gpu.fill(&self.work, address, block.size(), word);
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, results) = std::sync::mpsc::channel();
         gpu.compare(&self.work, address, block.size(), word, move |is_right| {
-            let _ = tell.send(is_right);
+            let _ = sender.send(is_right);
         });
         settle(&self.work);
-        assert_eq!(told.recv(), Ok(true), "what a kernel wrote");
+        assert_eq!(results.recv(), Ok(true), "what a kernel wrote");
     }
 }
 
-/// The other process frees its memory, or ends with it.
-pub(crate) fn another_process_is_waited_for<S: Setting>() {
+/// The other process frees its memory, or ends.
+pub(crate) fn memory_of_another_process_is_waited_for<S: Setting>() {
     for lets_go in ["free", "end"] {
         let bench = Cuda::<S>::new();
         let [one, other] = [(); 2].map(|()| Place::new(&bench));
@@ -84,8 +84,8 @@ pub(crate) fn another_process_is_waited_for<S: Setting>() {
         let mut neighbour = Neighbour::start(RESERVATION);
         let said = neighbour.hear();
         assert!(said.starts_with("took"), "{said}");
-        what_is_kept_is_given_first(&one, &other);
-        who_waits_so_long_only_is_told(&one);
+        cached_memory_is_spilled_first(&one, &other);
+        timed_out_request_reports_the_device(&one);
         let waiting = one.pool.allocate(&one.stream, WITHOUT_IT);
         let mut waiting = waiting.timeout(PATIENCE);
         assert!(poll(&mut waiting).is_pending(), "{said}");
@@ -100,40 +100,40 @@ pub(crate) fn another_process_is_waited_for<S: Setting>() {
     }
 }
 
-fn what_is_kept_is_given_first<S: Setting>(one: &Place<S>, other: &Place<S>) {
+fn cached_memory_is_spilled_first<S: Setting>(one: &Place<S>, other: &Place<S>) {
     let block = one.pool.try_allocate(&one.stream, WITH_IT).unwrap();
     assert_eq!(
         one.reserved(),
         WITH_IT,
-        "what it kept is part of it, or given"
+        "its cached memory is part of it, or spilled"
     );
-    assert!(other.reserved() < 2 * GIB, "the other pool gave nothing");
+    assert!(other.reserved() < 2 * GIB, "the other pool spilled nothing");
     one.use_up(&block, 1);
     drop(block);
     block_on(one.stream.synchronize()).unwrap();
 }
 
-fn who_waits_so_long_only_is_told<S: Setting>(one: &Place<S>) {
+fn timed_out_request_reports_the_device<S: Setting>(one: &Place<S>) {
     let waiting = one.pool.allocate(&one.stream, WITHOUT_IT);
     let answer = block_on(waiting.timeout(Duration::from_millis(200)));
     let Err(AllocError::TimedOut { shortfall, .. }) = answer else {
         panic!("{answer:?}");
     };
-    let told = shortfall.device.expect("it was the device that refused");
+    let info = shortfall.device.expect("it was the device that refused");
     let total = one.bench.device().memory_info(MemoryKind::Device).unwrap();
-    assert_eq!(told.total, total.total);
-    assert!(told.free < WITHOUT_IT, "{told:?}");
+    assert_eq!(info.total, total.total);
+    assert!(info.free < WITHOUT_IT, "{info:?}");
     assert_eq!(shortfall.requested, WITHOUT_IT);
 }
 
-/// What the child does: takes all but a little, and holds it until it is told, or nobody is there to tell it.
+/// Runs in the child: takes almost all memory, and holds it until a line or the end of the input comes.
 pub(crate) fn reservation() {
     let context = CudaContext::new(0).unwrap();
     let left = || context.mem_get_info().unwrap().0 as u64;
     let mut taken = Vec::new();
     for bytes in [GIB, GIB / 8] {
         while left() >= LEFT + bytes {
-            // SAFETY: nobody uses the memory.
+            // SAFETY: no work uses the memory.
             taken.push(unsafe { result::malloc_sync(bytes as usize) }.unwrap());
         }
     }
@@ -147,6 +147,6 @@ pub(crate) fn reservation() {
         // SAFETY: it was taken above.
         unsafe { result::free_sync(address) }.unwrap();
     }
-    // It lives on without the memory, until nobody is there.
+    // The process lives on without the memory until the input ends.
     std::io::stdin().read_line(&mut line).unwrap();
 }

@@ -1,5 +1,5 @@
-//! Ends in the wrong order: a pool that goes while kernels write to its blocks, a process that is ended by a thread
-//! while others wait. Each in a [child](crate::children), where a crash is seen.
+//! Ends in the wrong order: a pool is dropped while kernels write to its blocks, or a thread ends the process while
+//! others wait. Each runs in a [child process](crate::children), so that a crash is seen.
 
 use crate::children::{DONE, assert_child};
 use crate::common::MIB;
@@ -21,13 +21,13 @@ pub(crate) const DROP_MAPPED: &str = "drop, virtual memory";
 pub(crate) const DROP_PLAIN: &str = "drop, plain memory";
 
 const BYTES: u64 = 256 * MIB;
-/// What the driver may keep for itself of what was given back.
+/// Released memory that the driver may keep for itself.
 const SLACK: u64 = 64 * MIB;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// [30] A pool goes with all its handles, streams and blocks while kernels write to them: its memory is the
-/// kernels' until they end, by what they find in it and by what the device has left, and is given back then.
-pub(crate) fn a_pool_is_dropped_while_kernels_write() {
+/// [30] A pool is dropped with all its handles, streams and blocks while kernels write to them. The kernels keep their
+/// memory until they end, as their contents and the device's free memory show; then it is released.
+pub(crate) fn pool_is_dropped_while_kernels_write() {
     assert_child(DROP_MAPPED);
     assert_child(DROP_PLAIN);
 }
@@ -48,38 +48,46 @@ fn drop_while_kernels_write<S: Setting>() {
     let left = || gpu.context().mem_get_info().unwrap().0 as u64;
     let before = left();
     let first = block_of::<S>(&device, &works[0]);
-    let (tell, told) = channel();
+    let (first_sender, results) = channel();
     let address = first.address();
     gpu.fill(&works[0], address, BYTES, 1);
     let latch = gpu.hold(&works[0]);
     gpu.add(&works[0], address, BYTES, 1);
-    let (teller, tell_again) = (tell.clone(), tell);
+    let (sender, sender_again) = (first_sender.clone(), first_sender);
     gpu.compare(&works[0], address, BYTES, 2, move |is_right| {
-        let _ = teller.send(is_right);
+        let _ = sender.send(is_right);
     });
-    // The last handle on the pool, and on its stream.
+    // This drops the last handle of the pool, and of its stream.
     drop(first);
-    assert!(left() + BYTES <= before, "given back too early");
-    // Who takes memory now, and writes to it, has other memory.
+    assert!(left() + BYTES <= before, "released too early");
+    // A new owner gets other memory.
     let second = block_of::<S>(&device, &works[1]);
     gpu.fill(&works[1], second.address(), BYTES, 7);
     settle(&works[1]);
-    assert!(left() + 2 * BYTES <= before, "given back too early");
-    assert_eq!(told.try_recv(), Err(TryRecvError::Empty));
+    assert!(left() + 2 * BYTES <= before, "released too early");
+    assert_eq!(results.try_recv(), Err(TryRecvError::Empty));
     latch.open();
-    assert_eq!(told.recv_timeout(PATIENCE), Ok(true), "the kernel's bytes");
+    assert_eq!(
+        results.recv_timeout(PATIENCE),
+        Ok(true),
+        "the kernel's bytes"
+    );
     settle(&works[0]);
     eventually(|| left() + BYTES + SLACK >= before);
     gpu.compare(&works[1], second.address(), BYTES, 7, move |is_right| {
-        let _ = tell_again.send(is_right);
+        let _ = sender_again.send(is_right);
     });
-    assert_eq!(told.recv_timeout(PATIENCE), Ok(true), "the other's bytes");
+    assert_eq!(
+        results.recv_timeout(PATIENCE),
+        Ok(true),
+        "the other's bytes"
+    );
     settle(&works[1]);
     drop(second);
     eventually(|| left() + SLACK >= before);
 }
 
-/// A block of a pool of its own, which lives for as long as the block.
+/// Allocates a block of a new pool, which lives as long as the block.
 fn block_of<S: Setting>(device: &CudaDevice, work: &Arc<CudaStream>) -> Block {
     let pool = builder::<Cuda<S>>(Arc::new(device.clone()), 2 * BYTES).build();
     let pool = pool.unwrap();
@@ -88,7 +96,7 @@ fn block_of<S: Setting>(device: &CudaDevice, work: &Arc<CudaStream>) -> Block {
 }
 
 /// rmm#2366: a thread ends the process while tasks and threads wait, and kernels run.
-pub(crate) fn a_thread_ends_the_process_while_others_wait() {
+pub(crate) fn thread_ends_the_process_while_others_wait() {
     assert_child(EXIT_ELSEWHERE);
 }
 
@@ -116,7 +124,7 @@ pub(crate) fn exit_elsewhere() {
     thread::spawn(move || waits.0.reserve(6 * MIB).blocking().map(drop));
     let watched = pool.clone();
     thread::spawn(move || {
-        // With that of the main thread, which nobody ever serves.
+        // The fourth waiter is on the main thread, and is never served.
         eventually(|| watched.statistics().waits.waiting == 4);
         println!("{DONE}");
         std::process::exit(0);

@@ -20,7 +20,7 @@ fn unsupported(refused: StreamError) -> DeviceError {
 
 /// Every blocking stream is ordered with the legacy default stream: a wait in it would hold up all of them.
 /// It allocates and frees like another, and what would need a wait it gets in another way, or later.
-pub(crate) fn the_legacy_default_stream_is_never_made_to_wait() {
+pub(crate) fn legacy_default_stream_is_never_made_to_wait() {
     let site = Site::<Here>::new(16 * MIB);
     let legacy = site.worker_on(site.bench.gpu.context().default_stream());
     let other = site.worker();
@@ -56,7 +56,7 @@ pub(crate) fn the_legacy_default_stream_is_never_made_to_wait() {
 }
 
 /// It is another stream on each thread, under one name.
-pub(crate) fn the_per_thread_default_stream_is_refused() {
+pub(crate) fn per_thread_default_stream_is_refused() {
     let site = Site::<Here>::new(8 * MIB);
     let stream = site.bench.gpu.context().per_thread_stream();
     let refused = unsupported(site.pool.register(&stream).unwrap_err());
@@ -68,7 +68,7 @@ pub(crate) fn the_per_thread_default_stream_is_refused() {
 }
 
 /// The device gives a pool's own stream by its name, for as long as the pool needs it.
-pub(crate) fn streams_of_the_pools_own_take_work() {
+pub(crate) fn streams_of_the_pool_accept_work() {
     let site = Site::<Here>::new(8 * MIB);
     let stream = site.pool.create_stream().unwrap();
     let raw = stream.raw();
@@ -91,7 +91,7 @@ pub(crate) fn streams_of_the_pools_own_take_work() {
 }
 
 /// A user's stream stays usable for the pool until what was freed on it is complete, and no longer.
-pub(crate) fn a_stream_is_kept_for_as_long_as_its_memory_is_pending() {
+pub(crate) fn stream_is_kept_while_its_memory_is_pending() {
     let site = Site::<Here>::new(8 * MIB);
     let gone = site.worker();
     let stream = Arc::downgrade(&gone.work);

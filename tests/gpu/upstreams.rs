@@ -35,7 +35,7 @@ fn nature(block: &Block) -> (bool, bool) {
 }
 
 /// In a word: the memory of a pool over each upstream, small blocks and large.
-pub(crate) fn memory_is_of_the_kind_that_was_asked_for() {
+pub(crate) fn memory_is_of_the_requested_kind() {
     assert_nature::<Mapped>(false, false);
     assert_nature::<Plain>(false, false);
     assert_nature::<Pinned>(true, false);
@@ -70,7 +70,7 @@ fn assert_invalid<T>(answer: Result<T, DeviceError>) {
 }
 
 /// What the device has not, and what an address is not: told before the driver, or the process, meets it.
-pub(crate) fn what_is_not_there_is_refused_by_name() {
+pub(crate) fn missing_kind_is_refused_by_name() {
     let site = Site::<Cuda<Mapped>>::new(8 * MIB);
     let device = site.bench.device();
     let refused = builder::<Cuda<Mapped>>(device.clone(), 8 * MIB)
@@ -105,7 +105,7 @@ pub(crate) fn what_is_not_there_is_refused_by_name() {
 }
 
 /// Page-locked memory is counted against the host's, and not against the device's.
-pub(crate) fn the_hosts_memory_is_the_hosts() {
+pub(crate) fn host_memory_is_used_by_the_host_only() {
     let site = Site::<Cuda<Mapped>>::new(8 * MIB);
     let device = site.bench.device();
     if !crate::harness::has(MemoryKind::Pinned) {

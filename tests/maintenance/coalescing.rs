@@ -1,12 +1,12 @@
-//! What is free becomes one piece.
+//! Coalescing: free memory becomes one range.
 
 use super::*;
 use weirpool::device::sim::Operation;
 use weirpool::testing::Invariants;
 
-/// [16] Umpire `coalesce`: all that is free becomes one piece, and what is used keeps its bytes.
+/// [16] Umpire `coalesce`: all free memory becomes one range, and used memory keeps its contents.
 #[test]
-fn coalescing_makes_one_piece_and_moves_nothing_in_use() {
+fn coalescing_makes_one_range_and_moves_no_used_memory() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB).lane_bytes(0).build().unwrap();
         let (work, stream) = stream(&device, &pool);
@@ -46,7 +46,7 @@ fn coalescing_makes_one_piece_and_moves_nothing_in_use() {
     }
 }
 
-/// What is one piece already costs no memory call, however often.
+/// Memory that is contiguous already costs no memory calls, however often it is coalesced.
 #[test]
 fn coalescing_again_does_nothing() {
     for device in devices() {
@@ -63,7 +63,7 @@ fn coalescing_again_does_nothing() {
     }
 }
 
-/// Memory that work may touch is neither moved nor released; what has completed since is seen.
+/// Pending memory is neither moved nor released. Memory that has completed meanwhile is found.
 #[test]
 fn pending_memory_is_left_alone_until_it_is_complete() {
     for device in devices() {
@@ -83,16 +83,16 @@ fn pending_memory_is_left_alone_until_it_is_complete() {
         assert_eq!(
             pool.coalesce().unwrap(),
             4 * CHUNK,
-            "nobody had to ask in between"
+            "coalescing polls for completion, without a call in between"
         );
         drop(kept);
         device.assert_ordered();
     }
 }
 
-/// [16] A heuristic is asked a while after memory came back, and no memory call is made by the free.
+/// [16] A heuristic is called some time after frees, and the free itself makes no memory call.
 #[test]
-fn a_heuristic_coalesces_by_itself() {
+fn heuristic_coalesces_without_a_call() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
             .coalesce(CoalesceHeuristic::blocks_releasable(3))
@@ -106,7 +106,7 @@ fn a_heuristic_coalesces_by_itself() {
             drop(blocks.remove(n));
         }
         let_pass(&device, 3);
-        assert_eq!(pool.statistics().releasable_blocks, 3, "not yet");
+        assert_eq!(pool.statistics().releasable_blocks, 3, "too few blocks");
         let calls = memory_calls(&device);
         drop(blocks.remove(4));
         drop(blocks.remove(5));
@@ -121,9 +121,9 @@ fn a_heuristic_coalesces_by_itself() {
     }
 }
 
-/// [16] Percent, to the high-water mark; and a function of one's own.
+/// [16] A heuristic by percent shrinks to the high-water mark. A custom one may choose any target.
 #[test]
-fn heuristics_shrink_to_the_mark_and_may_be_ones_own() {
+fn heuristics_shrink_to_the_mark_and_may_be_custom() {
     for own in [false, true] {
         let device = manual();
         let heuristic = if own {
@@ -154,10 +154,10 @@ fn heuristics_shrink_to_the_mark_and_may_be_ones_own() {
     }
 }
 
-/// Umpire#906: a high-water mark that is no multiple of the step must not make the pool reallocate at
-/// every turn. Umpire#846: coalescing and freeing must not call each other for ever.
+/// Umpire#906: a high-water mark that is no multiple of the granularity must not cause reallocation at every turn.
+/// Umpire#846: coalescing and freeing must not recurse without end.
 #[test]
-fn an_odd_mark_does_not_reallocate_at_every_turn() {
+fn odd_mark_does_not_cause_reallocation_at_every_turn() {
     for device in devices() {
         let pool = builder(&device, 256 * MIB)
             .coalesce(CoalesceHeuristic::percent_releasable_hwm(100))
@@ -181,9 +181,9 @@ fn an_odd_mark_does_not_reallocate_at_every_turn() {
     }
 }
 
-/// While somebody waits coalescing is put off, and not forgotten.
+/// Coalescing is deferred while a request waits, and takes place afterwards.
 #[test]
-fn coalescing_is_put_off_and_not_forgotten() {
+fn coalescing_is_deferred_while_a_request_waits() {
     let device = manual();
     let pool = builder(&device, 16 * CHUNK)
         .coalesce(CoalesceHeuristic::blocks_releasable(1))
@@ -220,9 +220,9 @@ fn target_of_a_heuristic_is_bounded_by_the_capacity() {
     }
 }
 
-/// What the pool is to have afterwards is one piece, whatever of it was released for that.
+/// The memory that remains after shrinking is one range, even if parts of it had to be released for that.
 #[test]
-fn shrunk_pool_is_one_piece() {
+fn shrunk_pool_is_one_range() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
             .coalesce(CoalesceHeuristic::new(|_| 4 * CHUNK))
@@ -233,7 +233,7 @@ fn shrunk_pool_is_one_piece() {
         let mut blocks: Vec<_> = (0..16)
             .map(|_| Some(pool.try_allocate(&stream, CHUNK).unwrap()))
             .collect();
-        // One in use, and of what is free the pieces are 1, 6 and 8 handles.
+        // One chunk is used; the free ranges have 1, 6 and 8 chunks.
         let used = blocks[1].take();
         let other = blocks[8].take();
         blocks.clear();
@@ -247,9 +247,9 @@ fn shrunk_pool_is_one_piece() {
     }
 }
 
-/// What is put together is lent to nobody: the marks do not see it used.
+/// Memory that is being coalesced does not count as used in the high-water marks.
 #[test]
-fn coalescing_is_no_use() {
+fn coalescing_does_not_count_as_use() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
             .initial_size(4 * CHUNK)
@@ -269,7 +269,7 @@ fn coalescing_is_no_use() {
     }
 }
 
-/// Small blocks go to caches when they are freed. The heuristic hears of them all the same.
+/// Small blocks go to caches when they are freed, and the heuristic counts them.
 #[test]
 fn percent_releasable_fires_for_small_blocks() {
     for device in devices() {
@@ -281,7 +281,7 @@ fn percent_releasable_fires_for_small_blocks() {
         let blocks: Vec<_> = (0..12)
             .map(|_| pool.try_allocate(&stream, MIB / 2).unwrap())
             .collect();
-        // So that the free memory would stay in pieces without the heuristic.
+        // Without the heuristic, the free memory would stay scattered.
         let_pass(&device, 20);
         drop(blocks);
         assert!(
@@ -312,7 +312,7 @@ fn heuristic_with_a_larger_target_grows_the_pool() {
         assert_eq!(statistics.largest_free, target - 4 * CHUNK);
         let calls = memory_calls(&device);
         let_pass(&device, 20);
-        assert_eq!(memory_calls(&device), calls, "once is enough");
+        assert_eq!(memory_calls(&device), calls, "it grows once");
         pool.check().unwrap();
     }
 }

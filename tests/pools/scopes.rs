@@ -1,4 +1,4 @@
-//! Which pool is current where: of threads and of tasks, and on every way out.
+//! The current pool of threads and tasks, and how scopes end.
 
 use super::*;
 use futures::future::{Either, join_all, select};
@@ -16,7 +16,7 @@ use weirpool::device::Pooling;
 use weirpool::{Current, Scope, current};
 
 #[test]
-fn the_innermost_scope_of_each_device_counts() {
+fn innermost_scope_of_each_device_applies() {
     let (device, other) = (manual(), manual());
     let pool = |device| small(device).build().unwrap();
     let [one, two, there] = [pool(&device), pool(&device), pool(&other)];
@@ -30,21 +30,21 @@ fn the_innermost_scope_of_each_device_counts() {
     assert!(!here().describe().is_pooled);
     let pooled = Scope::pooling(&device, Pooling::Enabled).enter();
     assert_eq!(here(), default_pool(&device).unwrap());
-    // Left in no order at all.
+    // Scopes may be left in any order.
     drop(unpooled);
     assert_eq!(here(), default_pool(&device).unwrap());
     drop(pooled);
     assert_eq!(here(), two);
     drop(two_entered);
     assert_eq!(here(), one);
-    // What is switched for the process is the outermost.
+    // The setting of the process is the outermost scope.
     Current::set_pooling(&device, Pooling::Disabled);
     assert_eq!(here(), one);
     Current::set_pooling(&device, Pooling::Enabled);
 }
 
 #[test]
-fn a_scope_is_its_threads_alone() {
+fn scope_applies_to_its_thread_only() {
     let device = manual();
     let pool = small(&device).build().unwrap();
     let scope = Scope::pool(&pool);
@@ -58,7 +58,7 @@ fn a_scope_is_its_threads_alone() {
 }
 
 #[test]
-fn a_scope_that_is_forgotten_keeps_its_pool_and_nothing_else() {
+fn forgotten_scope_applies_to_its_thread_only() {
     let device = manual();
     let pool = small(&device).build().unwrap();
     let name = || current(&device).unwrap().pool().clone();
@@ -72,7 +72,7 @@ fn a_scope_that_is_forgotten_keeps_its_pool_and_nothing_else() {
     assert_eq!(name(), default_pool(&device).unwrap());
 }
 
-/// What the inner future of a test saw: in the scope, or not, at each step.
+/// A value that records whether it is inside the scope, and whether it was dropped there.
 struct Seen {
     device: SimDevice,
     pool: Pool,
@@ -104,7 +104,7 @@ fn seen() -> (SimDevice, Scope, Seen, Arc<AtomicBool>) {
     (device, Scope::pool(&pool), seen, dropped_inside)
 }
 
-/// Pending at the first poll.
+/// Is pending at the first poll.
 async fn pending_once() {
     let mut was_pending = false;
     poll_fn(|_| {
@@ -122,7 +122,7 @@ fn is_default(device: &SimDevice) -> bool {
 }
 
 #[test]
-fn a_task_is_in_its_scope_at_every_poll_and_out_of_it_between() {
+fn task_is_in_its_scope_only_while_it_is_polled() {
     let (device, scope, seen, dropped_inside) = seen();
     let mut task = Box::pin(scope.run(async move {
         for _ in 0..3 {
@@ -141,7 +141,7 @@ fn a_task_is_in_its_scope_at_every_poll_and_out_of_it_between() {
 }
 
 #[test]
-fn a_task_that_is_cancelled_is_dropped_in_its_scope() {
+fn cancelled_task_is_dropped_in_its_scope() {
     let (device, scope, seen, dropped_inside) = seen();
     let loses = pin!(scope.run(async move {
         assert!(seen.is_inside());
@@ -149,7 +149,7 @@ fn a_task_that_is_cancelled_is_dropped_in_its_scope() {
         drop(seen);
     }));
     let wins = pin!(async { assert!(is_default(&device)) });
-    // Both are polled; one is dropped with the selection.
+    // Both are polled; the one that loses is dropped with the selection.
     match now(select(loses, wins)) {
         Either::Left(_) => panic!("it never ends"),
         Either::Right(((), _)) => {}
@@ -157,12 +157,12 @@ fn a_task_that_is_cancelled_is_dropped_in_its_scope() {
     assert!(is_default(&device));
     assert!(
         !dropped_inside.load(Ordering::SeqCst),
-        "it is pinned here still"
+        "it is still pinned here"
     );
 }
 
 #[test]
-fn dropping_a_task_enters_its_scope_once_more() {
+fn dropped_task_enters_its_scope_once_more() {
     let (device, scope, seen, dropped_inside) = seen();
     let mut task = Box::pin(scope.run(async move {
         pending::<()>().await;
@@ -175,11 +175,11 @@ fn dropping_a_task_enters_its_scope_once_more() {
 }
 
 #[test]
-fn a_task_that_panics_leaves_its_scope() {
+fn panicking_task_leaves_its_scope() {
     let (device, scope, seen, dropped_inside) = seen();
     let mut task = Box::pin(scope.run(async move {
         assert!(seen.is_inside());
-        panic!("a panic that was asked for");
+        panic!("a deliberate panic");
     }));
     let polled = catch_unwind(AssertUnwindSafe(|| poll::<_>(&mut task)));
     assert!(polled.is_err());
@@ -188,7 +188,7 @@ fn a_task_that_panics_leaves_its_scope() {
 }
 
 #[test]
-fn an_error_on_its_way_out_leaves_the_scope() {
+fn error_leaves_the_scope() {
     let device = manual();
     let pool = small(&device).build().unwrap();
     let work = device.create_stream();
@@ -203,7 +203,7 @@ fn an_error_on_its_way_out_leaves_the_scope() {
 }
 
 #[test]
-fn tasks_of_one_thread_do_not_meet_in_their_scopes() {
+fn tasks_of_one_thread_have_separate_scopes() {
     let device = SimDevice::new();
     let all: Vec<_> = (0..3).map(|_| small(&device).build().unwrap()).collect();
     let mine = |pool: &Pool| {
@@ -211,7 +211,7 @@ fn tasks_of_one_thread_do_not_meet_in_their_scopes() {
         Scope::pool(&pool.clone()).run(async move {
             for _ in 0..10 {
                 let here = current(&device).unwrap();
-                // All of it, behind work: whoever comes second waits, and is polled in between.
+                // Each task needs all memory, behind work, so the second one waits and is polled in between.
                 let block = here.allocate(&work, 8 * MIB).await.unwrap();
                 assert_eq!(pool_of(block.address()).unwrap().0, pool);
                 use_block(&work, &block, us(3));
@@ -232,7 +232,7 @@ fn tasks_of_one_thread_do_not_meet_in_their_scopes() {
 
 #[test]
 #[should_panic(expected = "polled after it was ready")]
-fn a_scoped_future_is_ready_once() {
+fn scoped_future_is_ready_once() {
     let device = manual();
     let mut task = Box::pin(Scope::pooling(&device, Pooling::Disabled).run(async {}));
     assert!(poll(&mut task).is_ready());

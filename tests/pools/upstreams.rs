@@ -1,4 +1,4 @@
-//! Which kind of memory a pool takes from its device.
+//! The kinds of memory that pools take from their device.
 
 use super::*;
 use std::future::Future;
@@ -50,7 +50,7 @@ fn each_upstream_takes_its_kind_of_memory() {
 }
 
 #[test]
-fn a_kind_that_is_lacking_is_refused_by_the_call_and_by_the_builder() {
+fn missing_kind_of_memory_is_refused() {
     for kind in [MemoryKind::Pinned, MemoryKind::Managed, MemoryKind::Host] {
         let device = SimDevice::builder().without(kind).build();
         let refused = device.allocate(kind, 2 * MIB).unwrap_err();
@@ -64,7 +64,7 @@ fn a_kind_that_is_lacking_is_refused_by_the_call_and_by_the_builder() {
 }
 
 #[test]
-fn memory_of_one_kind_is_not_given_back_as_another() {
+fn memory_of_one_kind_is_not_freed_as_another() {
     let device = SimDevice::new();
     let address = device.allocate(MemoryKind::Managed, 2 * MIB).unwrap();
     let refused = device
@@ -75,7 +75,7 @@ fn memory_of_one_kind_is_not_given_back_as_another() {
 }
 
 #[test]
-fn work_of_the_device_that_touches_host_memory_breaks_it() {
+fn device_work_on_host_memory_breaks_the_device() {
     let device = manual();
     let address = device.allocate(MemoryKind::Host, 2 * MIB).unwrap();
     let work = device.create_stream();
@@ -86,8 +86,7 @@ fn work_of_the_device_that_touches_host_memory_breaks_it() {
     assert!(error.reason().contains("host memory"), "{error}");
 }
 
-/// Where memory is plain, who waits looks for segments to give back at every poll, and must not be woken by
-/// having looked.
+/// A waiter for plain memory looks for segments to release at every poll. It must not be woken by its own search.
 #[test]
 fn waiter_for_plain_memory_does_not_wake_itself() {
     let device = SimDevice::builder()

@@ -1,11 +1,11 @@
-//! Tickets, their records and queries: closed and not published, late, and failed.
+//! Tickets, their records and queries: tickets that are closed but not published, late, or failed.
 
 use super::*;
 use std::task::Poll;
 
-/// The last handle of a stream goes while another thread is between close and record of its ticket.
+/// The last handle of a stream is dropped while another thread is between closing and recording its ticket.
 #[test]
-fn a_ticket_that_is_closed_and_not_published_keeps_its_stream() {
+fn closed_ticket_keeps_its_stream_until_it_is_published() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
@@ -32,9 +32,9 @@ fn a_ticket_that_is_closed_and_not_published_keeps_its_stream() {
     );
 }
 
-/// The waiter is cancelled, and its stream let go, while its grant is made behind a wait on the device.
+/// A waiter is cancelled, and its stream dropped, while it is granted memory behind a wait on the device.
 #[test]
-fn a_grant_whose_waiter_and_stream_are_gone_keeps_its_fences() {
+fn grant_to_a_dropped_waiter_keeps_its_fences() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
@@ -57,21 +57,21 @@ fn a_grant_whose_waiter_and_stream_are_gone_keeps_its_fences() {
     dev.on("wait", move || drop(w1));
     let mut w2 = pool.allocate(&c, 8 * MIB);
     let Poll::Ready(Ok(got)) = poll(&mut w2) else {
-        panic!("the memory is nobody's, and may be waited for on the device");
+        panic!("the memory is unowned, and may be waited for on the device");
     };
     run(&wc, us(1));
     sim.advance(us(5));
     assert!(work_a.backlog() > 0);
     assert!(
         wc.backlog() > 0,
-        "C ran on memory that A still uses; rung {:?}",
+        "C ran on memory that A still uses; source {:?}",
         got.source()
     );
 }
 
-/// Two sealers whose events were recorded in the other order, with long work in between.
+/// Two threads seal a stream, and their events are recorded in the other order, with long work in between.
 #[test]
-fn a_marker_that_is_published_late_holds_nobody_back() {
+fn late_marker_does_not_hide_later_completions() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
@@ -107,9 +107,9 @@ fn a_marker_that_is_published_late_holds_nobody_back() {
     );
 }
 
-/// A query of another stream fails, and not for good.
+/// The query of another stream's event fails once.
 #[test]
-fn an_error_of_one_stream_does_not_fail_another() {
+fn error_of_one_stream_does_not_fail_another() {
     let sim = manual();
     let pool = pool(&sim, 64 * MIB);
     let (wa, a) = stream(&sim, &pool);
@@ -123,9 +123,9 @@ fn an_error_of_one_stream_does_not_fail_another() {
     assert!(got.is_ok(), "{got:?}");
 }
 
-/// The last record of all fails.
+/// The last record of a pool fails.
 #[test]
-fn a_passing_error_at_the_end_leaks_nothing() {
+fn transient_error_at_the_end_leaks_no_memory() {
     let sim = manual();
     let pool = pool(&sim, 64 * MIB);
     let (wa, a) = stream(&sim, &pool);

@@ -1,16 +1,15 @@
-//! What may happen while a device call is on its way, and other places where waiting, fences and bounds
-//! could go wrong.
+//! Races with device calls, and other cases in which waits, fences and bounds could fail.
 //!
-//! The device is the simulated one, with hooks that run inside its calls: whatever a test does there
-//! happens at that very moment, as another thread could do it.
+//! The device is the simulated one, with hooks that run inside its calls. A test's hook acts at that moment, as another
+//! thread could.
 //!
-//! | file | about |
+//! | file | contents |
 //! |---|---|
 //! | `hooked` | the device |
-//! | `memory_calls` | what others do while memory is taken from the device, or given back |
+//! | `memory_calls` | actions of other threads while memory is taken from the device, or released |
 //! | `fences` | tickets, their records and queries |
-//! | `waiters` | who waits, with others who wait no more or never look |
-//! | `bounds` | how many events there may be, and how much memory |
+//! | `waiters` | waiters, beside others that are dropped, forgotten or never polled |
+//! | `bounds` | bounds of events and of memory |
 
 #[path = "../common/mod.rs"]
 mod common;

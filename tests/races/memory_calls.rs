@@ -1,9 +1,9 @@
-//! What others do while memory is taken from the device, or given back.
+//! Actions of other threads while memory is taken from the device, or released.
 
 use super::*;
 use weirpool::testing::Invariants;
 
-/// An allocation queues while another thread's growth has the capacity planned.
+/// An allocation joins the queue while another thread's growth holds the capacity.
 #[test]
 fn waiter_that_queues_during_a_growth_is_served_by_the_surplus() {
     let sim = manual();
@@ -29,13 +29,13 @@ fn waiter_that_queues_during_a_growth_is_served_by_the_surplus() {
     let (mut w, before, woken) = slot.lock().unwrap().take().unwrap();
     assert!(
         woken.get() > before,
-        "free memory, a waiter, and nobody woke it"
+        "memory is free, and the waiter was not woken"
     );
     assert!(poll(&mut w).is_ready());
     drop(mine);
 }
 
-/// The same while memory is being released.
+/// An allocation joins the queue while memory is being released.
 #[test]
 fn waiter_that_queues_during_a_release_is_woken() {
     let sim = manual();
@@ -61,13 +61,13 @@ fn waiter_that_queues_during_a_release_is_woken() {
     let (_w, before, woken) = slot.lock().unwrap().take().unwrap();
     assert!(
         woken.get() > before,
-        "all the capacity is there, a waiter, and nobody woke it"
+        "all capacity is available, and the waiter was not woken"
     );
 }
 
-/// Two threads allocate from an empty pool, and taking memory takes two milliseconds.
+/// Two threads allocate from an empty pool, while taking memory takes two milliseconds.
 #[test]
-fn two_first_allocations_share_what_one_of_them_takes() {
+fn first_allocations_share_memory_that_one_of_them_takes() {
     let sim = SimDevice::builder().memory(1 << 30).build();
     for _ in 0..20 {
         let dev = Hooked::new(&sim);
@@ -98,9 +98,9 @@ fn two_first_allocations_share_what_one_of_them_takes() {
     }
 }
 
-/// rmm#2304: what a pool let go may be given to another of its threads before the first has noted it.
+/// rmm#2304: the device may hand out a released address again before the releasing thread has removed its entry.
 #[test]
-fn an_address_that_comes_back_at_once_is_not_forgotten() {
+fn address_reused_at_once_is_kept() {
     let sim = SimDevice::builder()
         .memory(1 << 30)
         .clock(weirpool::device::sim::Clock::Manual)
@@ -121,16 +121,16 @@ fn an_address_that_comes_back_at_once_is_not_forgotten() {
         *place.lock().unwrap() = Some(other.try_allocate(&stream, 2 * CHUNK).unwrap());
     });
     assert_eq!(pool.trim_to(0).unwrap().released, 2 * CHUNK);
-    assert!(dev.spare.lock().unwrap().is_empty(), "it was given again");
+    assert!(dev.spare.lock().unwrap().is_empty(), "it was reused");
     drop(taken.lock().unwrap().take());
     now(a.synchronize()).unwrap();
     assert_eq!(pool.trim_to(0).unwrap().released, 2 * CHUNK);
     assert_eq!(dev.spare.lock().unwrap().len(), 1);
 }
 
-/// Two releases at once do not each release all of it.
+/// Two concurrent trims do not each release the full amount.
 #[test]
-fn two_who_trim_keep_what_both_would_keep() {
+fn concurrent_trims_keep_the_target() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
@@ -150,9 +150,9 @@ fn two_who_trim_keep_what_both_would_keep() {
     pool.check_conserved().unwrap();
 }
 
-/// A pool that shrinks while it grows holds more than it should, and lets it go once it comes back.
+/// A pool that is resized while it grows exceeds its capacity, and releases the excess once it is free.
 #[test]
-fn a_resize_counts_growth_that_is_under_way() {
+fn resize_counts_growth_under_way() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())
@@ -175,9 +175,9 @@ fn a_resize_counts_growth_that_is_under_way() {
     pool.check_conserved().unwrap();
 }
 
-/// The alarm may ring, and the next be set, before the one who set the first has put it away.
+/// An alarm may be called, and the next one set, before the thread that set the first has stored its id.
 #[test]
-fn an_alarm_that_rings_at_once_does_not_take_the_next_along() {
+fn alarm_that_is_due_at_once_does_not_cancel_the_next() {
     let sim = manual();
     let dev = Hooked::new(&sim);
     let pool = Pool::builder(dev.clone())

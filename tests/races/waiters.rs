@@ -1,10 +1,10 @@
-//! Who waits: beside others who are forgotten or never polled, on runtimes that nobody runs, for what is late.
+//! Waiters beside others that are forgotten or never polled, on stopped runtimes, and for late memory.
 
 use super::*;
 
 /// The waiter that was polled last is forgotten.
 #[test]
-fn a_forgotten_waiter_does_not_silence_the_others() {
+fn forgotten_waiter_does_not_silence_the_others() {
     let sim = manual();
     let pool = builder(&sim, 8 * MIB)
         .reuse(only_host_waits())
@@ -22,7 +22,7 @@ fn a_forgotten_waiter_does_not_silence_the_others() {
     assert!(woken.get() > 0, "the head sleeps for ever");
 }
 
-/// The head is held and not polled, since its task awaits something else; the last is cancelled.
+/// The head is not polled, since its task awaits something else, and the last waiter is cancelled.
 #[test]
 fn head_that_is_not_polled_does_not_silence_the_others() {
     let sim = manual();
@@ -46,10 +46,10 @@ fn head_that_is_not_polled_does_not_silence_the_others() {
     assert!(woken.get() > before, "the middle one sleeps for ever");
 }
 
-/// A reclaimer was spawned on a current-thread runtime that nobody runs now.
+/// The reclaimer was spawned on a current-thread runtime that is not running.
 #[cfg(feature = "tokio")]
 #[test]
-fn a_runtime_that_nobody_runs_does_not_silence_the_others() {
+fn stopped_runtime_does_not_silence_the_waiters() {
     let sim = manual();
     let pool = builder(&sim, 8 * MIB)
         .reuse(only_host_waits())
@@ -69,16 +69,13 @@ fn a_runtime_that_nobody_runs_does_not_silence_the_others() {
     let mut w = pool.allocate(&a, MIB);
     assert!(poll_with(&mut w, &waker).is_pending());
     drop(block);
-    assert!(
-        woken.get() > 0,
-        "the bell rings at a runtime that nobody runs"
-    );
+    assert!(woken.get() > 0, "only the stopped runtime is notified");
 }
 
-/// The runtime that was entered is shut down: a task spawned on it is dropped at once.
+/// The entered runtime was shut down, so a task spawned on it is dropped at once.
 #[cfg(feature = "tokio")]
 #[test]
-fn a_runtime_that_was_shut_down_is_not_asked_again_and_again() {
+fn terminated_runtime_is_not_spawned_on_repeatedly() {
     let sim = manual();
     let pool = builder(&sim, 8 * MIB)
         .reuse(only_host_waits())
@@ -102,10 +99,10 @@ fn a_runtime_that_was_shut_down_is_not_asked_again_and_again() {
     assert!(woken.get() <= 2, "each poll wakes itself: {}", woken.get());
 }
 
-/// The last handle goes while a runtime that nobody runs has a reclaimer.
+/// The last handle is dropped while a reclaimer is on a runtime that is not running.
 #[cfg(feature = "tokio")]
 #[test]
-fn a_runtime_that_nobody_runs_does_not_keep_the_memory() {
+fn stopped_runtime_does_not_keep_the_memory() {
     let sim = manual();
     let rt = tokio::runtime::Builder::new_current_thread()
         .build()
@@ -127,7 +124,7 @@ fn a_runtime_that_nobody_runs_does_not_keep_the_memory() {
     assert_eq!(sim.counters().physical_in_use, 0);
 }
 
-/// Without the opportunistic policy: waiting is synchronizing.
+/// Without the opportunistic policy, waiting synchronizes.
 #[test]
 fn waiter_sees_completed_memory_whatever_the_policy() {
     let sim = manual();
@@ -142,7 +139,7 @@ fn waiter_sees_completed_memory_whatever_the_policy() {
     sim.advance(us(100));
     assert!(
         poll(&mut w).is_ready(),
-        "all work is over, all memory given back, and it waits"
+        "all work is complete and all memory is freed, but it waits"
     );
 }
 
@@ -163,9 +160,9 @@ fn trained(
     streams
 }
 
-/// A donor far over its mean may be stuck behind the taker.
+/// A donor that takes far longer than its mean may be stuck behind the taker.
 #[test]
-fn a_stream_that_is_stuck_is_not_waited_for_on_the_device() {
+fn stuck_stream_is_not_waited_for_on_the_device() {
     let sim = manual();
     let pool = builder(&sim, 8 * MIB).build().unwrap();
     let s = trained(&sim, &pool, 2);
@@ -189,7 +186,7 @@ fn a_stream_that_is_stuck_is_not_waited_for_on_the_device() {
     assert!(poll(&mut w).is_ready());
 }
 
-/// Waiting first, and what was on its way does not come.
+/// With `WaitFirst`, the expected memory does not come.
 #[test]
 fn patience_ends_when_what_was_expected_is_overdue() {
     let sim = manual();

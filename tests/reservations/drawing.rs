@@ -1,12 +1,12 @@
-//! What is allocated of a reservation, and freed to it.
+//! Allocations from a reservation, and frees to it.
 
 use super::*;
 use weirpool::device::sim::Call;
 use weirpool::testing::Invariants;
 
-/// What is set aside is nobody else's, and what is allocated of it neither waits nor fails.
+/// Other requests cannot take reserved memory, and allocations from a reservation neither wait nor fail.
 #[test]
-fn what_is_reserved_is_there_whatever_others_take() {
+fn reserved_memory_is_not_taken_by_others() {
     let device = manual();
     let pool = small(&device);
     let (work, a) = stream(&device, &pool);
@@ -31,7 +31,7 @@ fn what_is_reserved_is_there_whatever_others_take() {
     assert_eq!(error, expected);
     pool.check().unwrap();
     drop((one, reservation));
-    // It is the pool's again, behind the work of the stream that freed it, and serves who waits.
+    // The memory is the pool's again, behind the work of the freeing stream, and serves the waiter.
     assert!(poll(&mut waiting).is_pending());
     device.advance(us(1000));
     drop(now(waiting).unwrap());
@@ -39,10 +39,10 @@ fn what_is_reserved_is_there_whatever_others_take() {
     pool.check_conserved().unwrap();
 }
 
-/// While others wait, what comes back to a reservation is nothing to them: nobody is woken for it, nor is the device
-/// asked or a stream watched. The end of the reservation is.
+/// While other requests wait, a free to a reservation does not help them: it wakes no waiter, queries no event and
+/// watches no stream. The end of the reservation does.
 #[test]
-fn what_comes_back_to_a_reservation_wakes_nobody_who_waits() {
+fn free_to_a_reservation_wakes_no_waiters() {
     let device = manual();
     let pool = small(&device);
     let (work, a) = stream(&device, &pool);
@@ -65,7 +65,7 @@ fn what_comes_back_to_a_reservation_wakes_nobody_who_waits() {
     (0..16).for_each(|_| step());
     assert_eq!((driver.get(), woken.get()), (0, 0));
     assert_eq!(device.counters().watches, watches);
-    // Now and then one, so that events come back.
+    // A query from time to time lets events be reused.
     assert!(device.counters().calls(Call::Query) - queries <= 16);
     let last = reservation.allocate(&a, 4 * MIB).unwrap();
     use_block(&work, &last, us(10));
@@ -76,7 +76,10 @@ fn what_comes_back_to_a_reservation_wakes_nobody_who_waits() {
     assert!(poll_with(&mut rest, &waker).is_pending());
     let before = driver.get();
     drop(last);
-    assert!(driver.get() > before, "it is over: this is anybody's");
+    assert!(
+        driver.get() > before,
+        "the reservation is gone: the free is for all"
+    );
     assert!(poll_with(&mut reclaimer, &driving).is_pending());
     let before = driver.get();
     device.advance(us(10));
@@ -85,9 +88,9 @@ fn what_comes_back_to_a_reservation_wakes_nobody_who_waits() {
     pool.check_conserved().unwrap();
 }
 
-/// What is freed is the reservation's again: at once on its stream, on another behind its work.
+/// Freed memory returns to the reservation: at once for its stream, and behind its work for another one.
 #[test]
-fn what_is_freed_is_reserved_again() {
+fn freed_memory_returns_to_the_reservation() {
     let device = manual();
     let pool = small(&device);
     let (work_a, a) = stream(&device, &pool);
@@ -106,13 +109,13 @@ fn what_is_freed_is_reserved_again() {
     drop(again);
     let elsewhere = reservation.allocate(&b, 4 * MIB).unwrap();
     assert_eq!(elsewhere.source(), Source::DeviceWait);
-    use_block(&work_b, &elsewhere, us(10)); // the checker would find it out of order
+    use_block(&work_b, &elsewhere, us(10)); // the checker would report a missing order
     device.advance(us(210));
     assert_eq!(work_b.backlog(), 0);
     drop(elsewhere);
     assert!(
         pool.try_allocate(&a, 32 * MIB).is_err(),
-        "it is reserved still"
+        "it is still reserved"
     );
     drop(reservation);
     device.advance(us(100));
@@ -120,9 +123,9 @@ fn what_is_freed_is_reserved_again() {
     pool.check_conserved().unwrap();
 }
 
-/// A small block of a reservation is not kept by the stream's lane, from where others would have it.
+/// The stream's lane does not cache a small block of a reservation, because others would get it from there.
 #[test]
-fn lanes_keep_nothing_of_a_reservation() {
+fn lanes_cache_no_reserved_blocks() {
     let device = manual();
     let pool = pool(&device, 32 * MIB);
     let (_, stream) = stream(&device, &pool);
@@ -141,9 +144,9 @@ fn lanes_keep_nothing_of_a_reservation() {
     pool.check_conserved().unwrap();
 }
 
-/// A stream that takes no wait has what is complete, and nothing else.
+/// A stream that takes no waits gets only complete memory.
 #[test]
-fn without_waits_on_the_device_pending_memory_is_left_alone() {
+fn pending_memory_is_not_drawn_without_device_waits() {
     let device = SimDevice::builder()
         .memory(1 << 30)
         .clock(weirpool::device::sim::Clock::Manual)
@@ -164,9 +167,9 @@ fn without_waits_on_the_device_pending_memory_is_left_alone() {
     drop(reservation.allocate(&b, 4 * MIB).unwrap());
 }
 
-/// Memory that is complete is there for a stream that takes no wait, whoever asked how far the others are.
+/// A stream that takes no waits gets complete memory, whichever call polled for it.
 #[test]
-fn what_is_complete_is_there_for_who_takes_no_wait() {
+fn complete_memory_is_drawn_without_device_waits() {
     let device = SimDevice::builder()
         .memory(1 << 30)
         .clock(weirpool::device::sim::Clock::Manual)
@@ -176,7 +179,7 @@ fn what_is_complete_is_there_for_who_takes_no_wait() {
     let (work, a) = stream(&device, &pool);
     let (_, b) = stream(&device, &pool);
     let reservation = pool.reserve(MIB).try_now().unwrap();
-    // Less than what is sealed at once: no event covers the free yet.
+    // This is too little to be sealed at once, so no event covers the free yet.
     let block = reservation.allocate(&a, MIB).unwrap();
     use_block(&work, &block, us(100));
     drop(block);
@@ -188,9 +191,9 @@ fn what_is_complete_is_there_for_who_takes_no_wait() {
     pool.check_conserved().unwrap();
 }
 
-/// Each layout has a place of its own, whatever is allocated and freed in between.
+/// Each layout can be allocated again after its free, whatever is allocated and freed in between.
 #[test]
-fn each_layout_has_its_place() {
+fn each_layout_of_a_reservation_stays_available() {
     let device = manual();
     let pool = small(&device);
     let (_, stream) = stream(&device, &pool);

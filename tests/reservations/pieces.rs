@@ -1,9 +1,9 @@
-//! A reservation in pieces, of which one block is asked for.
+//! One block from a reservation whose free memory is scattered.
 
 use super::*;
 use weirpool::testing::Invariants;
 
-/// Pieces that were freed one by one are one again for who needs all of it.
+/// Pieces that were freed separately are joined for a request that needs all of them.
 #[test]
 fn pieces_are_joined_when_they_are_needed() {
     let device = manual();
@@ -24,14 +24,14 @@ fn pieces_are_joined_when_they_are_needed() {
     pool.check().unwrap();
 }
 
-/// What is left in pieces is as good as one, as long as it is made of whole handles: they are mapped elsewhere,
-/// though the pool has nothing.
+/// Scattered free memory serves any request as long as it consists of whole chunks: they are mapped elsewhere, although
+/// the pool is full.
 #[test]
-fn whole_handles_never_fail_though_the_pool_is_full() {
+fn whole_chunks_are_drawn_from_a_full_pool() {
     let device = manual();
     let pool = small(&device);
     let (_, stream) = stream(&device, &pool);
-    let pebble = pool.try_allocate(&stream, 512).unwrap(); // nothing is aligned by chance
+    let pebble = pool.try_allocate(&stream, 512).unwrap(); // prevents accidental alignment
     let reservation = pool.reserve(24 * MIB).try_now().unwrap();
     let mut others = Vec::new();
     while let Ok(block) = pool.try_allocate(&stream, 512 << 10) {
@@ -39,30 +39,30 @@ fn whole_handles_never_fail_though_the_pool_is_full() {
     }
     let mut random = fastrand::Rng::with_seed(5);
     let mut blocks: Vec<Block> = Vec::new();
-    let (mut lent, mut remapped) = (0, 0);
+    let (mut allocated, mut remapped) = (0, 0);
     for _ in 0..3000 {
         if random.bool() && !blocks.is_empty() {
-            lent -= blocks.swap_remove(random.usize(..blocks.len())).size();
-        } else if lent < 24 * MIB {
-            let most = (24 * MIB - lent) / (2 * MIB);
+            allocated -= blocks.swap_remove(random.usize(..blocks.len())).size();
+        } else if allocated < 24 * MIB {
+            let most = (24 * MIB - allocated) / (2 * MIB);
             let bytes = random.u64(1..=most) * 2 * MIB;
             let before = pool.statistics().remaps;
             blocks.push(reservation.allocate(&stream, bytes).unwrap());
             remapped += pool.statistics().remaps - before;
-            lent += bytes;
+            allocated += bytes;
         }
-        assert_eq!(reservation.left(), 24 * MIB - lent);
+        assert_eq!(reservation.left(), 24 * MIB - allocated);
         assert_eq!(reservation.size(), 24 * MIB);
         pool.check().unwrap();
     }
-    assert!(remapped > 0, "it never was in pieces");
+    assert!(remapped > 0, "it was never scattered");
     drop((blocks, others, pebble, reservation));
     pool.check_conserved().unwrap();
 }
 
-/// Pieces of any size are exchanged for a span of the pool, which has as much as before.
+/// Pieces of any size are exchanged for a range of the pool, which then has as many free bytes as before.
 #[test]
-fn pieces_are_exchanged_for_what_the_pool_has_in_one() {
+fn pieces_are_exchanged_for_a_contiguous_range() {
     for virtual_memory in [true, false] {
         let device = SimDevice::builder()
             .memory(1 << 30)
@@ -90,7 +90,7 @@ fn pieces_are_exchanged_for_what_the_pool_has_in_one() {
         assert_eq!(reservation.left(), MIB / 2);
         assert_eq!(pool.statistics().free, free, "an exchange is even");
         pool.check().unwrap();
-        // Nothing of it is anybody's before the reservation ends.
+        // No other request gets any of it before the reservation ends.
         drop((one, kept));
         assert_eq!(reservation.left(), 4 * MIB);
         let others: Vec<_> =
@@ -102,9 +102,9 @@ fn pieces_are_exchanged_for_what_the_pool_has_in_one() {
     }
 }
 
-/// What the device refuses on the way leaves the reservation what it had.
+/// If the device fails during an exchange, the reservation keeps its memory.
 #[test]
-fn an_exchange_that_fails_takes_nothing() {
+fn failed_exchange_takes_no_memory() {
     use weirpool::device::sim::{Call, Fault};
     let device = manual();
     let pool = small(&device);
@@ -136,8 +136,8 @@ fn an_exchange_that_fails_takes_nothing() {
     pool.check_conserved().unwrap();
 }
 
-/// Whatever is drawn and freed on whatever stream, beside others who do the same: no byte of a reservation is lost,
-/// and none is had by two.
+/// Whatever is drawn and freed on several streams, beside other reservations, no byte of a reservation is lost, and
+/// none has two owners.
 #[test]
 fn reservations_keep_their_bytes() {
     for seed in 0..20 {
@@ -170,8 +170,8 @@ fn reservations_keep_their_bytes() {
             }
             for (at, reservation) in reservations.iter().enumerate() {
                 let of_it = blocks.iter().filter(|(from, _)| *from == Some(at));
-                let lent: u64 = of_it.map(|(_, block)| block.size()).sum();
-                assert_eq!(reservation.left() + lent, reservation.size());
+                let allocated: u64 = of_it.map(|(_, block)| block.size()).sum();
+                assert_eq!(reservation.left() + allocated, reservation.size());
             }
             pool.check().unwrap();
         }

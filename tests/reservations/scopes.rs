@@ -1,6 +1,7 @@
 //! Tasks whose allocations draw from a reservation.
 
 use super::*;
+use weirpool::device::sim::Clock;
 use weirpool::testing::Invariants;
 
 /// In its scope the pool's allocations draw from it: of that task, and of that pool.
@@ -63,4 +64,95 @@ fn a_scope_may_end_with_its_thread() {
     });
     ended.join().unwrap();
     assert_eq!(reservation.left(), 4 * MIB, "its block was freed");
+}
+
+/// On virtual and on plain memory.
+fn pools() -> [(SimDevice, Pool); 2] {
+    [true, false].map(|is_virtual| {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .clock(Clock::Manual)
+            .virtual_memory(is_virtual)
+            .build();
+        let pool = small(&device);
+        (device, pool)
+    })
+}
+
+#[test]
+fn nested_reservation_draws_from_the_outer_one_and_returns_to_it() {
+    let tag = Tag::new("reservations: nested");
+    for (device, pool) in pools() {
+        let (work, stream) = stream(&device, &pool);
+        let outer = now(pool.reserve(8 * MIB).tag(tag)).unwrap();
+        let used = || pool.statistics().used.current;
+        let held = || pool.tag(tag).statistics().used.current;
+        now(Box::pin(outer.scope(async {
+            // A handler that reserves again and again, without knowing of the outer reservation.
+            for round in 0..20 {
+                let nested = pool.reserve(5 * MIB).await.unwrap();
+                assert_eq!((nested.size(), outer.left()), (5 * MIB, 3 * MIB), "{round}");
+                assert_eq!((outer.size(), used(), held()), (8 * MIB, 8 * MIB, 8 * MIB));
+                let block = nested.allocate(&stream, 2 * MIB).unwrap();
+                use_block(&work, &block, us(10));
+                let innermost = nested.scope(async { pool.reserve(MIB).await.unwrap() });
+                let innermost = innermost.await;
+                assert_eq!((nested.left(), innermost.left()), (2 * MIB, MIB));
+                drop(nested);
+                assert_eq!(outer.left(), 5 * MIB, "what is in use returns later");
+                drop(block);
+                assert_eq!(outer.left(), 7 * MIB);
+                drop(innermost);
+                assert_eq!((outer.left(), used()), (8 * MIB, 8 * MIB));
+            }
+            assert_eq!(pool.statistics().reservations, 1);
+            // Of another pool's size, or for another tag: from the pool.
+            let too_large = pool.reserve(8 * MIB + 1).try_now();
+            assert_eq!(outer.left(), 8 * MIB);
+            drop(too_large);
+        })));
+        drop(outer);
+        assert_eq!((used(), held()), (0, 0));
+        pool.check_conserved().unwrap();
+        device.assert_ordered();
+    }
+}
+
+#[test]
+fn nested_reservation_outlives_the_outer_one() {
+    let tag = Tag::new("reservations: outlives");
+    for (device, pool) in pools() {
+        let (_, stream) = stream(&device, &pool);
+        let outer = now(pool.reserve(8 * MIB).tag(tag)).unwrap();
+        let nested = now(Box::pin(outer.scope(async { pool.reserve(4 * MIB).await })));
+        let nested = nested.unwrap();
+        let block = nested.allocate(&stream, MIB).unwrap();
+        drop(outer);
+        let held = || pool.tag(tag).statistics().used.current;
+        assert_eq!((held(), nested.left()), (4 * MIB, 3 * MIB));
+        drop(nested);
+        assert_eq!((held(), pool.statistics().used.current), (MIB, MIB));
+        drop(block);
+        assert_eq!((held(), pool.statistics().used.current), (0, 0));
+        assert_eq!(pool.statistics().reservations, 0);
+        pool.check_conserved().unwrap();
+    }
+}
+
+#[test]
+fn waiting_nested_reservation_takes_what_returns_to_the_outer_one() {
+    for (device, pool) in pools() {
+        let (_, stream) = stream(&device, &pool);
+        let outer = now(pool.reserve(8 * MIB)).unwrap();
+        let held = outer.allocate(&stream, 6 * MIB).unwrap();
+        let _rest = now(pool.reserve(pool.capacity() - 8 * MIB)).unwrap();
+        let mut waiting = Box::pin(outer.scope(async { pool.reserve(4 * MIB).await }));
+        let (count, waker) = Count::new();
+        assert!(poll_with(&mut waiting, &waker).is_pending());
+        drop(held);
+        assert!(count.get() > 0);
+        let nested = now(waiting).unwrap();
+        assert_eq!((nested.size(), outer.left()), (4 * MIB, 4 * MIB));
+        assert_eq!(pool.statistics().waits.waiting, 0);
+    }
 }

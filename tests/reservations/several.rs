@@ -1,11 +1,11 @@
-//! Several blocks from one place in the queue: all or none, and waited for once.
+//! Several blocks in one request: all or none, from one queue position, with one wait.
 
 use super::*;
 use weirpool::device::DeviceErrorKind;
 use weirpool::device::sim::Call;
 use weirpool::testing::Invariants;
 
-/// All or none, in the order of the layouts, and from one place in the queue.
+/// All blocks are granted together or none is, in the order of the layouts, from one queue position.
 #[test]
 fn several_blocks_are_granted_together() {
     let device = manual();
@@ -22,7 +22,7 @@ fn several_blocks_are_granted_together() {
     assert!(poll(&mut waiting).is_pending());
     let mut behind = pool.allocate(&stream, 512);
     assert!(poll(&mut behind).is_pending());
-    assert_eq!(used(&pool), 8 * MIB, "nothing is held while it waits");
+    assert_eq!(used(&pool), 8 * MIB, "it holds nothing while it waits");
     drop(held);
     let blocks = now(waiting).unwrap();
     assert_eq!(blocks.iter().map(Block::size).collect::<Vec<_>>(), layouts);
@@ -35,10 +35,10 @@ fn several_blocks_are_granted_together() {
     pool.check_conserved().unwrap();
 }
 
-/// Tasks that take two blocks each, one after the other, deadlock; together, they do not. In random order, on
-/// many streams, with memory for two of them.
+/// Tasks that allocate two blocks one after the other deadlock; with one request for both they do not. In random order,
+/// on several streams, with memory for two tasks.
 #[test]
-fn together_there_is_no_deadlock() {
+fn requests_for_several_blocks_do_not_deadlock() {
     let device = SimDevice::new();
     let pool = builder(&device, 16 * MIB).build().unwrap();
     std::thread::scope(|scope| {
@@ -70,10 +70,10 @@ fn together_there_is_no_deadlock() {
     pool.check_conserved().unwrap();
 }
 
-/// Several that do not fit together leave what they were tried with as it was: for others it is there as
-/// soon as it would have been.
+/// A failed attempt to find several blocks leaves the memory unchanged: it is available to others as soon as it would
+/// have been.
 #[test]
-fn what_was_tried_for_several_is_no_later_for_others() {
+fn failed_attempt_for_several_blocks_delays_no_memory() {
     let device = manual();
     let pool = builder(&device, 8 * MIB)
         .lane_bytes(0)
@@ -88,7 +88,7 @@ fn what_was_tried_for_several_is_no_later_for_others() {
     use_block(&short, &block, us(100));
     run(&long, us(100_000));
     drop(block);
-    // The second stream may be made to wait for the first; its own work takes longer.
+    // The second stream may be made to wait for the first. Its own work takes longer.
     let mut both = pool.allocate_many(&b, [3 * MIB, 3 * MIB]);
     assert!(poll(&mut both).is_pending());
     drop(both);
@@ -101,7 +101,7 @@ fn what_was_tried_for_several_is_no_later_for_others() {
     pool.check_conserved().unwrap();
 }
 
-/// A pool of 8 MiB that waits on the device before anything else, half of it pending on one stream.
+/// Creates a pool of 8 MiB with unlimited device-side waits, half of it pending on one stream.
 fn half_pending(device: &SimDevice) -> (Pool, Stream, Block) {
     let pool = builder(device, 8 * MIB)
         .lane_bytes(0)
@@ -116,9 +116,9 @@ fn half_pending(device: &SimDevice) -> (Pool, Stream, Block) {
     (pool, a, held)
 }
 
-/// A stream is made to wait only for what it gets: while one of several cannot be had, for nothing.
+/// A stream waits only for blocks that it gets. While one of several is not available, it waits for none.
 #[test]
-fn a_stream_does_not_wait_for_several_that_cannot_be_had() {
+fn stream_does_not_wait_for_several_blocks_that_are_unavailable() {
     let device = manual();
     let (pool, _a, held) = half_pending(&device);
     let (_, b) = stream(&device, &pool);
@@ -142,7 +142,7 @@ fn a_stream_does_not_wait_for_several_that_cannot_be_had() {
     pool.check_conserved().unwrap();
 }
 
-/// All that several come after is waited for once, before any of them is used; on further streams too.
+/// The stream waits once for all fences of several blocks, before any of them is used, also on further streams.
 #[test]
 fn several_wait_once_before_any_is_used() {
     for follows in [true, false] {
@@ -164,7 +164,7 @@ fn several_wait_once_before_any_is_used() {
         let blocks = pool.allocate_many(&b, [2 * MIB; 3]).try_now().unwrap();
         assert_eq!(device.counters().device_waits, 1);
         assert_eq!(pool.statistics().device_waits, 1);
-        // The checker watches.
+        // The checker reports any missing order.
         use_block(&work_b, &blocks[0], us(10));
         for block in &blocks[1..] {
             block.used_on(&c).unwrap();
@@ -178,8 +178,8 @@ fn several_wait_once_before_any_is_used() {
     }
 }
 
-/// A wait that the device does not take is one more thing that several are looked for without; one that fails lends
-/// nothing, and loses nothing.
+/// If the device takes no wait for a block, the search continues without that block. If the wait fails, no block is
+/// granted, and no memory is lost.
 #[test]
 fn several_whose_wait_fails_lose_nothing() {
     let device = manual();

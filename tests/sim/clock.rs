@@ -1,4 +1,4 @@
-//! Whose clock it is: moved by hand, by itself, or real.
+//! The clock: moved by hand, by itself, or real.
 
 use super::*;
 use futures::task::LocalSpawnExt;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use weirpool::device::sim::Clock;
 
 #[test]
-fn alarms_ring_in_order_and_can_be_cancelled() {
+fn alarms_are_called_in_order_and_can_be_cancelled() {
     let sim = manual();
     let (count, waker) = Count::new();
     sim.set_alarm(us(10), &waker);
@@ -47,7 +47,7 @@ fn tasks_sleep_by_the_devices_clock() {
 }
 
 #[test]
-fn a_dropped_sleep_takes_its_alarm_back() {
+fn dropped_sleep_cancels_its_alarm() {
     let sim = SimDevice::new();
     sim.block_on(async {
         let mut nap = Box::pin(sim.sleep(us(100)));
@@ -81,7 +81,7 @@ fn block_on_names_the_deadlock() {
 }
 
 #[test]
-fn another_thread_can_untie_what_block_on_waits_for() {
+fn another_thread_can_resolve_a_wait_of_block_on() {
     let sim = SimDevice::new();
     let (stream, flag) = (sim.create_stream(), sim.flag());
     stream.wait_until(&flag, 1);
@@ -100,7 +100,7 @@ fn block_on_leaves_a_manual_clock_alone() {
 }
 
 #[test]
-fn a_task_can_move_a_manual_clock() {
+fn task_can_move_a_manual_clock() {
     let sim = manual();
     sim.block_on(async {
         let nap = sim.sleep(us(3));
@@ -110,14 +110,14 @@ fn a_task_can_move_a_manual_clock() {
 }
 
 #[test]
-fn what_never_ends_is_never_due() {
+fn endless_work_is_never_due() {
     let sim = manual();
     sim.create_stream().submit(Operation::new(Duration::MAX));
     assert!(!sim.advance_to_next());
 }
 
 #[tokio::test]
-async fn under_tokio_time_moves_by_itself() {
+async fn time_moves_by_itself_under_tokio() {
     let sim = SimDevice::new();
     let stream = sim.create_stream();
     for _ in 0..20 {
@@ -149,7 +149,7 @@ async fn many_tokio_tasks_share_a_device() {
 }
 
 #[tokio::test]
-async fn who_watches_after_block_on_is_served_too() {
+async fn watch_that_outlives_block_on_is_called() {
     let sim = SimDevice::new();
     let stream = sim.create_stream();
     stream.submit(operation(10));
@@ -187,7 +187,7 @@ fn real_time_serves_block_on() {
 
 #[test]
 #[should_panic(expected = "wall clock")]
-fn nobody_moves_real_time() {
+fn real_time_cannot_be_moved() {
     let sim = SimDevice::builder().clock(Clock::Wall).build();
     sim.advance(us(1));
 }

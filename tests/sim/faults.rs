@@ -1,11 +1,11 @@
-//! Faults: of work, of calls, of bodies.
+//! Faults of work, of calls, and of bodies.
 
 use super::*;
 use weirpool::device::MemoryKind;
 use weirpool::device::sim::Call;
 
 #[test]
-fn an_illegal_address_breaks_the_device() {
+fn illegal_address_breaks_the_device() {
     let sim = manual();
     let stream = sim.create_stream();
     stream.submit(operation(1).run(|memory| memory.write(42, &[1])));
@@ -23,7 +23,7 @@ fn an_illegal_address_breaks_the_device() {
 }
 
 #[test]
-fn a_device_breaks_under_work() {
+fn broken_device_runs_no_work() {
     let sim = manual();
     let (a, b) = (sim.create_stream(), sim.create_stream());
     a.submit(operation(10));
@@ -40,7 +40,7 @@ fn a_device_breaks_under_work() {
 }
 
 #[test]
-fn a_call_fails_when_asked_to() {
+fn scripted_call_fails() {
     let sim = manual();
     sim.fail_next(Call::Create, DeviceErrorKind::OutOfMemory);
     assert_eq!(
@@ -56,7 +56,7 @@ fn a_call_fails_when_asked_to() {
 
 #[test]
 #[should_panic(expected = "wrong bytes")]
-fn a_bodys_panic_reaches_who_moves_time() {
+fn panic_of_a_body_reaches_the_thread_that_moves_time() {
     let sim = manual();
     let stream = sim.create_stream();
     stream.submit(operation(1).run(|_| panic!("wrong bytes")));
@@ -65,7 +65,7 @@ fn a_bodys_panic_reaches_who_moves_time() {
 
 #[test]
 #[should_panic(expected = "must not move the device's time")]
-fn a_body_cannot_move_time() {
+fn body_cannot_move_time() {
     let sim = manual();
     let inside = sim.clone();
     let body = operation(1).run(move |_| inside.advance(us(1)));
@@ -74,7 +74,7 @@ fn a_body_cannot_move_time() {
 }
 
 #[test]
-fn what_a_body_owns_may_call_the_device_when_dropped() {
+fn values_owned_by_a_body_may_call_the_device_when_dropped() {
     let sim = manual();
     let (stream, owned) = (sim.create_stream(), sim.create_stream());
     stream.submit(operation(1).run(move |_| drop(owned)));

@@ -1,27 +1,27 @@
-//! Values that streams signal and wait on.
+//! Flags that streams signal and wait for.
 
 use super::*;
 
 #[test]
-fn streams_shake_hands_on_a_value() {
-    let (sim, journal) = (manual(), Journal::default());
+fn streams_handshake_on_a_flag() {
+    let (sim, log) = (manual(), Log::default());
     let (a, b) = (sim.create_stream(), sim.create_stream());
     let flag = sim.flag();
     b.wait_until(&flag, 2);
-    b.submit(journal.entry("b", operation(1)));
-    a.submit(journal.entry("a1", operation(10)));
+    b.submit(log.entry("b", operation(1)));
+    a.submit(log.entry("a1", operation(10)));
     a.signal(&flag, 1);
-    a.submit(journal.entry("a2", operation(10)));
+    a.submit(log.entry("a2", operation(10)));
     a.signal(&flag, 2);
     sim.advance(us(20));
     assert_eq!(flag.value(), 2);
     sim.advance_to_end();
-    assert_eq!(journal.text(), "a1 a2 b");
+    assert_eq!(log.text(), "a1 a2 b");
     assert_eq!(sim.counters().stall, us(20));
 }
 
 #[test]
-fn the_host_can_set_a_value() {
+fn host_can_set_a_flag() {
     let sim = manual();
     let (stream, flag) = (sim.create_stream(), sim.flag());
     stream.wait_until(&flag, 3);
@@ -34,6 +34,6 @@ fn the_host_can_set_a_value() {
 
 #[test]
 #[should_panic(expected = "the flag belongs to another device")]
-fn a_foreign_flag_is_refused() {
+fn foreign_flag_is_refused() {
     manual().create_stream().signal(&manual().flag(), 1);
 }

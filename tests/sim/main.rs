@@ -1,11 +1,11 @@
-//! The simulated device through its public face.
+//! The simulated device through its public interface.
 //!
-//! | file | about |
+//! | file | contents |
 //! |---|---|
-//! | `order` | in which order operations run |
-//! | `flags`, `events` | how streams wait for each other |
-//! | `clock` | whose time it is |
-//! | `memory` | addresses, handles and bytes |
+//! | `order` | the order in which operations run |
+//! | `flags`, `events` | streams that wait for each other |
+//! | `clock` | the clocks |
+//! | `memory` | addresses, chunks and bytes |
 //! | `faults` | work and calls that fail |
 
 #[path = "../common/mod.rs"]
@@ -37,14 +37,14 @@ fn recorded(sim: &SimDevice, stream: &SimStream) -> RawEvent {
     event
 }
 
-/// Operations that write their name into a common list as they complete.
+/// Operations that append their name to a common list when they complete.
 #[derive(Clone, Default)]
-struct Journal(Arc<Mutex<Vec<String>>>);
+struct Log(Arc<Mutex<Vec<String>>>);
 
-impl Journal {
+impl Log {
     fn entry(&self, name: &str, operation: Operation) -> Operation {
-        let (journal, name) = (self.clone(), name.to_owned());
-        operation.run(move |_| journal.0.lock().unwrap().push(name))
+        let (log, name) = (self.clone(), name.to_owned());
+        operation.run(move |_| log.0.lock().unwrap().push(name))
     }
 
     fn text(&self) -> String {

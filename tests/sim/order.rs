@@ -1,27 +1,27 @@
-//! In which order operations run, and what a stream waits for.
+//! The order in which operations run, and the waits of streams.
 
 use super::*;
 use std::time::Duration;
 use weirpool::device::sim::Clock;
 
 #[test]
-fn a_stream_runs_in_order_and_streams_run_side_by_side() {
-    let (sim, journal) = (manual(), Journal::default());
+fn stream_runs_in_order_beside_other_streams() {
+    let (sim, log) = (manual(), Log::default());
     let (a, b) = (sim.create_stream(), sim.create_stream());
-    a.submit(journal.entry("a1", operation(10)));
-    a.submit(journal.entry("a2", operation(1)));
-    b.submit(journal.entry("b1", operation(5)));
+    a.submit(log.entry("a1", operation(10)));
+    a.submit(log.entry("a2", operation(1)));
+    b.submit(log.entry("b1", operation(5)));
     assert_eq!((a.backlog(), a.completed()), (2, 0));
     sim.advance(us(10));
-    assert_eq!(journal.text(), "b1 a1");
+    assert_eq!(log.text(), "b1 a1");
     assert_eq!((a.backlog(), a.completed()), (1, 1));
     sim.advance(us(1));
-    assert_eq!(journal.text(), "b1 a1 a2");
+    assert_eq!(log.text(), "b1 a1 a2");
     assert_eq!(sim.counters().operations, 3);
 }
 
 #[test]
-fn nothing_takes_no_time_on_an_idle_stream() {
+fn empty_operation_takes_no_time_on_an_idle_stream() {
     let sim = manual();
     let stream = sim.create_stream();
     stream.submit(operation(0));
@@ -30,22 +30,22 @@ fn nothing_takes_no_time_on_an_idle_stream() {
 }
 
 #[test]
-fn a_wait_orders_streams_and_counts_as_stall() {
-    let (sim, journal) = (manual(), Journal::default());
+fn wait_orders_streams_and_counts_as_stall() {
+    let (sim, log) = (manual(), Log::default());
     let (a, b) = (sim.create_stream(), sim.create_stream());
-    a.submit(journal.entry("a", operation(100)));
-    b.submit(journal.entry("b1", operation(30)));
+    a.submit(log.entry("a", operation(100)));
+    b.submit(log.entry("b1", operation(30)));
     sim.wait(b.raw(), recorded(&sim, &a)).unwrap();
-    b.submit(journal.entry("b2", operation(10)));
+    b.submit(log.entry("b2", operation(10)));
     sim.advance_to_end();
-    assert_eq!(journal.text(), "b1 a b2");
+    assert_eq!(log.text(), "b1 a b2");
     assert_eq!(sim.now(), us(110));
     assert_eq!(sim.counters().stall, us(70));
     assert_eq!(sim.counters().device_waits, 1);
 }
 
 #[test]
-fn a_stall_moves_what_stands_behind_earlier_work() {
+fn stall_delays_later_work() {
     let sim = manual();
     let (a, b) = (sim.create_stream(), sim.create_stream());
     a.submit(operation(100));
@@ -53,7 +53,7 @@ fn a_stall_moves_what_stands_behind_earlier_work() {
     b.submit(operation(10).behind(us(40)));
     b.submit(operation(10).behind(us(70)));
     let end = recorded(&sim, &b);
-    // 60 later than it would have been, so the next begins at 70 + 60.
+    // The operation is 60 us late, so the next one begins at 70 + 60.
     sim.advance(us(139));
     assert!(!sim.query(end).unwrap());
     sim.advance(us(1));
@@ -62,7 +62,7 @@ fn a_stall_moves_what_stands_behind_earlier_work() {
 }
 
 #[test]
-fn a_wait_that_was_over_anyway_is_no_stall() {
+fn completed_wait_is_no_stall() {
     let sim = manual();
     let (a, b) = (sim.create_stream(), sim.create_stream());
     a.submit(operation(10));
@@ -75,7 +75,7 @@ fn a_wait_that_was_over_anyway_is_no_stall() {
 }
 
 #[test]
-fn places_are_bounded_and_their_lack_is_no_stall() {
+fn concurrency_limit_causes_no_stall() {
     let sim = SimDevice::builder()
         .clock(Clock::Manual)
         .concurrent_operations(2)
@@ -97,20 +97,20 @@ fn order_of(seed: u64) -> String {
         .concurrent_operations(1)
         .seed(seed)
         .build();
-    let journal = Journal::default();
+    let log = Log::default();
     let gate = sim.flag();
     let streams: Vec<_> = (0..8).map(|_| sim.create_stream()).collect();
     for (index, stream) in streams.iter().enumerate() {
         stream.wait_until(&gate, 1);
-        stream.submit(journal.entry(&index.to_string(), operation(1)));
+        stream.submit(log.entry(&index.to_string(), operation(1)));
     }
     gate.set(1);
     sim.advance_to_end();
-    journal.text()
+    log.text()
 }
 
 #[test]
-fn a_seed_picks_among_equals_reproducibly() {
+fn seed_picks_among_equals_reproducibly() {
     assert_eq!(order_of(7), order_of(7));
     let orders: std::collections::HashSet<_> = (0..8).map(order_of).collect();
     assert!(orders.len() > 1, "every seed gives {orders:?}");
@@ -118,10 +118,10 @@ fn a_seed_picks_among_equals_reproducibly() {
 
 #[test]
 fn work_of_a_destroyed_stream_runs_to_its_end() {
-    let (sim, journal) = (manual(), Journal::default());
+    let (sim, log) = (manual(), Log::default());
     let stream = sim.create_stream();
     let raw = stream.raw();
-    stream.submit(journal.entry("last", operation(10)));
+    stream.submit(log.entry("last", operation(10)));
     let event = recorded(&sim, &stream);
     drop(stream);
     assert!(sim.stream(raw).is_none());
@@ -132,8 +132,8 @@ fn work_of_a_destroyed_stream_runs_to_its_end() {
     assert!(!sim.query(event).unwrap());
     sim.advance_to_end();
     assert!(sim.query(event).unwrap());
-    assert_eq!(journal.text(), "last");
-    // Drained, its name is handed out again, as drivers do; old records stay complete.
+    assert_eq!(log.text(), "last");
+    // Once its work has run, its name is reused, as by drivers. Old records stay complete.
     let next = sim.create_stream();
     assert_eq!(next.raw(), raw);
     next.submit(operation(10));
@@ -141,7 +141,7 @@ fn work_of_a_destroyed_stream_runs_to_its_end() {
 }
 
 #[test]
-fn a_stream_made_through_the_contract_takes_work() {
+fn stream_created_through_the_contract_accepts_work() {
     let sim = manual();
     let device: Arc<dyn Device> = sim.clone().into();
     let raw = device.create_stream().unwrap();
@@ -165,7 +165,7 @@ fn contract_does_not_destroy_a_stream_that_belongs_to_its_handles() {
     stream.submit(operation(1));
 }
 
-/// A pool that was given the second handle records events after the first is gone.
+/// A pool that holds the second handle records events after the first one is dropped.
 #[test]
 fn handle_that_was_looked_up_keeps_the_stream() {
     let sim = manual();

@@ -1,10 +1,10 @@
-//! Figures between two moments.
+//! Statistics between two moments.
 
 use super::*;
 
-/// Small blocks come and go through the lane, where the heap sees nothing of them.
+/// Small blocks are served by the lane, so the heap does not see them.
 #[test]
-fn the_peak_of_a_scope_is_exact_on_one_stream() {
+fn peak_of_a_scope_is_exact_on_one_stream() {
     let (_device, pool, stream) = site();
     let warm: Vec<_> = (0..4)
         .map(|_| pool.try_allocate(&stream, MIB).unwrap())
@@ -26,7 +26,7 @@ fn the_peak_of_a_scope_is_exact_on_one_stream() {
     assert_eq!(figures.hits.of(Source::Lane), 5, "all but the first 1000");
 }
 
-/// Nested ones, and ones that overlap, each with a peak of its own.
+/// Scopes that nest or overlap have a peak of their own each.
 #[test]
 fn scopes_nest_and_overlap() {
     let (_device, pool, stream) = site();
@@ -53,9 +53,9 @@ fn scopes_nest_and_overlap() {
     drop(kept);
 }
 
-/// RMM's counters go below zero here: what was allocated before a scope is freed in it.
+/// In RMM, these counters fall below zero: a block that was allocated before a scope is freed in it.
 #[test]
-fn what_was_allocated_before_a_scope_may_be_freed_in_it() {
+fn block_allocated_before_a_scope_may_be_freed_in_it() {
     let (_device, pool, stream) = site();
     let blocks = [4, 2].map(|mib| pool.try_allocate(&stream, mib * MIB).unwrap());
     let scope = pool.statistics_scope();
@@ -70,8 +70,8 @@ fn what_was_allocated_before_a_scope_may_be_freed_in_it() {
     assert_eq!(scope.end().frees, 3);
 }
 
-/// A stream that comes and goes while a scope is open counts for it, and so does one that went before
-/// its lane was let go.
+/// A scope counts a stream that is registered and dropped while the scope is open, and a stream that was dropped before
+/// its lane was released.
 #[test]
 fn streams_that_come_and_go_count_for_open_scopes() {
     let (device, pool, first) = site();
@@ -100,7 +100,7 @@ fn streams_that_come_and_go_count_for_open_scopes() {
 }
 
 #[test]
-fn a_scope_counts_what_all_threads_do() {
+fn scope_counts_all_threads() {
     let (device, pool, _) = site();
     let scope = pool.statistics_scope();
     std::thread::scope(|threads| {
@@ -122,7 +122,7 @@ fn a_scope_counts_what_all_threads_do() {
 }
 
 #[test]
-fn a_scope_tells_who_waited_in_it() {
+fn scope_counts_its_waits() {
     let (device, pool, stream) = site();
     let scope = pool.statistics_scope();
     wait_for(&device, &pool, &stream, None, 30);

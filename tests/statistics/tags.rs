@@ -1,9 +1,9 @@
-//! Whose memory it is.
+//! Statistics by tag.
 
 use super::*;
 
 #[test]
-fn a_tag_has_what_was_allocated_for_it() {
+fn tag_counts_its_allocations() {
     let (_device, pool, stream) = site();
     let [decode, prefill] = ["tag test: decode", "tag test: prefill"].map(Tag::new);
     let take = |tag, bytes| pool.allocate(&stream, bytes).tag(tag).try_now().unwrap();
@@ -33,9 +33,9 @@ fn a_tag_has_what_was_allocated_for_it() {
     assert_eq!((figures.allocations, figures.frees), (3, 3));
 }
 
-/// A deallocation that is awaited, one in the order of further streams, and one that is refused.
+/// An awaited deallocation, one in the order of further streams, and a refused one.
 #[test]
-fn every_way_to_free_credits_the_tag() {
+fn every_kind_of_free_uncharges_the_tag() {
     let (device, pool, stream) = site();
     let (_, further) = common::stream(&device, &pool);
     let foreign = {
@@ -46,7 +46,7 @@ fn every_way_to_free_credits_the_tag() {
     let take = || pool.allocate(&stream, MIB).tag(tag).try_now().unwrap();
     let used = || pool.tag(tag).statistics().used.current / MIB;
     let awaited = take().deallocate();
-    assert_eq!(used(), 0, "used until it is freed, not until that is over");
+    assert_eq!(used(), 0, "used until the free, not until it is complete");
     drop(awaited);
     drop(take().deallocate_on(&further).unwrap());
     assert_eq!(used(), 0);
@@ -62,9 +62,9 @@ fn every_way_to_free_credits_the_tag() {
     assert_eq!(further.statistics().frees, 0);
 }
 
-/// A grant that nobody takes, and a request that fails, are on nobody's account.
+/// An untaken grant and a failed request are not charged.
 #[test]
-fn what_is_not_taken_is_not_charged() {
+fn untaken_grant_is_not_charged() {
     let (_device, pool, stream) = site();
     let tag = Tag::new("tag test: untaken");
     let all = pool.try_allocate(&stream, 64 * MIB).unwrap();
@@ -74,7 +74,7 @@ fn what_is_not_taken_is_not_charged() {
     assert!(poll(&mut head).is_pending() && poll(&mut next).is_pending());
     assert_eq!(pool.tag(tag).statistics().waits.waiting, 1);
     drop(all);
-    assert!(poll(&mut next).is_pending(), "served the head");
+    assert!(poll(&mut next).is_pending(), "the head was served");
     drop(head);
     drop(now(next).unwrap());
     let figures = pool.tag(tag).statistics();
@@ -82,7 +82,7 @@ fn what_is_not_taken_is_not_charged() {
     assert_eq!((figures.waits.waiting, figures.waits.served), (0, 1));
     let all = pool.statistics();
     assert_eq!((all.allocations, all.frees), (2, 2));
-    assert!(all.hits.total() > 2, "grants that passed on are hits");
+    assert!(all.hits.total() > 2, "passed-on grants count as hits");
 }
 
 #[test]

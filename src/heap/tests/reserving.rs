@@ -134,12 +134,17 @@ fn fences_that_became_complete_are_dropped_from_a_draw() {
 fn split_takes_exactly_the_bytes() {
     let mut heap = heap(true);
     let (reservation, _used) = scattered(&mut heap, &[0, 2, 3, 6]);
-    assert!(heap.split_reservation(reservation, 4 * CHUNK + 1).is_none());
-    let part = heap.split_reservation(reservation, CHUNK + MIB).unwrap();
+    assert!(
+        heap.split_reservation(reservation, 4 * CHUNK + 1, false)
+            .is_none()
+    );
+    let part = heap
+        .split_reservation(reservation, CHUNK + MIB, false)
+        .unwrap();
     check(&heap);
     assert_eq!(heap.reservation_state(part).left, CHUNK + MIB);
     assert_eq!(heap.reservation_state(reservation).left, 2 * CHUNK + MIB);
-    let all = heap.split_reservation(part, CHUNK + MIB).unwrap();
+    let all = heap.split_reservation(part, CHUNK + MIB, false).unwrap();
     assert_eq!(heap.reservation_state(part).left, 0);
     assert_eq!(heap.reservation_state(all).left, CHUNK + MIB);
     check(&heap);

@@ -41,43 +41,19 @@ struct Event {
     args: Value,
 }
 
-impl History {
-    /// Writes the history for [Perfetto](https://ui.perfetto.dev) and `chrome://tracing`: JSON in the Trace
-    /// Event Format.
-    ///
-    /// Reserved, used, pending, free and cached memory are counters. Each block is a slice of its stream's track, from
-    /// its allocation to its free. So is each request that waited; requests for reservations are on the pool's track.
-    /// Growth, remapping, releases and running out of memory are instants. The slice of a live block has no end. A
-    /// block whose allocation is no longer in the history is left out.
-    ///
-    /// ```
-    /// # use weirpool::{Pool, device::sim::SimDevice};
-    /// # let device = SimDevice::new();
-    /// # let pool = Pool::builder(device.clone()).history(100).build()?;
-    /// # let stream = pool.register(&device.create_stream())?;
-    /// drop(pool.try_allocate(&stream, 1000)?);
-    /// let mut file = Vec::new(); // or a `File`, behind a `BufWriter`
-    /// pool.history().write_chrome_trace(&mut file)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Returns the writer's error.
-    #[doc(alias = "perfetto")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "export")))]
-    pub fn write_chrome_trace(&self, mut writer: impl Write) -> io::Result<()> {
-        let mut chart = Chart {
-            names: self.streams.clone(),
-            ..Chart::default()
-        };
-        self.entries.iter().for_each(|entry| chart.draw(entry));
-        let file = File {
-            display_time_unit: "ns",
-            trace_events: chart.finish(),
-        };
-        serde_json::to_writer(&mut writer, &file)?;
-        writer.flush()
-    }
+/// See [`History::write_chrome_trace`].
+pub(super) fn write(history: &History, mut writer: impl Write) -> io::Result<()> {
+    let mut chart = Chart {
+        names: history.streams.clone(),
+        ..Chart::default()
+    };
+    history.entries.iter().for_each(|entry| chart.draw(entry));
+    let file = File {
+        display_time_unit: "ns",
+        trace_events: chart.finish(),
+    };
+    serde_json::to_writer(&mut writer, &file)?;
+    writer.flush()
 }
 
 #[derive(Default)]

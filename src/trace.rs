@@ -1,21 +1,51 @@
-//! Events and spans for subscribers of the `tracing` crate.
+//! Events and spans for subscribers of the `tracing` crate. Every event of the crate is defined here.
+//!
+//! Without the feature `tracing` these functions are empty and cost nothing. With it, an event that no subscriber is
+//! interested in costs the read of one number. A subscriber is foreign code: it is called while no lock of this crate
+//! is held (*no-lock-across-calls*), and may call the pool.
+//! The target is `weirpool`. The levels:
+//!
+//! | level | events |
+//! |---|---|
+//! | `ERROR` | `device broken`: a sticky error ended the pool; once for each pool |
+//! | `WARN` | `device error`: another error of the device, which was returned to the caller |
+//! | `WARN` | `leaked`: blocks and reservations that have owners when their pool is closed, once; or blocks that are lost when it ends |
+//! | `WARN` | `deadlocked`: no waiter can be served, once for each deadlock; with the shortfall of the queue's head, and `holders` by tag and, with a history, by location |
+//! | `WARN` | `deadlocked at limit`: no request throttled by a tag's limit can be served; with the same fields |
+//! | `WARN` | `pressure hook failed`: with its error, or that it panicked; `a waker panicked` |
+//! | `INFO` | `exhausted`: a request failed or timed out, with the shortfall; `closed` |
+//! | `DEBUG` | `waiting`: a span from joining the queue to leaving it, with the event `waited` inside |
+//! | `DEBUG` | `grown`, `remapped`, `trimmed`; `device wait`; `stream registered`, `stream named`, `stream gone` |
+//! | `TRACE` | `granted`, `freed`: every block, also those of the lanes; `reaped` |
+#![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
-use super::Asked;
 use crate::device::DeviceError;
 use crate::error::Shortfall;
 use crate::id::{StreamId, StreamLabel};
 use crate::measure::{Tag, WaitOutcome};
+#[cfg(feature = "tracing")]
 use crate::sync::assert_unlocked;
 use std::fmt::Debug;
 use std::time::Duration;
+#[cfg(feature = "tracing")]
 use tracing::{Span, debug_span, field};
 
+/// A request, as events describe it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) stream: StreamId,
+    pub(crate) bytes: u64,
+    pub(crate) tag: Option<Tag>,
+}
+
+#[cfg(feature = "tracing")]
 const TARGET: &str = "weirpool";
 
 /// Whether a subscriber may exist.
-pub(crate) const IS_TOLD: bool = true;
+pub(crate) const IS_TOLD: bool = cfg!(feature = "tracing");
 
 /// Emits an event if a subscriber is interested in its level. The caller must hold no lock.
+#[cfg(feature = "tracing")]
 macro_rules! tell {
     ($level:ident, $($content:tt)+) => {
         if tracing::enabled!(target: TARGET, tracing::Level::$level) {
@@ -25,14 +55,23 @@ macro_rules! tell {
     };
 }
 
+#[cfg(not(feature = "tracing"))]
+macro_rules! tell {
+    ($level:ident, $($content:tt)+) => {
+        ()
+    };
+}
+
+#[cfg(feature = "tracing")]
 fn name_of(tag: Option<Tag>) -> Option<&'static str> {
     tag.map(Tag::name)
 }
 
 /// A wait for memory: a span from joining the queue to leaving it, inside the span that is current when it joins.
 #[derive(Debug)]
-pub(crate) struct Waiting(Span);
+pub(crate) struct Waiting(#[cfg(feature = "tracing")] Span);
 
+#[cfg(feature = "tracing")]
 impl Waiting {
     pub(crate) fn new(asked: Asked, stream_name: Option<&str>) -> Self {
         assert_unlocked("a subscriber is told");
@@ -57,11 +96,19 @@ impl Waiting {
     }
 }
 
+#[cfg(not(feature = "tracing"))]
+impl Waiting {
+    pub(crate) fn new(asked: Asked, stream_name: Option<&str>) -> Self {
+        Self()
+    }
+
+    pub(crate) fn end(&self, outcome: WaitOutcome, waited: Duration) {}
+}
+
 #[inline]
 pub(crate) fn granted(asked: Asked, source: &impl Debug, address: u64) {
     let Asked { stream, bytes, tag } = asked;
-    let tag = || name_of(tag);
-    tell!(TRACE, stream = %stream, bytes, source = debug(source), address, tag = tag(), "granted");
+    tell!(TRACE, stream = %stream, bytes, source = debug(source), address, tag = name_of(tag), "granted");
 }
 
 #[inline]
@@ -71,26 +118,25 @@ pub(crate) fn freed(stream: StreamId, bytes: u64, address: u64) {
 
 /// Emits an event with all figures of a shortfall.
 macro_rules! tell_shortfall {
-    ($level:ident, $shortfall:expr, $($content:tt)+) => {{
-        let shortfall: &Shortfall = $shortfall;
+    ($level:ident, $shortfall:expr, $($content:tt)+) => {
         tell!(
             $level,
-            requested = shortfall.requested,
-            free = shortfall.free,
-            largest_free = shortfall.largest_free,
-            pending = shortfall.pending,
-            used = shortfall.used,
-            reserved = shortfall.reserved,
-            capacity = shortfall.capacity,
-            waiting = shortfall.waiting,
-            tag = shortfall.tag.map(|tag| tag.tag.name()),
-            tag_used = shortfall.tag.map(|tag| tag.used),
-            tag_limit = shortfall.tag.map(|tag| tag.limit),
-            device_free = shortfall.device.map(|device| device.free),
-            fragmentation = shortfall.fragmentation(),
+            requested = $shortfall.requested,
+            free = $shortfall.free,
+            largest_free = $shortfall.largest_free,
+            pending = $shortfall.pending,
+            used = $shortfall.used,
+            reserved = $shortfall.reserved,
+            capacity = $shortfall.capacity,
+            waiting = $shortfall.waiting,
+            tag = $shortfall.tag.map(|tag| tag.tag.name()),
+            tag_used = $shortfall.tag.map(|tag| tag.used),
+            tag_limit = $shortfall.tag.map(|tag| tag.limit),
+            device_free = $shortfall.device.map(|device| device.free),
+            fragmentation = $shortfall.fragmentation(),
             $($content)+
         )
-    }};
+    };
 }
 
 pub(crate) fn exhausted(shortfall: &Shortfall) {
