@@ -4,7 +4,7 @@
 //! crate's own types. With `--cfg weirpool_shuttle` as well they stand for shuttle's, for schedules that are too many for
 //! loom. In debug builds the facade also keeps count, for two checks that a
 //! test can ask for: which locks a thread took and how often it wrote a shared cache line
-//! ([`census`]), and whether it holds a lock where it must hold none ([`assert_unlocked`], I5).
+//! ([`census`]), and whether it holds a lock where it must hold none ([`assert_unlocked`], *no-lock-across-calls*).
 //!
 //! The device layer is below the models: it uses [`plain`], which is std's always.
 

@@ -278,7 +278,7 @@ impl World {
         }
     }
 
-    /// I1 and I3 as a user sees them, and the pool's own invariants.
+    /// Checks *tiling* and *conservation* from outside, and the pool's own invariants.
     fn check(&self) {
         self.pool.check().unwrap();
         let spans: BTreeMap<DeviceAddress, u64> = self
@@ -289,14 +289,14 @@ impl World {
         assert_eq!(spans.len(), self.live.len());
         let ends = spans.iter().map(|(address, size)| *address + *size);
         for (end, next) in ends.zip(spans.keys().skip(1)) {
-            assert!(end <= *next, "I1");
+            assert!(end <= *next, "tiling");
         }
         let s = self.pool.statistics();
         assert_eq!(s.used.current, spans.values().sum::<u64>());
         assert_eq!(
             s.free + s.used.current + s.pending.current,
             s.reserved.current,
-            "I3"
+            "conservation"
         );
         assert_eq!(s.reserved.current, self.device.counters().physical_in_use);
     }
@@ -305,7 +305,7 @@ impl World {
         self.live.clear();
         self.device.advance(us(1_000_000));
         self.pool.check_conserved().unwrap();
-        assert_eq!(self.corruptions.load(Ordering::SeqCst), 0, "I2");
+        assert_eq!(self.corruptions.load(Ordering::SeqCst), 0, "order");
         self.device.assert_ordered();
         let _ = self.pool.trim_to(0).unwrap();
         assert_eq!(

@@ -1,18 +1,18 @@
-//! The layer table of `lib.rs`, and a few rules of the house, held by reading the sources.
+//! Rules about the sources: the layer table of `lib.rs`, and names in the documentation that must exist.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From the ground up. A layer imports from those before it, and from itself.
+/// The layers from the lowest up. A layer imports from those before it, and from itself.
 const LAYERS: [&str; 26] = [
     "sync", "fault", "rare", "id", "measure", "device", "error", "trace", "heap", "policy", "lane",
     "driver", "queue", "registry", "observe", "stream", "copy", "block", "pool", "buffer",
     "shared", "interop", "testing", "current", "compat", "tower",
 ];
 
-/// The one import from above: the lane keeps references to registrations under its lock, and looks at nothing in them but
-/// itself. Without it every type around that lock would have a type parameter.
+/// The one import from above: the lane keeps references to registrations under its lock, but uses only itself in them.
+/// Without this import, every type around that lock would have a type parameter.
 const UPWARD: (&str, &str) = ("src/lane/state.rs", "queue");
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
@@ -28,7 +28,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Every source file with its layer and its text, without comments.
+/// Returns every source file with its layer and its text, without comments.
 fn read() -> Vec<(PathBuf, String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let read = |path: PathBuf| {
@@ -50,7 +50,7 @@ fn rank(layer: &str) -> Option<usize> {
     LAYERS.iter().position(|name| *name == layer)
 }
 
-/// The modules of the crate that a text names.
+/// Returns the modules of the crate that a text names.
 fn imports(code: &str) -> impl Iterator<Item = &str> {
     code.match_indices("crate::").map(|(at, name)| {
         let rest = &code[at + name.len()..];
@@ -63,7 +63,7 @@ fn imports(code: &str) -> impl Iterator<Item = &str> {
 fn imports_point_down() {
     let mut seen = BTreeMap::<usize, usize>::new();
     for (path, layer, code) in read() {
-        // A test may use all of the crate.
+        // Tests may use the whole crate.
         let code = code.split("#[cfg(test)]").next().unwrap_or_default();
         if layer == "lib" || layer == "guide" {
             continue;
@@ -94,7 +94,7 @@ fn only_the_facade_names_std_sync_or_loom() {
 }
 
 #[test]
-fn the_heap_knows_no_clock_device_or_lock() {
+fn heap_knows_no_clock_device_or_lock() {
     for (path, layer, code) in read() {
         if layer == "heap" {
             for word in ["Instant", "Mutex", "Waker", "Future", "async ", "device::"] {
@@ -105,17 +105,16 @@ fn the_heap_knows_no_clock_device_or_lock() {
 }
 
 #[test]
-fn the_table_in_the_door_is_this_one() {
-    let quota_queue = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
-    let quota_queue = fs::read_to_string(quota_queue).expect("the door");
+fn front_page_names_every_layer() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs");
+    let page = fs::read_to_string(page).expect("the front page");
     for layer in LAYERS {
         let named = format!("`{layer}`");
-        assert!(quota_queue.contains(&named), "lib.rs does not name {named}");
+        assert!(page.contains(&named), "lib.rs does not name {named}");
     }
 }
 
-/// The tests that the page on behaviours names, as file and function: what stands in backquotes with
-/// two colons.
+/// Returns the tests that the page on behaviours names, as file and function: names in backquotes with two colons.
 fn named_tests(page: &str) -> Vec<(&str, &str)> {
     let quoted = page.split('`').skip(1).step_by(2);
     quoted.filter_map(|name| name.split_once("::")).collect()
@@ -127,7 +126,7 @@ fn is_test(file: &str, function: &str) -> bool {
     let source = read(format!("{file}.rs"));
     let definition = format!("fn {function}");
     match file.strip_prefix("conformance/") {
-        // Run for every device, by the list.
+        // The list runs these tests for every device.
         Some(_) => {
             let list = read("conformance/suite.rs".to_owned());
             source.contains(&format!("{definition}<")) && list.contains(function)
@@ -139,7 +138,7 @@ fn is_test(file: &str, function: &str) -> bool {
 }
 
 #[test]
-fn the_page_on_behaviours_names_tests_that_exist() {
+fn page_on_behaviours_names_existing_tests() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/behaviours.md");
     let page = fs::read_to_string(page).expect("the page");
     let tables = page.split("# By type").next().expect("the tables");
@@ -153,7 +152,78 @@ fn the_page_on_behaviours_names_tests_that_exist() {
     }
 }
 
-/// The names of this crate in the guide's table of names: the backquoted names of its second column.
+/// Returns the names of all functions in the sources at these paths, each a file or a folder.
+fn functions(paths: &[&str]) -> BTreeSet<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut functions = BTreeSet::new();
+    for path in paths.iter().map(|path| root.join(path)) {
+        let files = match (path.is_dir(), path.is_file()) {
+            (true, _) => sources(&path),
+            (_, true) => vec![path],
+            _ => Vec::new(),
+        };
+        for file in files {
+            let text = fs::read_to_string(file).expect("a readable file");
+            let names = text.match_indices("fn ").map(|(at, found)| {
+                let rest = &text[at + found.len()..];
+                let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+                rest[..end.unwrap_or(rest.len())].to_owned()
+            });
+            functions.extend(names);
+        }
+    }
+    functions
+}
+
+/// The page names loom tests and settings without their file.
+#[test]
+fn page_on_behaviours_names_existing_functions() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/behaviours.md");
+    let page = fs::read_to_string(page).expect("the page");
+    let tables = page.split("# By type").next().expect("the tables");
+    let functions = functions(&["loom-tests", "src"]);
+    let quoted = tables.split('`').skip(1).step_by(2);
+    let is_function = |name: &&str| {
+        name.contains('_') && name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+    };
+    let names: Vec<_> = quoted.filter(is_function).collect();
+    assert!(names.len() > 10, "the names are found at all: {names:?}");
+    for name in names {
+        assert!(functions.contains(name), "no function {name}");
+    }
+}
+
+/// The list names a test by `loom <filter>`, or by the arguments of `cargo`, with a filter that may be a prefix.
+#[test]
+fn list_of_faults_names_existing_tests() {
+    let list = Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/faults/list");
+    let Ok(list) = fs::read_to_string(list) else {
+        return; // the published package does not contain the list
+    };
+    let lines = list
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+    let mut count = 0;
+    for line in lines {
+        let test = line.split('|').nth(1).expect("a test");
+        let words: Vec<_> = test.split_whitespace().collect();
+        let filter = words.last().expect("a filter");
+        let filter = filter.rsplit("::").next().expect("a name");
+        let after = words.iter().skip_while(|word| **word != "--test").nth(1);
+        let places = match (words[0], after) {
+            ("loom", _) => vec!["loom-tests".to_owned()],
+            (_, Some(target)) => vec![format!("tests/{target}.rs"), format!("tests/{target}")],
+            _ => vec!["src".to_owned()],
+        };
+        let places: Vec<_> = places.iter().map(String::as_str).collect();
+        let exists = functions(&places).iter().any(|name| name.contains(filter));
+        assert!(exists, "no test matches `{}`", test.trim());
+        count += 1;
+    }
+    assert!(count > 10, "the lines are found at all");
+}
+
+/// Returns the names of this crate in the guide's table of names: the backquoted names of its second column.
 fn own_names(page: &str) -> Vec<&str> {
     let (_, section) = page
         .split_once("# Names in other libraries")
@@ -167,7 +237,7 @@ fn own_names(page: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Whether the sources declare `name`, a type or function, or a member as `Type::member`.
+/// Returns whether the sources declare `name`, a type or function, or a member as `Type::member`.
 fn is_declared(name: &str, sources: &str) -> bool {
     let name = name.trim_start_matches("compat::");
     let (owner, member) = match name.split_once("::") {

@@ -1,9 +1,9 @@
-//! How many events there may be (I8), and how much memory.
+//! Bounds of the number of events (*bounded-events*), and of memory.
 
 use super::*;
 use std::task::Poll;
 
-/// I8: events of a loop that orders streams by events.
+/// *bounded-events* in a loop that orders streams by events.
 #[test]
 fn ordering_streams_by_events_makes_no_more_of_them() {
     let sim = manual();
@@ -21,7 +21,7 @@ fn ordering_streams_by_events_makes_no_more_of_them() {
     assert!(made < 2000, "{made} events");
 }
 
-/// I8: events and lanes of streams that come and go.
+/// *bounded-events* for streams that are registered and dropped. Their lanes are bounded, too.
 #[test]
 fn streams_that_come_and_go_leave_nothing_behind() {
     let sim = manual();
@@ -42,7 +42,7 @@ fn streams_that_come_and_go_leave_nothing_behind() {
     );
 }
 
-/// I8: every free seals while somebody waits.
+/// *bounded-events* while a request waits, so that every free seals.
 #[test]
 fn events_are_bounded_while_somebody_waits() {
     let sim = manual();
@@ -65,7 +65,7 @@ fn events_are_bounded_while_somebody_waits() {
     assert!(made < 2000, "{made} events");
 }
 
-/// I8: frees after the pool was closed.
+/// *bounded-events* for frees after the pool was closed.
 #[test]
 fn events_are_bounded_after_close() {
     let sim = manual();

@@ -106,7 +106,7 @@ fn nested_reservation_draws_from_the_outer_one_and_returns_to_it() {
                 assert_eq!((outer.left(), used()), (8 * MIB, 8 * MIB));
             }
             assert_eq!(pool.statistics().reservations, 1);
-            // Of another pool's size, or for another tag: from the pool.
+            // A request that exceeds the outer reservation draws nothing from it.
             let too_large = pool.reserve(8 * MIB + 1).try_now();
             assert_eq!(outer.left(), 8 * MIB);
             drop(too_large);
