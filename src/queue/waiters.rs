@@ -9,9 +9,10 @@
 
 use super::admission::{Admission, QueueLimit};
 use super::charge::Charge;
-use super::deadlock::InVain;
 use super::fair_queue::{Cost, FairQueue, Position, SortKey, bytes_before};
 use super::quota_queue::QuotaQueue;
+use super::scan::Scan;
+use super::scopes::Scopes;
 use super::waiter::{Origin, Waiter};
 use super::{Demand, Rules, Wants};
 use crate::driver::{Expected, gate};
@@ -19,7 +20,7 @@ use crate::error::AllocError;
 use crate::id::{ReservationId, StreamId};
 use crate::lane::Lane;
 use crate::measure::{Account, Accounts, Tag, WaitOutcome, Waits};
-use crate::sync::plain::{self, AtomicU64};
+use crate::sync::plain;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -83,27 +84,17 @@ struct Standing {
     arrivals: BTreeMap<Position, Duration>,
     /// How many requests in the fair queue are for each stream.
     by_stream: BTreeMap<StreamId, usize>,
-    /// The requests made in the scope of each reservation.
-    in_scope: BTreeMap<(ReservationId, Position), Arc<Waiter>>,
     /// The last search for every request of a queue in a deadlock.
-    scan: Option<Scan>,
+    scan: Scan,
     next: Position,
-}
-
-/// A search for every request, which was in vain.
-#[derive(Debug)]
-struct Scan {
-    generation: u64,
-    /// The requests that came since.
-    untried: Vec<Arc<Waiter>>,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Queue {
     standing: Mutex<Standing>,
-    /// How many requests were made in scopes, to be looked at without the lock.
-    in_scopes: AtomicU64,
+    /// The requests made in scopes of reservations, throttled ones included.
+    pub(super) scopes: Scopes,
     /// How the pool's requests waited.
     waits: plain::Arc<Waits>,
     /// What each tag has, and how its requests waited.
@@ -215,13 +206,12 @@ impl Queue {
             quota_queues: BTreeMap::new(),
             arrivals: BTreeMap::new(),
             by_stream: BTreeMap::new(),
-            in_scope: BTreeMap::new(),
-            scan: None,
+            scan: Scan::default(),
             next: 0,
         };
         Self {
             standing: Mutex::new(Guards::Queue, standing),
-            in_scopes: AtomicU64::new(0),
+            scopes: Scopes::new(),
             waits,
             accounts: Accounts::new(),
             looked_at: rules.overtaking.looked_at(),
@@ -275,11 +265,7 @@ impl Queue {
         standing.next += 1;
         let waiter = Arc::new(Waiter::new(origin, newcomer.waker.clone()));
         self.counted_for(&waiter).for_each(Waits::begin);
-        if let Some(scope) = waiter.scope {
-            let key = (scope, waiter.sort_key.position);
-            standing.in_scope.insert(key, waiter.clone());
-            self.in_scopes.fetch_add(1, Ordering::Relaxed);
-        }
+        self.scopes.enter(&waiter);
         let is_candidate = match over {
             Some(tag) => {
                 standing.quota_queue(tag).join(waiter.clone(), now);
@@ -315,11 +301,7 @@ impl Queue {
         standing.arrivals.insert(position, waiter.since);
         let (flow, sort_key) = (waiter.flow, waiter.sort_key);
         standing.fair_queue.join(flow, sort_key, waiter.clone());
-        if let Some(scan) = &mut standing.scan {
-            scan.untried.push(waiter);
-            return true;
-        }
-        self.is_looked_at(standing, &waiter)
+        standing.scan.note_newcomer(&waiter) || self.is_looked_at(standing, &waiter)
     }
 
     /// Removes a request, served after `waited` or not at all. The second call for a request does nothing.
@@ -347,7 +329,7 @@ impl Queue {
             }
             if standing.fair_queue.is_empty() {
                 gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
-                standing.scan = None;
+                standing.scan = Scan::default();
             }
             Moved {
                 has_candidate,
@@ -370,22 +352,13 @@ impl Queue {
             moved.has_new_first |= was_first;
             moved
         };
-        self.leave_scope(&mut standing, waiter);
+        self.scopes.leave(waiter);
         // Before the lock is released: a thread that hears that the request was served finds it counted.
         let outcome = waited.map_or_else(|| waiter.unserved(), |_| WaitOutcome::Served);
         let waited = waited.unwrap_or_default();
         self.counted_for(waiter)
             .for_each(|waits| waits.end(outcome, waited));
         moved
-    }
-
-    fn leave_scope(&self, standing: &mut Standing, waiter: &Waiter) {
-        let Some(scope) = waiter.scope else {
-            return;
-        };
-        self.in_scopes.fetch_sub(1, Ordering::Relaxed);
-        let key = (scope, waiter.sort_key.position);
-        standing.in_scope.remove(&key);
     }
 
     /// Whether memory is searched for a request: it is the head, or one of those that may overtake the head.
@@ -487,56 +460,25 @@ impl Queue {
         first.find_map(|waiter| waiter.notify())
     }
 
-    /// The wakers of the requests made in the scope of a reservation.
-    pub(super) fn wakers_in_scope(&self, of: ReservationId) -> Vec<Waker> {
-        if self.in_scopes.load(Ordering::Relaxed) == 0 {
-            return Vec::new();
-        }
-        let standing = self.standing.lock();
-        let in_scope = standing.in_scope.range((of, 0)..=(of, Position::MAX));
-        in_scope.filter_map(|(_, waiter)| waiter.waker()).collect()
-    }
-
-    /// The wakers of the requests whose reservations have enough, in pieces that memory of the pool could be exchanged
-    /// for.
-    pub(super) fn wakers_for_pieces(&self) -> Vec<Waker> {
-        if self.in_scopes.load(Ordering::Relaxed) == 0 {
-            return Vec::new();
-        }
-        let standing = self.standing.lock();
-        let in_scopes = standing.in_scope.values();
-        let expecting = in_scopes.filter(|waiter| waiter.expects_pieces());
-        expecting.filter_map(|waiter| waiter.waker()).collect()
-    }
-
     /// Whether a request in the fair queue is for the stream.
     pub(super) fn waits_for(&self, stream: StreamId) -> bool {
         self.standing.lock().by_stream.contains_key(&stream)
     }
 
-    /// The requests to search for in a deadlock, in the order of the queue: all of them once in a generation, and after
-    /// that the newcomers. Left out are the head, and requests that cannot be granted while an earlier one cannot.
+    /// The requests to search for in a deadlock, apart from the head; see [`Scan::to_try`].
     pub(super) fn to_scan(&self, generation: u64, usual_alignment: u64) -> Vec<Arc<Waiter>> {
         let mut standing = self.standing.lock();
-        let scan = Scan {
-            generation,
-            untried: Vec::new(),
-        };
-        match standing.scan.replace(scan) {
-            Some(last) if last.generation == generation => last.untried,
-            _ => {
-                let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
-                let mut in_vain = InVain::new(usual_alignment);
-                let others = standing.fair_queue.first(usize::MAX, cost).skip(1);
-                let to_try = others.filter(|waiter| in_vain.admits(&waiter.wants, &waiter.demand));
-                to_try.cloned().collect()
-            }
-        }
+        let Standing {
+            fair_queue, scan, ..
+        } = &mut *standing;
+        let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
+        let others = fair_queue.first(usize::MAX, cost).skip(1);
+        scan.to_try(generation, usual_alignment, others)
     }
 
     /// Forgets the last search for every request: something moved.
     pub(super) fn forget_scan(&self) {
-        let scan = self.standing.lock().scan.take();
+        let scan = std::mem::take(&mut self.standing.lock().scan);
         drop(scan);
     }
 
