@@ -201,24 +201,28 @@ impl Maintenance {
         }
         let is_put_off = self.gate.load(Ordering::Relaxed) & gate::WAITING != 0;
         let done = if is_put_off {
-            Ok(())
+            Ok(true)
         } else {
             self.keep_up_now(free_low)
         };
-        let is_over = done.as_ref().is_err_and(DeviceError::is_sticky);
-        let may_be_due = is_put_off && self.heuristic.is_some();
-        if !is_over && (may_be_due || self.has_more_to_come()) {
+        let is_due_again = match &done {
+            Ok(may_follow) => *may_follow && self.heuristic.is_some() || self.has_more_to_release(),
+            Err(error) => !error.is_sticky(),
+        };
+        if is_due_again {
             self.note_return();
         }
-        done
+        done.map(drop)
     }
 
-    fn keep_up_now(&self, free_low: u64) -> Result<(), DeviceError> {
+    /// Returns whether memory was pending or cached when the heuristic decided. If it comes back later, no free reports it.
+    fn keep_up_now(&self, free_low: u64) -> Result<bool, DeviceError> {
         self.flush(Flush::Idle);
         if self.settings.reuse.opportunistic {
             self.seal_lanes()?;
             self.reap()?;
         }
+        let may_follow = self.may_come_back();
         if let Some(heuristic) = &self.heuristic
             && let Some(total) = heuristic.decide(&self.statistics())
         {
@@ -228,30 +232,28 @@ impl Maintenance {
         let down_to = |reserved, most| self.release_and_publish(Target::DownTo { reserved, most });
         let released = down_to(self.capacity(), u64::MAX)?;
         let unneeded = free_low.saturating_sub(released);
-        down_to(self.threshold(), unneeded).map(drop)
+        down_to(self.threshold(), unneeded)?;
+        Ok(may_follow)
     }
 
-    /// Returns whether the next maintenance may find something, though nothing comes back until then.
-    fn has_more_to_come(&self) -> bool {
-        let keep = self.most_cached();
-        let (is_over, could_release, is_pending) = {
+    /// Returns whether the next maintenance may release more, though no free reports anything until then.
+    fn has_more_to_release(&self) -> bool {
+        let reserved = self.most_cached();
+        let most = u64::MAX;
+        let could_release = {
             let heap = self.heap.lock();
-            let totals = heap.totals();
-            let is_over = totals.reserved.current > keep;
-            let target = Target::DownTo {
-                reserved: keep,
-                most: u64::MAX,
-            };
-            (
-                is_over,
-                heap.could_release(target),
-                totals.pending.current > 0,
-            )
+            if heap.totals().reserved.current <= reserved {
+                return false;
+            }
+            heap.could_release(Target::DownTo { reserved, most })
         };
-        let is_watching = is_over || self.heuristic.is_some();
+        could_release || self.may_come_back()
+    }
+
+    /// Returns whether memory is pending or cached.
+    fn may_come_back(&self) -> bool {
         let may_keep = |lane: &Arc<Lane>| lane.cache.may_keep_unnoticed();
-        let may_any_keep = || self.lanes().iter().any(may_keep);
-        is_over && could_release || is_watching && (is_pending || may_any_keep())
+        self.totals().pending.current > 0 || self.lanes().iter().any(may_keep)
     }
 
     /// Makes one contiguous range of the free memory, so that the pool has `total` bytes in all, or as near to it as

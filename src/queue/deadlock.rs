@@ -11,13 +11,15 @@
 //! tag was freed meanwhile (see [`Throttled`](super::throttled)).
 
 use super::Position;
-use super::Service;
 use super::serving::{Pass, Served};
 use super::waiter::Waiter;
+use super::{Demand, Presence, Service};
+use crate::device::Explain;
 use crate::error::AllocError;
-use crate::measure::Tag;
+use crate::measure::{Bytes, Milliseconds, Tag};
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
+use std::fmt::Write;
 use std::time::Duration;
 
 /// How many holders a report names.
@@ -149,6 +151,54 @@ pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
     holders.retain(|(_, bytes)| *bytes > 0);
     holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let most = holders.iter().take(NAMED);
-    let lines = most.map(|(holder, bytes)| format!("{holder}: {bytes} bytes"));
+    let lines = most.map(|(holder, bytes)| format!("{holder}: {}", Bytes(*bytes)));
     lines.collect::<Vec<_>>().join("; ")
+}
+
+/// `pool "frames": 1 request waits for memory: 4.0 MiB for tag chat on S2 since 0.120 ms, at src/main.rs:9:30; held: …`
+impl Explain for Presence {
+    fn explain(&self) -> Option<String> {
+        let service = &self.service;
+        let (waiting, first) = (service.queue.waiting(), service.queue.first(NAMED));
+        if first.is_empty() {
+            return None;
+        }
+        let name = self.name.as_ref().map(|name| format!(" {name:?}"));
+        let (name, plural) = (
+            name.unwrap_or_default(),
+            if waiting == 1 { "" } else { "s" },
+        );
+        let first: Vec<_> = first.iter().map(|waiter| explain(waiter)).collect();
+        let mut text = format!(
+            "pool{name}: {waiting} request{plural} waiting: {}",
+            first.join("; ")
+        );
+        let held = holders(service, None);
+        if !held.is_empty() {
+            let _ = write!(text, "; held by {held}");
+        }
+        Some(text)
+    }
+}
+
+fn explain(waiter: &Waiter) -> String {
+    let Demand { request, tag, .. } = waiter.demand;
+    let mut text = Bytes(request.bytes).to_string();
+    if let Some(tag) = tag {
+        let _ = write!(text, " for tag {tag}");
+    }
+    let _ = match waiter.lane.id.of_a_stream() {
+        Some(_) => write!(text, " on {}", waiter.lane.label()),
+        None => write!(text, " to reserve"),
+    };
+    if waiter.is_throttled() {
+        text += ", at the limit of its tag";
+    }
+    let _ = write!(
+        text,
+        ", since {}, at {}",
+        Milliseconds(waiter.since),
+        waiter.location
+    );
+    text
 }

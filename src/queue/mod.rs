@@ -73,7 +73,7 @@ mod waiters;
 
 pub use admission::QueueLimit;
 pub(crate) use allocate::{
-    Ask, Asker, Denial, Grant, Late, Waiting, take_own, try_all_now, try_now,
+    Ask, Asker, Denial, Grant, Late, Made, Waiting, take_own, try_all_now, try_now,
 };
 #[cfg(feature = "cuda")]
 pub(crate) use blocking::block_on;

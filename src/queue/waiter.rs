@@ -22,6 +22,7 @@ use crate::lane::Lane;
 use crate::measure::WaitOutcome;
 use crate::sync::plain::{AtomicBool, AtomicU64, OnceLock};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState};
+use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -39,6 +40,8 @@ pub(crate) struct Waiter {
     pub(crate) patience: Expected,
     /// The reservation in whose scope the request was made: it takes what comes back to that, too.
     pub(super) scope: Option<ReservationId>,
+    /// Where the request was made.
+    pub(super) location: &'static Location<'static>,
     /// The reservation has enough, in pieces that could not be drawn.
     expects_pieces: AtomicBool,
     /// The request is in the quota queue: its tag has reached its limit.
@@ -67,6 +70,7 @@ pub(super) struct Origin {
     pub(super) since: Duration,
     pub(super) patience: Expected,
     pub(super) scope: Option<ReservationId>,
+    pub(super) location: &'static Location<'static>,
     pub(super) is_throttled: bool,
 }
 
@@ -101,6 +105,7 @@ impl Waiter {
             since: origin.since,
             patience: origin.patience,
             scope: origin.scope,
+            location: origin.location,
             expects_pieces: AtomicBool::new(false),
             is_throttled: SharedFlag::new(origin.is_throttled),
             passed: (AtomicU64::new(0), AtomicU64::new(0)),

@@ -25,6 +25,7 @@ use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ pub(super) struct Newcomer<'a> {
     pub(super) waker: &'a Waker,
     /// The reservation in whose scope it was made.
     pub(super) scope: Option<ReservationId>,
+    /// Where it was made.
+    pub(super) location: &'static Location<'static>,
     /// How long it waits at most.
     pub(super) limit: Option<Duration>,
     /// `None` if it has no tag, or its tag's limit does not allow it now.
@@ -260,6 +263,7 @@ impl Queue {
             since: now,
             patience: newcomer.patience,
             scope: newcomer.scope,
+            location: newcomer.location,
             is_throttled: over.is_some(),
         };
         standing.next += 1;
@@ -557,6 +561,15 @@ impl Queue {
     fn waits_of<'a>(&'a self, lane: &'a Lane, demand: &Demand) -> impl Iterator<Item = &'a Waits> {
         let of_tag = demand.tag.map(|tag| &self.accounts.of(tag).waits);
         [&*self.waits, &lane.waits].into_iter().chain(of_tag)
+    }
+
+    /// Returns the first `most` waiting requests, those in quota queues last.
+    pub(super) fn first(&self, most: usize) -> Vec<Arc<Waiter>> {
+        let standing = self.standing.lock();
+        let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
+        let in_order = standing.fair_queue.first(most, cost);
+        let throttled = standing.quota_queues.values().flat_map(QuotaQueue::iter);
+        in_order.chain(throttled).take(most).cloned().collect()
     }
 
     /// The request that is served next.

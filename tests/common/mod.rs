@@ -117,12 +117,13 @@ pub(crate) fn now<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Returns once the condition holds: what other threads bring about, in a time that nobody promises. So
-/// that what never comes fails rather than hangs, there is an end to it.
+/// Returns once the condition holds, which other threads bring about. A condition that never holds fails instead of
+/// hanging.
+#[track_caller]
 pub(crate) fn eventually(mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it never came");
+        assert!(start.elapsed() < Duration::from_secs(30), "it never came");
         std::thread::sleep(us(20));
     }
 }

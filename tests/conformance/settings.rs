@@ -69,6 +69,35 @@ pub(crate) fn custom_heuristic_shrinks_the_pool<B: Bench>() {
     end(&site, &worker, kept);
 }
 
+/// [16] Memory that completes while maintenance releases other memory is neither in the figures that the heuristic saw nor
+/// pending afterwards.
+pub(crate) fn memory_that_completes_during_maintenance_is_released_by_the_next<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(16 * MIB, |builder| {
+        builder
+            .coalesce(CoalesceHeuristic::new(|figures| figures.in_use.current))
+            .maintenance_interval(SHORT)
+            .lane_bytes(0)
+    });
+    let [worker, other] = site.workers();
+    let kept = worker.take(2 * MIB);
+    let free = worker.take(4 * MIB);
+    let late = other.take(4 * MIB);
+    worker.fill(&kept, 1);
+    worker.settle();
+    let gate = other.use_until_opened(&late, 2);
+    drop(late);
+    let pool = site.pool.clone();
+    let release = if site.is_virtual() { "destroy" } else { "free" };
+    probe.amid_next(release, move || {
+        gate.open();
+        other.settle();
+        pool.reap().unwrap();
+    });
+    drop(free);
+    eventually(|| probe.held() == 2 * MIB);
+    end(&site, &worker, [kept]);
+}
+
 /// [18] What is free is kept, unless something else is said; that may be later.
 pub(crate) fn a_threshold_may_be_set_later<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {

@@ -74,6 +74,7 @@ macro_rules! suite {
                 settings:
                     heuristic_coalesces_unasked,
                     custom_heuristic_shrinks_the_pool,
+                    memory_that_completes_during_maintenance_is_released_by_the_next,
                     a_threshold_may_be_set_later,
                     lanes_cache_up_to_their_limit,
                     events_are_recorded_as_often_as_configured,
