@@ -1,9 +1,9 @@
 //! The configuration of a pool: plain data, with every default and its reason in [`PoolConfig::default`].
 
 use crate::driver::{CoalesceHeuristic, Fill, Upstream};
-use crate::heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-use crate::heap::{GRANULE, GrowBy, Remapping};
+use crate::heap::{GRANULE, GrowBy};
 use crate::measure::{Tag, debug_in_units};
+use crate::policy::{Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 use crate::queue::{Overtaking, QueueLimit};
 use std::collections::BTreeMap;
 use std::time::Duration;
