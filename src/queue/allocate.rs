@@ -4,8 +4,7 @@
 
 use super::hook::Asking;
 use super::throttled::{self, Standstill};
-use super::unclaimed::Unclaimed;
-use super::waiter::{Waiter, outcome_of};
+use super::waiter::{Unclaimed, Waiter, outcome_of};
 use super::waiters::{Joined, Newcomer, Refused};
 use super::{Charge, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;

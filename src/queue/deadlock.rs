@@ -11,7 +11,6 @@
 //! tag was freed meanwhile (see [`Throttled`](super::throttled)).
 
 use super::Position;
-use super::demand::Wants;
 use super::serving::{Pass, Served};
 use super::waiter::Waiter;
 use super::{Demand, Presence, Service};
@@ -77,6 +76,14 @@ impl Deadlock {
     }
 }
 
+/// How long nothing may move before every request is searched for. Looking at a long queue takes time: each 1,024
+/// requests make it 1 ms longer, so that the looks stay rare.
+fn grace(service: &Service) -> Duration {
+    let queued = u32::try_from(service.queue.queued()).unwrap_or(u32::MAX);
+    let longer = Duration::from_millis(1) * (queued / 1024);
+    service.rules.deadlock_grace.saturating_add(longer)
+}
+
 impl Pass<'_> {
     /// The head cannot be served, nor may any request overtake it. If nothing moves for the grace, serves the first
     /// request that can be served.
@@ -88,7 +95,7 @@ impl Pass<'_> {
         };
         let now = service.now();
         let since = service.deadlock.since(head.sort_key.position, returns, now);
-        let grace_ends = since.saturating_add(service.rules.deadlock_grace);
+        let grace_ends = since.saturating_add(grace(service));
         if now < grace_ends {
             self.look_again_at(grace_ends);
             return Served::Short;
@@ -101,12 +108,8 @@ impl Pass<'_> {
     }
 
     fn serve_any(&self) -> Served {
-        let usual = self.service.driver.settings.alignment;
-        // Free memory is complete: where one request does not fit, no larger one does, if any place does for the first.
-        let takes_any_place = |waiter: &Waiter| {
-            matches!(waiter.wants, Wants::Block) && waiter.demand.request.alignment <= usual
-        };
-        let to_scan = self.service.queue.to_scan(self.generation, takes_any_place);
+        let usual_alignment = self.service.driver.settings.alignment;
+        let to_scan = self.service.queue.to_scan(self.generation, usual_alignment);
         let mut served = to_scan.iter().map(|waiter| self.serve_one(waiter));
         let served = served.find(|served| *served != Served::Short);
         if served.is_some() {

@@ -52,8 +52,6 @@ mod funnel;
 mod grower;
 mod hook;
 mod link;
-mod maintenance;
-#[cfg_attr(not(feature = "cuda"), path = "no_natives.rs")]
 mod natives;
 mod observers;
 mod passage;
@@ -61,15 +59,17 @@ mod quota_queue;
 mod reclaimer;
 mod registration;
 mod reserved;
+mod scan;
+mod scopes;
 mod service;
 mod serving;
 mod spawn;
 mod terms;
+#[cfg(all(test, debug_assertions, not(weirpool_loom)))]
+mod tests;
 mod throttled;
-mod unclaimed;
 mod waiter;
 mod waiters;
-mod wake;
 
 pub use admission::QueueLimit;
 pub(crate) use allocate::{
