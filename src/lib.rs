@@ -88,8 +88,8 @@
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `driver` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
-//! | `policy` | the order of all allocation sources, as a state machine | how an action is executed |
-//! | `heap` | the book of segments and blocks; policies are pure functions beside it | clock, device, async, locks |
+//! | `policy` | the order of all allocation sources, as a state machine; the settings that decisions follow | how an action is executed |
+//! | `heap` | the book of segments and blocks | clock, device, async, locks |
 //! | `device` | the contract, and the backends | everything above |
 //! | `trace` | events and spans for subscribers of `tracing` | |
 //! | `error`, `id` | errors; ids and names | |
@@ -107,6 +107,7 @@
 //! - `cuda`: NVIDIA GPUs, through cudarc. Building needs no CUDA toolkit.
 //! - `export`: snapshots and histories for PyTorch's memory viewer, Perfetto, and `replay`; see
 //!   [`guide::observability`].
+//! - `http`: a layer that reserves memory for each HTTP request, until the body of its response has ended.
 //! - `tower`: a layer that reserves memory for each request of a service.
 //! - `metrics`: statistics for a metrics recorder. `tracing`: events and spans for a subscriber. `serde`: figures and
 //!   settings as data. See [`guide::observability`].
@@ -164,8 +165,7 @@ pub use driver::{
 pub use error::{
     AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError, TagShortfall,
 };
-pub use heap::policy::{Order, ReleaseThreshold, Reuse, Sealing, WaitLimit};
-pub use heap::{GrowBy, Remapping};
+pub use heap::GrowBy;
 pub use id::StreamId;
 pub use measure::{Bucket, Histogram, Level, Tag, WaitOutcome, WaitStatistics};
 #[cfg(feature = "metrics")]
@@ -173,6 +173,7 @@ pub use observe::Metrics;
 pub use observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
+pub use policy::{Order, ReleaseThreshold, Remapping, Reuse, Sealing, WaitLimit};
 pub use pool::{
     Allocate, AllocateMany, AllocateOwned, Capacity, Drawing, Grow, GrowReservation, Health,
     Layout, Pool, PoolBuilder, PoolConfig, PoolDescription, Request, Reservation, Reserve,
@@ -181,6 +182,8 @@ pub use pool::{
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
+#[cfg(feature = "http")]
+pub use tower::{HttpReserveFuture, HttpReserveLayer, HttpReserveService, ReservedBody};
 #[cfg(feature = "tower")]
 pub use tower::{Need, ReserveError, ReserveFuture, ReserveLayer, ReserveService};
 

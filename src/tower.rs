@@ -1,5 +1,11 @@
 //! A `tower` layer that reserves memory for each request of a service: feature `tower`.
 
+#[cfg(feature = "http")]
+mod http;
+
+#[cfg(feature = "http")]
+pub use http::{HttpReserveFuture, HttpReserveLayer, HttpReserveService, ReservedBody};
+
 use crate::error::AllocError;
 use crate::measure::Tag;
 use crate::pool::{Drawing, Pool, Reservation};

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+#[cfg(feature = "http")]
+use weirpool::device::sim::SimDevice;
 use weirpool::testing::Invariants;
 use weirpool::*;
 
@@ -225,6 +227,178 @@ fn readiness_is_that_of_the_inner_service() {
         now(other.ready()).unwrap().call(MIB).now_or_never(),
         Some(Ok(MIB))
     );
+}
+
+#[cfg(feature = "http")]
+mod over_http {
+    use super::*;
+    use http::{Request, Response};
+    use http_body::{Body, Frame};
+    use std::pin::Pin;
+    use weirpool::device::sim::SimStream;
+
+    /// A body that computes each frame on the device, in a block of its own: it is sent once the work is complete.
+    struct Tokens {
+        pool: Pool,
+        stream: Stream,
+        work: SimStream,
+        left: usize,
+        step: Option<(Block, Synchronize)>,
+    }
+
+    impl Body for Tokens {
+        type Data = &'static [u8];
+        type Error = AllocError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<&'static [u8]>, AllocError>>> {
+            let this = &mut *self;
+            if this.left == 0 {
+                return Poll::Ready(None);
+            }
+            if this.step.is_none() {
+                let block = match this.pool.try_allocate(&this.stream, MIB) {
+                    Ok(block) => block,
+                    Err(error) => return Poll::Ready(Some(Err(error))),
+                };
+                use_block(&this.work, &block, us(100));
+                this.step = Some((block, this.stream.synchronize()));
+            }
+            let (_, step) = this.step.as_mut().unwrap();
+            std::task::ready!(Pin::new(step).poll(context)).unwrap();
+            (this.step, this.left) = (None, this.left - 1);
+            Poll::Ready(Some(Ok(Frame::data(b"token"))))
+        }
+    }
+
+    #[derive(Clone)]
+    struct Handler {
+        site: Arc<Site>,
+        work: SimStream,
+        /// The reservation of each request, where the handler keeps it.
+        kept: Option<Arc<std::sync::Mutex<Vec<Arc<Reservation>>>>>,
+    }
+
+    impl Service<Request<usize>> for Handler {
+        type Response = Response<Tokens>;
+        type Error = AllocError;
+        type Future = Ready<Result<Response<Tokens>, AllocError>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), AllocError>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: Request<usize>) -> Self::Future {
+            let site = &self.site;
+            let reservation = request.extensions().get::<Arc<Reservation>>().unwrap();
+            assert_eq!(reservation.size(), 2 * MIB);
+            drop(site.pool.try_allocate(&site.stream, 2 * MIB).unwrap());
+            if let Some(kept) = &self.kept {
+                kept.lock().unwrap().push(reservation.clone());
+            }
+            std::future::ready(Ok(Response::new(Tokens {
+                pool: site.pool.clone(),
+                stream: site.stream.clone(),
+                work: self.work.clone(),
+                left: *request.body(),
+                step: None,
+            })))
+        }
+    }
+
+    /// The size of the request is known once its body was read, which takes a while.
+    async fn need(request: Request<&'static str>) -> Result<(Need, Request<usize>), AllocError> {
+        tokio::task::yield_now().await;
+        let tokens = request.map(|body| body.trim().len());
+        Ok((Need::new(2 * MIB), tokens))
+    }
+
+    fn frame(body: &mut (impl Body<Data = &'static [u8]> + Unpin)) -> Poll<Option<bool>> {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let polled = Pin::new(body).poll_frame(&mut context);
+        polled.map(|frame| frame.map(|frame| frame.is_ok()))
+    }
+
+    fn site() -> (SimDevice, Handler, Arc<Site>) {
+        let device = manual();
+        let pool = builder(&device, ALL).build().unwrap();
+        let (work, stream) = stream(&device, &pool);
+        let calls = Arc::default();
+        let site = Arc::new(Site {
+            pool,
+            stream,
+            calls,
+        });
+        let handler = Handler {
+            site: site.clone(),
+            work,
+            kept: None,
+        };
+        (device, handler, site)
+    }
+
+    #[tokio::test]
+    async fn reservation_is_held_until_the_streamed_body_has_ended() {
+        let (device, handler, site) = site();
+        let mut service = tower::Layer::layer(&HttpReserveLayer::new(&site.pool, need), handler);
+        let response = service.call(Request::new(" four")).await.unwrap();
+        let mut body = response.into_body();
+        let used = || site.pool.statistics().used.current;
+        assert_eq!(used(), 2 * MIB);
+        // All other memory is taken: each frame draws from the reservation.
+        let rest = site.pool.reserve(ALL - 2 * MIB).try_now().unwrap();
+        for _ in 0..4 {
+            assert!(frame(&mut body).is_pending());
+            device.advance(us(100));
+            assert_eq!(frame(&mut body), Poll::Ready(Some(true)));
+        }
+        assert_eq!(used(), ALL);
+        assert_eq!(frame(&mut body), Poll::Ready(None));
+        assert_eq!(used(), ALL - 2 * MIB, "the body has ended, and exists");
+        drop((body, rest));
+        site.pool.check_conserved().unwrap();
+        device.assert_ordered();
+    }
+
+    #[tokio::test]
+    async fn reservation_ends_with_a_dropped_body_unless_the_handler_keeps_it() {
+        let (device, mut handler, site) = site();
+        let kept = Arc::new(std::sync::Mutex::new(Vec::new()));
+        for keeps in [false, true] {
+            handler.kept = keeps.then(|| kept.clone());
+            let layer = HttpReserveLayer::new(&site.pool, need);
+            let mut service = tower::Layer::layer(&layer, handler.clone());
+            let mut body = service.call(Request::new("two")).await.unwrap().into_body();
+            assert!(frame(&mut body).is_pending());
+            drop(body);
+            let used = site.pool.statistics().used.current;
+            assert_eq!(used, if keeps { 2 * MIB } else { 0 });
+        }
+        kept.lock().unwrap().clear();
+        assert_eq!(site.pool.statistics().used.current, 0);
+        device.advance(us(1000));
+        site.pool.check_conserved().unwrap();
+    }
+
+    #[tokio::test]
+    async fn request_without_memory_is_refused_before_the_handler_and_cancelled_in_the_queue() {
+        let (_, handler, site) = site();
+        let mut service = tower::Layer::layer(&HttpReserveLayer::new(&site.pool, need), handler);
+        let held = site.pool.try_allocate(&site.stream, ALL).unwrap();
+        let mut waiting = service.call(Request::new("x"));
+        assert!(poll(&mut waiting).is_pending());
+        tokio::task::yield_now().await;
+        assert!(poll(&mut waiting).is_pending());
+        assert_eq!(site.pool.statistics().waits.waiting, 1);
+        drop(waiting);
+        assert_eq!(site.pool.statistics().waits.waiting, 0);
+        site.pool.close();
+        let refused = service.call(Request::new("x")).await.err();
+        assert_eq!(refused, Some(ReserveError::Memory(AllocError::Closed)));
+        drop(held);
+    }
 }
 
 type Plain = tower::util::BoxCloneService<u64, u64, AllocError>;

@@ -270,7 +270,7 @@ fn deadlock_is_reported_once_with_its_holders() {
         let [line] = told.as_slice() else {
             panic!("{told:?}");
         };
-        for holder in ["tracing: holder: 6291456 bytes", "tests/tracing.rs:"] {
+        for holder in ["tracing: holder: 6.0 MiB", "tests/tracing.rs:"] {
             assert!(line.contains(holder), "{line}");
         }
         assert!(line.contains("requested=4194304"), "{line}");

@@ -17,8 +17,8 @@ mod stream;
 #[doc(inline)]
 pub use weirpool_device::{
     AlarmId, AsDevice, BlockObserver, Capabilities, Chunk, Device, DeviceAddress, DeviceError,
-    DeviceErrorKind, DeviceId, MemoryInfo, MemoryKind, MemoryKinds, Pooling, RawEvent, RawStream,
-    Transfer, WatchId,
+    DeviceErrorKind, DeviceId, Explain, MemoryInfo, MemoryKind, MemoryKinds, Pooling, RawEvent,
+    RawStream, Transfer, WatchId,
 };
 
 #[cfg(feature = "cuda")]

@@ -3,10 +3,10 @@
 use super::event_log::{Entry, EventLog, HistoryEvent, Pages};
 use super::{Change, Counters, Effort, Fills, MaintenanceSettings, Publish, Upstream};
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
-use crate::heap::policy::{Order, Reuse, WaitLimit};
-use crate::heap::{self, Geometry, Heap, Remapping, Totals};
+use crate::heap::{self, Geometry, Heap, Totals};
 use crate::lane::{Bounds, Gate};
 use crate::measure::Waits;
+use crate::policy::{Order, Remapping, Reuse, WaitLimit};
 use crate::sync::{Busy, Guards, Mutex, Ordering, SharedNumber, SharedState, plain};
 use crate::trace;
 use crossbeam_utils::CachePadded;

@@ -6,10 +6,10 @@ use super::supply::For;
 use super::{Change, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
-use crate::heap::policy::WaitLimit;
 use crate::heap::{Exchange, Exchanged, Growth, Request, ReservationState};
 use crate::id::ReservationId;
 use crate::lane::Flush;
+use crate::policy::WaitLimit;
 use crate::sync::yield_now;
 
 /// The outcome of drawing from a reservation.

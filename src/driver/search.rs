@@ -10,10 +10,9 @@ use super::supply::For;
 use super::{Driver, Effort, Expected, Mode, Refusal, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
-use crate::heap::policy::{Order, WaitLimit};
 use crate::heap::{Clock, Fences, Fit, Growth, Offers, Placement, Plan, Request, Target, inspect};
 use crate::lane::{Flush, Lane};
-use crate::policy::{Action, Facts, Prepare, Rules, State, Try};
+use crate::policy::{Action, Facts, Order, Prepare, Rules, State, Try, WaitLimit};
 use crate::sync::Arc;
 use std::time::Duration;
 

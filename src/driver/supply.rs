@@ -11,12 +11,11 @@ use super::memory::Memory;
 use super::streams::Streams;
 use super::{Change, HistoryEvent, counters};
 use crate::device::{DeviceError, DeviceErrorKind};
-use crate::heap::policy::Order;
 use crate::heap::{
-    Budget, Exchange, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Plan, Release, Request,
-    Target,
+    Exchange, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Plan, Release, Request, Target,
 };
 use crate::id::StreamId;
+use crate::policy::{Budget, Order};
 use crate::sync::{Guards, Mutex, Ordering, SharedFlag};
 use crate::trace;
 use std::ops::Deref;

@@ -36,7 +36,7 @@ pub(crate) struct Taker {
 
 /// Expected times are means: of two streams with the same backlog, each is later than the other half of the time. So a
 /// point that is late by up to a fourth still counts as in time.
-pub(super) const TOLERANCE: u32 = 4;
+pub(crate) const TOLERANCE: u32 = 4;
 
 /// A point is overdue after this many times its mean. Its stream may be stuck, perhaps behind the stream that would
 /// wait, so no stream is made to wait for it.

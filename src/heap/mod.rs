@@ -67,8 +67,6 @@
 //! | `reservation` | memory set aside for one holder |
 //! | `exchange` | one range for the scattered blocks of a reservation |
 //! | `inspect` | figures, and which block an address is in |
-//! | `remapping` | how much time may go into moving memory |
-//! | `policy` | the settings of a pool, and decisions as pure functions |
 
 mod block;
 mod block_map;
@@ -83,8 +81,6 @@ mod growth;
 mod index;
 pub(crate) mod inspect;
 mod plan;
-pub(crate) mod policy;
-mod remapping;
 mod request;
 mod reservation;
 #[cfg(test)]
@@ -98,12 +94,10 @@ pub(crate) use chunk::GRANULE;
 pub(crate) use exchange::{Exchange, Exchanged};
 pub(crate) use fence::{Clock, Fence, Fences, StreamClock};
 pub(crate) use fit::Fit;
-pub(crate) use forecast::{Donor, Forecast, Taker};
+pub(crate) use forecast::{Donor, Forecast, TOLERANCE, Taker};
 pub use growth::GrowBy;
 pub(crate) use inspect::{Figures, Found, Holding, SegmentBlocks};
 pub(crate) use plan::{Mapping, NewSegment, Outcome, Plan, Step};
-pub(crate) use remapping::Budget;
-pub use remapping::Remapping;
 pub(crate) use request::{Grant, Placement, Recipient, Request, View};
 pub(crate) use reservation::Arrivals;
 pub(crate) use totals::{High, Totals};

@@ -6,13 +6,13 @@ use crate::device::{DeviceAddress, DeviceError, DeviceId};
 use crate::driver::{BlockInfo, Statistics, Trimmed};
 use crate::error::BuildError;
 use crate::heap::High;
-use crate::heap::policy::ReleaseThreshold;
 use crate::measure::Tag;
 #[cfg(feature = "metrics")]
 use crate::observe::Metrics;
 use crate::observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
+use crate::policy::ReleaseThreshold;
 use crate::queue::{Drain, QueueLimit, Reclaimer, Service};
 use crate::stream::Stream;
 use std::time::Duration;

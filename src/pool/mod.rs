@@ -105,6 +105,8 @@ impl Pool {
             roll: Roll::default(),
         });
         registry::enter(&presence)?;
+        let explainer = plain::Arc::downgrade(&presence);
+        presence.service.driver.device.explain_with(explainer);
         Service::start(&presence.service);
         Ok(Self { presence })
     }

@@ -10,7 +10,7 @@ use crate::id::ReservationId;
 use crate::lane::Miss;
 use crate::measure::Tag;
 use crate::queue::{
-    Ask, Asker, Caller, Demand, Denial, Grant, Late, Terms, Waiting, Wants,
+    Ask, Asker, Caller, Demand, Denial, Grant, Late, Made, Terms, Waiting, Wants,
     block_on_unless_in_task, try_all_now,
 };
 use std::future::Future;
@@ -439,9 +439,12 @@ impl<K: Kind> Request<K> {
             Err(Refused::Failed(error)) => return Poll::Ready(Err(error)),
             Err(Refused::Denied(denial, ask)) => {
                 let (asker, waker) = (self.kind.asker(), context.waker());
-                let scope = self.kind.scope(&ask.demand);
+                let made = Made {
+                    scope: self.kind.scope(&ask.demand),
+                    location: self.location,
+                };
                 let terms = &self.terms;
-                self.waiting.join(asker, denial, ask, terms, scope, waker)?;
+                self.waiting.join(asker, denial, ask, terms, made, waker)?;
                 None
             }
         };

@@ -2,6 +2,8 @@
 
 use super::allocate::ask_for_all;
 use super::request::{Attempt, Kind, Refused, Request, Taken};
+#[cfg(feature = "http")]
+use super::scope::Entered;
 use super::scope::{self, Drawing};
 use super::{Layout, Pool};
 use crate::block::Block;
@@ -221,6 +223,14 @@ impl Reservation {
     /// ```
     pub fn scope<F: Future>(&self, future: F) -> Drawing<F> {
         Drawing::new(self.reserved.clone(), future)
+    }
+}
+
+#[cfg(feature = "http")]
+impl Reservation {
+    /// Enters the scope of the reservation on this thread, until the returned guard is dropped.
+    pub(crate) fn enter(&self) -> Entered {
+        Entered::new(&self.reserved)
     }
 }
 

@@ -127,10 +127,10 @@ fn draw_from(
 }
 
 /// The thread is in a scope until this is dropped.
-struct Entered;
+pub(crate) struct Entered;
 
 impl Entered {
-    fn new(reserved: &Arc<Reserved>) -> Self {
+    pub(super) fn new(reserved: &Arc<Reserved>) -> Self {
         // A thread that is ending may drop futures that were in a scope: there they are in none.
         let entry = Entry {
             reserved: reserved.clone(),

@@ -5,9 +5,9 @@ use super::config::{Capacity, PoolConfig};
 use crate::device::{Capabilities, Device};
 use crate::driver::{Fills, MaintenanceSettings, MemorySource, Settings};
 use crate::error::BuildError;
-use crate::heap::policy::{ReleaseThreshold, Sealing};
-use crate::heap::{GRANULE, Geometry, GrowBy, Remapping};
+use crate::heap::{GRANULE, Geometry, GrowBy};
 use crate::lane::Bounds;
+use crate::policy::{ReleaseThreshold, Remapping, Sealing};
 use crate::queue::Rules;
 
 /// Lanes keep blocks of up to 2 MiB: the most frequent sizes, and too small for their fragmentation to matter much.

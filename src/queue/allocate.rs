@@ -4,8 +4,7 @@
 
 use super::hook::Asking;
 use super::throttled::{self, Standstill};
-use super::unclaimed::Unclaimed;
-use super::waiter::{Waiter, outcome_of};
+use super::waiter::{Unclaimed, Waiter, outcome_of};
 use super::waiters::{Joined, Newcomer, Refused};
 use super::{Charge, Demand, Registration, Service, Terms, Wants};
 use crate::device::Alarm;
@@ -21,6 +20,7 @@ use crate::measure::{LimitReached, Tag, WaitOutcome};
 use crate::rare::Rare;
 use crate::sync::Arc;
 use crate::trace;
+use std::panic::Location;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -46,6 +46,14 @@ impl<'a> From<&'a Registration> for Asker<'a> {
 pub(crate) struct Ask {
     pub(crate) demand: Demand,
     pub(crate) wants: Wants,
+}
+
+/// Where a waiting request was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    /// The reservation in whose scope it was made.
+    pub(crate) scope: Option<ReservationId>,
+    pub(crate) location: &'static Location<'static>,
 }
 
 /// Memory that a waiting request was granted, with what it had asked for.
@@ -97,7 +105,7 @@ impl Waiting {
         denial: Denial<'_>,
         ask: Ask,
         terms: &Terms,
-        scope: Option<ReservationId>,
+        made: Made,
         waker: &Waker,
     ) -> Result<(), AllocError> {
         let Asker { service, lane } = asker;
@@ -120,7 +128,8 @@ impl Waiting {
             since: now,
             patience,
             waker,
-            scope,
+            scope: made.scope,
+            location: made.location,
             limit,
             charge,
         };

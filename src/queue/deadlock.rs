@@ -11,14 +11,15 @@
 //! tag was freed meanwhile (see [`Throttled`](super::throttled)).
 
 use super::Position;
-use super::Service;
-use super::demand::Wants;
 use super::serving::{Pass, Served};
 use super::waiter::Waiter;
+use super::{Demand, Presence, Service};
+use crate::device::Explain;
 use crate::error::AllocError;
-use crate::measure::Tag;
+use crate::measure::{Bytes, Milliseconds, Tag};
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
+use std::fmt::Write;
 use std::time::Duration;
 
 /// How many holders a report names.
@@ -75,6 +76,14 @@ impl Deadlock {
     }
 }
 
+/// How long nothing may move before every request is searched for. Looking at a long queue takes time: each 1,024
+/// requests make it 1 ms longer, so that the looks stay rare.
+fn grace(service: &Service) -> Duration {
+    let queued = u32::try_from(service.queue.queued()).unwrap_or(u32::MAX);
+    let longer = Duration::from_millis(1) * (queued / 1024);
+    service.rules.deadlock_grace.saturating_add(longer)
+}
+
 impl Pass<'_> {
     /// The head cannot be served, nor may any request overtake it. If nothing moves for the grace, serves the first
     /// request that can be served.
@@ -86,7 +95,7 @@ impl Pass<'_> {
         };
         let now = service.now();
         let since = service.deadlock.since(head.sort_key.position, returns, now);
-        let grace_ends = since.saturating_add(service.rules.deadlock_grace);
+        let grace_ends = since.saturating_add(grace(service));
         if now < grace_ends {
             self.look_again_at(grace_ends);
             return Served::Short;
@@ -99,12 +108,8 @@ impl Pass<'_> {
     }
 
     fn serve_any(&self) -> Served {
-        let usual = self.service.driver.settings.alignment;
-        // Free memory is complete: where one request does not fit, no larger one does, if any place does for the first.
-        let takes_any_place = |waiter: &Waiter| {
-            matches!(waiter.wants, Wants::Block) && waiter.demand.request.alignment <= usual
-        };
-        let to_scan = self.service.queue.to_scan(self.generation, takes_any_place);
+        let usual_alignment = self.service.driver.settings.alignment;
+        let to_scan = self.service.queue.to_scan(self.generation, usual_alignment);
         let mut served = to_scan.iter().map(|waiter| self.serve_one(waiter));
         let served = served.find(|served| *served != Served::Short);
         if served.is_some() {
@@ -146,6 +151,54 @@ pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
     holders.retain(|(_, bytes)| *bytes > 0);
     holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let most = holders.iter().take(NAMED);
-    let lines = most.map(|(holder, bytes)| format!("{holder}: {bytes} bytes"));
+    let lines = most.map(|(holder, bytes)| format!("{holder}: {}", Bytes(*bytes)));
     lines.collect::<Vec<_>>().join("; ")
+}
+
+/// `pool "frames": 1 request waits for memory: 4.0 MiB for tag chat on S2 since 0.120 ms, at src/main.rs:9:30; held: …`
+impl Explain for Presence {
+    fn explain(&self) -> Option<String> {
+        let service = &self.service;
+        let (waiting, first) = (service.queue.waiting(), service.queue.first(NAMED));
+        if first.is_empty() {
+            return None;
+        }
+        let name = self.name.as_ref().map(|name| format!(" {name:?}"));
+        let (name, plural) = (
+            name.unwrap_or_default(),
+            if waiting == 1 { "" } else { "s" },
+        );
+        let first: Vec<_> = first.iter().map(|waiter| explain(waiter)).collect();
+        let mut text = format!(
+            "pool{name}: {waiting} request{plural} waiting: {}",
+            first.join("; ")
+        );
+        let held = holders(service, None);
+        if !held.is_empty() {
+            let _ = write!(text, "; held by {held}");
+        }
+        Some(text)
+    }
+}
+
+fn explain(waiter: &Waiter) -> String {
+    let Demand { request, tag, .. } = waiter.demand;
+    let mut text = Bytes(request.bytes).to_string();
+    if let Some(tag) = tag {
+        let _ = write!(text, " for tag {tag}");
+    }
+    let _ = match waiter.lane.id.of_a_stream() {
+        Some(_) => write!(text, " on {}", waiter.lane.label()),
+        None => write!(text, " to reserve"),
+    };
+    if waiter.is_throttled() {
+        text += ", at the limit of its tag";
+    }
+    let _ = write!(
+        text,
+        ", since {}, at {}",
+        Milliseconds(waiter.since),
+        waiter.location
+    );
+    text
 }

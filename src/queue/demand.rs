@@ -1,7 +1,7 @@
 //! What a caller asks for, and for whom.
 
 use crate::driver::{Part, Parts};
-use crate::heap::Request;
+use crate::heap::{Placement, Request};
 use crate::lane::Lane;
 use crate::measure::Tag;
 use crate::trace::Asked;
@@ -16,14 +16,20 @@ pub(crate) enum Wants {
 }
 
 impl Wants {
-    /// The bytes that must lie next to each other.
-    pub(super) fn largest_piece(&self, demand: &Demand) -> u64 {
+    /// The pieces of memory, each of which must be contiguous.
+    pub(super) fn pieces<'a>(&'a self, demand: &'a Demand) -> impl Iterator<Item = Request> + 'a {
+        let (one, several) = match self {
+            Self::Block => (Some(demand.request), None),
+            Self::Parts(parts) => (None, Some(parts.all.iter().map(|part| part.request))),
+        };
+        one.into_iter().chain(several.into_iter().flatten())
+    }
+
+    /// Whether the memory may lie at any address.
+    pub(super) fn is_anywhere(&self) -> bool {
         match self {
-            Self::Block => demand.request.bytes,
-            Self::Parts(parts) => {
-                let pieces = parts.all.iter().map(|part| part.request.bytes);
-                pieces.max().unwrap_or(0)
-            }
+            Self::Block => true,
+            Self::Parts(parts) => parts.placement == Placement::Anywhere,
         }
     }
 }

@@ -80,6 +80,10 @@ impl<T> FairQueue<T> {
         self.waiting == 0
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.waiting
+    }
+
     /// Adds a waiter. No other one has its key.
     pub(super) fn join(&mut self, flow: Flow, sort_key: SortKey, waiter: T) {
         let now = self.now;
@@ -132,6 +136,8 @@ impl<T> FairQueue<T> {
             let Reverse((start, sort_key, flow)) = next.pop()?;
             let mut rest = self.flows[&flow].waiters.range(sort_key..);
             let (_, waiter) = rest.next()?;
+            #[cfg(test)]
+            note_visit();
             if let Some((following, _)) = rest.next() {
                 next.push(Reverse((start + cost(waiter).steps(), *following, flow)));
             }
@@ -199,6 +205,17 @@ pub(super) fn bytes_before(
         };
         sum_after = sum_after.saturating_add(bytes);
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many waiters this thread looked at in fair queues.
+    pub(super) static VISITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+fn note_visit() {
+    VISITS.set(VISITS.get() + 1);
 }
 
 #[cfg(test)]

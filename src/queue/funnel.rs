@@ -50,12 +50,13 @@
 //! Requests cannot wake each other in circles.
 
 use super::waiters::Queue;
-use super::wake::wake;
 use crate::device::{Alarm, Device};
 use crate::driver::{Change, Publish};
 use crate::sync::plain::{self, AtomicBool};
-use crate::sync::{Guards, Mutex, Ordering, SharedNumber};
+use crate::sync::{Guards, Mutex, Ordering, SharedNumber, assert_unlocked};
+use crate::trace;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
@@ -326,6 +327,17 @@ impl StandIn {
     }
 }
 
+/// Wakes a task. A waker that panics affects neither the other tasks to be woken nor the caller, which may be the
+/// `drop` of a block.
+pub(super) fn wake(waker: Waker) {
+    assert_unlocked("wake");
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+        trace::waker_panicked();
+        // Dropping the panic's payload is the user's code as well.
+        std::mem::forget(panic);
+    }
+}
+
 fn generation(state: u64) -> u64 {
     state / GENERATION
 }
@@ -336,10 +348,14 @@ impl Publish for Funnel {
             Change::Order(stream) if !self.queue.waits_for(stream) => {}
             Change::Memory | Change::Order(_) => {
                 self.notify();
-                self.queue.wakers_for_pieces().into_iter().for_each(wake);
+                self.queue
+                    .scopes
+                    .wakers_for_pieces()
+                    .into_iter()
+                    .for_each(wake);
             }
             Change::Reservation(reservation) => {
-                let in_scope = self.queue.wakers_in_scope(reservation);
+                let in_scope = self.queue.scopes.wakers_of(reservation);
                 in_scope.into_iter().for_each(wake);
             }
             Change::Terms => {

@@ -6,12 +6,12 @@
 //! nobody, and keeps nothing alive.
 
 use super::Service;
+use super::funnel::wake;
 use super::waiter::Waiter;
 use super::waiters::Queue;
-use super::wake::wake;
 use crate::error::Shortfall;
 use crate::measure::Tag;
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState, plain};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
 use crate::trace;
 use async_trait::async_trait;
 use std::cell::RefCell;
@@ -127,33 +127,6 @@ pub(super) struct Hooked {
     is_busy: SharedFlag,
 }
 
-const NOT_ASKED: u8 = 0;
-/// The request cannot be served, and is the head of the queue or the first at its tag's limit.
-const MAY_ASK: u8 = 1;
-const HAS_ASKED: u8 = 2;
-
-/// Where a request stands with the hook.
-#[derive(Debug)]
-pub(super) struct Turn(SharedState);
-
-impl Turn {
-    pub(super) fn new() -> Self {
-        Self(SharedState::new(NOT_ASKED))
-    }
-
-    /// The request enters the fair queue from a quota queue: it may ask again there.
-    pub(super) fn reset(&self) {
-        self.0.store(NOT_ASKED, Ordering::SeqCst);
-    }
-
-    /// Lets the request ask. Returns whether it may.
-    fn offer(&self) -> bool {
-        let order = Ordering::SeqCst;
-        let found = self.0.compare_exchange(NOT_ASKED, MAY_ASK, order, order);
-        found != Err(HAS_ASKED)
-    }
-}
-
 impl Hooked {
     pub(super) fn new(hook: Option<Hook>) -> Self {
         Self {
@@ -199,15 +172,14 @@ impl Hooked {
 
     /// Starts the hook for a request that may ask, unless it is at work for another one.
     pub(super) fn ask(&self, service: &Arc<Service>, waiter: &Waiter) -> Option<Asking> {
-        let (order, state) = (Ordering::SeqCst, &waiter.hook.0);
-        if state.load(order) != MAY_ASK || self.is_busy.swap(true, order) {
+        if !waiter.hook.may_ask() || self.is_busy.swap(true, Ordering::SeqCst) {
             return None;
         }
         let Some(hook) = self.hook.lock().clone() else {
-            self.is_busy.store(false, order);
+            self.is_busy.store(false, Ordering::SeqCst);
             return None;
         };
-        state.store(HAS_ASKED, order);
+        waiter.hook.note_asked();
         let shortfall = service.shortfall(&waiter.demand);
         let future: Answer = Box::pin(async move { hook.0.relieve(shortfall).await });
         Some(Asking {

@@ -1,7 +1,8 @@
-//! A link to the pool that can be cut.
+//! Links to the pool that can be cut, and the wakers that hold one: the device calls them at an alarm.
 
 use super::Service;
-use crate::sync::{Arc, Guards, Mutex};
+use crate::sync::{Arc, Guards, Mutex, plain};
+use std::task::Wake;
 
 /// What reclaimers, the stand-in and the keeper act on, until the link is cut: a waker that the device or a dead runtime
 /// still holds must not keep the pool alive.
@@ -21,5 +22,48 @@ impl Link {
     /// Returns what the link kept alive, to be dropped where that can do no harm.
     pub(super) fn cut(&self) -> Option<Arc<Service>> {
         self.0.lock().take()
+    }
+}
+
+/// Does the pool's maintenance when the device's alarm calls it: in that call, or where memory calls block on a thread of
+/// its own.
+#[derive(Debug)]
+pub(super) struct Keeper(pub(super) Link);
+
+/// A failure is noted: a sticky one ends the pool, and after another one the next maintenance tries again.
+fn keep_up(service: &Arc<Service>) {
+    let _ = service.driver.keep_up();
+}
+
+impl Wake for Keeper {
+    fn wake(self: plain::Arc<Self>) {
+        let Some(service) = self.0.service() else {
+            return;
+        };
+        if !service.driver.capabilities.memory_calls_block {
+            return keep_up(&service);
+        }
+        let thread = plain::thread::Builder::new().name("weirpool-maintenance".into());
+        let kept = service.clone();
+        if thread.spawn(move || keep_up(&kept)).is_err() {
+            // Late for the others that share this thread, rather than never.
+            keep_up(&service);
+        }
+    }
+}
+
+/// Serves in the call of an alarm of the device.
+#[derive(Debug)]
+pub(super) struct StandIn(pub(super) Link);
+
+impl Wake for StandIn {
+    fn wake(self: plain::Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &plain::Arc<Self>) {
+        if let Some(service) = self.0.service() {
+            Service::stand_in(&service);
+        }
     }
 }

@@ -52,8 +52,6 @@ mod funnel;
 mod grower;
 mod hook;
 mod link;
-mod maintenance;
-#[cfg_attr(not(feature = "cuda"), path = "no_natives.rs")]
 mod natives;
 mod observers;
 mod passage;
@@ -61,19 +59,21 @@ mod quota_queue;
 mod reclaimer;
 mod registration;
 mod reserved;
+mod scan;
+mod scopes;
 mod service;
 mod serving;
 mod spawn;
 mod terms;
+#[cfg(all(test, debug_assertions, not(weirpool_loom)))]
+mod tests;
 mod throttled;
-mod unclaimed;
 mod waiter;
 mod waiters;
-mod wake;
 
 pub use admission::QueueLimit;
 pub(crate) use allocate::{
-    Ask, Asker, Denial, Grant, Late, Waiting, take_own, try_all_now, try_now,
+    Ask, Asker, Denial, Grant, Late, Made, Waiting, take_own, try_all_now, try_now,
 };
 #[cfg(feature = "cuda")]
 pub(crate) use blocking::block_on;

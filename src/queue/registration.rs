@@ -146,6 +146,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        self.presence.roll.leave(self);
         self.service.driver.retire(&self.lane);
     }
 }

@@ -2,11 +2,10 @@
 
 use super::deadlock::Deadlock;
 use super::drain::Drains;
-use super::funnel::Funnel;
+use super::funnel::{Funnel, wake};
 use super::grower::Grower;
 use super::hook::Hooked;
-use super::link::Link;
-use super::maintenance::Keeper;
+use super::link::{Keeper, Link, StandIn};
 use super::observers::Observers;
 use super::reclaimer::Spawned;
 use super::serving::Pass;
@@ -14,7 +13,6 @@ use super::spawn;
 use super::terms::{Rules, Terms};
 use super::waiter::Waiter;
 use super::waiters::{Moved, Queue};
-use super::wake::wake;
 use super::{Demand, Hook};
 use crate::device::{Alarm, Device};
 use crate::driver::{Change, Driver, Effort, HistoryEvent, Settings, Spill, Watches, gate};
@@ -23,7 +21,7 @@ use crate::lane::Lane;
 use crate::measure::{Tag, Waits};
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, plain};
 use crate::trace;
-use std::task::{Wake, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
 /// See the [module](self).
@@ -194,7 +192,7 @@ impl Service {
     }
 
     /// No driver answered a notification in time.
-    fn stand_in(this: &Arc<Self>) {
+    pub(super) fn stand_in(this: &Arc<Self>) {
         if this.funnel.stand_in_is_due() {
             Self::serve(this);
         }
@@ -399,21 +397,6 @@ impl Service {
 
     pub(super) fn is_orphaned(&self) -> bool {
         self.is_orphaned.load(Ordering::Acquire)
-    }
-}
-
-/// Serves in the call of an alarm of the device.
-struct StandIn(Link);
-
-impl Wake for StandIn {
-    fn wake(self: plain::Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &plain::Arc<Self>) {
-        if let Some(service) = self.0.service() {
-            Service::stand_in(&service);
-        }
     }
 }
 

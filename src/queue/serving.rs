@@ -8,9 +8,8 @@
 
 use super::Service;
 use super::demand::Wants;
-use super::unclaimed::Unclaimed;
-use super::waiter::Waiter;
-use super::wake::wake;
+use super::funnel::wake;
+use super::waiter::{Unclaimed, Waiter};
 use crate::driver::{Effort, Mode, Refusal, wait_allowed_at};
 use crate::error::AllocError;
 use crate::fault::injected;

@@ -14,16 +14,15 @@
 //! the pool alive: a forgotten future leaks its memory, and no more.
 
 use super::fair_queue::{Flow, SortKey};
-use super::hook::Turn;
-use super::unclaimed::Unclaimed;
-use super::{Demand, Wants};
+use super::{Demand, Service, Wants};
 use crate::driver::{Allocations, Expected};
 use crate::error::AllocError;
 use crate::id::ReservationId;
 use crate::lane::Lane;
 use crate::measure::WaitOutcome;
 use crate::sync::plain::{AtomicBool, AtomicU64, OnceLock};
-use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag, SharedState};
+use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -41,6 +40,8 @@ pub(crate) struct Waiter {
     pub(crate) patience: Expected,
     /// The reservation in whose scope the request was made: it takes what comes back to that, too.
     pub(super) scope: Option<ReservationId>,
+    /// Where the request was made.
+    pub(super) location: &'static Location<'static>,
     /// The reservation has enough, in pieces that could not be drawn.
     expects_pieces: AtomicBool,
     /// The request is in the quota queue: its tag has reached its limit.
@@ -69,6 +70,7 @@ pub(super) struct Origin {
     pub(super) since: Duration,
     pub(super) patience: Expected,
     pub(super) scope: Option<ReservationId>,
+    pub(super) location: &'static Location<'static>,
     pub(super) is_throttled: bool,
 }
 
@@ -103,6 +105,7 @@ impl Waiter {
             since: origin.since,
             patience: origin.patience,
             scope: origin.scope,
+            location: origin.location,
             expects_pieces: AtomicBool::new(false),
             is_throttled: SharedFlag::new(origin.is_throttled),
             passed: (AtomicU64::new(0), AtomicU64::new(0)),
@@ -260,6 +263,75 @@ impl Waiter {
 
     pub(super) fn is_waiting(&self) -> bool {
         matches!(&*self.state.lock(), State::Waiting { .. })
+    }
+}
+
+const NOT_ASKED: u8 = 0;
+/// The request cannot be served, and is the head of the queue or the first at its tag's limit.
+const MAY_ASK: u8 = 1;
+const HAS_ASKED: u8 = 2;
+
+/// Where a request stands with the hook.
+#[derive(Debug)]
+pub(super) struct Turn(SharedState);
+
+impl Turn {
+    pub(super) fn new() -> Self {
+        Self(SharedState::new(NOT_ASKED))
+    }
+
+    /// The request enters the fair queue from a quota queue: it may ask again there.
+    pub(super) fn reset(&self) {
+        self.0.store(NOT_ASKED, Ordering::SeqCst);
+    }
+
+    /// Lets the request ask. Returns whether it may.
+    pub(super) fn offer(&self) -> bool {
+        let order = Ordering::SeqCst;
+        let found = self.0.compare_exchange(NOT_ASKED, MAY_ASK, order, order);
+        found != Err(HAS_ASKED)
+    }
+
+    pub(super) fn may_ask(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == MAY_ASK
+    }
+
+    /// The request asks, once.
+    pub(super) fn note_asked(&self) {
+        self.0.store(HAS_ASKED, Ordering::SeqCst);
+    }
+}
+
+/// Memory that was found for a request, and not yet granted. Dropped, it goes back to the pool: no lock may be held then.
+#[derive(Debug)]
+#[must_use = "memory that is not claimed goes back to the pool"]
+pub(super) struct Unclaimed {
+    service: Arc<Service>,
+    lane: Arc<Lane>,
+    allocations: Allocations,
+}
+
+impl Unclaimed {
+    pub(super) fn new(service: &Arc<Service>, lane: &Arc<Lane>, allocations: Allocations) -> Self {
+        Self {
+            service: service.clone(),
+            lane: lane.clone(),
+            allocations,
+        }
+    }
+
+    /// Takes the memory, which the caller has to free from now on.
+    pub(super) fn claim(mut self) -> Allocations {
+        std::mem::take(&mut self.allocations)
+    }
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        let allocations = std::mem::take(&mut self.allocations);
+        if !allocations.is_empty() {
+            self.service.driver.give_all_back(&self.lane, allocations);
+        }
     }
 }
 

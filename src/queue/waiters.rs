@@ -11,6 +11,8 @@ use super::admission::{Admission, QueueLimit};
 use super::charge::Charge;
 use super::fair_queue::{Cost, FairQueue, Position, SortKey, bytes_before};
 use super::quota_queue::QuotaQueue;
+use super::scan::Scan;
+use super::scopes::Scopes;
 use super::waiter::{Origin, Waiter};
 use super::{Demand, Rules, Wants};
 use crate::driver::{Expected, gate};
@@ -18,11 +20,12 @@ use crate::error::AllocError;
 use crate::id::{ReservationId, StreamId};
 use crate::lane::Lane;
 use crate::measure::{Account, Accounts, Tag, WaitOutcome, Waits};
-use crate::sync::plain::{self, AtomicU64};
+use crate::sync::plain;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -41,6 +44,8 @@ pub(super) struct Newcomer<'a> {
     pub(super) waker: &'a Waker,
     /// The reservation in whose scope it was made.
     pub(super) scope: Option<ReservationId>,
+    /// Where it was made.
+    pub(super) location: &'static Location<'static>,
     /// How long it waits at most.
     pub(super) limit: Option<Duration>,
     /// `None` if it has no tag, or its tag's limit does not allow it now.
@@ -82,27 +87,17 @@ struct Standing {
     arrivals: BTreeMap<Position, Duration>,
     /// How many requests in the fair queue are for each stream.
     by_stream: BTreeMap<StreamId, usize>,
-    /// The requests made in the scope of each reservation.
-    in_scope: BTreeMap<ReservationId, Vec<Arc<Waiter>>>,
     /// The last search for every request of a queue in a deadlock.
-    scan: Option<Scan>,
+    scan: Scan,
     next: Position,
-}
-
-/// A search for every request, which was in vain.
-#[derive(Debug)]
-struct Scan {
-    generation: u64,
-    /// The requests that came since.
-    untried: Vec<Arc<Waiter>>,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Queue {
     standing: Mutex<Standing>,
-    /// How many requests were made in scopes, to be looked at without the lock.
-    in_scopes: AtomicU64,
+    /// The requests made in scopes of reservations, throttled ones included.
+    pub(super) scopes: Scopes,
     /// How the pool's requests waited.
     waits: plain::Arc<Waits>,
     /// What each tag has, and how its requests waited.
@@ -214,13 +209,12 @@ impl Queue {
             quota_queues: BTreeMap::new(),
             arrivals: BTreeMap::new(),
             by_stream: BTreeMap::new(),
-            in_scope: BTreeMap::new(),
-            scan: None,
+            scan: Scan::default(),
             next: 0,
         };
         Self {
             standing: Mutex::new(Guards::Queue, standing),
-            in_scopes: AtomicU64::new(0),
+            scopes: Scopes::new(),
             waits,
             accounts: Accounts::new(),
             looked_at: rules.overtaking.looked_at(),
@@ -269,19 +263,13 @@ impl Queue {
             since: now,
             patience: newcomer.patience,
             scope: newcomer.scope,
+            location: newcomer.location,
             is_throttled: over.is_some(),
         };
         standing.next += 1;
         let waiter = Arc::new(Waiter::new(origin, newcomer.waker.clone()));
         self.counted_for(&waiter).for_each(Waits::begin);
-        if let Some(scope) = waiter.scope {
-            standing
-                .in_scope
-                .entry(scope)
-                .or_default()
-                .push(waiter.clone());
-            self.in_scopes.fetch_add(1, Ordering::Relaxed);
-        }
+        self.scopes.enter(&waiter);
         let is_candidate = match over {
             Some(tag) => {
                 standing.quota_queue(tag).join(waiter.clone(), now);
@@ -317,11 +305,7 @@ impl Queue {
         standing.arrivals.insert(position, waiter.since);
         let (flow, sort_key) = (waiter.flow, waiter.sort_key);
         standing.fair_queue.join(flow, sort_key, waiter.clone());
-        if let Some(scan) = &mut standing.scan {
-            scan.untried.push(waiter);
-            return true;
-        }
-        self.is_looked_at(standing, &waiter)
+        standing.scan.note_newcomer(&waiter) || self.is_looked_at(standing, &waiter)
     }
 
     /// Removes a request, served after `waited` or not at all. The second call for a request does nothing.
@@ -349,7 +333,7 @@ impl Queue {
             }
             if standing.fair_queue.is_empty() {
                 gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
-                standing.scan = None;
+                standing.scan = Scan::default();
             }
             Moved {
                 has_candidate,
@@ -372,26 +356,13 @@ impl Queue {
             moved.has_new_first |= was_first;
             moved
         };
-        self.leave_scope(&mut standing, waiter);
+        self.scopes.leave(waiter);
         // Before the lock is released: a thread that hears that the request was served finds it counted.
         let outcome = waited.map_or_else(|| waiter.unserved(), |_| WaitOutcome::Served);
         let waited = waited.unwrap_or_default();
         self.counted_for(waiter)
             .for_each(|waits| waits.end(outcome, waited));
         moved
-    }
-
-    fn leave_scope(&self, standing: &mut Standing, waiter: &Waiter) {
-        let Some(scope) = waiter.scope else {
-            return;
-        };
-        self.in_scopes.fetch_sub(1, Ordering::Relaxed);
-        if let Some(others) = standing.in_scope.get_mut(&scope) {
-            others.retain(|other| other.sort_key != waiter.sort_key);
-            if others.is_empty() {
-                standing.in_scope.remove(&scope);
-            }
-        }
     }
 
     /// Whether memory is searched for a request: it is the head, or one of those that may overtake the head.
@@ -493,70 +464,25 @@ impl Queue {
         first.find_map(|waiter| waiter.notify())
     }
 
-    /// The wakers of the requests made in the scope of a reservation.
-    pub(super) fn wakers_in_scope(&self, of: ReservationId) -> Vec<Waker> {
-        if self.in_scopes.load(Ordering::Relaxed) == 0 {
-            return Vec::new();
-        }
-        let standing = self.standing.lock();
-        let in_scope = standing.in_scope.get(&of).into_iter().flatten();
-        in_scope.filter_map(|waiter| waiter.waker()).collect()
-    }
-
-    /// The wakers of the requests whose reservations have enough, in pieces that memory of the pool could be exchanged
-    /// for.
-    pub(super) fn wakers_for_pieces(&self) -> Vec<Waker> {
-        if self.in_scopes.load(Ordering::Relaxed) == 0 {
-            return Vec::new();
-        }
-        let standing = self.standing.lock();
-        let in_scopes = standing.in_scope.values().flatten();
-        let expecting = in_scopes.filter(|waiter| waiter.expects_pieces());
-        expecting.filter_map(|waiter| waiter.waker()).collect()
-    }
-
     /// Whether a request in the fair queue is for the stream.
     pub(super) fn waits_for(&self, stream: StreamId) -> bool {
         self.standing.lock().by_stream.contains_key(&stream)
     }
 
-    /// The requests to search for in a deadlock, in the order of the queue: all of them once in a generation, and after
-    /// that the newcomers.
-    ///
-    /// Left out are the head, and requests for larger pieces than an earlier one for which any place would do: that
-    /// one fits wherever they do.
-    pub(super) fn to_scan(
-        &self,
-        generation: u64,
-        takes_any_place: impl Fn(&Waiter) -> bool,
-    ) -> Vec<Arc<Waiter>> {
+    /// The requests to search for in a deadlock, apart from the head; see [`Scan::to_try`].
+    pub(super) fn to_scan(&self, generation: u64, usual_alignment: u64) -> Vec<Arc<Waiter>> {
         let mut standing = self.standing.lock();
-        let scan = Scan {
-            generation,
-            untried: Vec::new(),
-        };
-        match standing.scan.replace(scan) {
-            Some(last) if last.generation == generation => last.untried,
-            _ => {
-                let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
-                let mut smallest = u64::MAX;
-                let others = standing.fair_queue.first(usize::MAX, cost).skip(1);
-                let to_try = others.filter(|waiter| {
-                    let piece = waiter.wants.largest_piece(&waiter.demand);
-                    let is_smaller = piece < smallest;
-                    if is_smaller && takes_any_place(waiter) {
-                        smallest = piece;
-                    }
-                    is_smaller
-                });
-                to_try.cloned().collect()
-            }
-        }
+        let Standing {
+            fair_queue, scan, ..
+        } = &mut *standing;
+        let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
+        let others = fair_queue.first(usize::MAX, cost).skip(1);
+        scan.to_try(generation, usual_alignment, others)
     }
 
     /// Forgets the last search for every request: something moved.
     pub(super) fn forget_scan(&self) {
-        let scan = self.standing.lock().scan.take();
+        let scan = std::mem::take(&mut self.standing.lock().scan);
         drop(scan);
     }
 
@@ -637,6 +563,15 @@ impl Queue {
         [&*self.waits, &lane.waits].into_iter().chain(of_tag)
     }
 
+    /// Returns the first `most` waiting requests, those in quota queues last.
+    pub(super) fn first(&self, most: usize) -> Vec<Arc<Waiter>> {
+        let standing = self.standing.lock();
+        let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
+        let in_order = standing.fair_queue.first(most, cost);
+        let throttled = standing.quota_queues.values().flat_map(QuotaQueue::iter);
+        in_order.chain(throttled).take(most).cloned().collect()
+    }
+
     /// The request that is served next.
     pub(super) fn head(&self) -> Option<Arc<Waiter>> {
         self.standing.lock().head().cloned()
@@ -657,6 +592,11 @@ impl Queue {
             bytes: waiter.demand.request.bytes,
             weight: weight.map_or(1, NonZeroU32::get),
         }
+    }
+
+    /// How many requests wait in the fair queue.
+    pub(super) fn queued(&self) -> usize {
+        self.standing.lock().fair_queue.len()
     }
 
     /// Whether no request waits in the fair queue.

@@ -108,10 +108,10 @@ fn blocked_thread_is_served_behind_a_head_that_is_not_polled() {
     assert!(poll(&mut first).is_ready());
 }
 
-/// Waits for memory that comes back by itself after 20 ms of work: long enough for the first poll to find it pending.
+/// Waits for memory that comes back by itself after 100 us of work.
 fn wait_for_work(pool: &Pool, work: &SimStream, stream: &Stream) -> Result<u64, AllocError> {
     let held = pool.try_allocate(stream, ALL).unwrap();
-    use_block(work, &held, us(20_000));
+    use_block(work, &held, us(100));
     drop(held);
     Ok(pool.reserve(ALL).blocking()?.size())
 }
@@ -133,7 +133,7 @@ fn it_may_be_called_inside_an_executor() {
 
 #[test]
 fn wait_in_a_task_of_a_single_thread_runtime_is_refused() {
-    let device = SimDevice::new();
+    let device = manual();
     let pool = base(&device).build().unwrap();
     let (work, stream) = stream(&device, &pool);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -142,7 +142,7 @@ fn wait_in_a_task_of_a_single_thread_runtime_is_refused() {
     let refused = Err(AllocError::BlocksRuntime { requested: ALL });
     runtime.block_on(async {
         assert_eq!(wait_for_work(&pool, &work, &stream), refused);
-        device.sleep(us(30_000)).await;
+        device.advance(us(1000));
         // What is there is granted; nothing waits.
         drop(pool.reserve(ALL).blocking().unwrap());
         let held = pool.try_allocate(&stream, ALL).unwrap();

@@ -1,8 +1,12 @@
 //! Waiting on executors of any kind.
 
 use super::*;
+use futures::task::LocalSpawnExt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::Clock;
 use weirpool::testing::Invariants;
@@ -123,4 +127,112 @@ mod on_tokio {
         assert!(pool.try_allocate(&a, 8 * MIB).is_ok());
         pool.check_conserved().unwrap();
     }
+}
+
+/// Counts the polls of a future.
+struct Polls<F>(Pin<Box<F>>, Arc<AtomicUsize>);
+
+impl<F: Future> Future for Polls<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.as_mut().poll(context)
+    }
+}
+
+/// Returns how often `count` tasks poll that each reserve an eighth of the pool and hold it for 10 ms.
+fn polls_of(count: usize) -> usize {
+    let device = SimDevice::new();
+    let pool = builder(&device, 64 * MIB).build().unwrap();
+    let polls = Arc::new(AtomicUsize::new(0));
+    device.run(|spawner| {
+        let tasks: Vec<_> = (0..count)
+            .map(|_| {
+                let (device, pool, polls) = (device.clone(), pool.clone(), polls.clone());
+                let task = async move {
+                    let reserve = async { pool.reserve(8 * MIB).await };
+                    let reservation = Polls(Box::pin(reserve), polls).await.unwrap();
+                    device.sleep(us(10_000)).await;
+                    drop(reservation);
+                };
+                spawner.spawn_local_with_handle(task).unwrap()
+            })
+            .collect();
+        futures::future::join_all(tasks)
+    });
+    assert_eq!(device.now(), us(10_000) * count.div_ceil(8) as u32);
+    polls.load(Ordering::SeqCst)
+}
+
+#[test]
+fn waiting_tasks_of_the_devices_executor_are_polled_a_bounded_number_of_times() {
+    let [few, many] = [50, 400].map(|count| polls_of(count) as f64 / count as f64);
+    assert!(few <= 3.0 && many <= 3.0, "{few} and {many} polls a task");
+}
+
+#[test]
+fn stuck_executor_names_waiters_and_holders() {
+    for keeps_history in [false, true] {
+        let device = SimDevice::new();
+        let pool = builder(&device, 8 * MIB).name(format!("stuck {keeps_history}"));
+        let pool = pool
+            .history(if keeps_history { 10 } else { 0 })
+            .build()
+            .unwrap();
+        let [chat, batch] = ["executors: chat", "executors: batch"].map(Tag::new);
+        let stream = pool
+            .register(&device.create_stream_named("decode"))
+            .unwrap();
+        let (held, holder) = (pool.allocate(&stream, 6 * MIB).tag(batch), line!());
+        let held = held.try_now().unwrap();
+        let (request, waiter) = (pool.allocate(&stream, 4 * MIB).tag(chat), line!());
+        let reserve = pool.reserve(5 * MIB);
+        let both = std::panic::AssertUnwindSafe(|| {
+            device.block_on(async { futures::future::join(request, reserve).await })
+        });
+        let panic = std::panic::catch_unwind(both).unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        let pool_line = text
+            .lines()
+            .find(|line| line.trim_start().starts_with("pool"))
+            .unwrap();
+        for part in [
+            format!("pool \"stuck {keeps_history}\": 2 requests waiting"),
+            format!(
+                "4.0 MiB for tag executors: chat on decode ({})",
+                stream.id()
+            ),
+            format!("at {}:{waiter}:", file!()),
+            "5.0 MiB to reserve".to_owned(),
+            "executors: batch: 6.0 MiB".to_owned(),
+        ] {
+            assert!(pool_line.contains(&part), "{part} in {text}");
+        }
+        // The history knows the location, or else the checker.
+        let location = format!("{}:{holder}:", file!());
+        assert!(text.contains(&location), "{text}");
+        assert_eq!(pool_line.contains(&location), keeps_history, "{text}");
+        drop(held);
+    }
+}
+
+/// Many requests were polled once, and are on no executor any more.
+#[test]
+fn request_is_served_past_many_that_are_not_polled() {
+    let device = SimDevice::new();
+    let (pool, work, a, block) = full(&device);
+    let (_, b) = stream(&device, &pool);
+    let mut others: Vec<_> = (0..7).map(|_| pool.allocate(&a, MIB)).collect();
+    assert!(others.iter_mut().all(|other| poll(other).is_pending()));
+    use_block(&work, &block, us(100));
+    let last = device.block_on(async {
+        let mut last = pool.allocate(&b, MIB);
+        assert!(poll(&mut last).is_pending());
+        drop(block);
+        last.await
+    });
+    drop(last.unwrap());
+    assert_eq!(device.now(), us(100));
+    assert!(others.iter_mut().all(|other| poll(other).is_ready()));
 }

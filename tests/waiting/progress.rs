@@ -263,7 +263,7 @@ impl World {
         let is_unwoken = |task: &&mut Task| !task.is_woken();
         let mut unwoken: Vec<_> = self.dead.iter_mut().filter(is_unwoken).collect();
         // New terms, which are the old ones: every request is searched for.
-        self.pool.resize(ALL).unwrap();
+        let _ = self.pool.resize(ALL).unwrap();
         self.tasks.iter_mut().for_each(Woken::poll);
         let pending = self.tasks.iter().filter(|task| task.is_waiting()).count();
         assert_eq!(pending, waiting, "not woken: {:?}", self.settings);

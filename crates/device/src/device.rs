@@ -1,14 +1,14 @@
 //! The contract: what the pool asks of a backend.
 
 use crate::{
-    AlarmId, BlockObserver, Capabilities, Chunk, DeviceError, DeviceId, MemoryInfo, MemoryKind,
-    RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, BlockObserver, Capabilities, Chunk, DeviceError, DeviceId, Explain, MemoryInfo,
+    MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 use std::any::Any;
 use std::fmt;
 use std::panic::Location;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -64,6 +64,10 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {
         None
     }
+
+    /// Keeps a pool's explanation of its waiting requests, for the device's report if no task can proceed. A pool calls
+    /// this once, when it is built. The default ignores it.
+    fn explain_with(&self, _pool: Weak<dyn Explain>) {}
 
     /// Returns free and total memory of a kind, in bytes: of the device, or of its host for kinds that are
     /// [taken from there](MemoryKind::is_of_host).

@@ -13,6 +13,7 @@ mod capability;
 #[allow(unsafe_code)]
 mod device;
 mod error;
+mod explain;
 mod kind;
 mod lock_check;
 mod names;
@@ -27,6 +28,7 @@ pub use block_observer::BlockObserver;
 pub use capability::{Capabilities, MemoryInfo};
 pub use device::Device;
 pub use error::{DeviceError, DeviceErrorKind};
+pub use explain::Explain;
 pub use kind::{MemoryKind, MemoryKinds};
 pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
 pub use names::{AlarmId, Chunk, DeviceId, RawEvent, RawStream, WatchId};

@@ -5,10 +5,10 @@ use super::builder::{Checker, GRANULARITY};
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
-use weirpool_device::plain::Arc;
+use weirpool_device::plain::{Arc, Weak};
 use weirpool_device::{
-    AlarmId, BlockObserver, Capabilities, Chunk, Device, DeviceError, DeviceId, MemoryInfo,
-    MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, BlockObserver, Capabilities, Chunk, Device, DeviceError, DeviceId, Explain,
+    MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 
 // SAFETY: ranges that `Space` hands out are disjoint (it books reserved and plain ones together),
@@ -37,6 +37,10 @@ unsafe impl Device for SimDevice {
     fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {
         let is_on = self.engine.settings.checker != Checker::Off;
         is_on.then(|| Arc::new(self.clone()) as Arc<dyn BlockObserver>)
+    }
+
+    fn explain_with(&self, pool: Weak<dyn Explain>) {
+        self.engine.explainers.add(pool);
     }
 
     fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {

@@ -14,7 +14,27 @@ use super::ticker::{Action, Notifier, Phase, QUIET, Quiet, Rest, Signal};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use weirpool_device::plain::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, Weak, thread};
-use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId};
+use weirpool_device::{DeviceError, DeviceErrorKind, DeviceId, Explain};
+
+/// The pools that explain what their requests wait for.
+#[derive(Debug, Default)]
+pub(super) struct Explainers(Mutex<Vec<Weak<dyn Explain>>>);
+
+impl Explainers {
+    pub(super) fn add(&self, pool: Weak<dyn Explain>) {
+        let mut all = self.0.lock();
+        all.retain(|known| known.strong_count() > 0);
+        all.push(pool);
+    }
+
+    /// Returns the explanations, a line each. Must be called outside the device's lock.
+    pub(super) fn explain(&self) -> String {
+        let all = self.0.lock().clone();
+        let living = all.iter().filter_map(Weak::upgrade);
+        let told = living.filter_map(|pool| pool.explain());
+        told.map(|line| format!("\n  {line}")).collect()
+    }
+}
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
@@ -27,6 +47,7 @@ pub(super) struct Engine {
     /// Notified when a body has ended.
     ended: Condvar,
     notifier: Arc<Notifier>,
+    pub(super) explainers: Explainers,
 }
 
 impl Engine {
@@ -40,6 +61,7 @@ impl Engine {
             state: Mutex::new(State::new(id, &settings)),
             ended: Condvar::new(),
             notifier: Arc::default(),
+            explainers: Explainers::default(),
         })
     }
 

@@ -23,7 +23,8 @@ impl SimDevice {
     ///
     /// # Panics
     /// Panics if the future waits, nothing is due, and no other thread makes progress for half a second; the message
-    /// names the streams that are blocked, and the reasons. Resumes the panic of a body, and panics with violations that
+    /// names the streams that are blocked, and the reasons; and of each pool the requests that wait, with their locations in
+    /// the source, tags and bytes, and the holders of its memory. Resumes the panic of a body, and panics with violations that
     /// the ordering checker found. Panics inside another executor of the `futures` crate.
     #[track_caller]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
@@ -175,6 +176,9 @@ impl<'a> Idle<'a> {
             .device
             .engine
             .peek(|state| (state.schedule.now(), state.describe_deadlock()));
-        format!("the simulated device is stuck at {now:?}, and the future is not done: {deadlock}")
+        let explained = self.device.engine.explainers.explain();
+        format!(
+            "the simulated device is stuck at {now:?}, and the future is not complete: {deadlock}{explained}"
+        )
     }
 }

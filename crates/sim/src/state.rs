@@ -233,6 +233,9 @@ impl State {
             None => "nothing is due".to_owned(),
         };
         self.schedule.describe_backlog(&mut out);
+        if let Some(judge) = &self.judge {
+            judge.describe_held(&mut out);
+        }
         let (watches, alarms) = (self.schedule.watched(), self.alarms.len());
         out + &format!("\n  {watches} watch(es) and {alarms} alarm(s) are set")
     }

@@ -7,8 +7,8 @@ use super::super::mode::Patience;
 use super::super::recipient::donor_of;
 use super::super::registry::Lanes;
 use super::{Expected, Recipient};
-use crate::heap::policy::Order;
 use crate::lane::Lane;
+use crate::policy::Order;
 use crate::sync::Arc;
 
 impl Expected {

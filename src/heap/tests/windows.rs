@@ -1,7 +1,6 @@
 //! The scan for windows, compared with a plain one.
 
 use super::*;
-use crate::heap::policy::WaitLimit;
 use std::time::Duration;
 
 const STEP: u64 = CHUNK / 8;
@@ -134,7 +133,7 @@ fn window_expected_first_is_chosen_among_equal_ones() {
                 latency: Duration::from_millis(1),
             };
             let (now, tail) = (Duration::ZERO, Duration::ZERO);
-            WaitLimit::Unlimited.forecast(donor, Taker { now, tail })
+            Some(Forecast::of(donor, Taker { now, tail }))
         };
         let after = Clock::default();
         let view = View {

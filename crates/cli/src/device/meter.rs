@@ -5,13 +5,13 @@
 
 use super::machine::MemoryCalls;
 use std::panic::Location;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 use weirpool::device::{
-    AlarmId, BlockObserver, Capabilities, Chunk, Device, DeviceError, DeviceId, MemoryInfo,
-    MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, BlockObserver, Capabilities, Chunk, Device, DeviceError, DeviceId, Explain,
+    MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 
 /// Passes each call on to `device`, and times it.
@@ -106,6 +106,10 @@ unsafe impl<D: Device> Device for Metered<D> {
 
     fn capabilities(&self) -> Capabilities {
         self.device.capabilities()
+    }
+
+    fn explain_with(&self, pool: Weak<dyn Explain>) {
+        self.device.explain_with(pool);
     }
 
     fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {

@@ -21,10 +21,15 @@ use crate::label::StreamLabel;
 use crate::operation::{Access, Operation};
 use crate::schedule::{Item, News};
 use smallvec::SmallVec;
+use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::fmt::Write;
 use std::panic::Location;
 use weirpool_device::RawStream;
 use weirpool_device::plain::Arc;
+
+/// How many locations a report of live blocks names.
+const NAMED: usize = 16;
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -57,6 +62,24 @@ impl Judge {
 
     pub(crate) fn take_all(&mut self) -> Vec<Violation> {
         self.findings.take_all()
+    }
+
+    /// Describes the live blocks, by the location of their allocation: the most bytes first.
+    pub(crate) fn describe_held(&self, out: &mut String) {
+        let mut held = HashMap::<_, (u64, usize)>::new();
+        for life in self.lives.values() {
+            let (bytes, blocks) = held.entry(life.allocated).or_default();
+            *bytes += life.bytes;
+            *blocks += 1;
+        }
+        let mut held: Vec<_> = held.into_iter().collect();
+        held.sort_by_key(|(place, (bytes, _))| (Reverse(*bytes), place.to_string()));
+        for (place, (bytes, blocks)) in held.iter().take(NAMED) {
+            let _ = write!(
+                out,
+                "\n  {blocks} live block(s) of {bytes} bytes, allocated at {place}"
+            );
+        }
     }
 
     // ---- what the device is given to do ------------------------------------------------------

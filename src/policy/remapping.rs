@@ -1,6 +1,6 @@
 //! How much time goes into mapping free memory elsewhere: the policy, and the budget that follows from it.
 
-use super::window::Growth;
+use crate::heap::Growth;
 use std::time::Duration;
 
 /// How much time a pool spends on mapping scattered free memory into one range, rather than taking new memory.

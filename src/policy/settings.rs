@@ -1,6 +1,6 @@
 //! The allocation policies that a user chooses, and the pure functions that apply them.
 
-use super::forecast::{Donor, Forecast, TOLERANCE, Taker};
+use crate::heap::{Donor, Forecast, TOLERANCE, Taker};
 use crate::measure::debug_in_units;
 use std::time::Duration;
 

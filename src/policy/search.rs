@@ -9,7 +9,7 @@
 //! each [`Action`] and reports what it found. Source 1, the stream's own cache, comes before every search: it is the
 //! hot path.
 
-use crate::heap::policy::Order;
+use super::Order;
 
 /// Makes more memory reachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

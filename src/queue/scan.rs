@@ -1,0 +1,143 @@
+//! The search for every request of a deadlocked queue: which requests it tries.
+
+use super::demand::{Demand, Wants};
+use super::waiter::Waiter;
+use crate::heap::Request;
+use crate::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The last search for every request, which was in vain.
+#[derive(Debug, Default)]
+pub(super) struct Scan(Option<Tried>);
+
+#[derive(Debug)]
+struct Tried {
+    generation: u64,
+    /// The requests that came since.
+    untried: Vec<Arc<Waiter>>,
+}
+
+impl Scan {
+    /// Notes a request that joins. Returns whether it is to be tried, because all others were.
+    pub(super) fn note_newcomer(&mut self, waiter: &Arc<Waiter>) -> bool {
+        let Some(tried) = &mut self.0 else {
+            return false;
+        };
+        tried.untried.push(waiter.clone());
+        true
+    }
+
+    /// Returns the requests to try, in the order of the queue: all of them once in a generation, and after that the
+    /// newcomers. Requests that cannot be granted while an earlier one cannot are left out.
+    pub(super) fn to_try<'a>(
+        &mut self,
+        generation: u64,
+        usual_alignment: u64,
+        others: impl Iterator<Item = &'a Arc<Waiter>>,
+    ) -> Vec<Arc<Waiter>> {
+        let tried = Tried {
+            generation,
+            untried: Vec::new(),
+        };
+        match self.0.replace(tried) {
+            Some(last) if last.generation == generation => last.untried,
+            _ => {
+                let mut in_vain = InVain::new(usual_alignment);
+                let to_try = others.filter(|waiter| in_vain.admits(&waiter.wants, &waiter.demand));
+                to_try.cloned().collect()
+            }
+        }
+    }
+}
+
+/// The pieces of memory for which a search was in vain, so that it would be for larger ones. All free memory is complete
+/// meanwhile, so it does not matter which stream asks.
+#[derive(Debug)]
+struct InVain {
+    usual_alignment: u64,
+    /// The smallest piece of each alignment.
+    pieces: BTreeMap<u64, u64>,
+    /// Several pieces of one request.
+    others: BTreeSet<Vec<(u64, u64)>>,
+}
+
+impl InVain {
+    fn new(usual_alignment: u64) -> Self {
+        Self {
+            usual_alignment,
+            pieces: BTreeMap::new(),
+            others: BTreeSet::new(),
+        }
+    }
+
+    /// Whether a search for the request may succeed, although it did not for any that was admitted before.
+    fn admits(&mut self, wants: &Wants, demand: &Demand) -> bool {
+        let alignment = |request: Request| request.alignment.max(self.usual_alignment);
+        let pieces = wants.pieces(demand);
+        let mut pieces: Vec<_> = pieces
+            .map(|piece| (alignment(piece), piece.bytes))
+            .collect();
+        let is_in_vain = |(alignment, bytes): &(u64, u64)| {
+            let mut smaller = self.pieces.range(..=alignment);
+            smaller.any(|(_, smallest)| smallest <= bytes)
+        };
+        if pieces.iter().any(is_in_vain) {
+            return false;
+        }
+        if let ([(alignment, bytes)], true) = (&*pieces, wants.is_anywhere()) {
+            self.pieces.insert(*alignment, *bytes);
+            return true;
+        }
+        pieces.sort_unstable();
+        wants.is_anywhere().then(|| self.others.insert(pieces)) != Some(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Part, Parts};
+    use crate::heap::Placement;
+
+    fn block(bytes: u64, alignment: u64) -> (Wants, Demand) {
+        (Wants::Block, Demand::in_steps(bytes, alignment, 0, None))
+    }
+
+    fn several(pieces: &[u64], placement: Placement) -> (Wants, Demand) {
+        let part = |bytes| Part {
+            request: Request {
+                bytes,
+                alignment: 512,
+            },
+            rounding: 0,
+        };
+        let all: Vec<_> = pieces.iter().copied().map(part).collect();
+        let parts = Parts {
+            all: all.into(),
+            is_for_all: false,
+            placement,
+        };
+        let demand = Demand::in_steps(pieces.iter().sum(), 512, 0, None);
+        (Wants::Parts(parts), demand)
+    }
+
+    #[test]
+    fn request_is_left_out_if_a_smaller_one_was_in_vain() {
+        let mut in_vain = InVain::new(512);
+        let mut admits = |(wants, demand): (Wants, Demand)| in_vain.admits(&wants, &demand);
+        assert!(admits(block(4096, 1024)));
+        assert!(!admits(block(4096, 1024)) && !admits(block(8192, 4096)));
+        assert!(admits(block(4096, 512)), "a lower alignment may do");
+        assert!(!admits(block(4096, 4096)) && admits(block(2048, 4096)));
+        assert!(admits(several(&[1024, 1024], Placement::Anywhere)));
+        assert!(!admits(several(&[1024, 1024], Placement::Anywhere)));
+        assert!(!admits(several(&[512, 4096], Placement::Anywhere)));
+        assert!(admits(several(&[1024], Placement::WithRoom(8192))));
+        assert!(
+            admits(several(&[1024], Placement::Anywhere)),
+            "it needs no room"
+        );
+        assert!(!admits(several(&[1024], Placement::WithRoom(1024))));
+        assert!(admits(block(512, 64)) && !admits(block(512, 512)));
+    }
+}

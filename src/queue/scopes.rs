@@ -1,0 +1,70 @@
+//! The requests that were made in the scopes of reservations.
+
+use super::fair_queue::Position;
+use super::waiter::Waiter;
+use crate::id::ReservationId;
+use crate::sync::plain::AtomicU64;
+use crate::sync::{Arc, Guards, Mutex, Ordering};
+use std::collections::BTreeMap;
+use std::task::Waker;
+
+/// See the [module](self). Most pools have none, which is known without the lock.
+#[derive(Debug)]
+pub(super) struct Scopes {
+    count: AtomicU64,
+    waiters: Mutex<BTreeMap<(ReservationId, Position), Arc<Waiter>>>,
+}
+
+impl Scopes {
+    pub(super) fn new() -> Self {
+        Self {
+            count: AtomicU64::new(0),
+            waiters: Mutex::new(Guards::Queue, BTreeMap::new()),
+        }
+    }
+
+    /// Adds a request, if it was made in a scope.
+    pub(super) fn enter(&self, waiter: &Arc<Waiter>) {
+        if let Some(key) = key(waiter) {
+            self.waiters.lock().insert(key, waiter.clone());
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Removes a request that leaves the queue.
+    pub(super) fn leave(&self, waiter: &Waiter) {
+        let Some(key) = key(waiter) else {
+            return;
+        };
+        let left = self.waiters.lock().remove(&key);
+        if left.is_some() {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the wakers of the requests made in the scope of a reservation.
+    pub(super) fn wakers_of(&self, reservation: ReservationId) -> Vec<Waker> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let waiters = self.waiters.lock();
+        let range = (reservation, Position::MIN)..=(reservation, Position::MAX);
+        let in_scope = waiters.range(range).map(|(_, waiter)| waiter);
+        in_scope.filter_map(|waiter| waiter.waker()).collect()
+    }
+
+    /// Returns the wakers of the requests whose reservations have enough, in pieces that memory of the pool could be
+    /// exchanged for.
+    pub(super) fn wakers_for_pieces(&self) -> Vec<Waker> {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return Vec::new();
+        }
+        let waiters = self.waiters.lock();
+        let expecting = waiters.values().filter(|waiter| waiter.expects_pieces());
+        expecting.filter_map(|waiter| waiter.waker()).collect()
+    }
+}
+
+fn key(waiter: &Waiter) -> Option<(ReservationId, Position)> {
+    Some((waiter.scope?, waiter.sort_key.position))
+}

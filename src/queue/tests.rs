@@ -1,0 +1,108 @@
+//! Tests that count the work of waiting: locks of the heap, each of which a search takes, and waiters looked at.
+
+use super::fair_queue::VISITS;
+use crate::device::sim::{Clock, SimDevice};
+use crate::sync::{Guards, census};
+use crate::{Pool, Stream};
+use futures::executor::LocalSpawner;
+use futures::task::LocalSpawnExt;
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const MS: Duration = Duration::from_millis(1);
+
+/// How often this thread locked a heap or looked at a waiter since it last asked.
+fn work() -> u64 {
+    let locks = census().locks.into_iter();
+    let of_heap = locks.filter(|(guards, _)| *guards == Guards::Heap);
+    of_heap.map(|(_, count)| count).sum::<u64>() + VISITS.take()
+}
+
+/// Runs a service on the device's executor, and returns its work.
+fn work_of<F: Future>(
+    capacity: u64,
+    serve: impl FnOnce(LocalSpawner, SimDevice, Pool, Stream) -> F,
+) -> u64 {
+    let device = SimDevice::builder().memory(1 << 30).build();
+    let builder = Pool::builder(device.clone()).capacity(capacity);
+    let pool = builder.chunk_bytes(2 * MIB).build().unwrap();
+    let stream = pool.register(&device.create_stream()).unwrap();
+    work();
+    device.run(|spawner| serve(spawner, device.clone(), pool, stream));
+    work()
+}
+
+/// Requests wait for memory that is held, half of them beyond a deadlock's grace. Then each is granted and leaves.
+fn work_of_requests(requests: u64) -> u64 {
+    work_of(8 * MIB, |spawner, device, pool, stream| async move {
+        let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let mut tasks = Vec::new();
+        for at in 0..requests {
+            let (pool, stream) = (pool.clone(), stream.clone());
+            let task = async move { drop(pool.allocate(&stream, MIB).await.unwrap()) };
+            tasks.push(spawner.spawn_local_with_handle(task).unwrap());
+            if at % 100 == 0 {
+                device.sleep(MS).await;
+            }
+        }
+        drop(held);
+        for task in tasks {
+            task.await;
+        }
+    })
+}
+
+/// Tasks hold an eighth of the pool each for 10 ms, and no reclaimer is spawned.
+fn work_of_reservations(tasks: u64) -> u64 {
+    work_of(64 * MIB, |spawner, device, pool, _| async move {
+        let task = |_| {
+            let (device, pool) = (device.clone(), pool.clone());
+            let task = async move {
+                let _reservation = pool.reserve(8 * MIB).await.unwrap();
+                device.sleep(10 * MS).await;
+            };
+            spawner.spawn_local_with_handle(task).unwrap()
+        };
+        let all: Vec<_> = (0..tasks).map(task).collect();
+        for task in all {
+            task.await;
+        }
+    })
+}
+
+#[test]
+fn work_of_a_request_does_not_grow_with_the_number_of_waiters() {
+    for work in [work_of_requests, work_of_reservations] {
+        let (few, many) = (work(2000), work(6000));
+        assert!(many < 3 * few * 4 / 3, "{few} for 2000, {many} for 6000");
+        assert!(many < 6000 * 100, "{} for each request", many / 6000);
+    }
+}
+
+#[test]
+fn poll_that_finds_nothing_changed_does_not_search() {
+    let device = SimDevice::builder().clock(Clock::Manual).build();
+    let pool = Pool::builder(device.clone())
+        .capacity(8 * MIB)
+        .build()
+        .unwrap();
+    let stream = pool.register(&device.create_stream()).unwrap();
+    let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+    let mut waiting = [(); 10].map(|()| Box::pin(pool.allocate(&stream, MIB)));
+    let mut reclaimer = pin!(pool.reclaimer());
+    let context = &mut Context::from_waker(Waker::noop());
+    let mut poll = || {
+        assert!(reclaimer.as_mut().poll(context).is_pending());
+        for request in &mut waiting {
+            assert!(request.as_mut().poll(context).is_pending());
+        }
+    };
+    poll();
+    work();
+    (0..100).for_each(|_| poll());
+    assert_eq!(work(), 0);
+    drop(held);
+}
