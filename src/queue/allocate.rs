@@ -84,7 +84,7 @@ pub(crate) struct Waiting(Rare<Membership>);
 struct Membership {
     waiter: Arc<Waiter>,
     deadline: Option<(Duration, Alarm)>,
-    /// Of a throttled request: how long nothing of its tag was freed.
+    /// How long nothing of the tag was freed, if the request is throttled.
     standstill: Option<Standstill>,
     /// The pressure hook, while it works for this request.
     asking: Option<Asking>,
