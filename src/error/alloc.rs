@@ -41,7 +41,7 @@ pub enum AllocError {
         /// The most bytes that the pool may reserve.
         capacity: u64,
     },
-    /// The alignment is not a power of two, or larger than the device's step.
+    /// The alignment is not a power of two, or larger than the device's granularity.
     #[error("alignment {alignment} is not a power of two from 1 to {largest}; choose one that is")]
     InvalidAlignment {
         /// The requested alignment in bytes.
@@ -154,7 +154,7 @@ pub enum AllocError {
         /// The most bytes that the tag may hold.
         limit: u64,
     },
-    /// The reservation has less than that left, or not in one piece. Request less, free memory of the reservation, or
+    /// The reservation has less memory left, or not in one piece. Request less, free memory of the reservation, or
     /// [grow](crate::Reservation::grow) it.
     #[error(
         "the reservation has no contiguous range of {} left: {} are left, {} in one piece; request less, free memory of \
@@ -169,7 +169,7 @@ pub enum AllocError {
         /// The largest piece of them, in bytes.
         largest: u64,
     },
-    /// A pool that keeps nothing cannot set memory aside. Build it without
+    /// An unpooled pool cannot set memory aside. Build it without
     /// [`unpooled`](crate::PoolBuilder::unpooled).
     #[error("an unpooled pool cannot reserve memory; build the pool without `unpooled`")]
     NotReservable,
@@ -185,7 +185,7 @@ pub enum AllocError {
         /// The bytes of addresses that are available.
         room: u64,
     },
-    /// The request would block the thread of a current-thread tokio runtime, and with it the tasks that would free
+    /// The request would block the thread of a current-thread tokio runtime, and so the tasks that would free
     /// memory. `.await` the request, or call it inside `tokio::task::spawn_blocking`.
     #[error(
         "a request of {} would block the thread of a current-thread tokio runtime, and all of its tasks; .await the \
@@ -202,7 +202,7 @@ pub enum AllocError {
     /// The stream was registered with another pool. Register it with this one.
     #[error("the stream belongs to another pool; register it with this one")]
     ForeignStream,
-    /// The stream could not be registered with the pool, where that happens on the way.
+    /// The stream could not be registered with the pool, for a call that registers it.
     #[error(transparent)]
     Stream(#[from] StreamError),
     /// The device failed. If the error is sticky, every later call fails too, and memory that work may still touch is

@@ -10,11 +10,11 @@ use crate::device::DeviceError;
 use crate::measure::{Bytes, debug_in_units};
 use std::time::Duration;
 
-/// The reason why a [drain](crate::Pool::drain) ended before everything came back.
+/// The reason why a [drain](crate::Pool::drain) ended before all memory was freed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DrainError {
-    /// Not everything came back in time. [`Pool::leaks`](crate::Pool::leaks) names the live blocks.
+    /// Some memory was not freed in time. [`Pool::leaks`](crate::Pool::leaks) names the live blocks.
     #[error(
         "the pool is not drained after {waited:?}: {} are in use, {} pending, and {waiting} requests waiting; \
          `Pool::leaks` names the live blocks",
@@ -48,9 +48,9 @@ debug_in_units!(enum DrainError { TimedOut { waited, used as bytes, pending as b
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The capacity is less than one step of the device's memory, or one chunk of the pool.
+    /// The capacity is less than the device's granularity, or one chunk of the pool.
     #[error(
-        "a capacity of {} is less than one step of {}; raise the capacity to a step at least",
+        "a capacity of {} is less than the minimum of {}; raise the capacity",
         Bytes(*capacity), Bytes(*granularity)
     )]
     CapacityTooSmall {
@@ -59,7 +59,7 @@ pub enum BuildError {
         /// The least possible capacity in bytes.
         granularity: u64,
     },
-    /// The capacity is no fraction of the device's memory: it must be more than 0, and up to 1.
+    /// The capacity is not a valid fraction of the device's memory: it must be more than 0, and up to 1.
     #[error(
         "a capacity of {fraction} of the device's memory is out of range; choose more than 0 and up to 1"
     )]
@@ -69,7 +69,7 @@ pub enum BuildError {
     },
     /// The initial size exceeds the capacity.
     #[error(
-        "an initial size of {} exceeds the capacity of {}; lower the one or raise the other",
+        "an initial size of {} exceeds the capacity of {}; lower the size or raise the capacity",
         Bytes(*initial), Bytes(*capacity)
     )]
     InitialOverCapacity {
@@ -78,7 +78,7 @@ pub enum BuildError {
         /// The most bytes that the pool may reserve.
         capacity: u64,
     },
-    /// The release threshold is no fraction of the device's memory: it must be from 0 to 1.
+    /// The release threshold is not a valid fraction of the device's memory: it must be from 0 to 1.
     #[error(
         "a release threshold of {fraction} of the device's memory is out of range; choose 0 to 1"
     )]
@@ -97,14 +97,15 @@ pub enum BuildError {
         /// The requested share.
         share: f64,
     },
-    /// The size of chunks is no positive multiple of the device's step.
+    /// The chunk size is not a positive multiple of the device's granularity.
     #[error(
-        "chunks of {chunk_bytes} bytes are no positive multiple of the device's step of {granularity} bytes; choose one"
+        "a chunk size of {chunk_bytes} bytes is not a positive multiple of the device's granularity of {granularity} \
+         bytes; choose a multiple"
     )]
     InvalidChunk {
         /// The requested size in bytes.
         chunk_bytes: u64,
-        /// The device's step in bytes.
+        /// The device's granularity in bytes.
         granularity: u64,
     },
     /// The alignment is not a power of two, or larger than the device's step.
@@ -115,8 +116,8 @@ pub enum BuildError {
         /// The largest possible alignment in bytes.
         largest: u64,
     },
-    /// The pool cannot grow like that.
-    #[error("a pool with a capacity of {} cannot grow like that: {reason}", Bytes(*capacity))]
+    /// The growth of the pool is not valid.
+    #[error("invalid growth for a capacity of {}: {reason}", Bytes(*capacity))]
     InvalidGrowth {
         /// The most bytes that the pool may reserve.
         capacity: u64,
@@ -161,8 +162,10 @@ debug_in_units!(enum BuildError { CapacityTooSmall { capacity as bytes, granular
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
-    /// The stream is of another device than the pool.
-    #[error("the stream is of another device than the pool; use a stream of the pool's device")]
+    /// The stream belongs to another device than the pool.
+    #[error(
+        "the stream belongs to another device than the pool; use a stream of the pool's device"
+    )]
     ForeignDevice,
     /// The stream, or the event, was registered with another pool. Register it with this one.
     #[error("the stream belongs to another pool; register it with this one")]

@@ -1,14 +1,14 @@
-//! How memory stood when a request could not be served.
+//! The state of the pool when a request could not be served.
 
 use crate::device::MemoryInfo;
 use crate::measure::{Bytes, Tag, debug_in_units, fragmentation};
 use std::fmt;
 use std::time::Duration;
 
-/// How memory stood when a request could not be served; sizes in bytes.
+/// The state of the pool when a request could not be served. Sizes are in bytes.
 ///
-/// `free` counts memory that any stream could have had, in pieces of at most `largest_free`; `pending` counts
-/// memory that was freed but may still be touched by running work, including cached blocks.
+/// `free` counts memory that was available to any stream, in pieces of at most `largest_free`. `pending` counts memory
+/// that was freed but may still be touched by running work, including cached blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -31,7 +31,7 @@ pub struct Shortfall {
     pub waiting: usize,
     /// The expected wait of such a request, as [`Pool::expected_wait`](crate::Pool::expected_wait) estimates it.
     pub expected_wait: Option<Duration>,
-    /// How the tag of the request stood, if it has a limit.
+    /// The state of the request's tag, if it has a limit.
     pub tag: Option<TagShortfall>,
     /// The memory that the device reported, if it refused memory that the pool may have. The rest is held by other
     /// users of the device, in this process or in another.
@@ -40,7 +40,7 @@ pub struct Shortfall {
 
 debug_in_units!(struct Shortfall { requested as bytes, free as bytes, largest_free as bytes, pending as bytes, used as bytes, reserved as bytes, capacity as bytes, waiting, expected_wait, tag, device });
 
-/// How a [tag](Tag) with a limit stood when a request for it could not be served; sizes in bytes.
+/// The state of a [tag](Tag) with a limit when a request for it could not be served. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -51,10 +51,12 @@ impl GrowBy {
     /// Returns why the value is invalid for a pool of this capacity; `None` if it is valid.
     pub(crate) fn fault(self, capacity: u64) -> Option<&'static str> {
         match self {
-            Self::AtLeast(0) => Some("the step is 0 bytes"),
-            Self::AtLeast(bytes) if bytes > capacity => Some("the step exceeds the capacity"),
+            Self::AtLeast(0) => Some("the step is 0 bytes; choose a larger one"),
+            Self::AtLeast(bytes) if bytes > capacity => {
+                Some("the step exceeds the capacity; lower it, or raise the capacity")
+            }
             Self::Factor(factor) if !(factor.is_finite() && factor > 1.0) => {
-                Some("the factor is not a number larger than 1")
+                Some("the factor is not a number larger than 1; choose a larger one")
             }
             Self::Chunks | Self::AtLeast(_) | Self::Factor(_) => None,
         }

@@ -138,7 +138,8 @@ impl fmt::Display for LeakReport {
             write!(f, "{}", Reservations(reservations, self.in_reservations()))?;
         }
         if !self.keeps_history {
-            return f.write_str("; PoolBuilder::history has their places known");
+            return f
+                .write_str("; build the pool with PoolBuilder::history to record their locations");
         }
         for (place, group) in self.groups_of_blocks() {
             write_line(f, Blocks(group.count, group.bytes), place, group.oldest)?;
@@ -167,8 +168,8 @@ fn write_line(
     }
     match site {
         Some(site) => write!(f, ", from {site}"),
-        // Granted at that very moment.
-        None => f.write_str(", from a place that is not known yet"),
+        // The block was granted at this moment.
+        None => f.write_str(", from an unknown location"),
     }
 }
 

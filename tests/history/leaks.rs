@@ -98,13 +98,13 @@ fn leaks_know_reservations() {
     assert_eq!((leaks.reservations.len(), leaks.bytes()), (1, 12 * MIB));
     drop(rest);
     assert_eq!(pool.close().reservations[0].left, 12 * MIB);
-    // Without a history their places are not known.
+    // Without a history their locations are not known.
     let silent = common::pool(&device, 8 * MIB);
     let reservation = silent.reserve(MIB).try_now().unwrap();
     let leaks = silent.leaks();
     assert_eq!(
         leaks.to_string(),
-        "1 reservation with 1.0 MiB left; PoolBuilder::history has their places known"
+        "1 reservation with 1.0 MiB left; build the pool with PoolBuilder::history to record their locations"
     );
     assert!(leaks.reservations[0].origin.is_none() && !leaks.is_empty());
     drop(reservation);
@@ -112,7 +112,7 @@ fn leaks_know_reservations() {
 }
 
 #[test]
-fn closing_reports_who_has_blocks_still() {
+fn close_reports_live_blocks() {
     let device = manual();
     let pool = pool(&device, 8 * MIB);
     let (_, first) = stream(&device, &pool);
@@ -123,7 +123,7 @@ fn closing_reports_who_has_blocks_still() {
     assert_eq!(leaks.blocks[0].stream, Some(first.id()));
     let text = leaks.to_string();
     assert!(
-        text.starts_with("2 blocks of 1.0 MiB in use; PoolBuilder::history "),
+        text.starts_with("2 blocks of 1.0 MiB in use; build the pool with PoolBuilder::history "),
         "{text}"
     );
     drop(block);

@@ -77,7 +77,7 @@ unsafe impl Device for CudaDevice {
         self.inner.facts.check_kind("memory_info", kind)?;
         if kind.is_of_host() {
             let unknown = || {
-                let reason = "the operating system does not say how much memory the host has";
+                let reason = "the operating system does not report how much memory the host has";
                 unsupported("memory_info", reason)
             };
             return host_memory::figures().ok_or_else(unknown);
@@ -166,7 +166,10 @@ unsafe impl Device for CudaDevice {
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError> {
         let owner = self.inner.streams.lock().remove(&stream.0);
         let owner = owner.ok_or_else(|| {
-            let reason = format!("this device made no stream {:#x}", stream.0);
+            let reason = format!(
+                "this device did not create stream {:#x}; destroy it where it was created",
+                stream.0
+            );
             DeviceError::new("destroy_stream", DeviceErrorKind::InvalidArgument, reason)
         })?;
         let _visit = self.visit("destroy_stream")?;

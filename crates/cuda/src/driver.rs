@@ -37,7 +37,7 @@ fn try_load() -> Result<(), DeviceError> {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(failure("initialize", error)),
         Err(_) => Err(unavailable(
-            "the NVIDIA driver cannot be used: is it too old?",
+            "the NVIDIA driver lacks a function, so it may be too old; update it",
         )),
     }
 }

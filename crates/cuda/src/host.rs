@@ -73,7 +73,9 @@ impl CudaDevice {
         if kind.is_some_and(MemoryKind::is_seen_by_host) {
             return Ok(address as *mut u8);
         }
-        let reason = format!("the host does not see {bytes} bytes at {address:#x}");
+        let reason = format!(
+            "the host does not see {bytes} bytes at {address:#x}; copy them, or use memory that the host sees"
+        );
         let invalid = DeviceErrorKind::InvalidArgument;
         Err(DeviceError::new(call, invalid, reason))
     }

@@ -29,7 +29,7 @@ impl CudaDevice {
 
     fn virtual_call(&self, call: &'static str) -> Result<Visit, DeviceError> {
         if !self.uses_virtual_memory() {
-            let reason = "this device was opened without virtual memory";
+            let reason = "this device was opened without virtual memory; allocate plain memory";
             return Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason));
         }
         self.memory_call(call)

@@ -33,7 +33,9 @@ impl Segments {
     fn take_out(&mut self, kind: MemoryKind, address: u64) -> Result<Segment, DeviceError> {
         let segment = self.live.get(&address).copied();
         let Some(segment) = segment.filter(|segment| segment.kind == kind) else {
-            let reason = format!("no {kind} was allocated at {address:#x}");
+            let reason = format!(
+                "no {kind} is allocated at {address:#x}; it was freed, or is of another kind"
+            );
             let invalid = DeviceErrorKind::InvalidArgument;
             return Err(DeviceError::new("free", invalid, reason));
         };

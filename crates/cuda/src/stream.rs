@@ -119,6 +119,6 @@ pub fn admit(stream: &CudaStream) -> Result<(), DeviceError> {
     Err(DeviceError::new(
         "register",
         DeviceErrorKind::Unsupported,
-        "the per-thread default stream is another stream on each thread: make one with `create_stream`",
+        "the per-thread default stream is another stream on each thread; create one with `create_stream`",
     ))
 }

@@ -123,7 +123,7 @@ impl SimDevice {
             if !supported {
                 return Err(unsupported(
                     Call::Wait,
-                    "this device has no device-side waits",
+                    "this device has no device-side waits; await the event instead",
                 ));
             }
             check_stream(state, Call::Wait, stream)?;
@@ -183,7 +183,10 @@ pub(super) fn check_stream(
         return Ok(());
     }
     let name = stream.0;
-    Err(invalid(call, format!("there is no stream {name:#x}")))
+    Err(invalid(
+        call,
+        format!("there is no stream {name:#x}; it was destroyed, or belongs to another device"),
+    ))
 }
 
 /// Returns the last record of an event, if there is any.
@@ -194,7 +197,12 @@ fn last_record(
 ) -> Result<Option<Recorded>, DeviceError> {
     let name = event.0;
     let last = state.events.last(event);
-    last.ok_or_else(|| invalid(call, format!("there is no event {name:#x}")))
+    last.ok_or_else(|| {
+        invalid(
+            call,
+            format!("there is no event {name:#x}; it was destroyed, or belongs to another device"),
+        )
+    })
 }
 
 /// Returns the state of an event after a record with which this went wrong.

@@ -178,7 +178,7 @@ impl<'a> Idle<'a> {
             .peek(|state| (state.schedule.now(), state.describe_deadlock()));
         let explained = self.device.engine.explainers.explain();
         format!(
-            "the simulated device is stuck at {now:?}, and the future is not done: {deadlock}{explained}"
+            "the simulated device is stuck at {now:?}, and the future is not complete: {deadlock}{explained}"
         )
     }
 }

@@ -131,7 +131,10 @@ impl SimDevice {
         self.engine.call(|state| {
             state.enter(call, bytes(&state.space))?;
             if !supported {
-                return Err(unsupported(call, "this device has no virtual memory"));
+                return Err(unsupported(
+                    call,
+                    "this device has no virtual memory; allocate plain memory",
+                ));
             }
             change(&mut state.space)
                 .map_err(|refusal| DeviceError::new(call.name(), refusal.kind, refusal.reason))
@@ -160,7 +163,7 @@ impl SimDevice {
         if self.engine.settings.memory_kinds.contains(kind) {
             return Ok(());
         }
-        let reason = format!("this device has no {kind}");
+        let reason = format!("this device has no {kind}; choose another kind");
         Err(DeviceError::new(
             call.name(),
             DeviceErrorKind::Unsupported,

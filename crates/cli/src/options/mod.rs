@@ -39,7 +39,7 @@ pub(crate) enum Command {
 }
 
 impl Cli {
-    /// Returns the command of the arguments, or ends the process with what is wrong about them.
+    /// Parses the arguments. If they are invalid, ends the process with an error message.
     pub(crate) fn command_or_exit() -> Command {
         Self::checked(Self::parse()).unwrap_or_else(|error| error.exit())
     }
@@ -75,7 +75,7 @@ pub(crate) struct Replay {
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
-    /// Does what `weirpool frontier --plot FILE.svg` does
+    /// Equivalent to `weirpool frontier --plot FILE.svg`
     #[arg(
         long,
         value_name = "FILE.svg",
@@ -108,7 +108,7 @@ pub(crate) struct Frontier {
 /// The traces to replay.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Source {
-    /// Traces, plain or gzip: CSV as the recorded ones, logs of RMM's logging_resource_adaptor, or snapshots of PyTorch
+    /// Traces, plain or gzip: CSV like the recorded ones, logs of RMM's logging_resource_adaptor, or snapshots of PyTorch
     /// (torch.cuda.memory._dump_snapshot) [default: the three recorded traces of the repository]
     pub(crate) paths: Vec<PathBuf>,
 
@@ -150,7 +150,7 @@ impl Source {
 }
 
 impl Replay {
-    /// Returns these options, if they make sense together.
+    /// Returns these options if they are consistent.
     pub(crate) fn checked(self) -> Result<Self, clap::Error> {
         let conditions = &self.policy.conditions;
         let (has_lag, verifies) = (!conditions.lag.is_zero(), conditions.verify.is_some());
@@ -164,7 +164,7 @@ impl Replay {
     fn check_record(&self) -> Result<(), &'static str> {
         let is_one = self.source.generate.is_some() || self.source.paths.len() == 1;
         match &self.policy.record {
-            Some(_) if !is_one => Err("--record takes one trace, or --generate"),
+            Some(_) if !is_one => Err("--record takes exactly one trace, or --generate"),
             _ => Ok(()),
         }
     }

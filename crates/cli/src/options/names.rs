@@ -24,10 +24,10 @@ impl OrderName {
     }
 }
 
-/// How far a wait on the device may set a stream back.
+/// How far a wait on the device may delay a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WaitLimitName {
-    /// No further than the stream's own work takes
+    /// Until the end of the stream's own work
     Tail,
     /// Without a limit
     Unlimited,
@@ -107,7 +107,7 @@ impl ReuseNames {
         }
     }
 
-    /// Returns these policies but for waits on the device.
+    /// Returns these policies without waits on the device.
     pub(super) fn without_waits(self) -> Self {
         Self {
             internal_dependencies: false,

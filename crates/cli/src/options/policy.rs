@@ -36,7 +36,7 @@ pub(crate) struct Policy {
     pub(crate) record: Option<PathBuf>,
 }
 
-/// The settings that a frontier leaves as they are.
+/// The settings that a frontier does not vary.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Conditions {
     /// The average time that each stream runs behind the host, up to one hour: 500us, 1ms
@@ -47,7 +47,7 @@ pub(crate) struct Conditions {
     #[arg(long, value_name = "BYTES", value_parser = values::some_bytes)]
     pub(crate) capacity: Option<u64>,
 
-    /// How far a wait on the device may set a stream back
+    /// How far a wait on the device may delay a stream
     #[arg(long, value_name = "LIMIT", value_enum, default_value_t = WaitLimitName::Tail)]
     pub(crate) wait_limit: WaitLimitName,
 
@@ -67,7 +67,7 @@ pub(crate) struct Conditions {
           default_missing_value = "pages")]
     pub(crate) verify: Option<Extent>,
 
-    /// The most bytes that a stream keeps for itself; with 0 it keeps none [default: the pool's]
+    /// The most bytes that a stream caches; 0 disables the cache [default: the pool's]
     #[arg(long, value_name = "BYTES", value_parser = values::bytes)]
     pub(crate) lane: Option<u64>,
 

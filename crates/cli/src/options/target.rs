@@ -36,7 +36,7 @@ pub(crate) enum DeviceName {
 pub(crate) enum Pace {
     /// Each at its time in the trace
     Trace,
-    /// One after the other, as fast as the host goes: times give the order only
+    /// One after the other, as fast as the host can; the times only give the order
     Full,
 }
 
@@ -61,10 +61,10 @@ impl Target {
         }
     }
 
-    /// Checks that these options make sense together, and with a lag and the verification of contents.
+    /// Checks that these options are consistent, also with a lag and the verification of contents.
     ///
     /// # Errors
-    /// The options that do not.
+    /// Returns an error for options that exclude each other.
     pub(crate) fn check(&self, has_lag: bool, verifies: bool) -> Result<(), &'static str> {
         let has_no_work = self.is_cuda() && !self.kernels;
         match () {

@@ -188,7 +188,7 @@ impl<R: BufRead> Bytes<R> {
         if rest.is_empty() {
             return Ok(());
         }
-        Err(damaged("bytes follow its end"))
+        Err(damaged("bytes follow the end"))
     }
 }
 
@@ -314,7 +314,7 @@ impl<R: BufRead> Machine<R> {
             b'g' | b'p' => {
                 let line = self.bytes.line()?;
                 let index = parse(&line).and_then(|index| u64::try_from(index).ok());
-                index.ok_or_else(|| damaged("an index of its memo is no number"))
+                index.ok_or_else(|| damaged("a memo index is not a number"))
             }
             b'h' | b'q' => self.bytes.next().map(u64::from),
             b'j' | b'r' => self.bytes.array().map(u32::from_le_bytes).map(u64::from),
@@ -325,7 +325,7 @@ impl<R: BufRead> Machine<R> {
     fn recall(&mut self, opcode: u8) -> Result<(), Fault> {
         let index = self.memo_index(opcode)?;
         let value = self.memo.get(&index).copied();
-        self.push(value.ok_or_else(|| damaged("it recalls a value that its memo lacks"))?)
+        self.push(value.ok_or_else(|| damaged("it reads a missing memo entry"))?)
     }
 
     fn memorize(&mut self, opcode: u8) -> Result<(), Fault> {
@@ -355,7 +355,7 @@ impl<R: BufRead> Machine<R> {
                 let digits = line.strip_suffix(b"L").unwrap_or(&line);
                 let is_number = |byte: &u8| byte.is_ascii_digit() || *byte == b'-';
                 if digits.is_empty() || !digits.iter().all(is_number) {
-                    return Err(damaged("a number of it has no digits"));
+                    return Err(damaged("a number has no digits"));
                 }
                 match (opcode, digits) {
                     // How protocols before 2 write `False` and `True`.
@@ -423,7 +423,7 @@ impl<R: BufRead> Machine<R> {
     fn length_of_4(&mut self, is_signed: bool) -> Result<u64, Fault> {
         let length = u32::from_le_bytes(self.bytes.array()?);
         if is_signed && length > i32::MAX as u32 {
-            return Err(damaged("a length of it is negative"));
+            return Err(damaged("a length is negative"));
         }
         Ok(length.into())
     }
@@ -459,7 +459,7 @@ impl<R: BufRead> Machine<R> {
         match self.top()? {
             Value::List(list) => self.lists[list as usize].extend(items),
             Value::Other => {}
-            _ => return Err(damaged("it appends to a value that is no list")),
+            _ => return Err(damaged("it appends to a value that is not a list")),
         }
         Ok(())
     }
@@ -490,12 +490,12 @@ impl<R: BufRead> Machine<R> {
     /// Adds keys and values by turns to the dictionary on top of the stack.
     fn insert(&mut self, items: &[Value]) -> Result<(), Fault> {
         if !items.len().is_multiple_of(2) {
-            return Err(damaged("a key of it has no value"));
+            return Err(damaged("a key has no value"));
         }
         let dict = match self.top()? {
             Value::Dict(dict) => dict as usize,
             Value::Other => return Ok(()),
-            _ => return Err(damaged("it adds a key to a value that is no dictionary")),
+            _ => return Err(damaged("it adds a key to a value that is not a dictionary")),
         };
         for pair in items.chunks_exact(2) {
             if let [Value::Word(key), value] = pair {
@@ -545,7 +545,7 @@ impl<R: BufRead> Machine<R> {
             }
             _ => {
                 return Err(damaged(&format!(
-                    "it has the opcode {opcode:#04x}, which no snapshot has"
+                    "it has the opcode {opcode:#04x}, which snapshots do not use"
                 )));
             }
         }
@@ -568,7 +568,7 @@ fn damaged(reason: &str) -> Fault {
 }
 
 fn underflow() -> Fault {
-    damaged("it takes a value from an empty stack")
+    damaged("it pops an empty stack")
 }
 
 fn too_short() -> Fault {

@@ -69,7 +69,7 @@ impl Snapshot {
         let traces = traces.ok_or_else(|| unlike("it has no list `device_traces`"))?;
         let events = traces.iter().map(|events| self.pickle.items(*events));
         let events: Option<Vec<_>> = events.collect();
-        events.ok_or_else(|| unlike("an item of `device_traces` is no list"))
+        events.ok_or_else(|| unlike("an item of `device_traces` is not a list"))
     }
 
     fn op(&self, event: Value) -> Option<Op> {
@@ -132,7 +132,7 @@ impl Snapshot {
             return Ok((0, 0));
         };
         let segments = self.pickle.items(segments);
-        for segment in segments.ok_or_else(|| unlike("`segments` is no list"))? {
+        for segment in segments.ok_or_else(|| unlike("`segments` is not a list"))? {
             let number = |value, word| match self.pickle.get(value, word) {
                 Some(Value::Int(number)) => Some(number as u64),
                 _ => None,
@@ -172,7 +172,7 @@ fn size(value: i64) -> Result<u64, Fault> {
         .ok_or_else(|| Fault::Value {
             key: "size",
             found: value.to_string(),
-            expected: "bytes, of 2^48 at most",
+            expected: "at most 2^48 bytes",
         })
 }
 

@@ -118,8 +118,6 @@ pub(crate) enum Fault {
     NoRecording,
     #[error("nothing is allocated on device {device}, expected one of the devices {recorded}")]
     OtherDevice { device: usize, recorded: String },
-    #[error(
-        "a text has no devices to choose from, expected a snapshot of PyTorch with --trace-device"
-    )]
+    #[error("a text file has no devices, expected a snapshot of PyTorch with --trace-device")]
     NoDevices,
 }

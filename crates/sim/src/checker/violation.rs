@@ -127,9 +127,9 @@ impl ViolationKind {
                 "a block is used, and nothing orders the use after the memory's earlier life"
             }
             Self::Race => "two operations use the same bytes, and nothing orders them",
-            Self::GrantedWhileUsed => "memory was granted, and its earlier use need not be over",
+            Self::GrantedWhileUsed => "memory was granted, and its earlier use may not be complete",
             Self::GrantedTwice => "memory was granted that is part of another block",
-            Self::UnmappedWhileUsed => "memory was unmapped, and a use of it need not be over",
+            Self::UnmappedWhileUsed => "memory was unmapped, and a use of it may not be complete",
         }
     }
 

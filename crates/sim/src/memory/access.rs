@@ -42,7 +42,10 @@ impl fmt::Display for Illegal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let address = self.address;
         match self.unseen {
-            Some(kind) => write!(f, "{address:#x}, in {kind}, which is not seen from here"),
+            Some(kind) => write!(
+                f,
+                "{address:#x}, in {kind}, which this processor cannot access"
+            ),
             None => write!(f, "{address:#x}, where nothing is mapped"),
         }
     }

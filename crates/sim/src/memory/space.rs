@@ -108,10 +108,10 @@ impl Space {
     pub(crate) fn unreserve(&mut self, address: u64, bytes: u64) -> Refusable<()> {
         match self.reservations.get(&address) {
             Some(range) if range.bytes == bytes && range.plain.is_none() => {}
-            _ => return invalid(format!("{} is no reserved range", span(address, bytes))),
+            _ => return invalid(format!("{} is not a reserved range", span(address, bytes))),
         }
         if let Some((at, _)) = self.mappings.range(address..address + bytes).next() {
-            return invalid(format!("memory is still mapped at {at:#x}"));
+            return invalid(format!("memory is still mapped at {at:#x}; unmap it first"));
         }
         self.reservations.remove(&address);
         Ok(())
@@ -124,7 +124,9 @@ impl Space {
             .gap_from(self.cursor, bytes)
             .or_else(|| self.gap_from(self.base, bytes));
         let Some(address) = found else {
-            return exhausted(format!("no free address range of {bytes} bytes"));
+            return exhausted(format!(
+                "no free address range of {bytes} bytes; free addresses, or reserve fewer"
+            ));
         };
         self.cursor = address + bytes + GRANULARITY;
         Ok(address)
@@ -150,7 +152,7 @@ impl Space {
         let (free, total) = (budget.available(), budget.total());
         if bytes > free {
             return exhausted(format!(
-                "{bytes} bytes of {kind} asked, {free} of {total} free"
+                "{bytes} bytes of {kind} requested, but {free} of {total} are free"
             ));
         }
         budget.take(bytes);
@@ -168,7 +170,9 @@ impl Space {
     pub(crate) fn destroy(&mut self, handle: u64) -> Refusable<()> {
         let physical = self.known(handle)?;
         if let Some(address) = physical.mapped_at {
-            return invalid(format!("handle {handle} is still mapped at {address:#x}"));
+            return invalid(format!(
+                "chunk {handle} is still mapped at {address:#x}; unmap it first"
+            ));
         }
         let (kind, bytes) = (physical.kind, physical.bytes);
         self.physical.remove(&handle);
@@ -186,7 +190,7 @@ impl Space {
     pub(super) fn known(&mut self, handle: u64) -> Refusable<&mut Physical> {
         match self.physical.get_mut(&handle) {
             Some(physical) => Ok(physical),
-            None => invalid(format!("there is no physical handle {handle}")),
+            None => invalid(format!("there is no chunk {handle}")),
         }
     }
 
@@ -198,10 +202,12 @@ impl Space {
         let physical = self.known(handle)?;
         let size = physical.bytes;
         if size != bytes {
-            return invalid(format!("handle {handle} has {size} bytes, not {bytes}"));
+            return invalid(format!("chunk {handle} has {size} bytes, not {bytes}"));
         }
         if let Some(other) = physical.mapped_at {
-            return invalid(format!("handle {handle} is mapped at {other:#x} already"));
+            return invalid(format!(
+                "chunk {handle} is already mapped at {other:#x}; unmap it first"
+            ));
         }
         physical.mapped_at = Some(address);
         self.mappings.insert(address, Mapping { bytes, handle });
@@ -211,20 +217,25 @@ impl Space {
     /// That `address` is a place where something of `bytes` can be mapped.
     fn check_target(&self, address: u64, bytes: u64) -> Refusable<()> {
         let Some(end) = address.checked_add(bytes) else {
-            return invalid(format!("{} wraps around", span(address, bytes)));
+            return invalid(format!(
+                "{} exceeds the address space",
+                span(address, bytes)
+            ));
         };
         let below = self.reservations.range(..=address).next_back();
         match below {
             _ if !address.is_multiple_of(GRANULARITY) => {
-                return invalid(format!("{address:#x} is no multiple of {GRANULARITY}"));
+                return invalid(format!(
+                    "{address:#x} is not a multiple of the granularity of {GRANULARITY} bytes"
+                ));
             }
             Some((start, range)) if range.plain.is_none() && end <= start + range.bytes => {}
             _ => return invalid(format!("{} is not reserved", span(address, bytes))),
         }
         match self.mappings.range(..end).next_back() {
-            Some((start, mapping)) if start + mapping.bytes > address => {
-                invalid(format!("memory is mapped at {start:#x} already"))
-            }
+            Some((start, mapping)) if start + mapping.bytes > address => invalid(format!(
+                "memory is already mapped at {start:#x}; unmap it first"
+            )),
             _ => Ok(()),
         }
     }
@@ -232,13 +243,13 @@ impl Space {
     pub(crate) fn unmap(&mut self, address: u64, bytes: u64) -> Refusable<()> {
         let range = span(address, bytes);
         let Some(mapping) = self.mappings.get(&address).copied() else {
-            return invalid(format!("{range} was not mapped there"));
+            return invalid(format!("{range} is not mapped"));
         };
         if mapping.bytes != bytes {
             return invalid(format!("{range} was mapped with {} bytes", mapping.bytes));
         }
         if self.is_plain(mapping.handle, address) {
-            return invalid(format!("{range} is plain memory"));
+            return invalid(format!("{range} is plain memory; free it instead"));
         }
         self.forget_mapping(address, mapping.handle);
         Ok(())
@@ -263,7 +274,7 @@ impl Space {
             .checked_next_multiple_of(GRANULARITY)
             .filter(|&all| all > 0)
         else {
-            return invalid(format!("a size of {bytes} bytes"));
+            return invalid(format!("invalid size of {bytes} bytes"));
         };
         let handle = self.create(kind, rounded)?;
         let address = match self.find_addresses(rounded) {
@@ -292,7 +303,7 @@ impl Space {
                 bytes: size,
                 plain: Some(handle),
             }) if size == bytes => handle,
-            _ => return invalid(format!("{} is no plain memory", span(address, bytes))),
+            _ => return invalid(format!("{} is not plain memory", span(address, bytes))),
         };
         let taken = self.known(handle)?.kind;
         if taken != kind {
@@ -306,7 +317,9 @@ impl Space {
 
 fn check_size(bytes: u64) -> Refusable<()> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
-        return invalid(format!("{bytes} bytes are no multiple of {GRANULARITY}"));
+        return invalid(format!(
+            "{bytes} bytes are not a multiple of the granularity of {GRANULARITY} bytes"
+        ));
     }
     Ok(())
 }

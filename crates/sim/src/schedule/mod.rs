@@ -297,16 +297,18 @@ impl Schedule {
                 let label = self.label(point.stream).map(ToString::to_string);
                 let label = label.unwrap_or_default();
                 let of = behind + done;
-                format!("waits for item {index} of {of} of {label}, which has done {done}")
+                format!("waits for item {index} of {of} of {label}, which has completed {done}")
             }
             (Item::WaitUntil(flag, at_least), _) => {
                 let (number, value) = (flag.0, self.flags.value(*flag));
                 format!("waits until flag {number} is at least {at_least}; it is {value}")
             }
             (Item::Operation(operation), Phase::Running) => format!("runs {operation}"),
-            (Item::Operation(operation), Phase::Ready) => format!("has no place for {operation}"),
+            (Item::Operation(operation), Phase::Ready) => {
+                format!("has no free place for {operation}")
+            }
             (Item::Operation(operation), Phase::Finishing) => format!("ends {operation}"),
-            (item, _) => format!("is about to do {item:?}"),
+            (item, _) => format!("is about to start {item:?}"),
         }
     }
 }

@@ -95,11 +95,11 @@ fn compare(
     kernels.tell_time(stream, address)?;
     stream.synchronize()?;
     let took = began.elapsed();
-    let told = stream.clone_dtoh(word)?;
+    let times = stream.clone_dtoh(word)?;
     stream.synchronize()?;
     Ok(Comparison {
         host: began + took / 2,
-        device: *told.first().context("the device told no time")?,
+        device: *times.first().context("the device returned no time")?,
         took,
     })
 }

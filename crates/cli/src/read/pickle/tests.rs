@@ -147,22 +147,22 @@ fn number_with_too_many_digits_is_refused() {
 #[test]
 fn damage_is_named_with_its_byte() {
     for (pickle, expected) in [
-        (&b"a"[..], "takes a value from an empty stack"),
-        (b"(a", "takes a value from an empty stack"),
-        (b"e", "takes a value from an empty stack"),
-        (b"h\x07", "recalls a value that its memo lacks"),
-        (b"K\x01K\x02a", "appends to a value that is no list"),
-        (b"}(K\x01u", "a key of it has no value"),
+        (&b"a"[..], "it pops an empty stack"),
+        (b"(a", "it pops an empty stack"),
+        (b"e", "it pops an empty stack"),
+        (b"h\x07", "it reads a missing memo entry"),
+        (b"K\x01K\x02a", "it appends to a value that is not a list"),
+        (b"}(K\x01u", "a key has no value"),
         (
             b"](K\x01K\x02u",
-            "adds a key to a value that is no dictionary",
+            "it adds a key to a value that is not a dictionary",
         ),
-        (b"T\xff\xff\xff\xff", "a length of it is negative"),
-        (b"Lx\n", "a number of it has no digits"),
+        (b"T\xff\xff\xff\xff", "a length is negative"),
+        (b"Lx\n", "a number has no digits"),
         (b"\xfe", "the opcode 0xfe"),
         (b"K", "it ends too early"),
         (b"X\xff\xff\xff\xffabc", "it ends too early"),
-        (b"N.N", "bytes follow its end"),
+        (b"N.N", "bytes follow the end"),
     ] {
         let reason = reason(pickle);
         assert!(reason.contains(expected), "{pickle:?}: {reason}");
