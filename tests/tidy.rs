@@ -137,10 +137,14 @@ fn is_test(file: &str, function: &str) -> bool {
     }
 }
 
+fn page(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    fs::read_to_string(path).expect("the page")
+}
+
 #[test]
 fn page_on_behaviours_names_existing_tests() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/behaviours.md");
-    let page = fs::read_to_string(page).expect("the page");
+    let page = page("docs/behaviours.md");
     let tables = page.split("# By type").next().expect("the tables");
     let tests: Vec<_> = named_tests(tables)
         .into_iter()
@@ -150,6 +154,60 @@ fn page_on_behaviours_names_existing_tests() {
     for (file, function) in tests {
         assert!(is_test(file, function), "no test {file}::{function}");
     }
+}
+
+/// The page on safety names modules, tests of loom without a file, and faults, in this order, in the columns of a table.
+#[test]
+fn page_on_safety_names_existing_modules_tests_and_faults() {
+    let page = page("docs/guide/safety.md");
+    let (_, section) = page
+        .split_once("# What would notice a violation")
+        .expect("the section");
+    let rows = section
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .skip(2)
+        .map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let models = functions(&["loom-tests"]);
+    let faults = fs::read_to_string(root.join(".ci/faults/list")).unwrap_or_default();
+    let quoted = |cell: &str| -> Vec<String> {
+        let names = cell.split('`').skip(1).step_by(2);
+        names.map(str::to_owned).collect()
+    };
+    let mut count = 0;
+    for row in rows {
+        for module in quoted(row[2]) {
+            let path = root.join("src").join(module.replace("::", "/"));
+            assert!(
+                path.is_dir() || path.with_extension("rs").is_file(),
+                "no module {module}"
+            );
+        }
+        for test in quoted(row[3]) {
+            let exists = match test.split_once("::") {
+                Some(("heap" | "sync", function)) => {
+                    !functions(&["src", "crates/device/src"]).is_disjoint(&[function.into()].into())
+                        || root
+                            .join("src/heap")
+                            .join(function)
+                            .with_extension("rs")
+                            .is_file()
+                }
+                Some((file, function)) => is_test(file, function),
+                None => test == "shuttle" || models.contains(&test),
+            };
+            assert!(exists, "no test {test}");
+            count += 1;
+        }
+        for fault in quoted(row[4]) {
+            assert!(
+                faults.is_empty() || faults.contains(&fault),
+                "no fault {fault}"
+            );
+        }
+    }
+    assert!(count > 15, "the names are found at all");
 }
 
 /// Returns the names of all functions in the sources at these paths, each a file or a folder.

@@ -1,6 +1,5 @@
-//! A request's two halves: an attempt without waiting ([`try_now`], [`try_all_now`]), and [`Waiting`] in the queue.
-//!
-//! The future that combines them is [`Request`](crate::Request), in the layer above.
+//! The two halves of a request: an attempt without waiting ([`try_now`], [`try_all_now`]), and a position in the queue
+//! ([`Waiting`]). The future that combines them is [`Request`](crate::Request), in the layer above.
 
 use super::hook::Asking;
 use super::throttled::{self, Standstill};
@@ -24,7 +23,7 @@ use std::panic::Location;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// Who asks: on which stream, of which pool.
+/// The stream and the pool that a request is made of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker<'a> {
     pub(crate) service: &'a Arc<Service>,
@@ -41,14 +40,14 @@ impl<'a> From<&'a Registration> for Asker<'a> {
     }
 }
 
-/// What a request asks for: one block as the demand says, or several parts that the demand sums up.
+/// What a request asks for: one block that the demand describes, or several parts whose sum it is.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) demand: Demand,
     pub(crate) wants: Wants,
 }
 
-/// Where a waiting request was made.
+/// The place in the source, and the scope, in which a waiting request was made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Made {
     /// The reservation in whose scope it was made.
@@ -56,7 +55,7 @@ pub(crate) struct Made {
     pub(crate) location: &'static Location<'static>,
 }
 
-/// Memory that a waiting request was granted, with what it had asked for.
+/// Memory that a waiting request was granted, with its demand.
 #[derive(Debug)]
 #[must_use = "granted memory that is dropped is lost"]
 pub(crate) struct Grant {
@@ -64,20 +63,20 @@ pub(crate) struct Grant {
     pub(crate) allocations: Allocations,
 }
 
-/// What came of drawing from a reservation for a request that waits.
+/// The result of drawing from a reservation for a request that waits.
 #[derive(Debug)]
 pub(crate) enum Late<T> {
     Drawn(T),
-    /// There is enough, in pieces that do not do now.
+    /// The reservation has enough, in pieces that are too small now.
     InPieces,
-    /// There is not enough.
+    /// The reservation has too little.
     Short,
 }
 
 /// A request's position in the queue, while it has one; see the [module](self).
 ///
-/// It does not keep the pool alive, so that a forgotten request does not: the request has a handle of the pool, or
-/// borrows one, and names it in every call. Before it is dropped, it must be [abandoned](Self::abandon).
+/// It does not keep the pool alive, so that a forgotten request does not either: the request owns or borrows a handle of
+/// the pool, and passes the service to every call. It must be [abandoned](Self::abandon) before it is dropped.
 #[derive(Debug)]
 pub(crate) struct Waiting(Rare<Membership>);
 
@@ -85,7 +84,7 @@ pub(crate) struct Waiting(Rare<Membership>);
 struct Membership {
     waiter: Arc<Waiter>,
     deadline: Option<(Duration, Alarm)>,
-    /// How long nothing of the tag was freed, of a throttled request.
+    /// How long nothing of the tag was freed, if the request is throttled.
     standstill: Option<Standstill>,
     /// The pressure hook, while it works for this request.
     asking: Option<Asking>,
@@ -144,7 +143,7 @@ impl Waiting {
             error
         })?;
         if is_candidate {
-            // Searched for when it is polled, which comes next.
+            // The poll that comes next searches for it.
             service.funnel.note_candidate();
         }
         let deadline = limit.map(|limit| {
@@ -182,7 +181,7 @@ impl Waiting {
         None
     }
 
-    /// Looks whether the request was granted or has failed; if neither, serves the queue and looks again.
+    /// Returns the answer, if there is one. Otherwise serves the queue, and looks again.
     ///
     /// # Panics
     /// When no request waits here.
@@ -230,14 +229,14 @@ impl Waiting {
         self.0.is_some()
     }
 
-    /// Leaves the queue, if the request is in it. A grant that it did not take goes to others.
+    /// Leaves the queue, if the request is in it. A grant that the request did not take goes to others.
     #[cold]
     #[inline(never)]
     pub(crate) fn abandon(&mut self, service: &Arc<Service>) {
         self.finish(service, false);
     }
 
-    /// Leaves the queue, whatever the outcome. A grant that was not taken goes to others.
+    /// Leaves the queue, whatever the outcome. A grant that the request did not take goes to others.
     fn finish(&mut self, service: &Arc<Service>, was_served: bool) {
         let Some(membership) = self.0.take() else {
             return;
@@ -250,8 +249,8 @@ impl Waiting {
         } = *membership;
         let left_over = waiter.cancel();
         let left_over = left_over.map(|found| Unclaimed::new(service, &waiter.lane, found));
-        let so_long = service.now().saturating_sub(waiter.since);
-        let waited = was_served.then_some(so_long);
+        let time_waited = service.now().saturating_sub(waiter.since);
+        let waited = was_served.then_some(time_waited);
         let outcome = match was_served {
             true => WaitOutcome::Served,
             false => waiter.unserved(),
@@ -261,10 +260,10 @@ impl Waiting {
             stream: waiter.lane.id.of_a_stream(),
             requested: waiter.demand.requested(),
             tag: waiter.demand.tag,
-            waited: so_long,
+            waited: time_waited,
             outcome,
         });
-        span.end(outcome, so_long);
+        span.end(outcome, time_waited);
         if let Some(asking) = asking {
             asking.end(service);
         }
@@ -276,7 +275,7 @@ impl Waiting {
 }
 
 impl Membership {
-    /// Looks for an answer. If there is none, serves if anything changed, and looks again.
+    /// Looks for an answer. If there is none, serves the queue if anything changed, and looks again.
     fn look(
         &mut self,
         service: &Arc<Service>,
@@ -284,7 +283,7 @@ impl Membership {
     ) -> Poll<Result<Allocations, AllocError>> {
         let Self { waiter, asking, .. } = self;
         let waker = context.waker();
-        // The waker first, then the look at memory: a change in between calls it.
+        // Stores the waker before it looks at memory: a change in between calls it.
         if let Some(answer) = waiter.take(waker) {
             return Poll::Ready(answer);
         }
@@ -310,7 +309,7 @@ impl Membership {
         }
         let is_over = |asking: &mut Asking| asking.poll(context);
         if let Some(asking) = asking.take_if(is_over) {
-            // Its end serves what it freed.
+            // This serves memory that the hook freed.
             asking.end(service);
         }
         if let Some(answer) = waiter.take(waker) {
@@ -329,16 +328,16 @@ impl Membership {
             if now >= *at {
                 return Poll::Ready(self.time_out(service, now));
             }
-            // The latest waker is the one to be woken.
+            // The task may have another waker by now.
             *alarm = Alarm::new(&service.driver.device, *at, waker);
         }
         Poll::Pending
     }
 
-    /// A grant that came in the same moment is taken: the memory is there.
+    /// Ends the wait, unless a grant came in the same moment: that is taken.
     fn time_out(&mut self, service: &Service, now: Duration) -> Result<Allocations, AllocError> {
         let waiter = &self.waiter;
-        // First: once it is cancelled, another thread may see it leave.
+        // Before the cancellation: after that, another thread may see the request leave.
         waiter.note_unserved(WaitOutcome::TimedOut);
         if let Some(found) = waiter.cancel() {
             return Ok(found);
@@ -351,20 +350,19 @@ impl Membership {
     }
 }
 
-/// Why an allocation got nothing at once.
+/// Why an attempt got no memory.
 #[derive(Debug)]
 pub(crate) enum Denial<'a> {
-    /// Nothing may be had now: who can wait joins the queue, with this patience, and with what its tag
-    /// claimed.
+    /// There is not enough now. A request that can wait joins the queue with this patience and charge.
     Short(Expected, Option<Charge<'a>>),
-    /// Its tag has as much as it may: who can wait does so at the quota queue.
+    /// Its tag has reached its limit. A request that can wait joins the quota queue.
     OverLimit(Tag),
     /// Waiting would not help.
     Failed(AllocError),
 }
 
 impl Denial<'_> {
-    /// The error of a request that does not wait.
+    /// Returns the error of a request that does not wait.
     #[cold]
     pub(crate) fn into_error(self, asker: Asker<'_>, demand: &Demand) -> AllocError {
         let Asker { service, lane } = asker;
@@ -376,7 +374,7 @@ impl Denial<'_> {
     }
 }
 
-/// What the stream's lane has, of who has no tag to claim for, and may not have asked it yet.
+/// Takes a block from the stream's cache for a request without a tag, unless the cache was searched already.
 pub(crate) fn take_own(
     registration: &Registration,
     demand: &Demand,
@@ -394,7 +392,7 @@ fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
     if request.alignment > driver.settings.alignment {
         return None;
     }
-    // A tag's limit counts what was asked for.
+    // The size of the request is charged to a tag, so the block must have that size.
     let fit = match demand.tag {
         None => Fit::Near,
         Some(_) => Fit::Exact,
@@ -403,13 +401,13 @@ fn own(asker: Asker<'_>, demand: &Demand) -> Option<Allocation> {
     cached.map(Allocation::of_cache)
 }
 
-/// The ladder without the queue: for who does not wait, and for the first poll of who does. Who has no tag has
-/// [asked its lane](take_own) before.
+/// Tries every source but the queue: for a request that does not wait, and for the first poll of one that does. A request
+/// without a tag has [searched its cache](take_own) before.
 ///
-/// What is lent was claimed by the tag it is for: whoever ends it disclaims that.
+/// The memory is charged to the tag of the request. The code that frees it uncharges it.
 ///
 /// # Errors
-/// When nothing may be had now, or ever.
+/// When there is not enough now, or there never will be.
 pub(crate) fn try_now<'a>(
     asker: Asker<'a>,
     demand: &Demand,
@@ -425,10 +423,10 @@ pub(crate) fn try_now<'a>(
     try_above_the_lane(asker, demand, effort, charge)
 }
 
-/// The same for several at once; lanes are not asked.
+/// Tries every source but the queue and caches, for several blocks.
 ///
 /// # Errors
-/// When not all of them may be had now, or ever.
+/// When there is not enough for all of them now, or there never will be.
 pub(crate) fn try_all_now<'a>(
     asker: Asker<'a>,
     demand: Demand,
@@ -447,11 +445,15 @@ pub(crate) fn try_all_now<'a>(
 fn charge<'a>(asker: Asker<'a>, demand: &Demand) -> Result<Option<Charge<'a>>, Denial<'a>> {
     match demand.tag {
         None => Ok(None),
-        Some(tag) => claim_for(asker, demand, tag).map(Some),
+        Some(tag) => charge_or_deny(asker, demand, tag).map(Some),
     }
 }
 
-fn claim_for<'a>(asker: Asker<'a>, demand: &Demand, tag: Tag) -> Result<Charge<'a>, Denial<'a>> {
+fn charge_or_deny<'a>(
+    asker: Asker<'a>,
+    demand: &Demand,
+    tag: Tag,
+) -> Result<Charge<'a>, Denial<'a>> {
     let charged = Charge::of(asker.service, demand, tag);
     charged.map_err(|LimitReached| {
         let never = asker.service.refusal_of(demand);
@@ -470,12 +472,12 @@ fn try_above_the_lane<'a>(
         let driver = &asker.service.driver;
         driver.search(lane, demand.request, mode)
     })?;
-    // The lane counts what it gives itself while it is locked.
+    // The cache counts blocks of its own while it is locked.
     count(asker.lane, &allocation, demand);
     Ok(allocation)
 }
 
-/// Searches, unless others come first. The charge is kept with the memory that is found.
+/// Searches, unless other requests come first. The charge is kept with memory that is found.
 fn search_or_deny<'a, T>(
     asker: Asker<'a>,
     effort: Effort,
@@ -486,12 +488,12 @@ fn search_or_deny<'a, T>(
     if let Some(refusal) = service.refusal() {
         return Err(Denial::Failed(refusal));
     }
-    // Who comes while others wait goes behind them, however much is free.
+    // A request that comes while others wait goes behind them, however much is free.
     if !service.driver.is_granting() && !service.is_in_hook() {
         return Err(Denial::Short(Expected::default(), charge));
     }
     let found = search(lane, Mode::at_once(effort));
-    // What was claimed or reaped on the way may be what another waits for.
+    // The search may have polled events or flushed caches, and left memory that another request waits for.
     service.publish(Change::Memory);
     match found {
         Ok(allocation) => {
@@ -507,7 +509,7 @@ fn search_or_deny<'a, T>(
     }
 }
 
-/// What was granted above a lane is counted by it.
+/// Counts a block that did not come from the stream's cache.
 fn count(lane: &Lane, allocation: &Allocation, demand: &Demand) {
     let rounding = demand.rounding_of(allocation.bytes);
     lane.cache

@@ -1,4 +1,4 @@
-//! What a caller asks for, and for whom.
+//! A request's demand: size, alignment and account.
 
 use crate::driver::{Part, Parts};
 use crate::heap::{Placement, Request};
@@ -6,17 +6,17 @@ use crate::lane::Lane;
 use crate::measure::Tag;
 use crate::trace::Asked;
 
-/// One block, or several from one place in the queue.
+/// One block, or several that are granted together.
 #[derive(Clone, Debug)]
 pub(crate) enum Wants {
-    /// One, as the demand says.
+    /// One block, described by the demand.
     Block,
-    /// All of these, or none. The demand is for all of them together.
+    /// All of these, or none. The demand is their sum.
     Parts(Parts),
 }
 
 impl Wants {
-    /// The pieces of memory, each of which must be contiguous.
+    /// Returns the pieces of memory, each of which must be contiguous.
     pub(super) fn pieces<'a>(&'a self, demand: &'a Demand) -> impl Iterator<Item = Request> + 'a {
         let (one, several) = match self {
             Self::Block => (Some(demand.request), None),
@@ -25,7 +25,7 @@ impl Wants {
         one.into_iter().chain(several.into_iter().flatten())
     }
 
-    /// Whether the memory may lie at any address.
+    /// Returns whether the memory may lie at any address.
     pub(super) fn is_anywhere(&self) -> bool {
         match self {
             Self::Block => true,
@@ -37,16 +37,16 @@ impl Wants {
 /// See the [module](self).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
-    /// As the heap is asked: rounded.
+    /// The rounded size and the alignment, as the heap takes them.
     pub(crate) request: Request,
-    /// Bytes of it that were not asked for.
+    /// The part of the bytes that was added by rounding.
     pub(crate) rounding: u32,
-    /// To whose account it goes, if anybody's.
+    /// The account that is charged, if any.
     pub(crate) tag: Option<Tag>,
 }
 
 impl Demand {
-    /// For one of several blocks.
+    /// Makes the demand for one of several blocks.
     pub(crate) fn of_part(part: Part, tag: Option<Tag>) -> Self {
         Self {
             request: part.request,
@@ -55,7 +55,7 @@ impl Demand {
         }
     }
 
-    /// For so many bytes at a multiple of the step, of which `surplus` were not asked for.
+    /// Makes the demand for `bytes` bytes at a multiple of `step`, `surplus` of them added by rounding.
     pub(crate) fn in_steps(bytes: u64, step: u64, surplus: u64, tag: Option<Tag>) -> Self {
         Self {
             request: Request {
@@ -67,7 +67,7 @@ impl Demand {
         }
     }
 
-    /// As the only part.
+    /// Returns the demand as the only part of a request.
     pub(crate) fn as_part(&self) -> Part {
         Part {
             request: self.request,
@@ -75,19 +75,19 @@ impl Demand {
         }
     }
 
-    /// The bytes that were asked for.
+    /// Returns the bytes before rounding.
     pub(crate) fn requested(&self) -> u64 {
         self.request.bytes - u64::from(self.rounding)
     }
 
-    /// What was not asked for of so many bytes that were granted.
+    /// Returns how many of the granted bytes were not requested.
     #[inline]
     pub(crate) fn rounding_of(&self, granted: u64) -> u32 {
-        // A lane's block may be larger; and where nothing is pooled it is steps of the device.
+        // A lane's block may be larger. Where nothing is pooled, the size is in steps of the device.
         (granted - self.request.bytes) as u32 + self.rounding
     }
 
-    /// The same as it is told of.
+    /// Describes the demand for subscribers of `tracing`.
     #[inline]
     pub(crate) fn asked(&self, lane: &Lane) -> Asked {
         Asked {

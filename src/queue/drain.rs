@@ -1,8 +1,8 @@
-//! Waiting until everything came back.
+//! Draining: waits until all memory is back.
 //!
-//! While somebody drains, a bit of the gate is raised: frees go to the heap, are sealed, and ring, as they
-//! do while somebody waits for memory; allocations are granted as ever, but not from lanes. So whoever drains
-//! is woken by what may be the last free, and by the device; nobody polls in between.
+//! While a drain waits, a bit of the gate is set. Frees then go to the heap, are sealed, and publish, as they do while a
+//! request waits. Allocations are granted as usual, but not from caches. So a drain is woken by each free that may be the
+//! last one, and by the device; it does not poll in between.
 
 use super::funnel::Member;
 use super::{Presence, Service, blocking};
@@ -17,15 +17,15 @@ use std::time::Duration;
 
 /// The future of [`Pool::drain`](crate::Pool::drain).
 ///
-/// It is a handle: the pool lives for as long as it does.
+/// It is a handle of the pool: the pool lives at least as long.
 ///
 /// # Errors
-/// - [`DrainError::TimedOut`] when a [timeout](Self::timeout) was set and is over;
-/// - [`DrainError::Device`] when the device failed, or cannot say when a stream will have passed: a stream that
-///   is being captured cannot. Once that is over, drain again.
+/// - [`DrainError::TimedOut`] when the [timeout](Self::timeout) is over;
+/// - [`DrainError::Device`] when the device failed, or cannot tell when a stream passes a point. A stream that is
+///   being captured cannot; drain again after the capture.
 ///
 /// # Cancel safety
-/// Dropped early, it has changed nothing.
+/// A drain that is dropped early has changed nothing.
 ///
 /// # Panics
 /// When polled after it was ready.
@@ -57,17 +57,17 @@ impl Drain {
         }
     }
 
-    /// Waits no longer than `timeout`, measured by the device's clock from the first poll on.
+    /// Limits the wait to `timeout`, measured by the device's clock from the first poll on.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Blocks this thread until everything came back: as [`Allocate::blocking`](crate::Allocate::blocking).
+    /// Blocks this thread until all memory is back, as [`Allocate::blocking`](crate::Allocate::blocking) does.
     ///
     /// # Errors
-    /// As when it is [awaited](Self); [`DrainError::BlocksRuntime`] when it would have to wait in a task of a current-thread
-    /// tokio runtime.
+    /// Those of the [future](Self), and [`DrainError::BlocksRuntime`] when it would have to wait in a task of a
+    /// current-thread tokio runtime.
     pub fn blocking(self) -> Result<(), DrainError> {
         let drained = blocking::block_on_unless_in_task(self);
         drained.unwrap_or(Err(DrainError::BlocksRuntime))
@@ -91,10 +91,10 @@ impl Drain {
         else {
             panic!("a drain was polled after it was ready");
         };
-        // Enlists first, then looks: a change in between wakes it.
+        // Enlists before it looks: a change in between wakes it.
         service.funnel.enlist(*member, context.waker());
         let settled = service.driver.settle();
-        // Serves waiting requests, and has the streams watched.
+        // Serves waiting requests, and starts the watches on streams.
         Service::serve_change(service);
         if is_drained(service) {
             return Poll::Ready(Ok(()));
@@ -114,7 +114,7 @@ impl Drain {
         if let Stage::Draining { member, .. } = std::mem::replace(&mut self.stage, Stage::Done) {
             let service = &self.presence.service;
             service.drains.end(service, member);
-            // Nothing is watched for it any more.
+            // Nothing is watched for this drain any more.
             Service::serve_candidate(service);
         }
     }
@@ -138,7 +138,7 @@ impl Drop for Drain {
     }
 }
 
-/// How many drain.
+/// The number of drains that wait.
 #[derive(Debug)]
 pub(super) struct Drains(Mutex<usize>);
 
@@ -147,7 +147,7 @@ impl Drains {
         Self(Mutex::new(Guards::Queue, 0))
     }
 
-    /// The gate is raised and lowered under the lock, so that it is raised whenever somebody drains.
+    /// The gate's bit is set and cleared under the lock, so that it is set while any drain waits.
     fn begin(&self, service: &Service) -> Member {
         let mut drains = self.0.lock();
         *drains += 1;
@@ -174,7 +174,7 @@ impl Drains {
     }
 }
 
-/// Whether no request waits, nothing is in use or set aside, and nothing is pending.
+/// Returns whether no request waits, nothing is in use or reserved, and nothing is pending.
 fn is_drained(service: &Service) -> bool {
     let totals = service.driver.totals();
     let is_back = totals.used.current + totals.pending.current == 0;

@@ -1,5 +1,4 @@
-//! Blocks that are filled at their beginning and their end, where the pool was asked to. Out of the way of
-//! those that are not.
+//! Filling blocks when they are granted and freed, in pools that do so. Other blocks do not come here.
 
 use super::{Caller, Observers, Registration};
 use crate::device::DeviceError;
@@ -14,7 +13,7 @@ impl Registration {
     /// point that a further stream must come after.
     ///
     /// # Errors
-    /// When the device cannot; the block is the caller's still.
+    /// When the device cannot; the caller still owns the block.
     pub(crate) fn fill_granted(
         &self,
         after: Ticket,
@@ -35,8 +34,8 @@ impl Registration {
         filling.granted(&self.lane, after, caller.fill.is_some())
     }
 
-    /// A block of the stream is about to be freed, and was used on these: fills it, behind that point of the
-    /// stream, if there is one. Says whether the first of them comes after all of that now.
+    /// Fills a block that is about to be freed, behind the point `earlier` of its home stream, if there is one. `lanes` are
+    /// the streams that it was used on. Returns whether the first of them now comes after all uses.
     pub(crate) fn fill_ending(
         &self,
         observers: &Observers,
@@ -45,7 +44,7 @@ impl Registration {
         block: Use,
         location: Option<&'static Location<'static>>,
     ) -> bool {
-        // Of a drop nobody knows the place: the pool's own it is.
+        // A drop has no location of its own: the pool's counts.
         let location = location.unwrap_or(Location::caller());
         observers.fills.on_free.is_some_and(|fill| {
             let filling = Filling {

@@ -10,7 +10,7 @@
 //! A raised limit, and bytes freed by a tag, let its throttled requests into the fair queue
 //! ([`Service::uncharge`](super::Service::uncharge)).
 //!
-//! # Who serves
+//! # Which thread serves
 //!
 //! A search may call the device, so a free does not search itself. It *notifies* a driver: the first waiter in order,
 //! and a [reclaimer](super::Reclaimer), if there is one. Either of them serves the whole queue when it is polled.

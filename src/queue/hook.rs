@@ -1,9 +1,9 @@
-//! The pressure hook: whom the pool asks to free something before a request goes on waiting.
+//! The pressure hook: asked to free memory before a request waits on.
 //!
-//! It is asked for the head of the queue, once it is found that it cannot be served: once for each request,
-//! and for one at a time. Whoever serves only says so, and wakes the head; the hook's future is made and polled
-//! by the request's own future, beside its waiting, and is dropped with it. So it needs no runtime, holds up
-//! nobody, and keeps nothing alive.
+//! The hook is asked for the head of the queue once that cannot be served, and for the first request at a tag's limit:
+//! once for each request, and for one request at a time. The serving thread only offers the hook and wakes the request.
+//! The request's own future makes, polls and drops the hook's future. So the hook needs no runtime, delays no other
+//! request, and keeps nothing alive.
 
 use super::Service;
 use super::funnel::wake;
@@ -22,37 +22,38 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Somebody who can free memory of the pool, and is asked to when a request must wait: by spilling to the host,
-/// by evicting what is cached, by turning work away. For
-/// [`PoolBuilder::pressure_hook`](crate::PoolBuilder::pressure_hook).
+/// Frees memory of the pool when a request must wait: by moving data to the host, by evicting cached blocks, or by
+/// rejecting work. For [`PoolBuilder::pressure_hook`](crate::PoolBuilder::pressure_hook).
 ///
 /// # When it is asked
 ///
-/// When a request has reached the head of the queue and there is not enough for it: after reaping what has
-/// completed, taking back what lanes keep, and growing. Once for each such request, and for one at a time. A
-/// request of a [tag](crate::Tag) over its limit is asked for once the tag lets it in;
-/// [`try_allocate`](crate::Pool::try_allocate) never asks. What is [pending](Shortfall::pending) may do
-/// without more.
+/// The pool asks when a request has reached the head of the queue and there is not enough memory for it, after polling
+/// events, flushing caches and growing. It also asks for the first request that waits for the limit of its
+/// [tag](crate::Tag). It asks once for each such request, and for one request at a time.
+/// [`try_allocate`](crate::Pool::try_allocate) never asks. [Pending](Shortfall::pending) memory may be enough without
+/// help.
 ///
-/// The request keeps its place meanwhile, and waits as ever: what the hook frees is seen at once, and so is
-/// what anybody else frees. Nothing rests on the answer.
+/// The request keeps its queue position meanwhile. It takes memory that the hook frees, and memory that any other caller
+/// frees. The hook's answer decides nothing.
 ///
 /// # What it may do
 ///
-/// Anything, in its own time: its future is polled by the request's, in its task, and holds up no other. Once
-/// the request was served, timed out or was cancelled, the future is dropped: what must go on is to be spawned.
-/// An error, or a panic, is told to a subscriber of `tracing`, and the request waits on.
+/// It may take its time: its future is polled by the request's future, in the same task, and delays no other request.
+/// When the request is granted, times out or is cancelled, the hook's future is dropped; spawn work that must go on. An
+/// error or a panic is reported to a subscriber of `tracing`, and the request waits on.
 ///
-/// It may allocate from the same pool, say a staging buffer: within its future such allocations go ahead of
-/// the queue, and never wait, nor ask: they fail with [`AllocError::Exhausted`](crate::AllocError::Exhausted) where there is not enough.
+/// It may allocate from the same pool, for example a staging buffer. Inside the hook's future such allocations pass the
+/// queue, and never wait or ask: they fail with [`AllocError::Exhausted`](crate::AllocError::Exhausted) if there is not
+/// enough memory.
 ///
-/// It works for the pool, though in the task of whoever is short: the [scopes](crate::Reservation::scope) that the
-/// request was made in are not the hook's, and nothing that it allocates is taken from what was set aside there. It
-/// may have scopes of its own. A request that was made in a scope is served by what the hook frees of the
-/// reservation, too.
+/// It works for the pool, although in the task of the request. So it is outside the
+/// [scopes](crate::Reservation::scope) of that request, and its allocations draw from no reservation of these. It may
+/// have scopes of its own. A request that was made in a scope is also served by memory that the hook frees into the
+/// reservation.
 ///
-/// What it holds lives as long as the pool is open: a hook with blocks, streams or handles of its own pool
-/// keeps that alive until it is [closed](crate::Pool::close). Hold them weakly otherwise.
+/// The pool drops the hook when it is [closed](crate::Pool::close). A hook that owns blocks, streams or handles of its
+/// own pool keeps the pool alive until then; use weak references otherwise.
+///
 ///
 /// ```
 /// use async_trait::async_trait;
@@ -92,14 +93,13 @@ use std::task::{Context, Poll};
 /// ```
 #[async_trait]
 pub trait PressureHook: Send + Sync {
-    /// Frees what it can, of the pool's memory. Which request needs it, and how memory stands, is in the
-    /// shortfall.
+    /// Frees memory of the pool. `shortfall` describes the request and the state of the pool.
     ///
     /// # Errors
-    /// Whatever kept it from that: it is told, and that is all.
+    /// Any error; it is only reported.
     ///
     /// # Cancel safety
-    /// It is dropped when the request is over: it must be safe to.
+    /// The future is dropped when the request ends, at any await point.
     async fn relieve(&self, shortfall: Shortfall) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
@@ -110,7 +110,7 @@ impl<H: PressureHook + ?Sized> PressureHook for plain::Arc<H> {
     }
 }
 
-/// A hook, as it is kept.
+/// A hook as the pool keeps it.
 #[derive(Clone)]
 pub(crate) struct Hook(pub(crate) plain::Arc<dyn PressureHook>);
 
@@ -120,7 +120,7 @@ impl fmt::Debug for Hook {
     }
 }
 
-/// The pool's hook, and whether it is at work.
+/// The pool's hook, and whether it is working.
 #[derive(Debug)]
 pub(super) struct Hooked {
     hook: Mutex<Option<Hook>>,
@@ -135,26 +135,26 @@ impl Hooked {
         }
     }
 
-    /// The hook is not asked any more.
+    /// Ends the hook: it is not asked any more.
     pub(super) fn end(&self) {
         let hook = self.hook.lock().take();
         // Outside the lock: it may own anything, blocks included.
         drop(hook);
     }
 
-    /// Whether a request may be offered the hook. When it is at work, the end of that work offers it anew.
+    /// Returns whether a request may be offered the hook. A hook that is working is offered anew when it ends.
     fn is_free(&self) -> bool {
         self.hook.lock().is_some() && !self.is_busy.load(Ordering::SeqCst)
     }
 
-    /// The head of the queue cannot be served: its future is to ask.
+    /// Offers the hook to a request that cannot be served, and wakes its future to ask.
     pub(super) fn offer_to(&self, waiter: &Waiter) {
         if self.is_free() && waiter.hook.offer() {
             waiter.waker().into_iter().for_each(wake);
         }
     }
 
-    /// The first requests of quota queues are others, or the hook is free: their futures are to ask.
+    /// Offers the hook to the first request of each quota queue: another one is first, or the hook is free again.
     pub(super) fn offer_to_throttled(&self, queue: &Queue) {
         if self.is_free() {
             let firsts = queue.firsts_throttled();
@@ -162,7 +162,7 @@ impl Hooked {
         }
     }
 
-    /// A throttled request looks: if it is the first of its tag, it is to ask.
+    /// Offers the hook to a throttled request that is polled, if it is the first of its tag.
     pub(super) fn offer_if_first(&self, waiter: &Waiter, tag: Tag, queue: &Queue) {
         let is_first = |first: Arc<Waiter>| first.sort_key == waiter.sort_key;
         if self.is_free() && queue.first_throttled(tag).is_some_and(is_first) {
@@ -170,7 +170,7 @@ impl Hooked {
         }
     }
 
-    /// Starts the hook for a request that may ask, unless it is at work for another one.
+    /// Starts the hook for a request that may ask, unless it works for another one.
     pub(super) fn ask(&self, service: &Arc<Service>, waiter: &Waiter) -> Option<Asking> {
         if !waiter.hook.may_ask() || self.is_busy.swap(true, Ordering::SeqCst) {
             return None;
@@ -190,9 +190,9 @@ impl Hooked {
 }
 
 impl Service {
-    /// Whether this thread is within the hook of this pool.
+    /// Returns whether this thread is inside the hook of this pool.
     pub(super) fn is_in_hook(&self) -> bool {
-        // A thread that is ending is in none.
+        // A thread that is ending is inside none.
         let is_inside = INSIDE.try_with(|inside| inside.borrow().contains(&self.name()));
         is_inside.unwrap_or_default()
     }
@@ -236,7 +236,7 @@ impl Asking {
     pub(super) fn end(mut self, service: &Arc<Service>) {
         {
             let _inside = Inside::new(self.pool);
-            // Still inside the hook: before another request may ask.
+            // Inside the hook still, and before another request may ask.
             drop(self.future.get_mut().take());
         }
         service.hooked.is_busy.store(false, Ordering::SeqCst);
@@ -253,7 +253,7 @@ impl fmt::Debug for Asking {
 }
 
 thread_local! {
-    /// The pools within whose hooks this thread is.
+    /// The pools whose hooks this thread is inside of.
     static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -261,15 +261,15 @@ struct Inside;
 
 impl Inside {
     fn new(pool: usize) -> Self {
-        // A thread that is ending may drop a hook at work: it counts as in none.
+        // A thread that is ending may drop a hook that is working: it counts as inside none.
         let _ = INSIDE.try_with(|inside| inside.borrow_mut().push(pool));
         Self
     }
 }
 
-/// Within how many hooks this thread is: a scope that was entered within fewer is not theirs.
+/// Returns how many hooks this thread is inside of. A scope that was entered inside fewer hooks does not apply to them.
 pub(crate) fn hooks_entered() -> usize {
-    // A thread that is ending is in none.
+    // A thread that is ending is inside none.
     INSIDE
         .try_with(|inside| inside.borrow().len())
         .unwrap_or_default()

@@ -1,43 +1,38 @@
-//! Waiting: the queue, the futures, the reclaimer.
+//! Waiting: the queue, the futures, and the reclaimer.
 //!
-//! Who cannot be served joins the [queue](queue), in the order in which they are due. Raising the gate comes
-//! first, then the look at memory: a free that reads an open gate has put its block where the look
-//! finds it; one that reads a raised gate rings the notifier. *Serving* the queue is done by one thread
-//! at a time; who finds it busy leaves a note and goes, so nobody waits for a lock while the device
-//! is called.
+//! A request that cannot be served joins the [queue](waiters). It closes the gate first, and then searches for memory. A
+//! free that reads an open gate has put its block where that search finds it; a free that reads a closed gate
+//! [publishes](funnel) it. One thread at a time *serves* the queue. A thread that finds it busy leaves a note and goes on,
+//! so no thread waits for a lock while the device is called.
 //!
-//! Serving is driven by the members of the [notifier]: the [reclaimer](reclaimer) that
-//! was spawned on the runtime, and the waiters. They are woken by frees while somebody waits, but for those to a
-//! reservation, by the device when a stream gets further that memory is pending for, and when growth or a release that held memory has ended; nobody
-//! polls in between.
+//! The waiting requests and the [reclaimer] drive the serving: they serve when they are polled. The [funnel] notifies them
+//! when memory becomes reachable, so no task polls in between.
 //!
-//! | file | about |
+//! | file | what is in it |
 //! |---|---|
-//! | `queue` | who waits, and what each gets |
-//! | `quota_queue` | who waits outside of it, for the limit of a tag |
-//! | `fair_queue` | in which order |
-//! | `charge` | what a tag may have |
-//! | `terms` | on what terms, and by what rules |
-//! | `service` | the driver with its queue, and when that is served |
-//! | `serving` | granting the queue from the driver |
-//! | `deadlock` | when nothing moves any more |
-//! | `quota_deadlock` | when nothing of a tag does, at its limit |
-//! | `idle` | whether streams have anything to do |
-//! | `reclaimer` | who drives, as a future |
-//! | `demand` | what is asked for, and for whom |
-//! | `allocate` | the future of an allocation |
-//! | `passage` | the future of a stream's point: events, synchronization, deallocation |
-//! | `reserved` | what a reservation and its blocks hold in common |
-//! | `registration` | what a stream's handle and its blocks hold in common |
-//! | `natives` | streams by the backend's names and objects |
-//! | `observers` | who is told of every block's life |
-//! | `fills` | blocks that are filled at their beginning and their end |
-//! | `spawn` | where a runtime may drive |
-//! | `admission` | who may join the queue |
-//! | `hook` | whom the pool asks to free something |
-//! | `blocking` | the same on a thread, without an executor |
-//! | `drain` | waiting until everything came back |
-//! | `grower` | memory calls that block, off the runtime's workers |
+//! | `service` | the driver with its queue, and when the queue is served |
+//! | `funnel` | notifies requests and reclaimers of changes |
+//! | `serving` | one pass over the queue: grants what the driver finds |
+//! | `deadlock`, `scan` | what happens when nothing changes any more, and which requests are tried then |
+//! | `waiters` | all requests that wait |
+//! | `waiter` | one of them, and its grant |
+//! | `fair_queue` | the order of the requests |
+//! | `quota_queue`, `throttled` | the requests that wait for the limit of a tag |
+//! | `scopes` | the requests made in scopes of reservations |
+//! | `admission` | whether a request may join, and how long it would wait |
+//! | `charge` | bytes charged to a tag for a request under way |
+//! | `terms`, `demand` | terms and rules of waiting; size, alignment and account of a request |
+//! | `allocate` | a request: an attempt, and its position in the queue |
+//! | `hook` | the pressure hook |
+//! | `grower` | memory calls that block, away from the runtime's workers |
+//! | `reclaimer`, `spawn` | the future that serves the queue; tokio's part |
+//! | `blocking` | waiting on a thread, without an executor |
+//! | `drain` | waiting until all memory is back |
+//! | `passage` | waiting for a point of a stream: events, synchronization, deallocation |
+//! | `link` | what the device's alarms call |
+//! | `registration`, `natives` | what a stream's handles and blocks share; streams by the backend's names |
+//! | `reserved` | what a reservation and its blocks share |
+//! | `observers`, `fills` | what is told of each block's life; filling |
 
 mod admission;
 mod allocate;

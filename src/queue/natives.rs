@@ -1,5 +1,5 @@
-//! Streams by the names and objects that the backend has for them, for callers that have those and no registration. Where
-//! no backend has any, nothing is kept.
+//! Streams by the names and objects that the backend has for them: for callers that have those and no registration. If no
+//! backend has any, this module keeps nothing.
 
 #[cfg(feature = "cuda")]
 pub(crate) use kept::{Native, Roll};

@@ -1,6 +1,6 @@
-//! Who is told of every block's life: on a device that checks orderings its checker, and the driver's
-//! event log, where a history is kept; and what the blocks are filled with. Where there is nothing of that, an
-//! allocation and a free look at one pointer, and that is all.
+//! Observers of each block's life: the checker of a device that checks orderings, and the event log of a pool that keeps a
+//! history. They also hold the fills. A pool without any of these has no observers, and an allocation or a free only
+//! looks at one pointer.
 
 use super::Demand;
 use crate::device::{BlockObserver, RawStream};
@@ -28,7 +28,7 @@ pub(crate) struct Granted<'a> {
     pub(crate) caller: Caller,
 }
 
-/// The request that a block was granted to.
+/// The caller of an allocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller {
     pub(crate) location: &'static Location<'static>,
@@ -37,20 +37,20 @@ pub(crate) struct Caller {
     pub(crate) fill: Option<Fill>,
 }
 
-/// A block that is about to be freed: nobody else can have been given its memory.
+/// A block that is about to be freed: its memory cannot have been granted again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ending<'a> {
     pub(crate) allocation: &'a Allocation,
-    /// Of all streams that it was used on, its own first.
+    /// The lanes of all streams that it was used on, the home stream first.
     pub(crate) lanes: &'a [Arc<Lane>],
-    /// Those of them that its memory waits for: the others come before these.
+    /// The lanes whose points its memory waits for: all others come before these.
     pub(crate) waits_for: &'a [Arc<Lane>],
-    /// Where it was freed, if that is known: not of a drop.
+    /// The location of the free, if it is known: a drop has none.
     pub(crate) location: Option<&'static Location<'static>>,
 }
 
 impl Observers {
-    /// Those of a pool, if there are any.
+    /// Returns the observers of a pool, if it has any.
     pub(crate) fn of(driver: &Driver) -> Option<plain::Arc<Self>> {
         let observers = Self {
             checker: driver.device.block_observer(),
@@ -85,8 +85,8 @@ impl Observers {
         }
     }
 
-    /// Memory is granted that a block is about to grow by, which may fail yet: for the checker it is a block of its own
-    /// until then.
+    /// Tells the checker that memory was granted by which a block is about to grow. The growth may still fail, so the
+    /// memory counts as a block of its own until then.
     pub(crate) fn extension_granted(&self, extension: &Allocation, lane: &Lane, caller: Caller) {
         if let Some(checker) = &self.checker {
             checker.block_allocated(
@@ -98,14 +98,14 @@ impl Observers {
         }
     }
 
-    /// The block did not grow.
+    /// Tells the checker that the block did not grow.
     pub(crate) fn extension_freed(&self, extension: &Allocation, lane: &Lane) {
         if let Some(checker) = &self.checker {
             checker.block_freed(extension.address, &[lane.raw], None);
         }
     }
 
-    /// A block is about to be larger by so many bytes.
+    /// Tells that a block is about to grow by this many bytes.
     pub(crate) fn grown(
         &self,
         driver: &Driver,
@@ -149,10 +149,10 @@ impl Observers {
         }
     }
 
-    /// What was found earlier, where nobody could be told.
+    /// Raises violations that were found earlier, in places that could not report them.
     ///
     /// # Panics
-    /// With that.
+    /// When there are any.
     pub(crate) fn call_out(&self) {
         if let Some(checker) = &self.checker {
             checker.raise_violations();
@@ -168,7 +168,7 @@ fn extent(allocation: &Allocation, lane: &Lane) -> Extent {
     }
 }
 
-/// What is known of a block's allocation; the event log numbers it, and looks at the clock.
+/// Returns the origin of a block. The event log adds its number and the time.
 fn origin(block: &Granted<'_>) -> BlockOrigin {
     BlockOrigin {
         number: 0,

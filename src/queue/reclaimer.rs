@@ -1,4 +1,4 @@
-//! The reclaimer: who drives the waiting, as a plain future.
+//! The reclaimer: a future that serves the queue.
 
 use super::Service;
 use super::funnel::Member;
@@ -8,17 +8,17 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-/// Moves memory from *pending* to *free*, and grants it to who waits, whenever a stream gets further
-/// or a block is freed while somebody waits. It sleeps otherwise: nobody waits, no wake-ups.
+/// Frees pending memory and grants it to waiting requests, whenever a stream gets further or a block is freed. It
+/// sleeps while no request waits.
 ///
-/// With the `tokio` feature one is spawned when somebody first waits on a tokio runtime, and ends when
-/// nobody waits any more. Elsewhere the waiters drive themselves, and every one of them is woken when
-/// something came back: any of them may be one that is not polled again; spawn the one that
-/// [`Pool::reclaimer`](crate::Pool::reclaimer) gives, on any executor, to relieve them. That one lasts until the pool's last handle (pool, stream, block) is gone.
+/// With the `tokio` feature, a reclaimer is spawned when a request first waits on a tokio runtime, and ends when no
+/// request waits any more. On other executors the waiting requests serve the queue themselves. To relieve them, spawn the
+/// one that [`Pool::reclaimer`](crate::Pool::reclaimer) returns, on any executor. That one lasts until the pool's last
+/// handle (pool, stream, block) is dropped.
 ///
 /// # Cancel safety
 ///
-/// Dropped at any time, it loses nothing: the waiters drive themselves.
+/// It can be dropped at any time: the waiting requests then serve the queue themselves.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled or spawned"]
 pub struct Reclaimer {
@@ -27,7 +27,7 @@ pub struct Reclaimer {
     lasts: bool,
 }
 
-/// A reclaimer that was spawned for as long as somebody waits, as the service knows it.
+/// The service's part of a reclaimer that was spawned for as long as requests wait.
 #[derive(Debug)]
 pub(super) struct Spawned {
     link: Link,
@@ -35,7 +35,7 @@ pub(super) struct Spawned {
 }
 
 impl Spawned {
-    /// Lets the reclaimer go. Returns the waker by which its task hears of it.
+    /// Ends the reclaimer. Returns the waker that tells its task so.
     pub(super) fn dismiss(self, service: &Service) -> Option<Waker> {
         drop(self.link.cut());
         service.funnel.resign(self.member)
@@ -47,7 +47,7 @@ impl Reclaimer {
         Self::new(service, true)
     }
 
-    /// One that ends when it is dismissed.
+    /// Makes a reclaimer that ends when it is dismissed.
     #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
     pub(super) fn while_awaited(service: &Arc<Service>) -> (Self, Spawned) {
         let reclaimer = Self::new(service, false);
@@ -74,10 +74,10 @@ impl Future for Reclaimer {
         let Some(service) = self.link.service() else {
             return Poll::Ready(());
         };
-        // Enlists first, then looks: a change in between notifies it. Polled for nothing, it searches nothing.
+        // Enlists before it looks: a change in between notifies it. A poll without a change searches nothing.
         service.funnel.enlist(self.member, context.waker());
         Service::serve(&service);
-        // Requests have or borrow a handle: any that wait without one were forgotten.
+        // Requests own or borrow a handle. Any that wait without one were forgotten.
         let is_over = self.lasts && service.is_orphaned();
         if is_over || self.link.service().is_none() {
             drop(service.funnel.resign(self.member));
@@ -93,7 +93,7 @@ impl Drop for Reclaimer {
         let Some(service) = self.link.cut() else {
             return;
         };
-        // A notification that nobody answered goes to another driver.
+        // An unanswered notification goes to another driver.
         if service.funnel.resign(self.member).is_some() {
             service.funnel.pass_on();
         }

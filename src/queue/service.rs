@@ -200,7 +200,7 @@ impl Service {
 
     /// Takes a request out of the queue that was served after `waited`, or not at all. Returns whether another one is a
     /// candidate.
-    #[must_use = "somebody must search for the candidate"]
+    #[must_use = "memory must be searched for a candidate"]
     pub(super) fn leave(&self, waiter: &Waiter, waited: Option<Duration>) -> bool {
         let moved = self
             .queue

@@ -1,40 +1,40 @@
-//! On what terms somebody waits, and by what rules the pool has them wait.
+//! The terms of a request that waits, and the rules of the pool.
 
 use super::QueueLimit;
 use crate::driver::Fill;
 use crate::measure::{Tag, debug_in_units};
 use std::time::Duration;
 
-/// No clock gets there: whoever waits that long waits for ever, and no alarm is set for it.
+/// No clock gets this far: a longer wait has no limit, and no alarm is set for it.
 const NEVER: Duration = Duration::from_secs(1 << 40);
 
-/// So many are looked at, from the head on, where some may overtake.
+/// How many requests are looked at, from the head on, if overtaking is allowed.
 const LOOKED_AT: usize = 64;
 
-/// On what terms a request waits, and to which account it goes.
+/// The terms on which a request waits, and its account.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
-    /// The account that it is charged to.
+    /// The account that is charged.
     pub(crate) tag: Option<Tag>,
-    /// The longest time that it waits.
+    /// The longest wait.
     pub(crate) timeout: Option<Duration>,
-    /// The longest time that it waits, at the end of which it is due.
+    /// The longest wait, at the end of which the request is due.
     pub(crate) deadline: Option<Duration>,
-    /// How many priority steps earlier it is due.
+    /// The number of priority steps by which the request is due earlier.
     pub(crate) priority: i32,
-    /// The fill of what it is granted, instead of the pool's.
+    /// The fill of the granted memory, instead of the pool's.
     pub(crate) fill: Option<Fill>,
 }
 
 impl Terms {
-    /// How long it waits at most.
+    /// Returns the longest wait.
     pub(super) fn limit(&self) -> Option<Duration> {
         let limits = [self.timeout, self.deadline].into_iter().flatten();
         limits.min().filter(|limit| *limit < NEVER)
     }
 
-    /// When it is due, in nanoseconds of the device's clock: in no way before the clock began, if its
-    /// priority says so.
+    /// Returns when the request is due, in nanoseconds of the device's clock. A high priority can put that before the
+    /// clock's beginning.
     pub(super) fn due(&self, now: Duration, rules: &Rules) -> i128 {
         let nanoseconds = |duration: Duration| duration.as_nanos() as i128;
         let after = self.deadline.unwrap_or(rules.due_after);
@@ -43,61 +43,58 @@ impl Terms {
     }
 }
 
-/// How often those who wait may be passed by others that come after them in the queue, and for whom there
-/// is memory.
+/// How often a waiting request may be passed by requests behind it.
 ///
-/// While the head of the queue cannot be served, what is free is kept for it, and whoever comes after it
-/// waits, too. A bound above zero lets requests pass that can be served meanwhile, as long as each of those
-/// that they pass was passed no more than so often, and by no more than so many bytes: that is what its wait
-/// can be prolonged by. They are looked for among the 64 that come next if nobody else comes, in which
-/// [tags with weights](crate::TagAccount::set_weight) take turns.
+/// While the head of the queue cannot be served, free memory is kept for it, and all requests behind it wait. With a bound
+/// above zero, a request that can be served may pass others, as long as each of those was passed by at most `times`
+/// requests with at most `bytes` bytes together. The bound limits how much longer a wait becomes. Only the first 64
+/// requests of the queue are looked at. [Tags with weights](crate::TagAccount::set_weight) take turns among these.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Overtaking {
-    /// How many requests may pass one that waits.
+    /// How many requests may pass a waiting request.
     pub times: u32,
-    /// How many bytes they may have in all.
+    /// How many bytes these may be granted together.
     pub bytes: u64,
 }
 
 debug_in_units!(struct Overtaking { times, bytes as bytes });
 
 impl Overtaking {
-    /// Nobody passes anybody: the default.
+    /// No request passes another: the default.
     pub const NONE: Self = Self { times: 0, bytes: 0 };
 
-    /// How many at the front of the queue are looked at when somebody is served: flows take turns in that, as when
-    /// they are served.
+    /// Returns how many requests at the front of the queue are looked at. Flows take turns among them.
     pub(super) fn looked_at(self) -> usize {
         if self.times == 0 { 1 } else { LOOKED_AT }
     }
 
-    /// Whether one of so many bytes may pass another that was passed so often, by so many bytes, already.
+    /// Returns whether a request for `bytes` may pass one that was passed this often, by this many bytes, before.
     pub(super) fn allows(self, passed: (u64, u64), bytes: u64) -> bool {
         passed.0 < u64::from(self.times) && passed.1.saturating_add(bytes) <= self.bytes
     }
 }
 
-/// By what rules a pool has requests wait.
+/// The rules by which requests of a pool wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
-    /// When a request without a deadline is due, after it came.
+    /// How long after it came a request without a deadline is due.
     pub(crate) due_after: Duration,
     /// How much earlier a step of priority makes a request due.
     pub(crate) priority_step: Duration,
     pub(crate) overtaking: Overtaking,
-    /// How long nothing may move before a queue that cannot be served counts as knotted.
+    /// How long nothing may change before a queue that cannot be served counts as deadlocked.
     pub(crate) deadlock_grace: Duration,
-    /// How long a deadlock lasts before the head of the queue fails; for ever, if none.
+    /// How long a deadlock lasts before the head of the queue fails; `None` if it never does.
     pub(crate) deadlock_limit: Option<Duration>,
-    /// How many may wait, at first.
+    /// How many requests may wait, at first.
     pub(crate) queue_limit: QueueLimit,
-    /// Whether those fail at once that would probably wait too long.
+    /// Whether a request fails at once if its expected wait exceeds its limit.
     pub(crate) sheds: bool,
 }
 
 impl Rules {
-    /// When a deadlock that began at `since` fails a request, if it does.
+    /// Returns when a deadlock that began at `since` fails a request, if it does.
     pub(super) fn deadlock_fails_at(&self, since: Duration) -> Option<Duration> {
         let limit = self.deadlock_limit?.max(self.deadlock_grace);
         Some(since.saturating_add(limit))
@@ -123,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_deadline_is_due_then() {
+    fn request_with_a_deadline_is_due_then() {
         let rules = rules();
         let [plain, soon, late] = [None, Some(SECOND / 10), Some(SECOND * 10)].map(|deadline| {
             let terms = Terms {
@@ -151,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shorter_limit_counts() {
+    fn shorter_limit_counts() {
         let terms = Terms {
             timeout: Some(SECOND),
             deadline: Some(SECOND * 2),
@@ -166,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn passing_is_bounded_twice() {
+    fn overtaking_is_bounded_by_requests_and_by_bytes() {
         let bound = Overtaking {
             times: 2,
             bytes: 100,

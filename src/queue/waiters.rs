@@ -4,8 +4,8 @@
 //! request from being served, and the gate does not close for them. All others wait in the
 //! [fair queue](super::fair_queue), and the gate is closed while there are any.
 //!
-//! A change of the queue may give a request its chance that had none before: it is a *candidate* then, and somebody
-//! must search for it. Every method that can bring that about says so in its result.
+//! A change of the queue may move a request to where memory is searched for it. It is a *candidate* then, and a search
+//! must follow. Every method that can make one returns whether it did.
 
 use super::admission::{Admission, QueueLimit};
 use super::charge::Charge;
@@ -70,7 +70,7 @@ pub(super) struct Refused {
 
 /// What became of the queue when a request left it, or a limit was raised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[must_use = "somebody must search for a candidate"]
+#[must_use = "memory must be searched for a candidate"]
 pub(super) struct Moved {
     /// Another request may be served now that could not be before.
     pub(super) has_candidate: bool,

@@ -1,4 +1,4 @@
-//! Who may wait.
+//! Admission: which requests may wait.
 
 use super::*;
 use weirpool::testing::Invariants;
@@ -7,9 +7,9 @@ fn refusal(pool: &Pool, stream: &Stream, bytes: u64) -> AllocError {
     now(pool.allocate(stream, bytes)).unwrap_err()
 }
 
-/// As many wait as may; the next fails at once, with the figures; one that leaves makes room.
+/// As many requests wait as the limit allows. The next one fails at once, with the figures, until one leaves.
 #[test]
-fn a_full_queue_takes_nobody() {
+fn full_queue_refuses_requests() {
     let device = manual();
     let pool = base(&device).queue_limit(2).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -33,7 +33,7 @@ fn a_full_queue_takes_nobody() {
     assert_eq!(waiting(&pool), 2);
     let waits = pool.statistics().waits;
     assert_eq!((waits.refused, waits.shed, waits.unserved()), (3, 0, 0));
-    // Of no stream is who wanted to reserve.
+    // A request for a reservation names no stream.
     assert_eq!(stream.statistics().waits.refused, 2);
     let [first, mut second] = waiters;
     drop(first);
@@ -44,9 +44,9 @@ fn a_full_queue_takes_nobody() {
     pool.check_conserved().unwrap();
 }
 
-/// What need not wait is none of the queue's business.
+/// A request that is granted at once is not counted against the limit.
 #[test]
-fn who_need_not_wait_is_granted() {
+fn request_that_need_not_wait_is_granted_beside_a_full_queue() {
     let device = manual();
     let pool = base(&device).queue_limit(0).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -60,7 +60,7 @@ fn who_need_not_wait_is_granted() {
 }
 
 #[test]
-fn bytes_are_limited_too_and_at_run_time() {
+fn queue_limit_counts_bytes_and_can_change() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     assert_eq!(pool.queue_limit(), QueueLimit::NONE);
@@ -85,11 +85,11 @@ fn bytes_are_limited_too_and_at_run_time() {
     let mut third = pool.allocate(&stream, 2 * MIB);
     assert!(poll(&mut third).is_pending());
     pool.set_queue_limit(0);
-    assert!(poll(&mut waiter).is_pending(), "who waits stays");
+    assert!(poll(&mut waiter).is_pending(), "waiting requests stay");
     assert_eq!(waiting(&pool), 3);
 }
 
-/// A tenant over its limit fills its own queue: the pool's is as empty as before, and so are other tenants' queues.
+/// A tenant over its limit fills its own queue. The pool's queue and those of other tenants stay empty.
 #[test]
 fn throttled_requests_do_not_refuse_the_requests_of_others() {
     let device = manual();
@@ -146,7 +146,7 @@ fn tag_has_a_queue_limit_of_its_own() {
     assert!(poll(&mut first).is_ready());
 }
 
-/// Serves `count` requests for all of the memory that came at once, one every 100 µs.
+/// Serves `count` requests for all of the memory. They come at once, and one is granted every 100 µs.
 fn serve(device: &SimDevice, pool: &Pool, stream: &Stream, count: usize) {
     let mut block = pool.try_allocate(stream, ALL).unwrap();
     let mut waiters: Vec<_> = (0..count).map(|_| pool.allocate(stream, ALL)).collect();
@@ -158,8 +158,8 @@ fn serve(device: &SimDevice, pool: &Pool, stream: &Stream, count: usize) {
     }
 }
 
-/// The estimate is what was granted in the time before over what is ahead; and with load shedding whoever would
-/// wait too long by it fails at once.
+/// The estimate divides the bytes ahead by the recent rate of grants. With load shedding, a request whose estimate exceeds
+/// its limit fails at once.
 #[test]
 fn late_requests_are_shed() {
     let device = manual();
@@ -170,7 +170,7 @@ fn late_requests_are_shed() {
     assert_eq!(pool.expected_wait(ALL), Some(us(100)));
 
     let held = pool.try_allocate(&stream, ALL).unwrap();
-    // The first may wait, however long that would be: it is what the pace is known by.
+    // The first request may wait in any case: it keeps the estimate current.
     let mut first = pool.allocate(&stream, ALL).timeout(us(10));
     assert!(poll(&mut first).is_pending());
     let mut second = pool.allocate(&stream, ALL).timeout(us(250));
@@ -183,10 +183,10 @@ fn late_requests_are_shed() {
     assert_eq!(shed, expected);
     let waits = pool.statistics().waits;
     assert_eq!((waits.shed, waits.refused), (1, 0));
-    // Due before the others, so that nobody is ahead.
+    // Due before the others, so that no request is ahead.
     let mut urgent = pool.allocate(&stream, ALL).timeout(us(150)).priority(1);
     assert!(poll(&mut urgent).is_pending());
-    // Without a limit it waits as long as it takes.
+    // Without a limit it waits.
     let mut patient = pool.allocate(&stream, ALL);
     assert!(poll(&mut patient).is_pending());
     drop(held);
@@ -194,9 +194,9 @@ fn late_requests_are_shed() {
     assert_eq!(waiting(&pool), 3);
 }
 
-/// Without the setting everybody waits until its time is over.
+/// Without the setting, requests wait until their limits are over.
 #[test]
-fn nobody_is_shed_unasked() {
+fn requests_are_not_shed_by_default() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);

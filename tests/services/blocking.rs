@@ -5,7 +5,7 @@ use std::thread;
 use weirpool::device::sim::SimStream;
 use weirpool::testing::Invariants;
 
-/// Threads without any executor share a small pool: each wait ends, and nothing is missing.
+/// Threads without an executor share a small pool: each wait ends, and no memory is missing.
 #[test]
 fn threads_share_a_small_pool() {
     let device = SimDevice::new();
@@ -30,9 +30,9 @@ fn threads_share_a_small_pool() {
     pool.check_conserved().unwrap();
 }
 
-/// The limit is measured by the device's clock, and by nothing else.
+/// The limit is measured by the device's clock.
 #[test]
-fn a_timeout_is_the_devices() {
+fn timeout_of_a_blocking_wait_is_on_the_devices_clock() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -63,9 +63,9 @@ fn a_timeout_is_the_devices() {
     pool.check_conserved().unwrap();
 }
 
-/// Several blocks, and a reservation, come as they do when they are awaited.
+/// Several blocks and reservations are granted as they are to tasks.
 #[test]
-fn all_that_can_be_awaited_can_be_waited_for() {
+fn every_request_can_wait_on_a_thread() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -116,9 +116,9 @@ fn wait_for_work(pool: &Pool, work: &SimStream, stream: &Stream) -> Result<u64, 
     Ok(pool.reserve(ALL).blocking()?.size())
 }
 
-/// It parks the thread by itself: inside of an executor it is no panic.
+/// The wait parks the thread itself, so it does not panic inside an executor.
 #[test]
-fn it_may_be_called_inside_an_executor() {
+fn blocking_wait_works_inside_an_executor() {
     let device = SimDevice::new();
     let pool = base(&device).build().unwrap();
     let (work, stream) = stream(&device, &pool);
@@ -143,7 +143,7 @@ fn wait_in_a_task_of_a_single_thread_runtime_is_refused() {
     runtime.block_on(async {
         assert_eq!(wait_for_work(&pool, &work, &stream), refused);
         device.advance(us(1000));
-        // What is there is granted; nothing waits.
+        // Free memory is granted; nothing waits.
         drop(pool.reserve(ALL).blocking().unwrap());
         let held = pool.try_allocate(&stream, ALL).unwrap();
         assert_eq!(pool.drain().blocking(), Err(DrainError::BlocksRuntime));
@@ -193,7 +193,7 @@ fn wait_beside_the_tasks_of_a_runtime_is_allowed() {
 
 /// Closing wakes threads as it wakes tasks.
 #[test]
-fn closing_ends_the_wait() {
+fn closing_ends_blocking_waits() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);

@@ -1,4 +1,4 @@
-//! Closing, and waiting until everything came back.
+//! Closing a pool, and waiting until all memory is back.
 
 use super::*;
 use static_assertions::{assert_impl_all, assert_not_impl_any};
@@ -7,27 +7,27 @@ use weirpool::testing::Invariants;
 
 assert_impl_all!(Drain: Send, Sync, Unpin);
 assert_impl_all!(DrainError: Send, Sync, std::error::Error);
-// What waits for memory borrows the pool: the last handle cannot go before it.
+// Requests borrow the pool: the last handle cannot be dropped before them.
 assert_not_impl_any!(Pool: Copy);
 
 const DONE: Poll<Result<(), DrainError>> = Poll::Ready(Ok(()));
 
-/// A pool that nobody used, and one that everything came back to: at once.
+/// A pool that was never used, and one whose memory is all back, are drained at once.
 #[test]
-fn nothing_is_waited_for_where_nothing_is_out() {
+fn drain_of_an_idle_pool_is_ready_at_once() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     assert_eq!(now(pool.drain()), Ok(()));
     let (_, stream) = stream(&device, &pool);
-    // Kept by the stream's lane, and under no event yet; but the device has nothing to do.
+    // The stream's cache keeps it, and no event covers it yet. The device has no work.
     drop(pool.try_allocate(&stream, 4096).unwrap());
     assert_eq!(now(pool.drain()), Ok(()));
 }
 
-/// Whatever is out is waited for: blocks of any size, what is set aside, who waits, what is pending. And each
-/// that may be the last wakes.
+/// A drain waits for blocks of any size, reservations, waiting requests and pending memory. It is woken by each change that
+/// may be the last one.
 #[test]
-fn everything_is_waited_for() {
+fn drain_waits_for_all_memory_and_requests() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (work, stream) = stream(&device, &pool);
@@ -36,7 +36,12 @@ fn everything_is_waited_for() {
     let mut is_woken_for_nothing_less = |what: &'static str| {
         let before = woken.get();
         assert!(poll_with(&mut drain, &waker).is_pending(), "{what}");
-        move |woken: &Count| assert!(woken.get() > before, "{what} is over, and nobody is told")
+        move |woken: &Count| {
+            assert!(
+                woken.get() > before,
+                "{what} is over, and the drain was not woken"
+            )
+        }
     };
 
     let small = pool.try_allocate(&stream, 4096).unwrap();
@@ -64,9 +69,9 @@ fn everything_is_waited_for() {
     pool.check_conserved().unwrap();
 }
 
-/// Who waits and gives up may be the last.
+/// The last waiting request gives up.
 #[test]
-fn a_waiter_that_gives_up_may_be_the_last() {
+fn drain_ends_when_the_last_request_gives_up() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -78,7 +83,7 @@ fn a_waiter_that_gives_up_may_be_the_last() {
     let (woken, waker) = Count::new();
     let mut drain = pool.drain();
     drop(held);
-    // Let in, and granted: it has not heard of it.
+    // It was let in and granted, and has not been polled since.
     assert!(poll_with(&mut drain, &waker).is_pending());
     let before = woken.get();
     drop(at_the_door);
@@ -86,10 +91,9 @@ fn a_waiter_that_gives_up_may_be_the_last() {
     assert_eq!(poll(&mut drain), DONE);
 }
 
-/// It ends nothing: allocations are granted while somebody drains, though not from lanes; and those are back
-/// in use after it.
+/// Allocations are granted while a drain waits, but not from caches. After it, they are granted from caches again.
 #[test]
-fn draining_is_not_closing() {
+fn drain_does_not_close_the_pool() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -111,9 +115,9 @@ fn draining_is_not_closing() {
     assert_eq!(source(4096), Source::Lane);
 }
 
-/// After closing, who waited is out of the queue, even if its future is never looked at again.
+/// Closing removes waiting requests from the queue, even if their futures are never polled again.
 #[test]
-fn a_closed_pool_drains() {
+fn closed_pool_drains() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -133,7 +137,7 @@ fn a_closed_pool_drains() {
 }
 
 #[test]
-fn a_timeout_says_what_is_out() {
+fn timeout_of_a_drain_names_the_memory_in_use() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (work, stream) = stream(&device, &pool);
@@ -163,7 +167,7 @@ fn a_timeout_says_what_is_out() {
 }
 
 #[test]
-fn a_device_that_breaks_ends_it() {
+fn drain_fails_when_the_device_breaks() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (work, stream) = stream(&device, &pool);
@@ -199,9 +203,9 @@ fn unpooled_pool_drains() {
     assert_eq!(poll(&mut drain), DONE);
 }
 
-/// Each of these is a handle: the pool is there for as long as any of them.
+/// Each of these is a handle: the pool lives as long as any of them.
 #[test]
-fn a_drain_and_a_reservation_outlive_the_last_handle() {
+fn drain_and_reservation_keep_the_pool_alive() {
     let device = manual();
     let pool = base(&device).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -229,9 +233,9 @@ mod on_tokio {
             .unwrap()
     }
 
-    /// The runtime goes first, with tasks that wait and drain on it: another finishes what is left.
+    /// The runtime is shut down with tasks that wait and drain on it. Another runtime finishes the rest.
     #[test]
-    fn the_runtime_is_shut_down_first() {
+    fn drain_survives_the_shutdown_of_a_runtime() {
         let device = SimDevice::new();
         let pool = base(&device).build().unwrap();
         let (work, stream) = stream(&device, &pool);
@@ -252,9 +256,9 @@ mod on_tokio {
         pool.check_conserved().unwrap();
     }
 
-    /// Futures that began on one runtime go on on another, whether or not the first one lives.
+    /// Futures that began on one runtime go on on another one, whether or not the first one lives.
     #[test]
-    fn the_runtime_is_changed() {
+    fn drain_moves_to_another_runtime() {
         for lives_on in [true, false] {
             let device = SimDevice::new();
             let pool = base(&device).build().unwrap();

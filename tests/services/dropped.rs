@@ -1,4 +1,4 @@
-//! Every future, polled so and so many times and dropped: not a byte is missing after it, and no wake-up.
+//! Every future is polled any number of times and dropped: no byte is lost, and no wake-up is missed.
 
 use super::*;
 use async_trait::async_trait;
@@ -12,7 +12,7 @@ use weirpool::testing::Invariants;
 
 type Subject<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// A pool of which some is cached, some is held, and some is free.
+/// A pool with cached, used and free memory.
 struct World {
     device: SimDevice,
     pool: Pool,
@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// What happens around the future, after each of its polls.
+    /// The changes around the future, one after each of its polls.
     fn step(held: &mut Option<Block>, device: &SimDevice, number: usize) {
         match number {
             0 | 4 => drop(held.take()),
@@ -74,8 +74,8 @@ impl World {
 
 const STEPS: usize = 8;
 
-/// Polls the future `times` times, drops it, and has the rest happen. Whoever waits behind it is polled only
-/// when it is woken, and must get its memory. Says whether the future was ready before.
+/// Polls the future `times` times, drops it, and makes the remaining changes. A request that waits behind it is polled only
+/// when it is woken, and must be granted. Returns whether the future was ready before.
 fn drop_after(times: usize, first_step: usize, make: &dyn Fn(&World) -> Subject<'_>) -> bool {
     let mut world = World::new();
     let mut held = world.held.take();
@@ -122,7 +122,7 @@ fn drop_after(times: usize, first_step: usize, make: &dyn Fn(&World) -> Subject<
     drop((got, bystander));
     assert_eq!(waiting(&world.pool), 0);
     assert_eq!(now(world.pool.drain()), Ok(()));
-    // Lanes are in use again: the gate is open.
+    // Caches are in use again: the gate is open.
     drop(world.pool.try_allocate(&world.stream, 4096).unwrap());
     let again = world.pool.try_allocate(&world.stream, 4096).unwrap();
     assert_eq!(again.source(), Source::Lane);
@@ -132,7 +132,7 @@ fn drop_after(times: usize, first_step: usize, make: &dyn Fn(&World) -> Subject<
     is_ready
 }
 
-/// For every number of polls, and every beginning of what happens meanwhile.
+/// Tries every number of polls, and every first change.
 fn drop_after_every_poll(make: impl Fn(&World) -> Subject<'_>) {
     for first_step in 0..=STEPS {
         let mut times = 0;
@@ -234,7 +234,7 @@ fn drain() {
     drop_after_every_poll(|world| Box::pin(async { world.pool.drain().await.unwrap() }));
 }
 
-/// Two drains, of which one has a limit, beside a wait.
+/// Two drains, one of them with a limit, beside a waiting request.
 #[test]
 fn drain_with_a_timeout() {
     drop_after_every_poll(|world| {
@@ -257,7 +257,7 @@ impl PressureHook for Never {
     }
 }
 
-/// Forgotten while it waits, with the pressure hook at work for it, beside one that waits for the limit of its tag.
+/// One request is forgotten while it waits with the pressure hook at work for it, two others at the limit of their tag.
 #[test]
 fn forgotten_request_does_not_keep_the_pool_alive() {
     let device = manual();

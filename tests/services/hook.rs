@@ -1,4 +1,4 @@
-//! The pressure hook: when it is asked, and what it cannot do wrong.
+//! The pressure hook: when it is asked, and what it cannot break.
 
 use super::*;
 use async_trait::async_trait;
@@ -24,7 +24,7 @@ where
     }
 }
 
-/// What hooks of tests keep: blocks, and how often they were asked, and are at work.
+/// State of the hooks in tests: blocks, how often they were asked, and how many are at work.
 #[derive(Clone, Default)]
 struct Cache {
     blocks: Arc<Mutex<Vec<Block>>>,
@@ -63,7 +63,7 @@ impl Cache {
     }
 }
 
-/// The hook is at work until this is dropped.
+/// Counts the hook as at work until this is dropped.
 struct AtWork(Arc<AtomicUsize>);
 
 impl Drop for AtWork {
@@ -72,7 +72,7 @@ impl Drop for AtWork {
     }
 }
 
-/// A full pool whose hook does something with the cache that fills it.
+/// A full pool, and a hook that works on the cache that fills it.
 fn site<A: Future<Output = Answer> + Send + 'static>(
     device: &SimDevice,
     relieve: impl Fn(Cache, Shortfall) -> A + Send + Sync + 'static,
@@ -95,9 +95,9 @@ fn site<A: Future<Output = Answer> + Send + 'static>(
     (pool, stream, cache)
 }
 
-/// [22] Out of memory: the hook is asked, with the shortfall; what it frees is there at once.
+/// The hook is asked with the shortfall, and memory that it frees is granted at once.
 #[test]
-fn what_it_frees_serves_the_request_at_once() {
+fn memory_that_the_hook_frees_is_granted_at_once() {
     let device = manual();
     let (pool, stream, cache) = site(&device, |cache, shortfall| async move {
         cache.evict((shortfall.requested / MIB) as usize);
@@ -109,7 +109,7 @@ fn what_it_frees_serves_the_request_at_once() {
     let figures = (shortfall.requested, shortfall.used, shortfall.free);
     assert_eq!(figures, (3 * MIB, ALL, 0));
     assert_eq!((cache.asked(), cache.at_work()), (1, 0));
-    // The same for all that may wait, while there is something to evict.
+    // Every kind of request that waits asks, while there are blocks to evict.
     drop(now(pool.allocate_many(&stream, [MIB, MIB])).unwrap());
     drop(block);
     drop(now(pool.reserve(ALL)).unwrap());
@@ -117,9 +117,9 @@ fn what_it_frees_serves_the_request_at_once() {
     pool.check_conserved().unwrap();
 }
 
-/// Who does not wait does not ask; nor does who finds memory.
+/// A request that does not wait, or finds memory, does not ask.
 #[test]
-fn trying_never_asks() {
+fn try_allocate_does_not_ask_the_hook() {
     let device = manual();
     let (pool, stream, cache) = site(&device, |cache, _| async move {
         cache.evict(1);
@@ -132,9 +132,9 @@ fn trying_never_asks() {
     assert_eq!(cache.asked(), 0);
 }
 
-/// A hook that fails, or panics, is told of, and asked no second time; the request waits on, and the next asks.
+/// A hook that fails or panics is reported and not asked again for that request, which waits on. The next request asks.
 #[test]
-fn a_hook_that_fails_or_panics_harms_nobody() {
+fn hook_that_fails_or_panics_affects_no_request() {
     let device = manual();
     let (pool, stream, cache) = site(&device, |cache, _| async move {
         match cache.asked() {
@@ -165,9 +165,9 @@ fn a_hook_that_fails_or_panics_harms_nobody() {
     assert!(poll(&mut second).is_ready());
 }
 
-/// One that never ends is dropped with its request, however that ends; what others free serves it meanwhile.
+/// A hook that never ends is dropped with its request, however that ends. Memory that others free is granted meanwhile.
 #[test]
-fn a_hook_that_never_ends_holds_up_nobody() {
+fn hook_that_never_ends_delays_no_request() {
     let device = manual();
     let (pool, stream, cache) = site(&device, |_, _| std::future::pending());
     let mut served = pool.allocate(&stream, MIB);
@@ -188,9 +188,9 @@ fn a_hook_that_never_ends_holds_up_nobody() {
     assert_eq!(waiting(&pool), 0);
 }
 
-/// A request that is given up takes the hook's work with it; the next one asks anew, and is told that it may.
+/// A request that gives up takes its hook's work with it. The next request is woken, and asks.
 #[test]
-fn a_request_that_is_given_up_passes_the_hook_on() {
+fn request_that_gives_up_passes_the_hook_on() {
     let device = manual();
     let (pool, stream, cache) = site(&device, |cache, _| async move {
         if cache.asked() == 1 {
@@ -204,7 +204,7 @@ fn a_request_that_is_given_up_passes_the_hook_on() {
     let (woken, waker) = Count::new();
     let mut second = pool.allocate(&stream, MIB);
     assert!(poll_with(&mut second, &waker).is_pending());
-    // Due before the first, whose hook is at work: not both at once.
+    // Due before the first request, whose hook is at work: hooks do not work at the same time.
     let mut urgent = pool.allocate(&stream, MIB).priority(1);
     assert!(poll_with(&mut urgent, &waker).is_pending());
     assert_eq!((cache.asked(), cache.at_work()), (1, 1));
@@ -218,9 +218,9 @@ fn a_request_that_is_given_up_passes_the_hook_on() {
     assert_eq!(waiting(&pool), 0);
 }
 
-/// A slow one works beside the waiting, by the request's own polls.
+/// A slow hook is polled by the request's own polls.
 #[test]
-fn a_slow_hook_is_driven_by_the_request() {
+fn slow_hook_is_polled_by_the_request() {
     let device = SimDevice::new();
     let clock = device.clone();
     let (pool, stream, cache) = site(&device, move |cache, _| {
@@ -238,16 +238,15 @@ fn a_slow_hook_is_driven_by_the_request() {
         let block = pool.allocate(&stream, 3 * MIB).await.unwrap();
         (block, device.now() - start)
     });
-    // Not after the fourth: it was interrupted.
+    // The hook was interrupted before it freed the fourth block.
     assert_eq!((waited, cache.at_work()), (us(3000), 0));
     drop(block);
     assert_eq!(cache.blocks.lock().unwrap().len(), 5);
 }
 
-/// Within the hook allocations of its own pool come before the queue, and neither wait nor ask: there is no way
-/// for it to wait for itself.
+/// Inside the hook, allocations from its own pool pass the queue, and neither wait nor ask: it cannot wait for itself.
 #[test]
-fn a_hook_may_allocate_from_its_own_pool() {
+fn hook_may_allocate_from_its_own_pool() {
     let device = manual();
     let own = Arc::new(Mutex::new(None::<(Pool, Stream)>));
     let of_hook = own.clone();
@@ -275,13 +274,12 @@ fn a_hook_may_allocate_from_its_own_pool() {
     assert_eq!(cache.blocks.lock().unwrap().len(), 4, "it came to its end");
 }
 
-/// A hook with handles of its own pool, once they are there.
+/// Handles of the hook's own pool, set once they exist.
 type Own = Arc<Mutex<Option<(Pool, Stream)>>>;
 
-/// The hook works for the pool: the scope of the request that it is asked for is not its own, but those that it enters
-/// are.
+/// The hook works for the pool: it is outside the scopes of its request, and inside those that it enters itself.
 #[test]
-fn a_hook_draws_from_no_scope_of_the_request() {
+fn hook_draws_from_no_scope_of_the_request() {
     let device = manual();
     let own = Own::default();
     let of_hook = own.clone();
@@ -304,7 +302,7 @@ fn a_hook_draws_from_no_scope_of_the_request() {
     *own.lock().unwrap() = Some((pool.clone(), stream.clone()));
     cache.evict(2);
     let reservation = pool.reserve(2 * MIB).try_now().unwrap();
-    // More than is left: it waits, and the hook is asked within its poll.
+    // More than is left: the request waits, and its poll asks the hook.
     let mut block = Box::pin(reservation.scope(pool.allocate(&stream, 3 * MIB)));
     assert!(poll(&mut block).is_pending());
     assert_eq!(
@@ -321,9 +319,9 @@ fn a_hook_draws_from_no_scope_of_the_request() {
     *own.lock().unwrap() = None;
 }
 
-/// Nor while it is dropped with the request, in the scope.
+/// The hook is dropped with the request, inside the scope.
 #[test]
-fn a_hook_that_is_dropped_draws_from_no_scope_of_the_request() {
+fn dropped_hook_draws_from_no_scope_of_the_request() {
     struct Last(Option<(Pool, Stream)>, Arc<AtomicUsize>);
 
     impl Drop for Last {
@@ -361,9 +359,9 @@ fn a_hook_that_is_dropped_draws_from_no_scope_of_the_request() {
     *own.lock().unwrap() = None;
 }
 
-/// What the hook frees of the reservation serves the request that was made in its scope: it is nobody else's.
+/// Memory of the reservation that the hook frees serves the request that was made in its scope, and no other.
 #[test]
-fn what_a_hook_frees_of_a_reservation_serves_its_scope() {
+fn memory_that_the_hook_frees_into_a_reservation_serves_its_scope() {
     let device = manual();
     let (pool, stream, cache) = site(&device, |cache, _| async move {
         cache.evict(1);
@@ -418,9 +416,9 @@ fn hook_is_asked_at_a_tags_limit() {
     pool.close();
 }
 
-/// A hook with blocks of its pool would keep that for ever: closing lets it go.
+/// A hook with blocks of its own pool keeps the pool alive until it is closed.
 #[test]
-fn closing_lets_the_hook_go() {
+fn closing_drops_the_hook() {
     let device = manual();
     let (pool, stream, cache) = site(&device, |_, _| std::future::pending());
     let blocks = Arc::downgrade(&cache.blocks);
@@ -437,9 +435,9 @@ fn closing_lets_the_hook_go() {
     assert_eq!(now(pool.drain()), Ok(()));
 }
 
-/// Many threads that are short at once: one asks at a time, and all are served.
+/// Many threads are short at once: one request asks at a time, and all are served.
 #[test]
-fn one_asks_at_a_time() {
+fn one_request_asks_the_hook_at_a_time() {
     let device = manual();
     let (pool, _, cache) = site(&device, |cache, _| async move {
         cache.evict(1);
@@ -459,7 +457,7 @@ fn one_asks_at_a_time() {
     assert!(cache.blocks.lock().unwrap().is_empty());
 }
 
-/// The thread-local that keeps the future was made first, so it is dropped last: after those of the crate.
+/// The thread-local that owns the future was made first, so it is dropped after those of the crate.
 #[test]
 fn future_with_a_hook_at_work_may_outlive_the_threads_other_locals() {
     use std::cell::RefCell;

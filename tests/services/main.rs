@@ -1,15 +1,15 @@
-//! What a service needs around waiting: threads without an executor, closing and draining, admission, a hook
-//! that frees memory, and that nothing is lost wherever a future is dropped. In virtual time.
+//! Waiting in services: threads without an executor, closing and draining, admission, the pressure hook, and futures that are
+//! dropped at any point. In virtual time.
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod admission;
 mod blocking;
-mod crowd;
 mod drain;
 mod dropped;
 mod hook;
+mod many;
 
 use common::*;
 use weirpool::device::sim::SimDevice;
@@ -17,7 +17,7 @@ use weirpool::*;
 
 const ALL: u64 = 8 * MIB;
 
-/// Waits are on the host alone.
+/// Streams wait on the host only.
 fn base(device: &SimDevice) -> PoolBuilder {
     builder(device, ALL).reuse(only_host_waits())
 }

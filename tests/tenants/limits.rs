@@ -1,4 +1,4 @@
-//! What a tag may have at once, and who is held for it.
+//! Limits of tags, and the requests that wait for them.
 
 use super::*;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,9 +6,9 @@ use std::task::Poll;
 use weirpool::device::sim::SimDevice;
 use weirpool::testing::Invariants;
 
-/// [21] What is over the limit fails for who does not wait, clearly, and takes nothing; others do not feel it.
+/// A request over the limit that does not wait fails with the figures and takes nothing. Others are not affected.
 #[test]
-fn a_limit_refuses_who_does_not_wait() {
+fn limit_refuses_requests_that_do_not_wait() {
     let device = manual();
     let [guest, host] = tags("refuses");
     let pool = builder(&device, 64 * MIB)
@@ -56,9 +56,9 @@ fn a_limit_refuses_who_does_not_wait() {
     );
 }
 
-/// Who waits for the limit of its tag keeps nobody else waiting, and comes in when its tag frees.
+/// A request that waits for the limit of its tag delays no other, and enters the queue when its tag frees memory.
 #[test]
-fn who_is_held_keeps_nobody_else_waiting() {
+fn throttled_request_delays_no_other() {
     let device = manual();
     let [guest, host] = tags("held");
     let pool = builder(&device, 64 * MIB)
@@ -88,9 +88,9 @@ fn who_is_held_keeps_nobody_else_waiting() {
     pool.check_conserved().unwrap();
 }
 
-/// Within a tag nobody passes, however little it asks for.
+/// No request passes another of its tag, however small it is.
 #[test]
-fn within_a_tag_the_first_come_is_let_in_first() {
+fn requests_of_a_tag_enter_in_arrival_order() {
     let device = manual();
     let [guest] = tags("first come");
     let pool = builder(&device, 64 * MIB)
@@ -117,9 +117,9 @@ fn within_a_tag_the_first_come_is_let_in_first() {
     assert_eq!(used(&pool, guest), 0);
 }
 
-/// Who gives up in front of others lets them in.
+/// A request that gives up lets those behind it in.
 #[test]
-fn who_gives_up_lets_the_next_in() {
+fn throttled_request_that_gives_up_lets_the_next_in() {
     let device = manual();
     let [guest] = tags("gives up");
     let pool = builder(&device, 64 * MIB)
@@ -139,9 +139,9 @@ fn who_gives_up_lets_the_next_in() {
     assert_eq!(used(&pool, guest), 0);
 }
 
-/// The order of waiting holds across the limits: who is let in has the place of its coming.
+/// Order is kept across limits: a request that is let in has the queue position of its coming.
 #[test]
-fn who_is_let_in_has_its_place_by_its_coming() {
+fn request_that_is_let_in_keeps_its_queue_position() {
     let device = manual();
     let [guest] = tags("place");
     let pool = builder(&device, 8 * MIB)
@@ -164,9 +164,9 @@ fn who_is_let_in_has_its_place_by_its_coming() {
     pool.check_conserved().unwrap();
 }
 
-/// Whenever a future is dropped, at the quota queue, in the line, or granted, the tag has nothing in the end.
+/// A future is dropped in the quota queue, in the fair queue, or after the grant: its tag is charged nothing in the end.
 #[test]
-fn a_dropped_future_gives_up_what_its_tag_claimed() {
+fn dropped_future_uncharges_its_tag() {
     let device = manual();
     let [guest] = tags("dropped");
     let pool = builder(&device, 8 * MIB)
@@ -201,7 +201,7 @@ fn a_dropped_future_gives_up_what_its_tag_claimed() {
 }
 
 #[test]
-fn a_wait_for_a_limit_times_out_and_says_why() {
+fn timeout_at_a_limit_names_the_limit() {
     let device = manual();
     let [guest] = tags("times out");
     let pool = builder(&device, 64 * MIB)
@@ -234,9 +234,9 @@ fn a_wait_for_a_limit_times_out_and_says_why() {
     drop(allocate().try_now().unwrap());
 }
 
-/// Who is held is told when the pool ends, or changes so that it can never be served.
+/// Throttled requests fail when the pool ends, or changes so that they can never be served.
 #[test]
-fn who_is_held_hears_of_the_pools_end() {
+fn throttled_requests_fail_when_the_pool_ends() {
     let close = |pool: &Pool, _: &SimDevice, _: Tag| drop(pool.close());
     let shatter = |_: &Pool, device: &SimDevice, _: Tag| device.break_device("an illegal address");
     let shrink = |pool: &Pool, _: &SimDevice, _: Tag| assert!(pool.resize(2 * MIB).is_ok());
@@ -265,7 +265,7 @@ fn who_is_held_hears_of_the_pools_end() {
         assert!(poll_with(&mut held, &waker).is_pending());
         end(&pool, &device, tag);
         if number == 1 {
-            // The pool hears of it when it next asks.
+            // The pool is told when it next calls the device.
             let _ = pool.reap();
             drop(stream.event());
         }
@@ -278,7 +278,7 @@ fn who_is_held_hears_of_the_pools_end() {
     }
 }
 
-/// More lets in at once; less takes nothing back, and lets nobody in until enough was freed.
+/// A higher limit lets requests in at once. A lower one takes nothing back, and lets none in until enough is freed.
 #[test]
 fn limits_change_at_run_time() {
     let device = manual();
@@ -316,9 +316,9 @@ fn limits_change_at_run_time() {
     assert_eq!(used(&pool, guest), 0);
 }
 
-/// rmm#869: many threads together never have more than the limit, and all are served.
+/// Many threads never exceed the limit together, and all are served (rmm#869).
 #[test]
-fn threads_together_stay_within_the_limit() {
+fn threads_stay_within_the_limit_together() {
     const LIMIT: u64 = 6 * MIB;
     let device = SimDevice::new();
     let [guest] = tags("threads");
@@ -345,7 +345,7 @@ fn threads_together_stay_within_the_limit() {
                                 refused.fetch_add(1, Ordering::Relaxed);
                                 continue;
                             }
-                            // Somebody who was let in waits for memory that another stream has.
+                            // A request that was let in waits for memory of another stream.
                             Err(AllocError::Exhausted(_)) => continue,
                             Err(error) => panic!("{error}"),
                         }
@@ -365,9 +365,9 @@ fn threads_together_stay_within_the_limit() {
     pool.check_conserved().unwrap();
 }
 
-/// Where nothing is pooled a block is a whole step of the device's, which counts.
+/// Where nothing is pooled, a block is whole steps of the device, and is charged as such.
 #[test]
-fn what_is_not_pooled_counts_as_it_is() {
+fn unpooled_blocks_are_charged_in_device_steps() {
     let device = manual();
     let [guest] = tags("unpooled");
     let pool = Pool::builder(device.clone())

@@ -2,7 +2,7 @@
 //!
 //! | file | about |
 //! |---|---|
-//! | `limits` | what a tag may have at once, and who is held for it |
+//! | `limits` | limits of tags, and the requests that wait for them |
 //! | `turns` | how tags with weights take turns |
 
 #[path = "../common/mod.rs"]

@@ -4,9 +4,9 @@ use super::*;
 use std::collections::BTreeMap;
 use std::task::Poll;
 
-/// While tenants of weights 1, 2 and 4 and some without a tag all have requests waiting, what each got over
-/// its weight differs by no more than one largest request of each over its weight; and in each, the first
-/// come is the first served.
+/// While tenants of weights 1, 2 and 4, and requests without a tag, all have requests waiting, their granted bytes over
+/// their weights differ by at most one largest request of each over its weight. Within each, requests are granted in the
+/// order of their coming.
 #[test]
 fn tenants_get_memory_by_weight() {
     const LARGEST: u64 = 4 * MIB;
@@ -34,7 +34,7 @@ fn tenants_get_memory_by_weight() {
         None => 1,
     };
     let mut random = fastrand::Rng::with_seed(7);
-    // In an order of coming in which each flow floods in its turn.
+    // Each flow floods the queue in turn.
     let mut waiting = Vec::new();
     for flow in flows {
         for number in 0..100 {
@@ -55,7 +55,7 @@ fn tenants_get_memory_by_weight() {
                 Poll::Ready(block) => Some((at, block.unwrap())),
                 Poll::Pending => None,
             });
-        let (at, block) = ready.expect("somebody is served");
+        let (at, block) = ready.expect("a request is served");
         let (flow, number, _) = waiting.remove(at);
         let before = served.entry(flow).or_default();
         assert_eq!(*before, number, "the first come first");
@@ -80,9 +80,9 @@ fn tenants_get_memory_by_weight() {
     assert!(got.len() == 4);
 }
 
-/// A flow that had nothing to ask for saves no turns up; and one that gives up pays for nothing.
+/// A flow without requests saves no turns. A request that gives up is not paid for.
 #[test]
-fn turns_are_not_saved_up() {
+fn idle_flow_saves_no_turns() {
     let device = manual();
     let [late, steady] = tags("saved up");
     let pool = builder(&device, 2 * MIB)
@@ -105,7 +105,7 @@ fn turns_are_not_saved_up() {
     let given_up = wait(late);
     let mut lates: std::collections::VecDeque<_> = (0..3).map(|_| wait(late)).collect();
     drop(given_up);
-    // In turns from here on.
+    // From here on the flows take turns.
     for _ in 0..3 {
         drop(held);
         held = now(lates.pop_front().unwrap()).expect("its turn");

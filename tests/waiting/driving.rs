@@ -1,12 +1,12 @@
-//! Who drives, and who is woken for it.
+//! Which task serves the queue, and which one is woken for it.
 
 use super::*;
 use std::task::Poll;
 use weirpool::testing::Invariants;
 
-/// Nobody waits, no wake-ups: a lasting reclaimer is polled only when there is something to do.
+/// A lasting reclaimer is woken only when there is something to do.
 #[test]
-fn a_reclaimer_sleeps_while_nobody_waits() {
+fn reclaimer_sleeps_while_no_request_waits() {
     let device = manual();
     let pool = builder(&device, 8 * MIB)
         .reuse(only_host_waits())
@@ -23,7 +23,7 @@ fn a_reclaimer_sleeps_while_nobody_waits() {
         drop(block);
         device.advance(us(3));
     }
-    assert_eq!(woken.get(), 0, "nobody waited");
+    assert_eq!(woken.get(), 0, "no request waited");
     device.advance(us(10_000));
 
     let block = pool.try_allocate(&a, 8 * MIB).unwrap();
@@ -51,9 +51,9 @@ fn a_reclaimer_sleeps_while_nobody_waits() {
     assert!(poll(&mut reclaimer).is_ready());
 }
 
-/// Polled for nothing, as beside another future that was woken, the reclaimer asks the device nothing.
+/// A reclaimer that is polled without a change makes no device call.
 #[test]
-fn a_reclaimer_that_is_polled_for_nothing_does_nothing() {
+fn reclaimer_that_is_polled_without_a_change_does_nothing() {
     let device = manual();
     let (pool, work, _, block) = full(&device);
     let (_, b) = stream(&device, &pool);
@@ -75,9 +75,9 @@ fn a_reclaimer_that_is_polled_for_nothing_does_nothing() {
     assert!(poll(&mut waiting).is_ready());
 }
 
-/// A reclaimer that nobody polls is made up for by the one waiter who is served next, wherever it stands.
+/// The reclaimer is not polled. The first request in order that was not notified serves the queue.
 #[test]
-fn beside_the_reclaimer_the_one_is_woken_who_is_served_next() {
+fn next_request_is_woken_beside_the_reclaimer() {
     let device = manual();
     let (pool, _, a, block) = full(&device);
     let mut reclaimer = pool.reclaimer();
@@ -101,9 +101,9 @@ fn beside_the_reclaimer_the_one_is_woken_who_is_served_next() {
     pool.check_conserved().unwrap();
 }
 
-/// One that was granted its memory, and has not taken it yet, is not who is served next.
+/// A request that was granted, and has not taken the grant yet, is not notified to serve.
 #[test]
-fn a_free_between_grant_and_take_wakes_the_next() {
+fn free_between_grant_and_take_wakes_the_next_request() {
     let device = manual();
     let (pool, _, a, block) = full(&device);
     drop(block);
@@ -128,9 +128,9 @@ fn a_free_between_grant_and_take_wakes_the_next() {
     pool.check_conserved().unwrap();
 }
 
-/// The driver goes away: the next waiter takes over.
+/// The reclaimer is dropped: the next request serves the queue.
 #[test]
-fn when_the_driver_goes_away_a_waiter_takes_over() {
+fn request_takes_over_when_the_reclaimer_is_dropped() {
     let device = manual();
     let (pool, work, a, block) = full(&device);
     let mut reclaimer = pool.reclaimer();
@@ -151,9 +151,9 @@ fn when_the_driver_goes_away_a_waiter_takes_over() {
     drop(a);
 }
 
-/// Where memory calls block, growing happens on a thread of its own, and the waiter is served by it.
+/// Where memory calls block, the pool grows on a thread of its own, and the request is served from there.
 #[test]
-fn slow_growth_is_not_done_inside_a_poll() {
+fn slow_growth_does_not_run_inside_a_poll() {
     let device = SimDevice::builder()
         .memory(1 << 30)
         .blocking_memory_calls(true)
@@ -169,10 +169,10 @@ fn slow_growth_is_not_done_inside_a_poll() {
     pool.check_conserved().unwrap();
 }
 
-/// The thread that is to grow may come when the waiter has what another gave back meanwhile. The memory is taken all the
-/// same, and the next one finds it: what is short for moments only would be short for ever.
+/// The growing thread may begin when the request was already served with returned memory. The pool grows all the same, for the
+/// next request: otherwise a pool that is short for moments only would never grow.
 #[test]
-fn growth_that_came_late_is_for_the_next() {
+fn late_growth_is_for_the_next_request() {
     for _ in 0..100 {
         let device = SimDevice::builder()
             .memory(1 << 30)
@@ -186,7 +186,7 @@ fn growth_that_came_late_is_for_the_next() {
             // The thread was faster than this poll.
             continue;
         }
-        // Served by this, or by memory taken from the device.
+        // Served with this memory, or with memory taken from the device.
         drop(first);
         let second = futures::executor::block_on(waiting).unwrap();
         let since = std::time::Instant::now();

@@ -11,9 +11,9 @@ use weirpool::device::DeviceAddress;
 use weirpool::device::sim::Clock;
 use weirpool::testing::Invariants;
 
-/// With no runtime and nobody driving, the waiters drive themselves: any executor will do.
+/// Without a runtime and a reclaimer, the waiting requests serve the queue on any executor.
 #[test]
-fn waiters_drive_themselves_on_any_executor() {
+fn requests_serve_the_queue_on_any_executor() {
     let device = SimDevice::builder()
         .memory(1 << 30)
         .clock(Clock::Virtual)
@@ -48,9 +48,9 @@ fn waiters_drive_themselves_on_any_executor() {
     pool.check_conserved().unwrap();
 }
 
-/// A deterministic executor on the virtual clock: the same seed, the same times.
+/// Runs on the virtual clock have the same times for the same seed.
 #[test]
-fn the_same_seed_gives_the_same_run() {
+fn run_is_the_same_for_the_same_seed() {
     let run_once = || {
         let device = SimDevice::builder().memory(1 << 30).seed(7).build();
         let pool = builder(&device, 8 * MIB).build().unwrap();
@@ -98,9 +98,9 @@ impl NowNs for SimDevice {
 mod on_tokio {
     use super::*;
 
-    /// The runtime that drives is shut down: a waiter elsewhere takes over.
+    /// The runtime of the reclaimer is shut down: a request on another executor serves the queue.
     #[test]
-    fn a_runtime_that_is_shut_down_is_replaced() {
+    fn runtime_that_is_shut_down_is_replaced() {
         let device = SimDevice::new();
         let (pool, work, _a, block) = full(&device);
         let (_, b) = stream(&device, &pool);
@@ -116,9 +116,9 @@ mod on_tokio {
         assert_eq!(granted.requested(), MIB);
     }
 
-    /// Timeouts through the runtime's own timer cancel cleanly.
+    /// Timeouts of the runtime's own timer cancel requests without a leak.
     #[tokio::test]
-    async fn a_runtimes_timeout_cancels_cleanly() {
+    async fn timeout_of_a_runtime_cancels_a_request() {
         let device = manual();
         let (pool, _, a, block) = full(&device);
         let waited = tokio::time::timeout(us(5_000), pool.allocate(&a, MIB)).await;

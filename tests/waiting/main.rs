@@ -1,9 +1,9 @@
-//! What waiting does.
+//! Waiting for memory.
 //!
 //! | file | about |
 //! |---|---|
 //! | `queue` | order, cancellation, time, and the end of the waiting |
-//! | `driving` | who drives, and who is woken for it |
+//! | `driving` | which task serves the queue, and which one is woken for it |
 //! | `wakeups` | everything that makes memory reachable wakes the requests that can profit |
 //! | `progress` | random operations, after which no request that could be granted sleeps |
 //! | `executors` | waiting on executors of any kind |

@@ -6,7 +6,7 @@ use weirpool::device::sim::Clock;
 use weirpool::testing::Invariants;
 
 #[test]
-fn an_allocation_waits_for_a_free_and_for_its_work() {
+fn allocation_waits_for_a_free_and_for_its_work() {
     let device = manual();
     let (pool, work, _a, block) = full(&device);
     let (_, b) = stream(&device, &pool);
@@ -15,7 +15,7 @@ fn an_allocation_waits_for_a_free_and_for_its_work() {
     assert!(poll_with(&mut waiting, &waker).is_pending());
     use_block(&work, &block, us(100));
     drop(block);
-    assert!(woken.get() > 0, "a free while somebody waits is heard");
+    assert!(woken.get() > 0, "a free wakes the waiting request");
     assert!(
         poll_with(&mut waiting, &waker).is_pending(),
         "the work runs still"
@@ -32,9 +32,9 @@ fn an_allocation_waits_for_a_free_and_for_its_work() {
     pool.check_conserved().unwrap();
 }
 
-/// First come, first served: nothing behind the head is granted first, and try fails.
+/// Requests are granted in the order of their coming: none passes the head, and `try_allocate` fails.
 #[test]
-fn nobody_overtakes_the_head_of_the_queue() {
+fn no_request_overtakes_the_head_of_the_queue() {
     let device = manual();
     let (pool, _, a, block) = full(&device);
     drop(block);
@@ -63,9 +63,9 @@ fn nobody_overtakes_the_head_of_the_queue() {
     );
 }
 
-/// A warm lane does not starve the queue: lanes are drained and bypassed while anybody waits.
+/// Caches are flushed and bypassed while any request waits.
 #[test]
-fn a_warm_lane_does_not_starve_the_queue() {
+fn warm_cache_does_not_starve_the_queue() {
     let device = manual();
     let pool = builder(&device, 8 * MIB)
         .reuse(only_host_waits())
@@ -88,7 +88,7 @@ fn a_warm_lane_does_not_starve_the_queue() {
 }
 
 #[test]
-fn a_cancelled_waiter_leaves_the_queue_and_the_next_is_served() {
+fn cancelled_request_leaves_the_queue_and_the_next_is_served() {
     let device = manual();
     let (pool, _, _, block) = full(&device);
     drop(block);
@@ -107,9 +107,9 @@ fn a_cancelled_waiter_leaves_the_queue_and_the_next_is_served() {
     pool.check_conserved().unwrap();
 }
 
-/// Dropped after the grant and before it was taken: the grant passes on.
+/// The future is dropped after the grant, before it takes it: the grant goes to the next request.
 #[test]
-fn a_grant_that_nobody_takes_passes_on() {
+fn grant_that_is_not_taken_goes_to_the_next_request() {
     let device = manual();
     let (pool, _, a, block) = full(&device);
     let mut head = pool.allocate(&a, 8 * MIB);
@@ -131,7 +131,7 @@ fn a_grant_that_nobody_takes_passes_on() {
 }
 
 #[test]
-fn a_future_never_polled_takes_nothing() {
+fn future_that_is_never_polled_takes_nothing() {
     let device = manual();
     let (pool, _, a, block) = full(&device);
     drop(pool.allocate(&a, 8 * MIB));
@@ -140,9 +140,9 @@ fn a_future_never_polled_takes_nothing() {
     pool.check_conserved().unwrap();
 }
 
-/// A forgotten future may leak its place or its grant, and nothing else.
+/// A forgotten future leaks at most its queue position and its grant.
 #[test]
-fn a_forgotten_grant_leaks_only_itself() {
+fn forgotten_grant_leaks_only_itself() {
     let device = manual();
     let pool = builder(&device, 8 * MIB)
         .reuse(only_host_waits())
@@ -162,9 +162,9 @@ fn a_forgotten_grant_leaks_only_itself() {
     pool.check().unwrap();
 }
 
-/// Whose it is was settled when it joined the queue: that tag claimed the memory.
+/// The memory is charged to the tag that the request had when it joined the queue.
 #[test]
-fn several_are_for_the_tag_they_waited_for() {
+fn several_blocks_are_charged_to_the_tag_they_waited_for() {
     let device = manual();
     let (pool, _, a, block) = full(&device);
     let [first, later] = ["waiting: first", "waiting: later"].map(Tag::new);
@@ -184,7 +184,7 @@ fn several_are_for_the_tag_they_waited_for() {
 }
 
 #[test]
-fn a_timeout_is_on_the_devices_clock() {
+fn timeout_is_on_the_devices_clock() {
     let device = manual();
     let (pool, _, a, block) = full(&device);
     let (woken, waker) = Count::new();
@@ -204,7 +204,7 @@ fn a_timeout_is_on_the_devices_clock() {
 }
 
 #[test]
-fn closing_fails_who_waits_and_keeps_live_blocks() {
+fn closing_fails_waiting_requests_and_keeps_live_blocks() {
     let device = manual();
     let (pool, _, a, block) = full(&device);
     let (woken, waker) = Count::new();
@@ -220,9 +220,9 @@ fn closing_fails_who_waits_and_keeps_live_blocks() {
     pool.check_conserved().unwrap();
 }
 
-/// I10: a broken device fails every waiter; what is pending is leaked rather than reused.
+/// Pending memory of a broken device is leaked rather than reused.
 #[test]
-fn a_broken_device_fails_every_waiter() {
+fn broken_device_fails_every_waiting_request() {
     let device = manual();
     let (pool, work, a, block) = full(&device);
     let (_, b) = stream(&device, &pool);

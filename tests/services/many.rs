@@ -1,4 +1,4 @@
-//! Very many who wait, and give up at random.
+//! Thousands of requests that wait, and give up at random.
 
 use super::*;
 use futures::future::{Either, join_all, select};
@@ -14,9 +14,9 @@ use weirpool::testing::Invariants;
 const TASKS: u64 = 10_000;
 const STREAMS: usize = 64;
 
-/// How the tasks fared.
+/// How many tasks ended in which way.
 #[derive(Default)]
-struct Tally {
+struct Counts {
     served: Cell<u64>,
     late: Cell<u64>,
     cancelled: Cell<u64>,
@@ -26,7 +26,7 @@ fn add(count: &Cell<u64>) {
     count.set(count.get() + 1);
 }
 
-/// What a task asks for, and when it gives up.
+/// The request of a task, and when it gives up.
 struct Plan {
     bytes: u64,
     priority: i32,
@@ -48,15 +48,15 @@ impl Plan {
     }
 }
 
-/// All come at once, so that nearly all wait at once; a third of them give up in the middle of it, by a timeout
-/// or by being dropped. A reclaimer drives: without one each free would wake all of them.
+/// All requests come at once, so that nearly all wait at once. A third of them give up meanwhile, by a timeout or by being
+/// dropped. A reclaimer serves the queue.
 #[test]
 fn ten_thousand_wait_on_64_streams() {
     let device = SimDevice::builder().memory(1 << 30).seed(1).build();
     let pool = builder(&device, 64 * MIB).build().unwrap();
     let streams: Vec<_> = (0..STREAMS).map(|_| stream(&device, &pool)).collect();
     let streams: Rc<[_]> = streams.into();
-    let tally = Rc::new(Tally::default());
+    let counts = Rc::new(Counts::default());
     let mut random = fastrand::Rng::with_seed(7);
     let most_waiting = device.run(|spawner| {
         spawner.spawn_local(pool.reclaimer()).unwrap();
@@ -64,7 +64,7 @@ fn ten_thousand_wait_on_64_streams() {
             .map(|n| {
                 let plan = Plan::random(&mut random);
                 let (device, pool) = (device.clone(), pool.clone());
-                let (streams, tally) = (streams.clone(), tally.clone());
+                let (streams, counts) = (streams.clone(), counts.clone());
                 let task = async move {
                     let (work, stream) = &streams[n as usize % STREAMS];
                     let allocate = pool.allocate(stream, plan.bytes).priority(plan.priority);
@@ -73,13 +73,13 @@ fn ten_thousand_wait_on_64_streams() {
                     match select(pin!(allocate), pin!(giving_up)).await {
                         Either::Left((Ok(block), _)) => {
                             use_block(work, &block, plan.work);
-                            add(&tally.served);
+                            add(&counts.served);
                         }
                         Either::Left((Err(error), _)) => {
                             assert!(matches!(error, AllocError::TimedOut { .. }), "{error}");
-                            add(&tally.late);
+                            add(&counts.late);
                         }
-                        Either::Right(_) => add(&tally.cancelled),
+                        Either::Right(_) => add(&counts.cancelled),
                     }
                 };
                 spawner.spawn_local_with_handle(task).unwrap()
@@ -95,7 +95,11 @@ fn ten_thousand_wait_on_64_streams() {
             most_waiting
         }
     });
-    let (served, late, cancelled) = (tally.served.get(), tally.late.get(), tally.cancelled.get());
+    let (served, late, cancelled) = (
+        counts.served.get(),
+        counts.late.get(),
+        counts.cancelled.get(),
+    );
     assert_eq!(served + late + cancelled, TASKS);
     assert!(most_waiting > 9_000, "{most_waiting} waited at once");
     assert!(
@@ -114,9 +118,9 @@ fn ten_thousand_wait_on_64_streams() {
     pool.check_conserved().unwrap();
 }
 
-/// A pool of 8 MiB of which half is in use, with a thousand who wait without a reclaimer: the head for all of it, the
-/// others for so much each.
-fn crowd(
+/// A pool of 8 MiB, half of which is in use, with a thousand waiting requests and no reclaimer. The head asks for all of the
+/// memory, the others for this many bytes each.
+fn many_waiting(
     overtaking: Overtaking,
     each: u64,
     check: impl FnOnce(&mut VecDeque<Allocate<'_>>, &Arc<Count>),
@@ -140,10 +144,10 @@ fn crowd(
     pool.check_conserved().unwrap();
 }
 
-/// Who gives up behind the head makes way for nobody, and wakes nobody; the head makes way for who can be served.
+/// A request that gives up behind the head wakes no other. The head wakes the next request that can be served.
 #[test]
-fn who_gives_up_wakes_only_whom_it_makes_way_for() {
-    crowd(Overtaking::NONE, 4 * MIB, |waiters, woken| {
+fn request_that_gives_up_wakes_only_the_next_head() {
+    many_waiting(Overtaking::NONE, 4 * MIB, |waiters, woken| {
         drop(waiters.pop_back());
         drop(waiters.remove(500));
         assert_eq!(woken.get(), 0);
@@ -152,7 +156,7 @@ fn who_gives_up_wakes_only_whom_it_makes_way_for() {
         let granted = poll(&mut waiters[0]);
         assert!(granted.is_ready() && poll(&mut waiters[1]).is_pending());
     });
-    crowd(Overtaking::NONE, 8 * MIB, |waiters, woken| {
+    many_waiting(Overtaking::NONE, 8 * MIB, |waiters, woken| {
         for _ in 0..10 {
             drop(waiters.pop_front());
         }
@@ -160,14 +164,14 @@ fn who_gives_up_wakes_only_whom_it_makes_way_for() {
     });
 }
 
-/// Where some may overtake, all who are looked at may be in the way of others.
+/// Where overtaking is allowed, each of the requests that are looked at may stand in the way of others.
 #[test]
-fn who_gives_up_in_front_lets_others_pass() {
+fn request_that_gives_up_in_front_lets_others_overtake() {
     let overtaking = Overtaking {
         times: 1,
         bytes: 8 * MIB,
     };
-    crowd(overtaking, 8 * MIB, |waiters, woken| {
+    many_waiting(overtaking, 8 * MIB, |waiters, woken| {
         drop(waiters.pop_back());
         drop(waiters.remove(10));
         assert_eq!(woken.get(), 0);
