@@ -44,6 +44,15 @@ pub enum Clock {
     Manual,
     /// Real time: operations take as long as they say.
     Wall,
+    /// The clock of the tokio runtime inside which the device is built; with the feature `tokio`. Tests that
+    /// [pause](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) it or advance it move the device as well, and
+    /// tokio's timeouts and the device's are of one clock. A task of the runtime moves the device while an event is watched
+    /// or an alarm is set, in tokio's steps of 1 ms: what completes in between is seen at the end of the step.
+    ///
+    /// The runtime must have its time driver enabled. Await on the runtime instead of calling
+    /// [`block_on`](SimDevice::block_on), which would block it.
+    #[cfg(feature = "tokio")]
+    Tokio,
 }
 
 /// What happens when the ordering checker finds a use of memory that nothing orders.

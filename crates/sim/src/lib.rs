@@ -46,7 +46,7 @@
 //! | `engine`, `state` | the lock, how time moves under it, what it guards |
 //! | `schedule` | which item of which stream runs when; sans-IO |
 //! | `memory` | addresses, handles, mappings, bytes |
-//! | `executor`, `ticker`, `time` | who moves time: `block_on`, the helper thread, by hand |
+//! | `executor`, `ticker`, `outer_clock`, `time` | who moves time: `block_on`, the helper thread, by hand |
 //! | `call`, `cost`, `counters` | calls by name, their price, their sum |
 //! | `operation`, `stream`, `flag` | what a user holds |
 //! | `host`, `copy` | the host's own use of shared memory; copies and fills |
@@ -74,6 +74,7 @@ mod memory_calls;
 mod names;
 mod observer;
 mod operation;
+mod outer_clock;
 mod schedule;
 mod state;
 mod stream;
