@@ -105,7 +105,7 @@ impl Quiet {
 pub(super) struct Notifier {
     signal: Mutex<Option<Signal>>,
     changed: Condvar,
-    /// Of the task that stands in for the thread, if one does.
+    /// The waker of the task that stands in for the thread, if one does.
     #[cfg(feature = "tokio")]
     task: futures::task::AtomicWaker,
 }
