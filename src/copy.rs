@@ -1,7 +1,7 @@
 //! Copies between host and device, awaited.
 
 use crate::device::{DeviceError, Transfer, WatchedTransfer};
-use crate::queue::Registration;
+use crate::handles::Registration;
 use crate::sync::Arc;
 use std::fmt;
 use std::future::{Future, poll_fn};

@@ -13,7 +13,8 @@ use crate::device::cuda::native::{
 };
 use crate::device::{DeviceError, DeviceErrorKind, RawStream};
 use crate::error::StreamError;
-use crate::queue::{Registration, block_on};
+use crate::handles::Registration;
+use crate::queue::block_on;
 use crate::shared::{SharedBlock, SharedBuffer};
 use crate::sync::{Arc, plain};
 use std::future::poll_fn;

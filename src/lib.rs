@@ -85,6 +85,7 @@
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
+//! | `handles` | what the handles of a pool, a stream or a reservation share with their blocks | the public types |
 //! | `queue` | waiters, futures, reclaimer | how memory is found |
 //! | `driver` | one allocation and one free, through lanes, heap and device | the waiters |
 //! | `lane` | the state of a stream and its tickets: the hot path | how memory is searched |
@@ -133,6 +134,7 @@ mod driver;
 mod error;
 mod fault;
 pub mod guide;
+mod handles;
 mod heap;
 mod id;
 #[cfg(feature = "cuda")]

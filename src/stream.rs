@@ -3,10 +3,11 @@
 use crate::device::{DeviceError, RawStream};
 use crate::driver::Change;
 use crate::error::StreamError;
+use crate::handles::{Presence, Registration};
 use crate::id::StreamId;
 use crate::lane::Marker;
 use crate::observe::StreamStatistics;
-use crate::queue::{Passage, Presence, Registration};
+use crate::queue::Passage;
 use crate::sync::{Arc, plain};
 use crate::trace;
 use std::fmt;

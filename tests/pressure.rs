@@ -327,3 +327,34 @@ fn request_that_the_device_always_refuses_fails() {
     assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
     assert_eq!(pool.statistics().waits.waiting, 0);
 }
+
+/// The device reports more memory than it has addresses: it refuses each time it is asked, and no fault is scripted.
+#[test]
+fn request_beyond_the_addresses_of_the_device_fails() {
+    for clock in [Clock::Virtual, Clock::Manual] {
+        let device = SimDevice::builder()
+            .memory(1 << 50)
+            .clock(clock)
+            .virtual_memory(false)
+            .build();
+        let pool = pool(&device, 1 << 50);
+        let (_, stream) = stream(&device, &pool);
+        for bytes in [256 << 40, 512 << 40] {
+            let mut waiting = pool.allocate(&stream, bytes);
+            let mut looks = 0;
+            let answer = loop {
+                if let Poll::Ready(answer) = poll(&mut waiting) {
+                    break answer;
+                }
+                looks += 1;
+                assert!(looks < 1000, "the device is asked for ever");
+                device.advance(us(100_000));
+            };
+            let refused = answer.unwrap_err();
+            assert!(matches!(refused, AllocError::Exhausted(_)), "{refused}");
+        }
+        assert_eq!(pool.statistics().waits.waiting, 0);
+        drop(pool.try_allocate(&stream, MIB).unwrap());
+        pool.check_conserved().unwrap();
+    }
+}

@@ -5,15 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers from the lowest up. A layer imports from those before it, and from itself.
-const LAYERS: [&str; 26] = [
+const LAYERS: [&str; 27] = [
     "sync", "fault", "rare", "id", "measure", "device", "error", "trace", "heap", "policy", "lane",
-    "driver", "queue", "registry", "observe", "stream", "copy", "block", "pool", "buffer",
-    "shared", "interop", "testing", "current", "compat", "tower",
+    "driver", "queue", "handles", "registry", "observe", "stream", "copy", "block", "pool",
+    "buffer", "shared", "interop", "testing", "current", "compat", "tower",
 ];
 
 /// The one import from above: the lane keeps references to registrations under its lock, but uses only itself in them.
 /// Without this import, every type around that lock would have a type parameter.
-const UPWARD: (&str, &str) = ("src/lane/state.rs", "queue");
+const UPWARD: (&str, &str) = ("src/lane/state.rs", "handles");
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("a folder of sources");

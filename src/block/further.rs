@@ -9,8 +9,8 @@
 //! This file knows nothing of the device.
 
 use crate::fault::injected;
+use crate::handles::Registration;
 use crate::lane::Marker;
-use crate::queue::Registration;
 use crate::sync::Arc;
 use smallvec::SmallVec;
 

@@ -85,7 +85,7 @@ pub use walk::{BlockInfo, BlockState, ReservationInfo, SegmentInfo};
 
 use crate::device::{Device, DeviceError};
 use crate::error::BuildError;
-use crate::heap::{Placement, Request};
+use crate::heap::{self, Placement, Request};
 use crate::id::ReservationId;
 use crate::lane::Lane;
 pub(crate) use crate::lane::Use;
@@ -176,14 +176,17 @@ impl Driver {
     /// Makes a reservation of complete memory.
     pub(crate) fn reservation(&self, allocations: Allocations) -> ReservationId {
         let mut heap = self.heap.lock();
-        heap.reserve(allocations.into_iter().map(|allocation| allocation.id))
+        heap::reservation::create(
+            &mut heap,
+            allocations.into_iter().map(|allocation| allocation.id),
+        )
     }
 
     /// Adds complete memory to a reservation.
     pub(crate) fn add_to_reservation(&self, reservation: ReservationId, allocations: Allocations) {
         let mut heap = self.heap.lock();
         let ids = allocations.into_iter().map(|allocation| allocation.id);
-        heap.add_to_reservation(reservation, ids);
+        heap::reservation::extend(&mut heap, reservation, ids);
     }
 
     /// Allocates from a reservation, for use in the order of the lane's stream: behind a wait on the device if
@@ -211,7 +214,7 @@ impl Driver {
 
     /// Bytes of a reservation that are not allocated, and those of its largest block.
     pub(crate) fn left_in_reservation(&self, reservation: ReservationId) -> (u64, u64) {
-        let state = self.heap.lock().reservation_state(reservation);
+        let state = heap::reservation::state(&self.heap.lock(), reservation);
         (state.left, state.largest)
     }
 
@@ -222,21 +225,19 @@ impl Driver {
         bytes: u64,
         only_whole: bool,
     ) -> Option<ReservationId> {
-        self.heap
-            .lock()
-            .split_reservation(reservation, bytes, only_whole)
+        heap::reservation::split(&mut self.heap.lock(), reservation, bytes, only_whole)
     }
 
     /// Moves what is not allocated of a reservation into another one; to the pool, if that has ended.
     pub(crate) fn merge_reservation(&self, from: ReservationId, into: ReservationId) {
-        self.heap.lock().merge_reservation(from, into);
+        heap::reservation::merge(&mut self.heap.lock(), from, into);
         self.publish(Change::Memory);
         self.note_return();
     }
 
     /// Ends a reservation. Its memory that is not allocated is available to all, once it is complete.
     pub(crate) fn disband(&self, reservation: ReservationId) {
-        self.heap.lock().disband(reservation);
+        heap::reservation::disband(&mut self.heap.lock(), reservation);
         self.publish(Change::Memory);
         self.note_return();
     }

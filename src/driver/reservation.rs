@@ -6,7 +6,7 @@ use super::supply::For;
 use super::{Change, Source};
 use crate::device::DeviceError;
 use crate::fault::injected;
-use crate::heap::{Exchange, Exchanged, Growth, Request, ReservationState};
+use crate::heap::{self, Exchange, Exchanged, Growth, Request, ReservationState};
 use crate::id::ReservationId;
 use crate::lane::Flush;
 use crate::policy::WaitLimit;
@@ -81,7 +81,9 @@ impl<'a> Draw<'a> {
     /// How often something came back to the reservation.
     fn moves(&self) -> u64 {
         let heap = self.to.driver.heap.lock();
-        heap.reservation_state(self.reservation).arrivals.so_far
+        heap::reservation::state(&heap, self.reservation)
+            .arrivals
+            .so_far
     }
 
     /// The reservation has too little memory, unless something came back to it since `so_far` counted. While an
@@ -94,7 +96,7 @@ impl<'a> Draw<'a> {
                     left,
                     largest,
                     arrivals,
-                } = heap.reservation_state(self.reservation);
+                } = heap::reservation::state(&heap, self.reservation);
                 if arrivals.so_far != so_far {
                     return None;
                 }
@@ -114,7 +116,7 @@ impl<'a> Draw<'a> {
         let limit = self.to.can_wait().then_some(WaitLimit::Unlimited);
         let taken = self.to.with_waits(limit, |view| {
             let mut heap = self.to.driver.heap.lock();
-            heap.take_from_reservation(self.reservation, self.request, view)
+            heap::reservation::take(&mut heap, self.reservation, self.request, view)
         });
         match taken {
             Some(grant) => self.to.accept(grant, Source::Free),

@@ -10,7 +10,7 @@ use super::block::{BlockId, State};
 use super::fence::Fences;
 use super::plan::Plan;
 use super::request::{Grant, Request, View};
-use super::reservation::{blocks_of, exists, fences_of};
+use super::reservation::{blocks_of, disband, exists, fences_of};
 use super::window::Growth;
 use super::{BlockMap, Heap};
 use crate::id::ReservationId;
@@ -98,7 +98,7 @@ impl Exchange {
         heap: &mut Heap,
         commit: impl FnOnce(&mut Heap) -> Option<Grant>,
     ) -> Option<Grant> {
-        heap.disband(self.escrow);
+        disband(heap, self.escrow);
         let bytes = self.given.bytes;
         heap.reservations
             .note(&heap.map, self.reservation, |arrivals| {

@@ -82,7 +82,7 @@ mod index;
 pub(crate) mod inspect;
 mod plan;
 mod request;
-mod reservation;
+pub(crate) mod reservation;
 #[cfg(test)]
 mod tests;
 mod totals;
@@ -99,12 +99,12 @@ pub use growth::GrowBy;
 pub(crate) use inspect::{Figures, Found, Holding, SegmentBlocks};
 pub(crate) use plan::{Mapping, NewSegment, Outcome, Plan, Step};
 pub(crate) use request::{Grant, Placement, Recipient, Request, View};
-pub(crate) use reservation::Arrivals;
+pub(crate) use reservation::ReservationState;
 pub(crate) use totals::{High, Totals};
 pub(crate) use trim::{Release, Target};
 pub(crate) use window::{Growth, Offers};
 
-use crate::id::{ReservationId, StreamId, Ticket};
+use crate::id::{StreamId, Ticket};
 use crate::measure::Mark;
 use block::State;
 use block_map::BlockMap;
@@ -129,16 +129,6 @@ pub(crate) struct Geometry {
     pub(crate) virtual_memory: bool,
     /// How much is taken at a time.
     pub(crate) growth: GrowBy,
-}
-
-/// What a reservation holds, and what came to it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ReservationState {
-    /// Bytes that are not granted.
-    pub(crate) left: u64,
-    /// The bytes of the largest block that is not granted.
-    pub(crate) largest: u64,
-    pub(crate) arrivals: Arrivals,
 }
 
 /// The shared book; see the [module](self).
@@ -435,84 +425,5 @@ impl Heap {
     /// Ends a release of which the first `done` spans are gone. Returns the bytes released.
     pub(crate) fn commit_release(&mut self, release: Release, done: usize) -> u64 {
         self.releases.commit(&mut self.map, release, done)
-    }
-
-    // ---- reservations ----------------------------------------------------------------------
-
-    /// Creates a reservation of granted blocks, which are complete.
-    pub(crate) fn reserve(&mut self, granted: impl IntoIterator<Item = BlockId>) -> ReservationId {
-        let reservation = self.reservations.create(&mut self.map);
-        reservation::set_aside(&mut self.map, reservation, granted);
-        reservation
-    }
-
-    /// Adds granted blocks, which are complete, to a reservation.
-    pub(crate) fn add_to_reservation(
-        &mut self,
-        reservation: ReservationId,
-        granted: impl IntoIterator<Item = BlockId>,
-    ) {
-        reservation::set_aside(&mut self.map, reservation, granted);
-        let arrivals = &mut self.reservations;
-        arrivals.note(&self.map, reservation, |arrivals| arrivals.so_far += 1);
-    }
-
-    /// Grants a part of a reservation.
-    pub(crate) fn take_from_reservation(
-        &mut self,
-        reservation: ReservationId,
-        request: Request,
-        view: &View<'_>,
-    ) -> Option<Grant> {
-        reservation::take(&mut self.map, &self.completed, reservation, request, view)
-    }
-
-    /// Creates a reservation of `bytes` of another one, if that has as many which are not granted; with `only_whole`, in one
-    /// piece.
-    pub(crate) fn split_reservation(
-        &mut self,
-        reservation: ReservationId,
-        bytes: u64,
-        only_whole: bool,
-    ) -> Option<ReservationId> {
-        let Self {
-            map,
-            completed,
-            reservations,
-            ..
-        } = self;
-        reservations.split(map, completed, reservation, bytes, only_whole)
-    }
-
-    /// Moves what is not granted of a reservation into another one.
-    pub(crate) fn merge_reservation(&mut self, from: ReservationId, into: ReservationId) {
-        let Self {
-            map,
-            completed,
-            reservations,
-            ..
-        } = self;
-        reservations.merge(map, completed, from, into);
-    }
-
-    /// Ends a reservation. Any stream may take what is not granted of it, and what is once it is freed.
-    pub(crate) fn disband(&mut self, reservation: ReservationId) {
-        let Self {
-            map,
-            completed,
-            reservations,
-            ..
-        } = self;
-        reservations.disband(map, completed, reservation);
-    }
-
-    /// Returns what a reservation holds, and what came to it; zeros if it does not exist any more.
-    pub(crate) fn reservation_state(&self, reservation: ReservationId) -> ReservationState {
-        let (left, largest) = reservation::left(&self.map, reservation);
-        ReservationState {
-            left,
-            largest,
-            arrivals: self.reservations.arrivals(reservation),
-        }
     }
 }

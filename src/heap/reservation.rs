@@ -4,6 +4,7 @@
 //! returns to it with its fences when it is freed, for as long as the reservation exists. Neighbours in a reservation
 //! stay apart until a request fits into no single block: a reservation is small, and joining adds up fences.
 
+use super::Heap;
 use super::block::{BlockId, State};
 use super::block_map::BlockMap;
 use super::completed::Completed;
@@ -56,81 +57,6 @@ impl Reservations {
         }
     }
 
-    /// Splits a reservation of `bytes` off another one, if that has as many ungranted bytes; in one piece, if it has
-    /// them. With `only_whole`, not in several.
-    pub(super) fn split(
-        &mut self,
-        map: &mut BlockMap,
-        completed: &Completed,
-        reservation: ReservationId,
-        bytes: u64,
-        only_whole: bool,
-    ) -> Option<ReservationId> {
-        let (all, largest) = left(map, reservation);
-        if all < bytes {
-            return None;
-        }
-        if largest < bytes {
-            let alignment = 1;
-            let request = Request { bytes, alignment };
-            // A union of fences is safe to set aside.
-            match shortest_run(map, reservation, request, |_| true) {
-                Some(run) => drop(join(map, completed, reservation, &run)),
-                None if only_whole => return None,
-                None => {}
-            }
-        }
-        let other = self.create(map);
-        let mut left = bytes;
-        while left > 0 {
-            let by_size = &map.index().reserved[&reservation];
-            let piece = by_size.at_least(left).next().or_else(|| by_size.last());
-            let (size, id) = piece.expect("the reservation has enough");
-            if size > left {
-                map.cut(id, left);
-            }
-            left -= size.min(left);
-            let fences = fences_of(map, completed, id);
-            map.set_state(id, State::Reserved(other, fences));
-        }
-        Some(other)
-    }
-
-    /// Ends a reservation. Its ungranted blocks become available to all streams; its granted ones do when they are freed.
-    pub(super) fn disband(
-        &mut self,
-        map: &mut BlockMap,
-        completed: &Completed,
-        reservation: ReservationId,
-    ) {
-        for id in blocks_of(map, reservation) {
-            let fences = fences_of(map, completed, id);
-            map.resettle(id, State::after(fences));
-        }
-        map.index_mut().reserved.remove(&reservation);
-        self.arrivals.remove(&reservation);
-    }
-
-    /// Moves the ungranted blocks of a reservation into another one; to the pool, if that is disbanded.
-    pub(super) fn merge(
-        &mut self,
-        map: &mut BlockMap,
-        completed: &Completed,
-        from: ReservationId,
-        into: ReservationId,
-    ) {
-        let goes_on = exists(map, into);
-        for id in blocks_of(map, from) {
-            let fences = fences_of(map, completed, id);
-            if goes_on {
-                map.set_state(id, State::Reserved(into, fences));
-            } else {
-                map.resettle(id, State::after(fences));
-            }
-        }
-        self.note(map, into, |arrivals| arrivals.so_far += 1);
-    }
-
     /// Continues the ids as if this many reservations had been created.
     #[cfg(test)]
     pub(super) fn skip_ids(&mut self, created: u64) {
@@ -138,12 +64,132 @@ impl Reservations {
     }
 }
 
+/// What a reservation holds, and what came to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReservationState {
+    /// Bytes that are not granted.
+    pub(crate) left: u64,
+    /// The bytes of the largest block that is not granted.
+    pub(crate) largest: u64,
+    pub(crate) arrivals: Arrivals,
+}
+
+/// Creates a reservation of granted blocks, which are complete.
+pub(crate) fn create(heap: &mut Heap, granted: impl IntoIterator<Item = BlockId>) -> ReservationId {
+    let reservation = heap.reservations.create(&mut heap.map);
+    set_aside(&mut heap.map, reservation, granted);
+    reservation
+}
+
+/// Adds granted blocks, which are complete, to a reservation.
+pub(crate) fn extend(
+    heap: &mut Heap,
+    reservation: ReservationId,
+    granted: impl IntoIterator<Item = BlockId>,
+) {
+    set_aside(&mut heap.map, reservation, granted);
+    let Heap {
+        map, reservations, ..
+    } = heap;
+    reservations.note(map, reservation, |arrivals| arrivals.so_far += 1);
+}
+
+/// Returns the state of a reservation; zeros if it does not exist any more.
+pub(crate) fn state(heap: &Heap, reservation: ReservationId) -> ReservationState {
+    let (left, largest) = left(&heap.map, reservation);
+    ReservationState {
+        left,
+        largest,
+        arrivals: heap.reservations.arrivals(reservation),
+    }
+}
+
+/// Splits a reservation of `bytes` off another one, if that has as many ungranted bytes; in one piece, if it has
+/// them. With `only_whole`, not in several.
+pub(crate) fn split(
+    heap: &mut Heap,
+    reservation: ReservationId,
+    bytes: u64,
+    only_whole: bool,
+) -> Option<ReservationId> {
+    let Heap {
+        map,
+        completed,
+        reservations,
+        ..
+    } = heap;
+    let (all, largest) = left(map, reservation);
+    if all < bytes {
+        return None;
+    }
+    if largest < bytes {
+        let alignment = 1;
+        let request = Request { bytes, alignment };
+        // A union of fences is safe to set aside.
+        match shortest_run(map, reservation, request, |_| true) {
+            Some(run) => drop(join(map, completed, reservation, &run)),
+            None if only_whole => return None,
+            None => {}
+        }
+    }
+    let other = reservations.create(map);
+    let mut left = bytes;
+    while left > 0 {
+        let by_size = &map.index().reserved[&reservation];
+        let piece = by_size.at_least(left).next().or_else(|| by_size.last());
+        let (size, id) = piece.expect("the reservation has enough");
+        if size > left {
+            map.cut(id, left);
+        }
+        left -= size.min(left);
+        let fences = fences_of(map, completed, id);
+        map.set_state(id, State::Reserved(other, fences));
+    }
+    Some(other)
+}
+
+/// Moves the ungranted blocks of a reservation into another one; to the pool, if that is disbanded.
+pub(crate) fn merge(heap: &mut Heap, from: ReservationId, into: ReservationId) {
+    let Heap {
+        map,
+        completed,
+        reservations,
+        ..
+    } = heap;
+    let goes_on = exists(map, into);
+    for id in blocks_of(map, from) {
+        let fences = fences_of(map, completed, id);
+        if goes_on {
+            map.set_state(id, State::Reserved(into, fences));
+        } else {
+            map.resettle(id, State::after(fences));
+        }
+    }
+    reservations.note(map, into, |arrivals| arrivals.so_far += 1);
+}
+
+/// Ends a reservation. Its ungranted blocks become available to all streams; its granted ones do when they are freed.
+pub(crate) fn disband(heap: &mut Heap, reservation: ReservationId) {
+    let Heap {
+        map,
+        completed,
+        reservations,
+        ..
+    } = heap;
+    for id in blocks_of(map, reservation) {
+        let fences = fences_of(map, completed, id);
+        map.resettle(id, State::after(fences));
+    }
+    map.index_mut().reserved.remove(&reservation);
+    reservations.arrivals.remove(&reservation);
+}
+
 pub(super) fn exists(map: &BlockMap, reservation: ReservationId) -> bool {
     map.index().reserved.contains_key(&reservation)
 }
 
 /// Moves granted blocks, which are complete, into a reservation.
-pub(super) fn set_aside(
+fn set_aside(
     map: &mut BlockMap,
     reservation: ReservationId,
     granted: impl IntoIterator<Item = BlockId>,
@@ -181,13 +227,13 @@ pub(super) fn fences_of(map: &BlockMap, completed: &Completed, id: BlockId) -> F
 
 /// Grants the best fit of a reservation: a block that the requester is ordered after, or else one that it may be made
 /// to wait for, or else several neighbours together.
-pub(super) fn take(
-    map: &mut BlockMap,
-    completed: &Completed,
+pub(crate) fn take(
+    heap: &mut Heap,
     reservation: ReservationId,
     request: Request,
     view: &View<'_>,
 ) -> Option<Grant> {
+    let Heap { map, completed, .. } = heap;
     let search = Search {
         map,
         completed,

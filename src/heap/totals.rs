@@ -41,44 +41,38 @@ pub(crate) struct Totals {
 impl Totals {
     #[inline]
     pub(super) fn add(&mut self, state: &State, bytes: u64) {
-        match state {
-            State::Free => self.free.add(bytes),
-            State::Pending(_) => {
-                self.pending.add(bytes);
-                self.in_use.add(bytes);
-            }
-            State::Used(_) => {
-                self.used.add(bytes);
-                self.in_use.add(bytes);
-            }
-            State::Reserved(..) => {
-                self.used.add(bytes);
-                self.in_use.add(bytes);
-                self.set_aside.add(bytes);
-            }
-            State::Claimed(_) if state.is_backed() => self.claimed += bytes,
-            State::Claimed(_) | State::Hole | State::Room => {}
+        self.change(state, |level| level.add(bytes));
+        if matches!(state, State::Claimed(_)) && state.is_backed() {
+            self.claimed += bytes;
         }
     }
 
     #[inline]
     pub(super) fn subtract(&mut self, state: &State, bytes: u64) {
+        self.change(state, |level| level.subtract(bytes));
+        if matches!(state, State::Claimed(_)) && state.is_backed() {
+            self.claimed -= bytes;
+        }
+    }
+
+    /// Changes every level that counts the state.
+    #[inline(always)]
+    fn change(&mut self, state: &State, change: impl Fn(&mut Level)) {
         match state {
-            State::Free => self.free.subtract(bytes),
+            State::Free => change(&mut self.free),
             State::Pending(_) => {
-                self.pending.subtract(bytes);
-                self.in_use.subtract(bytes);
+                change(&mut self.pending);
+                change(&mut self.in_use);
             }
             State::Used(_) => {
-                self.used.subtract(bytes);
-                self.in_use.subtract(bytes);
+                change(&mut self.used);
+                change(&mut self.in_use);
             }
             State::Reserved(..) => {
-                self.used.subtract(bytes);
-                self.in_use.subtract(bytes);
-                self.set_aside.subtract(bytes);
+                change(&mut self.used);
+                change(&mut self.in_use);
+                change(&mut self.set_aside);
             }
-            State::Claimed(_) if state.is_backed() => self.claimed -= bytes,
             State::Claimed(_) | State::Hole | State::Room => {}
         }
     }

@@ -6,8 +6,8 @@
 
 use super::TagStatistics;
 use crate::driver::{Source, Statistics};
+use crate::handles::Presence;
 use crate::measure::{Histogram, Tag, WaitOutcome, WaitStatistics};
-use crate::queue::Presence;
 use crate::sync::plain::Arc;
 use ::metrics::{
     Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,

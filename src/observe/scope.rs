@@ -1,8 +1,8 @@
 //! What happens in a pool between two moments.
 
 use crate::driver::Statistics;
+use crate::handles::Presence;
 use crate::measure::Mark;
-use crate::queue::Presence;
 use crate::sync::plain::Arc;
 use std::fmt;
 

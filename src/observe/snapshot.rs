@@ -2,9 +2,9 @@
 
 use super::History;
 use crate::driver::{BlockInfo, BlockState, HeapWalk, SegmentInfo, Site};
+use crate::handles::Presence;
 use crate::id::{StreamId, StreamLabel};
 use crate::measure::{Bytes, Milliseconds, Tag, debug_in_units};
-use crate::queue::Presence;
 use std::fmt;
 use std::time::Duration;
 

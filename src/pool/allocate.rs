@@ -6,13 +6,12 @@ use super::{Pool, scope};
 use crate::block::Block;
 use crate::driver::{Allocation, Driver, Part, Parts};
 use crate::error::AllocError;
+use crate::handles::{Caller, Registration};
 use crate::heap::{self, Placement};
 use crate::id::ReservationId;
 use crate::lane::{Miss, StreamCache};
 use crate::measure::{Tag, debug_in_units};
-use crate::queue::{
-    Ask, Asker, Caller, Demand, Grant, Late, Registration, Terms, Wants, take_own, try_now,
-};
+use crate::queue::{Ask, Asker, Demand, Grant, Late, Terms, Wants, take_own, try_now};
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
 
@@ -189,7 +188,7 @@ impl<H: Handles> Kind for ForBlock<H> {
         if let Some(drawn) = scope::draw(pool, registration, &demand, caller) {
             return Ok(Taken::Output(drawn?));
         }
-        let allocation = match take_own(registration, &demand, attempt.miss) {
+        let allocation = match take_own((&**registration).into(), &demand, attempt.miss) {
             Some(allocation) => allocation,
             None => match try_now(self.asker(), &demand, attempt.effort) {
                 Ok(allocation) => allocation,

@@ -4,8 +4,9 @@ use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken};
 use crate::block::Block;
 use crate::driver::Parts;
 use crate::error::AllocError;
+use crate::handles::{Caller, Registration};
 use crate::measure::Tag;
-use crate::queue::{Ask, Asker, Caller, Demand, Grant, Registration, Wants};
+use crate::queue::{Ask, Asker, Demand, Grant, Wants};
 use std::panic::Location;
 
 /// The future of [`Block::grow`]. See [`Request`] for terms and errors. If it fails or is dropped early, the block is

@@ -2,8 +2,8 @@
 
 use crate::device::{DeviceError, MemoryKind};
 use crate::driver::Upstream;
+use crate::handles::Presence;
 use crate::measure::{Bytes, debug_in_units};
-use crate::queue::Presence;
 use std::fmt;
 use std::time::Duration;
 

@@ -438,6 +438,6 @@ impl Pool {
     ///
     /// During a drain no lane keeps freed memory: each free takes the heap's lock and records an event.
     pub fn drain(&self) -> Drain {
-        Drain::new(self.presence.clone())
+        Drain::new(self.service().clone(), self.presence.clone())
     }
 }

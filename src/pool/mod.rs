@@ -53,8 +53,9 @@ use streams::OwnStream;
 use crate::block::Block;
 use crate::device::{Device, DeviceStream, Host};
 use crate::error::{AllocError, BuildError, StreamError};
+use crate::handles::{Presence, Registration};
 use crate::lane::Miss;
-use crate::queue::{Presence, Registration, Roll, Service};
+use crate::queue::Service;
 use crate::registry;
 use crate::stream::Stream;
 use crate::sync::{Arc, plain};
@@ -97,13 +98,8 @@ impl Pool {
     }
 
     fn new(service: Service, name: Option<String>) -> Result<Self, BuildError> {
-        let service = Arc::new(service);
-        let name = name.map(Into::into);
-        let presence = plain::Arc::new(Presence {
-            service,
-            name,
-            roll: Roll::default(),
-        });
+        let presence = Presence::new(Arc::new(service), name.map(Into::into));
+        let presence = plain::Arc::new(presence);
         registry::enter(&presence)?;
         let explainer = plain::Arc::downgrade(&presence);
         presence.service.driver.device.explain_with(explainer);

@@ -6,12 +6,13 @@
 
 use crate::driver::{Effort, Fill};
 use crate::error::AllocError;
+use crate::handles::Caller;
 use crate::id::ReservationId;
 use crate::lane::Miss;
 use crate::measure::Tag;
 use crate::queue::{
-    Ask, Asker, Caller, Demand, Denial, Grant, Late, Made, Terms, Waiting, Wants,
-    block_on_unless_in_task, try_all_now,
+    Ask, Asker, Demand, Denial, Grant, Late, Made, Terms, Waiting, Wants, block_on_unless_in_task,
+    try_all_now,
 };
 use std::future::Future;
 use std::panic::Location;

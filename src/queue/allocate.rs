@@ -5,7 +5,7 @@ use super::hook::Asking;
 use super::throttled::{self, Standstill};
 use super::waiter::{Unclaimed, Waiter, outcome_of};
 use super::waiters::{Joined, Newcomer, Refused};
-use super::{Charge, Demand, Registration, Service, Terms, Wants};
+use super::{Charge, Demand, Service, Terms, Wants};
 use crate::device::Alarm;
 use crate::driver::{
     Allocation, Allocations, Change, Effort, Expected, HistoryEvent, Mode, Parts, Refusal,
@@ -28,16 +28,6 @@ use std::time::Duration;
 pub(crate) struct Asker<'a> {
     pub(crate) service: &'a Arc<Service>,
     pub(crate) lane: &'a Arc<Lane>,
-}
-
-impl<'a> From<&'a Registration> for Asker<'a> {
-    #[inline]
-    fn from(registration: &'a Registration) -> Self {
-        Self {
-            service: &registration.service,
-            lane: &registration.lane,
-        }
-    }
 }
 
 /// What a request asks for: one block that the demand describes, or several parts whose sum it is.
@@ -375,13 +365,9 @@ impl Denial<'_> {
 }
 
 /// Takes a block from the stream's cache for a request without a tag, unless the cache was searched already.
-pub(crate) fn take_own(
-    registration: &Registration,
-    demand: &Demand,
-    miss: Miss,
-) -> Option<Allocation> {
+pub(crate) fn take_own(asker: Asker<'_>, demand: &Demand, miss: Miss) -> Option<Allocation> {
     match (demand.tag, miss) {
-        (None, Miss::NotSearched) => own(registration.into(), demand),
+        (None, Miss::NotSearched) => own(asker, demand),
         (Some(_), _) | (_, Miss::Empty) => None,
     }
 }

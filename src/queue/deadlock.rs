@@ -13,8 +13,7 @@
 use super::Position;
 use super::serving::{Pass, Served};
 use super::waiter::Waiter;
-use super::{Demand, Presence, Service};
-use crate::device::Explain;
+use super::{Demand, Service};
 use crate::error::AllocError;
 use crate::measure::{Bytes, Milliseconds, Tag};
 use crate::sync::{Arc, Guards, Mutex};
@@ -155,15 +154,15 @@ pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
-/// `pool "frames": 1 request waits for memory: 4.0 MiB for tag chat on S2 since 0.120 ms, at src/main.rs:9:30; held: …`
-impl Explain for Presence {
-    fn explain(&self) -> Option<String> {
-        let service = &self.service;
-        let (waiting, first) = (service.queue.waiting(), service.queue.first(NAMED));
+impl Service {
+    /// Describes the waiting requests and what is held, if any request waits:
+    /// `pool "frames": 1 request waits for memory: 4.0 MiB for tag chat on S2 since 0.120 ms, at src/main.rs:9:30; held: …`
+    pub(crate) fn explain(&self, name: Option<&str>) -> Option<String> {
+        let (waiting, first) = (self.queue.waiting(), self.queue.first(NAMED));
         if first.is_empty() {
             return None;
         }
-        let name = self.name.as_ref().map(|name| format!(" {name:?}"));
+        let name = name.map(|name| format!(" {name:?}"));
         let (name, plural) = (
             name.unwrap_or_default(),
             if waiting == 1 { "" } else { "s" },
@@ -173,7 +172,7 @@ impl Explain for Presence {
             "pool{name}: {waiting} request{plural} waiting: {}",
             first.join("; ")
         );
-        let held = holders(service, None);
+        let held = holders(self, None);
         if !held.is_empty() {
             let _ = write!(text, "; held by {held}");
         }

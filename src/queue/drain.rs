@@ -5,11 +5,12 @@
 //! last one, and by the device; it does not poll in between.
 
 use super::funnel::Member;
-use super::{Presence, Service, blocking};
+use super::{Service, blocking};
 use crate::device::Alarm;
 use crate::driver::gate;
 use crate::error::DrainError;
-use crate::sync::{Guards, Mutex, Ordering, plain};
+use crate::sync::{Arc, Guards, Mutex, Ordering, plain};
+use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -32,7 +33,9 @@ use std::time::Duration;
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Drain {
-    presence: plain::Arc<Presence>,
+    service: Arc<Service>,
+    /// Keeps the pool alive.
+    _handle: plain::Arc<dyn Any + Send + Sync>,
     timeout: Option<Duration>,
     stage: Stage,
 }
@@ -49,9 +52,10 @@ enum Stage {
 }
 
 impl Drain {
-    pub(crate) fn new(presence: plain::Arc<Presence>) -> Self {
+    pub(crate) fn new(service: Arc<Service>, handle: plain::Arc<dyn Any + Send + Sync>) -> Self {
         Self {
-            presence,
+            service,
+            _handle: handle,
             timeout: None,
             stage: Stage::New,
         }
@@ -74,7 +78,7 @@ impl Drain {
     }
 
     fn look(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DrainError>> {
-        let service = &self.presence.service;
+        let service = &self.service;
         let now = service.driver.device.now();
         if matches!(self.stage, Stage::New) {
             self.stage = Stage::Draining {
@@ -112,7 +116,7 @@ impl Drain {
 
     fn finish(&mut self) {
         if let Stage::Draining { member, .. } = std::mem::replace(&mut self.stage, Stage::Done) {
-            let service = &self.presence.service;
+            let service = &self.service;
             service.drains.end(service, member);
             // Nothing is watched for this drain any more.
             Service::serve_candidate(service);

@@ -30,9 +30,6 @@
 //! | `drain` | waiting until all memory is back |
 //! | `passage` | waiting for a point of a stream: events, synchronization, deallocation |
 //! | `link` | what the device's alarms call |
-//! | `registration`, `natives` | what a stream's handles and blocks share; streams by the backend's names |
-//! | `reserved` | what a reservation and its blocks share |
-//! | `observers`, `fills` | what is told of each block's life; filling |
 
 mod admission;
 mod allocate;
@@ -42,18 +39,13 @@ mod deadlock;
 mod demand;
 mod drain;
 mod fair_queue;
-mod fills;
 mod funnel;
 mod grower;
 mod hook;
 mod link;
-mod natives;
-mod observers;
 mod passage;
 mod quota_queue;
 mod reclaimer;
-mod registration;
-mod reserved;
 mod scan;
 mod scopes;
 mod service;
@@ -80,12 +72,8 @@ use fair_queue::Position;
 pub(crate) use hook::Hook;
 pub use hook::PressureHook;
 pub(crate) use hook::hooks_entered;
-pub(crate) use natives::Roll;
-pub(crate) use observers::{Caller, Ending, Granted, Observers};
 pub(crate) use passage::{Passage, Passages};
 pub use reclaimer::Reclaimer;
-pub(crate) use registration::{Presence, Registration};
-pub(crate) use reserved::Reserved;
 pub(crate) use service::Service;
 pub use terms::Overtaking;
 pub(crate) use terms::{Rules, Terms};

@@ -6,7 +6,6 @@ use super::funnel::{Funnel, wake};
 use super::grower::Grower;
 use super::hook::Hooked;
 use super::link::{Keeper, Link, StandIn};
-use super::observers::Observers;
 use super::reclaimer::Spawned;
 use super::serving::Pass;
 use super::spawn;
@@ -33,8 +32,6 @@ pub(crate) struct Service {
     /// By what rules requests wait.
     pub(super) rules: Rules,
     pub(super) deadlock: Deadlock,
-    /// Notified of blocks' lives, if there are any.
-    pub(crate) observers: Option<plain::Arc<Observers>>,
     /// The device's watches on streams. Changed by the serving thread only: two threads that looked at different times
     /// would undo each other's watches.
     watches: Mutex<Watches>,
@@ -69,7 +66,6 @@ impl Service {
         Ok(Self {
             rules,
             deadlock: Deadlock::new(),
-            observers: Observers::of(&driver),
             queue,
             funnel,
             driver,
@@ -381,7 +377,7 @@ impl Service {
     }
 
     /// The last handle is gone: reclaimers that were made to last end, and so does the maintenance.
-    pub(super) fn orphan(&self) {
+    pub(crate) fn orphan(&self) {
         self.is_orphaned.store(true, Ordering::Release);
         self.funnel.wake_reclaimers();
         // Only forgotten requests can still wait.

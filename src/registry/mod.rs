@@ -6,7 +6,7 @@
 use crate::device::DeviceId;
 use crate::driver::Supply;
 use crate::error::BuildError;
-use crate::queue::Presence;
+use crate::handles::Presence;
 use crate::sync::plain::{Arc, Mutex, Weak};
 
 static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());

@@ -194,6 +194,43 @@ fn late_requests_are_shed() {
     assert_eq!(waiting(&pool), 3);
 }
 
+/// The pool has memory, and the tag may not hold more of it.
+#[test]
+fn late_requests_are_shed_at_the_limit_of_their_tag() {
+    let device = manual();
+    let pool = base(&device).load_shedding().build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    let tag = Tag::new("admission: late at its limit");
+    pool.tag(tag).set_limit(Some(MIB));
+    let request = || pool.allocate(&stream, MIB).tag(tag);
+    let mut block = request().try_now().unwrap();
+    let mut waiters: Vec<_> = (0..40).map(|_| request()).collect();
+    assert!(waiters.iter_mut().all(|waiter| poll(waiter).is_pending()));
+    for waiter in waiters {
+        device.advance(us(100));
+        drop(block);
+        block = now(waiter).unwrap();
+    }
+    let mut first = request().timeout(us(10));
+    assert!(
+        poll(&mut first).is_pending(),
+        "it keeps the estimate current"
+    );
+    let mut second = request().timeout(us(250));
+    assert!(poll(&mut second).is_pending());
+    let shed = now(request().timeout(us(250))).unwrap_err();
+    assert!(
+        matches!(shed, AllocError::Shed { expected, limit } if expected >= us(290) && limit == us(250)),
+        "{shed}"
+    );
+    let waits = pool.tag(tag).statistics().waits;
+    assert_eq!((waits.shed, waits.refused, waits.waiting), (1, 0, 2));
+    // A request without the tag needs not wait.
+    drop(now(pool.allocate(&stream, MIB).timeout(us(1))).unwrap());
+    drop(block);
+    assert!(poll(&mut first).is_ready());
+}
+
 /// Without the setting, requests wait until their limits are over.
 #[test]
 fn requests_are_not_shed_by_default() {

@@ -385,3 +385,64 @@ fn unpooled_blocks_are_charged_in_device_steps() {
     assert_eq!(pool.statistics().lost_to_rounding, 0);
     assert_eq!(used(&pool, guest), 0);
 }
+
+/// Runs a function once, when the last clone of its waker is dropped.
+struct OnDrop(std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl std::task::Wake for OnDrop {
+    fn wake(self: std::sync::Arc<Self>) {}
+}
+
+impl Drop for OnDrop {
+    fn drop(&mut self) {
+        let run = self.0.get_mut().unwrap().take();
+        run.into_iter().for_each(|run| run());
+    }
+}
+
+/// The poll stores its waker, and drops the last one: that frees memory, has the request granted, and lowers the limit
+/// below it. Then the poll refuses the request.
+#[test]
+fn grant_to_a_request_that_its_poll_refuses_is_given_back() {
+    for is_virtual in [true, false] {
+        let device = SimDevice::builder()
+            .memory(1 << 30)
+            .clock(weirpool::device::sim::Clock::Manual)
+            .virtual_memory(is_virtual)
+            .build();
+        let [guest] = tags("refused after its grant");
+        let pool = builder(&device, 8 * MIB)
+            .tag_limit(guest, 4 * MIB)
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let held = pool
+            .allocate(&stream, 4 * MIB)
+            .tag(guest)
+            .try_now()
+            .unwrap();
+        let mut waiting = pool.allocate(&stream, 3 * MIB).tag(guest);
+        let free = {
+            let pool = pool.clone();
+            move || {
+                drop(held);
+                // Serves the queue.
+                drop(now(pool.reserve(MIB)).unwrap());
+                assert_eq!(pool.statistics().live_blocks, 0, "granted, and not taken");
+                assert_eq!(pool.statistics().used.current, 3 * MIB);
+                pool.tag(guest).set_limit(Some(MIB));
+            }
+        };
+        let waker = OnDrop(std::sync::Mutex::new(Some(Box::new(free))));
+        let waker = std::task::Waker::from(std::sync::Arc::new(waker));
+        assert!(poll_with(&mut waiting, &waker).is_pending());
+        drop(waker);
+        let Poll::Ready(Err(refused)) = poll(&mut waiting) else {
+            panic!("the request exceeds the limit");
+        };
+        assert!(matches!(refused, AllocError::OverLimit { .. }), "{refused}");
+        assert_eq!(used(&pool, guest), 0);
+        pool.check_conserved().unwrap();
+        assert_eq!(now(pool.drain()), Ok(()));
+    }
+}

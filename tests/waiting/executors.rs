@@ -236,3 +236,108 @@ fn request_is_served_past_many_that_are_not_polled() {
     assert_eq!(device.now(), us(100));
     assert!(others.iter_mut().all(|other| poll(other).is_ready()));
 }
+
+#[cfg(feature = "tokio")]
+mod on_tokios_clock {
+    use super::*;
+    use tokio::time::{self, Instant};
+
+    fn device(is_virtual: bool) -> SimDevice {
+        SimDevice::builder()
+            .memory(1 << 30)
+            .clock(Clock::Tokio)
+            .virtual_memory(is_virtual)
+            .build()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn timeouts_of_tokio_and_of_the_pool_fire_at_the_same_device_time() {
+        for is_virtual in [true, false] {
+            let device = device(is_virtual);
+            let (pool, _, a, held) = full(&device);
+            let began = Instant::now();
+            let refused = time::timeout(us(1_000_000), pool.allocate(&a, MIB)).await;
+            assert!(refused.is_err());
+            assert_eq!(device.now(), us(1_000_000));
+            let refused = pool
+                .allocate(&a, MIB)
+                .timeout(us(2_000_000))
+                .await
+                .unwrap_err();
+            assert!(
+                matches!(refused, AllocError::TimedOut { waited, .. } if waited == us(2_000_000))
+            );
+            assert_eq!(
+                (device.now(), began.elapsed()),
+                (us(3_000_000), us(3_000_000))
+            );
+            drop(held);
+            pool.check_conserved().unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn advancing_tokios_clock_drives_the_device() {
+        let device = device(true);
+        let (pool, work, a, held) = full(&device);
+        use_block(&work, &held, us(10_000));
+        let waiting = tokio::spawn({
+            let (pool, stream) = (
+                pool.clone(),
+                pool.register(&device.create_stream()).unwrap(),
+            );
+            async move { pool.allocate(&stream, MIB).await }
+        });
+        drop(held);
+        for _ in 0..9 {
+            time::advance(us(1_000)).await;
+        }
+        assert!(!waiting.is_finished());
+        assert_eq!(device.now(), us(9_000));
+        time::advance(us(1_000)).await;
+        let block = waiting.await.unwrap().unwrap();
+        assert_eq!(device.now(), us(10_000));
+        assert!(a.synchronize().await.is_ok());
+        drop(block);
+        device.sleep(us(500_000)).await;
+        assert_eq!(device.now(), us(510_000));
+        device.assert_ordered();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tasks_of_a_paused_runtime_share_a_pool_without_real_time() {
+        let (device, real) = (device(true), std::time::Instant::now());
+        let pool = builder(&device, 8 * MIB).build().unwrap();
+        let tasks = (0..20).map(|_| {
+            let (work, stream) = stream(&device, &pool);
+            let pool = pool.clone();
+            tokio::spawn(async move {
+                let block = pool.allocate(&stream, 8 * MIB).await.unwrap();
+                use_block(&work, &block, us(60_000_000));
+                block.deallocate().await.unwrap();
+            })
+        });
+        for task in tasks.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+        assert!(device.now() >= us(20 * 60_000_000), "{:?}", device.now());
+        assert!(real.elapsed() < us(10_000_000));
+        pool.check_conserved().unwrap();
+    }
+
+    /// The device is called on a thread that knows no runtime.
+    #[tokio::test(start_paused = true)]
+    async fn time_is_the_runtimes_on_every_thread() {
+        let device = device(true);
+        time::advance(us(5_000)).await;
+        let elsewhere = device.clone();
+        let told = std::thread::spawn(move || elsewhere.now()).join().unwrap();
+        assert_eq!(told, us(5_000));
+    }
+
+    #[test]
+    #[should_panic(expected = "built inside a tokio runtime")]
+    fn device_on_tokios_clock_is_built_inside_a_runtime() {
+        device(true);
+    }
+}

@@ -44,6 +44,15 @@ pub enum Clock {
     Manual,
     /// Real time: an operation takes as long as its duration says.
     Wall,
+    /// The clock of the tokio runtime inside which the device is built; with the feature `tokio`. Tests that
+    /// [pause](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) it or advance it move the device as well, and
+    /// tokio's timeouts and the device's follow one clock. A task of the runtime moves the device while an event is
+    /// watched or an alarm is set, in tokio's steps of 1 ms: work that completes within a step is seen at its end.
+    ///
+    /// The runtime must have its time driver enabled. Await on the runtime instead of calling
+    /// [`block_on`](SimDevice::block_on), which would block it.
+    #[cfg(feature = "tokio")]
+    Tokio,
 }
 
 /// The reaction to an unordered use of memory.

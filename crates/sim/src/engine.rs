@@ -8,6 +8,7 @@
 use super::builder::{Checker, Clock, Settings};
 use super::checker::Judge;
 use super::memory::{Illegal, Memory, MemoryAccess, Space};
+use super::outer_clock::OuterClock;
 use super::schedule::Job;
 use super::state::{Panic, State};
 use super::ticker::{Action, Notifier, Phase, QUIET, Quiet, Rest, Signal};
@@ -41,7 +42,8 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 pub(super) struct Engine {
     pub(super) id: DeviceId,
     pub(super) settings: Settings,
-    origin: Instant,
+    /// The clock that the device follows, unless it has one of its own.
+    outer: Option<OuterClock>,
     this: Weak<Self>,
     state: Mutex<State>,
     /// Notified when a body has ended.
@@ -56,7 +58,7 @@ impl Engine {
         Arc::new_cyclic(|this| Self {
             id,
             settings,
-            origin: Instant::now(),
+            outer: OuterClock::of(settings.clock),
             this: this.clone(),
             state: Mutex::new(State::new(id, &settings)),
             ended: Condvar::new(),
@@ -76,8 +78,8 @@ impl Engine {
     /// Makes a device call: advances the device to now, makes the change, and carries out its consequences.
     pub(super) fn call<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.locked();
-        if self.settings.clock == Clock::Wall {
-            state = self.proceed(state, self.origin.elapsed());
+        if let Some(outer) = &self.outer {
+            state = self.proceed(state, outer.elapsed());
         }
         state.activity += 1;
         let result = change(&mut state);
@@ -87,7 +89,7 @@ impl Engine {
 
     /// Reads the state on behalf of the host, which from then on knows what it read.
     pub(super) fn observe<R>(&self, look: impl FnOnce(&mut State) -> R) -> R {
-        if self.settings.clock == Clock::Wall {
+        if self.outer.is_some() {
             self.catch_up();
         }
         look(&mut self.locked())
@@ -95,7 +97,7 @@ impl Engine {
 
     /// Reads the state without effect: this does not count as activity.
     pub(super) fn peek<R>(&self, look: impl FnOnce(&State) -> R) -> R {
-        if self.settings.clock == Clock::Wall {
+        if self.outer.is_some() {
             self.catch_up();
         }
         look(&self.locked())
@@ -121,7 +123,7 @@ impl Engine {
         drop(debris);
         match action {
             Some(Action::Notify) => self.notifier.notify(),
-            Some(Action::Start) => start(self.notifier.clone(), self.this.clone()),
+            Some(Action::Start) => self.start_ticker(),
             None => {}
         }
         let anybody = !woken.is_empty();
@@ -132,12 +134,23 @@ impl Engine {
         anybody
     }
 
+    fn start_ticker(&self) {
+        let (notifier, engine) = (self.notifier.clone(), self.this.clone());
+        #[cfg(feature = "tokio")]
+        if let Some(OuterClock::Tokio(clock)) = &self.outer {
+            // A runtime that is shutting down drops the task: then nobody waits there.
+            drop(clock.runtime.spawn(run_task(notifier, engine)));
+            return;
+        }
+        start(notifier, engine);
+    }
+
     // ---- time ------------------------------------------------------------------------------
 
     pub(super) fn now(&self) -> Duration {
-        match self.settings.clock {
-            Clock::Wall => self.origin.elapsed(),
-            Clock::Virtual | Clock::Manual => self.peek(|state| state.schedule.now()),
+        match &self.outer {
+            Some(outer) => outer.elapsed(),
+            None => self.peek(|state| state.schedule.now()),
         }
     }
 
@@ -229,8 +242,9 @@ impl Engine {
     #[track_caller]
     pub(super) fn move_to(&self, target: impl FnOnce(&State) -> Option<Duration>) -> bool {
         assert!(
-            self.settings.clock != Clock::Wall,
-            "the time of a device on the wall clock cannot be moved: use a virtual or manual clock"
+            self.outer.is_none(),
+            "the time of a device on the wall clock or tokio's cannot be moved: use a virtual or manual clock, or \
+             `tokio::time::advance`"
         );
         let state = self.locked_to_move();
         // Items that other threads added during a body come first.
@@ -245,10 +259,11 @@ impl Engine {
         target.is_some()
     }
 
-    /// On the wall clock, does everything that has become due.
+    /// Does everything that has become due on the clock that the device follows, if it follows one.
     pub(super) fn catch_up(&self) {
+        let Some(outer) = &self.outer else { return };
         let state = self.locked();
-        let state = self.proceed(state, self.origin.elapsed());
+        let state = self.proceed(state, outer.elapsed());
         self.unlock_and_wake(state);
     }
 
@@ -326,8 +341,8 @@ fn run(notifier: &Notifier, engine: &Weak<Engine>) {
             return;
         };
         let rest = match engine.settings.clock {
-            Clock::Wall => tick_wall(&engine),
             Clock::Virtual | Clock::Manual => tick_virtual(&engine, &mut quiet),
+            _ => tick_outer(&engine),
         };
         drop(engine);
         if notifier.rest(rest) == Signal::Closed {
@@ -336,10 +351,20 @@ fn run(notifier: &Notifier, engine: &Weak<Engine>) {
     }
 }
 
-fn tick_wall(engine: &Engine) -> Rest {
+/// The task that stands in for the thread on tokio's clock.
+#[cfg(feature = "tokio")]
+async fn run_task(notifier: Arc<Notifier>, engine: Weak<Engine>) {
+    while let Some(rest) = engine.upgrade().map(|engine| tick_outer(&engine)) {
+        if notifier.rest_on_tokio(rest).await == Signal::Closed {
+            return;
+        }
+    }
+}
+
+fn tick_outer(engine: &Engine) -> Rest {
     engine.catch_up();
     let mut state = engine.locked();
-    let due = state.next_awaited(Clock::Wall);
+    let due = state.next_awaited(engine.settings.clock);
     state.ticker = due.map_or(Phase::Parked, Phase::Until);
     drop(state);
     // At least 1 us: anything overdue waits for a body that another thread runs.

@@ -154,9 +154,10 @@ impl<'a> Idle<'a> {
 
     fn pass(&mut self) {
         match self.device.engine.settings.clock {
-            Clock::Wall => thread::park(),
             Clock::Virtual if self.device.advance_to_next() => self.interrupted(),
             Clock::Virtual | Clock::Manual => self.wait_for_others(),
+            // The clock moves by itself.
+            _ => thread::park(),
         }
     }
 

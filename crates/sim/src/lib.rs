@@ -45,7 +45,7 @@
 //! | `engine`, `state` | the lock, the movement of time under it, and the state that it guards |
 //! | `schedule` | when each item of each stream runs; sans-IO |
 //! | `memory` | addresses, physical memory, mappings and bytes |
-//! | `executor`, `ticker`, `time` | the three ways to move time: `block_on`, the helper thread, by hand |
+//! | `executor`, `ticker`, `outer_clock`, `time` | what moves time: `block_on`, the helper thread, an outer clock, the user |
 //! | `call`, `cost`, `counters` | the names of the calls, their costs, and the sums |
 //! | `operation`, `stream`, `flag` | the types that a user holds |
 //! | `host`, `copy` | the host's own access to shared memory; copies and fills |
@@ -73,6 +73,7 @@ mod memory_calls;
 mod names;
 mod observer;
 mod operation;
+mod outer_clock;
 mod schedule;
 mod state;
 mod stream;

@@ -184,7 +184,8 @@ impl State {
         let by_itself = match clock {
             Clock::Virtual => self.drivers == 0,
             Clock::Manual => false,
-            Clock::Wall => true,
+            // A clock that moves by itself.
+            _ => true,
         };
         (by_itself && self.is_watched()).then(|| self.next_due())?
     }

@@ -105,6 +105,9 @@ impl Quiet {
 pub(super) struct Notifier {
     signal: Mutex<Option<Signal>>,
     changed: Condvar,
+    /// The waker of the task that stands in for the thread, if one does.
+    #[cfg(feature = "tokio")]
+    task: futures::task::AtomicWaker,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,12 +121,41 @@ pub(super) enum Signal {
 impl Notifier {
     pub(super) fn notify(&self) {
         self.signal.lock().get_or_insert(Signal::Look);
-        self.changed.notify_one();
+        self.wake();
     }
 
     pub(super) fn close(&self) {
         *self.signal.lock() = Some(Signal::Closed);
+        self.wake();
+    }
+
+    fn wake(&self) {
         self.changed.notify_one();
+        #[cfg(feature = "tokio")]
+        self.task.wake();
+    }
+
+    /// Rests as [`rest`](Self::rest), in a task on tokio's clock.
+    #[cfg(feature = "tokio")]
+    pub(super) async fn rest_on_tokio(&self, rest: Rest) -> Signal {
+        use futures::future::{Either, pending, select};
+        use std::pin::pin;
+        use std::task::Poll;
+
+        let notified = pin!(std::future::poll_fn(|context| {
+            self.task.register(context.waker());
+            self.signal.lock().take().map_or(Poll::Pending, Poll::Ready)
+        }));
+        let over = pin!(async {
+            match rest {
+                Some(rest) => tokio::time::sleep(rest).await,
+                None => pending().await,
+            }
+        });
+        match select(notified, over).await {
+            Either::Left((signal, _)) => signal,
+            Either::Right(_) => Signal::Look,
+        }
     }
 
     /// Rests. A notification that came before ends the rest at once.

@@ -10,8 +10,8 @@ use weirpool_device::AlarmId;
 
 /// Moving time by hand.
 ///
-/// All of these methods panic inside the body of an operation and on a device on the wall clock, and resume the panic
-/// of a body if there is one.
+/// All of these methods panic inside the body of an operation and on a device that follows the wall clock or tokio's,
+/// and resume the panic of a body if there is one.
 impl SimDevice {
     /// Returns the time of the device's clock, since the device was built.
     pub fn now(&self) -> Duration {
@@ -21,8 +21,8 @@ impl SimDevice {
     /// Does everything due within `by`, in order, and stops exactly there. Tasks are woken at the end, not on the way.
     ///
     /// # Panics
-    /// Panics on the wall clock, and inside the body of an operation. Resumes the panic of a body, and panics with
-    /// violations that the ordering checker found.
+    /// Panics on the wall clock and tokio's, and inside the body of an operation. Resumes the panic of a body, and
+    /// panics with violations that the ordering checker found.
     #[track_caller]
     pub fn advance(&self, by: Duration) {
         self.engine
@@ -33,8 +33,8 @@ impl SimDevice {
     /// Returns false, and does not move, if nothing is due.
     ///
     /// # Panics
-    /// Panics on the wall clock, and inside the body of an operation. Resumes the panic of a body, and panics with
-    /// violations that the ordering checker found.
+    /// Panics on the wall clock and tokio's, and inside the body of an operation. Resumes the panic of a body, and
+    /// panics with violations that the ordering checker found.
     #[track_caller]
     pub fn advance_to_next(&self) -> bool {
         self.engine.move_to(|state| state.next_due())
@@ -43,8 +43,8 @@ impl SimDevice {
     /// Moves time until nothing is due.
     ///
     /// # Panics
-    /// Panics on the wall clock, and inside the body of an operation. Resumes the panic of a body, and panics with
-    /// violations that the ordering checker found.
+    /// Panics on the wall clock and tokio's, and inside the body of an operation. Resumes the panic of a body, and
+    /// panics with violations that the ordering checker found.
     #[track_caller]
     pub fn advance_to_end(&self) {
         while self.advance_to_next() {}

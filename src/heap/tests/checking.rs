@@ -11,7 +11,7 @@ fn sound() -> (Heap, [Grant; 4]) {
     let blocks = grow_each(&mut heap, [CHUNK; 4]);
     free_behind(&mut heap, &blocks[1], B, 1);
     free(&mut heap, &blocks[2]);
-    heap.reserve([blocks[3].id]);
+    reservation::create(&mut heap, [blocks[3].id]);
     check(&heap);
     (heap, blocks)
 }

@@ -9,6 +9,7 @@ mod reserving;
 mod windows;
 
 use super::*;
+use crate::id::ReservationId;
 
 pub(super) const MIB: u64 = 1 << 20;
 pub(super) const CHUNK: u64 = 2 * MIB;

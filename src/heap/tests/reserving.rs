@@ -7,7 +7,7 @@ use super::*;
 fn scattered(heap: &mut Heap, places: &[usize]) -> (ReservationId, Vec<Grant>) {
     let blocks = grow_each(heap, [CHUNK; 8]);
     let aside = places.iter().map(|at| blocks[*at].id);
-    let reservation = heap.reserve(aside);
+    let reservation = reservation::create(heap, aside);
     let mut blocks: Vec<_> = blocks.into_iter().enumerate().collect();
     blocks.retain(|(at, _)| !places.contains(at));
     let used = blocks.into_iter().map(|(_, block)| block).collect();
@@ -15,26 +15,29 @@ fn scattered(heap: &mut Heap, places: &[usize]) -> (ReservationId, Vec<Grant>) {
 }
 
 fn state(heap: &Heap, reservation: ReservationId) -> (u64, u64) {
-    let state = heap.reservation_state(reservation);
+    let state = reservation::state(heap, reservation);
     (state.left / CHUNK, state.largest / CHUNK)
 }
 
 fn arrivals(heap: &Heap, reservation: ReservationId) -> (u64, u64) {
-    let arrivals = heap.reservation_state(reservation).arrivals;
+    let arrivals = reservation::state(heap, reservation).arrivals;
     (arrivals.so_far, arrivals.under_way / CHUNK)
 }
 
 fn draw(heap: &mut Heap, reservation: ReservationId, bytes: u64) -> Option<Grant> {
     let clock = Clock::default();
-    heap.take_from_reservation(reservation, request(bytes), &view(A, &clock))
+    reservation::take(heap, reservation, request(bytes), &view(A, &clock))
 }
 
 #[test]
 fn reservation_ids_continue_beyond_32_bits() {
     let mut heap = heap(true);
-    let first = heap.reserve([]);
+    let first = reservation::create(&mut heap, []);
     heap.reservations.skip_ids(u64::from(u32::MAX));
-    let later = [heap.reserve([]), heap.reserve([])];
+    let later = [
+        reservation::create(&mut heap, []),
+        reservation::create(&mut heap, []),
+    ];
     assert!(first < later[0] && later[0] < later[1]);
     assert_eq!(inspect::reservations(&heap).count(), 3);
 }
@@ -44,7 +47,7 @@ fn reserved_memory_is_out_of_reach_of_others() {
     for virtual_memory in [true, false] {
         let mut heap = heap(virtual_memory);
         let [block] = grow_each(&mut heap, [2 * CHUNK]);
-        let reservation = heap.reserve([block.id]);
+        let reservation = reservation::create(&mut heap, [block.id]);
         check(&heap);
         assert!(take(&mut heap, A, GRANULE).is_none());
         assert!(plan(&mut heap, GRANULE, Growth::None).is_none());
@@ -65,7 +68,7 @@ fn reserved_memory_is_out_of_reach_of_others() {
         assert_eq!(state(&heap, reservation), (2, 1), "neighbours stay apart");
         let listed: Vec<_> = inspect::reservations(&heap).collect();
         assert_eq!(listed, [(reservation, 2 * CHUNK)]);
-        heap.disband(reservation);
+        reservation::disband(&mut heap, reservation);
         check(&heap);
         assert_eq!(layout(&heap)[..2], [("pending", 1), ("free", 1)]);
         assert_eq!(state(&heap, reservation), (0, 0));
@@ -76,9 +79,9 @@ fn reserved_memory_is_out_of_reach_of_others() {
 fn block_drawn_from_a_reservation_that_ended_is_free_for_all() {
     let mut heap = heap(true);
     let [block] = grow_each(&mut heap, [CHUNK]);
-    let reservation = heap.reserve([block.id]);
+    let reservation = reservation::create(&mut heap, [block.id]);
     let drawn = draw(&mut heap, reservation, CHUNK).unwrap();
-    heap.disband(reservation);
+    reservation::disband(&mut heap, reservation);
     assert_eq!(heap.free(drawn.id, Fences::default()), Recipient::AnyStream);
     assert_eq!(arrivals(&heap, reservation), (0, 0));
     check::conserved(&heap).unwrap();
@@ -88,7 +91,7 @@ fn block_drawn_from_a_reservation_that_ended_is_free_for_all() {
 fn draw_prefers_blocks_that_need_no_wait_and_joins_neighbours_in_the_end() {
     let mut heap = heap(true);
     let blocks = grow_each(&mut heap, [CHUNK, CHUNK, 2 * CHUNK]);
-    let reservation = heap.reserve(blocks.iter().map(|block| block.id));
+    let reservation = reservation::create(&mut heap, blocks.iter().map(|block| block.id));
     let drawn = draw(&mut heap, reservation, CHUNK).unwrap();
     heap.free(drawn.id, Fences::one(B, Ticket(1)));
     let best = draw(&mut heap, reservation, CHUNK).unwrap();
@@ -100,7 +103,7 @@ fn draw_prefers_blocks_that_need_no_wait_and_joins_neighbours_in_the_end() {
         "one of them is pending"
     );
     let clock = Clock::one(B, Ticket(1));
-    let joined = heap.take_from_reservation(reservation, request(4 * CHUNK), &view(A, &clock));
+    let joined = reservation::take(&mut heap, reservation, request(4 * CHUNK), &view(A, &clock));
     let joined = joined.unwrap();
     assert_eq!(joined.fences.of(B), Ticket(1));
     assert_eq!(state(&heap, reservation), (0, 0));
@@ -112,7 +115,7 @@ fn draw_prefers_blocks_that_need_no_wait_and_joins_neighbours_in_the_end() {
         alignment: 2 * CHUNK,
     };
     let clock = Clock::default();
-    let grant = heap.take_from_reservation(reservation, aligned, &view(A, &clock));
+    let grant = reservation::take(&mut heap, reservation, aligned, &view(A, &clock));
     assert_eq!(grant.unwrap().address % (2 * CHUNK), 0);
     check(&heap);
 }
@@ -121,7 +124,7 @@ fn draw_prefers_blocks_that_need_no_wait_and_joins_neighbours_in_the_end() {
 fn fences_that_became_complete_are_dropped_from_a_draw() {
     let mut heap = heap(true);
     let [block] = grow_each(&mut heap, [CHUNK]);
-    let reservation = heap.reserve([block.id]);
+    let reservation = reservation::create(&mut heap, [block.id]);
     let drawn = draw(&mut heap, reservation, CHUNK).unwrap();
     heap.free(drawn.id, Fences::one(B, Ticket(1)));
     assert!(draw(&mut heap, reservation, CHUNK).is_none());
@@ -134,19 +137,14 @@ fn fences_that_became_complete_are_dropped_from_a_draw() {
 fn split_takes_exactly_the_bytes() {
     let mut heap = heap(true);
     let (reservation, _used) = scattered(&mut heap, &[0, 2, 3, 6]);
-    assert!(
-        heap.split_reservation(reservation, 4 * CHUNK + 1, false)
-            .is_none()
-    );
-    let part = heap
-        .split_reservation(reservation, CHUNK + MIB, false)
-        .unwrap();
+    assert!(reservation::split(&mut heap, reservation, 4 * CHUNK + 1, false).is_none());
+    let part = reservation::split(&mut heap, reservation, CHUNK + MIB, false).unwrap();
     check(&heap);
-    assert_eq!(heap.reservation_state(part).left, CHUNK + MIB);
-    assert_eq!(heap.reservation_state(reservation).left, 2 * CHUNK + MIB);
-    let all = heap.split_reservation(part, CHUNK + MIB, false).unwrap();
-    assert_eq!(heap.reservation_state(part).left, 0);
-    assert_eq!(heap.reservation_state(all).left, CHUNK + MIB);
+    assert_eq!(reservation::state(&heap, part).left, CHUNK + MIB);
+    assert_eq!(reservation::state(&heap, reservation).left, 2 * CHUNK + MIB);
+    let all = reservation::split(&mut heap, part, CHUNK + MIB, false).unwrap();
+    assert_eq!(reservation::state(&heap, part).left, 0);
+    assert_eq!(reservation::state(&heap, all).left, CHUNK + MIB);
     check(&heap);
 }
 
@@ -154,9 +152,9 @@ fn split_takes_exactly_the_bytes() {
 fn more_memory_for_a_reservation_is_an_arrival() {
     let mut heap = heap(true);
     let [one, two] = grow_each(&mut heap, [CHUNK, CHUNK]);
-    let reservation = heap.reserve([one.id]);
+    let reservation = reservation::create(&mut heap, [one.id]);
     assert_eq!(arrivals(&heap, reservation), (0, 0));
-    heap.add_to_reservation(reservation, [two.id]);
+    reservation::extend(&mut heap, reservation, [two.id]);
     assert_eq!(arrivals(&heap, reservation), (1, 0));
     assert_eq!(state(&heap, reservation), (2, 1));
     check(&heap);
@@ -278,7 +276,7 @@ fn exchange_of_a_reservation_that_ended_meanwhile_leaves_its_memory_free() {
     else {
         panic!("no three chunks are neighbours");
     };
-    heap.disband(reservation);
+    reservation::disband(&mut heap, reservation);
     check(&heap);
     let grant = exchange
         .commit(&mut heap, |heap| carry_out(heap, plan))

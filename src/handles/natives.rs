@@ -9,8 +9,8 @@ pub(crate) use nothing::{Native, Roll};
 #[cfg(feature = "cuda")]
 mod kept {
     use crate::device::{Device, DeviceStream, RawStream};
+    use crate::handles::Registration;
     use crate::id::StreamId;
-    use crate::queue::Registration;
     use crate::sync::Arc;
     use crate::sync::plain::{self, Mutex, Weak};
     use std::any::Any;
@@ -22,7 +22,7 @@ mod kept {
 
     impl Native {
         /// Takes the object from the stream's owner, or from the device.
-        pub(in crate::queue) fn of(stream: &dyn DeviceStream, device: &dyn Device) -> Self {
+        pub(in crate::handles) fn of(stream: &dyn DeviceStream, device: &dyn Device) -> Self {
             let own = stream.native();
             Self(own.or_else(|| device.native_stream(stream.raw())))
         }
@@ -38,14 +38,14 @@ mod kept {
     pub(crate) struct Roll(Mutex<BTreeMap<(RawStream, StreamId), Weak<Registration>>>);
 
     impl Roll {
-        pub(in crate::queue) fn enter(&self, registration: &Arc<Registration>) {
+        pub(in crate::handles) fn enter(&self, registration: &Arc<Registration>) {
             if let Some(key) = key(registration) {
                 self.0.lock().insert(key, Arc::downgrade(registration));
             }
         }
 
         /// Removes a registration that ends.
-        pub(in crate::queue) fn leave(&self, registration: &Registration) {
+        pub(in crate::handles) fn leave(&self, registration: &Registration) {
             if let Some(key) = key(registration) {
                 let left = self.0.lock().remove(&key);
                 drop(left);
@@ -53,7 +53,7 @@ mod kept {
         }
 
         #[cfg(test)]
-        pub(in crate::queue) fn len(&self) -> usize {
+        pub(in crate::handles) fn len(&self) -> usize {
             self.0.lock().len()
         }
 
@@ -74,14 +74,14 @@ mod kept {
 #[cfg(not(feature = "cuda"))]
 mod nothing {
     use crate::device::{Device, DeviceStream};
-    use crate::queue::Registration;
+    use crate::handles::Registration;
     use crate::sync::Arc;
 
     #[derive(Debug)]
     pub(crate) struct Native;
 
     impl Native {
-        pub(in crate::queue) fn of(_: &dyn DeviceStream, _: &dyn Device) -> Self {
+        pub(in crate::handles) fn of(_: &dyn DeviceStream, _: &dyn Device) -> Self {
             Self
         }
     }
@@ -90,9 +90,9 @@ mod nothing {
     pub(crate) struct Roll(());
 
     impl Roll {
-        pub(in crate::queue) fn enter(&self, _: &Arc<Registration>) {}
+        pub(in crate::handles) fn enter(&self, _: &Arc<Registration>) {}
 
-        pub(in crate::queue) fn leave(&self, _: &Registration) {}
+        pub(in crate::handles) fn leave(&self, _: &Registration) {}
     }
 }
 

@@ -1,11 +1,12 @@
 //! Memory set aside: what a reservation's handle and the blocks drawn from it hold in common.
 
-use super::{Demand, Presence, Service};
+use super::Presence;
 use crate::driver::{Allocations, Change, Drawn};
 use crate::error::AllocError;
 use crate::id::ReservationId;
 use crate::lane::{Event, Lane};
 use crate::measure::{Account, Tag};
+use crate::queue::{Demand, Service};
 use crate::sync::{Arc, Guards, Mutex, plain};
 use std::panic::Location;
 

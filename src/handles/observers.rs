@@ -2,10 +2,10 @@
 //! history. They also hold the fills. A pool without any of these has no observers, and an allocation or a free only
 //! looks at one pointer.
 
-use super::Demand;
 use crate::device::{BlockObserver, RawStream};
 use crate::driver::{Allocation, BlockOrigin, Driver, Extent, Fill, Fills};
 use crate::lane::Lane;
+use crate::queue::Demand;
 use crate::sync::{Arc, plain};
 use smallvec::SmallVec;
 use std::panic::Location;

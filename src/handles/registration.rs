@@ -1,46 +1,14 @@
 //! A stream's registration: what handles, blocks and futures of a stream share, and keep alive.
 
-use super::natives::{Native, Roll};
-use super::{Observers, Service};
+use super::natives::Native;
+use super::{Observers, Presence};
 use crate::device::DeviceStream;
-use crate::error::{AllocError, StreamError};
+use crate::error::StreamError;
 use crate::fault::injected;
 use crate::lane::{Lane, RefCache};
 use crate::measure::Tag;
+use crate::queue::{Asker, Service};
 use crate::sync::{Arc, Ordering, SharedNumber, plain};
-
-/// What handles of the pool and its registrations share. Dropping the last of them ends lasting reclaimers.
-#[derive(Debug)]
-pub(crate) struct Presence {
-    pub(crate) service: Arc<Service>,
-    /// The pool's name, if it has one.
-    pub(crate) name: Option<plain::Arc<str>>,
-    pub(crate) roll: Roll,
-}
-
-impl Presence {
-    /// # Errors
-    /// When the stream was registered with another pool.
-    ///
-    /// # Panics
-    /// On a device that checks orderings, with a violation that was found where no caller could be told.
-    #[inline]
-    pub(crate) fn expect_own(&self, registration: &Registration) -> Result<(), AllocError> {
-        if !std::ptr::eq(&*registration.presence, self) {
-            return Err(AllocError::ForeignStream);
-        }
-        if let Some(observers) = registration.observers.as_deref() {
-            observers.call_out();
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Presence {
-    fn drop(&mut self) {
-        self.service.orphan();
-    }
-}
 
 /// A stream, registered with a pool. Each block holds a reference, and nothing else of the pool, so that a free writes no
 /// cache line that other streams write. A freed block leaves its reference in the lane's [`RefCache`] for the next one.
@@ -73,7 +41,7 @@ impl Registration {
         let service = presence.service.clone();
         let lane = service.driver.register(stream)?;
         let registration = Arc::new(Self {
-            observers: service.observers.clone(),
+            observers: presence.observers.clone(),
             native: Native::of(stream, &*service.driver.device),
             service,
             lane,
@@ -141,6 +109,16 @@ impl Registration {
     pub(crate) fn note_freed(&self, tag: Tag, bytes: u64) {
         self.service.queue.accounts.of(tag).note_freed();
         self.service.uncharge(tag, bytes);
+    }
+}
+
+impl<'a> From<&'a Registration> for Asker<'a> {
+    #[inline]
+    fn from(registration: &'a Registration) -> Self {
+        Self {
+            service: &registration.service,
+            lane: &registration.lane,
+        }
     }
 }
 

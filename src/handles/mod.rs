@@ -1,0 +1,76 @@
+//! What handles share: those of a pool, of a stream and of a reservation, with their blocks.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | this file | [`Presence`]: what handles of a pool and its registrations share |
+//! | `registration` | what a stream's handles, blocks and futures share |
+//! | `natives` | streams by the names and objects of the backend |
+//! | `reserved` | what a reservation and the blocks drawn from it share |
+//! | `observers` | what is told of each block's life |
+//! | `fills` | filling blocks when they are granted and freed |
+
+mod fills;
+mod natives;
+mod observers;
+mod registration;
+mod reserved;
+
+pub(crate) use observers::{Caller, Ending, Granted, Observers};
+pub(crate) use registration::Registration;
+pub(crate) use reserved::Reserved;
+
+use crate::device::Explain;
+use crate::error::AllocError;
+use crate::queue::Service;
+use crate::sync::{Arc, plain};
+use natives::Roll;
+
+/// What handles of the pool and its registrations share. Dropping the last of them ends lasting reclaimers.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    pub(crate) service: Arc<Service>,
+    /// The pool's name, if it has one.
+    pub(crate) name: Option<plain::Arc<str>>,
+    pub(crate) roll: Roll,
+    /// Told about the life of each block, if there are any.
+    pub(crate) observers: Option<plain::Arc<Observers>>,
+}
+
+impl Presence {
+    pub(crate) fn new(service: Arc<Service>, name: Option<plain::Arc<str>>) -> Self {
+        Self {
+            observers: Observers::of(&service.driver),
+            service,
+            name,
+            roll: Roll::default(),
+        }
+    }
+
+    /// # Errors
+    /// When the stream was registered with another pool.
+    ///
+    /// # Panics
+    /// On a device that checks orderings, with a violation that was found where no caller could be told.
+    #[inline]
+    pub(crate) fn expect_own(&self, registration: &Registration) -> Result<(), AllocError> {
+        if !std::ptr::eq(&*registration.presence, self) {
+            return Err(AllocError::ForeignStream);
+        }
+        if let Some(observers) = registration.observers.as_deref() {
+            observers.call_out();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.service.orphan();
+    }
+}
+
+impl Explain for Presence {
+    fn explain(&self) -> Option<String> {
+        self.service.explain(self.name.as_deref())
+    }
+}
