@@ -20,7 +20,7 @@
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
 //! | `reservation` | allocating from memory that is set aside |
-//! | `allocation`, `source` | a block on its way to its user, and where it came from |
+//! | `allocation` | a block on its way to its user, where it came from, and counts of that |
 //! | `release` | frees, and allocations that were never used |
 //! | `core`, `streams`, `ordering`, `registry`, `supply`, `memory`, `maintenance` | the layers |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
@@ -29,12 +29,10 @@
 //! | `upstream` | where memory comes from |
 //! | `event_log`, `walk` | recent events; all blocks at one moment |
 //! | `heuristic` | when to coalesce |
-//! | `counters` | counts of the slow path |
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
 
 mod allocation;
 mod core;
-mod counters;
 mod event_log;
 mod figures;
 mod fill;
@@ -50,7 +48,6 @@ mod registry;
 mod release;
 mod reservation;
 mod search;
-mod source;
 mod statistics;
 mod streams;
 mod supply;
@@ -59,9 +56,9 @@ mod trimmed;
 mod upstream;
 mod walk;
 
-pub(crate) use allocation::Allocation;
+pub use allocation::Source;
+pub(crate) use allocation::{Allocation, Counters};
 pub(crate) use core::{Settings, gate};
-pub(crate) use counters::Counters;
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
 pub use fill::Fill;
@@ -73,7 +70,6 @@ pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;
 pub(crate) use reservation::Drawn;
-pub use source::Source;
 pub use statistics::{Hits, Statistics};
 pub(crate) use streams::Watches;
 pub(crate) use supply::{Spill, Supply};

@@ -1,7 +1,6 @@
 //! Sealing, and the order of streams: which point of a stream other streams come after.
 
 use super::HistoryEvent;
-use super::counters;
 use super::streams::Streams;
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::fault::injected;
@@ -133,7 +132,7 @@ impl Streams {
             return Ok(false);
         };
         self.order_behind(lane, &marker)?;
-        counters::add(&self.counters.device_waits, 1);
+        self.counters.device_waits.add(1);
         trace::device_wait(lane.label(), donor.label());
         self.write_down(|| HistoryEvent::DeviceWait {
             stream: lane.id,

@@ -9,7 +9,7 @@
 
 use super::memory::Memory;
 use super::streams::Streams;
-use super::{Change, HistoryEvent, counters};
+use super::{Change, HistoryEvent};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::heap::{
     Exchange, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Plan, Release, Request, Target,
@@ -180,7 +180,7 @@ impl Supply {
         });
         self.noted(address)?;
         self.note_refused(false);
-        counters::add(&self.counters.growths, 1);
+        self.counters.growths.fetch_add(1, Ordering::Relaxed);
         trace::grown(bytes, 1);
         Ok(grant)
     }
@@ -254,9 +254,9 @@ impl Supply {
     /// Counts mapped chunks, and charges the budget for those that were moved for a request.
     fn count_chunks(&self, moved: u64, created: u64, is_wish: bool) {
         if moved + created > 0 {
-            counters::add(&self.counters.growths, 1);
-            counters::add(&self.counters.remaps, moved);
-            counters::add(&self.counters.chunks_created, created);
+            self.counters.growths.fetch_add(1, Ordering::Relaxed);
+            self.counters.remaps.add(moved);
+            self.counters.chunks_created.add(created);
             let charged = if is_wish { 0 } else { moved };
             self.budget.lock().note(charged, created);
         }
@@ -304,7 +304,7 @@ impl Supply {
             }
             bytes
         };
-        counters::add(&self.counters.released, bytes);
+        self.counters.released.add(bytes);
         if bytes > 0 {
             trace::trimmed(bytes);
         }
