@@ -164,20 +164,20 @@ fn take_from_another_stream(count: usize) -> Duration {
 }
 
 /// A full pool of one stream, and requests that wait for a part of it.
-struct Crowd {
+struct FullPool {
     pool: Pool,
     stream: Stream,
     held: Option<weirpool::Block>,
     waiting: Vec<AllocateOwned>,
 }
 
-impl Crowd {
+impl FullPool {
     fn new(count: usize) -> (Self, Duration) {
         let device = device();
         let pool = pool(&device, 4 * MIB);
         let stream = pool.create_stream().expect("a stream");
         let held = pool.try_allocate(&stream, 4 * MIB).expect("all of it");
-        let mut crowd = Self {
+        let mut full = Self {
             pool,
             stream,
             held: Some(held),
@@ -185,10 +185,10 @@ impl Crowd {
         };
         let start = Instant::now();
         for _ in 0..count {
-            let request = crowd.join();
-            crowd.waiting.push(request);
+            let request = full.join();
+            full.waiting.push(request);
         }
-        (crowd, start.elapsed())
+        (full, start.elapsed())
     }
 
     fn join(&self) -> AllocateOwned {
@@ -203,20 +203,20 @@ fn share(time: Duration, count: usize) -> Duration {
 }
 
 fn join(count: usize) -> Duration {
-    share(Crowd::new(count).1, count)
+    share(FullPool::new(count).1, count)
 }
 
 fn join_and_leave(count: usize) -> Duration {
-    let (crowd, _) = Crowd::new(count);
-    median(|| drop(crowd.join()))
+    let (full, _) = FullPool::new(count);
+    median(|| drop(full.join()))
 }
 
 /// Each block is freed as soon as it is granted, which serves the next requests.
 fn grant_all(count: usize) -> Duration {
-    let (mut crowd, _) = Crowd::new(count);
-    let mut waiting = std::mem::take(&mut crowd.waiting);
+    let (mut full, _) = FullPool::new(count);
+    let mut waiting = std::mem::take(&mut full.waiting);
     let start = Instant::now();
-    drop(crowd.held.take());
+    drop(full.held.take());
     for request in &mut waiting {
         let granted = request.now_or_never().expect("served in order");
         drop(granted.expect("memory"));
