@@ -29,7 +29,7 @@ impl Scan {
 
     /// Returns the requests to try, in the order of the queue: all of them once in a generation, and after that the
     /// newcomers. Requests that cannot be granted while an earlier one cannot are left out.
-    pub(super) fn to_try<'a>(
+    pub(super) fn begin<'a>(
         &mut self,
         generation: u64,
         usual_alignment: u64,
