@@ -41,7 +41,7 @@ impl Queued {
         self.order.len()
     }
 
-    /// Adds a request. Returns whether it is to be searched for because all others were in vain.
+    /// Adds a request. Returns whether it must be searched for, because searches for all others were in vain.
     pub(super) fn join(&mut self, waiter: Arc<Waiter>, now: Duration) -> bool {
         self.admission.join(waiter.demand.request.bytes, now);
         *self.by_stream.entry(waiter.lane.id).or_default() += 1;
@@ -77,12 +77,12 @@ impl Queued {
         true
     }
 
-    /// The request that is served next.
+    /// Returns the request that is served next.
     pub(super) fn head(&self) -> Option<&Arc<Waiter>> {
         self.order.head()
     }
 
-    /// The first `most` requests in the order in which they are served if no request comes, each at its cost.
+    /// Returns the first `most` requests in the order in which they are served if no request comes, each at its cost.
     pub(super) fn first<'a>(
         &'a self,
         most: usize,
@@ -91,7 +91,7 @@ impl Queued {
         self.order.first(most, cost)
     }
 
-    /// When the oldest request came.
+    /// Returns when the oldest request came.
     pub(super) fn oldest(&self) -> Option<Duration> {
         self.arrivals.values().next().copied()
     }
@@ -115,7 +115,7 @@ impl Queued {
         self.admission.pace.time_for(bytes, now)
     }
 
-    /// The requests to search for in a deadlock, apart from the head; see [`Scan::begin`].
+    /// Returns the requests to search for in a deadlock, apart from the head; see [`Scan::begin`].
     pub(super) fn begin_scan(
         &mut self,
         generation: u64,

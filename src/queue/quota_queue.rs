@@ -61,12 +61,12 @@ impl QuotaQueues {
         }
     }
 
-    /// The first request of each tag that has any.
+    /// Returns the first request of each tag that has any.
     pub(super) fn firsts(&self) -> impl Iterator<Item = &Arc<Waiter>> {
         self.by_tag.values().filter_map(QuotaQueue::first)
     }
 
-    /// The requests of one tag, or of all.
+    /// Returns the requests of one tag, or of all.
     pub(super) fn waiters(&self, of: Option<Tag>) -> impl Iterator<Item = &Arc<Waiter>> {
         let queues = self.by_tag.iter();
         let meant = queues.filter(move |(tag, _)| of.is_none_or(|of| of == **tag));
@@ -117,7 +117,7 @@ impl QuotaQueue {
         self.admission.limit = own.unwrap_or(pools);
     }
 
-    /// The request that enters the fair queue next.
+    /// Returns the request that enters the fair queue next.
     pub(super) fn first(&self) -> Option<&Arc<Waiter>> {
         self.waiters.values().next()
     }
@@ -138,7 +138,7 @@ impl QuotaQueue {
         Some(waiter)
     }
 
-    /// How long a request would wait for the limit, as far as can be told.
+    /// Returns how long a request would wait for the limit, as far as can be told.
     pub(super) fn expected_wait(
         &self,
         bytes: u64,

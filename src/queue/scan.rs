@@ -18,7 +18,7 @@ struct Tried {
 }
 
 impl Scan {
-    /// Notes a request that joins. Returns whether it is to be tried, because all others were.
+    /// Notes a request that joins. Returns whether it must be tried, because all others were.
     pub(super) fn note_newcomer(&mut self, waiter: &Arc<Waiter>) -> bool {
         let Some(tried) = &mut self.0 else {
             return false;
@@ -70,7 +70,7 @@ impl InVain {
         }
     }
 
-    /// Whether a search for the request may succeed, although it did not for any that was admitted before.
+    /// Returns whether a search for the request may succeed, although it did not for any that was admitted before.
     fn admits(&mut self, wants: &Wants, demand: &Demand) -> bool {
         let alignment = |request: Request| request.alignment.max(self.usual_alignment);
         let pieces = wants.pieces(demand);

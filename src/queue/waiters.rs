@@ -55,7 +55,7 @@ pub(super) struct Newcomer<'a> {
 #[derive(Debug)]
 pub(super) struct Joined {
     pub(super) waiter: Arc<Waiter>,
-    /// Memory is to be searched for it now.
+    /// Memory must be searched for it now.
     pub(super) is_candidate: bool,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Refused {
     pub(super) charged: Option<(Tag, u64)>,
 }
 
-/// What became of the queue when a request left it, or a limit was raised.
+/// How the queue changed when a request left it, or a limit was raised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "memory must be searched for a candidate"]
 pub(super) struct Moved {
@@ -92,14 +92,14 @@ pub(crate) struct Queue {
     pub(super) scopes: Scopes,
     /// How the pool's requests waited.
     waits: plain::Arc<Waits>,
-    /// What each tag has, and how its requests waited.
+    /// The accounts of the tags: their bytes, and how their requests waited.
     pub(crate) accounts: Accounts,
     /// How many requests at the front are searched for when the head cannot be served.
     looked_at: usize,
 }
 
 impl Standing {
-    /// How long a request would wait. With a tag, one that is over the tag's limit.
+    /// Estimates how long a request would wait. With a tag, the request is over that tag's limit.
     fn expected_wait(
         &self,
         over: Option<Tag>,
@@ -302,7 +302,7 @@ impl Queue {
         moved
     }
 
-    /// Whether memory is searched for a request: it is the head, or one of those that may overtake the head.
+    /// Returns whether memory is searched for a request: it is the head, or one of those that may overtake the head.
     fn is_looked_at(&self, standing: &Standing, waiter: &Waiter) -> bool {
         let is_it = |other: &Arc<Waiter>| other.sort_key == waiter.sort_key;
         if self.looked_at == 1 {
@@ -311,7 +311,7 @@ impl Queue {
         self.first_of(standing, self.looked_at).any(is_it)
     }
 
-    /// The first requests in the order in which they are served if no request comes.
+    /// Returns the first requests in the order in which they are served if no request comes.
     fn first_of<'a>(
         &'a self,
         standing: &'a Standing,
@@ -377,39 +377,39 @@ impl Queue {
         self.admit_from(&mut standing, tag, now, gate)
     }
 
-    /// The first throttled request of a tag.
+    /// Returns the first throttled request of a tag.
     pub(super) fn first_throttled(&self, tag: Tag) -> Option<Arc<Waiter>> {
         let standing = self.standing.lock();
         standing.quotas.get(tag)?.first().cloned()
     }
 
-    /// The first throttled request of each tag that has any.
+    /// Returns the first throttled request of each tag that has any.
     pub(super) fn firsts_throttled(&self) -> Vec<Arc<Waiter>> {
         let standing = self.standing.lock();
         standing.quotas.firsts().cloned().collect()
     }
 
-    /// The wakers of all throttled requests: of one tag, or of every tag.
+    /// Returns the wakers of all throttled requests: of one tag, or of every tag.
     pub(super) fn wakers_of_throttled(&self, of: Option<Tag>) -> Vec<Waker> {
         let standing = self.standing.lock();
         let throttled = standing.quotas.waiters(of);
         throttled.filter_map(|waiter| waiter.waker()).collect()
     }
 
-    /// The waker of the waiter that is to serve: the first one in order that was not notified already. A waiter that
-    /// was, and has not been polled since, is on its way, or does not answer.
+    /// Returns the waker of the first waiter in order that was not notified already. One that was, and has not been polled
+    /// since, is on its way, or does not answer.
     pub(super) fn next_to_notify(&self) -> Option<Waker> {
         let standing = self.standing.lock();
         let mut first = self.first_of(&standing, NOTIFIED);
         first.find_map(|waiter| waiter.notify())
     }
 
-    /// Whether a request in the fair queue is for the stream.
+    /// Returns whether a request in the fair queue is for the stream.
     pub(super) fn waits_for(&self, stream: StreamId) -> bool {
         self.standing.lock().queued.waits_for(stream)
     }
 
-    /// The requests to search for in a deadlock, apart from the head; see [`Scan::begin`].
+    /// Returns the requests to search for in a deadlock, apart from the head; see [`Scan::begin`].
     pub(super) fn to_scan(&self, generation: u64, usual_alignment: u64) -> Vec<Arc<Waiter>> {
         let mut standing = self.standing.lock();
         let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
@@ -424,7 +424,7 @@ impl Queue {
         drop(scan);
     }
 
-    /// When the oldest request that waits came, on the device's clock.
+    /// Returns when the oldest request that waits came, on the device's clock.
     pub(crate) fn oldest(&self) -> Option<Duration> {
         let standing = self.standing.lock();
         let queued = standing.queued.oldest();
@@ -433,7 +433,7 @@ impl Queue {
         since.min()
     }
 
-    /// When the oldest request came that waits for memory and not for the limit of its tag, on the device's clock.
+    /// Returns when the oldest request came that waits for memory and not for the limit of its tag, on the device's clock.
     pub(crate) fn oldest_for_memory(&self) -> Option<Duration> {
         self.standing.lock().queued.oldest()
     }
@@ -453,13 +453,13 @@ impl Queue {
         self.standing.lock().quotas.set_limit(tag, limit);
     }
 
-    /// How many requests of a tag may wait for its limit.
+    /// Returns how many requests of a tag may wait for its limit.
     pub(crate) fn tag_queue_limit(&self, tag: Tag) -> QueueLimit {
         self.standing.lock().quotas.limit(tag)
     }
 
-    /// How long a request would wait that comes now and is due then, as far as can be told. With a tag, one that is
-    /// over the tag's limit.
+    /// Estimates how long a request would wait that comes now and is due at `due`. With a tag, the request is over that
+    /// tag's limit.
     pub(super) fn expected_wait(
         &self,
         over: Option<Tag>,
@@ -498,19 +498,19 @@ impl Queue {
         in_order.chain(throttled).take(most).cloned().collect()
     }
 
-    /// The request that is served next.
+    /// Returns the request that is served next.
     pub(super) fn head(&self) -> Option<Arc<Waiter>> {
         self.standing.lock().queued.head().cloned()
     }
 
-    /// The head and the requests that may overtake it, in the order in which they are served if no request comes.
+    /// Returns the head and the requests that may overtake it, in the order in which they are served if no request comes.
     pub(super) fn looked_at(&self) -> SmallVec<[Arc<Waiter>; 1]> {
         let standing = self.standing.lock();
         let in_order = self.first_of(&standing, self.looked_at);
         in_order.cloned().collect()
     }
 
-    /// What it costs a waiter's flow to have it served.
+    /// Returns the cost of serving a waiter, to its flow.
     fn cost_of(&self, waiter: &Waiter) -> Cost {
         let weight = waiter.flow.and_then(|tag| self.accounts.of(tag).weight());
         Cost {
@@ -519,17 +519,17 @@ impl Queue {
         }
     }
 
-    /// How many requests wait in the fair queue.
+    /// Returns how many requests wait in the fair queue.
     pub(super) fn queued(&self) -> usize {
         self.standing.lock().queued.len()
     }
 
-    /// Whether no request waits in the fair queue.
+    /// Returns whether no request waits in the fair queue.
     pub(crate) fn is_empty(&self) -> bool {
         self.standing.lock().queued.is_empty()
     }
 
-    /// The number of requests that wait, in the fair queue or in a quota queue.
+    /// Returns the number of requests that wait, in the fair queue or in a quota queue.
     pub(crate) fn waiting(&self) -> usize {
         // Under the lock: no request joins or leaves meanwhile.
         let _standing = self.standing.lock();
