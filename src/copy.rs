@@ -45,7 +45,7 @@ impl Copy {
 /// Returns the device's error.
 ///
 /// # Cancel safety
-/// Dropping it stops waiting; the copy takes place all the same.
+/// Dropping it stops the waiting. The copy still takes place.
 #[must_use = "awaiting it is optional: work submitted to the stream later comes after the copy"]
 pub struct Upload(Copy);
 
@@ -70,8 +70,8 @@ impl Download {
         Self(Copy::new(registration, transfer))
     }
 
-    /// Waits for the bytes, and copies them into the caller's memory. That memory is written by a poll of this future, and
-    /// never by the device.
+    /// Waits for the bytes, and copies them into the caller's memory. That memory is written by a poll of this future,
+    /// and never by the device.
     pub(crate) async fn copy_to(mut self, into: &mut [u8]) -> Result<(), DeviceError> {
         let mut copy = |transfer: &mut dyn Transfer| Ok(transfer.copy_to(into)?.then_some(()));
         poll_fn(|context| self.0.poll(context, &mut copy)).await

@@ -96,7 +96,7 @@ impl Point {
     }
 }
 
-/// The pointer of a use on `stream`, and what is done once it is submitted.
+/// Returns the pointer of a use on `stream`, and the action to take once it is submitted.
 ///
 /// # Panics
 /// Where the block cannot be used on the stream; cudarc's call has not been made then.

@@ -109,7 +109,7 @@ pub(crate) fn spill(supply: &Supply, bytes: u64) -> u64 {
     0
 }
 
-/// The pools that may release memory for the driver's.
+/// Returns the pools that may release memory for the driver's pool.
 fn others_to_spill(supply: &Supply) -> Vec<Arc<Presence>> {
     let device = supply.device.id();
     let pools: Vec<_> = {

@@ -1,4 +1,4 @@
-//! A registered stream, and the points of it that can be awaited.
+//! A registered stream, and points in it that can be awaited.
 
 use crate::device::{DeviceError, RawStream};
 use crate::driver::Change;
@@ -15,11 +15,11 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// A stream of the device, registered with a pool: an in-order executor of device work, whose memory
-/// is allocated and freed in its order.
+/// A stream of the device that is registered with a pool: an in-order queue of device work, and the order in which
+/// memory is allocated and freed.
 ///
-/// A handle, cheap to clone. The pool keeps the device's stream usable while any clone or block of it
-/// is alive, and until what was freed on it is complete.
+/// This is a handle, and cheap to clone. The pool keeps the device's stream usable while any clone or block of it
+/// lives, and until all memory that was freed on it is complete.
 pub struct Stream {
     registration: Arc<Registration>,
 }
@@ -47,7 +47,7 @@ impl Stream {
         &self.registration
     }
 
-    /// The stream's id within the pool; never used again for another.
+    /// Returns the stream's id within the pool, which no other stream of the pool ever has.
     pub fn id(&self) -> StreamId {
         self.registration.lane.id
     }
@@ -79,7 +79,7 @@ impl Stream {
         self.registration.lane.name()
     }
 
-    /// The device's own name of the stream.
+    /// Returns the device's own name of the stream.
     pub fn raw(&self) -> RawStream {
         self.registration.lane.raw
     }
@@ -94,13 +94,13 @@ impl Stream {
         plain::Arc::ptr_eq(&self.registration.presence, pool)
     }
 
-    /// Whether nobody holds the device's stream but the pool.
+    /// Returns whether only the pool holds the device's stream.
     pub(crate) fn is_abandoned(&self) -> bool {
         let Registration { lane, service, .. } = &*self.registration;
         lane.is_abandoned(&*service.driver.device)
     }
 
-    /// Whether nothing of it is in use: no block or request, nor another handle.
+    /// Returns whether the stream is unused: it has no block, request or other handle.
     pub(crate) fn is_idle(&self) -> bool {
         self.registration.drop_references();
         Arc::strong_count(&self.registration) == 1
@@ -110,7 +110,7 @@ impl Stream {
         plain::Arc::ptr_eq(&self.registration.presence, &other.presence)
     }
 
-    /// An event behind all work submitted to the stream so far.
+    /// Returns an event behind all work submitted to the stream so far.
     ///
     /// # Errors
     /// Returns an error if the device cannot record one.
@@ -123,8 +123,8 @@ impl Stream {
         })
     }
 
-    /// Makes later work of this stream start after `event`, without blocking the host: a wait on the
-    /// device. The pool takes note: memory freed before the event may be reused on this stream.
+    /// Makes later work of this stream start after `event`, by a wait on the device that does not block the host. From
+    /// then on the pool may reuse memory that was freed before the event on this stream.
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the event is of another pool's stream, or the device's error; the
@@ -150,7 +150,7 @@ impl Stream {
         Synchronize(self.event().map(Event::into_future))
     }
 
-    /// Records the event of what was freed on the stream so far, if that is still to be done. See
+    /// Records an event behind the memory that was freed on the stream so far, unless one covers it already. See
     /// [`Sealing`](crate::Sealing).
     ///
     /// # Errors
@@ -170,8 +170,8 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// A point in a stream: complete once the device has passed it. Await it (or a reference to it), or
-/// have another stream [wait](Stream::wait) for it.
+/// A point in a stream. It is complete once the device has passed it. Await it (or a reference to it), or make another
+/// stream [wait](Stream::wait) for it.
 #[derive(Clone)]
 pub struct Event {
     registration: Arc<Registration>,
@@ -179,15 +179,15 @@ pub struct Event {
 }
 
 impl Event {
-    /// Whether the device has passed the point.
+    /// Returns whether the device has passed the point.
     ///
     /// # Errors
-    /// What the device says instead of an answer: an error is not "not yet".
+    /// Returns the device's error. An error never means "not yet".
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
         self.passage().is_passed()
     }
 
-    /// The id of the stream whose point it is.
+    /// Returns the id of the stream in which the point lies.
     pub fn stream_id(&self) -> StreamId {
         self.marker.stream
     }
@@ -241,7 +241,7 @@ impl Future for Completion {
     }
 }
 
-/// The future of [`Stream::synchronize`]. The point was set when it was made, not when it is polled.
+/// The future of [`Stream::synchronize`]. It waits for the point at which it was created, not first polled.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Synchronize(Result<Completion, DeviceError>);

@@ -26,7 +26,7 @@ pub(crate) enum ExecutorName {
 }
 
 impl ExecutorName {
-    /// Whether the pool spawns its reclaimer there by itself.
+    /// Returns whether the pool spawns its reclaimer there by itself.
     pub(crate) fn has_reclaimer(self) -> bool {
         cfg!(feature = "tokio") && matches!(self, Self::Tokio | Self::TokioCurrent)
     }

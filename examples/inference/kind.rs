@@ -28,7 +28,7 @@ impl Kind {
         }
     }
 
-    /// The memory that requests share.
+    /// Returns the memory that requests share.
     pub(crate) fn shared(self, options: &Options) -> Shared {
         let limits = &options.limits;
         let bytes = match self {
@@ -41,7 +41,7 @@ impl Kind {
         }
     }
 
-    /// What the pool may hold, in bytes.
+    /// Returns the capacity of the pool, in bytes.
     pub(crate) fn capacity(self, options: &Options) -> u64 {
         model::WEIGHTS + self.shared(options).bytes
     }

@@ -28,7 +28,7 @@ pub(crate) enum Admission {
 pub(crate) struct Lease(Reservation);
 
 impl Lease {
-    /// A block of it, for use in the order of a stream.
+    /// Allocates a block of it, for use in the order of a stream.
     ///
     /// # Errors
     /// Returns an error if the device has failed, or if more is requested than was reserved.
@@ -38,7 +38,7 @@ impl Lease {
 }
 
 impl Admission {
-    /// The memory of a request; none, where that was not to be had in so many tries.
+    /// Returns the memory of a request, or `None` if it was not available in this number of attempts.
     ///
     /// # Errors
     /// Returns an error if the pool or the device fails.

@@ -11,10 +11,10 @@ use weirpool::{Block, SharedBlock, Stream};
 pub(crate) trait Site {
     type Machine: Machine;
 
-    /// A machine of its own for a service.
+    /// Creates a separate machine for a service.
     fn machine(&self, options: &Options) -> anyhow::Result<Self::Machine>;
 
-    /// Which device it is, where there is more than one kind.
+    /// Returns the name of the device, if there is more than one kind.
     fn description(&self) -> Option<String>;
 }
 
@@ -23,7 +23,7 @@ pub(crate) trait Machine: Send + Sync + 'static {
     /// A stream as its owner has it.
     type Work: DeviceStream + Send + Sync + 'static;
 
-    /// What the pool is built over.
+    /// Returns the device under the pool.
     fn device(&self) -> Arc<dyn Device>;
 
     fn create_stream(&self) -> anyhow::Result<Self::Work>;
@@ -34,7 +34,7 @@ pub(crate) trait Machine: Send + Sync + 'static {
     /// Has the device run a step, in the order of a stream.
     fn submit(&self, line: &Line<Self::Work>, step: &Step<'_>) -> anyhow::Result<()>;
 
-    /// The device, if its time is virtual.
+    /// Returns the device, if its time is virtual.
     fn virtual_time(&self) -> Option<&SimDevice> {
         None
     }

@@ -24,7 +24,7 @@ const STEPS_OF_A_PAGE: usize = 8;
 /// How many steps a request has, at least and at most.
 pub(crate) const STEPS: RangeInclusive<usize> = 8..=24;
 
-/// Whether the step, counted from zero, begins a page of the cache.
+/// Returns whether the step, counted from zero, begins a page of the cache.
 pub(crate) fn begins_page(step: usize) -> bool {
     step.is_multiple_of(STEPS_OF_A_PAGE)
 }
@@ -35,17 +35,17 @@ pub(crate) fn blocks(steps: usize) -> impl Iterator<Item = u64> {
     std::iter::once(ACTIVATION).chain(std::iter::repeat_n(PAGE, pages))
 }
 
-/// The most that it has, in bytes.
+/// Returns its largest size, in bytes.
 pub(crate) fn peak(steps: usize) -> u64 {
     blocks(steps).sum()
 }
 
-/// The most that any request has.
+/// Returns the largest size of any request.
 pub(crate) fn largest() -> u64 {
     peak(*STEPS.end())
 }
 
-/// What an average request has at most, in whole handles.
+/// Returns the largest size of an average request, in whole handles.
 pub(crate) fn average() -> u64 {
     let lengths = STEPS.count() as u64;
     let all: u64 = STEPS.map(peak).sum();

@@ -13,7 +13,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A bar for so many requests to a service.
+    /// Creates a bar for this number of requests to a service.
     pub(crate) fn new(service: &str, requests: u64, hidden: bool) -> Self {
         // Standard error is hidden by itself where it is no terminal.
         let target = if hidden {

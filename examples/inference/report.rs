@@ -95,7 +95,7 @@ pub(crate) struct Check {
     pub(crate) text: String,
 }
 
-/// What is asked of the reports of all services, which are in their order.
+/// Returns the checks of the reports of all services, which are in their order.
 pub(crate) fn checks(reports: &[Report], requires_throughput: bool) -> Vec<Check> {
     let find = |kind: Kind| reports.iter().find(|report| report.service == kind.name());
     let (Some(waiting), Some(unlimited)) = (find(Kind::Waiting), find(Kind::Unlimited)) else {

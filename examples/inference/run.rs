@@ -182,7 +182,7 @@ fn line<M: Machine>(machine: &M, pool: &Pool) -> anyhow::Result<Line<M::Work>> {
     Ok(Line { work, stream })
 }
 
-/// The weights, written on one stream and there for all.
+/// Allocates the weights, which are written on one stream and visible to all.
 async fn load<M: Machine>(
     machine: &M,
     pool: &Pool,

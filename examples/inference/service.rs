@@ -108,7 +108,7 @@ impl Service {
     }
 }
 
-/// The output of a future, and whether it was not there at once.
+/// Returns the output of a future, and whether it was not ready at once.
 async fn noting_a_wait<F: Future>(future: F) -> (F::Output, bool) {
     let mut future = std::pin::pin!(future);
     let mut polls = 0;

@@ -46,7 +46,7 @@ pub(crate) fn table(reports: &[Report]) -> String {
     text
 }
 
-/// What was to be expected.
+/// Returns the expected figures.
 pub(crate) fn theory(theory: &Theory, reports: &[Report]) -> String {
     let [waiting, _, unlimited] = reports else {
         return String::new();

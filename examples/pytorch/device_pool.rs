@@ -25,7 +25,7 @@ pub(crate) struct DevicePool {
     failures: AtomicU64,
 }
 
-/// The pool of a device, made if it is asked for first. It is never dropped: the process may end while PyTorch
+/// Returns the pool of a device, made if it is asked for first. It is never dropped: the process may end while PyTorch
 /// frees still.
 ///
 /// # Errors
@@ -42,7 +42,7 @@ pub(crate) fn open(device: c_int) -> Result<&'static DevicePool, String> {
     opened.as_ref().map_err(Clone::clone)
 }
 
-/// The pool of a device, if it was made.
+/// Returns the pool of a device, if it was created.
 pub(crate) fn opened(device: c_int) -> Option<&'static DevicePool> {
     slot(device)?.get()?.as_ref().ok()
 }

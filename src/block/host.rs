@@ -28,8 +28,8 @@ pub struct HostGuard<'a, T: NoUninit> {
 }
 
 impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
-    /// Gives access to the first `count` elements of a block that is large enough for them, and aligned, once all uses so
-    /// far are complete.
+    /// Gives access to the first `count` elements of a block that is large enough for them, and aligned, once all uses
+    /// so far are complete.
     pub(crate) fn of(
         block: &'a mut Block,
         count: usize,
@@ -53,7 +53,7 @@ impl<'a, T: AnyBitPattern + NoUninit> HostGuard<'a, T> {
     }
 }
 
-/// The points behind all uses so far.
+/// Returns the points behind all uses so far.
 fn uses_so_far(block: &Block) -> Result<Vec<Passage>, StreamError> {
     let settings = &block.registration().service.driver.settings;
     if !settings.kind.is_seen_by_host() {

@@ -3,8 +3,8 @@
 //! | file | about |
 //! |---|---|
 //! | `mod` | the block as its user sees it |
-//! | `life` | its beginning and its end, and growing in place in between: what the pool does with it; the tag that it is charged to |
-//! | `uses` | the streams that it is used on, and what a use is ordered after |
+//! | `life` | its beginning, its growth in place and its end, on the side of the pool; the tag to which it is charged |
+//! | `uses` | the streams on which it is used, and the order of its uses |
 //! | `further` | the same as a state machine, which knows no device |
 //! | `host` | the host's own access to memory that it sees |
 
@@ -40,8 +40,8 @@ use std::panic::Location;
 /// Owned device memory, for use in the order of the stream that it was allocated on, and of the streams that it was
 /// [used on](Self::used_on) since.
 ///
-/// Dropping a block frees it in the order of those streams: work submitted before the drop may still use the memory. A drop
-/// never blocks and never panics. It records at most one event on each of those streams, as the [sealing
+/// Dropping a block frees it in the order of those streams: work submitted before the drop may still use the memory. A
+/// drop never blocks and never panics. It records at most one event on each of those streams, as the [sealing
 /// policy](crate::Sealing) asks for, and occasionally queries a few events to recycle them. If the pool
 /// [fills](crate::PoolConfig::fill_on_free) freed memory, the drop also submits that fill.
 #[must_use = "a block is freed when it is dropped"]
@@ -63,12 +63,12 @@ struct Extra {
     reserved: Option<Arc<Reserved>>,
     /// Addresses above the block are kept for it.
     has_room: bool,
-    /// The block is freed in the order of the further streams alone: its own stream may be gone. This is the point of its
-    /// own stream that the memory's earlier life ends at.
+    /// The block is freed in the order of the further streams alone: its own stream may be gone. This is the point of
+    /// its own stream that the memory's earlier life ends at.
     left_at: Option<Ticket>,
 }
 
-/// What the block is.
+/// The pool's part of the block.
 impl Block {
     #[inline(always)]
     pub(crate) fn registration(&self) -> &Arc<Registration> {
@@ -91,15 +91,15 @@ impl Block {
 
     /// Returns the device address of the first byte.
     ///
-    /// For other libraries, and for logs. The pool does not know of work on another stream that is given this address: call
-    /// [`used_on`](Self::used_on) first, or pass the block with [`on`](Self::on), which does so.
+    /// For other libraries, and for logs. The pool does not know of work on another stream that is given this address:
+    /// call [`used_on`](Self::used_on) first, or pass the block with [`on`](Self::on), which does so.
     #[inline]
     pub fn address(&self) -> DeviceAddress {
         DeviceAddress::from_bits(self.allocation().address)
     }
 
-    /// Returns the number of usable bytes: the requested size, rounded up; or up to an eighth more, if the stream had freed
-    /// a block of that size.
+    /// Returns the number of usable bytes: the requested size, rounded up; or up to an eighth more, if the stream had
+    /// freed a block of that size.
     #[inline]
     pub fn size(&self) -> u64 {
         self.allocation().bytes
@@ -138,9 +138,9 @@ impl Block {
 
     /// Notes that work on another stream will use the block. Call this before that work is submitted.
     ///
-    /// The stream is ordered after the grant (by a device-side wait, if needed), and the memory is not reused before the
-    /// stream's work has passed the free. This does not order the stream after writes on the block's own stream: for that,
-    /// [wait](Stream::wait) for an event, or call [`read_on`](Self::read_on) or [`write_on`](Self::write_on).
+    /// The stream is ordered after the grant (by a device-side wait, if needed), and the memory is not reused before
+    /// the stream's work has passed the free. This does not order the stream after writes on the block's own stream:
+    /// for that, [wait](Stream::wait) for an event, or call [`read_on`](Self::read_on) or [`write_on`](Self::write_on).
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool, or the device's error. The stream
@@ -184,12 +184,12 @@ impl Block {
         self.argument(stream, Access::Any, 0..self.size())
     }
 
-    /// Returns the block as an argument of work on `stream` that reads it, ordered after every use that may have written
-    /// the block.
+    /// Returns the block as an argument of work on `stream` that reads it, ordered after every use that may have
+    /// written the block.
     ///
     /// These are: all work submitted to the block's own stream so far, and earlier uses on other streams by
-    /// [`write_on`](Self::write_on), [`on`](Self::on), [`upload`](Self::upload) and [`used_on`](Self::used_on). Readers do
-    /// not wait for each other.
+    /// [`write_on`](Self::write_on), [`on`](Self::on), [`upload`](Self::upload) and [`used_on`](Self::used_on). Readers
+    /// do not wait for each other.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -221,11 +221,11 @@ impl Block {
     }
 
     /// Returns the block as an argument of work on `stream` that writes it, ordered after every earlier use on every
-    /// stream. No other use can be made of the block before the work is submitted; later [reads](Self::read_on) and writes
-    /// are ordered after it.
+    /// stream. No other use can be made of the block before the work is submitted; later [reads](Self::read_on) and
+    /// writes are ordered after it.
     ///
-    /// All work submitted to the block's own stream so far counts as an earlier use, because uses there need not be noted.
-    /// If kernels on several streams wait for each other, that may deadlock them: use [`on`](Self::on) then.
+    /// All work submitted to the block's own stream so far counts as an earlier use, because uses there need not be
+    /// noted. If kernels on several streams wait for each other, that may deadlock them: use [`on`](Self::on) then.
     ///
     /// # Errors
     /// Returns the errors of [`read_on`](Self::read_on).
@@ -260,9 +260,9 @@ impl Block {
 
 /// Copies, and access by the host.
 impl Block {
-    /// Copies `bytes` into the block, starting `offset` bytes from its beginning. The copy runs on `stream`, after every
-    /// earlier use on every stream, as for [`write_on`](Self::write_on); later work on `stream` comes after it. The bytes
-    /// are read before this returns. The future is ready when the copy is complete.
+    /// Copies `bytes` into the block, starting `offset` bytes from its beginning. The copy runs on `stream`, after
+    /// every earlier use on every stream, as for [`write_on`](Self::write_on); later work on `stream` comes after it.
+    /// The bytes are read before this returns. The future is ready when the copy is complete.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -314,8 +314,8 @@ impl Block {
         Ok(Upload::new(registration.clone(), transfer))
     }
 
-    /// Copies the bytes of `range`, counted from the block's beginning, to the host. The copy runs on `stream`, after every
-    /// use that may have written the block, as for [`read_on`](Self::read_on). The future returns the bytes. See
+    /// Copies the bytes of `range`, counted from the block's beginning, to the host. The copy runs on `stream`, after
+    /// every use that may have written the block, as for [`read_on`](Self::read_on). The future returns the bytes. See
     /// [`upload`](Self::upload) for an example.
     ///
     /// # Errors
@@ -346,8 +346,8 @@ impl Block {
     }
 
     /// Fills all [`size`](Self::size) bytes of the block with one byte. The fill is work of `stream`, which comes after
-    /// every earlier use on every stream, as for [`write_on`](Self::write_on); later work on `stream` comes after it. No
-    /// thread waits for it: await [`Stream::synchronize`] for its completion.
+    /// every earlier use on every stream, as for [`write_on`](Self::write_on); later work on `stream` comes after it.
+    /// No thread waits for it: await [`Stream::synchronize`] for its completion.
     ///
     /// ```
     /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -402,9 +402,9 @@ impl Block {
         Ok(self.allocation().address + start)
     }
 
-    /// Gives the host access to the block's bytes, where the host [sees](crate::device::MemoryKind::is_seen_by_host) the
-    /// memory. The future is ready once all uses so far are complete, on every stream. While the guard exists, no other use
-    /// can be made of the block; work submitted later comes after the host's writes.
+    /// Gives the host access to the block's bytes, where the host [sees](crate::device::MemoryKind::is_seen_by_host)
+    /// the memory. The future is ready once all uses so far are complete, on every stream. While the guard exists, no
+    /// other use can be made of the block; work submitted later comes after the host's writes.
     ///
     /// ```
     /// # use weirpool::{Pool, Upstream, device::sim::SimDevice};

@@ -1,8 +1,8 @@
-//! The uses of a block on streams: which streams it is used on, and what a use is ordered after.
+//! The uses of a block: the streams on which it is used, and the order of the uses.
 //!
-//! The block's own stream needs no note: uses that must come after it come after all that was submitted to it. Every other
-//! use takes two steps: the device orders the stream, and then the use is noted. A note made first could be found by another
-//! thread that relies on an order which is not there yet (order).
+//! The block's own stream needs no note: uses that must come after it come after all that was submitted to it. Every
+//! other use takes two steps: the device orders the stream, and then the use is noted. A note made first could be found
+//! by another thread that relies on an order which is not there yet (order).
 
 use super::Block;
 use super::further::{Access, Earlier};
@@ -114,9 +114,9 @@ impl<'a> Uses<'a> {
         Ok(())
     }
 
-    /// Has the block freed in the order of `stream` as well, which does not use it. If the block's own stream is external,
-    /// that stream may be gone: then the free follows `stream` instead of it. Work on the own stream must then come before
-    /// what was submitted to `stream` so far, as CUDA's `cudaFreeAsync` requires.
+    /// Has the block freed in the order of `stream` as well, which does not use it. If the block's own stream is
+    /// external, that stream may be gone: then the free follows `stream` instead of it. Work on the own stream must
+    /// then come before what was submitted to `stream` so far, as CUDA's `cudaFreeAsync` requires.
     ///
     /// # Errors
     /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool.
@@ -186,7 +186,8 @@ impl<'a> Uses<'a> {
         })
     }
 
-    /// Returns the streams that the block is used on: its own first, unless the block has left it, and the further ones.
+    /// Returns the streams that the block is used on: its own first, unless the block has left it, and the further
+    /// ones.
     pub(super) fn lanes(self) -> SmallVec<[Arc<Lane>; 2]> {
         let extra = self.block.extra.lock();
         let is_left = extra.as_ref().is_some_and(|extra| extra.left_at.is_some());
@@ -201,7 +202,8 @@ impl<'a> Uses<'a> {
         self.block.extra(|extra| extra.left_at)
     }
 
-    /// Returns what the memory waits for besides the streams that the block is used on, if the block left its own stream.
+    /// Returns what the memory waits for besides the streams that the block is used on, if the block left its own
+    /// stream.
     pub(super) fn fence_left_behind(self) -> Option<Fence> {
         let (after, lane) = (self.left_at()?, &self.home.lane);
         (lane.timeline.completed() < after).then(|| lane.fence(after))

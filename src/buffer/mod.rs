@@ -22,8 +22,8 @@ use std::marker::PhantomData;
 
 /// Device memory for `len` elements of `T`, owned; otherwise as [`Block`].
 ///
-/// The elements live on the device. Unless they were allocated [zeroed](Self::allocate_zeroed), they are whatever the memory
-/// was before. The host has references to them in a [guard](Self::host) only, in memory that it sees.
+/// The elements live on the device. Unless they were allocated [zeroed](Self::allocate_zeroed), they are whatever the
+/// memory was before. The host has references to them in a [guard](Self::host) only, in memory that it sees.
 ///
 /// ```
 /// # use weirpool::{Buffer, Pool, device::sim::SimDevice};
@@ -162,22 +162,22 @@ impl<T> Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    /// How many elements there are.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The device address of the first element.
+    /// Returns the device address of the first element.
     pub fn address(&self) -> DeviceAddress {
         self.block.address()
     }
 
-    /// The bytes that the elements take.
+    /// Returns the size of the elements, in bytes.
     pub fn size(&self) -> u64 {
         self.block.requested()
     }
@@ -234,7 +234,7 @@ impl<T> Buffer<T> {
         &self.block
     }
 
-    /// The block without its type.
+    /// Returns the block without its type.
     pub fn into_block(self) -> Block {
         self.block
     }

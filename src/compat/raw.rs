@@ -134,8 +134,8 @@ impl RawPool {
         }
     }
 
-    /// Declares that work on a further stream uses the block at `address`: after a free, its memory is reused only after
-    /// that work. Call it before the free. The name and the semantics are PyTorch's.
+    /// Declares that work on a further stream uses the block at `address`: after a free, its memory is reused only
+    /// after that work. Call it before the free. The name and the semantics are PyTorch's.
     ///
     /// Unlike [`Block::used_on`], it does not make the stream wait. The caller orders that work after the work
     /// submitted earlier to the block's own stream, as it must in order to find there what that work wrote.
@@ -240,7 +240,7 @@ impl From<DeviceError> for RawError {
     }
 }
 
-/// Describes what is at the address.
+/// Describes the memory at the address.
 fn in_words(address: u64, found: Option<&BlockInfo>) -> impl fmt::Display + use<> {
     let Some(block) = found else {
         return "the pool has no memory there; was it allocated elsewhere?".to_owned();

@@ -36,12 +36,12 @@ impl Argument<'_> {
         }
     }
 
-    /// The device address of the first byte.
+    /// Returns the device address of the first byte.
     pub fn address(&self) -> DeviceAddress {
         DeviceAddress::from_bits(self.address)
     }
 
-    /// The bytes that may be used.
+    /// Returns the number of bytes that may be used.
     pub fn size(&self) -> u64 {
         self.bytes
     }

@@ -1,10 +1,10 @@
-//! The device: what the pool asks of a backend, and the backends.
+//! The device: the contract between the pool and a backend, and the backends.
 //!
 //! [`Device`] is the contract. It is small, object-safe, and never called on the hot path (a block
 //! that a stream freed and takes again costs no device call). The contract and the backends are crates of
 //! their own, which know nothing of pools; they are re-exported here.
 //!
-//! | backend | module | what it is |
+//! | backend | module | description |
 //! |---|---|---|
 //! | simulated | `sim` (with the feature of that name, a default) | streams as executors over host memory, on a virtual clock |
 //! | CUDA | `cuda` (with the feature of that name) | NVIDIA GPUs, through cudarc |

@@ -114,7 +114,7 @@ impl Core {
         self.gate.load(Ordering::Relaxed) & gate::CLOSED != 0
     }
 
-    /// The most bytes that may be held from the device.
+    /// Returns the most bytes that may be held from the device.
     #[inline]
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed)

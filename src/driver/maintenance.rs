@@ -147,7 +147,7 @@ impl Maintenance {
         Ok(Trimmed::new(capacity, released?, &self.statistics()))
     }
 
-    /// The reserved bytes above which free memory is released.
+    /// Returns the reserved bytes above which free memory is released.
     fn most_cached(&self) -> u64 {
         let threshold = self.threshold();
         if self.is_shrunk.load(Ordering::Relaxed) {
@@ -215,7 +215,8 @@ impl Maintenance {
         done.map(drop)
     }
 
-    /// Returns whether memory was pending or cached when the heuristic decided. If it comes back later, no free reports it.
+    /// Returns whether memory was pending or cached when the heuristic decided. If it comes back later, no free reports
+    /// it.
     fn keep_up_now(&self, free_low: u64) -> Result<bool, DeviceError> {
         self.flush(Flush::Idle);
         if self.settings.reuse.opportunistic {

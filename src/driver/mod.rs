@@ -6,7 +6,7 @@
 //!
 //! It consists of layers. Each owns its fields and the layer below, and dereferences to it:
 //!
-//! | layer | what it owns |
+//! | layer | responsibility |
 //! |---|---|
 //! | [`Driver`] | entry points: allocate, free, reserve |
 //! | [`Maintenance`] | the alarm, the threshold and the heuristic; releases and coalesces unasked |
@@ -14,7 +14,7 @@
 //! | [`Streams`] | the registered streams and their events; polls, flushes, seals, orders |
 //! | [`Core`] | the device, the heap behind its lock, the gate, the event log |
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
 //! | `search`, `recipient` | executes the [search policy](crate::policy) for one stream |
 //! | `mode` | how memory is asked for, and why a search ended without it |
@@ -164,7 +164,7 @@ impl Driver {
         Ok(found)
     }
 
-    /// Makes one block of a block and of what was allocated directly above it.
+    /// Joins a block and the one that was allocated directly above it.
     pub(crate) fn join_used(&self, lower: &Allocation, upper: &Allocation) {
         self.heap.lock().join_used(lower.id, upper.id);
     }
@@ -214,7 +214,8 @@ impl Driver {
         (state.left, state.largest)
     }
 
-    /// Splits off another reservation of that size, if as many bytes are not allocated; with `only_whole`, in one piece.
+    /// Splits off another reservation of that size, if as many bytes are not allocated; with `only_whole`, in one
+    /// piece.
     pub(crate) fn split_reservation(
         &self,
         reservation: ReservationId,

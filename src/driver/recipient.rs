@@ -37,7 +37,7 @@ pub(super) struct Found {
 }
 
 impl<'a> Recipient<'a> {
-    /// A stream that comes after those points.
+    /// Creates a recipient for a stream that comes after those points.
     ///
     /// # Errors
     /// Returns the sticky error that ended the pool, if one did.
@@ -74,7 +74,7 @@ impl<'a> Recipient<'a> {
         self.driver.capabilities.device_side_waits && self.lane.takes_waits
     }
 
-    /// What the stream may have as it is.
+    /// Returns the memory that the stream may take as it is.
     pub(super) fn view(&self) -> View<'_> {
         View {
             stream: if self.is_for_all {
@@ -114,8 +114,8 @@ impl<'a> Recipient<'a> {
         let lanes = self.driver.lanes();
         let waits = |fence: Fence| match lanes.find(fence) {
             Some(lane) => forecast(lane, fence),
-            // A stream without a lane is gone and complete, though the heap may not know that yet. Or it came after this
-            // look, and is found when its point is to be waited for.
+            // A stream without a lane is gone and complete, though the heap may not know that yet. Or it came after
+            // this look, and is found when its point is to be waited for.
             None => Some(Forecast::default()),
         };
         look(&View {
@@ -124,7 +124,7 @@ impl<'a> Recipient<'a> {
         })
     }
 
-    /// What is known of the stream as one that would wait.
+    /// Returns what is known of the stream as one that would wait.
     pub(super) fn taker(&self) -> Taker {
         taker(self.driver, self.lane)
     }

@@ -33,7 +33,7 @@ impl Lanes {
         Some(&run[at.ok()?])
     }
 
-    /// The first run that ends with this stream or a later one.
+    /// Returns the first run that ends with this stream or a later one.
     fn run_of(&self, stream: StreamId) -> usize {
         let is_before = |run: &Run| run.last().is_some_and(|last| last.id < stream);
         self.0.partition_point(is_before)
@@ -77,7 +77,7 @@ impl Lanes {
 #[derive(Debug)]
 pub(super) struct Registry {
     pub(super) lanes: Lanes,
-    /// Lanes whose last handle is gone, and whose work may still run.
+    /// Lanes whose last handle was dropped, and whose work may still run.
     pub(super) leaving: Vec<Arc<Lane>>,
     pub(super) retired: Retired,
     next: u64,

@@ -42,8 +42,8 @@ pub(super) fn may_submit(lane: &Lane, mode: Mode<'_>) -> bool {
 }
 
 impl<'a> Search<'a> {
-    /// A search for memory of a stream, at a place. If `deferred` is given, the waits that the stream needs are added
-    /// there, and the memory is the stream's only once they are submitted.
+    /// Returns a search for memory of a stream, at a place. If `deferred` is given, the waits that the stream needs are
+    /// added there, and the memory is the stream's only once they are submitted.
     ///
     /// # Errors
     /// Returns the sticky error that ended the pool.
@@ -73,7 +73,7 @@ impl<'a> Search<'a> {
         Ok(Self::new(to, request, mode))
     }
 
-    /// A search for memory that is complete on every stream.
+    /// Creates a search for memory that is complete on every stream.
     ///
     /// # Errors
     /// Returns the sticky error that ended the pool.

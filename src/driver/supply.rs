@@ -1,8 +1,8 @@
 //! The supply layer: carries out the heap's plans on the device, and gives memory back to it.
 //!
-//! The device may refuse memory within the pool's capacity, because others hold it. Other pools of this process that keep
-//! free memory of the same device spill then: they release as much as is needed, unless all of them together have too
-//! little. A pool in which requests wait spills only for a pool with an older request (see
+//! The device may refuse memory within the pool's capacity, because others hold it. Other pools of this process that
+//! keep free memory of the same device spill then: they release as much as is needed, unless all of them together have
+//! too little. A pool in which requests wait spills only for a pool with an older request (see
 //! [`registry`](crate::registry)). Other processes cannot be asked, nor can they tell when they let go. While a request
 //! waits and the device refuses, the device is asked again from time to time: first for how much it has left, because
 //! asking for more would take all of it for a moment.
@@ -23,7 +23,7 @@ use std::ops::Deref;
 /// Makes other pools than the one of this layer release that many bytes. Returns how many they released.
 pub(crate) type Spill = fn(&Supply, u64) -> u64;
 
-/// Whom a plan is carried out for.
+/// The request, or the purpose, for which a plan is carried out.
 #[derive(Debug)]
 pub(super) enum For {
     /// The new range is free.
@@ -96,7 +96,7 @@ impl Supply {
         Ok(())
     }
 
-    /// Grows by the rest of what is taken at a time, after a request was served by growing. The pool can do without it.
+    /// Grows by the rest of one step of growth, after a request was served by growing. A failure here does not matter.
     fn grow_ahead(&self, grown: u64) {
         let mut ahead = self.heap.lock().ahead(grown);
         while ahead > 0 {

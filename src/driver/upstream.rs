@@ -1,4 +1,4 @@
-//! Where a pool's memory comes from, and what a device that lacks it is asked for instead.
+//! The source of a pool's memory, and its substitute on a device that lacks it.
 
 use crate::device::{Capabilities, MemoryKind};
 use std::fmt;
@@ -10,10 +10,10 @@ use std::fmt;
 /// use weirpool::{BuildError, Pool, Upstream};
 ///
 /// let device = SimDevice::builder().virtual_memory(false).without(MemoryKind::Pinned).build();
-/// // What can be made up for is, and the pool says so.
+/// // A substitute is used where there is one, and the description says so.
 /// let pool = Pool::builder(device.clone()).build()?;
 /// assert!(!pool.describe().is_virtual);
-/// // What cannot is an error, which names it.
+/// // Without a substitute the build fails, and the error names the feature.
 /// let refused = Pool::builder(device.clone()).upstream(Upstream::Pinned).build();
 /// assert!(matches!(refused, Err(BuildError::Unsupported { feature: "pinned host memory", .. })));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

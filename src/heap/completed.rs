@@ -1,4 +1,4 @@
-//! Which work is complete, as far as the heap was told.
+//! The work that is complete, as far as the heap knows.
 
 use super::fence::{Fence, Fences};
 use crate::id::{StreamId, Ticket};

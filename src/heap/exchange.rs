@@ -3,8 +3,8 @@
 //! The blocks of a reservation that are not granted can be enough for a request together, while granted blocks lie
 //! between them. Then its complete blocks become free, the request is served as any stream's is (from joined, moved or
 //! new memory), and the reservation gets the rest of its bytes back from wherever memory is free. All of that happens
-//! under one lock. Where the device must be asked in between, a plan claims the range, and the bytes that were given for
-//! it are set aside as *escrow*, a reservation of its own, until the plan has ended.
+//! under one lock. Where the device must be asked in between, a plan claims the range, and the bytes that were given
+//! for it are set aside as *escrow*, a reservation of its own, until the plan has ended.
 
 use super::block::{BlockId, State};
 use super::fence::Fences;
@@ -22,7 +22,7 @@ struct Portion {
     chunks: u64,
 }
 
-/// What is due once the plan of an exchange has ended.
+/// The memory that is owed once the plan of an exchange has ended.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     reservation: ReservationId,

@@ -11,7 +11,7 @@ use super::request::{Grant, Placement, Request, View};
 /// The number of pending blocks of one stream that a search looks at, smallest first.
 pub(super) const PROBES: usize = 32;
 
-/// What a search found.
+/// The result of a search.
 #[derive(Debug)]
 pub(crate) enum Fit {
     /// No block.

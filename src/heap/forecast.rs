@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// What is known about the point at which a pending block is complete.
+/// The known facts about the point at which a pending block is complete.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Donor {
     /// When its event was recorded; `None` while its ticket is not sealed.
@@ -26,7 +26,7 @@ impl Donor {
     }
 }
 
-/// What is known about the stream that would wait.
+/// The known facts about the stream that would wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taker {
     pub(crate) now: Duration,

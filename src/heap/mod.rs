@@ -1,4 +1,4 @@
-//! The heap: the shared book of segments and blocks behind the lanes.
+//! The heap: the shared records of segments and blocks behind the lanes.
 //!
 //! A *segment* is a range of addresses that the device gave. *Blocks* tile it (invariant *tiling*, see [`check`]). Each
 //! block is in one state:
@@ -41,9 +41,9 @@
 //! - *reserve* moves used blocks to reserved, and *disband* moves reserved blocks to free or pending.
 //! - A hole becomes the room of a block that asked for room to grow. It is a hole again when that block is given back.
 //!
-//! A block is *merged* with free neighbours at once. Pending neighbours merge only if their fences are the same: a union
-//! would keep memory pending that is free. A request that needs a range across them gets it from a [`Plan`], which
-//! joins the fences for that request alone (invariant *order*).
+//! A block is *merged* with free neighbours at once. Pending neighbours merge only if their fences are the same: a
+//! union would keep memory pending that is free. A request that needs a range across them gets it from a [`Plan`],
+//! which joins the fences for that request alone (invariant *order*).
 //!
 //! The heap does no I/O and knows no clock, device, lock or future. The driver carries out what it plans.
 //!
@@ -57,7 +57,7 @@
 //! | `totals` | bytes by state, current and high |
 //! | `block_map` | blocks, indexes and totals, changed together |
 //! | `completed` | which work is complete |
-//! | `request` | what is asked for and what is granted |
+//! | `request` | requests and grants |
 //! | `forecast` | when pending memory is expected |
 //! | `fit` | the best fit |
 //! | `window` | where a contiguous range costs least to build |
@@ -131,7 +131,7 @@ pub(crate) struct Geometry {
     pub(crate) growth: GrowBy,
 }
 
-/// The shared book; see the [module](self).
+/// The shared records; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Heap {
     map: BlockMap,
@@ -234,7 +234,7 @@ impl Heap {
         true
     }
 
-    // ---- granting what is there ------------------------------------------------------------
+    // ---- granting present memory -----------------------------------------------------------
 
     /// Grants the best fit of the free blocks, and of the pending blocks that the requester may take.
     pub(crate) fn take(&mut self, request: Request, view: &View<'_>) -> Option<Grant> {
@@ -275,7 +275,7 @@ impl Heap {
         grant
     }
 
-    // ---- planning what is not there --------------------------------------------------------
+    // ---- planning for absent memory --------------------------------------------------------
 
     /// Returns how many bytes of addresses there are with this placement. A request that [needs](Placement::needs) more
     /// cannot lie there for now.
@@ -329,8 +329,8 @@ impl Heap {
         self.plan_from(&offers, request, view.placement, growth)
     }
 
-    /// Plans this much new memory as one free block, or as much of it as the capacity and one hole hold. Where memory is
-    /// plain, plans all of it or nothing.
+    /// Plans this much new memory as one free block, or as much of it as the capacity and one hole hold. Where memory
+    /// is plain, plans all of it or nothing.
     pub(crate) fn plan_new(&mut self, bytes: u64) -> Option<Plan> {
         Plan::of_new(&mut self.map, &self.capacity, bytes)
     }

@@ -1,4 +1,4 @@
-//! Plans: what the device is asked for before a request can be granted.
+//! Plans: the device calls that have to be made before a request can be granted.
 //!
 //! A plan is made under the heap's lock, carried out on the device without it, and committed under it again (invariant
 //! *no-lock-across-calls*). In between, the blocks of the plan are *claimed*, and the part of the capacity that it will
@@ -182,7 +182,8 @@ impl Mapping {
         }
     }
 
-    /// Claims `count` whole chunks of free blocks. Takes them from the smallest blocks, which serve the fewest requests.
+    /// Claims `count` whole chunks of free blocks. Takes them from the smallest blocks, which serve the fewest
+    /// requests.
     fn claim_victims(&mut self, map: &mut BlockMap, count: u64) {
         let (units, mut left) = (*map.units(), count);
         let mut ranges = Vec::new();

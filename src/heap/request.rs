@@ -1,11 +1,11 @@
-//! What is asked of the heap, for whom, and what it answers.
+//! Requests to the heap, the streams that make them, and the grants.
 
 use super::block::BlockId;
 use super::fence::{Clock, Fence, Fences};
 use super::forecast::Forecast;
 use crate::id::{ReservationId, StreamId, Ticket};
 
-/// What is asked for. The size is rounded already, and the capacity is known to hold it.
+/// A request. Its size is already rounded, and does not exceed the capacity.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) bytes: u64,
@@ -37,7 +37,7 @@ impl Placement {
 /// The requester: which fences do not exclude a block.
 pub(crate) struct View<'a> {
     pub(crate) stream: StreamId,
-    /// What the stream comes after, as far as the policy counts it.
+    /// The points before the stream's next work, as far as the policy counts them.
     pub(crate) after: &'a Clock,
     /// For each further fence that the stream may be made to wait for on the device, when it is expected to be
     /// complete.
@@ -86,7 +86,7 @@ pub(crate) struct Grant {
     pub(crate) fences: Fences,
 }
 
-/// Who can take a block that was given back, once its fences are complete.
+/// The possible takers of a returned block, once its fences are complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recipient {
     AnyStream,

@@ -14,8 +14,8 @@ use super::request::{Grant, Request, View};
 use crate::id::ReservationId;
 use std::collections::BTreeMap;
 
-/// The memory that came to a reservation so far, and that may still come. A search that found too little compares two of
-/// these to see whether its result is out of date.
+/// The memory that came to a reservation so far, and that may still come. A search that found too little compares two
+/// of these to see whether its result is out of date.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Arrivals {
     /// How often memory came to it: a block was freed, an exchange ended, or the reservation was extended.
@@ -64,7 +64,7 @@ impl Reservations {
     }
 }
 
-/// What a reservation holds, and what came to it.
+/// The memory that a reservation holds, and the memory that came to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReservationState {
     /// Bytes that are not granted.

@@ -41,7 +41,7 @@ pub(crate) struct Release {
     claimed: Vec<BlockId>,
 }
 
-/// What is claimed for releases that are under way.
+/// The memory that is claimed for releases in progress.
 #[derive(Debug, Default)]
 pub(super) struct Releases {
     bytes: u64,

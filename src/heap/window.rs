@@ -20,7 +20,7 @@ use super::growth::Capacity;
 use super::request::{Placement, Request, View};
 use std::cmp::Ordering;
 
-/// What a plan may do besides joining neighbours.
+/// The actions that a plan may take besides joining neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growth {
     /// Nothing.
@@ -151,7 +151,7 @@ struct Piece {
     sums: Sums,
 }
 
-/// What a stretch of a run consists of.
+/// The contents of a stretch of a run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     /// Chunks to be mapped into holes.

@@ -1,4 +1,4 @@
-//! What a lane is told of a block, what it keeps of one, and what it answers.
+//! Blocks as a lane receives, keeps and returns them.
 
 use crate::heap::BlockId;
 use crate::id::Ticket;

@@ -53,8 +53,8 @@ pub(crate) enum Flush {
 
 const NONE: u32 = u32::MAX;
 
-/// A near fit is larger than requested by at most one part in so many. jemalloc's four size classes for each doubling waste
-/// up to twice that.
+/// A near fit is larger than requested by at most one part in so many. jemalloc's four size classes for each doubling
+/// waste up to twice that.
 const NEAR: usize = 8;
 
 /// Stacks that are searched together.
@@ -110,7 +110,7 @@ impl Cache {
         self.blocks + self.large.blocks()
     }
 
-    /// Whether blocks of this size have a stack.
+    /// Returns whether blocks of this size have a stack.
     fn has_stack(&self, bytes: u64) -> bool {
         ((bytes / GRANULE) as usize) < self.tops.len()
     }
@@ -191,7 +191,7 @@ impl Cache {
         self.pop_stacked(bytes + (at + 1) as u64 * GRANULE)
     }
 
-    /// Whether a free may be kept at once. After a flush the first one takes the slow path.
+    /// Returns whether a free may be kept at once. After a flush the first one takes the slow path.
     pub(super) fn has_entries(&self) -> bool {
         !self.entries.is_empty()
     }

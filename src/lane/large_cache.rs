@@ -1,9 +1,9 @@
 //! The large-block cache: a few large blocks that a lane keeps for a stream that allocates the same size again.
 //!
-//! Other streams need large blocks, and neighbouring ones merge in the heap. So this cache keeps few, each for a request of
-//! exactly its size, and only for a stream that alternates: it allocates a size and frees it, again and again, and no other
-//! large size in between. A request that finds no other memory takes blocks that have been here for a while before the
-//! pool takes more from the device, and all of them before it waits.
+//! Other streams need large blocks, and neighbouring ones merge in the heap. So this cache keeps few, each for a
+//! request of exactly its size, and only for a stream that alternates: it allocates a size and frees it, again and
+//! again, and no other large size in between. A request that finds no other memory takes blocks that have been here for
+//! a while before the pool takes more from the device, and all of them before it waits.
 
 use super::block::CachedBlock;
 use crate::id::Ticket;
@@ -131,7 +131,7 @@ mod tests {
         cache.put(cached(id, SIZE), Duration::from_micros(at), 3 * SIZE)
     }
 
-    /// A cache of a stream that has alternated often enough, and holds nothing.
+    /// Returns a cache of a stream that has alternated often enough, and holds nothing.
     fn warm() -> LargeCache {
         let mut cache = LargeCache::default();
         for _ in 0..ENOUGH {

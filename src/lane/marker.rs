@@ -40,7 +40,7 @@ impl Events {
         self.spare.lock().created
     }
 
-    /// The times from recording an event that covers frees to seeing it complete.
+    /// Returns the times from recording an event that covers frees to seeing it complete.
     pub(crate) fn ages(&self) -> Histogram {
         self.ages.histogram()
     }
@@ -130,7 +130,7 @@ pub(crate) struct Marker {
 }
 
 impl Marker {
-    /// Whether there is an event to wait for.
+    /// Returns whether there is an event to wait for.
     pub(crate) fn has_event(&self) -> bool {
         self.recorded.is_some()
     }

@@ -1,10 +1,10 @@
-//! The lane: what a registered stream frees and allocates without asking the rest of the pool.
+//! The lane of a registered stream: allocations and frees that do not involve the rest of the pool.
 //!
 //! A stream can reuse memory it freed immediately, because its own order protects it. Its lane keeps such blocks in a
 //! [cache](StreamCache), which is the hot path: one lock, the lane's own, and no shared cache line written.
 //!
-//! A lane also numbers the points of its stream. Each freed block joins the *open* ticket; closing that ticket opens the
-//! next. The order of sealing is: close under the lane's lock, unlock, record, publish. Recording first and closing
+//! A lane also numbers the points of its stream. Each freed block joins the *open* ticket; closing that ticket opens
+//! the next. The order of sealing is: close under the lane's lock, unlock, record, publish. Recording first and closing
 //! afterwards would be wrong: a free in between would be covered by an event older than the block's last use (order). A
 //! ticket that is closed but not yet published counts as pending.
 //!
@@ -15,18 +15,18 @@
 //! - The owner of an **external** stream may destroy it whenever no call that names it is running. So every free closes and
 //!   records, and the pool neither records on it nor makes it wait on behalf of other streams.
 //!
-//! | file | about |
+//! | file | contents |
 //! |---|---|
 //! | `stream_cache` | allocation and free through the lane; flushing it; its counters |
-//! | `state` | what the lane's lock guards: the cache, the open ticket, the references to the stream that freed blocks leave for later ones; and the lock, which outlives its lane |
-//! | `block` | what the lane is told of a block, keeps of one and answers |
+//! | `state` | the state that the lane's lock guards: the cache, the open ticket, the references to the stream that freed blocks leave for later ones; and the lock, which outlives its lane |
+//! | `block` | blocks as the lane receives, keeps and returns them |
 //! | `cache` | a stack of blocks for each size |
 //! | `large_cache` | the few large blocks |
 //! | `shards` | more caches, for threads that share a stream |
 //! | `count` | counters of blocks and bytes |
 //! | `spacing` | how many bytes are freed between two events |
 //! | `marker` | pooled events |
-//! | `timeline` | which points of the stream are complete, and how the device is asked |
+//! | `timeline` | the completed points of the stream, and the queries to the device |
 //! | `pace` | when a point is expected to be complete |
 //!
 //! The lane knows its stream and the device. It does not know how the heap searches, nor which requests wait.
@@ -62,7 +62,7 @@ use marker::Recorded;
 use std::any::Any;
 use std::time::Duration;
 
-/// A registered stream; see the [module](self). It lies on cache lines of its own, because the hot path reads it.
+/// A registered stream; see the [module](self). It has its own cache lines, because the hot path reads it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Lane {
@@ -77,7 +77,7 @@ pub(crate) struct Lane {
     pub(crate) timeline: Timeline,
     /// The stream's name, once it has one.
     pub(crate) name: plain::OnceLock<plain::Arc<str>>,
-    /// How long requests for the stream waited.
+    /// The waiting times of requests for the stream.
     pub(crate) waits: Waits,
     /// Owns the device's stream: its handle is not recycled while the lane exists (stable-ids).
     keep_alive: plain::Arc<dyn Any + Send + Sync>,
@@ -96,7 +96,7 @@ impl Lane {
         if is_external {
             bounds.unsealed = 0;
         } else if is_host {
-            // Nothing is ever sealed, however many bytes are freed.
+            // The host never seals, however many bytes are freed.
             bounds.unsealed = u64::MAX;
         }
         Self {
@@ -117,7 +117,7 @@ impl Lane {
         self.name.get().map(|name| &**name)
     }
 
-    /// Returns the stream as it is named in texts.
+    /// Returns the name of the stream in texts.
     pub(crate) fn label(&self) -> StreamLabel<'_> {
         StreamLabel {
             id: self.id,
@@ -125,12 +125,12 @@ impl Lane {
         }
     }
 
-    /// Whether the stream is the host: its work is over when its call returns.
+    /// Returns whether the stream is the host: its work is over when its call returns.
     pub(crate) fn is_host(&self) -> bool {
         self.raw == RawStream::HOST
     }
 
-    /// Whether only the pool still owns the device's stream.
+    /// Returns whether only the pool still owns the device's stream.
     pub(crate) fn is_abandoned(&self, device: &dyn Device) -> bool {
         device.is_abandoned(&self.keep_alive)
     }
@@ -142,8 +142,9 @@ impl Lane {
         }
     }
 
-    /// Whether the stream is gone and all its freed memory is complete: nothing is unsealed, and every ticket that was ever
-    /// closed is complete. (That no marker is incomplete would not be enough: a closed ticket may not be published yet.)
+    /// Returns whether the stream is gone and all its freed memory is complete: nothing is unsealed, and every ticket
+    /// that was ever closed is complete. (That no marker is incomplete would not be enough: a closed ticket may not be
+    /// published yet.)
     pub(crate) fn is_done(&self) -> bool {
         // Read first: a ticket closed after this is not taken for complete.
         let completed = self.timeline.completed();
@@ -165,7 +166,7 @@ impl Lane {
         self.cache.pending_blocks(completed)
     }
 
-    /// Whether a free that seals should first [query](Timeline::should_query) how far the stream is.
+    /// Returns whether a free that seals should first [query](Timeline::should_query) how far the stream is.
     pub(crate) fn should_query(&self) -> bool {
         self.timeline.should_query(self.cache.spacing.is_close())
     }
@@ -206,7 +207,7 @@ impl Lane {
         self.record(closed, device, events)
     }
 
-    /// The host's present point. It has no event: work submitted later comes after it anyway.
+    /// Returns the host's present point. It has no event: work submitted later comes after it anyway.
     fn host_marker(&self, device: &dyn Device) -> Arc<Marker> {
         Arc::new(Marker {
             stream: self.id,
@@ -220,8 +221,8 @@ impl Lane {
         })
     }
 
-    /// Whether another stream can be made to wait for the ticket. On an external stream that needs an event recorded
-    /// already.
+    /// Returns whether another stream can be made to wait for the ticket. On an external stream that needs an event
+    /// recorded already.
     pub(crate) fn can_be_awaited(&self, ticket: Ticket) -> bool {
         !self.is_external
             || self.timeline.covering(ticket).is_some()
@@ -285,7 +286,7 @@ impl Lane {
         }
     }
 
-    /// What the stream comes after at a closed ticket: that ticket included.
+    /// Returns the clock of the stream at a closed ticket, which it includes.
     fn clock_at(&self, closed: Closed) -> Clock {
         let mut clock = self.timeline.clock();
         clock.join(self.fence(closed.ticket));

@@ -1,13 +1,14 @@
 //! Shards: per-thread caches beside a stream's own, for threads that share the stream.
 //!
-//! A stream that one thread submits to needs one lock. Several threads would queue behind that lock and pass its cache line
-//! around. So once threads have contended often enough, each of them frees to a *shard* with a lock of its own, and
-//! allocates from it again. What a shard has no room for, or does not have, goes through the stream's state as before.
+//! A stream that one thread submits to needs one lock. Several threads would queue behind that lock and pass its cache
+//! line around. So once threads have contended often enough, each of them frees to a *shard* with a lock of its own,
+//! and allocates from it again. What a shard has no room for, or does not have, goes through the stream's state as
+//! before.
 //!
-//! A free to a shard joins the lane's open ticket, which it reads without the lock of the state. It may read a ticket that
-//! is closed at the same moment, and that is right (order): the block's last use was submitted before the free, the free
-//! before the closing, and the event is recorded after the closing. (If the record came first, the device's own lock would
-//! order the closing before the submission, and the free would have read the next ticket.)
+//! A free to a shard joins the lane's open ticket, which it reads without the lock of the state. It may read a ticket
+//! that is closed at the same moment, and that is right (order): the block's last use was submitted before the free,
+//! the free before the closing, and the event is recorded after the closing. (If the record came first, the device's
+//! own lock would order the closing before the submission, and the free would have read the next ticket.)
 
 use super::block::{CachedBlock, Use};
 use super::cache::{Bounds, Cache, Flush};
@@ -106,8 +107,8 @@ impl Shards {
 
     /// Notes that the open ticket was closed, and the next one is `open`. Returns whether a free to a shard joined it.
     ///
-    /// Called under the lock of the state. The flag is cleared before the next ticket is published: a free that reads the
-    /// next ticket sets the flag again.
+    /// Called under the lock of the state. The flag is cleared before the next ticket is published: a free that reads
+    /// the next ticket sets the flag again.
     pub(super) fn note_closed(&self, open: Ticket) -> bool {
         if !self.are_made() {
             return false;
@@ -117,7 +118,7 @@ impl Shards {
         was_dirty
     }
 
-    /// Whether a block was freed to a shard that no event covers.
+    /// Returns whether a block was freed to a shard that no event covers.
     pub(super) fn is_dirty(&self) -> bool {
         self.is_dirty.load(Ordering::Acquire)
     }

@@ -1,8 +1,8 @@
 //! How many bytes are freed between two events of a stream.
 //!
-//! Recording an event takes as long as several allocations. Where frees follow each other so closely that there would be an
-//! event every few microseconds, more bytes may be freed before the next one. The bound returns to its minimum once events
-//! are far apart, or once another stream wants the freed memory.
+//! Recording an event takes as long as several allocations. Where frees follow each other so closely that there would
+//! be an event every few microseconds, more bytes may be freed before the next one. The bound returns to its minimum
+//! once events are far apart, or once another stream wants the freed memory.
 
 use crate::sync::plain::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,8 +18,8 @@ const WIDEST: u64 = 8;
 
 /// See the [module](self).
 ///
-/// It decides when to seal, which may happen at any time: an outdated value costs at most a few events, and models need not
-/// see the atomics.
+/// It decides when to seal, which may happen at any time: an outdated value costs at most a few events, and models need
+/// not see the atomics.
 #[derive(Debug)]
 pub(crate) struct Spacing {
     /// Unsealed bytes above which a free seals.
@@ -47,7 +47,7 @@ impl Spacing {
         self.bound.load(Ordering::Relaxed)
     }
 
-    /// Whether events are close to each other.
+    /// Returns whether events are close to each other.
     pub(super) fn is_close(&self) -> bool {
         self.bound() > self.minimum
     }

@@ -8,10 +8,10 @@
 //! | `close` | the open ticket | closed; the next one is open, and nothing is unsealed |
 //! | `retire` (in `StreamCache`) | the stream has a handle | it has none: nothing is cached any more |
 //!
-//! The lock is in a [`Slot`]. Slots are recycled, and never given back to the allocator: a freed block leaves
-//! [its count](RefCache) of the stream's owners under this lock, which it reached through that count. So the lock
-//! must not depend on it. (Type-stable memory: Greenwald and Cheriton, 1996.) There are as many slots as there ever were
-//! lanes at a time; the state in a vacant slot has no cache.
+//! The lock is in a [`Slot`]. Slots are recycled, and never given back to the allocator: a freed block leaves [its
+//! count](RefCache) of the stream's owners under this lock, which it reached through that count. So the lock must not
+//! depend on it. (Type-stable memory: Greenwald and Cheriton, 1996.) There are as many slots as there ever were lanes
+//! at a time; the state in a vacant slot has no cache.
 
 use super::block::{CachedBlock, Closed, Fit, Use};
 use super::cache::Cache;
@@ -44,7 +44,7 @@ pub(super) struct StreamState {
 }
 
 impl StreamState {
-    /// The state in a slot that no lane uses.
+    /// Creates the state in a slot that no lane uses.
     pub(super) fn vacant() -> Self {
         Self::new(0, false)
     }
@@ -189,7 +189,7 @@ impl Lease {
         Self(Lasting::new(Slot(Mutex::new(Guards::Lane, state))))
     }
 
-    /// The slot itself: a guard of it needs neither the lease nor the lane.
+    /// Returns the slot itself: a guard of it needs neither the lease nor the lane.
     #[inline(always)]
     pub(super) fn slot(&self) -> Lasting<Slot> {
         self.0.clone()
@@ -221,16 +221,16 @@ const ROOM: usize = 8;
 
 /// The reference cache: references to the stream that freed blocks leave for the next ones.
 ///
-/// Each block holds a counted reference to its stream's registration. Counting up at each grant and down at each free would
-/// cost two of the six atomic operations of a pair, and a cache line that all threads of the stream write. So a free leaves
-/// its reference under the lock that it holds anyway, and the next grant takes it from there.
+/// Each block holds a counted reference to its stream's registration. Counting up at each grant and down at each free
+/// would cost two of the six atomic operations of a pair, and a cache line that all threads of the stream write. So a
+/// free leaves its reference under the lock that it holds anyway, and the next grant takes it from there.
 ///
-/// A reference that is left here keeps the registration alive, and the registration keeps the lane, in which the reference
-/// lies. So references are left only while the stream has a handle: dropping the last handle closes the cache and drops
-/// what it holds (safe-teardown).
+/// A reference that is left here keeps the registration alive, and the registration keeps the lane, in which the
+/// reference lies. So references are left only while the stream has a handle: dropping the last handle closes the cache
+/// and drops what it holds (safe-teardown).
 ///
-/// For this type alone the lane imports from a higher layer. The alternatives are a type parameter of every type around the
-/// lane's lock, or a downcast in each grant, which takes 8 ns more than a whole pair's 25.
+/// For this type alone the lane imports from a higher layer. The alternatives are a type parameter of every type around
+/// the lane's lock, or a downcast in each grant, which takes 8 ns more than a whole pair's 25.
 pub(crate) struct RefCache {
     left: [Option<Arc<Registration>>; ROOM],
     /// The first so many entries of `left` are occupied.
@@ -240,7 +240,7 @@ pub(crate) struct RefCache {
 }
 
 impl Default for RefCache {
-    /// A closed cache.
+    /// Creates a closed cache.
     fn default() -> Self {
         Self {
             left: [const { None }; ROOM],

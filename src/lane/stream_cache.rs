@@ -1,7 +1,8 @@
 //! A stream's cache, and the hot path through it: granting a block that the stream freed, and freeing one.
 //!
-//! Both have a *plain case*, [`take_at_once`](StreamCache::take_at_once) and [`free_at_once`](StreamCache::free_at_once).
-//! It is short enough to be compiled into its caller, where the block stays in registers, and takes these steps:
+//! Both have a *plain case*, [`take_at_once`](StreamCache::take_at_once) and
+//! [`free_at_once`](StreamCache::free_at_once). It is short enough to be compiled into its caller, where the block
+//! stays in registers, and takes these steps:
 //!
 //! | step | grant | free |
 //! |---|---|---|
@@ -14,8 +15,8 @@
 //! That is one lock each way, and no write to a cache line that other streams use. In any other case the plain one
 //! returns before anything has changed; [`take`](StreamCache::take) and [`free`](StreamCache::free) handle all cases.
 //!
-//! The gate is read inside the critical section. A thread that closes it flushes the cache afterwards, under the same lock:
-//! so a freed block is either flushed, or not kept (fair-progress).
+//! The gate is read inside the critical section. A thread that closes it flushes the cache afterwards, under the same
+//! lock: so a freed block is either flushed, or not kept (fair-progress).
 
 use super::block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
 use super::cache::{Bounds, Cache, Flush};
@@ -57,8 +58,9 @@ impl Drop for Visit<'_> {
 
 /// The hot path.
 impl StreamCache {
-    /// Grants a block in the plain case: one that this stream freed, of a size that has a stack, with a reference to the
-    /// stream's registration. `rounding` is the part of `bytes` that was not requested. The block may be larger by up to an eighth.
+    /// Grants a block in the plain case: one that this stream freed, of a size that has a stack, with a reference to
+    /// the stream's registration. `rounding` is the part of `bytes` that was not requested. The block may be larger by
+    /// up to an eighth.
     ///
     /// # Errors
     /// Returns an error if there is no such block, or it is not the plain case.
@@ -90,8 +92,8 @@ impl StreamCache {
     }
 
     /// Frees a block that was used on this stream alone, in the plain case, and leaves its reference to the cache's
-    /// `owner` with the stream, if there is room. Returns whether it was the plain case: if not, the block is still to be
-    /// [freed](Self::free).
+    /// `owner` with the stream, if there is room. Returns whether it was the plain case: if not, the block is still to
+    /// be [freed](Self::free).
     ///
     /// `block` is called under the lock. A store to the block just before has reached the processor's cache by then,
     /// whatever its width.
@@ -122,7 +124,7 @@ impl StreamCache {
         kept.is_some()
     }
 
-    /// The state, for a thread that may contend for it with others.
+    /// Locks the state, for a thread that may contend for it with others.
     #[inline(always)]
     fn enter<'a>(&self, slot: &'a Slot) -> Guard<'a, StreamState> {
         if cfg!(weirpool_loom) {
@@ -145,7 +147,7 @@ impl StreamCache {
         state
     }
 
-    /// Whether the cache grants and keeps nothing now. To be asked under the lock.
+    /// Returns whether the cache grants and keeps nothing now. To be asked under the lock.
     #[inline(always)]
     fn is_bypassed(&self) -> bool {
         self.gate.load(Ordering::Relaxed) != 0
@@ -183,7 +185,7 @@ impl StreamCache {
         this
     }
 
-    /// Whether threads may have shards: memory that the host freed is complete anyway, and shared.
+    /// Returns whether threads may have shards: memory that the host freed is complete anyway, and shared.
     fn has_shards(&self, is_host: bool) -> bool {
         self.bounds.bytes > 0 && !is_host
     }
@@ -303,7 +305,7 @@ impl StreamCache {
         }
     }
 
-    /// Whether a block of this size may go to the large-block cache.
+    /// Returns whether a block of this size may go to the large-block cache.
     pub(crate) fn may_keep_large(&self, bytes: u64) -> bool {
         bytes > self.bounds.largest && bytes <= self.bounds.large_cache
     }
@@ -321,7 +323,8 @@ impl StreamCache {
         }
     }
 
-    /// Changes the references that freed blocks leave with the stream. The result is dropped after the lock is released.
+    /// Changes the references that freed blocks leave with the stream. The result is dropped after the lock is
+    /// released.
     pub(crate) fn with_references<R>(&self, change: impl FnOnce(&mut RefCache) -> R) -> R {
         change(&mut self.state.lock().references)
     }
@@ -329,7 +332,7 @@ impl StreamCache {
 
 /// Tickets.
 impl StreamCache {
-    /// The open ticket: it, or a later one, proves all work submitted so far.
+    /// Returns the open ticket: it, or a later one, proves all work submitted so far.
     pub(crate) fn open_ticket(&self) -> Ticket {
         self.state.lock().open
     }
@@ -349,24 +352,24 @@ impl StreamCache {
         self.state.lock().is_dirty = true;
     }
 
-    /// Whether a freed block is not covered by any event.
+    /// Returns whether a freed block is not covered by any event.
     pub(crate) fn is_dirty(&self) -> bool {
         self.state.lock().is_dirty_with(&self.shards)
     }
 
-    /// Whether more bytes are unsealed than a free may leave.
+    /// Returns whether more bytes are unsealed than a free may leave.
     pub(crate) fn owes_seal(&self) -> bool {
         self.state.lock().unsealed > self.spacing.bound()
     }
 
-    /// Memory waits for a ticket under which perhaps no block was freed: if that ticket is open, the next seal must close
-    /// it all the same.
+    /// Memory waits for a ticket under which perhaps no block was freed: if that ticket is open, the next seal must
+    /// close it all the same.
     pub(crate) fn expect_seal(&self, ticket: Ticket) {
         let mut state = self.state.lock();
         state.is_dirty |= ticket >= state.open && !state.is_host;
     }
 
-    /// Whether the stream is retired, with nothing unsealed and every closed ticket at or before `completed`.
+    /// Returns whether the stream is retired, with nothing unsealed and every closed ticket at or before `completed`.
     pub(super) fn is_done(&self, completed: Ticket) -> bool {
         let state = self.state.lock();
         let is_dirty = state.is_dirty_with(&self.shards);
@@ -396,12 +399,12 @@ impl StreamCache {
 
 /// Flushing: cached blocks go back to the heap.
 impl StreamCache {
-    /// Whether blocks are cached, or may be at any time without the driver's hearing of it.
+    /// Returns whether blocks are cached, or may be at any time without the driver's hearing of it.
     pub(crate) fn may_keep_unnoticed(&self) -> bool {
         self.state.lock().cache.has_entries() || self.is_keeping()
     }
 
-    /// Whether any block is cached.
+    /// Returns whether any block is cached.
     pub(crate) fn is_keeping(&self) -> bool {
         self.state.lock().cache.bytes() > 0
             || self
@@ -496,8 +499,8 @@ impl StreamCache {
         self.with_all(|state, shards| state.counters.reset_high(&sum(shards)));
     }
 
-    /// Reads the state and all shards at one moment: a block freed in one shard was granted in another, and no free is seen
-    /// without its grant. The state's lock is taken before the shards'; nothing takes them the other way around.
+    /// Reads the state and all shards at one moment: a block freed in one shard was granted in another, and no free is
+    /// seen without its grant. The state's lock is taken before the shards'; nothing takes them the other way around.
     fn with_all<R>(&self, read: impl FnOnce(&mut StreamState, &[Guard<'_, Shard>]) -> R) -> R {
         let mut state = self.state.lock();
         let shards: Vec<_> = self.shards.all().map(Mutex::lock).collect();

@@ -1,8 +1,9 @@
-//! A stream's timeline: its markers, the last ticket known to be complete, and the clock of what the stream comes after.
+//! A stream's timeline: its markers, the last ticket known to be complete, and the clock of what the stream comes
+//! after.
 //!
-//! [Reaping](Timeline::reap) asks the device which markers are complete, with few queries: a query takes time, and so does
-//! one that is answered with "not ready". If the stream's [pace](super::pace) says that all markers are passed, the newest
-//! event is queried first. Otherwise the oldest is, which settles that nothing is complete.
+//! [Reaping](Timeline::reap) asks the device which markers are complete, with few queries: a query takes time, and so
+//! does one that is answered with "not ready". If the stream's [pace](super::pace) says that all markers are passed,
+//! the newest event is queried first. Otherwise the oldest is, which settles that nothing is complete.
 
 use super::marker::Marker;
 use super::pace::Pace;
@@ -37,7 +38,7 @@ struct Markers {
 }
 
 impl Markers {
-    /// The last of the markers that are expected to be complete by now.
+    /// Returns the last of the markers that are expected to be complete by now.
     fn due(&self, now: Duration) -> Option<&Arc<Marker>> {
         if now < self.quiet_until {
             return None;
@@ -68,7 +69,7 @@ impl Timeline {
         }
     }
 
-    /// The last ticket known to be complete.
+    /// Returns the last ticket known to be complete.
     pub(crate) fn completed(&self) -> Ticket {
         Ticket(self.completed.load(Ordering::Acquire))
     }
@@ -77,15 +78,15 @@ impl Timeline {
         Duration::from_nanos(self.latency.load(Ordering::Relaxed))
     }
 
-    /// What the stream comes after.
+    /// Returns the clock of what the stream comes after.
     pub(crate) fn clock(&self) -> Clock {
         self.clock.lock().points().clone()
     }
 
     /// Notes that the stream waits for a marker of another stream, whose clock is given.
     ///
-    /// To be called only after the wait call has returned. Joined earlier, an event recorded in between would claim an order
-    /// that the device does not keep yet (order).
+    /// To be called only after the wait call has returned. Joined earlier, an event recorded in between would claim an
+    /// order that the device does not keep yet (order).
     ///
     /// Returns whether the clock has grown so much that [`drop_retired`](Self::drop_retired) should be called.
     #[must_use]
@@ -98,8 +99,8 @@ impl Timeline {
         self.clock.lock().drop_retired(is_retired);
     }
 
-    /// Makes a recorded marker known. Two sealers may publish in either order: the later ticket was closed later, so its
-    /// event covers the earlier one.
+    /// Makes a recorded marker known. Two sealers may publish in either order: the later ticket was closed later, so
+    /// its event covers the earlier one.
     pub(crate) fn publish(&self, marker: Marker) -> Arc<Marker> {
         let mut marker = Arc::new(marker);
         let mut markers = self.markers.lock();
@@ -145,7 +146,7 @@ impl Timeline {
         self.markers.lock().incomplete.back().cloned()
     }
 
-    /// The first incomplete marker, and the last, or the last whose event reported no error if there is one.
+    /// Returns the first incomplete marker, and the last, or the last whose event reported no error if there is one.
     fn ends(&self) -> Option<(Arc<Marker>, Arc<Marker>)> {
         let markers = &self.markers.lock().incomplete;
         let last = markers.iter().rfind(|marker| !marker.has_erred());
@@ -160,7 +161,7 @@ impl Timeline {
         later.find(|marker| !marker.has_erred()).cloned()
     }
 
-    /// Whether so many markers are incomplete that no free should record another event.
+    /// Returns whether so many markers are incomplete that no free should record another event.
     pub(crate) fn is_full(&self) -> bool {
         self.markers.lock().incomplete.len() >= MOST_INCOMPLETE
     }
@@ -174,9 +175,9 @@ impl Timeline {
 
 /// When to query.
 impl Timeline {
-    /// Whether a free should query the stream before it records another event. After a query, the next one waits until
-    /// twice as many markers are incomplete. While events are close to each other, each marker is worth a query: pending
-    /// memory does not merge with complete memory, and there is much of it.
+    /// Returns whether a free should query the stream before it records another event. After a query, the next one
+    /// waits until twice as many markers are incomplete. While events are close to each other, each marker is worth a
+    /// query: pending memory does not merge with complete memory, and there is much of it.
     pub(crate) fn should_query(&self, is_close: bool) -> bool {
         let fewest = if is_close { 1 } else { FEWEST_WORTH_A_QUERY };
         let query_from = self.query_from.load(Ordering::Relaxed) as usize;
@@ -190,7 +191,8 @@ impl Timeline {
         self.query_from.store(query_from as u64, Ordering::Relaxed);
     }
 
-    /// Whether a query for a ticket may be answered with yes: it has an event, and the stream was not just queried in vain.
+    /// Returns whether a query for a ticket may be answered with yes: it has an event, and the stream was not just
+    /// queried in vain.
     pub(crate) fn is_worth_a_query(&self, ticket: Ticket, now: Duration) -> bool {
         let markers = self.markers.lock();
         let newest = markers.incomplete.back().map(|marker| marker.ticket);
@@ -216,8 +218,8 @@ impl Timeline {
     }
 }
 
-/// Reaping. No lock is held during a query (no-lock-across-calls); threads that query at the same time learn the same, and
-/// each ticket completes once (completes-once).
+/// Reaping. No lock is held during a query (no-lock-across-calls); threads that query at the same time learn the same,
+/// and each ticket completes once (completes-once).
 impl Timeline {
     /// Asks the device which markers are complete. Returns the last one that this call found, if any.
     ///
@@ -266,8 +268,8 @@ impl Timeline {
         }
     }
 
-    /// Asks a marker. While the answer is an error, asks the next one whose event reported none: a stream runs in order, so
-    /// a later event proves what an erring one does not. Returns the last one asked, and its answer.
+    /// Asks a marker. While the answer is an error, asks the next one whose event reported none: a stream runs in
+    /// order, so a later event proves what an erring one does not. Returns the last one asked, and its answer.
     fn ask_first(&self, oldest: Arc<Marker>) -> (Arc<Marker>, Result<bool, DeviceError>) {
         let mut marker = oldest;
         loop {
@@ -281,8 +283,8 @@ impl Timeline {
         }
     }
 
-    /// Finds how many more markers are complete, given that the oldest is. What that proves counts even if another event
-    /// reports an error.
+    /// Finds how many more markers are complete, given that the oldest is. What that proves counts even if another
+    /// event reports an error.
     fn reap_from(
         &self,
         oldest: Arc<Marker>,
@@ -302,8 +304,8 @@ impl Timeline {
         answer.map(|()| Some(last))
     }
 
-    /// Queries the newest marker alone, after the oldest was not complete or reported an error. The newest proves all: the
-    /// device may report an event late while the stream goes on.
+    /// Queries the newest marker alone, after the oldest was not complete or reported an error. The newest proves all:
+    /// the device may report an event late while the stream goes on.
     ///
     /// # Errors
     /// Returns the errors of [`reap`](Self::reap).
@@ -317,8 +319,8 @@ impl Timeline {
         Ok(Some(self.note_complete(&newest, device.now())))
     }
 
-    /// Asks whether one ticket is complete, and at once about all markers that are expected to be complete by now. After a
-    /// query in vain the stream is not worth a query for a while.
+    /// Asks whether one ticket is complete, and at once about all markers that are expected to be complete by now.
+    /// After a query in vain the stream is not worth a query for a while.
     ///
     /// # Errors
     /// Returns the errors of [`reap`](Self::reap).
@@ -358,8 +360,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// Asks whether one ticket is complete: the marker that covers it may be complete while the device reports older ones
-    /// late.
+    /// Asks whether one ticket is complete: the marker that covers it may be complete while the device reports older
+    /// ones late.
     ///
     /// # Errors
     /// Returns the errors of [`reap`](Self::reap).
@@ -376,8 +378,8 @@ impl Timeline {
         Ok(self.completed() >= ticket)
     }
 
-    /// Returns a marker that was found complete, and all later ones. That marker comes first even if another thread reaped
-    /// it meanwhile: the marker that is oldest now was not queried.
+    /// Returns a marker that was found complete, and all later ones. That marker comes first even if another thread
+    /// reaped it meanwhile: the marker that is oldest now was not queried.
     fn from(&self, oldest: Arc<Marker>) -> Vec<Arc<Marker>> {
         let markers = &self.markers.lock().incomplete;
         if injected("completed-without-being-asked-after") {
@@ -431,9 +433,9 @@ fn is_complete(marker: &Marker) -> Result<bool, DeviceError> {
     answer
 }
 
-/// Returns the last marker that is complete, given that the first is; and the device's error, if it reported one. A stream
-/// runs in order, so one query settles the common case, in which all are complete, and bisection the others. An event that
-/// reports an error proves nothing and is left out; the others tell.
+/// Returns the last marker that is complete, given that the first is; and the device's error, if it reported one. A
+/// stream runs in order, so one query settles the common case, in which all are complete, and bisection the others. An
+/// event that reports an error proves nothing and is left out; the others tell.
 fn last_complete(mut markers: Vec<Arc<Marker>>) -> (Option<Arc<Marker>>, Result<(), DeviceError>) {
     let (mut done, mut open, mut answer) = (0, markers.len(), Ok(()));
     let mut next = open.saturating_sub(1);

@@ -143,7 +143,7 @@ impl Account {
         self.releases.add(1);
     }
 
-    /// A number that changes when bytes are uncharged while a request is throttled, and when one fails.
+    /// Returns a number that changes when bytes are uncharged while a request is throttled, and when one fails.
     pub(crate) fn releases(&self) -> u64 {
         self.releases.get()
     }

@@ -180,7 +180,7 @@ impl State {
         self.has_news = true;
     }
 
-    /// The table's steps, and whether each is bound to what its row prepared.
+    /// Returns the table's steps, and whether each depends on the preparation of its row.
     fn steps(&self) -> impl Iterator<Item = (bool, Action)> + use<> {
         let rows = match self.rules.order {
             Order::GrowFirst => GROW_FIRST,
@@ -218,8 +218,8 @@ impl State {
         }
     }
 
-    /// What pending memory of exactly the size is worth. A query takes longer than to record an event or to submit a
-    /// wait, and most streams that are asked while kernels are short are not done.
+    /// Returns what to do about pending memory of exactly the size. A query takes longer than to record an event or to
+    /// submit a wait, and most streams that are asked while kernels are short are not done.
     fn exact(&self) -> Exact {
         let Self { rules, facts, .. } = self;
         let is_short = !facts.is_enough && !facts.is_loose_fit;
@@ -265,7 +265,7 @@ mod tests {
         is_refused: false,
     };
 
-    /// The actions of a search in which no source has memory, and these preparations bring something.
+    /// Returns the actions of a search in which no source has memory, and these preparations bring something.
     fn actions(rules: Rules, facts: Facts, news: &[Prepare]) -> String {
         let mut state = State::new(rules);
         state.facts = facts;

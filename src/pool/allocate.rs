@@ -1,5 +1,5 @@
-//! Requests for blocks: one, one with room to grow into, or several together. Their layouts, and how sizes are rounded to
-//! the pool's step.
+//! Requests for blocks: one, one with room to grow into, or several together. Their layouts, and how sizes are rounded
+//! to the pool's step.
 
 use super::request::{Attempt, IsUsable, Kind, Refused, Request, Taken};
 use super::{Pool, scope};
@@ -30,9 +30,9 @@ pub type AllocateMany<'a> = Request<ForBlocks<'a>>;
 
 /// A pool and one of its streams, as a request holds them.
 pub trait Handles: Unpin {
-    /// The pool.
+    /// Returns the pool.
     fn pool(&self) -> &Pool;
-    /// The stream's registration.
+    /// Returns the stream's registration.
     fn registration(&self) -> &Arc<Registration>;
 }
 

@@ -123,7 +123,7 @@ pub(super) fn rounded(
     Ok(Demand::in_steps(whole, step, whole - bytes, tag))
 }
 
-/// The size of the pool's chunks, in bytes.
+/// Returns the size of the pool's chunks, in bytes.
 ///
 /// # Errors
 /// Where there are none.

@@ -1,4 +1,4 @@
-//! The hot path's promise, held by counting: one lock a call, the lane's, and nothing shared written.
+//! Tests of the hot path by counting: each call takes one lock, the lane's, and writes no shared cache line.
 
 use super::Pool;
 use crate::Tag;
@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 
 const PAIRS: u64 = 10_000;
 
-/// Runs pairs of an allocation and a free, and counts the shared writes of all of them. There is no
-/// other lock than the lane's, and no device call.
+/// Runs pairs of an allocation and a free, and counts their shared writes. Checks that they take no lock but the
+/// lane's, and make no device call.
 fn shared_writes(pair: impl Fn(&Pool, &crate::Stream)) -> u64 {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
@@ -20,7 +20,7 @@ fn shared_writes(pair: impl Fn(&Pool, &crate::Stream)) -> u64 {
     let pool = Pool::builder(device.clone()).build().unwrap();
     let stream = pool.register(&device.create_stream()).unwrap();
     pair(&pool, &stream);
-    // The first of a size has no place in the lane yet.
+    // The first block of a size has no place in the lane yet.
     (0..2).for_each(|_| drop(pool.try_allocate(&stream, 4096).unwrap()));
     let calls = device.counters().device_calls;
     let shared = Arc::strong_count(pool.service());
@@ -65,7 +65,7 @@ fn awaited_hot_pairs_write_nothing_shared() {
     assert_eq!(writes, 0);
 }
 
-/// Two of an allocation and two of a free, all to the tag's own cache lines.
+/// Two writes for an allocation and two for a free, all to the tag's own cache lines.
 #[test]
 fn tagged_hot_pairs_write_only_the_cache_lines_of_the_tag() {
     let tag = Tag::new("hot");

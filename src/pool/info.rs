@@ -1,4 +1,4 @@
-//! A pool in a few words: what it is, and how it is.
+//! The description and the health of a pool.
 
 use crate::device::{DeviceError, MemoryKind};
 use crate::driver::Upstream;
@@ -7,7 +7,7 @@ use crate::measure::{Bytes, debug_in_units};
 use std::fmt;
 use std::time::Duration;
 
-/// What a pool is; of [`Pool::describe`](crate::Pool::describe). Displayed, it is one line for people.
+/// The description of a pool, from [`Pool::describe`](crate::Pool::describe). Its `Display` form is one line of text.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -27,7 +27,7 @@ pub struct PoolDescription {
     pub name: Option<String>,
     /// The device's description line.
     pub device: String,
-    /// The source of the memory that was asked for.
+    /// The source of memory that was requested.
     pub upstream: Upstream,
     /// The kind of the memory.
     pub memory_kind: MemoryKind,
@@ -59,7 +59,7 @@ impl PoolDescription {
         }
     }
 
-    /// The memory, and the reason where it is not what was asked for.
+    /// Describes the memory, with the reason if it is not the requested kind.
     fn memory(&self) -> String {
         match (self.upstream, self.memory_kind) {
             _ if self.is_virtual => "virtual device memory".into(),
@@ -87,7 +87,7 @@ impl fmt::Display for PoolDescription {
     }
 }
 
-/// How a pool is; of [`Pool::health`](crate::Pool::health). Displayed, it is one line for people.
+/// The health of a pool, from [`Pool::health`](crate::Pool::health). Its `Display` form is one line of text.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -106,7 +106,7 @@ pub struct Health {
     pub fault: Option<DeviceError>,
     /// The pool was closed: every request fails with [`Closed`](crate::AllocError::Closed).
     pub is_closed: bool,
-    /// A [drain](crate::Pool::drain) is under way.
+    /// A [drain](crate::Pool::drain) is in progress.
     pub is_draining: bool,
     /// Requests that wait, in the queue or for the limit of a tag.
     pub waiting: usize,
@@ -129,7 +129,7 @@ impl Health {
         }
     }
 
-    /// Whether requests can be granted: the device works, and the pool is not closed.
+    /// Returns whether requests can be granted: the device works, and the pool is not closed.
     pub fn is_serving(&self) -> bool {
         self.fault.is_none() && !self.is_closed
     }

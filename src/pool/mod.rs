@@ -10,11 +10,11 @@
 //! | `request` | how a request waits, whatever it asks for |
 //! | `allocate` | requests for blocks |
 //! | `grow` | the request of a block to grow |
-//! | `reservation` | requests for reservations, and what they give |
+//! | `reservation` | reservations, and the requests for them |
 //! | `scope` | tasks that draw from a reservation |
 //! | `tags` | limits and weights of tags |
 //! | `streams` | streams that the pool makes or registers itself |
-//! | `info` | what a pool is, and how it is |
+//! | `info` | the description and the health of a pool |
 #![allow(
     private_interfaces,
     reason = "the traits of requests are sealed: users cannot name them, nor what their methods take"

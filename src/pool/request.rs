@@ -69,7 +69,7 @@ use std::time::Duration;
 ///
 /// # Panics
 ///
-/// When it is polled after it was ready. On a device that checks orderings, with the violation found.
+/// Panics if it is polled after it was ready. On a device that checks orderings, panics with the violation found.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Request<K: Kind> {
@@ -81,21 +81,21 @@ pub struct Request<K: Kind> {
     location: &'static Location<'static>,
 }
 
-/// What a request asks for, and what it makes of the memory.
+/// The kind of memory that a request asks for, and the output that it makes of it.
 pub trait Kind: Unpin {
-    /// What is ready in the end.
+    /// The output of the future.
     type Output;
 
-    /// The stream and the pool that the request is made of.
+    /// Returns the stream and the pool of the request.
     fn asker(&self) -> Asker<'_>;
 
-    /// Makes the output of memory that was granted.
+    /// Makes the output from granted memory.
     ///
     /// # Errors
     /// Returns an error if the device fails on the way; the memory is given back.
     fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Self::Output, AllocError>;
 
-    /// Takes the plain case: what the stream's lane has, without any checks.
+    /// Handles the plain case: takes memory from the stream's lane, without any checks.
     ///
     /// # Errors
     /// Returns an error if this is not the plain case. Nothing was checked then.
@@ -115,7 +115,7 @@ pub trait Kind: Unpin {
     )]
     fn take_now(&self, attempt: Attempt) -> Result<Taken<Self::Output>, Refused<'_>>;
 
-    /// The reservation that the request may draw from, if it is made in the scope of one.
+    /// Returns the reservation that the request may draw from, if it is made in the scope of one.
     fn scope(&self, demand: &Demand) -> Option<ReservationId> {
         let _ = demand;
         None
@@ -128,7 +128,7 @@ pub trait Kind: Unpin {
     }
 }
 
-/// How memory is looked for without waiting.
+/// How memory is searched for without waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt {
     pub(super) tag: Option<Tag>,
@@ -137,7 +137,7 @@ pub struct Attempt {
     pub(super) caller: Caller,
 }
 
-/// What an attempt without waiting took.
+/// The memory that an attempt without waiting took.
 pub enum Taken<T> {
     Output(T),
     Memory(Grant),
@@ -147,7 +147,7 @@ pub enum Taken<T> {
 pub enum Refused<'a> {
     /// Waiting would not help.
     Failed(AllocError),
-    /// There is not enough now for what was asked.
+    /// There is not enough memory now.
     Denied(Denial<'a>, Ask),
 }
 
@@ -158,7 +158,7 @@ impl From<AllocError> for Refused<'_> {
 }
 
 impl Refused<'_> {
-    /// The error of a request that does not wait.
+    /// Returns the error of a request that does not wait.
     #[cold]
     fn into_error(self, asker: Asker<'_>) -> AllocError {
         match self {
@@ -192,7 +192,7 @@ impl Attempt {
     }
 }
 
-/// The kinds of requests whose memory is for use at once, so that it can be filled.
+/// The kinds of requests whose memory can be used at once, so that it can be filled.
 pub trait IsUsable: Kind {}
 
 impl<K: IsUsable> Request<K> {
@@ -214,9 +214,9 @@ impl<K: IsUsable> Request<K> {
         self.filled(Fill::Zero)
     }
 
-    /// Fills the memory with one byte before its first use: each block as a whole, of [`Block::size`] bytes; of a
-    /// growth, the added bytes. A pool that [fills](crate::PoolConfig::fill_on_allocate) what it allocates uses this
-    /// byte instead of its own.
+    /// Fills the memory with one byte before its first use: the [`Block::size`] bytes of each block, or the bytes that
+    /// a growth adds. A pool that [fills](crate::PoolConfig::fill_on_allocate) allocated memory uses this byte instead
+    /// of its own.
     ///
     /// The fill is work of the block's stream, submitted with the grant: no thread waits for it, and uses of the block
     /// come after it. A block that a [`Reservation`](crate::Reservation) allocates is filled with [`Block::fill`].
@@ -252,7 +252,7 @@ impl<K: Kind> Request<K> {
         self
     }
 
-    /// Reports the request as made at `location`.
+    /// Sets the location in the source that reports give for the request.
     pub(crate) fn location(mut self, location: &'static Location<'static>) -> Self {
         self.location = location;
         self
@@ -341,9 +341,8 @@ impl<K: Kind> Request<K> {
         }
     }
 
-    /// Blocks this thread until there is memory: for callers without an executor, on plain threads or behind a
-    /// foreign interface. The thread waits in the same queue, on the same terms, and is woken by the same
-    /// frees.
+    /// Blocks this thread until there is memory: for callers without an executor, on plain threads or behind a foreign
+    /// function interface. The thread waits in the same queue, on the same terms, and is woken by the same frees.
     ///
     /// Inside a task it blocks the worker that runs the task, and with it all other tasks of that worker, among them
     /// those that would free memory:
@@ -352,7 +351,7 @@ impl<K: Kind> Request<K> {
     /// |---|---|
     /// | a task of a current-thread tokio runtime | `.await` the request. One that would have to wait fails with [`BlocksRuntime`](AllocError::BlocksRuntime) |
     /// | a task of a multi-thread tokio runtime | call it inside `tokio::task::block_in_place`, which hands the worker's other tasks over |
-    /// | `tokio::task::spawn_blocking`, or a thread of one's own | nothing |
+    /// | `tokio::task::spawn_blocking`, or a separate thread | nothing |
     /// | a task of another executor | `.await` the request, or set a [timeout](Self::timeout) |
     ///
     /// The device's clock must be advanced by another thread: a simulated device's own
@@ -413,8 +412,8 @@ impl<K: Kind> Request<K> {
         }
     }
 
-    /// Writes its answer to `polled`. Returned instead, the answer would be written where the plain case's block
-    /// goes, and that block would go through memory as well.
+    /// Writes the result to `polled`. If it were returned instead, it would be written to the place of the plain case's
+    /// block, and that block would go through memory as well.
     #[cold]
     #[inline(never)]
     fn poll_into(

@@ -16,14 +16,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 thread_local! {
-    /// What this thread is in, from the outermost on.
+    /// The scopes that this thread is in, from the outermost to the innermost.
     static ENTERED: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A scope that was entered.
 struct Entry {
     reserved: Arc<Reserved>,
-    /// Within so many pressure hooks: those entered since work for their pools, not for this scope's task.
+    /// The number of pressure hooks around it. Hooks that were entered since then work for their pools, not for this
+    /// scope's task.
     hooks: usize,
 }
 
@@ -31,15 +32,15 @@ struct Entry {
 /// in a scope, which is where reservations are used at all.
 static POLLED: AtomicU64 = AtomicU64::new(0);
 
-/// Whether anybody is in a scope.
+/// Returns whether any task is in a scope.
 #[inline]
 pub(super) fn is_any() -> bool {
     POLLED.load(Ordering::Relaxed) != 0
 }
 
-/// The innermost reservation of this thread that is meant.
+/// Returns the innermost applicable reservation of this thread.
 fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Reserved>> {
-    // A thread that is ending is in nothing any more.
+    // A thread that is ending is in no scope.
     let found = ENTERED.try_with(|entered| {
         let (entered, hooks) = (entered.borrow(), hooks_entered());
         let mut own = entered.iter().rev().filter(|entry| entry.hooks == hooks);
@@ -49,7 +50,7 @@ fn innermost(is_meant: impl Fn(&Reserved) -> bool) -> Option<Arc<Reserved>> {
     found.ok().flatten()
 }
 
-/// Allocates from the reservation in whose scope this is, if there is one of this pool, and it has enough.
+/// Allocates from the reservation whose scope this thread is in, if it belongs to this pool and has enough.
 #[inline]
 pub(super) fn draw(
     pool: &Pool,
@@ -64,7 +65,7 @@ pub(super) fn draw(
     draw_from(&reserved, registration, demand, caller)
 }
 
-/// Draws for a request that waits: what the reservation lacked may have come back to it.
+/// Draws for a waiting request, because memory may have come back to the reservation since it had too little.
 #[cold]
 pub(super) fn draw_late(
     pool: &Pool,
@@ -80,7 +81,7 @@ pub(super) fn draw_late(
     draw_from(&reserved, registration, demand, caller).map_or(Late::InPieces, Late::Drawn)
 }
 
-/// The reservation in whose scope this is, if the demand may draw from it.
+/// Returns the reservation whose scope this thread is in, if the demand may draw from it.
 pub(super) fn reservation(pool: &Pool, demand: &Demand) -> Option<ReservationId> {
     if !is_any() {
         return None;
@@ -88,7 +89,7 @@ pub(super) fn reservation(pool: &Pool, demand: &Demand) -> Option<ReservationId>
     Some(in_scope(pool, demand)?.id())
 }
 
-/// The reservation in whose scope this is, if the demand may draw from it.
+/// Returns the reservation whose scope this thread is in, if the demand may draw from it.
 #[cold]
 fn in_scope(pool: &Pool, demand: &Demand) -> Option<Arc<Reserved>> {
     innermost(|reserved| {
@@ -97,8 +98,8 @@ fn in_scope(pool: &Pool, demand: &Demand) -> Option<Arc<Reserved>> {
     })
 }
 
-/// Reserves a part of the reservation in whose scope this is, if there is one of this pool, and it has one piece of that
-/// size.
+/// Reserves a part of the reservation whose scope this thread is in, if it belongs to this pool and has one piece of
+/// that size.
 pub(super) fn reserve(pool: &Pool, demand: &Demand, caller: Caller) -> Option<Reserved> {
     if !is_any() {
         return None;
@@ -132,7 +133,7 @@ pub(crate) struct Entered;
 
 impl Entered {
     pub(super) fn new(reserved: &Arc<Reserved>) -> Self {
-        // A thread that is ending may drop futures that were in a scope: there they are in none.
+        // A thread that is ending may drop futures that were in a scope. They are in no scope then.
         let entry = Entry {
             reserved: reserved.clone(),
             hooks: hooks_entered(),
@@ -147,7 +148,7 @@ impl Drop for Entered {
     fn drop(&mut self) {
         POLLED.fetch_sub(1, Ordering::Relaxed);
         let left = ENTERED.try_with(|entered| entered.borrow_mut().pop());
-        // Outside of it: the last of a pool may go with it.
+        // Dropped outside the borrow, because it may be the last handle of a pool.
         drop(left);
     }
 }
@@ -162,7 +163,7 @@ pin_project! {
     #[must_use = "futures do nothing unless polled"]
     pub struct Drawing<F> {
         reserved: Arc<Reserved>,
-        // None once it was ready, or is being dropped.
+        // `None` once it was ready, or while it is being dropped.
         #[pin]
         future: Option<F>,
     }
@@ -194,7 +195,7 @@ impl<F: Future> Future for Drawing<F> {
         let future = this.future.as_mut().as_pin_mut();
         let polled = future.expect("polled after it was ready").poll(context);
         if polled.is_ready() {
-            // In the scope still.
+            // Dropped while still in the scope.
             this.future.set(None);
         }
         polled

@@ -25,7 +25,7 @@ const LARGEST_CUT: u64 = 64;
 const FEWEST_CHUNKS: u64 = 32;
 
 impl PoolConfig {
-    /// The rules by which requests wait.
+    /// Returns the rules by which requests wait.
     pub(super) fn rules(&self) -> Rules {
         Rules {
             due_after: self.due_after,
@@ -38,7 +38,7 @@ impl PoolConfig {
         }
     }
 
-    /// The settings of a driver of `device`.
+    /// Returns the settings of a driver for `device`.
     ///
     /// # Errors
     /// Returns an error if a setting is out of range, settings exclude each other, or the device lacks a feature.
@@ -88,7 +88,7 @@ impl PoolConfig {
         }
     }
 
-    /// The memory that the device is asked for.
+    /// Returns the kind of memory that is requested of the device.
     fn source(
         &self,
         capabilities: &Capabilities,
@@ -151,7 +151,8 @@ impl PoolConfig {
         }
     }
 
-    /// The alignment of every block. Without pooling it is the device's step, so that a block is a whole segment.
+    /// Returns the alignment of every block. Without pooling it is the device's step, so that a block is a whole
+    /// segment.
     fn alignment_within(&self, granularity: u64) -> Result<u64, BuildError> {
         let alignment = self.alignment;
         if !alignment.is_power_of_two() || alignment > granularity {
@@ -200,7 +201,7 @@ impl PoolConfig {
 }
 
 impl Capacity {
-    /// The capacity on a device of `total` bytes.
+    /// Returns the capacity on a device of `total` bytes.
     ///
     /// # Errors
     /// Returns an error if the value is a fraction out of range.
@@ -248,7 +249,8 @@ fn check_chunk(chunk_bytes: u64, granularity: u64) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// The largest chunk, up to the default, of which there are enough, and that wastes little capacity.
+/// Returns the largest chunk size, up to the default, of which there are enough chunks, and that wastes little
+/// capacity.
 fn chunk_for(capacity: u64, granularity: u64) -> u64 {
     let mut chunk = CHUNK.max(granularity);
     let is_too_large =

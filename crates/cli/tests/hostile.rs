@@ -45,7 +45,7 @@ fn replay(file: &Path, arguments: &[&str]) -> Output {
     weirpool().arg(file).args(arguments).output().unwrap()
 }
 
-/// The message with which the replay of a file fails.
+/// Returns the message with which the replay of a file fails.
 fn refusal(file: &Path, arguments: &[&str]) -> String {
     let output = replay(file, arguments);
     let message = String::from_utf8(output.stderr).unwrap();
@@ -65,7 +65,7 @@ fn gzip(pieces: impl IntoIterator<Item = impl AsRef<[u8]>>) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A snapshot of one allocation, with a further key whose value is `extra`.
+/// Returns a snapshot of one allocation, with a further key whose value is `extra`.
 fn snapshot(extra: &[u8]) -> Vec<u8> {
     let mut pickle = b"\x80\x02}(X\x05\x00\x00\x00extra".to_vec();
     pickle.extend(extra);

@@ -1,9 +1,9 @@
 //! The device's lock, and the movement of time under it.
 //!
 //! A call locks, changes the [`State`], lets the schedule do everything that is possible at this instant, unlocks, and
-//! only then wakes tasks. The body of an operation runs outside the lock. Meanwhile other threads add to the schedule and
-//! return, and the thread that ran the body continues with their additions. So only one thread moves the schedule at a
-//! time, and bodies run in order.
+//! only then wakes tasks. The body of an operation runs outside the lock. Meanwhile other threads add to the schedule
+//! and return, and the thread that ran the body continues with their additions. So only one thread moves the schedule
+//! at a time, and bodies run in order.
 
 use super::builder::{Checker, Clock, Settings};
 use super::checker::Judge;
@@ -154,8 +154,8 @@ impl Engine {
         }
     }
 
-    /// Does everything due up to `target`, in order, and stops there. While another thread runs a body this does nothing:
-    /// that thread continues with the schedule as it is then.
+    /// Does everything due up to `target`, in order, and stops there. While another thread runs a body this does
+    /// nothing: that thread continues with the schedule as it is then.
     pub(super) fn proceed<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -279,7 +279,7 @@ impl Engine {
         }
     }
 
-    /// How many violations were raised, and not taken since.
+    /// Returns how many violations were raised and not taken since.
     pub(super) fn raised(&self) -> usize {
         self.locked().judge.as_ref().map_or(0, Judge::raised)
     }

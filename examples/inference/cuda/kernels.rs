@@ -95,7 +95,7 @@ fn threads(blocks: u32, threads: u32) -> LaunchConfig {
     }
 }
 
-/// What a step has of a GPU with so many multiprocessors, each with so much shared memory.
+/// Returns the share that a step has of a GPU with that many multiprocessors and that much shared memory on each.
 fn share(multiprocessors: i32, shared: i32, places: usize) -> anyhow::Result<LaunchConfig> {
     let blocks = u32::try_from(multiprocessors)? / u32::try_from(places)?;
     Ok(LaunchConfig {

@@ -21,7 +21,7 @@ pub(super) struct Index {
     pub(super) reserved: BTreeMap<ReservationId, BySize>,
 }
 
-/// What an index knows of a block.
+/// The properties of a block that an index uses.
 #[derive(Clone, Copy, Debug)]
 struct Indexed {
     id: BlockId,

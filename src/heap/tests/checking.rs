@@ -5,7 +5,7 @@ use crate::heap::block::{Blocks, Was};
 use crate::heap::block_map::Segment;
 use std::collections::BTreeMap;
 
-/// A used, a pending, a free and a reserved block, and a hole above.
+/// Returns a used, a pending, a free and a reserved block, and a hole above.
 fn sound() -> (Heap, [Grant; 4]) {
     let mut heap = heap(true);
     let blocks = grow_each(&mut heap, [CHUNK; 4]);

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A reservation of chunks at these places of a row of 8, whose other chunks are in use. Returns the reservation and the
-/// blocks in use.
+/// Returns a reservation of chunks at these places of a row of 8, whose other chunks are in use. Returns the
+/// reservation and the blocks in use.
 fn scattered(heap: &mut Heap, places: &[usize]) -> (ReservationId, Vec<Grant>) {
     let blocks = grow_each(heap, [CHUNK; 8]);
     let aside = places.iter().map(|at| blocks[*at].id);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 const STEP: u64 = CHUNK / 8;
 
-/// A heap of used, free, pending and unmapped ranges, in steps of [`STEP`].
+/// Returns a heap of used, free, pending and unmapped ranges, in steps of [`STEP`].
 fn random_heap(random: &mut fastrand::Rng, virtual_memory: bool) -> Heap {
     let mut heap = heap(virtual_memory);
     let mut used = Vec::new();
@@ -34,7 +34,7 @@ fn random_heap(random: &mut fastrand::Rng, virtual_memory: bool) -> Heap {
     heap
 }
 
-/// The cost of the window from `start` on, if the requester may take all of it, block by block.
+/// Returns the cost of the window from `start` on, if the requester may take all of it, block by block.
 fn naive_cost(
     heap: &Heap,
     start: u64,

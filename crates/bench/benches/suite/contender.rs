@@ -5,7 +5,7 @@ pub(crate) trait Contender: Sync {
     type Stream: Send + Sync;
     type Block: Send;
 
-    /// A new stream.
+    /// Returns a new stream.
     fn stream(&self) -> Self::Stream;
 
     /// To be called on each thread before anything else.
@@ -17,7 +17,7 @@ pub(crate) trait Contender: Sync {
     /// Gives it back, behind all that was submitted to the stream.
     fn free(&self, block: Self::Block, stream: &Self::Stream);
 
-    /// The most that was held from the device, in bytes; none for who holds nothing.
+    /// Returns the most bytes that were held from the device; `None` for a contender that holds none.
     fn reserved(&self) -> Option<u64> {
         None
     }

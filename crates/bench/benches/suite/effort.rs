@@ -34,7 +34,7 @@ impl Effort {
         }
     }
 
-    /// How long a turn takes that can take any time.
+    /// Returns how long a round takes if its length is free.
     pub(crate) fn span(&self) -> Duration {
         Duration::from_micros(match self.amount {
             Amount::Smoke => 50,
@@ -43,7 +43,7 @@ impl Effort {
         })
     }
 
-    /// How many of so many things are done; a few, where it is only tried.
+    /// Returns how many of `count` repetitions are made; only a few in a trial.
     pub(crate) fn of(&self, count: usize) -> usize {
         match self.amount {
             Amount::Smoke => (count / 100).max(1),

@@ -97,7 +97,7 @@ fn scale(rest: &str) -> Option<Figures> {
     )])
 }
 
-/// The number that stands before some words.
+/// Returns the number that stands before some words.
 fn before<N: std::str::FromStr>(text: &str, words: &str) -> Option<N> {
     let (front, _) = text.split_once(words)?;
     front.split_whitespace().next_back()?.parse().ok()

@@ -152,7 +152,7 @@ impl<'a, G: Backend> Seats<'a, G> {
         }
     }
 
-    /// The stream that has the fewest.
+    /// Returns the stream with the fewest requests.
     fn sit(&self) -> usize {
         let mut taken = self.taken.lock().expect("not poisoned");
         let fewest = (0..STREAMS).min_by_key(|index| taken[*index]);
@@ -295,7 +295,7 @@ async fn serve_retrying<G: Backend, C: Contender<Stream = Line<G::Work>>>(
     true
 }
 
-/// What a request of so many steps needs.
+/// Returns what a request with this number of steps needs.
 fn all_or_none<C: Contender>(
     contender: &C,
     stream: &C::Stream,

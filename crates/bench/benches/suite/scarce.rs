@@ -35,7 +35,7 @@ enum Route {
 }
 
 impl Route {
-    /// The streams of an iteration, producer and consumer.
+    /// Returns the streams of an iteration, producer and consumer.
     fn streams(self, iteration: usize) -> (usize, usize) {
         match self {
             Self::Alone => (iteration % STREAMS, iteration % STREAMS),
@@ -136,7 +136,7 @@ impl Case {
         ]
     }
 
-    /// What the programs of peers call it: they have memory for 4 blocks.
+    /// Returns the name in the programs of peers, which have memory for 4 blocks.
     fn key(self, figure: &str) -> String {
         let route = match (self.memory, self.route) {
             (Memory::Plenty, _) => "with plenty",
@@ -195,7 +195,7 @@ impl Case {
         }
     }
 
-    /// How many of the iterations were refused memory, however often.
+    /// Returns how many of the iterations were refused memory, each counted once.
     async fn iterations<G: Backend, C: Awaited<Stream = Line<G::Work>>>(
         self,
         backend: &G,

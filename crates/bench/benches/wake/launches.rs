@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use weirpool::Pool;
 
-/// The medians while nobody waits, and while one does: taken by turns, since the machine changes.
+/// Returns the medians while nobody waits, and while one does: taken by turns, since the machine changes.
 pub(crate) fn compared<B: Bench>(
     bench: &B,
     pool: &Pool,

@@ -3,9 +3,9 @@
 //! The thread never sleeps, but polls: the system wakes a sleeping thread some 50 us late, which is the time between
 //! two operations of a trace.
 //!
-//! At full speed, time goes from one operation to the next in the trace's order, on whichever stream: so the same memory
-//! is in use at the same point of the trace. Time stands still while a task waits for memory that may come by itself,
-//! such as memory that is being taken from the device. At the capacity, the memory may be freed only by a later
+//! At full speed, time goes from one operation to the next in the trace's order, on whichever stream: so the same
+//! memory is in use at the same point of the trace. Time stands still while a task waits for memory that may come by
+//! itself, such as memory that is being taken from the device. At the capacity, the memory may be freed only by a later
 //! operation: then time goes on after a quiet while.
 
 use super::machine::{Hope, Time};
@@ -71,7 +71,7 @@ struct Sleepers {
 }
 
 impl Hope {
-    /// Whether a memory call has begun and not ended.
+    /// Returns whether a memory call has begun and not ended.
     fn is_calling(self) -> bool {
         self.calls.begun != self.calls.ended
     }
@@ -94,7 +94,7 @@ impl Timetable {
         }
     }
 
-    /// Whether memory may still come: a call for it has begun, or its signs changed within `patience`.
+    /// Returns whether memory may still come: a call for it has begun, or its signs changed within `patience`.
     fn may_come(&self, hope: Hope, patience: Duration) -> bool {
         match self.hope.get() {
             Some((known, since)) if known == hope => {
@@ -137,7 +137,7 @@ impl Timetable {
         self.wake_due()
     }
 
-    /// Whether the device may still make a task go on, with no operation due and no task that waits for memory.
+    /// Returns whether the device may still make a task go on, with no operation due and no task that waits for memory.
     fn may_do_something(&self) -> bool {
         let since = self.idle.get().unwrap_or_else(Instant::now);
         self.idle.set(Some(since));

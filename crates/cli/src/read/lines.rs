@@ -64,7 +64,7 @@ impl<R: BufRead> Lines<R> {
         fields.map(<[u8]>::trim_ascii)
     }
 
-    /// Whether the line has the fields of `header`.
+    /// Returns whether the line has the fields of `header`.
     pub(super) fn are(&self, header: &str) -> bool {
         self.all_fields().eq(header.split(',').map(str::as_bytes))
     }

@@ -277,7 +277,7 @@ impl<R: BufRead> Machine<R> {
         Ok(())
     }
 
-    /// The height of the stack at the last mark, below which nothing is taken.
+    /// Returns the height of the stack at the last mark, below which nothing is taken.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }

@@ -21,7 +21,7 @@ fn fault_of(text: &str) -> (u64, Fault) {
     }
 }
 
-/// The message about a sound trace with `row` as its fifth line.
+/// Returns the message about a sound trace with `row` as its fifth line.
 fn message_about(row: &str) -> String {
     let (line, fault) = fault_of(&format!("{SOUND}{row}\n"));
     assert_eq!(line, 5, "{fault}");

@@ -126,8 +126,8 @@ struct Latest {
     at: Duration,
 }
 
-/// The longest time, in seconds of the run, that all tasks wait before one gives up. A pool that finds out by itself that
-/// memory never comes takes a hundredth of a second.
+/// The longest time, in seconds of the run, that all tasks wait before one gives up. A pool that finds out by itself
+/// that memory never comes takes a hundredth of a second.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl<M: Machine> Run<'_, M> {
@@ -187,8 +187,8 @@ impl<M: Machine> Run<'_, M> {
         }
     }
 
-    /// Whether no operation was done for long, and none is due: the pool asks again and again for memory that the device
-    /// does not have.
+    /// Returns whether no operation was done for long, and none is due: the pool asks again and again for memory that
+    /// the device does not have.
     fn is_out_of_patience(&mut self) -> bool {
         let (operations, now) = (
             self.session.counts.borrow().operations,

@@ -58,7 +58,7 @@ impl Patience {
         number
     }
 
-    /// Whether the wait of this number may go on.
+    /// Returns whether the wait of this number may go on.
     fn may_go_on(&self, number: u64, waker: &Waker) -> bool {
         let mut waits = self.shared.borrow_mut();
         waits.polls += 1;

@@ -43,7 +43,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Whether every request was served without a wait, so that more memory could not have shortened the run.
+    /// Returns whether every request was served without a wait, so that more memory could not have shortened the run.
     pub(crate) fn was_unhindered(&self) -> bool {
         self.waits == 0 && self.failures == 0 && self.device_waits == 0
     }
@@ -215,7 +215,7 @@ impl Report {
     }
 }
 
-/// Whether operations follow the trace in real time.
+/// Returns whether operations follow the trace in real time.
 fn is_paced(target: &Target) -> bool {
     target.is_cuda() && target.pace() == Pace::Trace
 }

@@ -37,7 +37,7 @@ impl Samples {
         }
     }
 
-    /// Whether the next sample is due at `now`.
+    /// Returns whether the next sample is due at `now`.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         now >= self.next
     }

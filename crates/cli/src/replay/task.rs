@@ -164,7 +164,7 @@ impl<M: Machine> StreamTask<M> {
     }
 }
 
-/// Whether the request failed for want of memory: then it is skipped, and the replay goes on.
+/// Returns whether the request failed for want of memory: then it is skipped, and the replay goes on.
 fn is_shortage(error: &AllocError) -> bool {
     matches!(
         error,

@@ -22,7 +22,7 @@ fn replayed_on(site: &impl Site, trace: &Trace, arguments: &[&str]) -> Report {
     replayed.unwrap().0
 }
 
-/// A trace of (microseconds, op, id, MiB, stream).
+/// Returns a trace of (microseconds, op, id, MiB, stream).
 fn trace(rows: &[(u64, Op, u64, u64, u64)]) -> Trace {
     let mut builder = Builder::default();
     for (line, &(time_us, op, id, mib, stream)) in rows.iter().enumerate() {

@@ -173,7 +173,7 @@ impl Schedule {
     }
 }
 
-/// The operation at the head of a stream that has one there.
+/// Returns the operation at the head of a stream that has one there.
 fn head_operation(stream: &mut Stream) -> &mut Operation {
     match stream.items.front_mut().map(|head| &mut head.item) {
         Some(Item::Operation(operation)) => operation,

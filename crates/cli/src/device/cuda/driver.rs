@@ -39,7 +39,7 @@ pub(crate) fn compile(context: &Arc<CudaContext>, source: &str) -> anyhow::Resul
     module.context("the driver cannot load the kernels: is NVRTC newer than it?")
 }
 
-/// Whether NVRTC can be loaded; cudarc panics where it cannot.
+/// Returns whether NVRTC can be loaded; cudarc panics where it cannot.
 pub(crate) fn has_compiler() -> bool {
     // SAFETY: the library's initializers have no preconditions; cudarc loads it in the same way.
     unsafe { nvrtc::sys::is_culib_present() }

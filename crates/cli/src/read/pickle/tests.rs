@@ -10,7 +10,7 @@ fn reason(pickle: &[u8]) -> String {
     decoded(pickle).unwrap_err().1.to_string()
 }
 
-/// The number that a pickle is, or `None` if it is another value.
+/// Returns the number that a pickle is, or `None` if it is another value.
 fn number(pickle: &[u8]) -> Option<i64> {
     match decoded(pickle).unwrap().root() {
         Value::Int(number) => Some(number),
