@@ -287,7 +287,7 @@ impl SharedNumber {
     /// Sets the number to what `next` makes of it, as it is in that moment.
     ///
     /// # Errors
-    /// With the number, when `next` makes nothing of it.
+    /// Returns the current number if `next` returns `None`.
     #[inline]
     pub(crate) fn fetch_update(
         &self,

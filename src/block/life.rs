@@ -44,7 +44,7 @@ impl Block {
     /// Makes a block of an allocation that its tag, if any, is charged for.
     ///
     /// # Errors
-    /// When the block cannot be filled as the caller or the pool asks; it is freed then.
+    /// Returns an error if the block cannot be filled as the caller or the pool asks; it is freed then.
     #[inline]
     pub(crate) fn new(
         registration: &Arc<Registration>,
@@ -74,7 +74,7 @@ impl Block {
     /// Makes a block of memory of a reservation, whose tag was charged for it when it was reserved.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Returns the errors of [`new`](Self::new).
     pub(crate) fn reserved(
         registration: &Arc<Registration>,
         mut allocation: Allocation,
@@ -118,7 +118,7 @@ fn tell_granted(registration: &Registration, allocation: &Allocation, tag: Optio
 /// must come after.
 ///
 /// # Errors
-/// As [`Block::new`].
+/// Returns the errors of [`Block::new`].
 #[cold]
 #[inline(never)]
 fn begin(
@@ -198,7 +198,8 @@ impl Block {
     /// Adds memory that was allocated right above the block.
     ///
     /// # Errors
-    /// When a further stream cannot be ordered after that grant, or the memory cannot be filled. The block is unchanged then.
+    /// Returns an error if a further stream cannot be ordered after that grant, or the memory cannot be filled. The
+    /// block is unchanged then.
     pub(crate) fn extend(
         &mut self,
         allocations: Allocations,
@@ -274,7 +275,7 @@ impl Block {
     /// Frees the block in the order of `stream`, and of all streams that it was used on, its own included.
     ///
     /// # Errors
-    /// As [`used_on`](Self::used_on). The error holds the block, which is still allocated.
+    /// Returns the errors of [`used_on`](Self::used_on). The error holds the block, which is still allocated.
     #[track_caller]
     pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
         match self.used_on(stream) {
@@ -424,8 +425,8 @@ impl Drop for Block {
 /// then. Dropping it does not stop the free.
 ///
 /// # Errors
-/// When the device cannot record an event, or reports an error instead of completion. If the error is sticky, the memory is
-/// leaked rather than reused. Otherwise it is reused once a later event proves it complete.
+/// Returns an error if the device cannot record an event, or reports an error instead of completion. If the error is
+/// sticky, the memory is leaked rather than reused. Otherwise it is reused once a later event proves it complete.
 ///
 /// # Cancel safety
 /// Dropping it stops waiting and has no other effect.

@@ -53,7 +53,7 @@ use table::Seat;
 /// ```
 ///
 /// # Errors
-/// When the pool had to be made, and could not be.
+/// Returns an error if the pool does not exist yet and cannot be built.
 pub fn current(device: &impl AsDevice) -> Result<Current, BuildError> {
     let id = device.device_id();
     let seat = match scope::innermost(id) {
@@ -87,7 +87,8 @@ impl Current {
     /// [`Pool::allocate`].
     ///
     /// # Errors
-    /// Those of [`Request`](crate::Request); [`AllocError::Stream`] when the stream cannot be registered with the pool.
+    /// Returns the errors of [`Request`](crate::Request), and [`AllocError::Stream`] if the stream cannot be registered
+    /// with the pool.
     ///
     /// # Cancel safety
     /// Those of [`Request`](crate::Request).
@@ -106,7 +107,8 @@ impl Current {
     /// Allocates `bytes` for use in the order of `work`, now or not at all: as [`Pool::try_allocate`].
     ///
     /// # Errors
-    /// As [`Pool::try_allocate`]; [`AllocError::Stream`] when the stream cannot be registered with the pool.
+    /// Returns the errors of [`Pool::try_allocate`], and [`AllocError::Stream`] if the stream cannot be registered with
+    /// the pool.
     #[track_caller]
     pub fn try_allocate<W: DeviceStream>(&self, work: &W, bytes: u64) -> Result<Block, AllocError> {
         let stream = self.stream(work)?;
@@ -116,7 +118,7 @@ impl Current {
     /// The stream, as it is registered with the pool for use here.
     ///
     /// # Errors
-    /// As [`Pool::register`].
+    /// Returns the errors of [`Pool::register`].
     pub fn stream<W: DeviceStream>(&self, work: &W) -> Result<Stream, StreamError> {
         self.seat.stream(work)
     }
@@ -208,7 +210,7 @@ impl fmt::Debug for Current {
 /// ```
 ///
 /// # Errors
-/// Those of [`PoolBuilder::build`](crate::PoolBuilder::build), when it is first asked for.
+/// Returns the errors of [`PoolBuilder::build`](crate::PoolBuilder::build) when the pool is first requested.
 pub fn default_pool(device: &impl AsDevice) -> Result<Pool, BuildError> {
     Ok(table::default_seat(device)?.pool.clone())
 }

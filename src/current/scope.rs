@@ -137,7 +137,7 @@ pin_project! {
     /// A future in a scope; see [`Scope::run`].
     ///
     /// # Panics
-    /// When polled after it was ready.
+    /// Panics if polled after it was ready.
     #[derive(Debug)]
     #[must_use = "futures do nothing unless polled"]
     pub struct Scoped<F> {

@@ -1,9 +1,9 @@
-//! Allocations: blocks on their way from heap or cache to their user.
+//! Allocations: blocks on their way from heap or cache to their user, where they came from, and how many did.
 
-use super::Source;
 use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::lane::{CachedBlock, Use};
+use crate::sync::{Count, SharedNumber};
 
 /// A block out of the heap, on its way to its user.
 #[derive(Debug)]
@@ -44,5 +44,89 @@ impl Allocation {
             after: cached.ticket,
             source: Source::Lane,
         }
+    }
+}
+
+/// Where a grant came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+// As wide as what is beside it in a block, which is copied in whole words then.
+#[repr(u32)]
+#[non_exhaustive]
+pub enum Source {
+    /// The stream's own lane: no device call, no shared cache line written.
+    Lane,
+    /// Memory that was available to any stream.
+    Free,
+    /// Memory that the same stream freed, from the heap.
+    SameStream,
+    /// Memory of other streams that this one comes after, by events that it waited for.
+    Ordered,
+    /// Pieces of the heap joined, or memory mapped elsewhere, or taken from the device.
+    Grown,
+    /// Memory pending on another stream, behind a wait on the device.
+    DeviceWait,
+}
+
+impl Source {
+    pub(crate) const COUNT: usize = 6;
+
+    /// All sources, from the cheapest up.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Lane,
+        Self::Free,
+        Self::SameStream,
+        Self::Ordered,
+        Self::Grown,
+        Self::DeviceWait,
+    ];
+
+    /// Its name in figures.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Lane => "lane",
+            Self::Free => "free",
+            Self::SameStream => "same_stream",
+            Self::Ordered => "ordered",
+            Self::Grown => "grown",
+            Self::DeviceWait => "device_wait",
+        }
+    }
+}
+
+/// Counts of the slow path; the hot path counts in its lane.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    sources: [Count; Source::COUNT],
+    /// How often memory was mapped or allocated from the device. A thread that comes to grow compares it.
+    pub(crate) growths: SharedNumber,
+    pub(crate) chunks_created: Count,
+    pub(crate) remaps: Count,
+    pub(crate) device_waits: Count,
+    pub(crate) released: Count,
+}
+
+impl Counters {
+    pub(crate) fn new() -> Self {
+        Self {
+            sources: Default::default(),
+            growths: SharedNumber::new(0),
+            chunks_created: Count::default(),
+            remaps: Count::default(),
+            device_waits: Count::default(),
+            released: Count::default(),
+        }
+    }
+
+    pub(crate) fn count(&self, source: Source) {
+        self.sources[source as usize].add(1);
+    }
+
+    pub(crate) fn hits(&self, source: Source) -> u64 {
+        self.sources[source as usize].get()
     }
 }

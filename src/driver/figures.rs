@@ -7,12 +7,13 @@
 //!
 //! The lock order is heap, registry, lane.
 
-use super::{Hits, Maintenance, Source, Statistics, counters};
+use super::{Hits, Maintenance, Source, Statistics};
 use crate::device::MemoryInfo;
 use crate::error::Shortfall;
 use crate::heap::{Figures, High, Request, inspect};
 use crate::lane::{Lane, LaneFigures};
 use crate::measure::{Level, Mark};
+use crate::sync::Ordering;
 
 /// The counts of retired lanes, and the marks that every lane keeps.
 #[derive(Debug)]
@@ -96,7 +97,6 @@ impl Maintenance {
     pub(crate) fn statistics_since(&self, mark: Mark) -> Statistics {
         let (figures, lanes) = self.figures(mark);
         let (totals, counts) = (figures.totals, lanes.counts);
-        let read = counters::read;
         let used = totals.used.current.saturating_sub(lanes.cached);
         let pending = totals.pending.current + lanes.cached - lanes.cached_complete;
         // What reservations hold is in no lane's counts.
@@ -133,11 +133,11 @@ impl Maintenance {
             hits: self.hits(counts.hits),
             waits: self.waits.statistics(),
             pending_ages: self.events.ages(),
-            growths: read(&self.counters.growths),
-            chunks_created: read(&self.counters.chunks_created),
-            remaps: read(&self.counters.remaps),
-            device_waits: read(&self.counters.device_waits),
-            released: read(&self.counters.released),
+            growths: self.growths(),
+            chunks_created: self.counters.chunks_created.get(),
+            remaps: self.counters.remaps.get(),
+            device_waits: self.counters.device_waits.get(),
+            released: self.counters.released.get(),
             events_created: self.events.created(),
         }
     }
@@ -166,7 +166,7 @@ impl Maintenance {
 
     /// Returns how often memory was mapped or allocated from the device.
     pub(crate) fn growths(&self) -> u64 {
-        counters::read(&self.counters.growths)
+        self.counters.growths.load(Ordering::Relaxed)
     }
 
     /// Sets a high-water mark to the current figure.

@@ -20,7 +20,7 @@
 //! | `mode` | how memory is asked for, and why a search ended without it |
 //! | `parts` | several blocks, all or none |
 //! | `reservation` | allocating from memory that is set aside |
-//! | `allocation`, `source` | a block on its way to its user, and where it came from |
+//! | `allocation` | a block on its way to its user, where it came from, and counts of that |
 //! | `release` | frees, and allocations that were never used |
 //! | `core`, `streams`, `ordering`, `registry`, `supply`, `memory`, `maintenance` | the layers |
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
@@ -29,12 +29,10 @@
 //! | `upstream` | where memory comes from |
 //! | `event_log`, `walk` | recent events; all blocks at one moment |
 //! | `heuristic` | when to coalesce |
-//! | `counters` | counts of the slow path |
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
 
 mod allocation;
 mod core;
-mod counters;
 mod event_log;
 mod figures;
 mod fill;
@@ -50,7 +48,6 @@ mod registry;
 mod release;
 mod reservation;
 mod search;
-mod source;
 mod statistics;
 mod streams;
 mod supply;
@@ -59,9 +56,9 @@ mod trimmed;
 mod upstream;
 mod walk;
 
-pub(crate) use allocation::Allocation;
+pub use allocation::Source;
+pub(crate) use allocation::{Allocation, Counters};
 pub(crate) use core::{Settings, gate};
-pub(crate) use counters::Counters;
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
 pub use fill::Fill;
@@ -73,7 +70,6 @@ pub(crate) use parts::{Allocations, Part, Parts};
 pub(crate) use publish::{Change, Publish};
 pub(crate) use recipient::wait_allowed_at;
 pub(crate) use reservation::Drawn;
-pub use source::Source;
 pub use statistics::{Hits, Statistics};
 pub(crate) use streams::Watches;
 pub(crate) use supply::{Spill, Supply};
@@ -116,7 +112,7 @@ impl Deref for Driver {
 
 impl Driver {
     /// # Errors
-    /// When the device cannot reserve addresses, or the initial memory.
+    /// Returns an error if the device cannot reserve addresses, or the initial memory.
     pub(crate) fn new(
         device: plain::Arc<dyn Device>,
         settings: Settings,
@@ -132,7 +128,7 @@ impl Driver {
     /// Searches the sources above the stream's own cache, in the order of the policy.
     ///
     /// # Errors
-    /// When no source has memory. The heap is then as it was, except for completed and flushed blocks.
+    /// Returns an error if no source has memory. The heap is then as it was, except for completed and flushed blocks.
     pub(crate) fn search(
         &self,
         lane: &Arc<Lane>,
@@ -148,7 +144,7 @@ impl Driver {
     /// Searches memory for each of the parts, the largest first.
     ///
     /// # Errors
-    /// When one of the parts gets no memory; then none does.
+    /// Returns an error if one of the parts gets no memory; then none does.
     pub(crate) fn search_all(
         &self,
         lane: &Arc<Lane>,
@@ -196,7 +192,7 @@ impl Driver {
     /// that exchange, as for a lock: part of those pieces may come back.
     ///
     /// # Errors
-    /// The device's error; the memory is in the reservation again.
+    /// Returns the device's error; the memory is in the reservation again.
     pub(crate) fn draw(
         &self,
         lane: &Arc<Lane>,

@@ -9,7 +9,7 @@
 
 use super::memory::Memory;
 use super::streams::Streams;
-use super::{Change, HistoryEvent, counters};
+use super::{Change, HistoryEvent};
 use crate::device::{DeviceError, DeviceErrorKind};
 use crate::heap::{
     Exchange, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Plan, Release, Request, Target,
@@ -66,7 +66,7 @@ impl Deref for Supply {
 
 impl Supply {
     /// # Errors
-    /// When the device cannot reserve addresses, or the initial memory.
+    /// Returns an error if the device cannot reserve addresses, or the initial memory.
     pub(super) fn new(streams: Streams, spill: Spill) -> Result<Self, DeviceError> {
         let settings = &streams.settings;
         let supply = Self {
@@ -85,7 +85,7 @@ impl Supply {
     /// Reserves a range of addresses for this capacity, where memory is virtual and no reserved range is large enough.
     ///
     /// # Errors
-    /// When the device has no free range as large as the capacity.
+    /// Returns an error if the device has no free range as large as the capacity.
     pub(super) fn reserve_addresses(&self, capacity: u64) -> Result<(), DeviceError> {
         if self.settings.geometry.virtual_memory
             && let Some(range) = self.memory.reserve_addresses(capacity)?
@@ -133,7 +133,7 @@ impl Supply {
     /// Carries a plan out; the new range is free.
     ///
     /// # Errors
-    /// When the device stopped half way; the memory that it gave is free.
+    /// Returns an error if the device stopped half way; the memory that it gave is free.
     pub(super) fn carry_out_free(&self, plan: Option<Plan>) -> Result<(), DeviceError> {
         match plan {
             Some(Plan::Map(mapping)) => self.map(mapping, For::NoStream).map(drop),
@@ -145,7 +145,7 @@ impl Supply {
     /// Carries a plan out, and commits the outcome.
     ///
     /// # Errors
-    /// When the device stopped half way; the heap knows how far it came.
+    /// Returns an error if the device stopped half way; the heap knows how far it came.
     pub(super) fn carry_out(&self, plan: Plan, whom: For) -> Result<Option<Grant>, DeviceError> {
         match plan {
             Plan::Map(mapping) => {
@@ -180,7 +180,7 @@ impl Supply {
         });
         self.noted(address)?;
         self.note_refused(false);
-        counters::add(&self.counters.growths, 1);
+        self.counters.growths.fetch_add(1, Ordering::Relaxed);
         trace::grown(bytes, 1);
         Ok(grant)
     }
@@ -254,9 +254,9 @@ impl Supply {
     /// Counts mapped chunks, and charges the budget for those that were moved for a request.
     fn count_chunks(&self, moved: u64, created: u64, is_wish: bool) {
         if moved + created > 0 {
-            counters::add(&self.counters.growths, 1);
-            counters::add(&self.counters.remaps, moved);
-            counters::add(&self.counters.chunks_created, created);
+            self.counters.growths.fetch_add(1, Ordering::Relaxed);
+            self.counters.remaps.add(moved);
+            self.counters.chunks_created.add(created);
             let charged = if is_wish { 0 } else { moved };
             self.budget.lock().note(charged, created);
         }
@@ -278,7 +278,7 @@ impl Supply {
     /// Releases free memory, and has waiters look for what that makes possible. Returns the bytes released.
     ///
     /// # Errors
-    /// When the device cannot; what it released before counts.
+    /// Returns an error if the device call fails; what it released before counts.
     pub(super) fn release_and_publish(&self, target: Target) -> Result<u64, DeviceError> {
         let released = self.release(target);
         // Only if memory was claimed meanwhile, which a search may have missed.
@@ -304,7 +304,7 @@ impl Supply {
             }
             bytes
         };
-        counters::add(&self.counters.released, bytes);
+        self.counters.released.add(bytes);
         if bytes > 0 {
             trace::trimmed(bytes);
         }

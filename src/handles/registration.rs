@@ -33,7 +33,7 @@ impl Registration {
     /// Makes a stream known to a pool.
     ///
     /// # Errors
-    /// As [`Driver::register`](crate::driver::Driver::register).
+    /// When it is a stream of another device, or the device cannot keep its order.
     pub(crate) fn enter(
         presence: &plain::Arc<Presence>,
         stream: &dyn DeviceStream,

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// How many requests may wait for memory at once. A request that would have to wait beyond that fails at once, with
 /// [`QueueFull`](AllocError::QueueFull), so that its client hears of it early enough to act.
 ///
-/// Requests that need not wait are granted as ever, and waiting requests stay. Requests that wait for the
+/// Requests that need not wait are granted as usual, and waiting requests stay. Requests that wait for the
 /// [limit](crate::TagAccount::set_limit) of their tag count apart, for each tag: see
 /// [`TagAccount::set_queue_limit`](crate::TagAccount::set_queue_limit).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -77,7 +77,7 @@ impl Admission {
         }
     }
 
-    /// The bytes that the requests in the queue wait for.
+    /// Returns the bytes that the requests in the queue wait for.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -156,7 +156,7 @@ impl Pace {
         self.since = Some(now);
     }
 
-    /// The time since the last grant, while any request waits.
+    /// Returns the time since the last grant, while any request waits.
     fn running(&self, now: Duration) -> f64 {
         let since = self.since.unwrap_or(now);
         now.saturating_sub(since).as_secs_f64()

@@ -14,7 +14,7 @@ pub(crate) struct Charge<'a> {
 }
 
 impl<'a> Charge<'a> {
-    /// Charges what is asked for.
+    /// Charges the bytes of a demand.
     ///
     /// # Errors
     /// When the tag's limit does not allow it now, or other requests of that tag come first.

@@ -43,12 +43,12 @@ impl Deadlock {
         Self(Mutex::new(Guards::Queue, None))
     }
 
-    /// Something moved. Returns whether that was not known.
+    /// Notes that something moved. Returns whether that was not known.
     pub(super) fn end(&self) -> bool {
         self.0.lock().take().is_some()
     }
 
-    /// Since when nothing moves: since now, if something did since the last look.
+    /// Returns since when nothing moves: since now, if something moved after the last look.
     fn since(&self, head: Position, returns: u64, now: Duration) -> Duration {
         let mut standstill = self.0.lock();
         match &*standstill {
@@ -65,7 +65,7 @@ impl Deadlock {
         }
     }
 
-    /// Whether the deadlock is to be reported: once.
+    /// Returns whether to report the deadlock, which is reported once.
     fn report(&self) -> bool {
         let mut standstill = self.0.lock();
         let was_reported = standstill
@@ -75,7 +75,7 @@ impl Deadlock {
     }
 }
 
-/// How long nothing may move before every request is searched for. Looking at a long queue takes time: each 1,024
+/// Returns how long nothing may move before every request is searched for. Looking at a long queue takes time: each 1,024
 /// requests make it 1 ms longer, so that the looks stay rare.
 fn grace(service: &Service) -> Duration {
     let queued = u32::try_from(service.queue.queued()).unwrap_or(u32::MAX);
@@ -84,8 +84,8 @@ fn grace(service: &Service) -> Duration {
 }
 
 impl Pass<'_> {
-    /// The head cannot be served, nor may any request overtake it. If nothing moves for the grace, serves the first
-    /// request that can be served.
+    /// Looks for a deadlock, when the head cannot be served and no request may overtake it. If nothing moves for the grace,
+    /// serves the first request that can be served.
     pub(super) fn look_for_deadlock(&self, head: &Arc<Waiter>) -> Served {
         let service = self.service;
         let Some(returns) = service.driver.returns_if_quiet() else {
@@ -118,7 +118,7 @@ impl Pass<'_> {
         served.unwrap_or(Served::Short)
     }
 
-    /// No request can be served.
+    /// Reports the deadlock, in which no request can be served, and fails the head when it has lasted long enough.
     fn report_deadlock(&self, head: &Arc<Waiter>, now: Duration, since: Duration) -> Served {
         let service = self.service;
         if service.deadlock.report() {
@@ -138,8 +138,8 @@ impl Pass<'_> {
     }
 }
 
-/// What is held, the most first: by tag, and where a history is kept, by location in the user's source. With a tag,
-/// what it holds.
+/// Lists the holders of memory, the largest first: tags, and locations in the user's source if the pool keeps a history.
+/// With a tag, only the holders of its memory.
 pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
     let accounts = service.queue.accounts.iter();
     let accounts = accounts.filter(|(tag, _)| of.is_none_or(|of| of == *tag));

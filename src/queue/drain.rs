@@ -151,7 +151,7 @@ impl Drains {
         Self(Mutex::new(Guards::Queue, 0))
     }
 
-    /// The gate's bit is set and cleared under the lock, so that it is set while any drain waits.
+    /// Counts a drain. The gate's bit is set and cleared under the lock, so that it is set while any drain waits.
     fn begin(&self, service: &Service) -> Member {
         let mut drains = self.0.lock();
         *drains += 1;

@@ -17,7 +17,7 @@ use crate::measure::Tag;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-/// The number of a request among all that ever waited.
+/// The number of a request in the order in which requests joined.
 pub(crate) type Position = u64;
 
 /// When a request is due, in nanoseconds of the device's clock; among equals, the earlier position is first.
@@ -27,13 +27,13 @@ pub(crate) struct SortKey {
     pub(crate) position: Position,
 }
 
-/// What takes turns: a tag with a weight, or all other requests together.
+/// A party that takes turns: a tag with a weight, or all other requests together.
 pub(super) type Flow = Option<Tag>;
 
 /// The virtual time of a byte at weight 1 is 2 to the power of this.
 const STEPS: u32 = 32;
 
-/// What a turn costs its flow: the bytes served in it, at the flow's weight.
+/// The cost of a turn to its flow: the bytes served in it, at the flow's weight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
     pub(super) bytes: u64,
@@ -117,13 +117,13 @@ impl<T> FairQueue<T> {
         result
     }
 
-    /// The waiter that is served next.
+    /// Returns the waiter that is served next.
     pub(super) fn head(&self) -> Option<&T> {
         let (_, sort_key, flow) = self.firsts.first()?;
         self.flows[flow].waiters.get(sort_key)
     }
 
-    /// The first `most` waiters in the order in which they are served if no request comes, each at its cost.
+    /// Returns the first `most` waiters in the order in which they are served if no request comes, each at its cost.
     pub(super) fn first<'a>(
         &'a self,
         most: usize,
@@ -146,13 +146,13 @@ impl<T> FairQueue<T> {
         first.take(most)
     }
 
-    /// The waiters that are due before the key, in no order.
+    /// Returns the waiters that are due before the key, in no order.
     pub(super) fn before(&self, key: SortKey) -> impl Iterator<Item = &T> {
         let flows = self.flows.values();
         flows.flat_map(move |flow| flow.waiters.range(..key).map(|(_, waiter)| waiter))
     }
 
-    /// The waiters that are due at the key or after it, in no order.
+    /// Returns the waiters that are due at the key or after it, in no order.
     pub(super) fn after(&self, key: SortKey) -> impl Iterator<Item = &T> {
         let flows = self.flows.values();
         flows.flat_map(move |flow| flow.waiters.range(key..).map(|(_, waiter)| waiter))

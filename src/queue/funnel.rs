@@ -131,12 +131,12 @@ impl Funnel {
         }
     }
 
-    /// Something changed: every search may end differently. Notifies a driver, unless one is on its way.
+    /// Publishes a change after which every search may end differently. Notifies a driver, unless one is on its way.
     pub(super) fn notify(&self) {
         self.signal(GENERATION);
     }
 
-    /// A request became a candidate. Notifies a driver, unless one is on its way.
+    /// Publishes that a request became a candidate. Notifies a driver, unless one is on its way.
     pub(super) fn notify_candidate(&self) {
         self.signal(0);
     }
@@ -152,12 +152,12 @@ impl Funnel {
         }
     }
 
-    /// Something changed: every search may end differently. The caller serves.
+    /// Notes a change after which every search may end differently. The caller serves.
     pub(super) fn note_change(&self) {
         let _ = self.update(|state| Some((state + GENERATION) | NEWS));
     }
 
-    /// A request became a candidate, which memory was not searched for yet. The caller serves.
+    /// Notes that a request became a candidate: memory was not searched for it yet. The caller serves.
     pub(super) fn note_candidate(&self) {
         let _ = self.update(|state| (state & NEWS == 0).then_some(state | NEWS));
     }
@@ -182,14 +182,14 @@ impl Funnel {
         reclaimer.into_iter().chain(waiter).for_each(wake);
     }
 
-    /// A driver goes away, or was polled and did not serve: if it was notified, another one is.
+    /// Notifies another driver in place of one that goes away, or was polled and did not serve.
     pub(super) fn pass_on(&self) {
         if self.has_news() {
             self.notify_driver();
         }
     }
 
-    /// Whether something changed since the last search began, and no thread searches now.
+    /// Returns whether something changed since the last search began, and no thread searches now.
     pub(super) fn has_news(&self) -> bool {
         self.state.load(Ordering::Acquire) & (NEWS | SERVING) == NEWS
     }
@@ -221,27 +221,27 @@ impl Funnel {
         (before & NEWS != 0).then(|| generation(before))
     }
 
-    /// The serving thread unwinds: what it began to serve is not served.
+    /// Ends serving when the serving thread unwinds. Another driver is notified of the rest.
     pub(super) fn give_up(&self) {
         let _ = self.update(|state| Some(state & !(SERVING | NOTIFIED) | NEWS));
         self.pass_on();
     }
 
-    /// A number for a new reclaimer.
+    /// Returns a number for a new reclaimer.
     pub(super) fn name_reclaimer(&self) -> Member {
         let mut members = self.members.lock();
         members.next += 1;
         Member::Reclaimer(members.next)
     }
 
-    /// A number for a new drain.
+    /// Returns a number for a new drain.
     pub(super) fn name_drain(&self) -> Member {
         let mut members = self.members.lock();
         members.next += 1;
         Member::Drain(members.next)
     }
 
-    /// A member was polled: it is woken by that waker from now on.
+    /// Notes that a member was polled: from now on it is woken by that waker.
     pub(super) fn enlist(&self, member: Member, waker: &Waker) {
         let old = {
             let mut members = self.members.lock();
@@ -302,7 +302,7 @@ impl Funnel {
         drop(old);
     }
 
-    /// The stand-in's waker was called. Returns whether it is to serve: a notification is unanswered.
+    /// Notes that the stand-in's waker was called. Returns whether it is to serve: a notification is unanswered.
     pub(super) fn stand_in_is_due(&self) -> bool {
         // Read and written: a notification either finds it unset, or is seen here.
         self.stand_in.is_armed.swap(false, Ordering::AcqRel);

@@ -4,7 +4,7 @@ use super::Service;
 use crate::sync::{Arc, Guards, Mutex, plain};
 use std::task::Wake;
 
-/// What reclaimers, the stand-in and the keeper act on, until the link is cut: a waker that the device or a dead runtime
+/// The service that reclaimers, the stand-in and the keeper act on, until the link is cut: a waker that the device or a dead runtime
 /// still holds must not keep the pool alive.
 #[derive(Clone, Debug)]
 pub(super) struct Link(Arc<Mutex<Option<Arc<Service>>>>);
@@ -19,7 +19,7 @@ impl Link {
         self.0.lock().clone()
     }
 
-    /// Returns what the link kept alive, to be dropped where that can do no harm.
+    /// Returns the service that the link kept alive. The caller drops it with no lock held.
     pub(super) fn cut(&self) -> Option<Arc<Service>> {
         self.0.lock().take()
     }

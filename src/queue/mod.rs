@@ -16,7 +16,7 @@
 //! | `deadlock`, `scan` | what happens when nothing changes any more, and which requests are tried then |
 //! | `waiters` | all requests that wait |
 //! | `waiter` | one of them, and its grant |
-//! | `fair_queue` | the order of the requests |
+//! | `queued`, `fair_queue` | the requests that wait for memory; their order |
 //! | `quota_queue`, `throttled` | the requests that wait for the limit of a tag |
 //! | `scopes` | the requests made in scopes of reservations |
 //! | `admission` | whether a request may join, and how long it would wait |
@@ -44,6 +44,7 @@ mod grower;
 mod hook;
 mod link;
 mod passage;
+mod queued;
 mod quota_queue;
 mod reclaimer;
 mod scan;

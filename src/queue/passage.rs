@@ -32,10 +32,10 @@ impl Passage {
         }
     }
 
-    /// Whether the point is passed, as far as the device says now.
+    /// Returns whether the stream has passed the point, as far as the device can tell now.
     ///
     /// # Errors
-    /// What the device says instead.
+    /// The device's error.
     pub(crate) fn is_passed(&self) -> Result<bool, DeviceError> {
         self.service.driver.has_passed(&self.lane, self.ticket)
     }
@@ -62,7 +62,7 @@ impl Passage {
 pub(crate) struct Passages(SmallVec<[Passage; 1]>);
 
 impl Passages {
-    /// The streams of all fences are among `lanes`.
+    /// Waits for all fences. Their streams are among `lanes`.
     pub(crate) fn new(service: &Arc<Service>, lanes: &[Arc<Lane>], fences: &Fences) -> Self {
         let lane_of = |stream| lanes.iter().find(|lane| lane.id == stream);
         let passages = fences.iter().filter_map(|fence| {

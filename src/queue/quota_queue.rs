@@ -8,21 +8,103 @@
 use super::admission::{Admission, QueueLimit};
 use super::fair_queue::{SortKey, bytes_before};
 use super::waiter::Waiter;
+use crate::error::AllocError;
+use crate::measure::Tag;
 use crate::sync::Arc;
 use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// The quota queues of all tags.
+#[derive(Debug)]
+pub(super) struct QuotaQueues {
+    by_tag: BTreeMap<Tag, QuotaQueue>,
+    /// The pool's limit, which holds for tags that have none of their own.
+    limit: QueueLimit,
+}
+
+impl QuotaQueues {
+    pub(super) fn new(limit: QueueLimit) -> Self {
+        Self {
+            by_tag: BTreeMap::new(),
+            limit,
+        }
+    }
+
+    pub(super) fn get(&self, tag: Tag) -> Option<&QuotaQueue> {
+        self.by_tag.get(&tag)
+    }
+
+    pub(super) fn get_mut(&mut self, tag: Tag) -> Option<&mut QuotaQueue> {
+        self.by_tag.get_mut(&tag)
+    }
+
+    /// Returns the quota queue of a tag, and makes it if there is none yet.
+    pub(super) fn of(&mut self, tag: Tag) -> &mut QuotaQueue {
+        let limit = self.limit;
+        let new = || QuotaQueue::new(limit);
+        self.by_tag.entry(tag).or_insert_with(new)
+    }
+
+    /// Returns whether no request of the tag waits.
+    pub(super) fn is_empty(&self, tag: Tag) -> bool {
+        self.get(tag).is_none_or(|queue| queue.waiters.is_empty())
+    }
+
+    /// Checks whether another request of the tag may join.
+    ///
+    /// # Errors
+    /// When as many wait as may.
+    pub(super) fn check(&self, tag: Tag, bytes: u64, now: Duration) -> Result<(), AllocError> {
+        match self.get(tag) {
+            Some(queue) => queue.admission.check(bytes, now),
+            None => Admission::new(self.limit).check(bytes, now),
+        }
+    }
+
+    /// Returns the first request of each tag that has any.
+    pub(super) fn firsts(&self) -> impl Iterator<Item = &Arc<Waiter>> {
+        self.by_tag.values().filter_map(QuotaQueue::first)
+    }
+
+    /// Returns the requests of one tag, or of all.
+    pub(super) fn waiters(&self, of: Option<Tag>) -> impl Iterator<Item = &Arc<Waiter>> {
+        let queues = self.by_tag.iter();
+        let meant = queues.filter(move |(tag, _)| of.is_none_or(|of| of == **tag));
+        meant.flat_map(|(_, queue)| queue.waiters.values())
+    }
+
+    /// Sets the limit of a tag; `None` returns it to the pool's.
+    pub(super) fn set_limit(&mut self, tag: Tag, own: Option<QueueLimit>) {
+        let limit = self.limit;
+        self.of(tag).set_limit(own, limit);
+    }
+
+    /// Returns how many requests of a tag may wait.
+    pub(super) fn limit(&self, tag: Tag) -> QueueLimit {
+        self.get(tag)
+            .map_or(self.limit, |queue| queue.admission.limit)
+    }
+
+    /// Sets the pool's limit.
+    pub(super) fn set_pools_limit(&mut self, limit: QueueLimit) {
+        self.limit = limit;
+        for queue in self.by_tag.values_mut() {
+            queue.set_limit(queue.own_limit, limit);
+        }
+    }
+}
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct QuotaQueue {
     waiters: BTreeMap<SortKey, Arc<Waiter>>,
-    pub(super) admission: Admission,
+    admission: Admission,
     /// The tag's own limit, if it was set; the pool's otherwise.
     own_limit: Option<QueueLimit>,
 }
 
 impl QuotaQueue {
-    pub(super) fn new(limit: QueueLimit) -> Self {
+    fn new(limit: QueueLimit) -> Self {
         Self {
             waiters: BTreeMap::new(),
             admission: Admission::new(limit),
@@ -30,28 +112,14 @@ impl QuotaQueue {
         }
     }
 
-    /// Sets the tag's own limit, or with `None` returns to the pool's.
-    pub(super) fn set_limit(&mut self, own: Option<QueueLimit>, pools: QueueLimit) {
+    fn set_limit(&mut self, own: Option<QueueLimit>, pools: QueueLimit) {
         self.own_limit = own;
         self.admission.limit = own.unwrap_or(pools);
     }
 
-    /// The pool's limit is another one.
-    pub(super) fn set_pools_limit(&mut self, limit: QueueLimit) {
-        self.set_limit(self.own_limit, limit);
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiters.is_empty()
-    }
-
-    /// The request that enters the fair queue next.
+    /// Returns the request that enters the fair queue next.
     pub(super) fn first(&self) -> Option<&Arc<Waiter>> {
         self.waiters.values().next()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Waiter>> {
-        self.waiters.values()
     }
 
     pub(super) fn join(&mut self, waiter: Arc<Waiter>, now: Duration) {
@@ -70,7 +138,7 @@ impl QuotaQueue {
         Some(waiter)
     }
 
-    /// How long a request would wait for the limit, as far as can be told.
+    /// Returns how long a request would wait for the limit, as far as can be told.
     pub(super) fn expected_wait(
         &self,
         bytes: u64,

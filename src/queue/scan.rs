@@ -18,7 +18,7 @@ struct Tried {
 }
 
 impl Scan {
-    /// Notes a request that joins. Returns whether it is to be tried, because all others were.
+    /// Notes a request that joins. Returns whether it must be tried, because all others were.
     pub(super) fn note_newcomer(&mut self, waiter: &Arc<Waiter>) -> bool {
         let Some(tried) = &mut self.0 else {
             return false;
@@ -29,7 +29,7 @@ impl Scan {
 
     /// Returns the requests to try, in the order of the queue: all of them once in a generation, and after that the
     /// newcomers. Requests that cannot be granted while an earlier one cannot are left out.
-    pub(super) fn to_try<'a>(
+    pub(super) fn begin<'a>(
         &mut self,
         generation: u64,
         usual_alignment: u64,
@@ -70,7 +70,7 @@ impl InVain {
         }
     }
 
-    /// Whether a search for the request may succeed, although it did not for any that was admitted before.
+    /// Returns whether a search for the request may succeed, although it did not for any that was admitted before.
     fn admits(&mut self, wants: &Wants, demand: &Demand) -> bool {
         let alignment = |request: Request| request.alignment.max(self.usual_alignment);
         let pieces = wants.pieces(demand);

@@ -29,7 +29,7 @@ pub(crate) struct Service {
     pub(crate) driver: Driver,
     pub(crate) queue: plain::Arc<Queue>,
     pub(super) funnel: plain::Arc<Funnel>,
-    /// By what rules requests wait.
+    /// The rules by which requests wait.
     pub(super) rules: Rules,
     pub(super) deadlock: Deadlock,
     /// The device's watches on streams. Changed by the serving thread only: two threads that looked at different times
@@ -81,7 +81,7 @@ impl Service {
         })
     }
 
-    /// From now on maintenance is done, and notifications that no driver answers are.
+    /// Starts the maintenance, and the stand-in that answers notifications when no driver does.
     pub(crate) fn start(this: &Arc<Self>) {
         let (keeper, stand_in) = (Link::new(this), Link::new(this));
         let waker = Waker::from(plain::Arc::new(Keeper(keeper.clone())));
@@ -187,7 +187,7 @@ impl Service {
         }
     }
 
-    /// No driver answered a notification in time.
+    /// Serves if no driver answered a notification in time.
     pub(super) fn stand_in(this: &Arc<Self>) {
         if this.funnel.stand_in_is_due() {
             Self::serve(this);
@@ -207,8 +207,8 @@ impl Service {
         moved.has_candidate
     }
 
-    /// A waiting request's future ends. Serves the requests that move up for that: their own executors may be dead. The
-    /// same if the request was notified, and did not serve. After the last request nothing is watched any more.
+    /// Removes a request whose future ends. Serves requests that move up, because their own executors may be dead; also if
+    /// the request was notified and did not serve. After the last request nothing is watched any more.
     pub(super) fn depart(this: &Arc<Self>, waiter: &Waiter, waited: Option<Duration>) {
         let has_candidate = this.leave(waiter, waited);
         if let (Some(tag), None, false) = (waiter.demand.tag, waited, waiter.is_throttled()) {
@@ -223,7 +223,7 @@ impl Service {
         }
     }
 
-    /// Requests moved into the fair queue, or up in a quota queue.
+    /// Notifies and offers the hook after requests moved into the fair queue, or up in a quota queue.
     fn note_moved(&self, moved: Moved) {
         if moved.has_candidate {
             self.funnel.notify_candidate();
@@ -244,7 +244,7 @@ impl Service {
         }
     }
 
-    /// Something moved: there is no deadlock.
+    /// Notes that something moved, so that there is no deadlock.
     pub(super) fn end_deadlock(&self) {
         if self.deadlock.end() {
             self.queue.forget_scan();
@@ -256,7 +256,7 @@ impl Service {
         self.driver.publish(change);
     }
 
-    /// The pool's terms are others: serves the queue, and has throttled requests look at their own terms.
+    /// Serves the queue under changed terms of the pool, and has throttled requests look at theirs.
     pub(crate) fn apply_terms(this: &Arc<Self>) {
         Self::serve_change(this);
         let throttled = this.queue.wakers_of_throttled(None);
@@ -293,15 +293,15 @@ impl Service {
         is_first
     }
 
-    /// How long a request with default terms would wait that came now, as far as can be told. With a tag, one that is
-    /// over the tag's limit.
+    /// Estimates how long a request with default terms would wait that came now. With a tag, the request is over that
+    /// tag's limit.
     pub(crate) fn expected_wait(&self, over: Option<Tag>, bytes: u64) -> Option<Duration> {
         let now = self.now();
         let due = Terms::default().due(now, &self.rules);
         self.queue.expected_wait(over, bytes, due, now)
     }
 
-    /// Why nothing can be granted at all, if so.
+    /// Returns the reason why nothing can be granted, if there is one.
     pub(crate) fn refusal(&self) -> Option<AllocError> {
         if self.driver.is_closed() {
             return Some(AllocError::Closed);
@@ -309,7 +309,7 @@ impl Service {
         self.driver.fault().map(AllocError::Device)
     }
 
-    /// Why a demand can never be met, if so.
+    /// Returns the reason why a demand can never be met, if there is one.
     pub(super) fn refusal_of(&self, demand: &Demand) -> Option<AllocError> {
         let requested = demand.request.bytes;
         let capacity = self.driver.capacity();
@@ -331,7 +331,7 @@ impl Service {
         self.refusal().or_else(too_large).or_else(over_limit)
     }
 
-    /// The error of a request that does not wait for its tag's limit.
+    /// Returns the error of a request that does not wait for its tag's limit.
     pub(crate) fn limit_reached(&self, tag: Tag, requested: u64) -> AllocError {
         let account = self.queue.accounts.of(tag);
         AllocError::LimitReached {
@@ -371,12 +371,12 @@ impl Service {
         })
     }
 
-    /// Whether nothing of the pool is in use: others have what the device refuses, and may release it.
+    /// Returns whether nothing of the pool is in use: the device refuses memory that others hold, and may release.
     pub(super) fn is_short_for_others(&self) -> bool {
         self.driver.is_refused() && self.driver.totals().used.current == 0
     }
 
-    /// The last handle is gone: reclaimers that were made to last end, and so does the maintenance.
+    /// Ends lasting reclaimers and the maintenance, after the last handle is dropped.
     pub(crate) fn orphan(&self) {
         self.is_orphaned.store(true, Ordering::Release);
         self.funnel.wake_reclaimers();

@@ -1,6 +1,6 @@
 //! Serving: one pass over the queue, in which each request that can be served is.
 //!
-//! The head is given what the driver finds for it, then the next head, and so on. While the head cannot be served no
+//! The head is granted the memory that the driver finds for it, then the next head, and so on. While the head cannot be served no
 //! request is, except those that may [overtake](super::terms::Overtaking) it, and in a [deadlock](super::deadlock).
 //!
 //! A request that was searched for in vain is not searched for again before something is
@@ -17,7 +17,7 @@ use crate::sync::Arc;
 use std::cell::Cell;
 use std::time::Duration;
 
-/// What became of a request that was to be served.
+/// The outcome of an attempt to serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Served {
     /// It left the queue with its memory.
@@ -79,7 +79,7 @@ impl<'a> Pass<'a> {
         self.next_look.set(Some(earlier.unwrap_or(at)));
     }
 
-    /// The head cannot be served: serves a request that may pass it.
+    /// Serves a request that may pass the head, which cannot be served.
     fn serve_past(&self, head: &Arc<Waiter>) -> Served {
         match self.serve_overtakers() {
             Served::Short => self.look_for_deadlock(head),
@@ -163,7 +163,7 @@ impl<'a> Pass<'a> {
         Ok(Unclaimed::new(self.service, &waiter.lane, allocations))
     }
 
-    /// Notes when time alone may give the request what a search did not find.
+    /// Notes when time alone may let a search succeed that did not.
     fn note_times(&self, waiter: &Waiter) {
         let now = self.service.now();
         let patience = &waiter.patience;

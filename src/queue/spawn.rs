@@ -1,4 +1,4 @@
-//! What the pool has to do with a tokio runtime: one may drive the waiting, and must not be blocked.
+//! The pool on a tokio runtime: the runtime may drive the waiting, and must not be blocked.
 
 use super::Service;
 use super::reclaimer::Spawned;

@@ -14,7 +14,7 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 const MS: Duration = Duration::from_millis(1);
 
-/// How often this thread locked a heap or looked at a waiter since it last asked.
+/// Returns how often this thread locked a heap or looked at a waiter since it last asked.
 fn work() -> u64 {
     let locks = census().locks.into_iter();
     let of_heap = locks.filter(|(guards, _)| *guards == Guards::Heap);

@@ -1,6 +1,6 @@
 //! Throttled requests: those that wait for the limit of their tag, seen from their futures.
 //!
-//! What a tag holds may be held by tasks that wait for more of it, and then nothing moves. The pool does not know
+//! The tasks that hold memory of a tag may wait for more of it, and then nothing moves. The pool does not know
 //! tasks, so it cannot tell that from a tag whose work merely takes long. Where deadlocks are to fail, the first
 //! throttled request of a tag fails after the same time, if nothing of the tag was freed in it.
 

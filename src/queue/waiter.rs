@@ -1,4 +1,4 @@
-//! A waiting request, and what it gets.
+//! A waiting request and its outcome.
 //!
 //! A waiter's state changes under its own lock, once:
 //!
@@ -38,7 +38,7 @@ pub(crate) struct Waiter {
     pub(crate) since: Duration,
     /// The points to be passed before new memory is taken for the request.
     pub(crate) patience: Expected,
-    /// The reservation in whose scope the request was made: it takes what comes back to that, too.
+    /// The reservation in whose scope the request was made: it also takes memory that returns to it.
     pub(super) scope: Option<ReservationId>,
     /// Where the request was made.
     pub(super) location: &'static Location<'static>,
@@ -59,7 +59,7 @@ pub(crate) struct Waiter {
     state: Mutex<State>,
 }
 
-/// What is known of a request when it joins.
+/// A request as it joins.
 #[derive(Debug)]
 pub(super) struct Origin {
     pub(super) sort_key: SortKey,
@@ -215,7 +215,7 @@ impl Waiter {
         }
     }
 
-    /// Whether a change to the pool's memory may let the request draw from its reservation.
+    /// Returns whether a change to the pool's memory may let the request draw from its reservation.
     pub(super) fn expects_pieces(&self) -> bool {
         self.expects_pieces.load(Ordering::Acquire)
     }
@@ -225,7 +225,7 @@ impl Waiter {
         self.expects_pieces.store(expects, Ordering::Release);
     }
 
-    /// Whether the request is in the quota queue.
+    /// Returns whether the request is in the quota queue.
     pub(super) fn is_throttled(&self) -> bool {
         self.is_throttled.load(Ordering::Acquire)
     }
@@ -236,7 +236,7 @@ impl Waiter {
         self.hook.reset();
     }
 
-    /// How many requests overtook this one, and with how many bytes.
+    /// Returns how many requests overtook this one, and with how many bytes.
     pub(super) fn passed(&self) -> (u64, u64) {
         let (times, bytes) = &self.passed;
         (times.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
@@ -247,7 +247,7 @@ impl Waiter {
         self.passed.1.fetch_add(by, Ordering::Relaxed);
     }
 
-    /// Whether a search at this generation was in vain: nothing was published since.
+    /// Returns whether a search at this generation was in vain: nothing was published since.
     pub(super) fn was_searched_at(&self, generation: u64) -> bool {
         self.searched.load(Ordering::Relaxed) == generation
     }
@@ -256,7 +256,7 @@ impl Waiter {
         self.searched.store(generation, Ordering::Relaxed);
     }
 
-    /// Whether the request was granted. It may be gone since.
+    /// Returns whether the request was granted. It may be gone since.
     pub(super) fn is_served(&self) -> bool {
         self.is_served.load(Ordering::Acquire)
     }
@@ -280,7 +280,7 @@ impl Turn {
         Self(SharedState::new(NOT_ASKED))
     }
 
-    /// The request enters the fair queue from a quota queue: it may ask again there.
+    /// Lets the request ask again when it enters the fair queue from a quota queue.
     pub(super) fn reset(&self) {
         self.0.store(NOT_ASKED, Ordering::SeqCst);
     }
@@ -296,7 +296,7 @@ impl Turn {
         self.0.load(Ordering::SeqCst) == MAY_ASK
     }
 
-    /// The request asks, once.
+    /// Notes that the request asks: it does so once.
     pub(super) fn note_asked(&self) {
         self.0.store(HAS_ASKED, Ordering::SeqCst);
     }

@@ -7,11 +7,11 @@
 //! A change of the queue may move a request to where memory is searched for it. It is a *candidate* then, and a search
 //! must follow. Every method that can make one returns whether it did.
 
-use super::admission::{Admission, QueueLimit};
+use super::admission::QueueLimit;
 use super::charge::Charge;
-use super::fair_queue::{Cost, FairQueue, Position, SortKey, bytes_before};
-use super::quota_queue::QuotaQueue;
-use super::scan::Scan;
+use super::fair_queue::{Cost, Position, SortKey};
+use super::queued::Queued;
+use super::quota_queue::QuotaQueues;
 use super::scopes::Scopes;
 use super::waiter::{Origin, Waiter};
 use super::{Demand, Rules, Wants};
@@ -23,7 +23,6 @@ use crate::measure::{Account, Accounts, Tag, WaitOutcome, Waits};
 use crate::sync::plain;
 use crate::sync::{Arc, Guards, Mutex, Ordering, SharedState};
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::panic::Location;
 use std::task::Waker;
@@ -56,7 +55,7 @@ pub(super) struct Newcomer<'a> {
 #[derive(Debug)]
 pub(super) struct Joined {
     pub(super) waiter: Arc<Waiter>,
-    /// Memory is to be searched for it now.
+    /// Memory must be searched for it now.
     pub(super) is_candidate: bool,
 }
 
@@ -68,7 +67,7 @@ pub(super) struct Refused {
     pub(super) charged: Option<(Tag, u64)>,
 }
 
-/// What became of the queue when a request left it, or a limit was raised.
+/// How the queue changed when a request left it, or a limit was raised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "memory must be searched for a candidate"]
 pub(super) struct Moved {
@@ -80,15 +79,8 @@ pub(super) struct Moved {
 
 #[derive(Debug)]
 struct Standing {
-    fair_queue: FairQueue<Arc<Waiter>>,
-    admission: Admission,
-    quota_queues: BTreeMap<Tag, QuotaQueue>,
-    /// When each request in the fair queue came, in the order of their coming.
-    arrivals: BTreeMap<Position, Duration>,
-    /// How many requests in the fair queue are for each stream.
-    by_stream: BTreeMap<StreamId, usize>,
-    /// The last search for every request of a queue in a deadlock.
-    scan: Scan,
+    queued: Queued,
+    quotas: QuotaQueues,
     next: Position,
 }
 
@@ -100,41 +92,27 @@ pub(crate) struct Queue {
     pub(super) scopes: Scopes,
     /// How the pool's requests waited.
     waits: plain::Arc<Waits>,
-    /// What each tag has, and how its requests waited.
+    /// The accounts of the tags: their bytes, and how their requests waited.
     pub(crate) accounts: Accounts,
     /// How many requests at the front are searched for when the head cannot be served.
     looked_at: usize,
 }
 
 impl Standing {
-    fn expected_wait(&self, bytes: u64, key: SortKey, now: Duration) -> Option<Duration> {
-        let bytes_of = |waiter: &Arc<Waiter>| waiter.demand.request.bytes;
-        let (before, after) = (self.fair_queue.before(key), self.fair_queue.after(key));
-        let total = self.admission.bytes();
-        let ahead = bytes_before(before.map(bytes_of), after.map(bytes_of), total);
-        let bytes = ahead.saturating_add(bytes);
-        self.admission.pace.time_for(bytes, now)
-    }
-
-    /// The quota queue of a tag. One that was never used has the pool's limit.
-    fn quota_queue(&mut self, tag: Tag) -> &mut QuotaQueue {
-        let limit = self.admission.limit;
-        let new = || QuotaQueue::new(limit);
-        self.quota_queues.entry(tag).or_insert_with(new)
-    }
-
-    /// How long a request would wait that is over its tag's limit.
-    fn expected_wait_at(
+    /// Estimates how long a request would wait. With a tag, the request is over that tag's limit.
+    fn expected_wait(
         &self,
-        tag: Tag,
+        over: Option<Tag>,
         bytes: u64,
         key: SortKey,
         now: Duration,
     ) -> Option<Duration> {
-        let quota_queue = self.quota_queues.get(&tag)?;
-        let at_limit = quota_queue.expected_wait(bytes, key, now)?;
-        let in_queue = self.expected_wait(bytes, key, now).unwrap_or_default();
-        Some(at_limit.saturating_add(in_queue))
+        let in_queue = self.queued.expected_wait(bytes, key, now);
+        let Some(tag) = over else {
+            return in_queue;
+        };
+        let at_limit = self.quotas.get(tag)?.expected_wait(bytes, key, now)?;
+        Some(at_limit.saturating_add(in_queue.unwrap_or_default()))
     }
 
     /// Checks whether a request may join the fair queue, or the quota queue of the tag.
@@ -148,25 +126,22 @@ impl Standing {
         rules: &Rules,
     ) -> Result<(), AllocError> {
         let (bytes, now) = (newcomer.demand.request.bytes, newcomer.since);
-        let quota_queue = over.and_then(|tag| self.quota_queues.get(&tag));
         let is_empty = match over {
-            Some(_) => quota_queue.is_none_or(QuotaQueue::is_empty),
-            None => self.fair_queue.is_empty(),
+            Some(tag) => {
+                self.quotas.check(tag, bytes, now)?;
+                self.quotas.is_empty(tag)
+            }
+            None => {
+                self.queued.admission.check(bytes, now)?;
+                self.queued.is_empty()
+            }
         };
-        match (over, quota_queue) {
-            (Some(_), Some(quota_queue)) => quota_queue.admission.check(bytes, now)?,
-            (Some(_), None) => Admission::new(self.admission.limit).check(bytes, now)?,
-            (None, _) => self.admission.check(bytes, now)?,
-        }
         // The first request waits in any case: it keeps the estimate current.
         let Some(limit) = newcomer.limit.filter(|_| rules.sheds && !is_empty) else {
             return Ok(());
         };
         let key = self.next_key(newcomer.due);
-        let expected = match over {
-            Some(tag) => self.expected_wait_at(tag, bytes, key, now),
-            None => self.expected_wait(bytes, key, now),
-        };
+        let expected = self.expected_wait(over, bytes, key, now);
         match expected {
             Some(expected) if expected > limit => Err(AllocError::Shed { expected, limit }),
             _ => Ok(()),
@@ -177,39 +152,13 @@ impl Standing {
         let position = self.next;
         SortKey { due, position }
     }
-
-    fn head(&self) -> Option<&Arc<Waiter>> {
-        self.fair_queue.head()
-    }
-
-    fn is_head(&self, waiter: &Waiter) -> bool {
-        self.head()
-            .is_some_and(|head| head.sort_key == waiter.sort_key)
-    }
-
-    fn count_stream(&mut self, stream: StreamId) {
-        *self.by_stream.entry(stream).or_default() += 1;
-    }
-
-    fn uncount_stream(&mut self, stream: StreamId) {
-        if let Some(count) = self.by_stream.get_mut(&stream) {
-            *count -= 1;
-            if *count == 0 {
-                self.by_stream.remove(&stream);
-            }
-        }
-    }
 }
 
 impl Queue {
     pub(super) fn new(rules: &Rules, waits: plain::Arc<Waits>) -> Self {
         let standing = Standing {
-            fair_queue: FairQueue::new(),
-            admission: Admission::new(rules.queue_limit),
-            quota_queues: BTreeMap::new(),
-            arrivals: BTreeMap::new(),
-            by_stream: BTreeMap::new(),
-            scan: Scan::default(),
+            queued: Queued::new(rules.queue_limit),
+            quotas: QuotaQueues::new(rules.queue_limit),
             next: 0,
         };
         Self {
@@ -272,7 +221,7 @@ impl Queue {
         self.scopes.enter(&waiter);
         let is_candidate = match over {
             Some(tag) => {
-                standing.quota_queue(tag).join(waiter.clone(), now);
+                standing.quotas.of(tag).join(waiter.clone(), now);
                 false
             }
             None => self.enqueue(&mut standing, waiter.clone(), now, gate),
@@ -296,16 +245,10 @@ impl Queue {
         if let Some(tag) = waiter.demand.tag {
             self.accounts.of(tag).promise(bytes);
         }
-        if standing.fair_queue.is_empty() {
+        if standing.queued.is_empty() {
             gate.fetch_or(gate::WAITING, Ordering::SeqCst);
         }
-        standing.admission.join(bytes, now);
-        standing.count_stream(waiter.lane.id);
-        let position = waiter.sort_key.position;
-        standing.arrivals.insert(position, waiter.since);
-        let (flow, sort_key) = (waiter.flow, waiter.sort_key);
-        standing.fair_queue.join(flow, sort_key, waiter.clone());
-        standing.scan.note_newcomer(&waiter) || self.is_looked_at(standing, &waiter)
+        standing.queued.join(waiter.clone(), now) || self.is_looked_at(standing, &waiter)
     }
 
     /// Removes a request, served after `waited` or not at all. The second call for a request does nothing.
@@ -321,19 +264,13 @@ impl Queue {
         let served = waited.map(|_| self.cost_of(waiter));
         // The server goes on with the next request by itself.
         let has_candidate = served.is_none() && self.is_looked_at(&standing, waiter);
-        let left = standing
-            .fair_queue
-            .leave(waiter.flow, waiter.sort_key, served);
-        let moved = if left.is_some() {
-            standing.uncount_stream(waiter.lane.id);
-            standing.arrivals.remove(&waiter.sort_key.position);
-            standing.admission.leave(bytes, waited.map(|_| now));
+        let served_at = waited.map(|_| now);
+        let moved = if standing.queued.leave(waiter, served, served_at) {
             if let Some(tag) = waiter.demand.tag {
                 self.accounts.of(tag).end_promise(bytes);
             }
-            if standing.fair_queue.is_empty() {
+            if standing.queued.is_empty() {
                 gate.fetch_and(!gate::WAITING, Ordering::SeqCst);
-                standing.scan = Scan::default();
             }
             Moved {
                 has_candidate,
@@ -342,7 +279,7 @@ impl Queue {
         } else {
             let tag = waiter.demand.tag;
             let Some((tag, quota_queue)) =
-                tag.and_then(|tag| Some((tag, standing.quota_queues.get_mut(&tag)?)))
+                tag.and_then(|tag| Some((tag, standing.quotas.get_mut(tag)?)))
             else {
                 return Moved::default();
             };
@@ -365,14 +302,22 @@ impl Queue {
         moved
     }
 
-    /// Whether memory is searched for a request: it is the head, or one of those that may overtake the head.
+    /// Returns whether memory is searched for a request: it is the head, or one of those that may overtake the head.
     fn is_looked_at(&self, standing: &Standing, waiter: &Waiter) -> bool {
+        let is_it = |other: &Arc<Waiter>| other.sort_key == waiter.sort_key;
         if self.looked_at == 1 {
-            return standing.is_head(waiter);
+            return standing.queued.head().is_some_and(is_it);
         }
-        let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
-        let mut looked_at = standing.fair_queue.first(self.looked_at, cost);
-        looked_at.any(|looked_at| looked_at.sort_key == waiter.sort_key)
+        self.first_of(standing, self.looked_at).any(is_it)
+    }
+
+    /// Returns the first requests in the order in which they are served if no request comes.
+    fn first_of<'a>(
+        &'a self,
+        standing: &'a Standing,
+        most: usize,
+    ) -> impl Iterator<Item = &'a Arc<Waiter>> {
+        standing.queued.first(most, |waiter| self.cost_of(waiter))
     }
 
     /// Lets requests of a tag into the fair queue, as far as its limit allows now.
@@ -389,7 +334,7 @@ impl Queue {
     ) -> Moved {
         let account = self.accounts.of(tag);
         let mut moved = Moved::default();
-        while let Some(quota_queue) = standing.quota_queues.get_mut(&tag) {
+        while let Some(quota_queue) = standing.quotas.get_mut(tag) {
             let Some(first) = quota_queue.first() else {
                 break;
             };
@@ -413,8 +358,7 @@ impl Queue {
 
     /// Notes that no request of a tag is throttled any more, if so.
     fn end_throttling(&self, standing: &Standing, tag: Tag) {
-        let quota_queue = standing.quota_queues.get(&tag);
-        if quota_queue.is_none_or(QuotaQueue::is_empty) {
+        if standing.quotas.is_empty(tag) {
             self.accounts.of(tag).end_throttling();
         }
     }
@@ -433,103 +377,89 @@ impl Queue {
         self.admit_from(&mut standing, tag, now, gate)
     }
 
-    /// The first throttled request of a tag.
+    /// Returns the first throttled request of a tag.
     pub(super) fn first_throttled(&self, tag: Tag) -> Option<Arc<Waiter>> {
         let standing = self.standing.lock();
-        standing.quota_queues.get(&tag)?.first().cloned()
+        standing.quotas.get(tag)?.first().cloned()
     }
 
-    /// The first throttled request of each tag that has any.
+    /// Returns the first throttled request of each tag that has any.
     pub(super) fn firsts_throttled(&self) -> Vec<Arc<Waiter>> {
         let standing = self.standing.lock();
-        let firsts = standing.quota_queues.values().filter_map(QuotaQueue::first);
-        firsts.cloned().collect()
+        standing.quotas.firsts().cloned().collect()
     }
 
-    /// The wakers of all throttled requests: of one tag, or of every tag.
+    /// Returns the wakers of all throttled requests: of one tag, or of every tag.
     pub(super) fn wakers_of_throttled(&self, of: Option<Tag>) -> Vec<Waker> {
         let standing = self.standing.lock();
-        let quota_queues = standing.quota_queues.iter();
-        let meant = quota_queues.filter(|(tag, _)| of.is_none_or(|of| of == **tag));
-        let throttled = meant.flat_map(|(_, quota_queue)| quota_queue.iter());
+        let throttled = standing.quotas.waiters(of);
         throttled.filter_map(|waiter| waiter.waker()).collect()
     }
 
-    /// The waker of the waiter that is to serve: the first one in order that was not notified already. A waiter that
-    /// was, and has not been polled since, is on its way, or does not answer.
+    /// Returns the waker of the first waiter in order that was not notified already. One that was, and has not been polled
+    /// since, is on its way, or does not answer.
     pub(super) fn next_to_notify(&self) -> Option<Waker> {
         let standing = self.standing.lock();
-        let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
-        let mut first = standing.fair_queue.first(NOTIFIED, cost);
+        let mut first = self.first_of(&standing, NOTIFIED);
         first.find_map(|waiter| waiter.notify())
     }
 
-    /// Whether a request in the fair queue is for the stream.
+    /// Returns whether a request in the fair queue is for the stream.
     pub(super) fn waits_for(&self, stream: StreamId) -> bool {
-        self.standing.lock().by_stream.contains_key(&stream)
+        self.standing.lock().queued.waits_for(stream)
     }
 
-    /// The requests to search for in a deadlock, apart from the head; see [`Scan::to_try`].
+    /// Returns the requests to search for in a deadlock, apart from the head; see [`Scan::begin`].
     pub(super) fn to_scan(&self, generation: u64, usual_alignment: u64) -> Vec<Arc<Waiter>> {
         let mut standing = self.standing.lock();
-        let Standing {
-            fair_queue, scan, ..
-        } = &mut *standing;
         let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
-        let others = fair_queue.first(usize::MAX, cost).skip(1);
-        scan.to_try(generation, usual_alignment, others)
+        standing
+            .queued
+            .begin_scan(generation, usual_alignment, cost)
     }
 
     /// Forgets the last search for every request: something moved.
     pub(super) fn forget_scan(&self) {
-        let scan = std::mem::take(&mut self.standing.lock().scan);
+        let scan = self.standing.lock().queued.forget_scan();
         drop(scan);
     }
 
-    /// When the oldest request that waits came, on the device's clock.
+    /// Returns when the oldest request that waits came, on the device's clock.
     pub(crate) fn oldest(&self) -> Option<Duration> {
         let standing = self.standing.lock();
-        let queued = standing.arrivals.values().next().copied();
-        let throttled = standing.quota_queues.values().flat_map(QuotaQueue::iter);
+        let queued = standing.queued.oldest();
+        let throttled = standing.quotas.waiters(None);
         let since = throttled.map(|waiter| waiter.since).chain(queued);
         since.min()
     }
 
-    /// When the oldest request came that waits for memory and not for the limit of its tag, on the device's clock.
+    /// Returns when the oldest request came that waits for memory and not for the limit of its tag, on the device's clock.
     pub(crate) fn oldest_for_memory(&self) -> Option<Duration> {
-        let standing = self.standing.lock();
-        standing.arrivals.values().next().copied()
+        self.standing.lock().queued.oldest()
     }
 
     pub(crate) fn set_queue_limit(&self, limit: QueueLimit) {
         let mut standing = self.standing.lock();
-        standing.admission.limit = limit;
-        let quota_queues = standing.quota_queues.values_mut();
-        quota_queues.for_each(|quota_queue| quota_queue.set_pools_limit(limit));
+        standing.queued.admission.limit = limit;
+        standing.quotas.set_pools_limit(limit);
     }
 
     pub(crate) fn queue_limit(&self) -> QueueLimit {
-        self.standing.lock().admission.limit
+        self.standing.lock().queued.admission.limit
     }
 
     /// Sets how many requests of a tag may wait for its limit; with `None`, as many as for memory.
     pub(crate) fn set_tag_queue_limit(&self, tag: Tag, limit: Option<QueueLimit>) {
-        let mut standing = self.standing.lock();
-        let pools = standing.admission.limit;
-        standing.quota_queue(tag).set_limit(limit, pools);
+        self.standing.lock().quotas.set_limit(tag, limit);
     }
 
-    /// How many requests of a tag may wait for its limit.
+    /// Returns how many requests of a tag may wait for its limit.
     pub(crate) fn tag_queue_limit(&self, tag: Tag) -> QueueLimit {
-        let standing = self.standing.lock();
-        let quota_queue = standing.quota_queues.get(&tag);
-        quota_queue.map_or(standing.admission.limit, |quota_queue| {
-            quota_queue.admission.limit
-        })
+        self.standing.lock().quotas.limit(tag)
     }
 
-    /// How long a request would wait that comes now and is due then, as far as can be told. With a tag, one that is
-    /// over the tag's limit.
+    /// Estimates how long a request would wait that comes now and is due at `due`. With a tag, the request is over that
+    /// tag's limit.
     pub(super) fn expected_wait(
         &self,
         over: Option<Tag>,
@@ -539,10 +469,7 @@ impl Queue {
     ) -> Option<Duration> {
         let standing = self.standing.lock();
         let key = standing.next_key(due);
-        match over {
-            Some(tag) => standing.expected_wait_at(tag, bytes, key, now),
-            None => standing.expected_wait(bytes, key, now),
-        }
+        standing.expected_wait(over, bytes, key, now)
     }
 
     fn note_refusal(&self, newcomer: &Newcomer<'_>, refusal: &AllocError) {
@@ -566,26 +493,24 @@ impl Queue {
     /// Returns the first `most` waiting requests, those in quota queues last.
     pub(super) fn first(&self, most: usize) -> Vec<Arc<Waiter>> {
         let standing = self.standing.lock();
-        let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
-        let in_order = standing.fair_queue.first(most, cost);
-        let throttled = standing.quota_queues.values().flat_map(QuotaQueue::iter);
+        let in_order = self.first_of(&standing, most);
+        let throttled = standing.quotas.waiters(None);
         in_order.chain(throttled).take(most).cloned().collect()
     }
 
-    /// The request that is served next.
+    /// Returns the request that is served next.
     pub(super) fn head(&self) -> Option<Arc<Waiter>> {
-        self.standing.lock().head().cloned()
+        self.standing.lock().queued.head().cloned()
     }
 
-    /// The head and the requests that may overtake it, in the order in which they are served if no request comes.
+    /// Returns the head and the requests that may overtake it, in the order in which they are served if no request comes.
     pub(super) fn looked_at(&self) -> SmallVec<[Arc<Waiter>; 1]> {
         let standing = self.standing.lock();
-        let cost = |waiter: &Arc<Waiter>| self.cost_of(waiter);
-        let in_order = standing.fair_queue.first(self.looked_at, cost);
+        let in_order = self.first_of(&standing, self.looked_at);
         in_order.cloned().collect()
     }
 
-    /// What it costs a waiter's flow to have it served.
+    /// Returns the cost of serving a waiter, to its flow.
     fn cost_of(&self, waiter: &Waiter) -> Cost {
         let weight = waiter.flow.and_then(|tag| self.accounts.of(tag).weight());
         Cost {
@@ -594,17 +519,17 @@ impl Queue {
         }
     }
 
-    /// How many requests wait in the fair queue.
+    /// Returns how many requests wait in the fair queue.
     pub(super) fn queued(&self) -> usize {
-        self.standing.lock().fair_queue.len()
+        self.standing.lock().queued.len()
     }
 
-    /// Whether no request waits in the fair queue.
+    /// Returns whether no request waits in the fair queue.
     pub(crate) fn is_empty(&self) -> bool {
-        self.standing.lock().fair_queue.is_empty()
+        self.standing.lock().queued.is_empty()
     }
 
-    /// The number of requests that wait, in the fair queue or in a quota queue.
+    /// Returns the number of requests that wait, in the fair queue or in a quota queue.
     pub(crate) fn waiting(&self) -> usize {
         // Under the lock: no request joins or leaves meanwhile.
         let _standing = self.standing.lock();

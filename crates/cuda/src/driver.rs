@@ -15,7 +15,7 @@ const LIBRARIES: [&str; 2] = ["cuda.dll", "nvcuda.dll"];
 /// Loads the driver and initializes it.
 ///
 /// # Errors
-/// When there is none, or it finds no device: cudarc would panic in the first case.
+/// Returns an error if there is no driver (cudarc would panic then), or if it finds no device.
 pub(super) fn load() -> Result<(), DeviceError> {
     static LOADED: OnceLock<Result<(), DeviceError>> = OnceLock::new();
     LOADED.get_or_init(try_load).clone()
@@ -109,7 +109,7 @@ pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceEr
 /// By its symbol: cudarc has the call for some versions of CUDA, and drivers since CUDA 12 have it.
 ///
 /// # Errors
-/// When the driver has no such numbers, or does not know the stream.
+/// Returns an error if the driver has no such numbers, or does not know the stream.
 ///
 /// # Safety
 /// The stream is not destroyed.

@@ -140,7 +140,7 @@ impl CudaBuilder {
     /// Opens the device.
     ///
     /// # Errors
-    /// When there is no driver, no such device, or the device cannot be used.
+    /// Returns an error if there is no driver, no such device, or the device cannot be used.
     pub fn build(self) -> Result<CudaDevice, DeviceError> {
         driver::load()?;
         let context = match self.context {
@@ -169,7 +169,7 @@ impl CudaDevice {
     /// Opens a device by its number, with its primary context.
     ///
     /// # Errors
-    /// When there is no driver, no such device, or the device cannot be used.
+    /// Returns an error if there is no driver, no such device, or the device cannot be used.
     pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
         Self::builder().ordinal(ordinal).build()
     }
@@ -192,7 +192,7 @@ impl CudaDevice {
     /// context's work: cudarc synchronizes it.
     ///
     /// # Errors
-    /// When the driver cannot make one.
+    /// Returns an error if the driver cannot make one.
     pub fn create_stream(&self) -> Result<Arc<CudaStream>, DeviceError> {
         let _visit = self.visit("create_stream")?;
         let stream = self.inner.context.new_stream();

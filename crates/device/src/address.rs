@@ -56,7 +56,7 @@ impl DeviceAddress {
     /// Returns whether the address is a multiple of `alignment` bytes.
     ///
     /// # Panics
-    /// When the alignment is 0.
+    /// Panics if the alignment is 0.
     pub const fn is_aligned_to(self, alignment: u64) -> bool {
         self.0.is_multiple_of(alignment)
     }

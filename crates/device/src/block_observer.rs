@@ -48,7 +48,7 @@ pub trait BlockObserver: fmt::Debug + Send + Sync {
     /// call this.
     ///
     /// # Panics
-    /// With a violation that was found, where the device raises them.
+    /// Panics with a violation that was found, if the device raises violations.
     #[track_caller]
     fn raise_violations(&self);
 }

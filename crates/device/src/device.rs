@@ -73,7 +73,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// [taken from there](MemoryKind::is_of_host).
     ///
     /// # Errors
-    /// When the device cannot tell, or does not support the kind.
+    /// Returns an error if the device cannot tell, or does not support the kind.
     fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError>;
 
     // ---- time --------------------------------------------------------------------------------
@@ -95,13 +95,13 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Reserves a range of addresses without memory behind it. Can wait.
     ///
     /// # Errors
-    /// When the address space is exhausted, or the device has no virtual memory.
+    /// Returns an error if the address space is exhausted, or the device has no virtual memory.
     fn reserve(&self, bytes: u64) -> Result<u64, DeviceError>;
 
     /// Releases a whole reserved range. Can wait.
     ///
     /// # Errors
-    /// When the range is not a reserved one, or memory is mapped in it.
+    /// Returns an error if the range is not a reserved one, or memory is mapped in it.
     ///
     /// # Safety
     /// The range is a whole result of [`reserve`](Self::reserve) that was not released, and nothing is mapped in
@@ -111,13 +111,14 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Takes a chunk of physical memory. Can wait.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::DeviceErrorKind::OutOfMemory) when the device has not enough; it takes nothing then.
+    /// Returns [`OutOfMemory`](crate::DeviceErrorKind::OutOfMemory) if the device does not have enough. It takes
+    /// nothing then.
     fn create(&self, bytes: u64) -> Result<Chunk, DeviceError>;
 
     /// Gives a chunk back to the device. Can wait.
     ///
     /// # Errors
-    /// When the chunk is unknown or still mapped.
+    /// Returns an error if the chunk is unknown or still mapped.
     ///
     /// # Safety
     /// The chunk is a result of [`create`](Self::create) that was not destroyed, and it is not mapped.
@@ -145,15 +146,15 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Takes plain memory of a kind together with its addresses, aligned to `Capabilities::granularity`. Can wait.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::DeviceErrorKind::OutOfMemory) when there is not enough,
-    /// [`Unsupported`](crate::DeviceErrorKind::Unsupported) when `Capabilities::memory_kinds` does not contain the
-    /// kind; the device takes nothing then.
+    /// Returns [`OutOfMemory`](crate::DeviceErrorKind::OutOfMemory) if there is not enough, and
+    /// [`Unsupported`](crate::DeviceErrorKind::Unsupported) if `Capabilities::memory_kinds` does not contain the kind;
+    /// the device takes nothing then.
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError>;
 
     /// Gives plain memory back. Can wait for *all* work of the device (CUDA's `cuMemFree` does).
     ///
     /// # Errors
-    /// When `address` is not one that [`allocate`](Self::allocate) returned for the kind.
+    /// Returns an error if `address` is not one that [`allocate`](Self::allocate) returned for the kind.
     ///
     /// # Safety
     /// The range is a whole result of [`allocate`](Self::allocate) for the kind that was not freed, and no work
@@ -177,13 +178,13 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Makes a stream, which lives until [`destroy_stream`](Self::destroy_stream). Can wait.
     ///
     /// # Errors
-    /// When the device is out of resources or broken.
+    /// Returns an error if the device is out of resources or broken.
     fn create_stream(&self) -> Result<RawStream, DeviceError>;
 
     /// Destroys a stream. Work submitted to it still runs to its end, and events recorded on it still complete.
     ///
     /// # Errors
-    /// When the device did not make the stream, or is broken.
+    /// Returns an error if the device did not make the stream, or is broken.
     ///
     /// # Safety
     /// No later call of this caller names the stream.
@@ -205,13 +206,13 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Makes an event without timing. An event that was never recorded counts as complete.
     ///
     /// # Errors
-    /// When the device is out of resources or broken.
+    /// Returns an error if the device is out of resources or broken.
     fn create_event(&self) -> Result<RawEvent, DeviceError>;
 
     /// Destroys an event. Waits that were submitted for it keep their effect.
     ///
     /// # Errors
-    /// When the event is unknown or the device broken.
+    /// Returns an error if the event is unknown or the device broken.
     ///
     /// # Safety
     /// The event is a result of [`create_event`](Self::create_event) that was not destroyed, and it is not
@@ -222,9 +223,9 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// record replaces the first. Cannot wait.
     ///
     /// # Errors
-    /// When stream and event belong to different devices; when the device is broken; or, with
-    /// [`Unsupported`](crate::DeviceErrorKind::Unsupported), when the stream does not run its work now because it
-    /// is being captured. The event keeps its earlier record then.
+    /// Returns an error if the stream and the event belong to different devices; if the device is broken; or, with
+    /// [`Unsupported`](crate::DeviceErrorKind::Unsupported), if the stream does not run its work now because it is
+    /// being captured. The event keeps its earlier record then.
     ///
     /// # Safety
     /// The event is one of this device that was not destroyed, and it is not watched. The stream is one of this
@@ -274,8 +275,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// returns.
     ///
     /// # Errors
-    /// When nothing was enqueued; or when no event could be recorded behind the copy, which then takes place all
-    /// the same.
+    /// Returns an error if nothing was enqueued, or if no event could be recorded behind the copy. In the second case
+    /// the copy still takes place.
     ///
     /// # Safety
     /// The stream is one of this device and usable during the call. The range is mapped until the copy is
@@ -292,7 +293,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// device. `location` and [`RawStream::HOST`] are as in [`upload`](Self::upload).
     ///
     /// # Errors
-    /// As [`upload`](Self::upload).
+    /// Returns the errors of [`upload`](Self::upload).
     ///
     /// # Safety
     /// As [`upload`](Self::upload).
@@ -308,8 +309,8 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// because drops call it. `location` and [`RawStream::HOST`] are as in [`upload`](Self::upload).
     ///
     /// # Errors
-    /// When nothing was enqueued. [`Unsupported`](crate::DeviceErrorKind::Unsupported) where the stream is being
-    /// captured; a pool then leaves the memory as it is.
+    /// Returns an error if nothing was enqueued: [`Unsupported`](crate::DeviceErrorKind::Unsupported) if the stream is
+    /// being captured; a pool then leaves the memory as it is.
     ///
     /// # Safety
     /// As [`upload`](Self::upload).

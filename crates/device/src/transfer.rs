@@ -13,16 +13,16 @@ pub trait Transfer: Send + Sync {
     /// before.
     ///
     /// # Errors
-    /// With an error of the copy or of the device.
+    /// Returns the error of the copy or of the device.
     fn bytes(&mut self) -> Result<Option<Vec<u8>>, DeviceError>;
 
     /// Writes the bytes that came from the device to `into`, once the copy is complete. Returns whether it is.
     ///
     /// # Errors
-    /// As [`bytes`](Self::bytes).
+    /// Returns the errors of [`bytes`](Self::bytes).
     ///
     /// # Panics
-    /// When `into` has not the copy's size.
+    /// Panics if `into` does not have the size of the copy.
     fn copy_to(&mut self, into: &mut [u8]) -> Result<bool, DeviceError> {
         let bytes = self.bytes()?;
         if let Some(bytes) = &bytes {

@@ -1,6 +1,6 @@
 //! Alarms by their time.
 //!
-//! Knows nothing of what else is due.
+//! This module does not know what else is due.
 
 use std::collections::{BTreeMap, HashMap};
 use std::task::Waker;
@@ -9,7 +9,7 @@ use weirpool_device::AlarmId;
 
 #[derive(Debug, Default)]
 pub(super) struct Alarms {
-    /// In order of arrival within an instant.
+    /// Alarms of the same instant are in order of arrival.
     by_time: BTreeMap<(Duration, AlarmId), Waker>,
     times: HashMap<AlarmId, Duration>,
 }
@@ -20,13 +20,13 @@ impl Alarms {
         self.times.insert(id, at);
     }
 
-    /// Hands the forgotten waker out, since dropping it may call the device.
+    /// Removes an alarm. Returns the waker, because dropping it may call the device.
     pub(super) fn cancel(&mut self, id: AlarmId) -> Option<Waker> {
         let at = self.times.remove(&id)?;
         self.by_time.remove(&(at, id))
     }
 
-    /// The first time something is due; [`Duration::MAX`] is never.
+    /// Returns the time of the first alarm; an alarm at [`Duration::MAX`] never comes.
     pub(super) fn next(&self) -> Option<Duration> {
         let ((at, _), _) = self.by_time.first_key_value()?;
         (*at < Duration::MAX).then_some(*at)

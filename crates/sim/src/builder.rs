@@ -1,14 +1,14 @@
-//! How a simulated device is made: its memory, its clock, what it can do.
+//! The settings of a simulated device: its memory, its clock and its capabilities.
 //!
-//! Knows nothing of how any of it is carried out.
+//! This module does not know how the device carries them out.
 
 use super::SimDevice;
 use weirpool_device::{MemoryKind, MemoryKinds};
 
-/// The step of sizes and addresses, in bytes: the H200's.
+/// The granularity of sizes and addresses, in bytes: that of the H200.
 pub(super) const GRANULARITY: u64 = 2 << 20;
 
-/// What stands behind mapped addresses.
+/// The backing of mapped addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -17,14 +17,14 @@ pub(super) const GRANULARITY: u64 = 2 << 20;
 )]
 #[non_exhaustive]
 pub enum Backing {
-    /// Real bytes on the host, taken when they are first written.
+    /// Bytes in host memory, taken when they are first written.
     Bytes,
-    /// Nothing: mappings are checked, reads give zeros, writes do nothing. For replays that are
-    /// larger than the host.
+    /// No bytes: mappings are checked, reads return zeros, and writes have no effect. For replays that are larger than
+    /// the host.
     AddressesOnly,
 }
 
-/// What moves the device's time.
+/// The clock that moves the device's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -33,21 +33,21 @@ pub enum Backing {
 )]
 #[non_exhaustive]
 pub enum Clock {
-    /// Simulated time that advances by itself to the next thing due when everything is parked:
-    /// inside [`SimDevice::block_on`] and [`SimDevice::run`] as soon as no task can go on
-    /// (deterministic), elsewhere on a helper thread, after a short quiet period of real time, and
-    /// only while an event is watched or an alarm is set. An alarm (a timeout, a deadline) comes there
-    /// once no device call was made for 10 ms, or in real time: a host that computes for longer at a
-    /// stretch, and has deadlines, is better off in `block_on`, or on the [`Wall`](Self::Wall) clock.
+    /// Simulated time that moves by itself to the next thing due when nothing can proceed: inside
+    /// [`SimDevice::block_on`] and [`SimDevice::run`] as soon as no task can proceed (deterministic); elsewhere on a
+    /// helper thread, after a short quiet period of real time, and only while an event is watched or an alarm is set.
+    /// There, time moves to an alarm (a timeout, a deadline) after 10 ms without device calls, or at the latest when as
+    /// much real time has passed. A program that computes for longer than 10 ms at a stretch, and has deadlines, should
+    /// use `block_on` or the [`Wall`](Self::Wall) clock.
     Virtual,
-    /// Simulated time that only [`SimDevice::advance`] and its kin move. `block_on` does not.
+    /// Simulated time that only [`SimDevice::advance`] and similar methods move. `block_on` does not move it.
     Manual,
-    /// Real time: operations take as long as they say.
+    /// Real time: an operation takes as long as its duration says.
     Wall,
     /// The clock of the tokio runtime inside which the device is built; with the feature `tokio`. Tests that
     /// [pause](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) it or advance it move the device as well, and
-    /// tokio's timeouts and the device's are of one clock. A task of the runtime moves the device while an event is watched
-    /// or an alarm is set, in tokio's steps of 1 ms: what completes in between is seen at the end of the step.
+    /// tokio's timeouts and the device's follow one clock. A task of the runtime moves the device while an event is
+    /// watched or an alarm is set, in tokio's steps of 1 ms: work that completes within a step is seen at its end.
     ///
     /// The runtime must have its time driver enabled. Await on the runtime instead of calling
     /// [`block_on`](SimDevice::block_on), which would block it.
@@ -55,7 +55,7 @@ pub enum Clock {
     Tokio,
 }
 
-/// What happens when the ordering checker finds a use of memory that nothing orders.
+/// The reaction to an unordered use of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -64,15 +64,15 @@ pub enum Clock {
 )]
 #[non_exhaustive]
 pub enum Checker {
-    /// The call that made the violation panics: an allocation, an explicit deallocation, a submission. A violation
-    /// that is found elsewhere (in a drop, which must not panic; or when a wait for a flag ends) panics in the next
-    /// such call, when time is moved, or in [`assert_ordered`](super::SimDevice::assert_ordered). The last one also
-    /// panics if a runtime caught an earlier panic, and so does [`block_on`](super::SimDevice::block_on).
+    /// The call that made the violation panics: an allocation, an explicit deallocation or a submission. A violation
+    /// that is found elsewhere (in a drop, which must not panic, or at the end of a wait for a flag) panics in the next
+    /// such call, when time is moved, or in [`assert_ordered`](super::SimDevice::assert_ordered). If a runtime caught
+    /// an earlier panic, `assert_ordered` and [`block_on`](super::SimDevice::block_on) panic again.
     Panic,
     /// Violations are kept for [`violations`](super::SimDevice::violations) and
     /// [`assert_ordered`](super::SimDevice::assert_ordered).
     Collect,
-    /// Nothing is checked, which costs nothing.
+    /// Nothing is checked. This costs nothing.
     Off,
 }
 
@@ -92,27 +92,27 @@ pub(super) struct Settings {
     pub(super) checker: Checker,
 }
 
-/// The defaults, each with its reason.
+/// Chooses the defaults; each line gives its reason.
 impl Default for Settings {
     fn default() -> Self {
         Self {
             // Small enough that a test can exhaust it, large enough for real traces.
             memory: 8 << 30,
-            // A host has more than its device.
+            // A host usually has more memory than its device.
             host_memory: 64 << 30,
             memory_kinds: MemoryKinds::ALL,
-            // Checks what was written; untouched memory costs nothing.
+            // Stores what is written; memory that is never touched costs nothing.
             backing: Backing::Bytes,
-            // Deterministic, and nobody waits for real time.
+            // Deterministic, and no test waits for real time.
             clock: Clock::Virtual,
-            // What CUDA documents as the most kernels resident at once.
+            // The most resident kernels that CUDA documents.
             concurrent_operations: 128,
             virtual_memory: true,
-            // Simulated calls return at once, and calls made in place stay deterministic.
+            // Simulated calls return at once. If they are made in place, runs stay deterministic.
             blocking_memory_calls: false,
             device_side_waits: true,
             seed: 0,
-            // A use that nothing orders is a mistake wherever it is met; only who measures minds the cost.
+            // An unordered use is a mistake in any program. Only a benchmark needs to avoid the cost.
             checker: Checker::Panic,
         }
     }
@@ -126,82 +126,82 @@ pub struct SimBuilder {
 }
 
 impl SimBuilder {
-    /// How much physical memory there is, in bytes. Default: 8 GiB.
+    /// Sets the size of physical memory, in bytes. Default: 8 GiB.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.settings.memory = bytes;
         self
     }
 
-    /// How much memory its host has for [kinds that are taken from there](MemoryKind::is_of_host), in
-    /// bytes. Default: 64 GiB.
+    /// Sets how much memory the host has for [kinds that are taken from it](MemoryKind::is_of_host), in bytes. Default:
+    /// 64 GiB.
     pub fn host_memory(mut self, bytes: u64) -> Self {
         self.settings.host_memory = bytes;
         self
     }
 
-    /// Does not support a kind of memory. Default: every kind is supported.
+    /// Removes the support for a kind of memory. Default: every kind is supported.
     pub fn without(mut self, kind: MemoryKind) -> Self {
         self.settings.memory_kinds = self.settings.memory_kinds.without(kind);
         self
     }
 
-    /// What stands behind mapped addresses. Default: [`Backing::Bytes`].
+    /// Sets the backing of mapped addresses. Default: [`Backing::Bytes`].
     pub fn backing(mut self, backing: Backing) -> Self {
         self.settings.backing = backing;
         self
     }
 
-    /// What moves time. Default: [`Clock::Virtual`].
+    /// Sets the clock that moves time. Default: [`Clock::Virtual`].
     pub fn clock(mut self, clock: Clock) -> Self {
         self.settings.clock = clock;
         self
     }
 
-    /// How many operations run at once, over all streams; at least one. Default: 128.
+    /// Sets how many operations can run at once on all streams together; at least one. Default: 128.
     pub fn concurrent_operations(mut self, places: usize) -> Self {
         self.settings.concurrent_operations = places;
         self
     }
 
-    /// Whether physical memory can be mapped; without, only plain memory is. Default: yes.
+    /// Sets whether physical memory can be mapped. Without it, only plain memory exists. Default: yes.
     pub fn virtual_memory(mut self, yes: bool) -> Self {
         self.settings.virtual_memory = yes;
         self
     }
 
-    /// What [`Capabilities::memory_calls_block`](weirpool_device::Capabilities::memory_calls_block)
-    /// says. The simulated calls do not in fact block. Default: no.
+    /// Sets the value of [`Capabilities::memory_calls_block`](weirpool_device::Capabilities::memory_calls_block). The
+    /// simulated calls never block. Default: no.
     pub fn blocking_memory_calls(mut self, yes: bool) -> Self {
         self.settings.blocking_memory_calls = yes;
         self
     }
 
-    /// Whether a stream can wait for an event on the device. Default: yes.
+    /// Sets whether a stream can wait for an event on the device. Default: yes.
     pub fn device_side_waits(mut self, yes: bool) -> Self {
         self.settings.device_side_waits = yes;
         self
     }
 
-    /// Picks, reproducibly, among streams that became ready at the same instant when there are
+    /// Sets the seed that chooses, reproducibly, among streams that became ready at the same instant when there are
     /// fewer places than streams. Default: 0.
     pub fn seed(mut self, seed: u64) -> Self {
         self.settings.seed = seed;
         self
     }
 
-    /// What becomes of uses of memory that nothing orders. Default: [`Checker::Panic`].
+    /// Sets the reaction to an unordered use of memory. Default: [`Checker::Panic`].
     ///
-    /// It is heard of where operations [declare](super::Operation::reads) what they use; an operation
-    /// that declares nothing costs next to nothing.
+    /// The checker learns of uses from operations that [declare](super::Operation::reads) them. An operation that
+    /// declares nothing costs next to nothing.
     pub fn checker(mut self, checker: Checker) -> Self {
         self.settings.checker = checker;
         self
     }
 
-    /// Makes the device.
+    /// Builds the device.
     ///
     /// # Panics
-    /// When no operation could ever run, or there is no memory of the device's own.
+    /// Panics if the number of concurrent operations is 0, or if the device has no memory of its own.
     pub fn build(self) -> SimDevice {
         let settings = self.settings;
         assert!(

@@ -1,6 +1,6 @@
-//! The device calls by name: what is counted, charged, and made to fail.
+//! The device calls by name: the unit of counting, cost and scripted faults.
 //!
-//! Knows nothing of what a call does.
+//! This module does not know what a call does.
 
 /// A device call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,7 +47,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// Every call, in the order of their declaration.
+    /// Every call, in the order of declaration.
     pub const ALL: [Self; 19] = [
         Self::MemoryInfo,
         Self::Reserve,
@@ -70,7 +70,7 @@ impl Call {
         Self::Fill,
     ];
 
-    /// The name of the call in [`Device`](weirpool_device::Device).
+    /// Returns the name of the call in [`Device`](weirpool_device::Device).
     pub const fn name(self) -> &'static str {
         match self {
             Self::MemoryInfo => "memory_info",
@@ -95,12 +95,12 @@ impl Call {
         }
     }
 
-    /// Whether the call takes, gives or maps memory.
+    /// Returns whether the call takes, releases or maps memory.
     pub const fn is_memory_call(self) -> bool {
         self.needs_virtual_memory() || matches!(self, Self::Allocate | Self::Free)
     }
 
-    /// Whether the call exists only where the device has virtual memory.
+    /// Returns whether the call is available only with virtual memory.
     pub const fn needs_virtual_memory(self) -> bool {
         matches!(
             self,

@@ -11,11 +11,10 @@ use weirpool_device::{
     MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 
-// SAFETY: ranges that `Space` hands out are disjoint (it books reserved and plain ones together),
-// and a mapping stands until `unmap`. The schedule takes a stream's items in order only; a record
-// is complete when all items before it are, which is what `query` answers; a wait holds the items
-// after it back until then. The addresses stand for no memory of the host, so that nothing
-// here can make host memory unsound.
+// SAFETY: the ranges that `Space` hands out are disjoint (it tracks reserved and plain ranges together), and a mapping
+// stays until `unmap`. The schedule takes a stream's items only in order. A record is complete when all items before
+// it are, and this is what `query` returns; a wait holds the items after it back until then. The addresses stand for
+// no memory of the host, so that nothing here can make host memory unsound.
 unsafe impl Device for SimDevice {
     fn id(&self) -> DeviceId {
         self.engine.id

@@ -1,4 +1,4 @@
-//! Copies between the host and the simulated device, and fills: operations like any other, that move bytes.
+//! Copies between the host and the simulated device, and fills: ordinary operations with a body that moves bytes.
 
 use super::SimDevice;
 use super::call::Call;
@@ -13,7 +13,7 @@ use weirpool_device::{DeviceError, RawEvent, RawStream, Transfer};
 struct SimTransfer {
     device: SimDevice,
     event: RawEvent,
-    /// What came from the device.
+    /// The bytes that were copied from the device.
     arrived: Arc<Mutex<Vec<u8>>>,
 }
 
@@ -65,7 +65,8 @@ impl SimDevice {
         self.start(Call::Download, stream, bytes, copy, arrived)
     }
 
-    /// What the ordering checker finds in it is raised by a later call: this one is made by drops.
+    /// Starts a fill. A later call raises violations that the ordering checker finds in it, because drops make this
+    /// call.
     pub(super) fn start_fill(
         &self,
         stream: RawStream,
@@ -92,7 +93,8 @@ impl SimDevice {
         })
     }
 
-    /// What the host did itself, as a transfer that is over: its event was never recorded.
+    /// Returns a transfer that the host has already made. Its event was never recorded and therefore counts as
+    /// complete.
     fn arrived(&self, bytes: Vec<u8>) -> Result<Box<dyn Transfer>, DeviceError> {
         Ok(Box::new(SimTransfer {
             event: self.create_event()?,

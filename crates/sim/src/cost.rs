@@ -1,9 +1,9 @@
-//! What a device call costs the calling thread, in nanoseconds.
+//! The cost of a device call to the calling thread, in nanoseconds.
 //!
-//! Source: one NVIDIA H200 (driver 580.159, CUDA 13.0) on one thread of a Xeon host; `cargo bench
-//! --features cuda --bench device_calls` measures again. Sizes between two measured ones are
-//! interpolated on a log2 scale; below the smallest the cost is flat; above the largest it grows with the
-//! size. Knows nothing of who pays.
+//! Source: one NVIDIA H200 (driver 580.159, CUDA 13.0) on one thread of a Xeon host. `cargo bench --features cuda
+//! --bench device_calls` repeats the measurement. A size between two measured ones is interpolated on a log2 scale;
+//! below the smallest the cost is constant; above the largest it grows with the size. This module does not know which
+//! calls are charged.
 
 use super::call::Call;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use weirpool_device::MemoryKind;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Measured (bytes, nanoseconds), by rising size.
+/// Measured points (bytes, nanoseconds), by rising size.
 type Curve<const POINTS: usize> = [(u64, u64); POINTS];
 
-/// Up to half a gibibyte the driver has memory at hand; the last point is the price of memory that it
-/// has to clear first.
+/// Up to half a gibibyte the driver has memory available. The last point is the cost of memory that it has to clear
+/// first.
 const CREATE: Curve<5> = [
     (2 * MIB, 8_244),
     (16 * MIB, 9_117),
@@ -37,21 +37,21 @@ const UNMAP: Curve<4> = [
     (64 * MIB, 21_155),
     (GIB, 34_242),
 ];
-/// The mapping itself, and giving the device access to it, which the contract makes one call.
+/// The mapping itself and the access rights of the device, which are one call in the contract.
 const MAP: Curve<4> = [
     (2 * MIB, 1_239 + 20_252),
     (16 * MIB, 21_868),
     (64 * MIB, 577 + 34_160),
     (GIB, 2_466 + 68_365),
 ];
-/// Below a step of 2 MiB the driver divides what it has.
+/// Below 2 MiB the driver suballocates.
 const ALLOCATE: Curve<4> = [
     (MIB, 997),
     (4 * MIB, 35_835),
     (64 * MIB, 42_366),
     (GIB, 75_150),
 ];
-/// On an idle device.
+/// Measured on an idle device.
 const FREE: Curve<4> = [
     (MIB, 997),
     (4 * MIB, 30_810),
@@ -71,20 +71,20 @@ const DESTROY_STREAM: u64 = 5_012;
 const CREATE_EVENT: u64 = 88;
 const DESTROY_EVENT: u64 = 87;
 
-/// A copy's submission, and bytes per microsecond: of the host's own copy to page-locked memory, and of
-/// the bus (not measured: a PCI Express 5.0 slot's).
+/// The submission of a copy, and two rates in bytes per microsecond: of the host's own copy to page-locked memory, and
+/// of the bus (not measured: a PCI Express 5.0 slot's).
 const COPY: u64 = 5_416;
 const HOST_COPY: u64 = 7_600;
 const BUS: u64 = 50_000;
 
-/// Submitting a fill: what an empty kernel's launch costs (a fill's own was not measured).
+/// The submission of a fill: the cost of an empty kernel's launch (a fill's own was not measured).
 const FILL: u64 = 3_026;
-/// Until the device begins with a fill, and bytes that it writes in a microsecond: of its memory's bandwidth
-/// (4.8 TB/s by the data sheet; not measured) what writes can be expected to have.
+/// The time before the device begins with a fill, and the bytes that it writes in a microsecond: a realistic share of
+/// the memory bandwidth (4.8 TB/s according to the data sheet; not measured).
 const FILL_BEGINS: u64 = 2_000;
 const FILL_RATE: u64 = 3_000_000;
 
-/// What `call` costs for `bytes` (0 where a size means nothing).
+/// Returns the cost of `call` for `bytes` (0 if the call has no size).
 pub(super) fn of(call: Call, bytes: u64) -> Duration {
     Duration::from_nanos(match call {
         Call::Create => on_curve(&CREATE, bytes),
@@ -109,11 +109,11 @@ pub(super) fn of(call: Call, bytes: u64) -> Duration {
     })
 }
 
-/// Locking the host's pages, or unlocking them: about a quarter of a millisecond a MiB, as `device::cuda`
-/// met it; not measured apart.
+/// The time to lock or unlock the host's pages: about a quarter of a millisecond per MiB, as observed with
+/// `device::cuda`; not measured separately.
 const LOCK_MIB: u64 = 250_000;
 
-/// What page-locked memory costs beside being taken or given back.
+/// Returns the additional cost of page-locked memory when it is taken or released.
 pub(super) fn of_locking(kind: MemoryKind, bytes: u64) -> Duration {
     match kind {
         MemoryKind::Pinned => Duration::from_nanos(bytes.saturating_mul(LOCK_MIB) / MIB),
@@ -121,12 +121,12 @@ pub(super) fn of_locking(kind: MemoryKind, bytes: u64) -> Duration {
     }
 }
 
-/// How long the device is busy copying between itself and the host.
+/// Returns how long the device is busy with a copy between itself and the host.
 pub(super) fn of_copy(bytes: u64) -> Duration {
     Duration::from_nanos(per_byte(bytes, BUS))
 }
 
-/// How long the device is busy filling its memory.
+/// Returns how long the device is busy with a fill of its memory.
 pub(super) fn of_fill(bytes: u64) -> Duration {
     Duration::from_nanos(FILL_BEGINS + per_byte(bytes, FILL_RATE))
 }

@@ -1,13 +1,13 @@
-//! What the device counted: calls, their cost, operations, stalls.
+//! The counters of the device: calls, their cost, operations and stalls.
 //!
-//! Only adds up; knows nothing of what is counted.
+//! This module only adds up.
 
 use super::call::Call;
 use super::cost;
 use std::time::Duration;
 use weirpool_device::MemoryKind;
 
-/// A copy of the device's counters; all run from the device's making.
+/// A copy of the device's counters. All of them count from the creation of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -15,30 +15,30 @@ pub struct Counters {
     /// Device calls of every kind, failed ones too. Watches and alarms are not device calls: a
     /// real backend waits by querying.
     pub device_calls: u64,
-    /// What those calls would have cost their threads on an H200, in sum.
+    /// The total cost of those calls to their threads on an H200.
     pub device_time: Duration,
-    /// The part of it that memory calls cost.
+    /// The part of [`device_time`](Self::device_time) that memory calls cost.
     pub memory_time: Duration,
     /// Operations that completed.
     pub operations: u64,
     /// Waits for an event that were put on a stream.
     pub device_waits: u64,
-    /// By how much waits on the device, for events or values, made operations start later, in sum
-    /// over all streams. Lateness for lack of a place is not part of it.
+    /// How much later operations started because of waits on the device, for events or values, as a sum over all
+    /// streams. A delay by the lack of a free place is not included.
     pub stall: Duration,
     /// Watches that were set.
     pub watches: u64,
     /// Alarms that were set.
     pub alarms: u64,
-    /// Physical memory of the device taken now, in bytes.
+    /// Physical memory of the device that is taken now, in bytes.
     pub physical_in_use: u64,
-    /// The most that was taken at any time, in bytes.
+    /// The most physical memory that was taken at any time, in bytes.
     pub physical_peak: u64,
     by_call: [u64; Call::ALL.len()],
 }
 
 impl Counters {
-    /// How often `call` was made, failures included.
+    /// Returns how often `call` was made, including failures.
     pub fn calls(&self, call: Call) -> u64 {
         self.by_call[call as usize]
     }
@@ -53,7 +53,7 @@ impl Counters {
         }
     }
 
-    /// What plain memory of a kind costs beside the call that takes or gives it.
+    /// Adds the additional cost of plain memory of a kind to that of the call which takes or releases it.
     pub(super) fn charge_for_locking(&mut self, kind: MemoryKind, bytes: u64) {
         let cost = cost::of_locking(kind, bytes);
         self.device_time += cost;

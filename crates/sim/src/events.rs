@@ -1,6 +1,6 @@
-//! Events: a name each, and what was recorded last.
+//! Events: the name of each, and its last record.
 //!
-//! Knows nothing of whether a point is complete.
+//! This module does not know whether a point is complete.
 
 use super::names::Names;
 use super::schedule::Point;
@@ -31,17 +31,17 @@ impl Events {
         RawEvent(self.names.insert(None))
     }
 
-    /// Answers whether there was such an event.
+    /// Returns whether there was such an event.
     pub(super) fn destroy(&mut self, event: RawEvent) -> bool {
         self.names.remove(event.0).is_some()
     }
 
-    /// What was recorded last, if anything was; nothing when there is no such event.
+    /// Returns the last record, if there is any; `None` if there is no such event.
     pub(super) fn last(&self, event: RawEvent) -> Option<Option<Recorded>> {
         self.names.get(event.0).copied()
     }
 
-    /// Replaces what was recorded before. An unknown event is ignored.
+    /// Replaces the last record. An unknown event is ignored.
     pub(super) fn record(&mut self, event: RawEvent, recorded: Recorded) {
         if let Some(last) = self.names.get_mut(event.0) {
             *last = Some(recorded);

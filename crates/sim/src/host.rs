@@ -1,8 +1,8 @@
-//! The host's own use of memory that it sees: loads and stores, without a copy.
+//! The host's own access to memory that it can see: loads and stores, without a copy.
 //!
-//! The host is one more stream of execution, which runs when it is called and is through when it goes on.
-//! The ordering checker holds it to that: what the device does with the same bytes comes before if the
-//! host has seen it complete, and after if it is submitted later.
+//! The host is one more stream of execution. Its item runs in the call and is complete when the call returns. The
+//! ordering checker applies the same rules to it: a use of the same bytes on the device must come before, so that the
+//! host has seen it complete, or after, so that it is submitted later.
 
 use super::SimDevice;
 use super::memory::{Illegal, Space, Viewer};
@@ -11,8 +11,7 @@ use std::panic::Location;
 use std::time::Duration;
 use weirpool_device::{DeviceAddress, DeviceError, DeviceErrorKind};
 
-/// The host's own loads and stores, in memory of kinds that it
-/// [sees](weirpool_device::MemoryKind::is_seen_by_host).
+/// The host's own loads and stores, in memory of kinds that it [sees](weirpool_device::MemoryKind::is_seen_by_host).
 ///
 /// ```
 /// use std::time::Duration;
@@ -37,13 +36,14 @@ use weirpool_device::{DeviceAddress, DeviceError, DeviceErrorKind};
 /// # Ok::<(), weirpool::device::DeviceError>(())
 /// ```
 impl SimDevice {
-    /// Fills `into` with the bytes from `address` on.
+    /// Fills `into` with the bytes that begin at `address`.
     ///
     /// # Errors
-    /// When the host does not see all of it, or the device is broken.
+    /// Returns an error if the host cannot see the whole range, or if the device is broken.
     ///
     /// # Panics
-    /// With what the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/) found.
+    /// Panics with a violation that the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/)
+    /// found.
     #[track_caller]
     pub fn host_read(
         &self,
@@ -53,13 +53,14 @@ impl SimDevice {
         self.host_read_at(address.into().to_bits(), into, Location::caller())
     }
 
-    /// Writes `from` to `address` and on.
+    /// Writes `from` to the bytes that begin at `address`.
     ///
     /// # Errors
-    /// When the host does not see all of it, or the device is broken; nothing is written then.
+    /// Returns an error, and writes nothing, if the host cannot see the whole range, or if the device is broken.
     ///
     /// # Panics
-    /// With what the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/) found.
+    /// Panics with a violation that the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/)
+    /// found.
     #[track_caller]
     pub fn host_write(
         &self,
@@ -69,13 +70,14 @@ impl SimDevice {
         self.host_write_at(address.into().to_bits(), from, Location::caller())
     }
 
-    /// Writes `value` to `bytes` bytes from `address` on.
+    /// Writes `value` to `bytes` bytes that begin at `address`.
     ///
     /// # Errors
-    /// When the host does not see all of it, or the device is broken; nothing is written then.
+    /// Returns an error, and writes nothing, if the host cannot see the whole range, or if the device is broken.
     ///
     /// # Panics
-    /// With what the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/) found.
+    /// Panics with a violation that the [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/)
+    /// found.
     #[track_caller]
     pub fn host_fill(
         &self,
@@ -89,7 +91,7 @@ impl SimDevice {
         filled
     }
 
-    /// What the checker finds is left to a later call.
+    /// Fills memory. A later call raises violations that the checker finds.
     pub(super) fn host_fill_at(
         &self,
         address: u64,
@@ -136,7 +138,7 @@ impl SimDevice {
         used
     }
 
-    /// An address that the host does not see is the caller's mistake, and breaks no device.
+    /// Makes an access. An address that the host cannot see is the caller's mistake, and does not break the device.
     fn use_quietly(
         &self,
         operation: &Operation,

@@ -1,8 +1,8 @@
 //! A simulated device: streams as in-order executors, over host memory, on a virtual clock.
 //!
-//! It runs whatever runs on a real device, in any CI: work takes time, streams have backlogs, waits
-//! delay what follows, memory runs out, and a device breaks. On the virtual clock a run is
-//! deterministic, and takes no real time.
+//! Anything that runs on a real device runs on it, on any CI machine: work takes time, streams have backlogs, waits
+//! delay the work behind them, memory runs out, and a device can break. On the virtual clock a run is deterministic
+//! and takes no real time.
 //!
 //! ```
 //! use std::time::Duration;
@@ -28,30 +28,29 @@
 //! ```
 //!
 //! # Time
-//! A [`Clock`] moves it. [`SimDevice::advance`] and its kin move it by hand; inside
-//! [`SimDevice::block_on`] and [`SimDevice::run`] it moves when no task can go on. Under any other
-//! executor a helper thread moves it, and only while an event is watched or an alarm is set:
-//! who just asks again and again whether an event is complete will not see it complete.
+//! A [`Clock`] moves it. [`SimDevice::advance`] and similar methods move it by hand. Inside [`SimDevice::block_on`]
+//! and [`SimDevice::run`] it moves when no task can proceed. Under any other executor a helper thread moves it, and
+//! only while an event is watched or an alarm is set. Code that polls an event in a loop instead never sees it
+//! complete.
 //!
 //! # Cost
-//! Device calls take no simulated time. What they would have cost on an H200 is added up in
-//! [`Counters::device_time`], so that a figure measured here is not bought with calls that are free
-//! only here.
+//! Device calls take no simulated time. Their cost on an H200 is added up in [`Counters::device_time`], so that a
+//! measured improvement cannot come from calls that are free only here.
 //!
-//! # Where to find what
-//! | file | what |
+//! # Source files
+//! | file | contents |
 //! |---|---|
-//! | `builder` | settings and their defaults |
-//! | `contract` | the calls of [`Device`] |
-//! | `engine`, `state` | the lock, how time moves under it, what it guards |
-//! | `schedule` | which item of which stream runs when; sans-IO |
-//! | `memory` | addresses, handles, mappings, bytes |
-//! | `executor`, `ticker`, `outer_clock`, `time` | who moves time: `block_on`, the helper thread, by hand |
-//! | `call`, `cost`, `counters` | calls by name, their price, their sum |
-//! | `operation`, `stream`, `flag` | what a user holds |
-//! | `host`, `copy` | the host's own use of shared memory; copies and fills |
-//! | `checker`, `observer` | which use of memory is not ordered; how it hears of a pool's blocks |
-//! | `events`, `alarms`, `names` | small books |
+//! | `builder` | the settings and their defaults |
+//! | `contract` | the implementation of [`Device`] |
+//! | `engine`, `state` | the lock, the movement of time under it, and the state that it guards |
+//! | `schedule` | when each item of each stream runs; sans-IO |
+//! | `memory` | addresses, physical memory, mappings and bytes |
+//! | `executor`, `ticker`, `outer_clock`, `time` | what moves time: `block_on`, the helper thread, an outer clock, the user |
+//! | `call`, `cost`, `counters` | the names of the calls, their costs, and the sums |
+//! | `operation`, `stream`, `flag` | the types that a user holds |
+//! | `host`, `copy` | the host's own access to shared memory; copies and fills |
+//! | `checker`, `observer` | the ordering checker, and how it learns of a pool's blocks |
+//! | `events`, `alarms`, `names` | small tables |
 
 mod alarms;
 mod builder;
@@ -101,15 +100,14 @@ pub use operation::{Access, AccessKind, Operation};
 pub use stream::SimStream;
 pub use time::Sleep;
 
-/// A simulated device. Clones are the same device, which lives as long as any of them, or any of
-/// its streams and flags.
+/// A simulated device. Clones are the same device. It lives as long as any of them, or any of its streams and flags.
 #[derive(Clone)]
 pub struct SimDevice {
     engine: Arc<Engine>,
 }
 
 impl SimDevice {
-    /// A device with 8 GiB of real bytes, on the virtual clock.
+    /// Creates a device with 8 GiB of real bytes on the virtual clock.
     #[allow(
         clippy::new_without_default,
         reason = "each is a new device with an id of its own"
@@ -118,7 +116,7 @@ impl SimDevice {
         Self::builder().build()
     }
 
-    /// The settings of a device, to be changed and built.
+    /// Returns a builder with the default settings.
     pub fn builder() -> SimBuilder {
         SimBuilder::default()
     }
@@ -130,7 +128,7 @@ impl SimDevice {
 
     // ---- what happened ---------------------------------------------------------------------
 
-    /// What was counted so far.
+    /// Returns the counters as they are now.
     pub fn counters(&self) -> Counters {
         self.engine.peek(|state| state.counters())
     }
@@ -157,14 +155,14 @@ impl SimDevice {
         )
     }
 
-    // ---- memory as a test sees it ----------------------------------------------------------
-    // Any kind, at any moment, out of all order: the ordering checker hears nothing of it. What the host
-    // of a service does is in `host`.
+    // ---- memory, for tests -----------------------------------------------------------------
+    // These methods reach memory of any kind at any time, in no order with the streams. The ordering checker does not
+    // see them. A service's own accesses from the host are in `host`.
 
-    /// Fills `into` with the bytes from `address` on.
+    /// Fills `into` with the bytes that begin at `address`.
     ///
     /// # Errors
-    /// When not all of it is mapped: an illegal address, which breaks the device.
+    /// Returns an error if part of the range is not mapped. This is an illegal address, which breaks the device.
     pub fn read(
         &self,
         address: impl Into<DeviceAddress>,
@@ -175,10 +173,10 @@ impl SimDevice {
             .access("read", |space| space.read(Viewer::Debugger, address, into))
     }
 
-    /// Writes `from` to `address` and on.
+    /// Writes `from` to the bytes that begin at `address`.
     ///
     /// # Errors
-    /// When not all of it is mapped: an illegal address, which breaks the device.
+    /// Returns an error if part of the range is not mapped. This is an illegal address, which breaks the device.
     pub fn write(&self, address: impl Into<DeviceAddress>, from: &[u8]) -> Result<(), DeviceError> {
         let address = address.into().to_bits();
         self.engine.access("write", |space| {
@@ -186,10 +184,10 @@ impl SimDevice {
         })
     }
 
-    /// Writes `value` to `bytes` bytes from `address` on.
+    /// Writes `value` to `bytes` bytes that begin at `address`.
     ///
     /// # Errors
-    /// When not all of it is mapped: an illegal address, which breaks the device.
+    /// Returns an error if part of the range is not mapped. This is an illegal address, which breaks the device.
     pub fn fill(
         &self,
         address: impl Into<DeviceAddress>,
@@ -202,7 +200,7 @@ impl SimDevice {
         })
     }
 
-    /// Whether all of the range is mapped, so that it can be accessed.
+    /// Returns whether all of the range is mapped, so that it can be accessed.
     pub fn is_mapped(&self, address: impl Into<DeviceAddress>, bytes: u64) -> bool {
         let address = address.into().to_bits();
         self.engine
@@ -211,8 +209,8 @@ impl SimDevice {
 
     // ---- faults ----------------------------------------------------------------------------
 
-    /// Makes the `nth` such `call` from now on (the next is the first) go wrong. Faults other than
-    /// [`Fault::Fails`] are for [`Call::Record`], and without effect on others.
+    /// Injects a fault into the `nth` such `call` from now on (the next one is the first). Faults other than
+    /// [`Fault::Fails`] apply to [`Call::Record`] and have no effect on other calls.
     ///
     /// ```
     /// use weirpool::{AllocError, Pool};
@@ -232,21 +230,19 @@ impl SimDevice {
         self.engine.call(|state| state.script(call, nth, fault));
     }
 
-    /// Makes the next `call` fail with `kind`, without effect: [`script`](Self::script) for the most
-    /// common fault.
+    /// Makes the next `call` fail with `kind`, without effect. This is [`script`](Self::script) for the most common
+    /// fault.
     pub fn fail_next(&self, call: Call, kind: DeviceErrorKind) {
         self.script(call, 1, Fault::Fails(kind));
     }
 
-    /// Takes up to `bytes` of the device's free memory, as another process would, until the answer is
-    /// dropped.
+    /// Takes up to `bytes` of the device's free memory, as another process would, until the returned value is dropped.
     pub fn occupy(&self, bytes: u64) -> Occupied {
         Occupied::new(self.engine.clone(), bytes)
     }
 
-    /// Breaks the device for good: nothing submitted runs any more, every watch is called, and
-    /// every call fails with [`DeviceErrorKind::Sticky`] and this reason (or an earlier one).
-    /// Time, alarms and counters go on.
+    /// Breaks the device permanently. Nothing that was submitted runs any more, every watch is woken, and every call
+    /// fails with [`DeviceErrorKind::Sticky`] and this reason (or an earlier one). Time, alarms and counters continue.
     pub fn break_device(&self, reason: &str) {
         self.engine.call(|state| state.break_device(reason.into()));
     }

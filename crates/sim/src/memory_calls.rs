@@ -22,7 +22,7 @@ impl SimDevice {
     /// Returns free and total memory of a kind, in bytes: of the device, or of its host.
     ///
     /// # Errors
-    /// When the device does not support the kind, or is broken.
+    /// Returns an error if the device does not support the kind, or is broken.
     pub fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {
         self.engine.call(|state| {
             state.enter(Call::MemoryInfo, 0)?;
@@ -36,7 +36,7 @@ impl SimDevice {
     /// Reserves a range of addresses without memory behind it.
     ///
     /// # Errors
-    /// When the address space is exhausted, or the device has no virtual memory.
+    /// Returns an error if the address space is exhausted, or if the device has no virtual memory.
     pub fn reserve(&self, bytes: u64) -> Result<u64, DeviceError> {
         self.memory_call(Call::Reserve, |_| bytes, |space| space.reserve(bytes))
     }
@@ -44,8 +44,8 @@ impl SimDevice {
     /// Releases a whole reserved range.
     ///
     /// # Errors
-    /// As [`Device::unreserve`](weirpool_device::Device::unreserve); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
-    /// the device does not know.
+    /// Returns the errors of [`Device::unreserve`](weirpool_device::Device::unreserve), and
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a range that is not reserved.
     pub fn unreserve(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.judge_before(|judge| judge.returned(address, bytes));
         self.memory_call(
@@ -58,18 +58,18 @@ impl SimDevice {
     /// Takes a chunk of physical memory.
     ///
     /// # Errors
-    /// [`OutOfMemory`](DeviceErrorKind::OutOfMemory) when the device has not enough.
+    /// Returns [`OutOfMemory`](DeviceErrorKind::OutOfMemory) if the device does not have enough.
     pub fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
         let create = |space: &mut Space| space.create(MemoryKind::Device, bytes);
         let chunk = self.memory_call(Call::Create, |_| bytes, create)?;
         Ok(Chunk(chunk))
     }
 
-    /// Gives a chunk back to the device.
+    /// Returns a chunk to the device.
     ///
     /// # Errors
-    /// As [`Device::destroy`](weirpool_device::Device::destroy); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
-    /// the device does not know.
+    /// Returns the errors of [`Device::destroy`](weirpool_device::Device::destroy), and
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a chunk that the device does not know.
     pub fn destroy(&self, chunk: Chunk) -> Result<(), DeviceError> {
         let size = |space: &Space| space.size_of(chunk.0);
         self.memory_call(Call::Destroy, size, |space| space.destroy(chunk.0))
@@ -78,8 +78,8 @@ impl SimDevice {
     /// Maps a whole chunk at an address.
     ///
     /// # Errors
-    /// As [`Device::map`](weirpool_device::Device::map); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
-    /// the device does not know.
+    /// Returns the errors of [`Device::map`](weirpool_device::Device::map), and
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a chunk or range that the device does not know.
     pub fn map(&self, address: u64, chunk: Chunk, bytes: u64) -> Result<(), DeviceError> {
         self.memory_call(
             Call::Map,
@@ -91,8 +91,8 @@ impl SimDevice {
     /// Unmaps a chunk.
     ///
     /// # Errors
-    /// As [`Device::unmap`](weirpool_device::Device::unmap); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
-    /// the device does not know.
+    /// Returns the errors of [`Device::unmap`](weirpool_device::Device::unmap), and
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a range that is not mapped.
     pub fn unmap(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.judge_before(|judge| judge.unmapped(address, bytes));
         self.memory_call(Call::Unmap, |_| bytes, |space| space.unmap(address, bytes))
@@ -101,18 +101,18 @@ impl SimDevice {
     /// Takes plain memory of a kind together with its addresses.
     ///
     /// # Errors
-    /// [`OutOfMemory`](DeviceErrorKind::OutOfMemory) when there is not enough.
+    /// Returns [`OutOfMemory`](DeviceErrorKind::OutOfMemory) if there is not enough.
     pub fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError> {
         self.plain_call(Call::Allocate, kind, bytes, |space| {
             space.allocate(kind, bytes)
         })
     }
 
-    /// Gives plain memory back.
+    /// Releases plain memory.
     ///
     /// # Errors
-    /// As [`Device::free`](weirpool_device::Device::free); and with [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a name or range that
-    /// the device does not know.
+    /// Returns the errors of [`Device::free`](weirpool_device::Device::free), and
+    /// [`InvalidArgument`](DeviceErrorKind::InvalidArgument) for a range that is not plain memory of the kind.
     pub fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.judge_before(|judge| judge.returned(address, bytes));
         self.plain_call(Call::Free, kind, bytes, |space| {
@@ -141,7 +141,7 @@ impl SimDevice {
         })
     }
 
-    /// A memory call for plain memory of a kind.
+    /// Makes a memory call for plain memory of a kind.
     fn plain_call<R>(
         &self,
         call: Call,
@@ -171,7 +171,7 @@ impl SimDevice {
         ))
     }
 
-    /// Before the call that takes memory away: afterwards the addresses may be another's already.
+    /// Informs the checker before the call that releases memory. After the call the addresses may have another owner.
     fn judge_before(&self, judge: impl FnOnce(&mut Judge)) {
         if let Some(present) = self.engine.locked().judge() {
             judge(present);

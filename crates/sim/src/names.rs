@@ -1,11 +1,11 @@
-//! Names of streams and events, as a driver gives them: small, and handed out again once free.
+//! Names of streams and events, as a driver gives them: small numbers that are reused once free.
 //!
-//! A name carries its device's number, so that one of another device is unknown here. Knows nothing
-//! of what is named.
+//! A name carries the number of its device, so that other devices do not know it. This module does not know the kind of
+//! the named objects.
 
 use weirpool_device::DeviceId;
 
-/// Values under names of one device.
+/// Values by name, for one device.
 #[derive(Debug)]
 pub(super) struct Names<T> {
     base: u64,
@@ -22,12 +22,12 @@ impl<T> Names<T> {
         }
     }
 
-    /// Puts `value` under the name that was given back last, or under a new one.
+    /// Stores `value` under the name that was freed last, or under a new one.
     pub(super) fn insert(&mut self, value: T) -> u64 {
         self.insert_with(|_| value)
     }
 
-    /// Puts a value that knows its name under the name that was given back last, or under a new one.
+    /// Stores a value that holds its own name, under the name that was freed last or under a new one.
     pub(super) fn insert_with(&mut self, value: impl FnOnce(u64) -> T) -> u64 {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -47,7 +47,7 @@ impl<T> Names<T> {
         self.slots.get_mut(slot)?.as_mut()
     }
 
-    /// Takes the value out; its name is free from now on.
+    /// Removes the value. Its name is free from now on.
     pub(super) fn remove(&mut self, name: u64) -> Option<T> {
         let slot = self.slot(name)?;
         let value = self.slots.get_mut(slot)?.take()?;
@@ -55,7 +55,7 @@ impl<T> Names<T> {
         Some(value)
     }
 
-    /// All that is named, by rising name.
+    /// Returns all values, by rising name.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         (self.base + 1..)
             .zip(&self.slots)

@@ -1,4 +1,4 @@
-//! How the checker hears of a pool's blocks, and how it reports violations.
+//! How the checker learns of a pool's blocks, and how it reports violations.
 
 use super::SimDevice;
 use super::checker::{Judge, Violation};
@@ -7,21 +7,21 @@ use std::panic::Location;
 use weirpool_device::plain::thread;
 use weirpool_device::{BlockObserver, RawStream};
 
-/// The ordering checker's findings; see the [guide](https://docs.rs/weirpool/latest/weirpool/guide/testing/).
+/// The findings of the ordering checker; see the [guide](https://docs.rs/weirpool/latest/weirpool/guide/testing/).
 impl SimDevice {
     /// Takes all violations that the ordering checker found since the last such call, whether or not a panic raised
-    /// them. With [`Checker::Off`] it finds none.
+    /// them. With [`Checker::Off`](super::Checker::Off) there are none.
     pub fn violations(&self) -> Vec<Violation> {
         let mut state = self.engine.locked();
         state.judge.as_mut().map_or_else(Vec::new, Judge::take_all)
     }
 
-    /// Checks that the ordering checker found nothing: the end of a test. A violation counts wherever it was found:
-    /// in a drop, which must not panic; and in a task or thread whose panic its runtime caught. Does nothing while the
+    /// Checks, at the end of a test, that the ordering checker found nothing. A violation counts wherever it was found:
+    /// in a drop, which must not panic, and in a task or thread whose panic its runtime caught. Does nothing while the
     /// thread is panicking.
     ///
     /// # Panics
-    /// With all violations since the last call of this or of [`violations`](Self::violations).
+    /// Panics with all violations since the last call of this or of [`violations`](Self::violations).
     #[track_caller]
     pub fn assert_ordered(&self) {
         if thread::panicking() {

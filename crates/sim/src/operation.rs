@@ -1,6 +1,6 @@
-//! An operation: a piece of simulated device work, as its submitter describes it.
+//! An operation: a piece of simulated device work, as the code that submits it describes it.
 //!
-//! Knows nothing of streams or time; the schedule decides when it runs.
+//! This module knows neither streams nor time; the schedule decides when the operation runs.
 
 use super::memory::Memory;
 use std::borrow::Cow;
@@ -9,26 +9,26 @@ use std::panic::Location;
 use std::time::Duration;
 use weirpool_device::DeviceAddress;
 
-/// What an operation does when it completes.
+/// The function that an operation runs when it completes.
 pub(super) type Body = Box<dyn FnOnce(&mut Memory) + Send>;
 
 /// Whether an access reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AccessKind {
-    /// The bytes are only looked at.
+    /// The bytes are only read.
     Read,
     /// The bytes may change.
     Write,
 }
 
-/// A range of addresses that an operation says it touches.
+/// A range of addresses that an operation declares to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// Whether it reads or writes.
+    /// Whether it is read or written.
     pub kind: AccessKind,
     /// The first address.
     pub address: DeviceAddress,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
@@ -44,8 +44,8 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// Work that keeps its stream, and one of the device's places, busy for `duration`.
-    /// [`Duration::MAX`] never ends.
+    /// Creates work that keeps its stream, and one of the device's places, busy for `duration`. With [`Duration::MAX`]
+    /// it never ends.
     #[track_caller]
     pub fn new(duration: Duration) -> Self {
         Self {
@@ -58,37 +58,36 @@ impl Operation {
         }
     }
 
-    /// As if it had been made there.
+    /// Sets the location in the source where the operation counts as created.
     pub(super) fn at(mut self, place: &'static Location<'static>) -> Self {
         self.place = place;
         self
     }
 
-    /// Stands behind device work submitted earlier, that is not simulated one by one: the operation
-    /// starts no earlier than `behind` after its submission, plus all the stall that the stream has
-    /// gathered so far (a stall moves everything behind it).
+    /// Places the operation behind device work that was submitted earlier and is not simulated piece by piece. The
+    /// operation starts no earlier than `behind` after its submission, plus all the stall that the stream has
+    /// accumulated so far (a stall moves everything behind it).
     pub fn behind(mut self, behind: Duration) -> Self {
         self.behind = Some(behind);
         self
     }
 
-    /// Runs `body` when the operation's time is over; only then is it complete.
+    /// Runs `body` when the duration of the operation is over. The operation is complete only after that.
     ///
-    /// The body runs on whichever thread moves the device's time, outside the device's lock. It must
-    /// not move that time itself, and should leave the device's calls alone, as a kernel would.
-    /// A body that panics breaks the device; the panic goes on in the next
-    /// [`submit`](super::SimStream::submit), `advance` or `block_on`.
+    /// The body runs on whichever thread moves the device's time, outside the device's lock. It must not move that time
+    /// itself, and should make no calls of the device, as a kernel makes none. A body that panics breaks the device;
+    /// the next [`submit`](super::SimStream::submit), `advance` or `block_on` resumes the panic.
     pub fn run(mut self, body: impl FnOnce(&mut Memory) + Send + 'static) -> Self {
         self.body = Some(Box::new(body));
         self
     }
 
-    /// Says that the operation reads `bytes` bytes from `address` on.
+    /// Declares that the operation reads `bytes` bytes that begin at `address`.
     pub fn reads(self, address: impl Into<DeviceAddress>, bytes: u64) -> Self {
         self.touches(AccessKind::Read, address.into(), bytes)
     }
 
-    /// Says that the operation writes `bytes` bytes from `address` on.
+    /// Declares that the operation writes `bytes` bytes that begin at `address`.
     pub fn writes(self, address: impl Into<DeviceAddress>, bytes: u64) -> Self {
         self.touches(AccessKind::Write, address.into(), bytes)
     }
@@ -102,23 +101,23 @@ impl Operation {
         self
     }
 
-    /// Names the operation, for reports.
+    /// Names the operation in reports.
     pub fn named(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// The name, where one was given.
+    /// Returns the name, if one was given.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// The ranges that the operation says it touches, in the order they were named.
+    /// Returns the ranges that the operation declares to use, in the order of declaration.
     pub fn accesses(&self) -> &[Access] {
         &self.accesses
     }
 
-    /// Where in the source the operation was made.
+    /// Returns the location in the source where the operation was created.
     pub fn place(&self) -> &'static Location<'static> {
         self.place
     }

@@ -1,9 +1,9 @@
-//! Clocks that move by themselves, which a device may follow: real time, and tokio's.
+//! Clocks outside the device that it can follow: real time, and tokio's clock.
 
 use super::builder::Clock;
 use std::time::{Duration, Instant};
 
-/// A clock outside of the device, from the moment on at which the device was made.
+/// A clock outside the device. It counts from the creation of the device.
 #[derive(Debug)]
 pub(super) enum OuterClock {
     Wall(Instant),
@@ -15,7 +15,7 @@ impl OuterClock {
     /// Returns the clock that a device follows, if it follows one.
     ///
     /// # Panics
-    /// Panics for tokio's clock outside of a tokio runtime.
+    /// Panics for tokio's clock outside a tokio runtime.
     pub(super) fn of(clock: Clock) -> Option<Self> {
         match clock {
             Clock::Wall => Some(Self::Wall(Instant::now())),
@@ -53,7 +53,7 @@ impl TokioClock {
     }
 
     fn elapsed(&self) -> Duration {
-        // Each runtime has a clock of its own, and the device may be called on any thread.
+        // Each runtime has its own clock, and the device may be called on any thread.
         let _entered = self.runtime.enter();
         self.origin.elapsed()
     }

@@ -15,9 +15,9 @@ use weirpool_device::{DeviceError, DeviceId, RawStream};
 
 /// A stream of a simulated device: an in-order queue of operations, records, waits and signals.
 ///
-/// Clones are the same stream, which is destroyed when its last handle is dropped. Submitted work still runs to its end.
-/// A stream from [`Device::create_stream`](weirpool_device::Device::create_stream) lives until it has no handles and is
-/// also destroyed through that trait.
+/// Clones are the same stream, which is destroyed when its last handle is dropped. Submitted work still runs to its
+/// end. A stream from [`Device::create_stream`](weirpool_device::Device::create_stream) lives until it has no handles
+/// and is also destroyed through that trait.
 #[derive(Clone)]
 pub struct SimStream {
     owner: Arc<Owner>,
@@ -150,6 +150,7 @@ impl SimStream {
 
     /// Submits an operation behind everything submitted so far. An operation of zero duration that nothing delays is
     /// complete when this returns. A broken device drops the operation.
+    ///
     /// # Panics
     /// Resumes the panic of a body, if one is pending. Panics with a violation that the
     /// [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/) found, after the submission.
@@ -167,8 +168,8 @@ impl SimStream {
         self.push(Item::Signal(flag.id_on(self.device()), value));
     }
 
-    /// Delays items that are submitted later until the flag is at least `at_least`. This is a wait on the device: it does
-    /// not block the host, and counts as [stall](super::Counters::stall).
+    /// Delays items that are submitted later until the flag is at least `at_least`. This is a wait on the device: it
+    /// does not block the host, and counts as [stall](super::Counters::stall).
     ///
     /// # Panics
     /// Panics if the flag belongs to another device.
@@ -188,8 +189,8 @@ impl SimStream {
         });
     }
 
-    /// Returns how many items (operations, records, waits, signals) are not complete. From then on the host knows that the
-    /// others are.
+    /// Returns how many items (operations, records, waits, signals) are not complete. From then on the host knows that
+    /// the others are.
     pub fn backlog(&self) -> u64 {
         self.observe_progress().0
     }

@@ -1,15 +1,15 @@
 //! The helper thread that moves time when no executor of the device does.
 //!
-//! The thread starts when an event is first watched or an alarm is first set, and something is due. It is parked while
-//! there is nothing to watch.
+//! The thread starts when an event is first watched, or an alarm first set, while something is due. It is parked while
+//! nothing is watched and no alarm is set.
 //!
 //! - On the virtual clock it waits for a quiet period without device calls. Then it moves to the next thing due, again
 //!   and again until a task is woken. An alarm is a deadline of a task, and a busy host would miss it for no reason. So
 //!   time moves to an alarm only after a longer quiet period, or once as much real time has passed.
 //! - On the wall clock it sleeps until the next thing is due.
 //!
-//! The thread does not keep the device alive, and ends with it. It runs in the engine; this file has its states and its
-//! rests, and knows nothing of the device.
+//! The thread does not keep the device alive, and ends with it. It runs in the engine. This file defines its states and
+//! how long it rests, and does not know the device.
 
 use std::time::{Duration, Instant};
 use weirpool_device::plain::{Condvar, Mutex};
@@ -21,8 +21,8 @@ pub(super) const QUIET: Duration = Duration::from_micros(60);
 /// After this many periods with calls, time moves nevertheless, because a task may be polling until time moves.
 const PATIENCE: u32 = 20;
 
-/// The real time without device calls before time moves to an alarm that is at least this far away. Long compared with a
-/// scheduler's time slice, so that every runnable thread has run.
+/// The real time without device calls before time moves to an alarm that is at least this far away. Long compared with
+/// a scheduler's time slice, so that every runnable thread has run.
 const LONG_QUIET: Duration = Duration::from_millis(10);
 
 /// The state of the thread. Written under the device's lock.
@@ -184,8 +184,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Returns the first of several looks, one each millisecond, at which time may move to an alarm. `calls` is the number of
-    /// device calls by each look.
+    /// Returns the first of several looks, one each millisecond, at which time may move to an alarm. `calls` is the
+    /// number of device calls by each look.
     fn first_move(gap: Duration, calls: impl Fn(u32) -> u64) -> Option<u32> {
         let (mut quiet, start) = (Quiet::default(), Instant::now());
         (0..100).find(|at| quiet.has_come_for((5 * gap, gap), calls(*at), start + *at * MS))

@@ -1,4 +1,4 @@
-//! Moving the device's time, and sleeping by it.
+//! Moving the device's time, and sleeping in it.
 
 use super::SimDevice;
 use std::fmt;
@@ -10,54 +10,53 @@ use weirpool_device::AlarmId;
 
 /// Moving time by hand.
 ///
-/// All of these panic inside the body of an operation, on a device on the wall clock, and with a
-/// body's panic when there is one.
+/// All of these methods panic inside the body of an operation and on a device that follows the wall clock or tokio's,
+/// and resume the panic of a body if there is one.
 impl SimDevice {
-    /// The device's clock: time since it was built, in the device's own time.
+    /// Returns the time of the device's clock, since the device was built.
     pub fn now(&self) -> Duration {
         self.engine.now()
     }
 
-    /// Does everything due within `by`, in order, and stops exactly there. Who is woken is woken
-    /// then, not on the way.
+    /// Does everything due within `by`, in order, and stops exactly there. Tasks are woken at the end, not on the way.
     ///
     /// # Panics
-    /// On the wall clock; inside the body of an operation; with a body's panic, or what the ordering checker
-    /// found.
+    /// Panics on the wall clock and tokio's, and inside the body of an operation. Resumes the panic of a body, and
+    /// panics with violations that the ordering checker found.
     #[track_caller]
     pub fn advance(&self, by: Duration) {
         self.engine
             .move_to(|state| Some(state.schedule.now().saturating_add(by)));
     }
 
-    /// Moves to the next thing due (the end of an operation, a start that was held back, an alarm)
-    /// and does all that is due then. False, and no move, when nothing is.
+    /// Moves to the next thing due (the end of an operation, a delayed start, an alarm) and does everything due then.
+    /// Returns false, and does not move, if nothing is due.
     ///
     /// # Panics
-    /// On the wall clock; inside the body of an operation; with a body's panic, or what the ordering checker
-    /// found.
+    /// Panics on the wall clock and tokio's, and inside the body of an operation. Resumes the panic of a body, and
+    /// panics with violations that the ordering checker found.
     #[track_caller]
     pub fn advance_to_next(&self) -> bool {
         self.engine.move_to(|state| state.next_due())
     }
 
-    /// Moves on until nothing is due.
+    /// Moves time until nothing is due.
     ///
     /// # Panics
-    /// On the wall clock; inside the body of an operation; with a body's panic, or what the ordering checker
-    /// found.
+    /// Panics on the wall clock and tokio's, and inside the body of an operation. Resumes the panic of a body, and
+    /// panics with violations that the ordering checker found.
     #[track_caller]
     pub fn advance_to_end(&self) {
         while self.advance_to_next() {}
     }
 
-    /// Calls `waker` once, at the time `at` of [`now`](Self::now).
+    /// Calls `waker` once, when [`now`](Self::now) reaches `at`.
     pub fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId {
         let waker = waker.clone();
         self.engine.call(|state| {
             state.counters.alarms += 1;
             let id = AlarmId(state.schedule.next_arrival());
-            // One that is past rings as the call leaves.
+            // An alarm in the past is woken when this call leaves the engine.
             state.alarms.set(id, at, waker);
             id
         })
@@ -65,22 +64,22 @@ impl SimDevice {
 
     /// Cancels an alarm.
     pub fn cancel_alarm(&self, alarm: AlarmId) {
-        // The waker is dropped here, outside the lock: its task may own what calls the device.
+        // The waker is dropped here, outside the lock, because its task may own objects that call the device.
         let _waker = self.engine.call(|state| state.alarms.cancel(alarm));
     }
 
-    /// Ready when `time` has passed on the device's clock.
+    /// Returns a future that is ready when `time` has passed on the device's clock.
     ///
     /// # Cancel safety
-    /// Dropped, it takes its alarm back.
+    /// Dropping it cancels its alarm.
     pub fn sleep(&self, time: Duration) -> Sleep {
         self.sleep_until(self.now().saturating_add(time))
     }
 
-    /// Ready at `at`, on the device's clock.
+    /// Returns a future that is ready at `at`, on the device's clock.
     ///
     /// # Cancel safety
-    /// Dropped, it takes its alarm back.
+    /// Dropping it cancels its alarm.
     pub fn sleep_until(&self, at: Duration) -> Sleep {
         Sleep {
             device: self.clone(),

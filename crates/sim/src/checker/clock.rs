@@ -1,16 +1,17 @@
-//! Vector clocks: which moments of which streams come before a point.
+//! Vector clocks: they tell which items of which streams come before a point.
 //!
-//! A *line* is a stream's number here; its items are counted from its beginning. A clock is sparse: what the host
-//! had seen complete is one number, a version of the [host's knowledge](Known), and only what lies beyond it is
-//! counted by line. What lies behind a wait for a flag is unknown before that wait is over, because any of several
-//! signals may end it. A clock then has an open [`Hook`], and answers accordingly. Knows nothing of memory.
+//! A *line* is the number of a stream, and its items are counted from its beginning. A clock is sparse. What the host
+//! has seen complete is represented by one number, a version of the [host's knowledge](Known), and only items beyond it
+//! are counted by line. Any of several signals may end a wait for a flag, so it is unknown until the end of the wait
+//! what comes before it. Until then a clock has an open [`Hook`], and its answer may be [`Answer::Open`]. This module
+//! does not know memory.
 
 use super::known::{Known, Line, Moment};
 use smallvec::SmallVec;
 use std::cmp::Ordering;
 use weirpool_device::plain::{Arc, OnceLock};
 
-/// A wait for a flag: filled, once it is over, with what it came after.
+/// A wait for a flag. When it is over, this is set to the clock of the points before it.
 pub(super) type Hook = OnceLock<Arc<Clock>>;
 
 /// Whether something comes before a point.
@@ -18,25 +19,25 @@ pub(super) type Hook = OnceLock<Arc<Clock>>;
 pub(super) enum Answer {
     Yes,
     No,
-    /// The answer is known when a wait for a flag is over.
+    /// The answer becomes known at the end of a wait for a flag.
     Open,
 }
 
 /// Up to this many counts are inserted one by one; more are merged.
 const FEW: usize = 4;
 
-/// What a point comes after.
+/// The items that come before a point.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clock {
-    /// All that the host had seen complete at this version.
+    /// Everything that the host had seen complete at this version.
     host: u64,
-    /// How many items of other lines, by rising line.
+    /// The number of items of other lines, by rising line.
     counts: SmallVec<[(Line, u64); 2]>,
     open: Vec<Arc<Hook>>,
 }
 
 impl Clock {
-    /// Makes the clock of a point that comes after all that the host knows.
+    /// Creates the clock of a point that comes after everything that the host knows.
     pub(super) fn of_host(known: &Known) -> Self {
         Self {
             host: known.version(),
@@ -44,7 +45,7 @@ impl Clock {
         }
     }
 
-    /// Joins all that the host knows, and forgets the counts that this covers.
+    /// Joins everything that the host knows, and drops the counts that this covers.
     pub(super) fn join_host(&mut self, known: &Known) {
         self.host = known.version();
         self.counts
@@ -65,7 +66,8 @@ impl Clock {
         other.open.iter().for_each(|hook| self.attach(hook.clone()));
     }
 
-    /// Joins another clock into one that comes after all that the host knows: what the host knows of it is left out.
+    /// Joins another clock into one that comes after everything that the host knows. Counts that the host knows are
+    /// left out.
     fn join_beyond(&mut self, other: &Self, known: &Known) {
         let is_beyond = |&(line, count): &(Line, u64)| !known.covers(line, count);
         let counts: SmallVec<[_; 2]> = other.counts().filter(is_beyond).collect();
@@ -83,7 +85,7 @@ impl Clock {
         }
     }
 
-    /// Comes after a wait that may not be over.
+    /// Joins a wait that may not be over yet.
     pub(super) fn attach(&mut self, hook: Arc<Hook>) {
         match hook.get() {
             Some(clock) => self.join(clock),
@@ -92,7 +94,7 @@ impl Clock {
         }
     }
 
-    /// Joins what the waits that are over came after.
+    /// Joins the clocks of the waits that are over.
     pub(super) fn settle(&mut self) {
         let open = std::mem::take(&mut self.open);
         open.into_iter().for_each(|hook| self.attach(hook));
@@ -102,7 +104,7 @@ impl Clock {
         !self.open.is_empty()
     }
 
-    /// The counts beyond the host's knowledge.
+    /// Returns the counts beyond the host's knowledge.
     pub(super) fn counts(&self) -> impl Iterator<Item = (Line, u64)> {
         self.counts.iter().copied()
     }
@@ -124,7 +126,7 @@ impl Clock {
     }
 }
 
-/// The larger of each count.
+/// Merges two lists of counts: the larger count of each line.
 fn merged(one: &[(Line, u64)], other: &[(Line, u64)]) -> SmallVec<[(Line, u64); 2]> {
     let mut counts = SmallVec::with_capacity(one.len().max(other.len()));
     let (mut one, mut other) = (one.iter().peekable(), other.iter().peekable());
@@ -156,11 +158,11 @@ impl Answer {
     }
 }
 
-/// A point between two items of a line, and what it comes after.
+/// A point between two items of a line, and the items that come before it.
 #[derive(Clone, Debug)]
 pub(super) struct Stamp {
     pub(super) line: Line,
-    /// How many items of the line come before it.
+    /// The number of items of the line that come before it.
     pub(super) count: u64,
     pub(super) clock: Arc<Clock>,
 }
@@ -173,7 +175,7 @@ impl Stamp {
         self.clock.has(moment, known)
     }
 
-    /// Joins all that the point comes after into a clock that comes after all that the host knows.
+    /// Joins everything before the point into a clock that comes after everything that the host knows.
     pub(super) fn join_into(&self, clock: &mut Clock, known: &Known) {
         clock.join_beyond(&self.clock, known);
         if !known.covers(self.line, self.count) {

@@ -1,13 +1,13 @@
-//! The rules: which use of memory must be ordered after, or before, which other.
+//! The rules: which uses of memory must be ordered before or after which others.
 //!
-//! - A use lies in a live block, if it touches memory that a pool manages at all.
-//! - A use comes after all that earlier blocks left in its bytes, and after conflicting uses in its own.
-//! - When a block ends, each of its uses comes before the present point of one of the streams in whose
-//!   order it ends, or is known to be complete.
-//! - When one begins, all that was done to its bytes comes before the present point of its stream.
-//! - When memory is unmapped, all that was done to it is known to be complete.
+//! - A use of memory that a pool manages lies in a live block.
+//! - A use comes after all uses of the same bytes in earlier blocks, and after conflicting uses in its own block.
+//! - When a block ends, each of its uses comes before the present point of one of the streams in whose order the block
+//!   ends, or is known to be complete.
+//! - When a block begins, all uses of its bytes come before the present point of its stream.
+//! - When memory is unmapped, all uses of it are known to be complete.
 //!
-//! A use is reported once, and then forgotten: one mistake is one report. Knows nothing of how reports
+//! A use is reported once and then dropped, so that one mistake gives one report. This module does not know how reports
 //! are raised.
 
 use super::clock::Stamp;
@@ -28,7 +28,7 @@ use std::panic::Location;
 use weirpool_device::RawStream;
 use weirpool_device::plain::Arc;
 
-/// How many locations a report of live blocks names.
+/// How many locations a report of live blocks lists.
 const NAMED: usize = 16;
 
 /// See the [module](self).
@@ -50,12 +50,12 @@ impl Judge {
 
     // ---- what was found --------------------------------------------------------------------
 
-    /// Returns the first violation that was not raised; it counts as raised from now on.
+    /// Returns the first violation that was not raised. It counts as raised from now on.
     pub(crate) fn raise_first(&mut self) -> Option<Violation> {
         self.findings.raise_first()
     }
 
-    /// How many violations were raised, and not taken since.
+    /// Returns how many violations were raised and not taken since.
     pub(crate) fn raised(&self) -> usize {
         self.findings.raised()
     }
@@ -64,7 +64,7 @@ impl Judge {
         self.findings.take_all()
     }
 
-    /// Describes the live blocks, by the location of their allocation: the most bytes first.
+    /// Describes the live blocks by the location of their allocation, those with the most bytes first.
     pub(crate) fn describe_held(&self, out: &mut String) {
         let mut held = HashMap::<_, (u64, usize)>::new();
         for life in self.lives.values() {
@@ -84,8 +84,8 @@ impl Judge {
 
     // ---- what the device is given to do ------------------------------------------------------
 
-    /// Every item passes here in the order of submission. What a record or a wait for an event means
-    /// is told beside it, by the event's name.
+    /// Takes note of an item. Every item passes here, in the order of submission. For a record of an event, or a wait
+    /// for one, a separate call gives the event's name.
     pub(crate) fn submitted(&mut self, stream: RawStream, item: &Item) {
         match item {
             Item::Operation(operation) if !operation.accesses().is_empty() => {
@@ -98,7 +98,7 @@ impl Judge {
         self.order.pass(stream);
     }
 
-    /// The host uses memory itself: an item of its own stream, and over when it goes on.
+    /// Takes note of a use by the host itself: an item of the host's own stream that is complete when the call returns.
     pub(crate) fn used_by_host(&mut self, operation: &Operation) {
         self.used(RawStream::HOST, operation);
         self.order.pass(RawStream::HOST);
@@ -147,7 +147,7 @@ impl Judge {
         self.shadow.mend(start, end);
     }
 
-    /// What is wrong with an access to memory that a pool manages, not all of which is in live blocks.
+    /// Returns the violation of an access to memory that a pool manages, if part of it is not in live blocks.
     fn outside(&mut self, start: u64, end: u64, usage: Usage) -> Option<Violation> {
         let (mut owner, mut outside) = (None, None);
         for (start, cell) in self.shadow.all(start, end) {
@@ -175,8 +175,8 @@ impl Judge {
         self.lives.insert(address, life);
     }
 
-    /// A block grows by the bytes behind it, which may be a block of their own until now. Its life is another one from
-    /// here on.
+    /// A block grows by the bytes behind it, which may have been a block of their own until now. From here on it counts
+    /// as another life.
     pub(crate) fn grown(
         &mut self,
         address: u64,
@@ -212,7 +212,7 @@ impl Judge {
         self.lives.insert(address, life);
     }
 
-    /// A life begins to have bytes.
+    /// Gives bytes to a life.
     fn begin(&mut self, life: &Arc<Life>, start: u64, end: u64, stream: RawStream) {
         let now = self.order.now(stream);
         for (start, cell) in self.shadow.all(start, end) {
@@ -260,7 +260,7 @@ impl Judge {
 
     // ---- what is mapped --------------------------------------------------------------------------
 
-    /// The range has no memory behind it from now on, or other memory.
+    /// From now on the range has no memory behind it, or other memory.
     pub(crate) fn unmapped(&mut self, address: u64, bytes: u64) {
         for (start, cell) in self.shadow.known(address, address.saturating_add(bytes)) {
             for touch in std::mem::take(&mut cell.touches) {
@@ -272,7 +272,7 @@ impl Judge {
         }
     }
 
-    /// The range is nobody's any more, and may come to be anybody's.
+    /// From now on the range has no owner, and any owner may get it.
     pub(crate) fn returned(&mut self, address: u64, bytes: u64) {
         self.unmapped(address, bytes);
         self.shadow.forget(address, address.saturating_add(bytes));

@@ -1,11 +1,11 @@
 //! What the host has seen complete, and since when.
 //!
-//! The host learns in steps, which are numbered: a *version*. A clock says what it shares with the host by one
-//! number, instead of by a count for each stream. Knows nothing of memory.
+//! The host learns in numbered steps: a number is a *version*. A clock represents its common part with the host's
+//! knowledge by one version, instead of a count per stream. This module does not know memory.
 
 use smallvec::SmallVec;
 
-/// A stream, by number.
+/// The number of a stream.
 pub(super) type Line = usize;
 
 /// An item of a stream.
@@ -26,7 +26,7 @@ struct Step {
 #[derive(Debug, Default)]
 pub(super) struct Known {
     version: u64,
-    /// By line, in rising order. Only the last step, unless a wait for a flag is open.
+    /// By line, in rising order. Only the last step is kept, unless a wait for a flag is open.
     lines: Vec<SmallVec<[Step; 1]>>,
     open_waits: usize,
 }
@@ -37,7 +37,7 @@ impl Known {
         self.version
     }
 
-    /// Begins a step: what the host learns from now on is later than the clocks of before.
+    /// Begins a step: what the host learns from now on is later than all clocks so far.
     pub(super) fn advance(&mut self) {
         self.version += 1;
     }
@@ -59,12 +59,12 @@ impl Known {
         steps.push(Step { version, count });
     }
 
-    /// A wait for a flag opens: from now on a question may stay open until it is over.
+    /// Opens a wait for a flag. From now on a question may stay open until the wait is over.
     pub(super) fn open_wait(&mut self) {
         self.open_waits += 1;
     }
 
-    /// A wait for a flag is over.
+    /// Closes a wait for a flag.
     pub(super) fn close_wait(&mut self) {
         self.open_waits -= 1;
     }

@@ -1,18 +1,18 @@
 //! The ordering checker: it finds uses of memory that nothing orders.
 //!
-//! It sees every item at its submission, every grant and free, and what the host queries and learns. It finds not
-//! only the uses that went wrong in this run, but all that could. It knows of uses only where operations declare them
-//! ([`Operation::reads`](super::Operation::reads), [`writes`](super::Operation::writes)). The guide's
-//! page on [testing](https://docs.rs/weirpool/latest/weirpool/guide/testing/) is for its users.
+//! It sees every item at its submission, every grant and free, and everything that the host queries and learns. So it
+//! finds not only the uses that went wrong in this run, but all that could go wrong. It knows only the uses that
+//! operations declare ([`Operation::reads`](super::Operation::reads), [`writes`](super::Operation::writes)). The
+//! guide's page on [testing](https://docs.rs/weirpool/latest/weirpool/guide/testing/) explains its use.
 //!
-//! | file | about |
+//! | file | contents |
 //! |---|---|
-//! | `clock`, `known`, `order` | what comes before what |
-//! | `shadow` | what was done to which bytes, and which block has them |
-//! | `judge`, `scene` | the rules: of blocks, and of one access beside others |
-//! | `findings`, `report`, `violation` | what is reported |
+//! | `clock`, `known`, `order` | the order between points |
+//! | `shadow` | the accesses to each byte, and the block that owns it |
+//! | `judge`, `scene` | the rules for blocks, and for one access among others |
+//! | `findings`, `report`, `violation` | the reports |
 //!
-//! Knows nothing of time, and nothing of how a pool decides.
+//! The checker knows neither time nor how a pool decides.
 
 mod clock;
 mod findings;

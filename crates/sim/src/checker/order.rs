@@ -1,9 +1,9 @@
-//! What comes before what: a clock for every stream, and the knowledge of the host.
+//! The order of points: a clock for every stream, and the knowledge of the host.
 //!
-//! An edge goes from an item to the next of its stream; from an event's record to a wait for it; from a signal to
-//! the wait for the flag that it ended; and from what the host has seen complete to everything submitted later. All
-//! threads of the host count as one. What the host does with memory that it shares is an item of a line of its own,
-//! and seen complete at once. Knows nothing of memory.
+//! An edge goes from an item to the next one of its stream; from the record of an event to a wait for it; from a signal
+//! to the wait for the flag that it ended; and from everything that the host has seen complete to everything submitted
+//! later. All threads of the host count as one. A use of shared memory by the host is an item of a line of its own, and
+//! is seen complete at once. This module does not know memory.
 
 use super::clock::{Clock, Hook, Stamp};
 use super::known::{Known, Line, Moment};
@@ -13,16 +13,16 @@ use std::collections::{HashMap, VecDeque};
 use weirpool_device::plain::Arc;
 use weirpool_device::{RawEvent, RawStream, WatchId};
 
-/// A stream's side of the order.
+/// The state of a stream in the order.
 #[derive(Debug)]
 struct Course {
     label: StreamLabel,
-    /// How many items were submitted.
+    /// The number of items that were submitted.
     count: u64,
     /// How many of them were submitted to earlier streams of the same name.
     base: u64,
     clock: Arc<Clock>,
-    /// Which version of the host's knowledge is in the clock.
+    /// The version of the host's knowledge that the clock includes.
     heard: u64,
     /// Signals that were submitted and have not happened, in order.
     signals: VecDeque<Stamp>,
@@ -36,23 +36,23 @@ pub(crate) struct Order {
     courses: Vec<Course>,
     by_name: HashMap<RawStream, Line>,
     known: Known,
-    /// What a wait for the event's last record comes after.
+    /// For each event, the point that a wait for its last record comes after.
     events: HashMap<RawEvent, Stamp>,
     watches: HashMap<WatchId, Stamp>,
-    /// What was before the flag was last set.
+    /// For each flag, the clock at which it was last set.
     flags: HashMap<FlagId, Arc<Clock>>,
 }
 
 impl Order {
-    /// What the host has seen complete.
+    /// Returns what the host has seen complete.
     pub(super) fn known(&self) -> &Known {
         &self.known
     }
 
     // ---- streams ---------------------------------------------------------------------------
 
-    /// Begins a stream. It takes over the line of an earlier stream of its name, if the host has seen all of that one
-    /// complete: a count that continues proves as much as a new one.
+    /// Begins a stream. If the host has seen everything of an earlier stream of the same name complete, the new stream
+    /// takes over its line: a count that continues proves as much as a new one.
     pub(crate) fn open(&mut self, stream: RawStream, label: StreamLabel) {
         let former = self.by_name.get(&stream).copied();
         let done = former.filter(|&line| self.known.covers(line, self.courses[line].count));
@@ -78,12 +78,12 @@ impl Order {
         self.by_name[&stream]
     }
 
-    /// How reports name a stream.
+    /// Returns the label by which reports name a stream.
     pub(super) fn label(&self, stream: RawStream) -> StreamLabel {
         self.courses[self.line(stream)].label.clone()
     }
 
-    /// The present point of a stream: behind all that was submitted, and all that the host knows.
+    /// Returns the present point of a stream: behind everything submitted so far, and everything that the host knows.
     pub(super) fn now(&mut self, stream: RawStream) -> Stamp {
         let line = self.line(stream);
         let course = &mut self.courses[line];
@@ -101,7 +101,7 @@ impl Order {
         }
     }
 
-    /// Counts an item that is submitted.
+    /// Counts a submitted item.
     pub(super) fn pass(&mut self, stream: RawStream) {
         let line = self.line(stream);
         self.courses[line].count += 1;
@@ -146,13 +146,13 @@ impl Order {
         Arc::make_mut(&mut course.clock).attach(hook);
     }
 
-    /// The host sets a flag.
+    /// Notes that the host sets a flag.
     pub(crate) fn set_flag(&mut self, flag: FlagId) {
         self.flags
             .insert(flag, Arc::new(Clock::of_host(&self.known)));
     }
 
-    /// The host reads a flag, and knows what was before it was set.
+    /// Notes that the host reads a flag. The host then knows what came before the flag was set.
     pub(crate) fn read_flag(&mut self, flag: FlagId) {
         if let Some(clock) = self.flags.get(&flag).cloned() {
             self.host_learns(&clock);
@@ -170,7 +170,7 @@ impl Order {
         let line = self.line(stream);
         if let Some(hook) = self.courses[line].waits.pop_front() {
             let clock = self.flags.get(&flag).cloned().unwrap_or_default();
-            // Only this fills it: each wait is over once.
+            // No other call sets it, because each wait ends once.
             let _ = hook.set(clock);
             self.known.close_wait();
         }
@@ -178,20 +178,20 @@ impl Order {
 
     // ---- the host --------------------------------------------------------------------------
 
-    /// Whether the host has seen a moment complete.
+    /// Returns whether the host has seen a moment complete.
     pub(super) fn is_known(&self, moment: Moment) -> bool {
         self.known.covers(moment.line, moment.index + 1)
     }
 
-    /// The host has seen the event's last record complete.
+    /// Notes that the host has seen the event's last record complete.
     pub(crate) fn observe(&mut self, event: RawEvent) {
         if let Some(stamp) = self.events.get(&event).cloned() {
             self.host_learns(&flatten(&stamp));
         }
     }
 
-    /// The host has seen `done` items of the stream complete. It knows what these come after only if they are all
-    /// that was submitted.
+    /// Notes that the host has seen `done` items of the stream complete. It knows what comes before these items only if
+    /// they are all items that were submitted.
     pub(crate) fn observe_progress(&mut self, stream: RawStream, done: u64) {
         let Some(&line) = self.by_name.get(&stream) else {
             return;
@@ -216,13 +216,13 @@ impl Order {
         self.watches.remove(&watch);
     }
 
-    /// What the host did itself is complete.
+    /// Notes that the host's own uses are complete.
     pub(super) fn host_is_through(&mut self) {
         let line = self.line(RawStream::HOST);
         self.host_learns_counts([(line, self.courses[line].count)]);
     }
 
-    /// The host knows all that a clock with nothing open comes after.
+    /// Notes that the host knows everything in a clock, which has nothing open.
     fn host_learns(&mut self, clock: &Clock) {
         self.host_learns_counts(clock.counts());
     }
@@ -249,7 +249,7 @@ impl Order {
                 self.waited(stream, flag);
                 return true;
             }
-            News::Rang(watch) => {
+            News::WatchCompleted(watch) => {
                 if let Some(stamp) = self.watches.remove(&watch) {
                     self.host_learns(&flatten(&stamp));
                 }
@@ -259,7 +259,7 @@ impl Order {
     }
 }
 
-/// A point that was reached, as one clock with nothing open.
+/// Returns a point that was reached as one clock with nothing open.
 fn flatten(stamp: &Stamp) -> Arc<Clock> {
     let mut clock = Clock::clone(&stamp.clock);
     clock.raise(stamp.line, stamp.count);

@@ -1,12 +1,12 @@
-//! Putting reports together: what is wrong, from what is known of the bytes in question.
+//! The construction of reports from what is known about the bytes.
 //!
-//! Knows nothing of why it is wrong.
+//! This module does not know the rules.
 
 use super::shadow::{Cell, Life, Touch};
 use super::violation::{Allocation, Usage, Violation, ViolationKind};
 use weirpool_device::plain::Arc;
 
-/// Something is wrong with what comes after an access.
+/// Returns a violation in something that comes after an access.
 fn after(kind: ViolationKind, start: u64, end: u64, earlier: &Touch) -> Violation {
     Violation {
         kind,
@@ -59,7 +59,7 @@ pub(super) fn granted_twice(start: u64, cell: &Cell, next: &Arc<Life>) -> Violat
     }
 }
 
-/// An access is not in a live block; `owner` has, or had, some of its bytes.
+/// Returns the violation of an access outside live blocks. `owner` has, or had, some of its bytes.
 pub(super) fn outside(start: u64, cell: &Cell, owner: &Arc<Life>, usage: Usage) -> Violation {
     let (kind, memory) = match &cell.owner {
         Some(former) => (ViolationKind::UseAfterFree, former),
@@ -81,7 +81,7 @@ fn last_use(cell: &Cell) -> Option<Usage> {
     Some(Usage::new(&last.work, last.kind))
 }
 
-/// An access in one cell, and an earlier one.
+/// Returns the violation of an access in one cell and an earlier one.
 pub(super) fn unordered(
     kind: ViolationKind,
     start: u64,

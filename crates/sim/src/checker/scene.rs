@@ -1,4 +1,4 @@
-//! One access meets those that came before it in the same bytes.
+//! The check of one access against the earlier ones to the same bytes.
 
 use super::clock::{Answer, Stamp};
 use super::findings::{Findings, Question};
@@ -9,7 +9,7 @@ use super::violation::ViolationKind;
 use crate::operation::AccessKind;
 use smallvec::smallvec;
 
-/// An access in one cell.
+/// An access in one cell, and what is needed to check it.
 pub(super) struct Scene<'a> {
     pub(super) start: u64,
     pub(super) end: u64,
@@ -20,7 +20,7 @@ pub(super) struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// Holds the access against the earlier ones of the cell, and adds it to them.
+    /// Checks the access against the earlier ones of the cell, and adds it to them.
     pub(super) fn play(mut self, cell: &mut Cell) {
         let mut earlier = std::mem::take(&mut cell.touches);
         earlier.retain(|earlier| !self.order.is_known(earlier.moment) && self.keeps(earlier, cell));
@@ -29,8 +29,8 @@ impl Scene<'_> {
         cell.touches.push(self.touch);
     }
 
-    /// An earlier access stays if a later one could be ordered after this one and not after it. One that
-    /// was reported does not.
+    /// Returns whether an earlier access stays in the cell. It stays if a later access could be ordered after this one
+    /// but not after it. One that was reported does not stay.
     fn keeps(&mut self, earlier: &Touch, cell: &Cell) -> bool {
         let is_same = earlier.moment == self.touch.moment;
         if is_same || self.now.has(earlier.moment, self.order.known()) == Answer::Yes {
@@ -46,8 +46,8 @@ impl Scene<'_> {
         is_harmless || self.may_be(ViolationKind::Race, self.either_way(earlier), earlier)
     }
 
-    /// Whether whatever conflicts with an earlier access, and is ordered after this one, is in order
-    /// with the earlier one too.
+    /// Returns whether any access that conflicts with the earlier one, and is ordered after this one, is also in order
+    /// with the earlier one.
     fn stands_for(&self, earlier: &Touch) -> bool {
         self.touch.kind == AccessKind::Write || earlier.kind == AccessKind::Read
     }
@@ -58,8 +58,8 @@ impl Scene<'_> {
         self.findings.may_be(question, self.order.known(), report)
     }
 
-    /// Whether one of two accesses comes before the other. What was submitted first comes later if a
-    /// signal that it waits for lies behind the other.
+    /// Asks whether one of two accesses comes before the other. The one that was submitted first can come later: the
+    /// signal that it waits for may lie behind the other.
     fn either_way(&self, earlier: &Touch) -> Question {
         let forth = (self.now.clone(), earlier.moment);
         let back = earlier.work.behind.clone();

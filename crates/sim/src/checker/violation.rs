@@ -1,4 +1,4 @@
-//! What was found: a use of memory without the order that it needs, and what to do about it.
+//! A violation: a use of memory without the necessary order, and the remedy.
 
 use super::shadow::{Life, Work};
 use crate::label::StreamLabel;
@@ -9,7 +9,7 @@ use std::panic::Location;
 use weirpool_device::DeviceAddress;
 use weirpool_device::plain::Arc;
 
-/// What is wrong.
+/// The kind of a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ViolationKind {
@@ -17,19 +17,17 @@ pub enum ViolationKind {
     UseAfterFree,
     /// An operation was submitted that uses bytes beside a block, which were never allocated.
     NotAllocated,
-    /// A block was freed, and nothing orders a use of it before the free.
+    /// A block was freed, and no order puts a use of it before the free.
     FreedWhileUsed,
-    /// An operation uses a block, and nothing orders it after what the memory was used for before
-    /// the block was granted.
+    /// An operation uses a block, and no order puts it after the use of the same memory before the block was granted.
     UsedBeforeGrant,
-    /// Two operations use the same bytes of a block, at least one of them writes, and nothing orders
-    /// them.
+    /// Two operations use the same bytes of a block, at least one of them writes, and they are not ordered.
     Race,
-    /// Memory was granted whose earlier use need not be over: the pool is wrong.
+    /// Memory was granted while its earlier use may not be complete: a bug of the pool.
     GrantedWhileUsed,
-    /// Memory was granted that is part of another block: the pool is wrong.
+    /// Memory was granted that is part of another block: a bug of the pool.
     GrantedTwice,
-    /// Memory was unmapped or given back to the device while work may use it.
+    /// Memory was unmapped or returned to the device while work may use it.
     UnmappedWhileUsed,
 }
 
@@ -37,13 +35,13 @@ pub enum ViolationKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// The operation's name, where it has one.
+    /// The name of the operation, if it has one.
     pub operation: Option<Cow<'static, str>>,
-    /// Where in the source the operation was made.
+    /// The location in the source where the operation was created.
     pub place: &'static Location<'static>,
-    /// The stream that it was submitted to.
+    /// The stream to which it was submitted.
     pub stream: StreamLabel,
-    /// Whether it reads or writes.
+    /// Whether it read or wrote.
     pub kind: AccessKind,
 }
 
@@ -53,40 +51,39 @@ pub struct Usage {
 pub struct Allocation {
     /// The first address.
     pub address: DeviceAddress,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// The stream that it was allocated on.
+    /// The stream on which it was allocated.
     pub stream: StreamLabel,
-    /// Where in the source it was allocated.
+    /// The location in the source of the allocation.
     pub allocated: &'static Location<'static>,
-    /// Where it was freed, if it was, and by a call; a drop has no place.
+    /// The location of the explicit deallocation, if there was one. A drop has no location.
     pub freed: Option<&'static Location<'static>>,
-    /// The streams in whose order it was freed, if it was.
+    /// The streams in whose order it was freed, if it was freed.
     pub freed_on: Vec<StreamLabel>,
 }
 
-/// A use of memory that is not ordered as it must be, found by the
+/// A use of memory without the necessary order, found by the
 /// [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/).
 ///
-/// Its [`Display`](fmt::Display) says what to do.
+/// Its [`Display`](fmt::Display) includes the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Violation {
-    /// What is wrong.
+    /// The kind of the violation.
     pub kind: ViolationKind,
-    /// The first of the bytes in question.
+    /// The first of the affected bytes.
     pub address: DeviceAddress,
-    /// How many bytes are in question.
+    /// The number of affected bytes.
     pub bytes: u64,
-    /// The use that came first: of a pair, the one that the other is not ordered after; of memory that
-    /// was freed, the last.
+    /// The use that came first: of a pair, the one that the other is not ordered after; of freed memory, the last.
     pub earlier: Option<Usage>,
-    /// The use that was submitted now, where one was.
+    /// The use that was submitted at the time of the report, if there was one.
     pub later: Option<Usage>,
-    /// The block that the earlier use was in; without one, that had the bytes last, or lies beside
+    /// The block of the earlier use. Without an earlier use, the block that last had the bytes, or that lies beside
     /// them.
     pub memory: Option<Allocation>,
-    /// The block that has the bytes now, where it is another one.
+    /// The block that has the bytes now, if it is another one.
     pub next: Option<Allocation>,
 }
 

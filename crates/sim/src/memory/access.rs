@@ -1,6 +1,6 @@
-//! Reaching the bytes behind a range of addresses, handle by handle.
+//! Access to the bytes behind a range of addresses, chunk by chunk.
 //!
-//! Reads the book of what is mapped, and never changes it.
+//! This module reads the table of mappings, and never changes it.
 
 use super::bytes::Bytes;
 use super::space::Space;
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use std::fmt;
 use weirpool_device::MemoryKind;
 
-/// Who accesses memory.
+/// The source of an access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Viewer {
     /// Work of the device.
@@ -34,7 +34,7 @@ impl Viewer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Illegal {
     address: u64,
-    /// What lies there, and the viewer does not see; nothing, if nothing is mapped.
+    /// The kind of the memory that the viewer does not see; `None` if nothing is mapped there.
     unseen: Option<MemoryKind>,
 }
 
@@ -51,10 +51,10 @@ impl fmt::Display for Illegal {
     }
 }
 
-/// As if the range had been looked through from its beginning.
+/// A result for a whole range: an error names the first illegal address.
 type Legal<T> = Result<T, Illegal>;
 
-/// A part of a physical handle.
+/// A part of a physical chunk.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     handle: u64,
@@ -63,12 +63,12 @@ struct Piece {
 }
 
 impl Space {
-    /// Whether all of the range is mapped.
+    /// Returns whether all of the range is mapped.
     pub(crate) fn is_mapped(&self, address: u64, bytes: u64) -> bool {
         self.pieces(Viewer::Debugger, address, bytes).is_ok()
     }
 
-    /// On failure nothing is read.
+    /// Reads the bytes of a range. On failure nothing is read.
     pub(crate) fn read(&self, viewer: Viewer, address: u64, into: &mut [u8]) -> Legal<()> {
         into.fill(0);
         let mut rest = into;
@@ -82,7 +82,7 @@ impl Space {
         Ok(())
     }
 
-    /// On failure nothing is written.
+    /// Writes the bytes of a range. On failure nothing is written.
     pub(crate) fn write(&mut self, viewer: Viewer, address: u64, from: &[u8]) -> Legal<()> {
         let mut at = 0;
         self.change(viewer, address, from.len() as u64, |store, piece| {
@@ -92,7 +92,7 @@ impl Space {
         })
     }
 
-    /// On failure nothing is written.
+    /// Fills the bytes of a range. On failure nothing is written.
     pub(crate) fn fill(
         &mut self,
         viewer: Viewer,
@@ -124,7 +124,7 @@ impl Space {
         Ok(())
     }
 
-    /// The parts of handles behind a range, or the first address that is illegal.
+    /// Returns the parts of chunks behind a range, or the first address that is illegal.
     fn pieces(&self, viewer: Viewer, address: u64, bytes: u64) -> Legal<SmallVec<[Piece; 4]>> {
         let illegal = |address, unseen| Illegal { address, unseen };
         let end = address

@@ -1,11 +1,11 @@
-//! Physical bytes of one place, the device or its host: how many there are, and how many are taken.
+//! The physical bytes of one place, the device or its host: how many there are, and how many are taken.
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Budget {
     total: u64,
     in_use: u64,
-    /// Taken by somebody else.
+    /// Bytes that another program has taken.
     occupied: u64,
     peak: u64,
 }
@@ -24,17 +24,17 @@ impl Budget {
         self.total
     }
 
-    /// Bytes taken: now, and the most ever.
+    /// Returns the bytes that are taken: now, and at the peak.
     pub(crate) fn usage(&self) -> (u64, u64) {
         (self.in_use, self.peak)
     }
 
-    /// Bytes that can be taken.
+    /// Returns the bytes that can be taken.
     pub(crate) fn available(&self) -> u64 {
         self.total - self.in_use - self.occupied
     }
 
-    /// Somebody else takes memory: as much as there is, up to `bytes`. Answers how much.
+    /// Takes memory for another program: up to `bytes`, as much as there is. Returns how much.
     pub(crate) fn occupy(&mut self, bytes: u64) -> u64 {
         let taken = bytes.min(self.available());
         self.occupied += taken;
@@ -45,7 +45,7 @@ impl Budget {
         self.occupied -= bytes;
     }
 
-    /// Takes what is available.
+    /// Takes bytes, which must be available.
     pub(super) fn take(&mut self, bytes: u64) {
         self.in_use += bytes;
         self.peak = self.peak.max(self.in_use);

@@ -1,14 +1,13 @@
-//! The bytes of one physical handle, taken from the host as they are first written.
+//! The bytes of one physical chunk, taken from the host when they are first written.
 //!
-//! They belong to the handle, so they travel with it when it is mapped elsewhere. Knows nothing of
-//! addresses.
+//! They belong to the chunk, so they move with it when it is mapped elsewhere. This module does not know addresses.
 
 use std::collections::BTreeMap;
 
-/// The step in which bytes are taken from the host.
+/// The size of the pieces in which bytes are taken from the host.
 const CHUNK: u64 = 64 << 10;
 
-/// Bytes by offset; what was never written is zero.
+/// Bytes by offset. Bytes that were never written are zero.
 #[derive(Debug, Default)]
 pub(super) struct Bytes {
     chunks: BTreeMap<u64, Box<[u8]>>,

@@ -1,4 +1,4 @@
-//! The device's memory, as the body of an operation sees it.
+//! The device's memory, and the part of it that the body of an operation reaches.
 
 mod access;
 mod budget;
@@ -11,16 +11,16 @@ use std::fmt;
 use weirpool_device::DeviceAddress;
 use weirpool_device::plain::Arc;
 
-/// A device, as far as the body of an operation reaches it.
+/// A device, as far as the body of an operation can reach it.
 pub(super) trait MemoryAccess: Send + Sync {
     /// Reads or writes bytes. An illegal address breaks the device.
     fn access(&self, what: &'static str, access: &mut dyn FnMut(&mut Space) -> Result<(), Illegal>);
 }
 
-/// The bytes of the device, as an operation's body sees them.
+/// The bytes of the device, for the body of an operation.
 ///
-/// An access to an address with nothing mapped, or in memory that only the host sees, does nothing, reads zeros, and breaks the device: as
-/// on CUDA, an illegal address is a sticky error, which every later call reports.
+/// An access to an address with nothing mapped, or to memory that only the host sees, has no effect, reads zeros, and
+/// breaks the device. On CUDA, too, an illegal address is a sticky error, which every later call reports.
 pub struct Memory {
     device: Arc<dyn MemoryAccess>,
 }
@@ -30,7 +30,7 @@ impl Memory {
         Self { device }
     }
 
-    /// Fills `into` with the bytes from `address` on.
+    /// Fills `into` with the bytes that begin at `address`.
     pub fn read(&mut self, address: impl Into<DeviceAddress>, into: &mut [u8]) {
         let address = address.into().to_bits();
         self.device.access("read", &mut |space| {
@@ -38,7 +38,7 @@ impl Memory {
         });
     }
 
-    /// Writes `from` to `address` and on.
+    /// Writes `from` to the bytes that begin at `address`.
     pub fn write(&mut self, address: impl Into<DeviceAddress>, from: &[u8]) {
         let address = address.into().to_bits();
         self.device.access("write", &mut |space| {
@@ -46,7 +46,7 @@ impl Memory {
         });
     }
 
-    /// Writes `value` to `bytes` bytes from `address` on.
+    /// Writes `value` to `bytes` bytes that begin at `address`.
     pub fn fill(&mut self, address: impl Into<DeviceAddress>, bytes: u64, value: u8) {
         let address = address.into().to_bits();
         self.device.access("fill", &mut |space| {
@@ -54,7 +54,7 @@ impl Memory {
         });
     }
 
-    /// Copies `bytes` bytes; the ranges may overlap.
+    /// Copies `bytes` bytes. The ranges may overlap.
     pub fn copy(
         &mut self,
         from: impl Into<DeviceAddress>,

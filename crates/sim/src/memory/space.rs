@@ -1,6 +1,6 @@
-//! The book of address ranges, physical memory, and what is mapped where.
+//! The tables of address ranges, physical memory and mappings.
 //!
-//! Every argument is checked here. Knows nothing of calls' costs, locks, or how bytes are reached.
+//! Every argument is checked here. This module does not know the costs of calls, locks, or the access to bytes.
 
 use super::budget::Budget;
 use super::bytes::Bytes;
@@ -8,13 +8,13 @@ use crate::builder::{Backing, GRANULARITY, Settings};
 use std::collections::{BTreeMap, HashMap};
 use weirpool_device::{DeviceErrorKind, MemoryKind};
 
-/// The addresses of one device; far more than it has memory, so that reserved ranges are not
-/// reused soon and an old address is caught.
+/// The size of a device's address space. It is far larger than its memory, so that released ranges are not reused soon
+/// and the use of an old address is detected.
 const ADDRESSES: u64 = 1 << 47;
-/// How many devices have addresses of their own before they repeat.
+/// How many devices have disjoint address spaces before the addresses repeat.
 const DEVICES: u64 = 1 << 15;
 
-/// Why a memory call was refused.
+/// The reason why a memory call was refused.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) kind: DeviceErrorKind,
@@ -35,9 +35,9 @@ fn exhausted<T>(reason: String) -> Refusable<T> {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reservation {
-    /// As asked for; of plain memory perhaps no multiple of the granularity.
+    /// The requested size. For plain memory it may not be a multiple of the granularity.
     pub(super) bytes: u64,
-    /// The memory behind it, when it was taken in one piece with it.
+    /// The physical memory, if it was taken together with the range.
     pub(super) plain: Option<u64>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Space {
     pub(crate) host: Budget,
     pub(super) backing: Backing,
     base: u64,
-    /// Where the search for free addresses goes on.
+    /// The address at which the search for free addresses continues.
     cursor: u64,
     pub(super) reservations: BTreeMap<u64, Reservation>,
     pub(super) mappings: BTreeMap<u64, Mapping>,
@@ -85,7 +85,7 @@ impl Space {
         }
     }
 
-    /// Where memory of a kind is taken from.
+    /// Returns the budget from which memory of a kind is taken.
     pub(crate) fn budget(&mut self, kind: MemoryKind) -> &mut Budget {
         if kind.is_of_host() {
             &mut self.host
@@ -117,8 +117,9 @@ impl Space {
         Ok(())
     }
 
-    /// Goes on behind what was given last, and starts over at the end, so that addresses rest as
-    /// long as can be. A granule is left between ranges, so that running out of one is caught.
+    /// Searches behind the last range that was handed out, and wraps around at the end, so that released addresses stay
+    /// unused as long as possible. Leaves a granule between ranges, so that an access beyond the end of one is
+    /// detected.
     pub(super) fn find_addresses(&mut self, bytes: u64) -> Refusable<u64> {
         let found = self
             .gap_from(self.cursor, bytes)
@@ -180,7 +181,7 @@ impl Space {
         Ok(())
     }
 
-    /// The size of a handle, in bytes; 0 of one that is unknown.
+    /// Returns the size of a chunk in bytes, or 0 if it is unknown.
     pub(crate) fn size_of(&self, handle: u64) -> u64 {
         self.physical
             .get(&handle)
@@ -214,7 +215,7 @@ impl Space {
         Ok(())
     }
 
-    /// That `address` is a place where something of `bytes` can be mapped.
+    /// Checks that something of `bytes` can be mapped at `address`.
     fn check_target(&self, address: u64, bytes: u64) -> Refusable<()> {
         let Some(end) = address.checked_add(bytes) else {
             return invalid(format!(

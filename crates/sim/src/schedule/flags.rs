@@ -1,6 +1,6 @@
 //! Values on the device, and the streams that wait for them to grow.
 //!
-//! Knows nothing of queues.
+//! This module does not know the items of the streams.
 
 use super::stream::FlagId;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use weirpool_device::RawStream;
 #[derive(Debug, Default)]
 struct FlagState {
     value: u64,
-    /// By the least value they wait for, then in order of arrival.
+    /// By the least value that they wait for, then in order of arrival.
     waiters: BTreeMap<(u64, u64), RawStream>,
 }
 
@@ -39,7 +39,7 @@ impl Flags {
         self.flags[flag.0].waiters.insert(key, stream);
     }
 
-    /// Takes the next stream that waits for no more than the flag's value.
+    /// Removes and returns the next stream whose awaited value is reached.
     pub(super) fn next_to_tell(&mut self, flag: FlagId) -> Option<RawStream> {
         let state = &mut self.flags[flag.0];
         let entry = state.waiters.first_entry()?;

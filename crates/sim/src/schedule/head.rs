@@ -149,7 +149,7 @@ impl Schedule {
             Waiter::Stream(name) => self.reopen(name),
             Waiter::Watch(id) => {
                 if let Some(watched) = self.watches.remove(&id) {
-                    self.news.push(News::Rang(id));
+                    self.news.push(News::WatchCompleted(id));
                     self.woken.push(watched.waker);
                 }
             }

@@ -1,12 +1,12 @@
 //! The schedule: a discrete-event simulation of streams that share a bounded number of places.
 //!
-//! Sans-IO: time is moved by the caller ([`Schedule::move_to`]), who then calls
-//! [`Schedule::run`] until it answers nothing. Bodies of operations are handed out as [`Job`]s and
-//! reported back by [`Schedule::finish`], so that they run under no lock. Knows nothing of
-//! memory, costs, alarms, threads, or who moves the time.
+//! Sans-IO: the caller moves time ([`Schedule::move_to`]), and then calls [`Schedule::run`] until it returns `None`.
+//! Bodies of operations are handed out as [`Job`]s, and [`Schedule::finish`] reports their end, so that they run
+//! outside the lock. This module knows neither memory, costs, alarms and threads nor the part of the device that moves
+//! time.
 //!
-//! A stream is looked at only when it is on the *agenda*: when its first item arrives, when what
-//! held its head back is over. So a step costs the logarithm of the number of streams at most.
+//! A stream is examined only when it is on the *agenda*: when its first item arrives, and when the wait of its head is
+//! over. So a step costs at most the logarithm of the number of streams.
 
 mod flags;
 mod head;
@@ -27,8 +27,8 @@ use timeline::{Places, Timeline};
 use weirpool_device::plain::Arc;
 use weirpool_device::{DeviceId, RawStream, WatchId};
 
-/// The body of an operation whose time is over, to be run outside the lock and then reported with
-/// [`Schedule::finish`].
+/// The body of an operation whose time is over. It has to run outside the lock, and [`Schedule::finish`] has to be
+/// called then.
 #[must_use = "the operation is not complete until the job is finished"]
 pub(super) struct Job {
     pub(super) stream: RawStream,
@@ -51,14 +51,14 @@ pub(super) struct Schedule {
     timeline: Timeline,
     places: Places,
     watches: HashMap<WatchId, Watched>,
-    /// The wakers to call, outside the lock.
+    /// The wakers to be called outside the lock.
     pub(super) woken: Vec<Waker>,
     news: Vec<News>,
     generations: u64,
     arrivals: u64,
-    /// How many operations completed.
+    /// The number of operations that completed.
     pub(super) operations: u64,
-    /// The stall of all streams.
+    /// The total stall of all streams.
     pub(super) stall: Duration,
 }
 
@@ -87,20 +87,20 @@ impl Schedule {
         self.now
     }
 
-    /// Time does not go back; an earlier `at` changes nothing.
+    /// Moves time. It does not go back: an earlier `at` changes nothing.
     pub(super) fn move_to(&mut self, at: Duration) {
         self.now = self.now.max(at);
     }
 
-    /// When the next thing happens by itself; [`run`](Self::run) must have answered nothing.
+    /// Returns when the next thing happens. [`run`](Self::run) must have returned `None` before.
     pub(super) fn next_due(&self) -> Option<Duration> {
         self.timeline.next()
     }
 
-    /// Does all that can be done now, up to the next body.
+    /// Does everything that can be done now, up to the next body.
     ///
-    /// Places are given only when nothing else can happen at this instant, so that all streams
-    /// that become ready at it have the same chance.
+    /// Places are given only when nothing else can happen at this instant, so that all streams that become ready in it
+    /// have the same chance.
     pub(super) fn run(&mut self) -> Option<Job> {
         loop {
             if let Some(name) = self.agenda.pop_front() {
@@ -126,12 +126,12 @@ impl Schedule {
         RawStream(self.streams.insert_with(insert))
     }
 
-    /// How reports name a stream that exists.
+    /// Returns the label by which reports name a stream, if it exists.
     pub(super) fn label(&self, name: RawStream) -> Option<&StreamLabel> {
         self.streams.get(name.0).map(|stream| &stream.label)
     }
 
-    /// Whether there is such a stream, not destroyed yet.
+    /// Returns whether there is such a stream that is not destroyed.
     pub(super) fn is_open(&self, name: RawStream) -> bool {
         self.streams.get(name.0).is_some_and(Stream::is_open)
     }
@@ -141,7 +141,7 @@ impl Schedule {
         self.stream(name).owners += 1;
     }
 
-    /// Takes an owner away. Without owners the stream is closed; what was submitted to it still runs.
+    /// Removes an owner. A stream without owners is closed, but its submitted work still runs.
     pub(super) fn release(&mut self, name: RawStream) {
         self.stream(name).owners -= 1;
         self.recycle(name);
@@ -152,7 +152,7 @@ impl Schedule {
         self.stream(name).has_contract = true;
     }
 
-    /// Takes the contract's share in a stream away. Returns whether it had one.
+    /// Removes the contract's share in a stream. Returns whether it had one.
     pub(super) fn destroy_stream(&mut self, name: RawStream) -> bool {
         let stream = self.streams.get_mut(name.0);
         let is_owner = stream.is_some_and(|stream| std::mem::take(&mut stream.has_contract));
@@ -162,16 +162,16 @@ impl Schedule {
         is_owner
     }
 
-    /// How many items are not complete, and how many are.
+    /// Returns how many items are not complete, and how many are.
     pub(super) fn progress(&self, name: RawStream) -> (u64, u64) {
         self.streams
             .get(name.0)
             .map_or((0, 0), |stream| (stream.items.len() as u64, stream.done))
     }
 
-    /// Submits an item to an open stream, and answers the point behind it.
+    /// Submits an item to an open stream, and returns the point behind it.
     ///
-    /// Every item of every stream passes here in the order of submission.
+    /// Every item of every stream passes here, in the order of submission.
     pub(super) fn submit(&mut self, name: RawStream, item: Item) -> Point {
         let at = self.now;
         let stream = self.stream(name);
@@ -204,7 +204,7 @@ impl Schedule {
 
     // ---- watches ---------------------------------------------------------------------------
 
-    /// Wakes once when `point` completes, at once if it has.
+    /// Wakes `waker` once when `point` completes, or at once if it is complete.
     pub(super) fn watch(&mut self, id: WatchId, point: Option<Point>, waker: Waker) {
         match point.filter(|&point| !self.is_complete(point)) {
             Some(point) => {
@@ -215,7 +215,7 @@ impl Schedule {
         }
     }
 
-    /// Hands the forgotten waker out, since dropping it may call the device.
+    /// Cancels a watch. Returns the waker, because dropping it may call the device.
     pub(super) fn unwatch(&mut self, id: WatchId) -> Option<Waker> {
         let Watched { waker, point } = self.watches.remove(&id)?;
         let stream = self.stream(point.stream);
@@ -227,13 +227,13 @@ impl Schedule {
         self.watches.len()
     }
 
-    /// What happened since this was asked, in its order.
+    /// Takes the news since the last such call, in order.
     pub(super) fn take_news(&mut self) -> std::vec::Drain<'_, News> {
         self.news.drain(..)
     }
 
-    /// A number for a watch; in one sequence with the streams that wait, so that the waiters of a
-    /// point are told in the order they came.
+    /// Returns a number for a watch. Watches share the sequence with streams that wait, so that the waiters of a point
+    /// are notified in the order of their arrival.
     pub(super) fn next_arrival(&mut self) -> u64 {
         self.arrivals += 1;
         self.arrivals
@@ -241,7 +241,7 @@ impl Schedule {
 
     // ---- totals ----------------------------------------------------------------------------
 
-    /// How many streams are not destroyed.
+    /// Returns the number of streams that are not destroyed.
     pub(super) fn open_streams(&self) -> usize {
         self.streams
             .iter()
@@ -251,8 +251,8 @@ impl Schedule {
 
     // ---- the end of everything -------------------------------------------------------------
 
-    /// Stops for good: nothing submitted runs any more, every watcher is woken. Hands out what was
-    /// submitted, since dropping it may call the device.
+    /// Stops permanently: nothing that was submitted runs any more, and every watch is woken. Returns the submitted
+    /// items, because dropping them may call the device.
     #[must_use = "to be dropped outside the lock"]
     pub(super) fn halt(&mut self) -> Vec<Item> {
         let mut dropped = Vec::new();
@@ -275,7 +275,7 @@ impl Schedule {
 
     // ---- for people ------------------------------------------------------------------------
 
-    /// One line for each stream that has work left, saying what its head waits for.
+    /// Writes a line for each stream that has work left, with the reason why its head waits.
     pub(crate) fn describe_backlog(&self, out: &mut String) {
         for (_, stream) in self.streams.iter() {
             if let Some(head) = stream.items.front() {

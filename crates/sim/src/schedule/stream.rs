@@ -1,6 +1,6 @@
-//! One stream's queue and what holds its head back.
+//! One stream's queue, and the state of its head.
 //!
-//! Knows nothing of other streams but the points it waits for.
+//! This module knows other streams only by the points that are waited for.
 
 use crate::label::StreamLabel;
 use crate::operation::Operation;
@@ -8,21 +8,21 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use weirpool_device::{RawStream, WatchId};
 
-/// A point in a stream: complete once the stream has done more than `index` items. Since a stream
-/// is in order, this is all that a record needs to be.
+/// A point in a stream. It is complete once the stream has done more than `index` items. A stream is in order, so a
+/// record needs to be nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
     pub(super) stream: RawStream,
-    /// Which of the streams that bear this name one after another.
+    /// Distinguishes the streams that have the same name one after another.
     pub(super) generation: u64,
     pub(super) index: u64,
 }
 
-/// A value on the device that streams signal and wait for, by its number.
+/// A value on the device that streams signal and wait for. It is identified by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FlagId(pub(super) usize);
 
-/// What a stream is given to do.
+/// An item of a stream.
 #[derive(Debug)]
 pub(crate) enum Item {
     Operation(Operation),
@@ -32,42 +32,42 @@ pub(crate) enum Item {
     WaitUntil(FlagId, u64),
 }
 
-/// What happened that no submission tells: which signal ended which wait, and whom the device told.
+/// An event that does not follow from submissions alone: the signal that ended a wait, and the watches that were woken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum News {
-    /// The stream's next signal set the flag.
+    /// The stream's next signal has set the flag.
     Signalled(RawStream, FlagId),
     /// The stream's next wait for the flag is over.
     Waited(RawStream, FlagId),
-    /// What was watched is complete.
-    Rang(WatchId),
+    /// The watched point is complete.
+    WatchCompleted(WatchId),
 }
 
-/// An item and when it was submitted.
+/// An item and the time of its submission.
 #[derive(Debug)]
 pub(super) struct Submitted {
     pub(super) item: Item,
     pub(super) at: Duration,
 }
 
-/// What holds the head of the queue back.
+/// The reason why the head of the queue is not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nothing: there is no head, or the stream is on the agenda.
+    /// None: there is no head, or the stream is on the agenda.
     Open,
-    /// The point or the value that the head waits for.
+    /// The head waits for a point or a value.
     Waiting,
-    /// The earlier work that the head stands behind.
+    /// The head stands behind earlier work that is not simulated.
     Behind,
-    /// The lack of a place.
+    /// The head waits for a free place.
     Ready,
-    /// The head's own duration.
+    /// The head's duration is not over.
     Running,
-    /// The head's body, running outside the lock.
+    /// The head's body runs outside the lock.
     Finishing,
 }
 
-/// Who is told when a point completes.
+/// Something that is notified when a point completes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Waiter {
     Stream(RawStream),
@@ -79,19 +79,19 @@ pub(super) struct Stream {
     pub(super) label: StreamLabel,
     pub(super) generation: u64,
     pub(super) items: VecDeque<Submitted>,
-    /// How many items were ever done.
+    /// The number of items that are done.
     pub(super) done: u64,
     pub(super) phase: Phase,
-    /// When the last operation ended.
+    /// The time at which the last operation ended.
     pub(super) free_at: Duration,
-    /// When the last wait on the device was passed.
+    /// The time at which the last wait on the device was passed.
     pub(super) waited_until: Duration,
     pub(super) stall: Duration,
     /// By the index of the awaited item, then in order of arrival.
     pub(super) waiters: BTreeMap<(u64, u64), Waiter>,
-    /// Owners: the handles together, and the contract. Without any the stream is closed.
+    /// The number of owners: one for all handles, and one for the contract. A stream without owners is closed.
     pub(super) owners: u32,
-    /// Whether the contract is one of them.
+    /// Whether the contract is one of the owners.
     pub(super) has_contract: bool,
 }
 
@@ -112,29 +112,29 @@ impl Stream {
         }
     }
 
-    /// Whether something may be submitted.
+    /// Returns whether items can be submitted.
     pub(super) fn is_open(&self) -> bool {
         self.owners > 0
     }
 
-    /// How many items were ever submitted.
+    /// Returns the number of items that were ever submitted.
     pub(super) fn submitted(&self) -> u64 {
         self.done + self.items.len() as u64
     }
 
-    /// Whether nothing can refer to the stream any more, so that its name is free.
+    /// Returns whether nothing can refer to the stream any more, so that its name is free.
     pub(super) fn is_gone(&self) -> bool {
         !self.is_open() && self.items.is_empty()
     }
 
-    /// Takes the next waiter whose item is done.
+    /// Removes and returns the next waiter whose item is done.
     pub(super) fn next_to_tell(&mut self) -> Option<Waiter> {
         let entry = self.waiters.first_entry()?;
         (entry.key().0 < self.done).then(|| entry.remove())
     }
 
-    /// When the operation at the head may start, and the stall that waits gave it: what it starts
-    /// later than the end of the work before it, its submission, and the work it stands behind.
+    /// Returns when the operation at the head may start, and the stall that waits caused: how much later that is than
+    /// the end of the work before it, its submission, and the work that it stands behind.
     pub(super) fn start_of(
         &self,
         operation: &Operation,

@@ -1,13 +1,13 @@
-//! What is due when, and who is ready to run: two heaps with at most one entry a stream each.
+//! What is due at which time, and which streams are ready to run: two heaps with at most one entry per stream each.
 //!
-//! Knows nothing of what the entries mean.
+//! This module does not know the meaning of an entry.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 use weirpool_device::RawStream;
 
-/// Streams by the time at which something happens to them; of one instant, in order of arrival.
+/// Streams by the time at which something happens to them. Those of one instant are in order of arrival.
 #[derive(Debug, Default)]
 pub(super) struct Timeline {
     heap: BinaryHeap<Reverse<(Duration, u64, RawStream)>>,
@@ -15,7 +15,7 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    /// [`Duration::MAX`] is never.
+    /// Adds a stream. At [`Duration::MAX`] nothing ever happens.
     pub(super) fn push(&mut self, at: Duration, stream: RawStream) {
         if at < Duration::MAX {
             self.arrivals += 1;
@@ -27,7 +27,7 @@ impl Timeline {
         self.heap.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// Takes the first that is due by `now`.
+    /// Removes and returns the first stream that is due by `now`.
     pub(super) fn pop_due(&mut self, now: Duration) -> Option<RawStream> {
         if self.next()? > now {
             return None;
@@ -40,7 +40,7 @@ impl Timeline {
     }
 }
 
-/// Streams whose head waits for a place: longest first; of one instant, as the seed draws them.
+/// Streams whose head waits for a place. The longest wait comes first; within an instant, the seed decides.
 #[derive(Debug)]
 pub(super) struct Places {
     free: usize,
@@ -64,7 +64,7 @@ impl Places {
         self.ready.push(Reverse((now, ticket, stream)));
     }
 
-    /// Gives a free place to the next in line.
+    /// Gives a free place to the next stream.
     pub(super) fn give(&mut self) -> Option<RawStream> {
         if self.free == 0 {
             return None;
