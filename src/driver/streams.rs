@@ -40,18 +40,10 @@ impl Deref for Streams {
 
 impl Streams {
     pub(super) fn new(core: Core) -> Self {
-        let no_cache = Bounds {
-            bytes: 0,
-            largest: 0,
-            large_cache: 0,
-            unsealed: 0,
-            may_widen: false,
-            is_sharded: false,
-        };
         let host = Host(core.device.id());
         let gate = core.gate.clone();
         Self {
-            neutral: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, no_cache, gate)),
+            neutral: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, Bounds::NONE, gate)),
             lanes: Busy::new(Guards::Registry, Registry::new()),
             events: Arc::new(Events::new(core.device.clone())),
             core,

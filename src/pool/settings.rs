@@ -181,14 +181,7 @@ impl PoolConfig {
     fn lane_bounds(&self) -> Bounds {
         if !self.is_pooled {
             // Each free is to be seen complete by itself.
-            return Bounds {
-                bytes: 0,
-                largest: 0,
-                large_cache: 0,
-                unsealed: 0,
-                may_widen: false,
-                is_sharded: false,
-            };
+            return Bounds::NONE;
         }
         Bounds {
             bytes: self.lane_bytes,

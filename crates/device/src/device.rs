@@ -1,4 +1,4 @@
-//! The contract: what the pool asks of a backend.
+//! The device contract: the calls that the pool makes.
 
 use crate::{
     AlarmId, BlockObserver, Capabilities, Chunk, DeviceError, DeviceId, Explain, MemoryInfo,
@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-/// What the pool asks of a device.
+/// A device, as the pool needs it.
 ///
 /// Sizes and addresses are in bytes. A call fails only with a [`DeviceError`]: "not complete yet" is never an
 /// error, and an error is never "not complete yet" (invariant `errors-are-errors`).
@@ -52,21 +52,21 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Returns the id of the device.
     fn id(&self) -> DeviceId;
 
-    /// Describes the device in one line for people: name, memory, what it supports, what is in use, and whether
-    /// its memory is pooled.
+    /// Describes the device in one line of text: its name, memory and capabilities, what is in use, and whether its
+    /// memory is pooled.
     fn describe(&self) -> String;
 
-    /// Returns what the device supports. It is constant over the device's life.
+    /// Returns the capabilities of the device. They are constant over its life.
     fn capabilities(&self) -> Capabilities;
 
-    /// Returns an observer of all blocks, where the device checks the order of its work. A pool asks once, when it
-    /// is built. The default is none, which costs nothing.
+    /// Returns an observer of all blocks if the device checks the order of its work. A pool calls this once, when it is
+    /// built. The default is `None`, which costs nothing.
     fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {
         None
     }
 
-    /// Keeps a pool's explanation of its waiting requests, for the device's report if no task can proceed. A pool calls
-    /// this once, when it is built. The default ignores it.
+    /// Keeps a pool's explanation of its waiting requests, for the device's report when no task can proceed. A pool
+    /// calls this once, when it is built. The default ignores it.
     fn explain_with(&self, _pool: Weak<dyn Explain>) {}
 
     /// Returns free and total memory of a kind, in bytes: of the device, or of its host for kinds that are
@@ -78,14 +78,14 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
 
     // ---- time --------------------------------------------------------------------------------
 
-    /// Reads the device's clock: time since an origin of its own. It never goes back. Cannot wait.
+    /// Reads the device's clock: the time since an arbitrary origin. It never goes back. Cannot wait.
     fn now(&self) -> Duration;
 
-    /// Calls `waker` once, at the time `at` of [`now`](Self::now) or soon after; immediately if that time is
-    /// past. The device holds no lock during the call. Cannot wait.
+    /// Calls `waker` once, when [`now`](Self::now) reaches `at` or soon after, or immediately if that time is past. The
+    /// device holds no lock during the call. Cannot wait.
     fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId;
 
-    /// Cancels an alarm. One that is over, or unknown, is ignored.
+    /// Cancels an alarm. An unknown alarm, or one that is over, is ignored.
     fn cancel_alarm(&self, alarm: AlarmId);
 
     // ---- address space and physical memory -----------------------------------------------------
@@ -115,7 +115,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// nothing then.
     fn create(&self, bytes: u64) -> Result<Chunk, DeviceError>;
 
-    /// Gives a chunk back to the device. Can wait.
+    /// Returns a chunk to the device. Can wait.
     ///
     /// # Errors
     /// Returns an error if the chunk is unknown or still mapped.
@@ -137,7 +137,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Unmaps a chunk. Does not wait for work of the device, but can wait otherwise.
     ///
     /// # Errors
-    /// On failure the mapping stands.
+    /// On failure the mapping stays.
     ///
     /// # Safety
     /// [`map`](Self::map) mapped exactly this range, and no work that touches it is running or submitted.
@@ -151,7 +151,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// the device takes nothing then.
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError>;
 
-    /// Gives plain memory back. Can wait for *all* work of the device (CUDA's `cuMemFree` does).
+    /// Releases plain memory. Can wait for *all* work of the device (CUDA's `cuMemFree` does).
     ///
     /// # Errors
     /// Returns an error if `address` is not one that [`allocate`](Self::allocate) returned for the kind.
@@ -161,13 +161,12 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// that touches it is running or submitted.
     unsafe fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError>;
 
-    /// Returns where a range of device addresses lies in the host's own memory, for a kind that the host
-    /// [sees](MemoryKind::is_seen_by_host). The default is `None`: the bytes do not lie there (as a simulated
-    /// device's), and the host reaches them by [`download`](Self::download) and [`upload`](Self::upload) on
+    /// Returns the position of a range of device addresses in the host's own address space, for a kind that the host
+    /// [sees](MemoryKind::is_seen_by_host). The default is `None`: the bytes are not there (as with the simulated
+    /// device), and the host reaches them by [`download`](Self::download) and [`upload`](Self::upload) on
     /// [`RawStream::HOST`].
     ///
-    /// The host may use the bytes while no work of the device does, from the moment at which that work is seen
-    /// complete.
+    /// The host may use the bytes while no work of the device uses them, as soon as it has seen that work complete.
     fn host_pointer(&self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
         let _ = (address, bytes);
         None
@@ -175,7 +174,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
 
     // ---- streams and events ----------------------------------------------------------------------
 
-    /// Makes a stream, which lives until [`destroy_stream`](Self::destroy_stream). Can wait.
+    /// Creates a stream, which lives until [`destroy_stream`](Self::destroy_stream). Can wait.
     ///
     /// # Errors
     /// Returns an error if the device is out of resources or broken.
@@ -190,20 +189,20 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// No later call of this caller names the stream.
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError>;
 
-    /// Returns the backend's own object of a stream that the device made, or of one that can stand for the
+    /// Returns the backend's own object for a stream that the device created, or for one that can stand for the
     /// [host](RawStream::HOST). The default is `None`.
     fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
         let _ = stream;
         None
     }
 
-    /// Returns whether a stream has no other owner left than those that registrations keep, of which `owner` is
-    /// one. By default that is so when `owner` has a reference count of 1.
+    /// Returns whether a stream has no owners other than those that registrations keep, of which `owner` is one. The
+    /// default is whether `owner` has a reference count of 1.
     fn is_abandoned(&self, owner: &Arc<dyn Any + Send + Sync>) -> bool {
         Arc::strong_count(owner) == 1
     }
 
-    /// Makes an event without timing. An event that was never recorded counts as complete.
+    /// Creates an event without timing. An event that was never recorded counts as complete.
     ///
     /// # Errors
     /// Returns an error if the device is out of resources or broken.
@@ -235,7 +234,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Returns whether the work behind the event's last record is complete. Cannot wait.
     ///
     /// # Errors
-    /// Never for "not yet"; with an error of the work or of the device.
+    /// Returns an error of the work or of the device. "Not yet" is never an error.
     ///
     /// # Safety
     /// The event is one of this device that was not destroyed.
@@ -262,14 +261,14 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// [cancelled](Self::unwatch).
     unsafe fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId;
 
-    /// Cancels a watch. One that is over, or unknown, is ignored.
+    /// Cancels a watch. An unknown watch, or one that is over, is ignored.
     fn unwatch(&self, watch: WatchId);
 
     // ---- copies and fills --------------------------------------------------------------------------
 
-    /// Copies bytes of the host to the device, in the order of `stream`. The call has read `bytes` when it
-    /// returns. It may take a while for many bytes, but never waits for work of the device. `location` is the
-    /// caller's place in the source, for reports.
+    /// Copies bytes of the host to the device, in the order of `stream`. The call has read `bytes` when it returns. It
+    /// may take a while for many bytes, but never waits for work of the device. `location` is the caller's location in
+    /// the source, for reports.
     ///
     /// With [`RawStream::HOST`] the host itself writes the bytes, into memory that it sees, before the call
     /// returns.
@@ -296,7 +295,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Returns the errors of [`upload`](Self::upload).
     ///
     /// # Safety
-    /// As [`upload`](Self::upload).
+    /// Those of [`upload`](Self::upload).
     unsafe fn download(
         &self,
         stream: RawStream,
@@ -313,7 +312,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// being captured; a pool then leaves the memory as it is.
     ///
     /// # Safety
-    /// As [`upload`](Self::upload).
+    /// Those of [`upload`](Self::upload).
     unsafe fn fill(
         &self,
         stream: RawStream,
