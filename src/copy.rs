@@ -42,7 +42,7 @@ impl Copy {
 /// [`Block::upload`](crate::Block::upload).
 ///
 /// # Errors
-/// The device's error.
+/// Returns the device's error.
 ///
 /// # Cancel safety
 /// Dropping it stops waiting; the copy takes place all the same.
@@ -52,7 +52,7 @@ pub struct Upload(Copy);
 /// The future of a copy to the host: returns the bytes. Made by [`Block::download`](crate::Block::download).
 ///
 /// # Errors
-/// The device's error.
+/// Returns the device's error.
 ///
 /// # Cancel safety
 /// Dropping it stops waiting; the memory that the copy needs stays until the copy is complete.

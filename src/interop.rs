@@ -27,7 +27,7 @@ enum Guest {
 
 impl Guest {
     /// # Errors
-    /// When the pool's memory cannot be used on the stream.
+    /// Returns an error if the pool's memory cannot be used on the stream.
     fn of(stream: &CudaStream, home: &Arc<Registration>) -> Result<Self, StreamError> {
         let default = default_of(stream);
         let (device, raw) = names_of(default.as_deref().unwrap_or(stream));
@@ -123,7 +123,7 @@ fn pointer<'a>(
 }
 
 /// # Panics
-/// When the block is of another device, or of an external stream.
+/// Panics if the block is of another device, or of an external stream.
 fn stream_of(block: &Block) -> &plain::Arc<CudaStream> {
     let native = block.registration().native.get();
     let stream = native.and_then(of_native);
@@ -186,7 +186,7 @@ impl<T> DeviceSlice<T> for Buffer<T> {
     }
 
     /// # Panics
-    /// When the buffer is of another device, or was allocated on an external stream.
+    /// Panics if the buffer is of another device, or was allocated on an external stream.
     fn stream(&self) -> &plain::Arc<CudaStream> {
         stream_of(self.block())
     }
@@ -196,7 +196,7 @@ impl<T> DevicePtr<T> for Buffer<T> {
     /// The stream comes after all that may have written the buffer, as with [`Block::read_on`].
     ///
     /// # Panics
-    /// When the stream is of another context, or no event can be had behind the earlier uses: see
+    /// Panics if the stream is of another context, or no event can be had behind the earlier uses: see
     /// [`Block::read_on`].
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self.block(), 0, Access::Read, stream)
@@ -207,7 +207,7 @@ impl<T> DevicePtrMut<T> for Buffer<T> {
     /// The stream comes after all earlier uses of the buffer, as with [`Block::write_on`].
     ///
     /// # Panics
-    /// As [`device_ptr`](Self::device_ptr).
+    /// Panics as [`device_ptr`](Self::device_ptr) does.
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         pointer(self.block(), 0, Access::Write, stream)
     }

@@ -21,32 +21,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Glossary
-//!
-//! - **device**: a backend. [`device::sim`] simulates one, so that code can be tried and tested without a GPU.
-//! - **stream**: an in-order queue of device work, modelled as an executor: work is submitted, completion is awaited.
-//!   A [`Stream`] is registered with a pool.
-//! - **event, ticket**: a point in a stream. Each stream numbers its points with tickets. A ticket is complete when the
-//!   event recorded for it, or for a later ticket of that stream, is complete.
-//! - **segment**: a range of addresses from the device. **Chunk**: one physical allocation, mapped into a segment.
-//!   **Block**: a piece of a segment. Blocks tile their segment.
-//! - **free, used, pending**: the states of a block. *Pending* means freed, while device work submitted before the free
-//!   may still touch the memory. Pending is relative: the freeing stream may reuse the block immediately, because its
-//!   own order protects it. Any other stream needs the ticket to complete, or an ordering to be inserted.
-//! - **fence set**: the points, at most one of each stream, that must be complete, or ordered before, for a block to be
-//!   reused.
-//! - **lane**: the pool's cache in front of each stream, bounded in bytes. **Heap**: the shared book of segments and
-//!   blocks behind the lanes.
-//! - **reserved**, **used**, **pending**: bytes taken from the device, bytes of live blocks, and bytes freed but not
-//!   complete; each with its high-water mark. The names are CUDA's and HIP's.
-//!
-//! ```text
-//!     free ──grant──▶ used ──deallocate(stream, ticket)──▶ pending ──ticket complete──▶ free
-//!                      ▲                                      │
-//!                      └── same stream: at once ──────────────┤
-//!                      └── other stream: after the ticket, ───┘
-//!                          or behind a wait on the device
-//! ```
+//! The [guide] begins with [concepts](guide::concepts): the glossary, the states of a block, and where memory comes from.
 //!
 //! # One allocation, followed through the layers
 //!
@@ -64,8 +39,8 @@
 //!       [short](Order::GrowFirst), this comes before polling.
 //! 5. If no source suffices, the future joins the **queue**, and the gate is closed: lanes are bypassed, and every free
 //!    goes to the heap and notifies the queue.
-//! 6. Such a free, and the device when a stream advances, wake a [`Reclaimer`] on the runtime and the waiters. The first
-//!    of them that is polled tries the sources for the head of the queue, sets the grant, and then wakes its waiter.
+//! 6. Such a free, and the device when a stream advances, notify the first waiter, and a [`Reclaimer`] if there is one.
+//!    Whichever is polled first tries the sources for the head of the queue, sets the grant, and then wakes its waiter.
 //! 7. The [`Block`] is used in the order of its stream. A use on a further stream is declared with [`Block::used_on`].
 //! 8. Dropping the block returns it to the lane, or to the heap as pending under the stream's open ticket. Once enough
 //!    bytes are freed, the ticket is *sealed*: closed under the lane's lock, and its event recorded after the lock is
@@ -73,7 +48,7 @@
 //!
 //! # Layers
 //!
-//! Imports point down only; a test holds this table.
+//! Imports point down only, with one exception, which the test that holds this table names.
 //!
 //! | layer | contents | must not know |
 //! |---|---|---|
@@ -99,7 +74,8 @@
 //! | `fault` | faults that are injected on purpose, to check the tests | |
 //! | `sync` | the only module that names the primitives of std or loom | |
 //!
-//! `unsafe` lives in `device`; everywhere else it is denied.
+//! `unsafe` is denied, except where a file or a statement allows it; `docs/unsafe.md` lists every use with its argument.
+//! The backends are crates of their own: `crates/sim` and `crates/cuda`, behind the contract of `crates/device`.
 //!
 //! # Features
 //!

@@ -113,7 +113,7 @@ impl Stream {
     /// An event behind all work submitted to the stream so far.
     ///
     /// # Errors
-    /// When the device cannot record one.
+    /// Returns an error if the device cannot record one.
     pub fn event(&self) -> Result<Event, DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
         let marker = service.driver.mark_for_user(lane)?;
@@ -127,8 +127,8 @@ impl Stream {
     /// device. The pool takes note: memory freed before the event may be reused on this stream.
     ///
     /// # Errors
-    /// [`StreamError::ForeignPool`] when the event is of another pool's stream, or the device's error;
-    /// the streams are not ordered then.
+    /// Returns [`StreamError::ForeignPool`] if the event is of another pool's stream, or the device's error; the
+    /// streams are not ordered then.
     pub fn wait(&self, event: &Event) -> Result<(), StreamError> {
         if !self.is_of_pool(&event.registration) {
             return Err(StreamError::ForeignPool);
@@ -142,7 +142,7 @@ impl Stream {
     /// Waits until all work submitted to the stream so far is complete.
     ///
     /// # Errors
-    /// When the device cannot record, or its work failed.
+    /// Returns an error if the device cannot record, or its work failed.
     ///
     /// # Cancel safety
     /// Dropping the future stops the waiting and nothing else.
@@ -154,7 +154,7 @@ impl Stream {
     /// [`Sealing`](crate::Sealing).
     ///
     /// # Errors
-    /// When the device cannot; the memory stays pending.
+    /// Returns an error if the device call fails; the memory stays pending.
     pub fn seal(&self) -> Result<(), DeviceError> {
         let Registration { service, lane, .. } = &*self.registration;
         service.driver.seal(lane)?;

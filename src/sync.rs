@@ -1,12 +1,12 @@
 //! The only file that names the primitives of std, loom or shuttle.
 //!
-//! Under `--cfg weirpool_loom` the names stand for loom's primitives, so that the models in `loom-tests/` drive the
-//! crate's own types. With `--cfg weirpool_shuttle` as well they stand for shuttle's, for schedules that are too many for
-//! loom. In debug builds the facade also keeps count, for two checks that a
-//! test can ask for: which locks a thread took and how often it wrote a shared cache line
-//! ([`census`]), and whether it holds a lock where it must hold none ([`assert_unlocked`], *no-lock-across-calls*).
+//! Under `--cfg weirpool_loom` the names stand for loom's primitives, so that the models in `loom-tests/` run the
+//! crate's own types. With `--cfg weirpool_shuttle` as well they stand for shuttle's, for models with too many
+//! schedules for loom. In debug builds this module also counts, for two checks that a test can make: the locks that a
+//! thread took and its writes to shared cache lines ([`census`]), and whether it holds a lock where it must hold none
+//! ([`assert_unlocked`], *no-lock-across-calls*).
 //!
-//! The device layer is below the models: it uses [`plain`], which is std's always.
+//! The device layer is below the models: it uses [`plain`], which is always std.
 
 #[cfg(not(weirpool_loom))]
 use std::sync as primitive;
@@ -26,7 +26,7 @@ use primitive::atomic;
 pub(crate) use primitive::atomic::Ordering;
 pub(crate) use weirpool_device::{assert_unlocked, plain};
 
-/// What a lock guards: the name under which the census counts it.
+/// The object that a lock guards: the name under which the census counts the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Guards {
     Lane,
@@ -43,8 +43,8 @@ pub(crate) enum Guards {
     Budget,
 }
 
-/// A mutex that does not poison: a panic while it is held is a bug of this crate, and the
-/// invariants, not the flag, say whether the data is sound.
+/// A mutex that does not poison. A panic while it is held is a bug of this crate, and the invariants, not the poison
+/// flag, tell whether the data is sound.
 #[derive(Debug)]
 pub(crate) struct Mutex<T: ?Sized> {
     #[cfg(debug_assertions)]
@@ -65,7 +65,7 @@ impl<T> Mutex<T> {
 }
 
 impl<T: ?Sized> Mutex<T> {
-    /// None while somebody else has it.
+    /// Returns `None` while another thread holds the lock.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         let inner = match self.inner.try_lock() {
@@ -91,7 +91,7 @@ impl<T: ?Sized> Mutex<T> {
 }
 
 impl<T> Mutex<T> {
-    /// Returns the value of a mutex that the caller owns: no lock is taken.
+    /// Returns the value of a mutex that the caller owns. Takes no lock.
     #[inline]
     pub(crate) fn get_mut(&mut self) -> &mut T {
         let value = self.inner.get_mut();
@@ -99,8 +99,8 @@ impl<T> Mutex<T> {
     }
 }
 
-/// A mutex that many threads come to at once, and nobody holds for long: who finds it taken looks again for some
-/// microseconds before it sleeps. To sleep and be woken takes longer than what it waits for.
+/// A mutex that many threads take at once and hold only briefly. A thread that finds it locked retries for some
+/// microseconds before it sleeps, because sleeping and being woken takes longer than the lock is held.
 #[derive(Debug)]
 pub(crate) struct Busy<T>(Mutex<T>);
 
@@ -122,7 +122,7 @@ impl<T> Busy<T> {
 
     #[cold]
     fn lock_soon(&self) -> Guard<'_, T> {
-        /// From 1 to 64 pauses each: some 20 us in all.
+        /// Each attempt is followed by 1 to 64 pauses: about 20 us in all.
         const LOOKS: usize = 12;
         let backoff = Backoff::new();
         for _ in 0..LOOKS {
@@ -164,8 +164,8 @@ impl<T: ?Sized> Drop for Guard<'_, T> {
     }
 }
 
-/// What is never given back to the allocator, so that a guard of it depends on nobody's count. Models count it: to
-/// them it would be a new one in each execution.
+/// A value that is never deallocated, so that a reference to it needs no reference count. Models use a reference count,
+/// because each execution creates a new value.
 #[derive(Debug)]
 pub(crate) struct Lasting<T: ?Sized + 'static>(
     #[cfg(not(weirpool_loom))] pub(crate) &'static T,
@@ -284,10 +284,10 @@ impl SharedNumber {
         self.0.fetch_max(value, order)
     }
 
-    /// Sets the number to what `next` makes of it, as it is in that moment.
+    /// Sets the number to the result of `next` for the current number, atomically.
     ///
     /// # Errors
-    /// With the number, when `next` makes nothing of it.
+    /// Returns the current number if `next` returns `None`.
     #[inline]
     pub(crate) fn fetch_update(
         &self,
@@ -314,8 +314,8 @@ impl SharedNumber {
     }
 }
 
-/// A number that is only ever reported: nothing waits for it or is decided by it. Std's whatever is
-/// being modelled, so that figures add no steps to the models; a write is one in the census.
+/// A number that is only reported: nothing waits for it, and no decision depends on it. It is std's atomic in models as
+/// well, so that figures add no steps to them. The census counts each write.
 #[derive(Debug, Default)]
 pub(crate) struct Count(plain::AtomicU64);
 
@@ -324,14 +324,14 @@ impl Count {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Wraps around: differences stay right.
+    /// Adds, and wraps around. Differences stay correct.
     pub(crate) fn add(&self, count: u64) {
         #[cfg(debug_assertions)]
         counters::wrote();
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Stays at the largest number rather than to wrap around.
+    /// Adds, and saturates at the largest number.
     pub(crate) fn add_saturating(&self, count: u64) {
         #[cfg(debug_assertions)]
         counters::wrote();
@@ -351,7 +351,7 @@ impl Count {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Writes nothing while the value is not higher.
+    /// Sets the number to `value` if that is higher. Otherwise writes nothing.
     pub(crate) fn raise(&self, value: u64) {
         if value > self.get() {
             #[cfg(debug_assertions)]
@@ -361,12 +361,12 @@ impl Count {
     }
 }
 
-/// Lets other threads go on: this one waits for what one of them is about to do.
+/// Lets other threads run, because this thread waits for an imminent action of one of them.
 pub(crate) fn yield_now() {
     thread::yield_now();
 }
 
-/// Which thread this is: counted from the first that asks.
+/// Returns the number of the calling thread, counted from the first thread that asks.
 #[cfg(not(weirpool_loom))]
 #[inline]
 pub(crate) fn thread_number() -> usize {
@@ -386,13 +386,13 @@ pub(crate) fn thread_number() -> usize {
     digits.parse().unwrap_or_default()
 }
 
-/// What the calling thread did since it last asked: locks by name, and writes to shared atomics.
+/// Returns and resets the counts of the calling thread: locks by name, and writes to shared atomics.
 #[cfg(all(test, debug_assertions, not(weirpool_loom)))]
 pub(crate) fn census() -> Census {
     counters::take()
 }
 
-/// The answer of [`census`].
+/// The counts that [`census`] returns.
 #[derive(Clone, Debug, Default)]
 #[allow(dead_code)]
 pub(crate) struct Census {
@@ -425,7 +425,7 @@ mod counters {
         count(|census| census.shared_writes += 1);
     }
 
-    /// A thread that is ending may drop blocks, and counts no more.
+    /// A thread that is ending may drop blocks. It is no longer counted.
     fn count(what: impl FnOnce(&mut Census)) {
         let _ = CENSUS.try_with(|census| what(&mut census.borrow_mut()));
     }
@@ -436,7 +436,7 @@ mod counters {
     }
 }
 
-/// loom runs its threads as coroutines of one, so a thread-local counters would mix them up.
+/// loom runs its threads as coroutines of one thread, so that thread-local counters would mix them up.
 #[cfg(all(debug_assertions, weirpool_loom))]
 mod counters {
     use super::Guards;

@@ -23,13 +23,13 @@ pub trait Invariants {
     /// Checks the invariants that hold at every moment: blocks tile their segments, and bytes are conserved.
     ///
     /// # Errors
-    /// The first invariant that does not hold.
+    /// Returns the first invariant that does not hold.
     fn check(&self) -> Result<(), String>;
 
     /// Flushes the caches, checks the invariants, and checks that every block was given back.
     ///
     /// # Errors
-    /// The first invariant that does not hold, or the bytes that are still in use.
+    /// Returns the first invariant that does not hold, or the bytes that are still in use.
     fn check_conserved(&self) -> Result<(), String>;
 }
 

@@ -17,7 +17,7 @@ use weirpool::device::cuda::CudaDevice;
 /// Opens the first GPU. To be called first of all, while there is no other thread.
 ///
 /// # Errors
-/// When there is no driver or no device, or kernels cannot be compiled.
+/// Returns an error if there is no driver or no device, or kernels cannot be compiled.
 pub(crate) fn open(options: &Options) -> anyhow::Result<Gpu> {
     driver::prepare();
     Gpu::new(options)

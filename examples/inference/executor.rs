@@ -43,10 +43,10 @@ pub(crate) enum Executor {
 
 impl Executor {
     /// # Errors
-    /// When the operating system has no threads to give.
+    /// Returns an error if the operating system cannot start a thread.
     ///
     /// # Panics
-    /// When virtual time is asked for, and there is none.
+    /// Panics if virtual time is requested of a device that has none.
     pub(crate) fn new(name: ExecutorName, virtual_time: Option<&SimDevice>) -> io::Result<Self> {
         use tokio::runtime::Builder;
         Ok(match name {

@@ -31,7 +31,7 @@ impl Lease {
     /// A block of it, for use in the order of a stream.
     ///
     /// # Errors
-    /// When the device has failed, or more is asked for than was reserved.
+    /// Returns an error if the device has failed, or if more is requested than was reserved.
     pub(crate) fn block(&self, stream: &Stream, bytes: u64) -> Result<Block, AllocError> {
         self.0.allocate(stream, bytes)
     }
@@ -41,7 +41,7 @@ impl Admission {
     /// The memory of a request; none, where that was not to be had in so many tries.
     ///
     /// # Errors
-    /// When the pool or the device fails.
+    /// Returns an error if the pool or the device fails.
     pub(crate) async fn lease(
         &self,
         pool: &Pool,

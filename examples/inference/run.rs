@@ -41,7 +41,7 @@ pub(crate) struct Outcome {
 }
 
 /// # Errors
-/// When the pool or the device fails, or memory is missing at the end.
+/// Returns an error if the pool or the device fails, or memory is missing at the end.
 pub(crate) fn run<S: Site>(
     site: &S,
     options: &Options,

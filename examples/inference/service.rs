@@ -48,7 +48,7 @@ impl Service {
     /// Serves one request, from the moment on that it is let in.
     ///
     /// # Errors
-    /// When the pool or the device fails; that memory was not to be had is no error.
+    /// Returns an error if the pool or the device fails. Lack of memory is not an error.
     pub(crate) async fn serve(self: Arc<Self>, request: Request) -> anyhow::Result<Record> {
         let _in_flight = self.gauge.in_flight();
         let came = self.timer.now();

@@ -54,7 +54,7 @@ fn slot(device: c_int) -> Option<&'static OnceLock<Result<DevicePool, String>>> 
 /// Notes a use on a further stream, whichever device's memory it is.
 ///
 /// # Errors
-/// When it is none's, or the stream cannot be known.
+/// Returns an error if no pool allocated the address, or if the stream cannot be identified.
 ///
 /// # Safety
 /// As [`weirpool_record_stream`](crate::weirpool_record_stream).
@@ -98,7 +98,7 @@ impl DevicePool {
     }
 
     /// # Errors
-    /// When there was no memory in time, or the device failed.
+    /// Returns an error if there was no memory in time, or the device failed.
     ///
     /// # Safety
     /// As [`weirpool_alloc`](crate::weirpool_alloc).
@@ -117,7 +117,8 @@ impl DevicePool {
     /// Where the device is gone, as at the end of the process, or broken, there is nothing to free.
     ///
     /// # Errors
-    /// When the address is not allocated here, or the stream cannot be known; nothing is freed then.
+    /// Returns an error if the address is not allocated here, or if the stream cannot be identified; nothing is freed
+    /// then.
     ///
     /// # Safety
     /// As [`weirpool_free`](crate::weirpool_free).
@@ -134,8 +135,8 @@ impl DevicePool {
     }
 
     /// # Errors
-    /// When the address is not allocated here; or when the stream cannot be known, and then the memory is never
-    /// given to anybody again, rather than too early.
+    /// Returns an error if the address is not allocated here, or if the stream cannot be identified. In the second case
+    /// the memory is never granted again, rather than too early.
     ///
     /// # Safety
     /// As [`weirpool_record_stream`](crate::weirpool_record_stream).

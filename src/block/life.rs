@@ -44,7 +44,7 @@ impl Block {
     /// Makes a block of an allocation that its tag, if any, is charged for.
     ///
     /// # Errors
-    /// When the block cannot be filled as the caller or the pool asks; it is freed then.
+    /// Returns an error if the block cannot be filled as the caller or the pool asks; it is freed then.
     #[inline]
     pub(crate) fn new(
         registration: &Arc<Registration>,
@@ -74,7 +74,7 @@ impl Block {
     /// Makes a block of memory of a reservation, whose tag was charged for it when it was reserved.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Returns the errors of [`new`](Self::new).
     pub(crate) fn reserved(
         registration: &Arc<Registration>,
         mut allocation: Allocation,
@@ -118,7 +118,7 @@ fn tell_granted(registration: &Registration, allocation: &Allocation, tag: Optio
 /// must come after.
 ///
 /// # Errors
-/// As [`Block::new`].
+/// Returns the errors of [`Block::new`].
 #[cold]
 #[inline(never)]
 fn begin(
@@ -198,7 +198,8 @@ impl Block {
     /// Adds memory that was allocated right above the block.
     ///
     /// # Errors
-    /// When a further stream cannot be ordered after that grant, or the memory cannot be filled. The block is unchanged then.
+    /// Returns an error if a further stream cannot be ordered after that grant, or the memory cannot be filled. The
+    /// block is unchanged then.
     pub(crate) fn extend(
         &mut self,
         allocations: Allocations,
@@ -274,7 +275,7 @@ impl Block {
     /// Frees the block in the order of `stream`, and of all streams that it was used on, its own included.
     ///
     /// # Errors
-    /// As [`used_on`](Self::used_on). The error holds the block, which is still allocated.
+    /// Returns the errors of [`used_on`](Self::used_on). The error holds the block, which is still allocated.
     #[track_caller]
     pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
         match self.used_on(stream) {
@@ -297,10 +298,16 @@ impl Block {
 
     /// Frees a block that has ended. Returns the points that its memory waits for.
     fn free(&mut self, block: Use) -> Fences {
-        let is_plain = self.extra.get_mut().is_none();
+        let extra = self.extra.get_mut();
+        let is_plain = extra.is_none();
+        let is_of_one_stream = extra.as_ref().is_none_or(|extra| extra.is_of_one_stream());
         let Registration { service, lane, .. } = &**self.registration();
         if is_plain {
             return Fences::one(lane.id, service.driver.free(lane, block));
+        }
+        if is_of_one_stream {
+            let lanes = std::slice::from_ref(lane);
+            return service.driver.free_many(lane, lanes, None, &block);
         }
         let (lanes, earlier) = (self.uses().lanes(), self.uses().fence_left_behind());
         service.driver.free_many(lane, &lanes, earlier, &block)
@@ -418,8 +425,8 @@ impl Drop for Block {
 /// then. Dropping it does not stop the free.
 ///
 /// # Errors
-/// When the device cannot record an event, or reports an error instead of completion. If the error is sticky, the memory is
-/// leaked rather than reused. Otherwise it is reused once a later event proves it complete.
+/// Returns an error if the device cannot record an event, or reports an error instead of completion. If the error is
+/// sticky, the memory is leaked rather than reused. Otherwise it is reused once a later event proves it complete.
 ///
 /// # Cancel safety
 /// Dropping it stops waiting and has no other effect.

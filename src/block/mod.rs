@@ -68,6 +68,13 @@ struct Extra {
     left_at: Option<Ticket>,
 }
 
+impl Extra {
+    /// Whether the block is freed in the order of its own stream alone.
+    fn is_of_one_stream(&self) -> bool {
+        self.streams.is_empty() && self.left_at.is_none()
+    }
+}
+
 /// What the block is.
 impl Block {
     #[inline(always)]
@@ -143,8 +150,8 @@ impl Block {
     /// [wait](Stream::wait) for an event, or call [`read_on`](Self::read_on) or [`write_on`](Self::write_on).
     ///
     /// # Errors
-    /// [`StreamError::ForeignPool`] when the stream belongs to another pool, or the device's error. The stream must not use
-    /// the block then.
+    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool, or the device's error. The stream
+    /// must not use the block then.
     pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
         self.uses().note(self.own(stream)?, Access::Always)?;
         Ok(())
@@ -179,7 +186,7 @@ impl Block {
     /// at the same time, and communicate through it; ordering them is up to you.
     ///
     /// # Errors
-    /// As [`used_on`](Self::used_on).
+    /// Returns the errors of [`used_on`](Self::used_on).
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.argument(stream, Access::Any, 0..self.size())
     }
@@ -214,8 +221,8 @@ impl Block {
     /// ```
     ///
     /// # Errors
-    /// As [`used_on`](Self::used_on). Also when the device cannot record an event behind the earlier uses: on a stream that
-    /// is being captured, or on an external stream, which may be gone.
+    /// Returns the errors of [`used_on`](Self::used_on). Also returns an error if the device cannot record an event
+    /// behind the earlier uses: on a stream that is being captured, or on an external stream, which may be gone.
     pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.argument(stream, Access::Read, 0..self.size())
     }
@@ -228,7 +235,7 @@ impl Block {
     /// If kernels on several streams wait for each other, that may deadlock them: use [`on`](Self::on) then.
     ///
     /// # Errors
-    /// As [`read_on`](Self::read_on).
+    /// Returns the errors of [`read_on`](Self::read_on).
     pub fn write_on(&mut self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.argument(stream, Access::Write, 0..self.size())
     }
@@ -279,8 +286,9 @@ impl Block {
     /// ```
     ///
     /// # Errors
-    /// When the bytes do not fit there, as [`write_on`](Self::write_on), or when the device cannot copy. Nothing is copied
-    /// then, unless the error is that the device could not record the event behind the copy.
+    /// Returns the errors of [`write_on`](Self::write_on), and an error if the bytes do not fit there, or if the device
+    /// cannot copy. Nothing is copied then, unless the error is that the device could not record the event behind the
+    /// copy.
     #[track_caller]
     pub fn upload(
         &mut self,
@@ -318,7 +326,8 @@ impl Block {
     /// [`upload`](Self::upload) for an example.
     ///
     /// # Errors
-    /// When the range is not within the block, as [`read_on`](Self::read_on), or when the device cannot copy.
+    /// Returns the errors of [`read_on`](Self::read_on), and an error if the range is not within the block, or if the
+    /// device cannot copy.
     #[track_caller]
     pub fn download(&self, stream: &Stream, range: Range<u64>) -> Result<Download, CopyError> {
         let address = self.address_of(range.clone())?;
@@ -337,7 +346,7 @@ impl Block {
     /// Fills the block with zeros: [`fill`](Self::fill) with [`Fill::Zero`].
     ///
     /// # Errors
-    /// As [`fill`](Self::fill).
+    /// Returns the errors of [`fill`](Self::fill).
     #[track_caller]
     pub fn zero(&mut self, stream: &Stream) -> Result<(), CopyError> {
         self.fill(stream, Fill::Zero)
@@ -362,8 +371,8 @@ impl Block {
     /// ```
     ///
     /// # Errors
-    /// As [`write_on`](Self::write_on), or when the device cannot fill: it cannot on a stream that is being captured.
-    /// Nothing is filled then.
+    /// Returns the errors of [`write_on`](Self::write_on), and an error if the device cannot fill: it cannot on a
+    /// stream that is being captured. Nothing is filled then.
     #[track_caller]
     pub fn fill(&mut self, stream: &Stream, fill: impl Into<Fill>) -> Result<(), CopyError> {
         self.fill_part(stream, Access::Write, 0..self.size(), fill.into())
@@ -419,9 +428,9 @@ impl Block {
     /// ```
     ///
     /// # Errors
-    /// [`StreamError::UnseenByHost`] when only the device sees the pool's memory: copy it with
-    /// [`download`](Self::download) and [`upload`](Self::upload) instead. Otherwise when the device cannot record an event
-    /// behind the uses so far, or its work failed.
+    /// Returns [`StreamError::UnseenByHost`] if only the device sees the pool's memory: copy it with
+    /// [`download`](Self::download) and [`upload`](Self::upload) instead. Otherwise returns an error if the device
+    /// cannot record an event behind the uses so far, or if its work failed.
     ///
     /// # Cancel safety
     /// Dropping the future stops waiting and has no other effect.

@@ -51,7 +51,7 @@ impl<'a> Uses<'a> {
     /// Orders a stream after what a use of that kind comes after, and notes the use.
     ///
     /// # Errors
-    /// When the device cannot order the stream. The stream must not use the block then.
+    /// Returns an error if the device cannot order the stream. The stream must not use the block then.
     pub(crate) fn order(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
         let driver = &self.home.service.driver;
         for point in self.points_before(access, Some(on))? {
@@ -63,7 +63,7 @@ impl<'a> Uses<'a> {
     /// Notes a use on a stream that comes after the [points before it](Self::points_before).
     ///
     /// # Errors
-    /// As [`order`](Self::order).
+    /// Returns the errors of [`order`](Self::order).
     pub(crate) fn conclude(
         self,
         on: &Arc<Registration>,
@@ -79,7 +79,7 @@ impl<'a> Uses<'a> {
     /// Notes a use: the memory is not reused before the stream has passed the free. Orders the stream after the grant.
     ///
     /// # Errors
-    /// As [`order`](Self::order).
+    /// Returns the errors of [`order`](Self::order).
     pub(crate) fn note(self, on: &Arc<Registration>, access: Access) -> Result<(), DeviceError> {
         if Arc::ptr_eq(self.home, on) || self.note_if_known(on, access) {
             return Ok(());
@@ -105,7 +105,7 @@ impl<'a> Uses<'a> {
     /// Notes a use on a stream that its user ordered after the grant: nothing is submitted to it.
     ///
     /// # Errors
-    /// [`StreamError::ForeignPool`].
+    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool.
     pub(crate) fn note_ordered_by_user(self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.block.own(stream)?;
         if !Arc::ptr_eq(self.home, on) {
@@ -119,7 +119,7 @@ impl<'a> Uses<'a> {
     /// what was submitted to `stream` so far, as CUDA's `cudaFreeAsync` requires.
     ///
     /// # Errors
-    /// [`StreamError::ForeignPool`].
+    /// Returns [`StreamError::ForeignPool`] if the stream belongs to another pool.
     pub(crate) fn free_with(self, stream: &Stream) -> Result<(), StreamError> {
         let on = self.block.own(stream)?;
         if self.home.lane.id == on.lane.id {
@@ -138,7 +138,7 @@ impl<'a> Uses<'a> {
     /// Returns the points that a use comes after: of every stream but its own, as of now.
     ///
     /// # Errors
-    /// When the device cannot record an event for one of them.
+    /// Returns an error if the device cannot record an event for one of them.
     pub(crate) fn points_before(
         self,
         access: Access,

@@ -102,7 +102,7 @@ impl<T: Zeroable> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// As [`Block::fill`](crate::Block::fill).
+    /// Returns the errors of [`Block::fill`](crate::Block::fill).
     #[track_caller]
     pub fn zero(&mut self, stream: &Stream) -> Result<(), CopyError> {
         self.block.zero(stream)
@@ -114,7 +114,7 @@ impl<T: AnyBitPattern> Buffer<T> {
     /// [`Block::fill`](crate::Block::fill).
     ///
     /// # Errors
-    /// As [`Block::fill`](crate::Block::fill).
+    /// Returns the errors of [`Block::fill`](crate::Block::fill).
     #[track_caller]
     pub fn fill(&mut self, stream: &Stream, fill: impl Into<Fill>) -> Result<(), CopyError> {
         self.block.fill(stream, fill)

@@ -57,7 +57,8 @@ impl<T: AnyBitPattern> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// As [`Allocate`](crate::Allocate). [`AllocError::TooLarge`] if the number of bytes exceeds 64 bits.
+    /// Returns the errors of [`Allocate`](crate::Allocate), and [`AllocError::TooLarge`] if the number of bytes exceeds
+    /// 64 bits.
     ///
     /// # Cancel safety
     /// As [`Allocate`](crate::Allocate).
@@ -74,7 +75,7 @@ impl<T: AnyBitPattern> Buffer<T> {
     /// Allocates `len` elements as [`allocate`](Self::allocate), if there is memory now.
     ///
     /// # Errors
-    /// As [`Pool::try_allocate`].
+    /// Returns the errors of [`Pool::try_allocate`].
     #[track_caller]
     pub fn try_allocate(pool: &Pool, stream: &Stream, len: usize) -> Result<Self, AllocError> {
         let block = Self::request(pool, stream, len)?.try_now()?;
@@ -100,7 +101,8 @@ impl<T: Zeroable + Copy + 'static> Buffer<T> {
     /// ```
     ///
     /// # Errors
-    /// As [`allocate`](Self::allocate), or when the device cannot fill: see [`Request::filled`](crate::Request::filled).
+    /// Returns the errors of [`allocate`](Self::allocate), and an error if the device cannot fill: see
+    /// [`Request::filled`](crate::Request::filled).
     ///
     /// # Cancel safety
     /// As [`Allocate`](crate::Allocate).
@@ -117,7 +119,7 @@ impl<T: Zeroable + Copy + 'static> Buffer<T> {
     /// Allocates `len` elements as [`allocate_zeroed`](Self::allocate_zeroed), if there is memory now.
     ///
     /// # Errors
-    /// As [`Pool::try_allocate`], or when the device cannot fill.
+    /// Returns the errors of [`Pool::try_allocate`], and an error if the device cannot fill.
     #[track_caller]
     pub fn try_allocate_zeroed(
         pool: &Pool,
@@ -183,7 +185,7 @@ impl<T> Buffer<T> {
     /// As [`Block::used_on`].
     ///
     /// # Errors
-    /// As [`Block::used_on`].
+    /// Returns the errors of [`Block::used_on`].
     pub fn used_on(&self, stream: &Stream) -> Result<(), StreamError> {
         self.block.used_on(stream)
     }
@@ -191,7 +193,7 @@ impl<T> Buffer<T> {
     /// As [`Block::on`].
     ///
     /// # Errors
-    /// As [`Block::on`].
+    /// Returns the errors of [`Block::on`].
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.on(stream)
     }
@@ -199,7 +201,7 @@ impl<T> Buffer<T> {
     /// As [`Block::read_on`].
     ///
     /// # Errors
-    /// As [`Block::read_on`].
+    /// Returns the errors of [`Block::read_on`].
     pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.read_on(stream)
     }
@@ -207,7 +209,7 @@ impl<T> Buffer<T> {
     /// As [`Block::write_on`].
     ///
     /// # Errors
-    /// As [`Block::write_on`].
+    /// Returns the errors of [`Block::write_on`].
     pub fn write_on(&mut self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.write_on(stream)
     }
@@ -221,7 +223,7 @@ impl<T> Buffer<T> {
     /// As [`Block::deallocate_on`].
     ///
     /// # Errors
-    /// As [`Block::deallocate_on`].
+    /// Returns the errors of [`Block::deallocate_on`].
     #[track_caller]
     pub fn deallocate_on(self, stream: &Stream) -> Result<Deallocation, DeallocateError> {
         self.block.deallocate_on(stream)

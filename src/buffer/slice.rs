@@ -63,7 +63,7 @@ impl Block {
     /// Returns a part of the block, in bytes from its beginning, for writing. See [`SliceMut`].
     ///
     /// # Errors
-    /// [`CopyError::OutOfBounds`] when the range is not within the block's [`size`](Self::size).
+    /// Returns [`CopyError::OutOfBounds`] if the range is not within the block's [`size`](Self::size).
     pub fn slice_mut(&mut self, range: Range<u64>) -> Result<SliceMut<'_, u8>, CopyError> {
         self.address_of(range.clone())?;
         Ok(SliceMut {
@@ -79,7 +79,7 @@ impl<T> Buffer<T> {
     /// Returns some of the elements, for writing. See [`SliceMut`].
     ///
     /// # Errors
-    /// [`CopyError::OutOfBounds`], in bytes, when the range is not within the buffer.
+    /// Returns [`CopyError::OutOfBounds`], in bytes, if the range is not within the buffer.
     pub fn slice_mut(&mut self, range: Range<usize>) -> Result<SliceMut<'_, T>, CopyError> {
         self.as_slice_mut().part(range)
     }
@@ -87,7 +87,7 @@ impl<T> Buffer<T> {
     /// Returns the first `mid` elements, and the rest, each for writing. See [`SliceMut`].
     ///
     /// # Errors
-    /// [`CopyError::OutOfBounds`], in bytes, when the buffer has fewer elements.
+    /// Returns [`CopyError::OutOfBounds`], in bytes, if the buffer has fewer elements.
     pub fn split_at_mut(
         &mut self,
         mid: usize,
@@ -129,7 +129,7 @@ impl<'a, T> SliceMut<'a, T> {
     /// Returns some of these elements, for writing.
     ///
     /// # Errors
-    /// [`CopyError::OutOfBounds`], in bytes, when the range is not within this part.
+    /// Returns [`CopyError::OutOfBounds`], in bytes, if the range is not within this part.
     pub fn slice_mut(&mut self, range: Range<usize>) -> Result<SliceMut<'_, T>, CopyError> {
         self.reborrow().part(range)
     }
@@ -137,7 +137,7 @@ impl<'a, T> SliceMut<'a, T> {
     /// Returns the first `mid` elements, and the rest, each for writing.
     ///
     /// # Errors
-    /// [`CopyError::OutOfBounds`], in bytes, when this part has fewer elements.
+    /// Returns [`CopyError::OutOfBounds`], in bytes, if this part has fewer elements.
     pub fn split_at_mut(
         &mut self,
         mid: usize,
@@ -173,7 +173,7 @@ impl<'a, T> SliceMut<'a, T> {
     /// Returns this part as an argument of work on `stream`, ordered after the grant and nothing else, as [`Block::on`].
     ///
     /// # Errors
-    /// As [`Block::on`].
+    /// Returns the errors of [`Block::on`].
     pub fn on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.argument(stream, Access::Any, self.bytes())
     }
@@ -181,7 +181,7 @@ impl<'a, T> SliceMut<'a, T> {
     /// Returns this part as an argument of work on `stream` that reads it, as [`Block::read_on`].
     ///
     /// # Errors
-    /// As [`Block::read_on`].
+    /// Returns the errors of [`Block::read_on`].
     pub fn read_on(&self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.argument(stream, Access::Read, self.bytes())
     }
@@ -190,7 +190,7 @@ impl<'a, T> SliceMut<'a, T> {
     /// as [`Block::write_on`].
     ///
     /// # Errors
-    /// As [`Block::write_on`].
+    /// Returns the errors of [`Block::write_on`].
     pub fn write_on(&mut self, stream: &Stream) -> Result<Argument<'_>, StreamError> {
         self.block.argument(stream, Access::Part, self.bytes())
     }
@@ -214,7 +214,7 @@ impl<T: NoUninit> SliceMut<'_, T> {
     /// Copies elements to this part, from its first one on, as [`Block::upload`].
     ///
     /// # Errors
-    /// As [`Block::upload`]; the range is in bytes.
+    /// Returns the errors of [`Block::upload`]. The range in an error is in bytes.
     #[track_caller]
     pub fn upload(&mut self, stream: &Stream, elements: &[T]) -> Result<Upload, CopyError> {
         let target = self.slice_mut(0..elements.len())?.start;
@@ -228,7 +228,7 @@ impl<T: AnyBitPattern> SliceMut<'_, T> {
     /// Copies the elements of this part to the host, as [`Block::download`].
     ///
     /// # Errors
-    /// As [`Block::download`].
+    /// Returns the errors of [`Block::download`].
     #[track_caller]
     pub fn download(&self, stream: &Stream) -> Result<Elements<T>, CopyError> {
         let download = self.block.download(stream, self.bytes())?;
@@ -238,7 +238,7 @@ impl<T: AnyBitPattern> SliceMut<'_, T> {
     /// Fills each byte of this part with one value, in the order of `stream`, as [`Block::fill`].
     ///
     /// # Errors
-    /// As [`Block::fill`].
+    /// Returns the errors of [`Block::fill`].
     #[track_caller]
     pub fn fill(&mut self, stream: &Stream, fill: impl Into<Fill>) -> Result<(), CopyError> {
         let (part, fill) = (self.bytes(), fill.into());
@@ -250,7 +250,7 @@ impl<T: Zeroable> SliceMut<'_, T> {
     /// Fills this part with zeros, in the order of `stream`, as [`Block::fill`].
     ///
     /// # Errors
-    /// As [`Block::fill`].
+    /// Returns the errors of [`Block::fill`].
     #[track_caller]
     pub fn zero(&mut self, stream: &Stream) -> Result<(), CopyError> {
         self.block

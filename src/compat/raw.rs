@@ -69,7 +69,7 @@ impl RawPool {
     /// Returns the stream as it is registered with the pool; registers it when it is first seen.
     ///
     /// # Errors
-    /// As [`Pool::register`].
+    /// Returns the errors of [`Pool::register`].
     pub fn stream<W: DeviceStream>(&self, work: &W) -> Result<Stream, StreamError> {
         self.streams.stream(&self.pool, work)
     }
@@ -81,7 +81,8 @@ impl RawPool {
     /// [stream](Self::stream), and [`keep`](Self::keep) the block.
     ///
     /// # Errors
-    /// Those of [`Request`](crate::Request), and [`AllocError::Stream`] when the stream cannot be registered.
+    /// Returns the errors of [`Request`](crate::Request), and [`AllocError::Stream`] if the stream cannot be
+    /// registered.
     #[track_caller]
     pub fn allocate<W: DeviceStream>(
         &self,
@@ -101,7 +102,7 @@ impl RawPool {
     /// Allocates `bytes` if there is memory now, as [`Pool::try_allocate`] does, and returns the address.
     ///
     /// # Errors
-    /// Those of [`Pool::try_allocate`], and [`AllocError::Stream`] when the stream cannot be registered.
+    /// Returns the errors of [`Pool::try_allocate`], and [`AllocError::Stream`] if the stream cannot be registered.
     #[track_caller]
     pub fn try_allocate<W: DeviceStream>(&self, work: &W, bytes: u64) -> Result<u64, AllocError> {
         let stream = self.stream(work)?;
@@ -116,7 +117,7 @@ impl RawPool {
     /// submitted to `work` so far, as CUDA's `cudaFreeAsync` requires.
     ///
     /// # Errors
-    /// [`RawError::NotGivenOut`], or [`RawError::Stream`] when the stream cannot be registered. Nothing is freed
+    /// Returns [`RawError::NotGivenOut`], or [`RawError::Stream`] if the stream cannot be registered. Nothing is freed
     /// then, and nothing lost.
     pub fn free<W: DeviceStream>(&self, address: u64, work: &W) -> Result<(), RawError> {
         let stream = self.stream(work)?;
@@ -140,8 +141,8 @@ impl RawPool {
     /// submitted earlier to the block's own stream, as it must in order to find there what that work wrote.
     ///
     /// # Errors
-    /// [`RawError::NotGivenOut`], or [`RawError::Stream`] when the stream cannot be registered; the stream must not
-    /// use the memory then.
+    /// Returns [`RawError::NotGivenOut`], or [`RawError::Stream`] if the stream cannot be registered; the stream must
+    /// not use the memory then.
     pub fn record_stream<W: DeviceStream>(&self, address: u64, work: &W) -> Result<(), RawError> {
         let stream = self.stream(work)?;
         // In its place: other threads that record or free must find it there.
@@ -172,7 +173,7 @@ impl RawPool {
     /// Takes back the block at `address`; the caller owns it from then on.
     ///
     /// # Errors
-    /// [`RawError::NotGivenOut`].
+    /// Returns [`RawError::NotGivenOut`] if the pool did not give out the address.
     pub fn take(&self, address: u64) -> Result<Block, RawError> {
         let block = self.shard(address).lock().remove(&address);
         block.ok_or_else(|| self.not_given_out(address))

@@ -1,16 +1,16 @@
-//! The pool that is meant where none is named: of each device one, made when it is first asked for.
+//! The current pool of a device: the pool for code that names none.
 //!
-//! [`current`] answers, from the innermost on:
+//! [`current`] returns the first of these that exists:
 //!
-//! 1. what a [`Scope`] says, that this thread or this task is in;
-//! 2. where [pooling](Current::set_pooling) is disabled for the device, a pool that keeps nothing;
+//! 1. the choice of the innermost [`Scope`] for the device that this thread or task is in;
+//! 2. if [pooling](Current::set_pooling) is disabled for the device, a pool that keeps nothing;
 //! 3. the pool that was [set](Current::set);
-//! 4. the device's [default pool](default_pool).
+//! 4. the device's [default pool](default_pool), which is built when it is first requested.
 //!
-//! | file | about |
+//! | file | contents |
 //! |---|---|
-//! | `table` | what is set for each device of the process |
-//! | `scope` | what is overridden, for a thread or a task |
+//! | `table` | the settings for each device of the process |
+//! | `scope` | the overrides for a thread or a task |
 
 mod scope;
 mod table;
@@ -28,10 +28,10 @@ use std::future::Future;
 use std::panic::Location;
 use table::Seat;
 
-/// The current pool of a device: of the [scope](Scope) that the thread or task is in, or the one that was
+/// Returns the current pool of a device: that of the [scope](Scope) that the thread or task is in, or the one that was
 /// [set](Current::set), or the device's [default](default_pool).
 ///
-/// Code that allocates need not be handed a pool then, nor streams that are registered:
+/// Code that allocates through it needs neither a pool as an argument nor registered streams:
 ///
 /// ```
 /// use weirpool::device::sim::SimDevice;
@@ -53,7 +53,7 @@ use table::Seat;
 /// ```
 ///
 /// # Errors
-/// When the pool had to be made, and could not be.
+/// Returns an error if the pool does not exist yet and cannot be built.
 pub fn current(device: &impl AsDevice) -> Result<Current, BuildError> {
     let id = device.device_id();
     let seat = match scope::innermost(id) {
@@ -64,70 +64,72 @@ pub fn current(device: &impl AsDevice) -> Result<Current, BuildError> {
     Ok(Current { seat })
 }
 
-/// What a scope says of its device.
+/// The choice that a scope makes for its device.
 #[derive(Clone, Debug)]
 enum Choice {
     Seat(Arc<Seat>),
     Pooling(Pooling),
 }
 
-/// A device's current pool, as it was when it was asked for; see [`current`].
+/// A device's current pool at the time of the call to [`current`].
 ///
-/// Its streams are the device's own: each is registered with the pool when it is first used here, and stays
-/// registered for as long as anybody else holds it, and a little longer: until another one comes. That
-/// costs a look-up under a lock at each allocation. Where threads are many and allocations small, register
-/// the stream with the [pool](Self::pool) and use that.
+/// It accepts the device's own streams. Each is registered with the pool at its first use here, and stays registered
+/// while it has another owner, and then until another stream is registered. This costs a lookup under a lock at each
+/// allocation. If many threads make small allocations, register the stream with the [pool](Self::pool) and allocate
+/// from that.
 #[derive(Clone)]
 pub struct Current {
     seat: Arc<Seat>,
 }
 
 impl Current {
-    /// Allocates `bytes` for use in the order of `work`, waiting for memory if there is none: as
-    /// [`Pool::allocate`].
+    /// Allocates `bytes` for use in the order of `work`, and waits for memory if there is none, as [`Pool::allocate`]
+    /// does.
     ///
     /// # Errors
-    /// Those of [`Request`](crate::Request); [`AllocError::Stream`] when the stream cannot be registered with the pool.
+    /// Returns the errors of [`Request`](crate::Request), and [`AllocError::Stream`] if the stream cannot be registered
+    /// with the pool.
     ///
     /// # Cancel safety
-    /// Those of [`Request`](crate::Request).
+    /// That of [`Request`](crate::Request).
     #[track_caller]
     pub fn allocate<W: DeviceStream>(
         &self,
         work: &W,
         bytes: u64,
     ) -> impl Future<Output = Result<Block, AllocError>> + Send + use<W> {
-        // Here and not in the future: the place is the caller's, and the stream need not live longer.
+        // Not inside the future: the location is the caller's, and the stream need not live longer.
         let (stream, place) = (self.stream(work), Location::caller());
         let seat = self.seat.clone();
         async move { seat.pool.allocate(&stream?, bytes).location(place).await }
     }
 
-    /// Allocates `bytes` for use in the order of `work`, now or not at all: as [`Pool::try_allocate`].
+    /// Allocates `bytes` for use in the order of `work` without waiting, as [`Pool::try_allocate`] does.
     ///
     /// # Errors
-    /// As [`Pool::try_allocate`]; [`AllocError::Stream`] when the stream cannot be registered with the pool.
+    /// Returns the errors of [`Pool::try_allocate`], and [`AllocError::Stream`] if the stream cannot be registered with
+    /// the pool.
     #[track_caller]
     pub fn try_allocate<W: DeviceStream>(&self, work: &W, bytes: u64) -> Result<Block, AllocError> {
         let stream = self.stream(work)?;
         self.seat.pool.try_allocate(&stream, bytes)
     }
 
-    /// The stream, as it is registered with the pool for use here.
+    /// Returns the stream as it is registered with the pool. Registers it at its first use here.
     ///
     /// # Errors
-    /// As [`Pool::register`].
+    /// Returns the errors of [`Pool::register`].
     pub fn stream<W: DeviceStream>(&self, work: &W) -> Result<Stream, StreamError> {
         self.seat.stream(work)
     }
 
-    /// The pool.
+    /// Returns the pool.
     pub fn pool(&self) -> &Pool {
         &self.seat.pool
     }
 
-    /// Makes a pool the current one of its device, for the whole process: `cudaDeviceSetMemPool`. It is kept
-    /// alive until another is set, or it is [reset](Self::reset).
+    /// Makes a pool the current one of its device, for the whole process, as `cudaDeviceSetMemPool` does. The pool is
+    /// kept alive until another one is set, or until it is [reset](Self::reset).
     ///
     /// ```
     /// use weirpool::device::sim::SimDevice;
@@ -150,12 +152,12 @@ impl Current {
         table::reset(device.device_id());
     }
 
-    /// Switches pooling for a device, for the whole process; answers what it was. It shows in the device's
-    /// description. Warp's `set_mempool_enabled`.
+    /// Enables or disables pooling for a device, for the whole process. Returns the earlier setting. The device's
+    /// description includes the setting. Warp's `set_mempool_enabled`.
     ///
-    /// Disabled, [`current`] answers with a pool that [keeps nothing](crate::PoolBuilder::unpooled). It is
-    /// made for the purpose, of plain memory of the device, and waits and orders as any. Pools that exist,
-    /// and their blocks, are as they were.
+    /// If pooling is disabled, [`current`] returns a pool that [keeps nothing](crate::PoolBuilder::unpooled). It is
+    /// built for this purpose, from plain memory of the device, and waits and orders as any other pool. Existing pools
+    /// and their blocks do not change.
     ///
     /// ```
     /// use weirpool::device::{Device, Pooling, sim::SimDevice};
@@ -177,7 +179,7 @@ impl Current {
         pooling.set(device.device_id())
     }
 
-    /// Whether pooling is enabled for a device, in the process as a whole. Warp's `is_mempool_enabled`.
+    /// Returns whether pooling is enabled for a device, in the process as a whole. Warp's `is_mempool_enabled`.
     pub fn pooling(device: &impl AsDevice) -> Pooling {
         Pooling::of(device.device_id())
     }
@@ -189,13 +191,13 @@ impl fmt::Debug for Current {
     }
 }
 
-/// Returns the device's default pool: built with the defaults of [`PoolConfig`](crate::PoolConfig) when it is first
-/// asked for, and the same from then on, as `cudaDeviceGetDefaultMemPool` does. It costs nothing unless it is
-/// asked for, directly or as the [current](current) pool.
+/// Returns the device's default pool. It is built with the defaults of [`PoolConfig`](crate::PoolConfig) at the first
+/// call, and is the same from then on, as with `cudaDeviceGetDefaultMemPool`. It costs nothing until it is requested,
+/// directly or as the [current](current) pool.
 ///
-/// It belongs to the process, and lives as long, with the device, its address range, and the memory that it
-/// holds; [`Pool::trim_to`] gives that back. At the end of the process it is not destroyed: the CUDA driver may be gone
-/// by then, and frees everything anyway.
+/// It belongs to the process and lives as long, together with the device, its address range and the memory that it
+/// holds; [`Pool::trim_to`] releases that memory. It is not destroyed at the end of the process: the CUDA driver may no
+/// longer exist then, and frees everything anyway.
 ///
 /// ```
 /// use weirpool::{default_pool, device::sim::SimDevice};
@@ -208,7 +210,7 @@ impl fmt::Debug for Current {
 /// ```
 ///
 /// # Errors
-/// Those of [`PoolBuilder::build`](crate::PoolBuilder::build), when it is first asked for.
+/// Returns the errors of [`PoolBuilder::build`](crate::PoolBuilder::build) when the pool is first requested.
 pub fn default_pool(device: &impl AsDevice) -> Result<Pool, BuildError> {
     Ok(table::default_seat(device)?.pool.clone())
 }

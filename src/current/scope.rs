@@ -1,4 +1,4 @@
-//! What is overridden, for a thread or a task: and undone on every way out.
+//! The override of the current pool, for a thread or a task. It ends on every way out.
 
 use super::Choice;
 use super::table::Seat;
@@ -12,11 +12,11 @@ use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// An override of a device's [current](crate::current()) pool, for as long as a thread or a task is in it. Warp's
-/// `ScopedMempool`, which it undoes on every way out: a return, `?`, a panic, a cancelled task.
+/// An override of a device's [current](crate::current()) pool, for as long as a thread or a task is in it. Like Warp's
+/// `ScopedMempool`, but it ends on every way out: a return, `?`, a panic, a cancelled task.
 ///
-/// Scopes nest: the innermost one of the device counts. One can be entered again and again, on several
-/// threads at once; a pool's streams stay registered for as long as its scope, or a clone, lives.
+/// Scopes nest: the innermost one of a device applies. A scope can be entered repeatedly, and on several threads at
+/// once. The streams of a pool stay registered for as long as its scope, or a clone of it, lives.
 ///
 /// ```
 /// use weirpool::device::{Pooling, sim::SimDevice};
@@ -46,14 +46,14 @@ pub struct Scope {
 }
 
 thread_local! {
-    /// What this thread is in, from the outermost on, each under a number of its own.
+    /// The scopes that this thread is in, from the outermost to the innermost, each with its own number.
     static ENTERED: RefCell<Vec<(u64, Scope)>> = const { RefCell::new(Vec::new()) };
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What the innermost scope of a device says.
+/// Returns the choice of the innermost scope of a device.
 pub(super) fn innermost(device: DeviceId) -> Option<Choice> {
-    // A thread that is ending is in nothing any more.
+    // A thread that is ending is in no scope.
     let found = ENTERED.try_with(|entered| {
         let entered = entered.borrow();
         let mut scopes = entered.iter().rev().map(|(_, scope)| scope);
@@ -64,7 +64,7 @@ pub(super) fn innermost(device: DeviceId) -> Option<Choice> {
 }
 
 impl Scope {
-    /// The pool is the current one of its device.
+    /// Creates a scope in which the pool is the current one of its device.
     pub fn pool(pool: &Pool) -> Self {
         Self {
             device: pool.device_id(),
@@ -72,8 +72,9 @@ impl Scope {
         }
     }
 
-    /// Memory of the device is pooled, by the pool that is current otherwise, or is not; whatever is
-    /// [set](super::Current::set_pooling) for the process.
+    /// Creates a scope in which pooling is enabled or disabled for a device, whatever is
+    /// [set](super::Current::set_pooling) for the process. If it is enabled, the pool that is otherwise current is
+    /// used.
     pub fn pooling(device: &impl AsDevice, pooling: Pooling) -> Self {
         Self {
             device: device.device_id(),
@@ -81,14 +82,14 @@ impl Scope {
         }
     }
 
-    /// Enters the scope on this thread, until the answer is dropped.
+    /// Enters the scope on this thread, until the returned guard is dropped.
     ///
-    /// Not to be held across an `.await`: while the task sleeps, whatever else the thread polls would be in
-    /// the scope too. (Where tasks may move between threads that does not compile.) Use [`run`](Self::run).
+    /// Do not hold the guard across an `.await`: while the task waits, other futures that the thread polls would be in
+    /// the scope as well. (If tasks can move between threads, this does not compile.) Use [`run`](Self::run) instead.
     pub fn enter(&self) -> Entered {
         let number = NEXT.get();
         NEXT.set(number + 1);
-        // A thread that is ending may drop futures that were in a scope: there they are in none.
+        // A thread that is ending may drop futures that were in a scope. They are in no scope then.
         let _ = ENTERED.try_with(|entered| entered.borrow_mut().push((number, self.clone())));
         Entered {
             number,
@@ -96,11 +97,11 @@ impl Scope {
         }
     }
 
-    /// Runs a future in the scope, on any executor: it is entered for each poll, whichever thread polls, and
-    /// left after it. What the future spawns is not in it.
+    /// Runs a future in the scope, on any executor. The scope is entered for each poll, on whichever thread, and left
+    /// after it. Tasks that the future spawns are not in the scope.
     ///
     /// # Cancel safety
-    /// Dropped early, the future is dropped in the scope, and that is left then.
+    /// If the future is dropped early, it is dropped in the scope, which is left afterwards.
     pub fn run<F: Future>(&self, future: F) -> Scoped<F> {
         Scoped {
             scope: self.clone(),
@@ -109,18 +110,18 @@ impl Scope {
     }
 }
 
-/// A scope that this thread is in; left when this is dropped. See [`Scope::enter`].
+/// A scope that this thread is in. Dropping this leaves the scope. See [`Scope::enter`].
 #[derive(Debug)]
 #[must_use = "the scope is left when this is dropped"]
 pub struct Entered {
     number: u64,
-    /// What was entered on one thread is not left on another.
+    /// The scope has to be left on the thread on which it was entered.
     of_this_thread: PhantomData<*const ()>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        // Wherever it stands: guards may be dropped in any order.
+        // Searches the whole list, because guards may be dropped in any order.
         let left = ENTERED.try_with(|entered| {
             let mut entered = entered.borrow_mut();
             let at = entered
@@ -128,7 +129,7 @@ impl Drop for Entered {
                 .rposition(|(number, _)| *number == self.number)?;
             Some(entered.remove(at))
         });
-        // Outside of it: the last of a pool may go with it, and that may ask for the current one.
+        // Dropped outside the borrow: it may drop the last handle of a pool, and that may ask for the current pool.
         drop(left);
     }
 }
@@ -137,12 +138,12 @@ pin_project! {
     /// A future in a scope; see [`Scope::run`].
     ///
     /// # Panics
-    /// When polled after it was ready.
+    /// Panics if polled after it was ready.
     #[derive(Debug)]
     #[must_use = "futures do nothing unless polled"]
     pub struct Scoped<F> {
         scope: Scope,
-        // None once it was ready, or is being dropped.
+        // `None` once it was ready, or while it is being dropped.
         #[pin]
         future: Option<F>,
     }
@@ -165,7 +166,7 @@ impl<F: Future> Future for Scoped<F> {
         let future = this.future.as_mut().as_pin_mut();
         let polled = future.expect("polled after it was ready").poll(context);
         if polled.is_ready() {
-            // In the scope still.
+            // Dropped while still in the scope.
             this.future.set(None);
         }
         polled

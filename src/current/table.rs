@@ -1,7 +1,6 @@
-//! What is set for each device of the process.
+//! The settings of the current pool, for each device of the process.
 //!
-//! Nothing of it is ever dropped at the process's end: statics are not. So no pool is destroyed after its
-//! driver.
+//! Statics are not dropped at the end of the process, so no pool is destroyed after its driver.
 
 use crate::device::{AsDevice, DeviceId, DeviceStream, Pooling};
 use crate::error::{BuildError, StreamError};
@@ -12,7 +11,7 @@ use std::collections::BTreeMap;
 
 static TABLE: Mutex<BTreeMap<DeviceId, Seats>> = Mutex::new(BTreeMap::new());
 
-/// A pool as the current one, with the streams that were used with it.
+/// A pool that can be the current one, with the streams that were used with it.
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) pool: Pool,
@@ -27,7 +26,7 @@ impl Seat {
         }
     }
 
-    /// The stream's registration; made if it is the first use.
+    /// Returns the stream's registration, and makes it at the first use.
     pub(super) fn stream<W: DeviceStream>(&self, work: &W) -> Result<Stream, StreamError> {
         self.streams.stream(&self.pool, work)
     }
@@ -36,17 +35,17 @@ impl Seat {
 /// A device's pools.
 #[derive(Debug, Default)]
 struct Seats {
-    /// Made when it is first asked for.
+    /// Built when it is first requested.
     default: Option<Arc<Seat>>,
-    /// What a user has set.
+    /// The pool that a user has set.
     set: Option<Arc<Seat>>,
-    /// Made when it is first asked for.
+    /// Built when it is first requested.
     unpooled: Option<Arc<Seat>>,
 }
 
 type Place = fn(&mut Seats) -> &mut Option<Arc<Seat>>;
 
-/// The pool of a device, with pooling or without.
+/// Returns the pool of a device, with or without pooling.
 pub(super) fn seat(device: &impl AsDevice, pooling: Pooling) -> Result<Arc<Seat>, BuildError> {
     match pooling {
         Pooling::Disabled => made(
@@ -84,7 +83,7 @@ fn replace(device: DeviceId, seat: Option<Arc<Seat>>) {
         let mut table = TABLE.lock();
         std::mem::replace(&mut table.entry(device).or_default().set, seat)
     };
-    // Outside the lock: it may be the last of its pool.
+    // Outside the lock, because this may be the last handle of its pool.
     drop(old);
 }
 
@@ -93,8 +92,8 @@ fn present(device: DeviceId, place: Place) -> Option<Arc<Seat>> {
     place(table.get_mut(&device)?).clone()
 }
 
-/// What is there, or is made now. Made outside the lock, since the device is called: of two who make it at
-/// once, one lets its own go again.
+/// Returns the seat at `place`, and builds it if there is none. It is built outside the lock, because this calls the
+/// device. If two threads build it at once, one of them drops its own.
 fn made<D: AsDevice>(
     device: &D,
     place: Place,

@@ -16,7 +16,7 @@ impl Event {
     /// Makes an event that was never recorded.
     ///
     /// # Errors
-    /// When the device cannot.
+    /// Returns an error if the device call fails.
     pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self, DeviceError> {
         assert_unlocked("create_event");
         let raw = device.create_event()?;
@@ -27,7 +27,7 @@ impl Event {
     /// Records the event behind everything that was submitted to `stream` so far.
     ///
     /// # Errors
-    /// When the device cannot; the event keeps its earlier record.
+    /// Returns an error if the device call fails; the event keeps its earlier record.
     ///
     /// # Safety
     /// The stream is one of the event's device, and usable during the call.
@@ -40,7 +40,7 @@ impl Event {
     /// Returns whether the work behind the last record is complete.
     ///
     /// # Errors
-    /// With an error of the work or of the device.
+    /// Returns the error of the work or of the device.
     pub(crate) fn is_complete(&self) -> Result<bool, DeviceError> {
         assert_unlocked("query");
         // SAFETY: the event is destroyed only when `self` is dropped.
@@ -50,7 +50,7 @@ impl Event {
     /// Makes later work of `stream` start only after the last record.
     ///
     /// # Errors
-    /// When the device cannot; the stream does not wait then.
+    /// Returns an error if the device call fails; the stream does not wait then.
     ///
     /// # Safety
     /// The stream is one of the event's device, and usable during the call.

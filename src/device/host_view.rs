@@ -32,7 +32,7 @@ impl<T: AnyBitPattern + NoUninit> HostView<T> {
     /// Makes a view of `count` elements at an address that is aligned for them.
     ///
     /// # Errors
-    /// When the host does not see all of it, or the device is broken.
+    /// Returns an error if the host cannot see the whole range, or if the device is broken.
     ///
     /// # Safety
     /// Until the view is dropped the memory stays mapped, and nothing else uses it, neither the host nor work of the
@@ -67,7 +67,7 @@ impl<T: AnyBitPattern + NoUninit> HostView<T> {
 /// Casts the pointer.
 ///
 /// # Panics
-/// When it is not aligned; blocks are.
+/// Panics if the address is not aligned. Blocks always are.
 fn aligned<T>(start: NonNull<u8>) -> NonNull<T> {
     let start = start.cast::<T>();
     assert!(start.is_aligned(), "a block is aligned for its elements");

@@ -70,7 +70,7 @@ pub unsafe trait DeviceStream {
     /// Checks whether a pool can keep the stream's order. [`Pool::register`](crate::Pool::register) calls this.
     ///
     /// # Errors
-    /// With the reason why not, and what to do instead.
+    /// Returns the reason and the remedy if it cannot.
     fn admit(&self) -> Result<(), DeviceError> {
         Ok(())
     }

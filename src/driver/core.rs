@@ -148,7 +148,7 @@ impl Core {
     /// Checks the invariants of the heap, in time proportional to its blocks.
     ///
     /// # Errors
-    /// The invariant that does not hold.
+    /// Returns the invariant that does not hold.
     pub(crate) fn check(&self) -> Result<(), String> {
         heap::check::invariants(&self.heap.lock())
     }

@@ -84,8 +84,8 @@ impl Filling<'_> {
     /// stream must come after: the fill's own.
     ///
     /// # Errors
-    /// When the device cannot; the caller still has the block. Where the stream does not run its work now, a fill that
-    /// is not required is left out: in a graph it would be made again at each launch.
+    /// Returns an error if the device call fails; the caller still has the block. Where the stream does not run its
+    /// work now, a fill that is not required is left out: in a graph it would be made again at each launch.
     pub(crate) fn granted(
         &self,
         lane: &Lane,
@@ -132,7 +132,7 @@ impl Filling<'_> {
     /// Submits the fill to the lane's stream.
     ///
     /// # Errors
-    /// When the device cannot: nothing is filled then.
+    /// Returns an error if the device call fails: nothing is filled then.
     pub(crate) fn submit(&self, lane: &Lane) -> Result<(), DeviceError> {
         assert_unlocked("fill");
         let Self { address, bytes, .. } = *self;

@@ -130,7 +130,7 @@ impl Maintenance {
     /// released now, and other memory by the maintenance once it comes back.
     ///
     /// # Errors
-    /// When the device cannot reserve addresses, and nothing changed; or when it cannot release memory.
+    /// Returns an error if the device cannot reserve addresses, and nothing changed; or if it cannot release memory.
     pub(crate) fn resize(&self, capacity: u64) -> Result<Trimmed, DeviceError> {
         self.reserve_addresses(capacity)?;
         if self.set_capacity(capacity) <= capacity {
@@ -191,7 +191,7 @@ impl Maintenance {
     /// no memory to release.
     ///
     /// # Errors
-    /// When the device cannot; what was done before counts, and the rest is tried again later.
+    /// Returns an error if the device call fails; what was done before counts, and the rest is tried again later.
     pub(crate) fn keep_up(&self) -> Result<(), DeviceError> {
         let free_low = self.totals().free_low;
         self.is_armed.store(false, Ordering::Release);
@@ -261,7 +261,7 @@ impl Maintenance {
     /// of the largest free range.
     ///
     /// # Errors
-    /// When the device cannot; the heap knows how far it came.
+    /// Returns an error if the device call fails; the heap knows how far it came.
     fn make_one_piece(&self, total: u64) -> Result<u64, DeviceError> {
         let total = total.min(self.capacity());
         let figures = || Figures::of(&self.heap.lock(), Mark::RESET);
@@ -313,7 +313,7 @@ impl Maintenance {
     /// Coalesces all free memory, cached blocks included, into one range. Returns the bytes of the largest free range.
     ///
     /// # Errors
-    /// When the device cannot; the heap knows how far it came.
+    /// Returns an error if the device call fails; the heap knows how far it came.
     pub(crate) fn coalesce(&self) -> Result<u64, DeviceError> {
         self.reclaim()?;
         self.make_one_piece(self.totals().reserved.current)
@@ -322,7 +322,7 @@ impl Maintenance {
     /// Releases free memory, cached blocks included, until `keep` bytes are reserved.
     ///
     /// # Errors
-    /// When the device cannot; what it released before counts.
+    /// Returns an error if the device call fails; what it released before counts.
     pub(crate) fn trim(&self, keep: u64) -> Result<Trimmed, DeviceError> {
         self.reclaim()?;
         let released = self.release_and_publish(Target::Keep(keep))?;

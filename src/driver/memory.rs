@@ -63,7 +63,7 @@ impl Memory {
     /// Maps the chunk at `from`, or a new one, at `to`.
     ///
     /// # Errors
-    /// With whether a moved chunk is mapped nowhere now.
+    /// Returns whether a moved chunk is mapped nowhere now.
     fn step(&self, step: Step) -> Result<(), (bool, DeviceError)> {
         assert_unlocked("a memory call");
         let is_moved = step.from.is_some();
@@ -118,7 +118,7 @@ impl Memory {
     /// range.
     ///
     /// # Errors
-    /// When the device has no free range as large as the capacity.
+    /// Returns an error if the device has no free range as large as the capacity.
     pub(super) fn reserve_addresses(
         &self,
         capacity: u64,
@@ -163,7 +163,7 @@ impl Memory {
     }
 
     /// # Errors
-    /// With whether the range is gone all the same: unmapped, and its chunk kept.
+    /// Returns whether the range is gone all the same: unmapped, and its chunk kept.
     pub(super) fn release(&self, address: u64, bytes: u64) -> Result<(), (bool, DeviceError)> {
         assert_unlocked("release");
         // Before the device has it: from then on the address may be given to another, and noted here anew.

@@ -112,7 +112,7 @@ impl Deref for Driver {
 
 impl Driver {
     /// # Errors
-    /// When the device cannot reserve addresses, or the initial memory.
+    /// Returns an error if the device cannot reserve addresses, or the initial memory.
     pub(crate) fn new(
         device: plain::Arc<dyn Device>,
         settings: Settings,
@@ -128,7 +128,7 @@ impl Driver {
     /// Searches the sources above the stream's own cache, in the order of the policy.
     ///
     /// # Errors
-    /// When no source has memory. The heap is then as it was, except for completed and flushed blocks.
+    /// Returns an error if no source has memory. The heap is then as it was, except for completed and flushed blocks.
     pub(crate) fn search(
         &self,
         lane: &Arc<Lane>,
@@ -144,7 +144,7 @@ impl Driver {
     /// Searches memory for each of the parts, the largest first.
     ///
     /// # Errors
-    /// When one of the parts gets no memory; then none does.
+    /// Returns an error if one of the parts gets no memory; then none does.
     pub(crate) fn search_all(
         &self,
         lane: &Arc<Lane>,
@@ -192,7 +192,7 @@ impl Driver {
     /// that exchange, as for a lock: part of those pieces may come back.
     ///
     /// # Errors
-    /// The device's error; the memory is in the reservation again.
+    /// Returns the device's error; the memory is in the reservation again.
     pub(crate) fn draw(
         &self,
         lane: &Arc<Lane>,

@@ -29,7 +29,7 @@ impl Streams {
     /// Seals a stream because another one wants its memory, unless the stream is external.
     ///
     /// # Errors
-    /// As [`seal`](Self::seal).
+    /// Returns the errors of [`seal`](Self::seal).
     pub(super) fn seal_for_others(&self, lane: &Lane) -> Result<(), DeviceError> {
         if lane.is_external {
             return Ok(());
@@ -43,7 +43,7 @@ impl Streams {
     /// Records an event behind what the stream freed, if no event covers it.
     ///
     /// # Errors
-    /// When the device cannot; what was freed stays pending.
+    /// Returns an error if the device call fails; what was freed stays pending.
     pub(crate) fn seal(&self, lane: &Lane) -> Result<(), DeviceError> {
         if lane.cache.is_dirty() {
             self.thin_out(lane);
@@ -55,7 +55,7 @@ impl Streams {
     /// Records an event behind all work that the stream was given so far.
     ///
     /// # Errors
-    /// When the device cannot.
+    /// Returns an error if the device call fails.
     pub(crate) fn mark(&self, lane: &Lane) -> Result<Arc<Marker>, DeviceError> {
         self.thin_out(lane);
         self.noted(lane.mark(&*self.device, &self.events))
@@ -65,7 +65,7 @@ impl Streams {
     /// one may be the first to prove memory free: waiting requests have it watched.
     ///
     /// # Errors
-    /// When the device cannot.
+    /// Returns an error if the device call fails.
     pub(crate) fn mark_for_user(&self, lane: &Lane) -> Result<Arc<Marker>, DeviceError> {
         let earlier = lane.timeline.newest();
         let marker = self.mark(lane)?;
@@ -98,7 +98,7 @@ impl Streams {
     /// Returns a marker that proves a ticket, sealed now if it was not; `None` if the ticket is complete.
     ///
     /// # Errors
-    /// When the device cannot.
+    /// Returns an error if the device call fails.
     pub(crate) fn marker_for(
         &self,
         lane: &Lane,
@@ -110,12 +110,16 @@ impl Streams {
     /// Makes `lane`'s stream wait on the device for every fence, one wait for each stream. Says whether there was one.
     ///
     /// # Errors
-    /// When the device cannot.
+    /// Returns an error if the device call fails.
     pub(super) fn wait_for_all(
         &self,
         lane: &Lane,
         fences: impl Iterator<Item = Fence>,
     ) -> Result<bool, DeviceError> {
+        let mut fences = fences.peekable();
+        if fences.peek().is_none() {
+            return Ok(false);
+        }
         let lanes = self.lanes();
         let mut has_waited = false;
         for fence in fences {
@@ -144,7 +148,7 @@ impl Streams {
     /// Makes a stream wait on the device for a marker, and remembers that it does.
     ///
     /// # Errors
-    /// When the device cannot; the order is then not counted on.
+    /// Returns an error if the device call fails; the order is then not counted on.
     pub(crate) fn order_behind(&self, lane: &Lane, marker: &Marker) -> Result<(), DeviceError> {
         assert_unlocked("wait");
         if injected("clock-joined-before-the-wait") {
@@ -185,7 +189,7 @@ impl Streams {
     /// Makes a stream come after a point at a user's request, unless it does already.
     ///
     /// # Errors
-    /// As [`order_behind`](Self::order_behind).
+    /// Returns the errors of [`order_behind`](Self::order_behind).
     pub(crate) fn bring_behind(
         &self,
         lane: &Lane,
@@ -205,7 +209,7 @@ impl Streams {
     /// `home`'s own order has kept it so far.
     ///
     /// # Errors
-    /// When the device cannot; the stream must not use the block then.
+    /// Returns an error if the device call fails; the stream must not use the block then.
     pub(crate) fn order_after_grant(
         &self,
         home: &Lane,

@@ -69,7 +69,7 @@ pub(super) struct PartsSearch<'a> {
 
 impl PartsSearch<'_> {
     /// # Errors
-    /// When one of the parts gets no memory; then none does.
+    /// Returns an error if one of the parts gets no memory; then none does.
     pub(super) fn run(&self) -> Result<Allocations, Refusal> {
         let mut found = match self.find() {
             Err(Refusal::Short(_)) if self.release_for_parts()? => self.find()?,
@@ -87,7 +87,7 @@ impl PartsSearch<'_> {
     /// whose chunks can be remapped needs none of this. Returns whether to search again.
     ///
     /// # Errors
-    /// When the device fails, or memory calls are needed that may not be made here.
+    /// Returns an error if the device fails, or memory calls are needed that may not be made here.
     fn release_for_parts(&self) -> Result<bool, Refusal> {
         let driver = self.driver;
         let is_useless = driver.settings.geometry.virtual_memory || self.parts.all.len() == 1;
@@ -153,7 +153,7 @@ impl PartsSearch<'_> {
     /// Submits the deferred waits, and notes behind which point of the stream each part is safe.
     ///
     /// # Errors
-    /// When the device cannot; then no part may be used.
+    /// Returns an error if the device call fails; then no part may be used.
     fn wait_for_parts(&self, deferred: &Fences, found: &mut FoundParts) -> Result<(), DeviceError> {
         let has_waited = if injected("several-granted-before-their-waits") {
             !deferred.is_empty()

@@ -40,7 +40,7 @@ impl<'a> Recipient<'a> {
     /// A stream that comes after those points.
     ///
     /// # Errors
-    /// The sticky error that ended the pool, if one did.
+    /// Returns the sticky error that ended the pool, if one did.
     pub(super) fn new(
         driver: &'a Driver,
         lane: &'a Arc<Lane>,

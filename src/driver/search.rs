@@ -46,7 +46,7 @@ impl<'a> Search<'a> {
     /// there, and the memory is the stream's only once they are submitted.
     ///
     /// # Errors
-    /// The sticky error that ended the pool.
+    /// Returns the sticky error that ended the pool.
     pub(super) fn for_stream(
         driver: &'a Driver,
         lane: &'a Arc<Lane>,
@@ -76,7 +76,7 @@ impl<'a> Search<'a> {
     /// A search for memory that is complete on every stream.
     ///
     /// # Errors
-    /// The sticky error that ended the pool.
+    /// Returns the sticky error that ended the pool.
     pub(super) fn for_all(
         driver: &'a Driver,
         lane: &'a Arc<Lane>,
@@ -195,7 +195,7 @@ impl<'a> Search<'a> {
     }
 
     /// # Errors
-    /// When the addresses that are asked for are not free, so that waiting does not help.
+    /// Returns an error if the addresses that are asked for are not free, so that waiting does not help.
     fn look_for_room(&self) -> Result<(), Refusal> {
         let placement = self.to.placement;
         if placement == Placement::Anywhere {

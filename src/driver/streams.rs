@@ -40,18 +40,10 @@ impl Deref for Streams {
 
 impl Streams {
     pub(super) fn new(core: Core) -> Self {
-        let no_cache = Bounds {
-            bytes: 0,
-            largest: 0,
-            large_cache: 0,
-            unsealed: 0,
-            may_widen: false,
-            is_sharded: false,
-        };
         let host = Host(core.device.id());
         let gate = core.gate.clone();
         Self {
-            neutral: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, no_cache, gate)),
+            neutral: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, Bounds::NONE, gate)),
             lanes: Busy::new(Guards::Registry, Registry::new()),
             events: Arc::new(Events::new(core.device.clone())),
             core,
@@ -70,7 +62,7 @@ impl Streams {
     /// Registers a stream, with an id of its own (invariant `stable-ids`).
     ///
     /// # Errors
-    /// When it is a stream of another device, or the device cannot keep its order.
+    /// Returns an error if it is a stream of another device, or if the device cannot keep its order.
     pub(crate) fn register(&self, stream: &dyn DeviceStream) -> Result<Arc<Lane>, StreamError> {
         if stream.device_id() != self.device.id() {
             return Err(StreamError::ForeignDevice);
@@ -89,7 +81,7 @@ impl Streams {
     }
 
     /// # Errors
-    /// When the pool's memory is not accessible where the stream runs.
+    /// Returns an error if the pool's memory is not accessible where the stream runs.
     pub(crate) fn expect_seen_by(&self, stream: RawStream) -> Result<(), StreamError> {
         let kind = self.settings.kind;
         match stream {
@@ -187,7 +179,7 @@ impl Streams {
     /// Asks every stream in a way of the caller's, which may leave streams out.
     ///
     /// # Errors
-    /// As [`reap`](Self::reap).
+    /// Returns the errors of [`reap`](Self::reap).
     pub(super) fn reap_by(
         &self,
         mut ask: impl FnMut(&Lane) -> Result<Option<Ticket>, DeviceError>,
@@ -225,7 +217,7 @@ impl Streams {
     /// Asks one stream whether it has passed a point that is due, and frees what that proves free.
     ///
     /// # Errors
-    /// As [`reap`](Self::reap).
+    /// Returns the errors of [`reap`](Self::reap).
     pub(super) fn reap_due(&self, lane: &Lane, ticket: Ticket) -> Result<bool, DeviceError> {
         let answer = self.noted(lane.timeline.reap_due(ticket, &*self.device));
         self.catch_up(lane);
@@ -308,7 +300,7 @@ impl Streams {
     /// Makes all freed memory count, even if some stream errs.
     ///
     /// # Errors
-    /// The first error of any stream, sticky or not; the others went on.
+    /// Returns the first error of any stream, sticky or not; the others went on.
     pub(crate) fn settle(&self) -> Result<(), DeviceError> {
         self.flush(Flush::All);
         let mut settled = Ok(());

@@ -66,7 +66,7 @@ impl Deref for Supply {
 
 impl Supply {
     /// # Errors
-    /// When the device cannot reserve addresses, or the initial memory.
+    /// Returns an error if the device cannot reserve addresses, or the initial memory.
     pub(super) fn new(streams: Streams, spill: Spill) -> Result<Self, DeviceError> {
         let settings = &streams.settings;
         let supply = Self {
@@ -85,7 +85,7 @@ impl Supply {
     /// Reserves a range of addresses for this capacity, where memory is virtual and no reserved range is large enough.
     ///
     /// # Errors
-    /// When the device has no free range as large as the capacity.
+    /// Returns an error if the device has no free range as large as the capacity.
     pub(super) fn reserve_addresses(&self, capacity: u64) -> Result<(), DeviceError> {
         if self.settings.geometry.virtual_memory
             && let Some(range) = self.memory.reserve_addresses(capacity)?
@@ -133,7 +133,7 @@ impl Supply {
     /// Carries a plan out; the new range is free.
     ///
     /// # Errors
-    /// When the device stopped half way; the memory that it gave is free.
+    /// Returns an error if the device stopped half way; the memory that it gave is free.
     pub(super) fn carry_out_free(&self, plan: Option<Plan>) -> Result<(), DeviceError> {
         match plan {
             Some(Plan::Map(mapping)) => self.map(mapping, For::NoStream).map(drop),
@@ -145,7 +145,7 @@ impl Supply {
     /// Carries a plan out, and commits the outcome.
     ///
     /// # Errors
-    /// When the device stopped half way; the heap knows how far it came.
+    /// Returns an error if the device stopped half way; the heap knows how far it came.
     pub(super) fn carry_out(&self, plan: Plan, whom: For) -> Result<Option<Grant>, DeviceError> {
         match plan {
             Plan::Map(mapping) => {
@@ -278,7 +278,7 @@ impl Supply {
     /// Releases free memory, and has waiters look for what that makes possible. Returns the bytes released.
     ///
     /// # Errors
-    /// When the device cannot; what it released before counts.
+    /// Returns an error if the device call fails; what it released before counts.
     pub(super) fn release_and_publish(&self, target: Target) -> Result<u64, DeviceError> {
         let released = self.release(target);
         // Only if memory was claimed meanwhile, which a search may have missed.

@@ -16,7 +16,7 @@ impl BlockId {
     pub(crate) const FIRST: Self = Self(NonZeroU32::MIN);
 
     /// # Panics
-    /// When there are 2^32 blocks.
+    /// Panics if there are 2^32 blocks.
     pub(crate) fn of_slot(slot: usize) -> Self {
         let number = u32::try_from(slot + 1).ok().and_then(NonZeroU32::new);
         Self(number.expect("fewer than 2^32 blocks"))

@@ -24,6 +24,18 @@ pub(crate) struct Bounds {
     pub(crate) is_sharded: bool,
 }
 
+impl Bounds {
+    /// No cache: nothing is kept, and every free seals.
+    pub(crate) const NONE: Self = Self {
+        bytes: 0,
+        largest: 0,
+        large_cache: 0,
+        unsealed: 0,
+        may_widen: false,
+        is_sharded: false,
+    };
+}
+
 /// Which cached blocks are taken back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Flush {

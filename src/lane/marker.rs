@@ -67,7 +67,7 @@ impl Events {
     /// Records an event behind all work submitted to `stream` so far.
     ///
     /// # Errors
-    /// When the device cannot create or record an event.
+    /// Returns an error if the device cannot create or record an event.
     ///
     /// # Safety
     /// The stream is one of the device, and usable during the call.
@@ -149,7 +149,8 @@ impl Marker {
     /// Asks the device whether the event is complete.
     ///
     /// # Errors
-    /// The device's error. It proves nothing; the marker counts as [in error](Self::has_erred) until a query succeeds.
+    /// Returns the device's error. It proves nothing; the marker counts as [in error](Self::has_erred) until a query
+    /// succeeds.
     pub(super) fn query(&self) -> Result<bool, DeviceError> {
         let answer = self.event().is_complete();
         if answer.is_err() != self.has_erred() {

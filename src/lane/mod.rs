@@ -173,7 +173,7 @@ impl Lane {
     /// Records an event for the blocks freed so far, unless an event covers them already.
     ///
     /// # Errors
-    /// When the device cannot; the blocks stay pending, and the next seal tries again.
+    /// Returns an error if the device call fails; the blocks stay pending, and the next seal tries again.
     pub(crate) fn seal(
         &self,
         device: &dyn Device,
@@ -188,7 +188,7 @@ impl Lane {
     /// Records an event whether or not anything was freed: a point for a caller to wait for.
     ///
     /// # Errors
-    /// When the device cannot.
+    /// Returns an error if the device call fails.
     pub(crate) fn mark(
         &self,
         device: &dyn Device,
@@ -232,7 +232,8 @@ impl Lane {
     /// complete.
     ///
     /// # Errors
-    /// When the device cannot record; on an external stream, when no event was recorded since the ticket.
+    /// Returns an error if the device cannot record; on an external stream, also if no event was recorded since the
+    /// ticket.
     pub(crate) fn marker_for(
         &self,
         ticket: Ticket,
@@ -266,7 +267,7 @@ impl Lane {
     /// Records and publishes a ticket that is closed already: the second half of sealing.
     ///
     /// # Errors
-    /// When the device cannot; the ticket is then proven by the next event that is recorded.
+    /// Returns an error if the device call fails; the ticket is then proven by the next event that is recorded.
     pub(crate) fn record(
         &self,
         closed: Closed,

@@ -61,7 +61,7 @@ impl StreamCache {
     /// stream's registration. `rounding` is the part of `bytes` that was not requested. The block may be larger by up to an eighth.
     ///
     /// # Errors
-    /// When there is no such block, or it is not the plain case.
+    /// Returns an error if there is no such block, or it is not the plain case.
     #[inline(always)]
     pub(crate) fn take_at_once(
         owner: &Arc<Registration>,

@@ -222,7 +222,8 @@ impl Timeline {
     /// Asks the device which markers are complete. Returns the last one that this call found, if any.
     ///
     /// # Errors
-    /// The device's error (errors-are-errors). The error proves nothing complete; what other answers proved stays complete.
+    /// Returns the device's error (errors-are-errors). The error proves nothing complete; what other answers proved
+    /// stays complete.
     pub(crate) fn reap(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
         self.query(device, true)
     }
@@ -230,7 +231,7 @@ impl Timeline {
     /// Asks as [`reap`](Self::reap) does, but does not look behind an oldest marker that is not complete.
     ///
     /// # Errors
-    /// As [`reap`](Self::reap).
+    /// Returns the errors of [`reap`](Self::reap).
     pub(crate) fn reap_in_order(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
         self.query(device, false)
     }
@@ -305,7 +306,7 @@ impl Timeline {
     /// device may report an event late while the stream goes on.
     ///
     /// # Errors
-    /// As [`reap`](Self::reap).
+    /// Returns the errors of [`reap`](Self::reap).
     pub(crate) fn reap_late(&self, device: &dyn Device) -> Result<Option<Ticket>, DeviceError> {
         let Some((oldest, newest)) = self.ends() else {
             return Ok(None);
@@ -320,7 +321,7 @@ impl Timeline {
     /// query in vain the stream is not worth a query for a while.
     ///
     /// # Errors
-    /// As [`reap`](Self::reap).
+    /// Returns the errors of [`reap`](Self::reap).
     pub(crate) fn reap_due(
         &self,
         ticket: Ticket,
@@ -361,7 +362,7 @@ impl Timeline {
     /// late.
     ///
     /// # Errors
-    /// As [`reap`](Self::reap).
+    /// Returns the errors of [`reap`](Self::reap).
     pub(crate) fn reap_up_to(
         &self,
         ticket: Ticket,

@@ -1,4 +1,4 @@
-//! Accounts: what each tenant holds of one pool.
+//! Accounts: the bytes that each tenant holds of one pool.
 //!
 //! The account is the only record of the bytes of a tag. A tagged request *charges* its bytes before memory is searched
 //! for. An attempt that finds nothing uncharges them, and so does the free of granted memory. Each is one atomic
@@ -24,7 +24,7 @@ const THROTTLED: u64 = 1 << 63;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LimitReached;
 
-/// What one tag holds; see the [module](self).
+/// The bytes that one tag holds; see the [module](self).
 #[derive(Debug)]
 pub(crate) struct Account {
     /// Bytes of live blocks, and of requests that entered the fair queue; and the bit [`THROTTLED`].
@@ -231,8 +231,8 @@ const BUCKETS: usize = 29;
 
 type Slot = OnceLock<Box<CachePadded<Account>>>;
 
-/// The accounts of a pool, by the number of their tag. An account never moves and is never removed, so a lookup needs no
-/// lock and no reference count.
+/// The accounts of a pool, by the number of their tag. An account never moves and is never removed, so a lookup needs
+/// no lock and no reference count.
 pub(crate) struct Accounts {
     buckets: [OnceLock<Box<[Slot]>>; BUCKETS],
 }

@@ -44,7 +44,7 @@ fn nanoseconds(time: Duration) -> u64 {
 /// The buckets of one power of two.
 type Row = [Count; STEPS as usize];
 
-/// Where times are recorded. Rows are made when they are first used: waits of one kind fall into few of them.
+/// Records times. Rows are created at their first use, because waits of one kind fall into few of them.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     rows: [OnceLock<Box<Row>>; ROWS],
@@ -139,7 +139,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A bucket of a histogram whose longest time is `longest`.
+    /// Creates a bucket of a histogram whose longest time is `longest`.
     fn new((from, count): (u64, u64), longest: Duration) -> Self {
         let to = match bucket_of(from) + 1 {
             BUCKETS => longest,

@@ -1,12 +1,12 @@
-//! Kinds of figures: what is counted in them is for the layers above to say.
+//! Kinds of figures. The layers above decide what they count.
 //!
-//! | file | about |
+//! | file | contents |
 //! |---|---|
 //! | `level` | a figure with its high-water mark, and the marks since several moments |
 //! | `histogram` | distributions of times |
 //! | `waits` | how requests waited |
 //! | `tag` | names of tenants |
-//! | `account` | what each tenant has of one pool |
+//! | `account` | the bytes that each tenant holds of one pool |
 //! | `units` | sizes and times as text |
 
 mod account;

@@ -1,17 +1,17 @@
-//! Names of tenants: numbers, so that they are copied and compared for nothing.
+//! Names of tenants, as numbers that are cheap to copy and compare.
 
 use crate::sync::plain::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroU32;
 
-/// For whom, or for what, memory is allocated: a tenant, a model, a kind of use.
+/// The tenant, model or kind of use for which memory is allocated.
 ///
-/// A tag is a number that stands for a name, the same in the whole process. Make it once and keep it: the
-/// making looks the name up under a lock, and each name stays in memory until the process ends. So tags
-/// are for what there is some of, not for each request.
+/// A tag is a number that stands for a name, the same in the whole process. Create it once and keep it: the creation
+/// looks up the name under a lock, and each name stays in memory until the process ends. So use tags for a limited
+/// number of names, not for each request.
 ///
-/// What has a tag is counted for it in each pool: see [`TagStatistics`](crate::TagStatistics).
+/// Each pool counts tagged allocations per tag: see [`TagStatistics`](crate::TagStatistics).
 ///
 /// ```
 /// # use weirpool::{Pool, Tag, device::sim::SimDevice};
@@ -54,12 +54,12 @@ impl Names {
 }
 
 impl Tag {
-    /// The tag of a name.
+    /// Returns the tag of a name.
     pub fn new(name: &str) -> Self {
         NAMES.lock().intern(name)
     }
 
-    /// Its name.
+    /// Returns the name of the tag.
     pub fn name(self) -> &'static str {
         NAMES.lock().all[self.index()]
     }
@@ -68,13 +68,13 @@ impl Tag {
         self.0.get() as usize - 1
     }
 
-    /// The number that it is; never zero.
+    /// Returns the number of the tag; never zero.
     #[inline(always)]
     pub(crate) fn number(self) -> u32 {
         self.0.get()
     }
 
-    /// The tag that is this number, if it is not zero.
+    /// Returns the tag with this number, or `None` for zero.
     #[inline(always)]
     pub(crate) fn of_number(number: u32) -> Option<Self> {
         NonZeroU32::new(number).map(Self)
@@ -98,7 +98,7 @@ impl fmt::Debug for Tag {
     }
 }
 
-/// As its name: its number means nothing elsewhere.
+/// Serializes the name, because the number has no meaning in another process.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Tag {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

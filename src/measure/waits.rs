@@ -19,9 +19,11 @@ pub enum WaitOutcome {
     TimedOut,
     /// The request's future was dropped: its caller was cancelled, or its client disconnected.
     Cancelled,
-    /// The request failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the queue or at the limit of its tag.
+    /// The request failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the queue or at the limit of
+    /// its tag.
     Deadlocked,
-    /// The request failed with another error: the pool was closed, the device failed, or the request can never fit any more.
+    /// The request failed with another error: the pool was closed, the device failed, or the request can never fit any
+    /// more.
     Failed,
 }
 
@@ -60,8 +62,8 @@ pub struct WaitStatistics {
     pub timed_out: u64,
     /// Number of requests that waited until their future was dropped.
     pub cancelled: u64,
-    /// Number of requests that waited and failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the queue or at
-    /// the limit of their tag.
+    /// Number of requests that waited and failed by a [deadlock](crate::PoolBuilder::fail_deadlocks_after), in the
+    /// queue or at the limit of their tag.
     pub deadlocked: u64,
     /// Number of requests that waited and failed with another error.
     pub failed: u64,
@@ -108,14 +110,14 @@ impl WaitStatistics {
     }
 }
 
-/// Where waits are counted, for a pool, a stream or a tag.
+/// The counts of waits, for a pool, a stream or a tag.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     waiting: Count,
     ended: [Count; WaitOutcome::ALL.len()],
     refused: Count,
     shed: Count,
-    /// Made with the first wait that is recorded: most streams and tags never wait.
+    /// Created with the first wait that is recorded. Most streams and tags never wait.
     times: OnceLock<Box<Recorder>>,
 }
 
@@ -133,12 +135,12 @@ impl Waits {
         self.waiting.subtract(1);
     }
 
-    /// A wait does not begin, because the queue is full.
+    /// Counts a wait that does not begin because the queue is full.
     pub(crate) fn note_refused(&self) {
         self.refused.add(1);
     }
 
-    /// A wait does not begin, because it would take too long.
+    /// Counts a wait that does not begin because it would take too long.
     pub(crate) fn note_shed(&self) {
         self.shed.add(1);
     }

@@ -1,4 +1,4 @@
-//! Blocks that are in use still, and reservations that live.
+//! Blocks that are still in use, and reservations that still live.
 
 use super::snapshot::age;
 use crate::driver::{BlockInfo, BlockState, Driver, ReservationInfo, Site};
@@ -8,26 +8,26 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// The blocks of a pool that are in use at one moment, and the reservations that live, when nobody should have any
-/// more: see [`Pool::leaks`](crate::Pool::leaks).
+/// The blocks in use and the live reservations of a pool, at a moment when none should remain: see
+/// [`Pool::leaks`](crate::Pool::leaks).
 ///
-/// As text it names where they were allocated and reserved, what is largest first.
+/// Its text lists the locations where they were allocated and reserved, the largest first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LeakReport {
-    /// When, on the device's clock.
+    /// The time of the report, on the device's clock.
     pub time: Duration,
     /// Whether the pool keeps a [history](crate::PoolBuilder::history). Without one, no
     /// [`origin`](BlockInfo::origin) is known.
     pub keeps_history: bool,
-    /// In the order of their addresses; those that were allocated of reservations among them.
+    /// By address. Blocks from reservations are among them.
     pub blocks: Vec<BlockInfo>,
-    /// In the order in which they were made, with what is not allocated of them.
+    /// In the order of their creation, with the bytes that are not allocated.
     pub reservations: Vec<ReservationInfo>,
 }
 
-/// What was allocated, or reserved, at one place for one tag, as far as these are known, and is there still.
+/// The allocations or reservations of one location and tag, if these are known, that are not freed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
     count: usize,
@@ -35,7 +35,7 @@ struct Group {
     oldest: Duration,
 }
 
-/// Whence something is: where, for whom, and when.
+/// The origin of a block: its location, its tag, and its time.
 type Origin<'a> = (&'a Site, Option<Tag>, Duration);
 
 /// A site and a tag.
@@ -50,17 +50,17 @@ impl LeakReport {
             blocks: used.collect(),
             reservations,
             keeps_history: driver.event_log.is_some(),
-            // Not earlier than what is told.
+            // Read last, so that it is not earlier than the times in the report.
             time: driver.device.now(),
         }
     }
 
-    /// Whether no block is in use, and no reservation lives.
+    /// Returns whether no block is in use and no reservation lives.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.reservations.is_empty()
     }
 
-    /// Bytes of the blocks, and of what is not allocated of the reservations.
+    /// Returns the bytes of the blocks, and of the unallocated parts of the reservations.
     pub fn bytes(&self) -> u64 {
         self.in_blocks() + self.in_reservations()
     }
@@ -74,12 +74,12 @@ impl LeakReport {
         left.map(|reservation| reservation.left).sum()
     }
 
-    /// How long a block has lived, if the pool keeps a history.
+    /// Returns how long a block has lived, if the pool keeps a history.
     pub fn age_of(&self, block: &BlockInfo) -> Option<Duration> {
         age(block, self.time)
     }
 
-    /// Warns a subscriber, if there is something to say.
+    /// Logs a warning if there are leaks.
     pub(crate) fn tell(&self) {
         if !self.is_empty() {
             let (blocks, reservations) = (self.blocks.len(), self.reservations.len());
@@ -103,7 +103,7 @@ impl LeakReport {
         }))
     }
 
-    /// By place and tag, the largest first.
+    /// Groups blocks by location and tag, the largest group first.
     fn groups<'a>(
         &self,
         all: impl Iterator<Item = (Option<Origin<'a>>, u64)>,

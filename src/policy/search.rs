@@ -51,7 +51,7 @@ pub(crate) enum Try {
     WaitAnyTime,
 }
 
-/// What the driver does next.
+/// The next action of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Prepare(Prepare),
@@ -60,7 +60,7 @@ pub(crate) enum Action {
     GiveUp,
 }
 
-/// What is prepared, and the sources that are tried if that brought something.
+/// A preparation, and the sources that are tried if it brought something.
 struct Row(Option<Prepare>, &'static [Try]);
 
 use Prepare::{AskAgain, FlushAged, FlushAll, FlushLarge, Poll, PollLate, PollLikely, Spill, Trim};
@@ -97,7 +97,7 @@ const WAIT_FIRST: &[Row] = &[
     Row(None, &[WaitAnyTime]),
 ];
 
-/// What one search may do.
+/// What one search is allowed to do.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub(crate) order: Order,

@@ -121,8 +121,8 @@ impl<H: Handles> Request<ForBlock<H>> {
     /// The block comes from the pool, also in the [scope](super::Reservation::scope) of a reservation.
     ///
     /// # Errors
-    /// When it is awaited: [`AllocError::NoRoom`] when there are not that many addresses in one piece, or memory
-    /// cannot be mapped at a chosen address.
+    /// When awaited, returns [`AllocError::NoRoom`] if there are not that many addresses in one piece, or memory cannot
+    /// be mapped at a chosen address.
     pub fn room(mut self, bytes: u64) -> Self {
         self.kind.room = Some(bytes);
         self
@@ -220,7 +220,7 @@ impl<H: Handles> Kind for ForBlock<H> {
 /// a reservation is entered.
 ///
 /// # Errors
-/// When this is not the plain case. Nothing was checked then.
+/// Returns an error if this is not the plain case. Nothing was checked then.
 #[inline(always)]
 pub(super) fn take_from_lane(
     pool: &Pool,
@@ -396,7 +396,7 @@ fn round_up(bytes: u64, step: u64) -> u64 {
 }
 
 /// # Errors
-/// When the pool's capacity is less than `requested` bytes.
+/// Returns an error if the pool's capacity is less than `requested` bytes.
 fn expect_capacity_for(requested: u64, driver: &Driver) -> Result<(), AllocError> {
     let capacity = driver.capacity();
     if requested > capacity {

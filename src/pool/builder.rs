@@ -307,8 +307,8 @@ impl PoolBuilder {
     /// Builds the pool.
     ///
     /// # Errors
-    /// [`BuildError`] names the setting that is out of range, the feature that the device lacks, or the name that is
-    /// taken; or it is the device's error.
+    /// Returns a [`BuildError`] that names the setting that is out of range, the feature that the device lacks, or the
+    /// name that is taken; or it is the device's error.
     pub fn build(self) -> Result<Pool, BuildError> {
         let Self {
             device,

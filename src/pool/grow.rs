@@ -49,8 +49,8 @@ impl Block {
     /// ```
     ///
     /// # Errors
-    /// [`AllocError::NoRoom`] when the addresses above the block are taken, also if that happens while the request
-    /// waits; otherwise those of [`Request`]. The block is unchanged then.
+    /// Returns [`AllocError::NoRoom`] if the addresses above the block are taken, also if that happens while the
+    /// request waits; otherwise returns the errors of [`Request`]. The block is unchanged then.
     ///
     /// # Cancel safety
     /// Dropped early, the block is unchanged. If the memory had just been granted, it goes to others, and with it
@@ -104,7 +104,7 @@ impl ForGrowth<'_> {
 /// Rounds a request up to whole steps.
 ///
 /// # Errors
-/// When the pool's capacity is less than that.
+/// Returns an error if the pool's capacity is less than that.
 pub(super) fn rounded(
     registration: &Registration,
     bytes: u64,

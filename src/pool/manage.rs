@@ -70,7 +70,7 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// [`BuildError::CapacityTooSmall`] for less than a chunk. The device's error when it cannot reserve
+    /// Returns [`BuildError::CapacityTooSmall`] for less than a chunk. Returns the device's error if it cannot reserve
     /// addresses, in which case nothing changes, or cannot release memory.
     pub fn resize(&self, bytes: u64) -> Result<Trimmed, BuildError> {
         let driver = &self.service().driver;
@@ -105,7 +105,7 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// The device's error; memory that was released before it stays released.
+    /// Returns the device's error; memory that was released before it stays released.
     pub fn trim_to(&self, bytes: u64) -> Result<Trimmed, DeviceError> {
         self.service().driver.trim(bytes)
     }
@@ -130,7 +130,7 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// The device's error; no memory is lost.
+    /// Returns the device's error; no memory is lost.
     pub fn coalesce(&self) -> Result<u64, DeviceError> {
         self.service().driver.coalesce()
     }
@@ -138,7 +138,7 @@ impl Pool {
     /// Sets the number of reserved bytes above which the pool gives free memory back without being asked.
     ///
     /// # Errors
-    /// [`BuildError::InvalidFraction`], or the device's error when it cannot tell how much memory it has.
+    /// Returns [`BuildError::InvalidFraction`], or the device's error if it cannot tell how much memory it has.
     #[doc(alias = "cudaMemPoolAttrReleaseThreshold")]
     #[doc(alias = "hipMemPoolAttrReleaseThreshold")]
     #[doc(alias = "set_mempool_release_threshold")]
@@ -160,7 +160,7 @@ impl Pool {
     /// Returns whether any event had completed.
     ///
     /// # Errors
-    /// The device's error, if it cannot tell.
+    /// Returns the device's error, if it cannot tell.
     pub fn reap(&self) -> Result<bool, DeviceError> {
         let has_news = self.service().driver.reap()?;
         if has_news {

@@ -92,7 +92,7 @@ impl Pool {
     /// Builds a pool over `device` with a complete configuration.
     ///
     /// # Errors
-    /// Those of [`PoolBuilder::build`].
+    /// Returns the errors of [`PoolBuilder::build`].
     pub fn with_config(device: impl Device, config: PoolConfig) -> Result<Self, BuildError> {
         Self::builder(device).config(config).build()
     }
@@ -127,8 +127,8 @@ impl Pool {
     /// every free on it records its event immediately: see the [guide](crate::guide::interoperability).
     ///
     /// # Errors
-    /// [`StreamError::ForeignDevice`] when the stream is of another device; the device's error when it
-    /// cannot keep the stream's order.
+    /// Returns [`StreamError::ForeignDevice`] if the stream is of another device, and the device's error if it cannot
+    /// keep the stream's order.
     pub fn register(&self, stream: &impl DeviceStream) -> Result<Stream, StreamError> {
         let registration = Registration::enter(&self.presence, stream)?;
         Ok(Stream::from_registration(registration))
@@ -144,7 +144,7 @@ impl Pool {
     /// [`SimDevice::stream`](https://docs.rs/weirpool-sim/latest/weirpool_sim/struct.SimDevice.html#method.stream).
     ///
     /// # Errors
-    /// The device's error when it cannot make one.
+    /// Returns the device's error if it cannot make one.
     pub fn create_stream(&self) -> Result<Stream, StreamError> {
         let device = &self.service().driver.device;
         self.register(&OwnStream::new(device)?)
@@ -185,7 +185,7 @@ impl Pool {
     /// ordered by itself. (Umpire's host resource is one stream of execution in the same way.)
     ///
     /// # Errors
-    /// [`StreamError::UnseenByHost`] when the pool's memory is the device's alone.
+    /// Returns [`StreamError::UnseenByHost`] if the pool's memory is the device's alone.
     pub fn host_stream(&self) -> Result<Stream, StreamError> {
         self.register(&Host(self.service().driver.device.id()))
     }
@@ -230,9 +230,9 @@ impl Pool {
     /// [`allocate`](Self::allocate) in async code.
     ///
     /// # Errors
-    /// [`AllocError::Exhausted`] when there is not enough memory, after polling completed events, flushing
-    /// caches, and growing; and whenever other requests wait already. Memory that another thread is releasing
-    /// or remapping at the moment (a trim, a growth, the maintenance) counts as taken. Otherwise those of
+    /// Returns [`AllocError::Exhausted`] if there is not enough memory, after polling completed events, flushing
+    /// caches, and growing; and whenever other requests already wait. Memory that another thread is releasing or
+    /// remapping at the moment (a trim, a growth, the maintenance) counts as taken. Otherwise returns the errors of
     /// [`Request`].
     #[inline]
     #[track_caller]

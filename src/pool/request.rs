@@ -92,13 +92,13 @@ pub trait Kind: Unpin {
     /// Makes the output of memory that was granted.
     ///
     /// # Errors
-    /// When the device fails on the way; the memory is given back.
+    /// Returns an error if the device fails on the way; the memory is given back.
     fn granted(&mut self, grant: Grant, caller: Caller) -> Result<Self::Output, AllocError>;
 
     /// Takes the plain case: what the stream's lane has, without any checks.
     ///
     /// # Errors
-    /// When this is not the plain case. Nothing was checked then.
+    /// Returns an error if this is not the plain case. Nothing was checked then.
     #[inline(always)]
     fn take_at_once(&self, terms: &Terms) -> Result<Self::Output, Miss> {
         let _ = terms;
@@ -108,7 +108,7 @@ pub trait Kind: Unpin {
     /// Checks the request, and takes memory for it from any source but the queue.
     ///
     /// # Errors
-    /// When there is none now, or the request can never be met.
+    /// Returns an error if there is none now, or the request can never be met.
     #[expect(
         clippy::result_large_err,
         reason = "a refusal is moved once, and only where nothing was granted"
@@ -172,7 +172,7 @@ impl Attempt {
     /// Takes several parts from any source but the queue.
     ///
     /// # Errors
-    /// When there is not enough for all of them now.
+    /// Returns an error if there is not enough for all of them now.
     #[expect(
         clippy::result_large_err,
         reason = "a refusal is moved once, and only where nothing was granted"
@@ -222,8 +222,8 @@ impl<K: IsUsable> Request<K> {
     /// come after it. A block that a [`Reservation`](crate::Reservation) allocates is filled with [`Block::fill`].
     ///
     /// # Errors
-    /// When the request is awaited or tried, besides [those of a request](Self#errors): [`AllocError::Device`] when the
-    /// device cannot fill the memory, which is freed then. It cannot on a stream that is being captured.
+    /// When awaited or tried, returns the [errors of a request](Self#errors), and [`AllocError::Device`] if the device
+    /// cannot fill the memory, which is freed then. It cannot on a stream that is being captured.
     ///
     /// [`Block::size`]: crate::Block::size
     /// [`Block::fill`]: crate::Block::fill
@@ -330,9 +330,9 @@ impl<K: Kind> Request<K> {
     /// ```
     ///
     /// # Errors
-    /// [`AllocError::Exhausted`] or [`AllocError::LimitReached`] when there is not enough memory now; otherwise
-    /// [as above](Self#errors). A request that was polled before counts as a waiter itself: this call answers
-    /// `Exhausted`, and the request leaves the queue.
+    /// Returns [`AllocError::Exhausted`] or [`AllocError::LimitReached`] if there is not enough memory now; otherwise
+    /// returns the [errors of a request](Self#errors). A request that was polled before counts as a waiter itself: this
+    /// call returns `Exhausted`, and the request leaves the queue.
     #[inline]
     pub fn try_now(mut self) -> Result<K::Output, AllocError> {
         match self.kind.take_at_once(&self.terms) {
@@ -374,10 +374,10 @@ impl<K: Kind> Request<K> {
     /// ```
     ///
     /// # Errors
-    /// [As above](Self#errors), and [`BlocksRuntime`](AllocError::BlocksRuntime).
+    /// Returns the [errors of a request](Self#errors), and [`BlocksRuntime`](AllocError::BlocksRuntime).
     ///
     /// # Panics
-    /// On a device that checks orderings, with the violation found.
+    /// On a device that checks orderings, panics with the violation found.
     pub fn blocking(mut self) -> Result<K::Output, AllocError> {
         block_on_unless_in_task(&mut self).unwrap_or_else(|| {
             let requested = self.waiting.requested();

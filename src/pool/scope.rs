@@ -157,7 +157,7 @@ pin_project! {
     /// [`Reservation::scope`](crate::Reservation::scope).
     ///
     /// # Panics
-    /// When polled after it was ready.
+    /// Panics if polled after it was ready.
     #[derive(Debug)]
     #[must_use = "futures do nothing unless polled"]
     pub struct Drawing<F> {

@@ -41,7 +41,7 @@ impl PoolConfig {
     /// The settings of a driver of `device`.
     ///
     /// # Errors
-    /// When a setting is out of range, settings exclude each other, or the device lacks a feature.
+    /// Returns an error if a setting is out of range, settings exclude each other, or the device lacks a feature.
     pub(super) fn settings(&self, device: &dyn Device) -> Result<Settings, BuildError> {
         self.check_conflicts()?;
         check_remapping(self.remapping)?;
@@ -181,14 +181,7 @@ impl PoolConfig {
     fn lane_bounds(&self) -> Bounds {
         if !self.is_pooled {
             // Each free is to be seen complete by itself.
-            return Bounds {
-                bytes: 0,
-                largest: 0,
-                large_cache: 0,
-                unsealed: 0,
-                may_widen: false,
-                is_sharded: false,
-            };
+            return Bounds::NONE;
         }
         Bounds {
             bytes: self.lane_bytes,
@@ -210,7 +203,7 @@ impl Capacity {
     /// The capacity on a device of `total` bytes.
     ///
     /// # Errors
-    /// When it is a fraction out of range.
+    /// Returns an error if the value is a fraction out of range.
     fn bytes(self, total: u64) -> Result<u64, BuildError> {
         match self {
             Self::Device => Ok(total),
@@ -224,7 +217,7 @@ impl Capacity {
 }
 
 /// # Errors
-/// When the threshold is a fraction out of range.
+/// Returns an error if the threshold is a fraction out of range.
 pub(super) fn check_threshold(threshold: ReleaseThreshold) -> Result<(), BuildError> {
     match threshold {
         ReleaseThreshold::Fraction(fraction) if !threshold.is_valid() => {
@@ -235,7 +228,7 @@ pub(super) fn check_threshold(threshold: ReleaseThreshold) -> Result<(), BuildEr
 }
 
 /// # Errors
-/// When the share is out of range.
+/// Returns an error if the share is out of range.
 fn check_remapping(remapping: Remapping) -> Result<(), BuildError> {
     match remapping {
         Remapping::Share(share) if !remapping.is_valid() => Err(BuildError::InvalidShare { share }),
@@ -244,7 +237,7 @@ fn check_remapping(remapping: Remapping) -> Result<(), BuildError> {
 }
 
 /// # Errors
-/// When chunks of that size are no whole steps of the device.
+/// Returns an error if the chunk size is not a multiple of the device's granularity.
 fn check_chunk(chunk_bytes: u64, granularity: u64) -> Result<(), BuildError> {
     if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(granularity) {
         return Err(BuildError::InvalidChunk {

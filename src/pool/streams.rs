@@ -59,7 +59,7 @@ impl KnownStreams {
     /// Returns the stream's registration with the pool, which is made at the first use.
     ///
     /// # Errors
-    /// Those of [`Pool::register`].
+    /// Returns the errors of [`Pool::register`].
     pub(crate) fn stream<W: DeviceStream>(
         &self,
         pool: &Pool,

@@ -64,7 +64,7 @@ use tower_service::Service;
 /// ```
 ///
 /// # Errors
-/// [`ReserveError::Memory`] if there is no memory for the request: the inner service does not see it.
+/// Returns [`ReserveError::Memory`] if there is no memory for the request: the inner service does not see it. Returns
 /// [`ReserveError::Service`] if the inner service fails, or `need` does.
 ///
 /// # Backpressure

@@ -23,7 +23,7 @@ const REQUEST: Request = Request {
 /// Reads `data` as a file of any format, and returns the number of its events.
 ///
 /// # Errors
-/// When it is no trace.
+/// Returns an error if the input is not a valid trace.
 pub fn file(data: &[u8]) -> Result<usize, String> {
     let recording = read::parse_any(data, REQUEST)?;
     check(&recording.trace);
@@ -33,7 +33,7 @@ pub fn file(data: &[u8]) -> Result<usize, String> {
 /// Reads `data` as the rows of a CSV trace.
 ///
 /// # Errors
-/// When it is no trace.
+/// Returns an error if the input is not a valid trace.
 pub fn csv(data: &[u8]) -> Result<usize, String> {
     file(&[b"time_us,op,id,bytes,stream\n", data].concat())
 }
@@ -41,7 +41,7 @@ pub fn csv(data: &[u8]) -> Result<usize, String> {
 /// Reads `data` as the rows of a log of RMM.
 ///
 /// # Errors
-/// When it is no trace.
+/// Returns an error if the input is not a valid trace.
 pub fn rmm(data: &[u8]) -> Result<usize, String> {
     file(&[b"Thread,Time,Action,Pointer,Size,Stream\n", data].concat())
 }
@@ -49,7 +49,7 @@ pub fn rmm(data: &[u8]) -> Result<usize, String> {
 /// Reads `data` as a pickle behind its first byte.
 ///
 /// # Errors
-/// When it is no trace.
+/// Returns an error if the input is not a valid trace.
 pub fn pickle(data: &[u8]) -> Result<usize, String> {
     file(&[b"\x80", data].concat())
 }
@@ -57,7 +57,7 @@ pub fn pickle(data: &[u8]) -> Result<usize, String> {
 /// Reads `data` as a gzip file behind its first two bytes.
 ///
 /// # Errors
-/// When it is no trace.
+/// Returns an error if the input is not a valid trace.
 pub fn gzip(data: &[u8]) -> Result<usize, String> {
     file(&[b"\x1f\x8b", data].concat())
 }

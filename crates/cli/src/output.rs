@@ -18,7 +18,7 @@ impl std::error::Error for ClosedPipe {}
 /// Prints text on standard output.
 ///
 /// # Errors
-/// [`ClosedPipe`] when nothing reads it any more, and otherwise the reason why it cannot be written.
+/// Returns [`ClosedPipe`] if nothing reads it any more, and otherwise the reason why it cannot be written.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     print_to(&mut stdout(), text)
 }

@@ -1,4 +1,4 @@
-//! The driver: found before it is called, and called so that nothing of the user's is disturbed.
+//! The driver: loaded before it is called, and called without side effects on the program's own use of it.
 
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, DriverError};
@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use weirpool_device::plain::{Arc, OnceLock};
 use weirpool_device::{DeviceError, DeviceErrorKind};
 
-/// Under one of these names cudarc finds the driver, too.
+/// cudarc looks for the driver under these names as well.
 #[cfg(not(windows))]
 const LIBRARIES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 #[cfg(windows)]
@@ -15,7 +15,7 @@ const LIBRARIES: [&str; 2] = ["cuda.dll", "nvcuda.dll"];
 /// Loads the driver and initializes it.
 ///
 /// # Errors
-/// When there is none, or it finds no device: cudarc would panic in the first case.
+/// Returns an error if there is no driver (cudarc would panic then), or if it finds no device.
 pub(super) fn load() -> Result<(), DeviceError> {
     static LOADED: OnceLock<Result<(), DeviceError>> = OnceLock::new();
     LOADED.get_or_init(try_load).clone()
@@ -46,7 +46,7 @@ fn unavailable(reason: impl Into<Arc<str>>) -> DeviceError {
     DeviceError::new("initialize", DeviceErrorKind::Unsupported, reason)
 }
 
-/// A driver's answer, as the contract has it.
+/// Returns a driver's error as an error of the contract.
 pub(super) fn failure(call: &'static str, error: DriverError) -> DeviceError {
     let text = |words: Result<&std::ffi::CStr, DriverError>| {
         words.map_or_else(
@@ -66,8 +66,8 @@ pub(super) fn failure(call: &'static str, error: DriverError) -> DeviceError {
 /// not name for every version of CUDA.
 const STICKY_SINCE_LATER: [u32; 3] = [226, 721, 810];
 
-/// The errors after which the context is of no use any more are those of which the driver's manual says
-/// that the process must be relaunched, or that the context must be destroyed.
+/// Returns the kind of an error. It is sticky if the driver's manual says that the process must be restarted, or that
+/// the context must be destroyed.
 fn kind(result: CUresult) -> DeviceErrorKind {
     use CUresult::*;
     match result {
@@ -99,17 +99,18 @@ fn kind(result: CUresult) -> DeviceErrorKind {
     }
 }
 
-/// An answer of the driver's, named by the contract's call.
+/// Returns the driver's error, if it is one, as an error of the contract's call.
 pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceError> {
     result.result().map_err(|error| failure(call, error))
 }
 
-/// The driver's number of a stream, which no other stream of the process ever has.
+/// Returns the driver's number of a stream, which no other stream of the process ever has.
 ///
-/// By its symbol: cudarc has the call for some versions of CUDA, and drivers since CUDA 12 have it.
+/// The function is looked up by its symbol: cudarc has it only for some versions of CUDA, and drivers have it since
+/// CUDA 12.
 ///
 /// # Errors
-/// When the driver has no such numbers, or does not know the stream.
+/// Returns an error if the driver has no such numbers, or does not know the stream.
 ///
 /// # Safety
 /// The stream is not destroyed.
@@ -122,7 +123,7 @@ pub(super) unsafe fn stream_id(
     let found = GET_ID.get_or_init(|| {
         // SAFETY: as in `try_load`; it is loaded already.
         let load = |name: &&str| unsafe { libloading::Library::new(*name) }.ok();
-        // For as long as the process, as cudarc has it.
+        // Leaked, so that it stays for the life of the process, as cudarc's own does.
         let library = Box::leak(Box::new(LIBRARIES.iter().find_map(load)?));
         // SAFETY: this is the symbol's type.
         let found = unsafe { library.get::<GetId>(b"cuStreamGetId\0") };
@@ -139,15 +140,15 @@ pub(super) unsafe fn stream_id(
     Ok(id)
 }
 
-/// A visit to the driver on the pool's own account: the device's context is current, and no capture of
-/// the user's is invalidated by what is called. Undone when dropped.
+/// A visit to the driver for a call of the pool's own: the device's context is current, and the call invalidates no
+/// capture of the program. Dropping the visit restores the previous state.
 ///
-/// While a stream is captured in the global mode, a query of any event, on any thread in the default
-/// mode, breaks the capture; in relaxed mode none does.
+/// While a stream is captured in the global mode, a query of any event on any thread in the default mode invalidates
+/// the capture. In the relaxed mode no query does.
 pub(super) struct Visit {
     mode: sys::CUstreamCaptureMode,
-    /// What was current, if it was another context or none: it is left so. A context of ours that stayed
-    /// current on some thread could be destroyed later, and what is destroyed must not be named again.
+    /// The context that was current, if it was another one or none. It is restored. If our context stayed current on a
+    /// thread, it could be destroyed later, and a destroyed context must not be used.
     context: Option<sys::CUcontext>,
 }
 
@@ -171,9 +172,9 @@ impl Visit {
     }
 }
 
-/// Swaps the thread's capture mode with the one given.
+/// Exchanges the thread's capture mode with `mode`.
 fn exchange_mode(mode: &mut sys::CUstreamCaptureMode) {
-    // SAFETY: swaps the thread's mode with the one in place; nothing but a bad value could fail.
+    // SAFETY: exchanges the thread's mode with `mode`; only an invalid value could fail.
     let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(mode) };
 }
 
@@ -188,8 +189,8 @@ impl Drop for Visit {
     }
 }
 
-/// Lets something of cudarc's go, perhaps with the context itself: cudarc makes that current for it, and
-/// leaves it so. What was current before is current again afterwards. No capture is broken by it.
+/// Drops an object of cudarc, perhaps with the context itself. For the drop, cudarc makes the context current and
+/// leaves it current. Afterwards this makes the previous context current again. No capture is invalidated.
 pub(super) fn let_go<T>(context: sys::CUcontext, owned: T) {
     let mut before = std::ptr::null_mut();
     // SAFETY: writes the current context, or null, to the place given.
@@ -198,7 +199,7 @@ pub(super) fn let_go<T>(context: sys::CUcontext, owned: T) {
     exchange_mode(&mut mode);
     drop(owned);
     exchange_mode(&mut mode);
-    // If it was the context's own, that may be destroyed by now, and is current still if it is not.
+    // If the previous context was this one, it may be destroyed by now; and if it is not, it is still current.
     if asked == CUresult::CUDA_SUCCESS && before != context {
         // SAFETY: it was current above, or is none.
         let _ = unsafe { sys::cuCtxSetCurrent(before) };

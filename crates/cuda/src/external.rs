@@ -1,7 +1,7 @@
 //! Streams of other libraries, by their raw handles.
 //!
-//! The pool cannot keep such a stream alive, and CUDA reuses the handle of a destroyed stream for another one. So streams
-//! are told apart by the driver's stream id, which is never reused.
+//! The pool cannot keep such a stream alive, and CUDA reuses the handle of a destroyed stream for another one. So
+//! streams are told apart by the driver's stream id, which is never reused.
 
 use super::CudaDevice;
 use super::driver::{check, stream_id};
@@ -15,12 +15,12 @@ const CALL: &str = "external_stream";
 
 /// A stream that another library creates and destroys. Created by [`CudaDevice::external_stream`].
 ///
-/// A pool that it is [registered](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.register) with records
-/// an event at every free on it. A waiting request on it is granted only memory that is complete or was freed on the same
-/// stream, not memory behind a wait on the device. A
+/// A pool that it is [registered](https://docs.rs/weirpool/latest/weirpool/struct.Pool.html#method.register) with
+/// records an event at every free on it. A waiting request on it is granted only memory that is complete or was freed
+/// on the same stream, not memory behind a wait on the device. A
 /// [`RawPool`](https://docs.rs/weirpool/latest/weirpool/struct.RawPool.html) and
-/// [`Current`](https://docs.rs/weirpool/latest/weirpool/struct.Current.html) treat two of these for one stream as the same
-/// stream; `register` treats each as a separate one.
+/// [`Current`](https://docs.rs/weirpool/latest/weirpool/struct.Current.html) treat two of these for one stream as the
+/// same stream; `register` treats each as a separate one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExternalStream {
     device: DeviceId,
@@ -30,8 +30,8 @@ pub struct ExternalStream {
 }
 
 impl CudaDevice {
-    /// Wraps a stream of another library (PyTorch, cuBLAS, a C program), given its raw handle. A `cudaStream_t` is such a
-    /// handle, too.
+    /// Wraps a stream of another library (PyTorch, cuBLAS, a C program), given its raw handle. A `cudaStream_t` is such
+    /// a handle, too.
     ///
     /// The legacy default stream (a null handle, or `CU_STREAM_LEGACY`) is ordered like any other. The pool never makes
     /// it wait, since that would hold up all blocking streams: an allocation that needs a wait there is granted later,
@@ -65,8 +65,8 @@ impl CudaDevice {
     ///   ([`RawPool::free`](https://docs.rs/weirpool/latest/weirpool/struct.RawPool.html#method.free) on another stream
     ///   does not use the stream that the block was allocated on.)
     ///
-    /// Between these calls nothing uses the stream. It may then be destroyed, even with pending work, and its handle may
-    /// be reused.
+    /// Between these calls nothing uses the stream. It may then be destroyed, even with pending work, and its handle
+    /// may be reused.
     pub unsafe fn external_stream(&self, handle: CUstream) -> Result<ExternalStream, DeviceError> {
         let device = device_id(&self.inner.context);
         let name = raw(handle);
@@ -114,7 +114,8 @@ impl ExternalStream {
         }
     }
 
-    /// Returns whether a wait may be inserted into the stream. One in the legacy default stream would hold up all others.
+    /// Returns whether a wait may be inserted into the stream. A wait in the legacy default stream would hold up all
+    /// others.
     pub fn takes_waits(&self) -> bool {
         !is_legacy_default(self.raw)
     }

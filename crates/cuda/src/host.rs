@@ -62,7 +62,7 @@ impl CudaDevice {
     /// Returns the host's pointer to a range.
     ///
     /// # Errors
-    /// When the host does not see all of it.
+    /// Returns an error if the host cannot see the whole range.
     fn seen_by_host(
         &self,
         call: &'static str,

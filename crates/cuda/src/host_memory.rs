@@ -1,13 +1,13 @@
-//! How much memory the host has: page-locked memory is taken from that.
+//! The amount of host memory, from which page-locked memory is taken.
 //!
-//! The driver is not asked, since it does not know. What the system gives the process may be less than what
-//! the machine has, and the kernel ends a process that locks more: so the limits of its control groups count.
+//! The driver does not know it. The system may grant the process less than the machine has, and the kernel kills a
+//! process that locks more. So the limits of the process's control groups count.
 
 use std::path::Path;
 use weirpool_device::MemoryInfo;
 
-/// Free and total memory of the host, as far as this process may have it; none where the system does not
-/// tell (any but Linux).
+/// Returns free and total memory of the host within the limits of this process; `None` if the system does not report it
+/// (all but Linux).
 pub(super) fn figures() -> Option<MemoryInfo> {
     figures_by(|path| std::fs::read_to_string(path).ok())
 }
@@ -30,11 +30,11 @@ fn in_machine(text: &str, name: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// A control group that limits memory, of the second version or the first.
+/// A control group that limits memory, of version 2 or 1.
 struct Group<'a> {
     root: &'static str,
     path: &'a str,
-    /// The files of its limit, and of what it uses.
+    /// The files with its limit and its usage.
     files: [&'static str; 2],
 }
 
@@ -53,8 +53,8 @@ impl<'a> Group<'a> {
         Some(Self { root, path, files })
     }
 
-    /// What is left of it within the limits of the group, and of those that it is in. In a container the
-    /// group may be seen at the root, whatever its path says.
+    /// Reduces the figures to the limits of the group and of its ancestors. In a container the group may be visible at
+    /// the root, whatever its path is.
     fn within(&self, info: MemoryInfo, read: &impl Fn(&Path) -> Option<String>) -> MemoryInfo {
         let path = Path::new(self.path.trim_start_matches('/'));
         path.ancestors().fold(info, |info, path| {

@@ -9,30 +9,30 @@
 //! # Ok::<(), weirpool_device::DeviceError>(())
 //! ```
 //!
-//! Memory is *virtual* where the device supports that: a large range of addresses is reserved, physical
-//! handles are mapped into it, and free ones are mapped elsewhere rather than more taken. Unmapping waits
-//! for nothing. Elsewhere it is plain device memory, whose `cuMemFree` waits for the whole device; the
-//! pool calls it on a thread of its own. So it is with [page-locked](weirpool_device::MemoryKind::Pinned) memory of the
-//! host, where host and device have one space of addresses, and with
-//! [managed](weirpool_device::MemoryKind::Managed) memory, where the host may touch it while the device runs.
+//! If the device supports it, memory is *virtual*: a large range of addresses is reserved, and physical handles are
+//! mapped into it. Free handles are mapped elsewhere before more are taken, and unmapping does not wait. Otherwise it
+//! is plain device memory, whose `cuMemFree` waits for the whole device; the pool calls it on a separate thread. The
+//! same holds for [page-locked](weirpool_device::MemoryKind::Pinned) memory of the host, which is available if host and
+//! device share one address space, and for [managed](weirpool_device::MemoryKind::Managed) memory, which is available
+//! if the host may access it while the device runs.
 //!
-//! The driver is loaded at run time, and nothing of CUDA is needed to build. Every call of the pool's own
-//! is made with the device's context current, which is undone where another was, and in the relaxed
-//! capture mode, so that it breaks no capture of yours.
+//! The driver is loaded at run time, and the build needs no part of CUDA. Each of the pool's own calls makes the
+//! device's context current, and restores the previous one afterwards. It uses the relaxed capture mode, so that it
+//! invalidates no capture of the program.
 //!
-//! | file | about |
+//! | file | contents |
 //! |---|---|
-//! | `driver` | finding it, calling it, its errors |
-//! | `facts` | what the device is and supports |
+//! | `driver` | loading and calling the driver; its errors |
+//! | `facts` | the properties and capabilities of the device |
 //! | `memory` | address ranges, physical memory |
-//! | `mapping` | physical memory at an address, accessible or not there |
+//! | `mapping` | the mapping of physical memory at an address, and access to it |
 //! | `plain` | plain memory: of the device, page-locked, managed |
-//! | `host`, `host_memory` | what the host does itself in memory that it sees; how much it has |
+//! | `host`, `host_memory` | the host's own access to memory that it sees; the amount of host memory |
 //! | `stream` | cudarc's streams |
 //! | `external` | streams of other libraries |
 //! | `staging`, `stage` | copies between host and device, and the host's memory for them |
-//! | `watcher` | the thread that watches events and rings alarms |
-//! | `contract` | the device contract, carried out with the above |
+//! | `watcher` | the thread that watches events and alarms |
+//! | `contract` | the implementation of the device contract |
 
 mod contract;
 mod driver;
@@ -73,15 +73,15 @@ use weirpool_device::{DeviceError, Pooling, RawStream};
 
 /// An NVIDIA GPU.
 ///
-/// A handle, cheap to clone: all clones are the same device. Two that were opened over the same context
-/// are of the same [`DeviceId`](weirpool_device::DeviceId), so that streams of one can be registered with pools over
-/// the other.
+/// This is a handle, and cheap to clone: all clones are the same device. Two that were opened over the same context
+/// have the same [`DeviceId`](weirpool_device::DeviceId), so that streams of one can be registered with pools of the
+/// other.
 #[derive(Clone)]
 pub struct CudaDevice {
     inner: Arc<Whole>,
 }
 
-/// The device's parts, until its last handle goes.
+/// The device's parts, until its last handle is dropped.
 struct Whole(Option<Inner>);
 
 impl Deref for Whole {
@@ -103,13 +103,13 @@ struct Inner {
     facts: Facts,
     uses_virtual_memory: bool,
     watcher: Watcher,
-    /// Streams that the contract made, by their handles.
+    /// Streams that the contract created, by their handles.
     streams: Mutex<HashMap<u64, Arc<CudaStream>>>,
     stages: Stages,
     segments: Mutex<Segments>,
 }
 
-/// How a [`CudaDevice`] is opened.
+/// The settings with which a [`CudaDevice`] is opened.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct CudaBuilder {
@@ -119,19 +119,19 @@ pub struct CudaBuilder {
 }
 
 impl CudaBuilder {
-    /// Which device of the driver's list. Default: 0, the first.
+    /// Sets the number of the device in the driver's list. Default: 0, the first.
     pub fn ordinal(mut self, ordinal: usize) -> Self {
         self.ordinal = ordinal;
         self
     }
 
-    /// A context that exists already, rather than the device's primary one.
+    /// Uses an existing context rather than the device's primary one.
     pub fn context(mut self, context: Arc<CudaContext>) -> Self {
         self.context = Some(context);
         self
     }
 
-    /// Whether to use virtual memory where it is supported. Default: yes.
+    /// Sets whether to use virtual memory if it is supported. Default: yes.
     pub fn virtual_memory(mut self, yes: bool) -> Self {
         self.virtual_memory = yes;
         self
@@ -140,7 +140,7 @@ impl CudaBuilder {
     /// Opens the device.
     ///
     /// # Errors
-    /// When there is no driver, no such device, or the device cannot be used.
+    /// Returns an error if there is no driver, no such device, or the device cannot be used.
     pub fn build(self) -> Result<CudaDevice, DeviceError> {
         driver::load()?;
         let context = match self.context {
@@ -169,12 +169,12 @@ impl CudaDevice {
     /// Opens a device by its number, with its primary context.
     ///
     /// # Errors
-    /// When there is no driver, no such device, or the device cannot be used.
+    /// Returns an error if there is no driver, no such device, or the device cannot be used.
     pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
         Self::builder().ordinal(ordinal).build()
     }
 
-    /// Begins a device with settings of one's own.
+    /// Returns a builder with the default settings.
     pub fn builder() -> CudaBuilder {
         CudaBuilder {
             ordinal: 0,
@@ -183,29 +183,29 @@ impl CudaDevice {
         }
     }
 
-    /// The context that the device works in.
+    /// Returns the context in which the device works.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }
 
-    /// Makes a stream, which lives as long as its handles. The first of a context waits for all of the
-    /// context's work: cudarc synchronizes it.
+    /// Creates a stream, which lives as long as its handles. cudarc synchronizes the context when its first stream is
+    /// created, so this call then waits for all of its work.
     ///
     /// # Errors
-    /// When the driver cannot make one.
+    /// Returns an error if the driver cannot make one.
     pub fn create_stream(&self) -> Result<Arc<CudaStream>, DeviceError> {
         let _visit = self.visit("create_stream")?;
         let stream = self.inner.context.new_stream();
         stream.map_err(|error| failure("create_stream", error))
     }
 
-    /// The stream of that name, if a pool made it.
+    /// Returns the stream of that name, if a pool created it.
     pub fn stream(&self, raw: RawStream) -> Option<Arc<CudaStream>> {
         self.inner.streams.lock().get(&raw.0).cloned()
     }
 
-    /// One line for people: which device, its memory, what it supports, what of that is in use, and whether
-    /// its memory is pooled.
+    /// Describes the device in one line of text: its name, memory and capabilities, which of them are in use, and
+    /// whether its memory is pooled.
     pub fn description(&self) -> String {
         let kind = if self.inner.uses_virtual_memory {
             "virtual"

@@ -40,7 +40,7 @@ impl DeviceAddress {
         self.0
     }
 
-    /// Returns the address `bytes` bytes further on, or `None` past the last address.
+    /// Returns the address that is `bytes` bytes higher, or `None` if it would exceed the address space.
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self.0.checked_add(bytes) {
             Some(sum) => Some(Self(sum)),
@@ -48,7 +48,7 @@ impl DeviceAddress {
         }
     }
 
-    /// Returns the bytes from `base` to this address, or `None` when this one comes first.
+    /// Returns the bytes from `base` to this address, or `None` if this address is lower.
     pub const fn offset_from(self, base: Self) -> Option<u64> {
         self.0.checked_sub(base.0)
     }
@@ -56,14 +56,13 @@ impl DeviceAddress {
     /// Returns whether the address is a multiple of `alignment` bytes.
     ///
     /// # Panics
-    /// When the alignment is 0.
+    /// Panics if the alignment is 0.
     pub const fn is_aligned_to(self, alignment: u64) -> bool {
         self.0.is_multiple_of(alignment)
     }
 }
 
-/// Converts a number from a log, or from a device called by hand. The way back is
-/// [`to_bits`](DeviceAddress::to_bits).
+/// Converts a number from a log, or from a call of a device. [`to_bits`](DeviceAddress::to_bits) converts it back.
 impl From<u64> for DeviceAddress {
     fn from(bits: u64) -> Self {
         Self(bits)
@@ -71,7 +70,7 @@ impl From<u64> for DeviceAddress {
 }
 
 /// # Panics
-/// Past the last address, as an overflow of numbers.
+/// Panics if the result exceeds the address space, as an overflow of integers.
 impl Add<u64> for DeviceAddress {
     type Output = Self;
 

@@ -1,9 +1,9 @@
-//! What a device supports, and how much memory it has: plain data.
+//! The capabilities of a device, and the amount of its memory: plain data.
 
 use super::kind::MemoryKinds;
 use std::fmt;
 
-/// What a device supports. A pool asks once, when it is built. Its `Display` is one line for people:
+/// The capabilities of a device. A pool reads them once, when it is built. The `Display` form is one line of text:
 ///
 /// ```
 /// use weirpool::device::{Device, MemoryKind, sim::SimDevice};
@@ -26,7 +26,7 @@ pub struct Capabilities {
     /// The step of sizes and addresses of memory calls, in bytes; a power of two.
     pub granularity: u64,
     /// Memory calls block their thread long enough to matter to an async runtime. The pool then makes them on a
-    /// thread of its own rather than inside a poll.
+    /// separate thread rather than inside a poll.
     pub memory_calls_block: bool,
     /// A stream can wait for another stream's event on the device.
     pub device_side_waits: bool,

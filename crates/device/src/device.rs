@@ -1,4 +1,4 @@
-//! The contract: what the pool asks of a backend.
+//! The device contract: the calls that the pool makes.
 
 use crate::{
     AlarmId, BlockObserver, Capabilities, Chunk, DeviceError, DeviceId, Explain, MemoryInfo,
@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-/// What the pool asks of a device.
+/// A device, as the pool needs it.
 ///
 /// Sizes and addresses are in bytes. A call fails only with a [`DeviceError`]: "not complete yet" is never an
 /// error, and an error is never "not complete yet" (invariant `errors-are-errors`).
@@ -52,40 +52,40 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Returns the id of the device.
     fn id(&self) -> DeviceId;
 
-    /// Describes the device in one line for people: name, memory, what it supports, what is in use, and whether
-    /// its memory is pooled.
+    /// Describes the device in one line of text: its name, memory and capabilities, what is in use, and whether its
+    /// memory is pooled.
     fn describe(&self) -> String;
 
-    /// Returns what the device supports. It is constant over the device's life.
+    /// Returns the capabilities of the device. They are constant over its life.
     fn capabilities(&self) -> Capabilities;
 
-    /// Returns an observer of all blocks, where the device checks the order of its work. A pool asks once, when it
-    /// is built. The default is none, which costs nothing.
+    /// Returns an observer of all blocks if the device checks the order of its work. A pool calls this once, when it is
+    /// built. The default is `None`, which costs nothing.
     fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {
         None
     }
 
-    /// Keeps a pool's explanation of its waiting requests, for the device's report if no task can proceed. A pool calls
-    /// this once, when it is built. The default ignores it.
+    /// Keeps a pool's explanation of its waiting requests, for the device's report when no task can proceed. A pool
+    /// calls this once, when it is built. The default ignores it.
     fn explain_with(&self, _pool: Weak<dyn Explain>) {}
 
     /// Returns free and total memory of a kind, in bytes: of the device, or of its host for kinds that are
     /// [taken from there](MemoryKind::is_of_host).
     ///
     /// # Errors
-    /// When the device cannot tell, or does not support the kind.
+    /// Returns an error if the device cannot tell, or does not support the kind.
     fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError>;
 
     // ---- time --------------------------------------------------------------------------------
 
-    /// Reads the device's clock: time since an origin of its own. It never goes back. Cannot wait.
+    /// Reads the device's clock: the time since an arbitrary origin. It never goes back. Cannot wait.
     fn now(&self) -> Duration;
 
-    /// Calls `waker` once, at the time `at` of [`now`](Self::now) or soon after; immediately if that time is
-    /// past. The device holds no lock during the call. Cannot wait.
+    /// Calls `waker` once, when [`now`](Self::now) reaches `at` or soon after, or immediately if that time is past. The
+    /// device holds no lock during the call. Cannot wait.
     fn set_alarm(&self, at: Duration, waker: &Waker) -> AlarmId;
 
-    /// Cancels an alarm. One that is over, or unknown, is ignored.
+    /// Cancels an alarm. An unknown alarm, or one that is over, is ignored.
     fn cancel_alarm(&self, alarm: AlarmId);
 
     // ---- address space and physical memory -----------------------------------------------------
@@ -95,13 +95,13 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Reserves a range of addresses without memory behind it. Can wait.
     ///
     /// # Errors
-    /// When the address space is exhausted, or the device has no virtual memory.
+    /// Returns an error if the address space is exhausted, or the device has no virtual memory.
     fn reserve(&self, bytes: u64) -> Result<u64, DeviceError>;
 
     /// Releases a whole reserved range. Can wait.
     ///
     /// # Errors
-    /// When the range is not a reserved one, or memory is mapped in it.
+    /// Returns an error if the range is not a reserved one, or memory is mapped in it.
     ///
     /// # Safety
     /// The range is a whole result of [`reserve`](Self::reserve) that was not released, and nothing is mapped in
@@ -111,13 +111,14 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Takes a chunk of physical memory. Can wait.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::DeviceErrorKind::OutOfMemory) when the device has not enough; it takes nothing then.
+    /// Returns [`OutOfMemory`](crate::DeviceErrorKind::OutOfMemory) if the device does not have enough. It takes
+    /// nothing then.
     fn create(&self, bytes: u64) -> Result<Chunk, DeviceError>;
 
-    /// Gives a chunk back to the device. Can wait.
+    /// Returns a chunk to the device. Can wait.
     ///
     /// # Errors
-    /// When the chunk is unknown or still mapped.
+    /// Returns an error if the chunk is unknown or still mapped.
     ///
     /// # Safety
     /// The chunk is a result of [`create`](Self::create) that was not destroyed, and it is not mapped.
@@ -136,7 +137,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Unmaps a chunk. Does not wait for work of the device, but can wait otherwise.
     ///
     /// # Errors
-    /// On failure the mapping stands.
+    /// On failure the mapping stays.
     ///
     /// # Safety
     /// [`map`](Self::map) mapped exactly this range, and no work that touches it is running or submitted.
@@ -145,28 +146,27 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Takes plain memory of a kind together with its addresses, aligned to `Capabilities::granularity`. Can wait.
     ///
     /// # Errors
-    /// [`OutOfMemory`](crate::DeviceErrorKind::OutOfMemory) when there is not enough,
-    /// [`Unsupported`](crate::DeviceErrorKind::Unsupported) when `Capabilities::memory_kinds` does not contain the
-    /// kind; the device takes nothing then.
+    /// Returns [`OutOfMemory`](crate::DeviceErrorKind::OutOfMemory) if there is not enough, and
+    /// [`Unsupported`](crate::DeviceErrorKind::Unsupported) if `Capabilities::memory_kinds` does not contain the kind;
+    /// the device takes nothing then.
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<u64, DeviceError>;
 
-    /// Gives plain memory back. Can wait for *all* work of the device (CUDA's `cuMemFree` does).
+    /// Releases plain memory. Can wait for *all* work of the device (CUDA's `cuMemFree` does).
     ///
     /// # Errors
-    /// When `address` is not one that [`allocate`](Self::allocate) returned for the kind.
+    /// Returns an error if `address` is not one that [`allocate`](Self::allocate) returned for the kind.
     ///
     /// # Safety
     /// The range is a whole result of [`allocate`](Self::allocate) for the kind that was not freed, and no work
     /// that touches it is running or submitted.
     unsafe fn free(&self, kind: MemoryKind, address: u64, bytes: u64) -> Result<(), DeviceError>;
 
-    /// Returns where a range of device addresses lies in the host's own memory, for a kind that the host
-    /// [sees](MemoryKind::is_seen_by_host). The default is `None`: the bytes do not lie there (as a simulated
-    /// device's), and the host reaches them by [`download`](Self::download) and [`upload`](Self::upload) on
+    /// Returns the position of a range of device addresses in the host's own address space, for a kind that the host
+    /// [sees](MemoryKind::is_seen_by_host). The default is `None`: the bytes are not there (as with the simulated
+    /// device), and the host reaches them by [`download`](Self::download) and [`upload`](Self::upload) on
     /// [`RawStream::HOST`].
     ///
-    /// The host may use the bytes while no work of the device does, from the moment at which that work is seen
-    /// complete.
+    /// The host may use the bytes while no work of the device uses them, as soon as it has seen that work complete.
     fn host_pointer(&self, address: u64, bytes: u64) -> Option<NonNull<u8>> {
         let _ = (address, bytes);
         None
@@ -174,44 +174,44 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
 
     // ---- streams and events ----------------------------------------------------------------------
 
-    /// Makes a stream, which lives until [`destroy_stream`](Self::destroy_stream). Can wait.
+    /// Creates a stream, which lives until [`destroy_stream`](Self::destroy_stream). Can wait.
     ///
     /// # Errors
-    /// When the device is out of resources or broken.
+    /// Returns an error if the device is out of resources or broken.
     fn create_stream(&self) -> Result<RawStream, DeviceError>;
 
     /// Destroys a stream. Work submitted to it still runs to its end, and events recorded on it still complete.
     ///
     /// # Errors
-    /// When the device did not make the stream, or is broken.
+    /// Returns an error if the device did not make the stream, or is broken.
     ///
     /// # Safety
     /// No later call of this caller names the stream.
     unsafe fn destroy_stream(&self, stream: RawStream) -> Result<(), DeviceError>;
 
-    /// Returns the backend's own object of a stream that the device made, or of one that can stand for the
+    /// Returns the backend's own object for a stream that the device created, or for one that can stand for the
     /// [host](RawStream::HOST). The default is `None`.
     fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
         let _ = stream;
         None
     }
 
-    /// Returns whether a stream has no other owner left than those that registrations keep, of which `owner` is
-    /// one. By default that is so when `owner` has a reference count of 1.
+    /// Returns whether a stream has no owners other than those that registrations keep, of which `owner` is one. The
+    /// default is whether `owner` has a reference count of 1.
     fn is_abandoned(&self, owner: &Arc<dyn Any + Send + Sync>) -> bool {
         Arc::strong_count(owner) == 1
     }
 
-    /// Makes an event without timing. An event that was never recorded counts as complete.
+    /// Creates an event without timing. An event that was never recorded counts as complete.
     ///
     /// # Errors
-    /// When the device is out of resources or broken.
+    /// Returns an error if the device is out of resources or broken.
     fn create_event(&self) -> Result<RawEvent, DeviceError>;
 
     /// Destroys an event. Waits that were submitted for it keep their effect.
     ///
     /// # Errors
-    /// When the event is unknown or the device broken.
+    /// Returns an error if the event is unknown or the device broken.
     ///
     /// # Safety
     /// The event is a result of [`create_event`](Self::create_event) that was not destroyed, and it is not
@@ -222,9 +222,9 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// record replaces the first. Cannot wait.
     ///
     /// # Errors
-    /// When stream and event belong to different devices; when the device is broken; or, with
-    /// [`Unsupported`](crate::DeviceErrorKind::Unsupported), when the stream does not run its work now because it
-    /// is being captured. The event keeps its earlier record then.
+    /// Returns an error if the stream and the event belong to different devices; if the device is broken; or, with
+    /// [`Unsupported`](crate::DeviceErrorKind::Unsupported), if the stream does not run its work now because it is
+    /// being captured. The event keeps its earlier record then.
     ///
     /// # Safety
     /// The event is one of this device that was not destroyed, and it is not watched. The stream is one of this
@@ -234,7 +234,7 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// Returns whether the work behind the event's last record is complete. Cannot wait.
     ///
     /// # Errors
-    /// Never for "not yet"; with an error of the work or of the device.
+    /// Returns an error of the work or of the device. "Not yet" is never an error.
     ///
     /// # Safety
     /// The event is one of this device that was not destroyed.
@@ -261,21 +261,21 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// [cancelled](Self::unwatch).
     unsafe fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId;
 
-    /// Cancels a watch. One that is over, or unknown, is ignored.
+    /// Cancels a watch. An unknown watch, or one that is over, is ignored.
     fn unwatch(&self, watch: WatchId);
 
     // ---- copies and fills --------------------------------------------------------------------------
 
-    /// Copies bytes of the host to the device, in the order of `stream`. The call has read `bytes` when it
-    /// returns. It may take a while for many bytes, but never waits for work of the device. `location` is the
-    /// caller's place in the source, for reports.
+    /// Copies bytes of the host to the device, in the order of `stream`. The call has read `bytes` when it returns. It
+    /// may take a while for many bytes, but never waits for work of the device. `location` is the caller's location in
+    /// the source, for reports.
     ///
     /// With [`RawStream::HOST`] the host itself writes the bytes, into memory that it sees, before the call
     /// returns.
     ///
     /// # Errors
-    /// When nothing was enqueued; or when no event could be recorded behind the copy, which then takes place all
-    /// the same.
+    /// Returns an error if nothing was enqueued, or if no event could be recorded behind the copy. In the second case
+    /// the copy still takes place.
     ///
     /// # Safety
     /// The stream is one of this device and usable during the call. The range is mapped until the copy is
@@ -292,10 +292,10 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// device. `location` and [`RawStream::HOST`] are as in [`upload`](Self::upload).
     ///
     /// # Errors
-    /// As [`upload`](Self::upload).
+    /// Returns the errors of [`upload`](Self::upload).
     ///
     /// # Safety
-    /// As [`upload`](Self::upload).
+    /// Those of [`upload`](Self::upload).
     unsafe fn download(
         &self,
         stream: RawStream,
@@ -308,11 +308,11 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// because drops call it. `location` and [`RawStream::HOST`] are as in [`upload`](Self::upload).
     ///
     /// # Errors
-    /// When nothing was enqueued. [`Unsupported`](crate::DeviceErrorKind::Unsupported) where the stream is being
-    /// captured; a pool then leaves the memory as it is.
+    /// Returns an error if nothing was enqueued: [`Unsupported`](crate::DeviceErrorKind::Unsupported) if the stream is
+    /// being captured; a pool then leaves the memory as it is.
     ///
     /// # Safety
-    /// As [`upload`](Self::upload).
+    /// Those of [`upload`](Self::upload).
     unsafe fn fill(
         &self,
         stream: RawStream,

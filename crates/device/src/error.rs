@@ -6,9 +6,9 @@ use crate::plain::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceErrorKind {
-    /// The device has not enough free memory now. Nothing changed, and a later try may succeed.
+    /// The device does not have enough free memory now. Nothing changed, and a later attempt may succeed.
     OutOfMemory,
-    /// The device does not support the call, or not now.
+    /// The device does not support the call, or not at the moment.
     Unsupported,
     /// The device does not know an argument of the call.
     InvalidArgument,
@@ -28,7 +28,7 @@ pub struct DeviceError {
 }
 
 impl DeviceError {
-    /// Makes the error of `call`, with the backend's reason.
+    /// Creates the error of `call`, with the backend's reason.
     pub fn new(call: &'static str, kind: DeviceErrorKind, reason: impl Into<Arc<str>>) -> Self {
         Self {
             call,

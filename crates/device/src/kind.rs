@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A kind of memory: which of device and host can address it.
+/// A kind of memory. It determines whether the device, the host or both can address it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -11,36 +11,36 @@ use std::fmt;
 )]
 #[non_exhaustive]
 pub enum MemoryKind {
-    /// The device's own memory. The host cannot address it, and copies.
+    /// The device's own memory. The host cannot address it, and has to copy.
     Device,
     /// The host's memory, page-locked: the device sees it at the same addresses.
     Pinned,
-    /// Seen by host and device at the same addresses. It moves to its user.
+    /// Memory that host and device see at the same addresses. It migrates to the processor that uses it.
     Managed,
     /// The host's memory. The device cannot address it.
     Host,
 }
 
 impl MemoryKind {
-    /// All kinds, in the order of their declaration.
+    /// All kinds, in the order of declaration.
     pub const ALL: [Self; 4] = [Self::Device, Self::Pinned, Self::Managed, Self::Host];
 
-    /// Returns whether work of the device can use it.
+    /// Returns whether work of the device can use memory of the kind.
     pub const fn is_seen_by_device(self) -> bool {
         !matches!(self, Self::Host)
     }
 
-    /// Returns whether the host can use it in place.
+    /// Returns whether the host can use memory of the kind in place.
     pub const fn is_seen_by_host(self) -> bool {
         !matches!(self, Self::Device)
     }
 
-    /// Returns whether it is taken from the host's memory rather than from the device's.
+    /// Returns whether memory of the kind is taken from the host's memory rather than from the device's.
     pub const fn is_of_host(self) -> bool {
         matches!(self, Self::Pinned | Self::Host)
     }
 
-    /// Returns the kind in words, as errors and descriptions name it.
+    /// Returns the name of the kind, for errors and descriptions.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Device => "device memory",
@@ -90,7 +90,7 @@ impl MemoryKinds {
         self.0 & 1 << kind as u8 != 0
     }
 
-    /// Iterates over the kinds of the set, in the order of their declaration.
+    /// Iterates over the kinds of the set, in the order of declaration.
     pub fn iter(self) -> impl Iterator<Item = MemoryKind> {
         let kinds = MemoryKind::ALL.into_iter();
         kinds.filter(move |kind| self.contains(*kind))

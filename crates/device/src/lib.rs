@@ -1,9 +1,9 @@
-//! The device contract of `weirpool`: what the pool asks of a backend.
+//! The device contract of `weirpool`: the calls that the pool makes of a backend.
 //!
-//! [`Device`] is the contract. It is small, object-safe, and never called on the hot path: a block
-//! that a stream freed and takes again costs no device call. This crate knows nothing of pools, caches or
-//! waiting. Two crates implement the contract: `weirpool-sim` (streams as executors over host memory, on a
-//! virtual clock) and `weirpool-cuda` (NVIDIA GPUs, through cudarc). `weirpool` re-exports all three.
+//! [`Device`] is the contract. It is small and object-safe, and no call of it is on the hot path: a stream that frees a
+//! block and takes it again makes no device call. This crate does not know pools, caches or waiting. Two crates
+//! implement the contract: `weirpool-sim` (streams as executors over host memory, on a virtual clock) and
+//! `weirpool-cuda` (NVIDIA GPUs, through cudarc). `weirpool` re-exports all three.
 #![deny(unsafe_code)]
 
 mod address;

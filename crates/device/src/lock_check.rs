@@ -39,7 +39,7 @@ pub fn note_unlocked() {
 /// Checks that the calling thread holds no lock of the pool, in debug builds.
 ///
 /// # Panics
-/// In debug builds, when the thread holds a lock that was counted by [`note_locked`].
+/// In debug builds, panics if the thread holds a lock that was counted by [`note_locked`].
 #[inline(always)]
 #[track_caller]
 pub fn assert_unlocked(what: &str) {

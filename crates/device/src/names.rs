@@ -11,11 +11,11 @@ macro_rules! name {
 }
 
 name!(
-    /// The id of a device, unique among all that this process opened or made; never reused.
+    /// The id of a device, unique among all that this process opened or created. Ids are never reused.
     DeviceId);
 name!(
     /// The backend's name of a stream: a driver's handle, or an index. A backend may reuse it after
-    /// [`Device::destroy_stream`](crate::Device::destroy_stream), so that the pool uses ids of its own as keys
+    /// [`Device::destroy_stream`](crate::Device::destroy_stream). The pool therefore uses its own ids as keys
     /// (invariant `stable-ids`).
     RawStream);
 name!(
@@ -32,8 +32,8 @@ name!(
     AlarmId);
 
 impl RawStream {
-    /// The host, as a stream of execution: where it shares memory with the device, and where reports name
-    /// the user of memory. No backend gives a stream of its own this name.
+    /// The host as a stream of execution: for memory that it shares with the device, and as the user of memory in
+    /// reports. No backend gives this name to a stream.
     pub const HOST: Self = Self(u64::MAX);
 }
 

@@ -1,7 +1,7 @@
-//! Std's primitives, and a mutex that does not poison: shared by the crates of the workspace, and not part of
-//! the public interface.
+//! Std's primitives, and a mutex that does not poison. The crates of the workspace share them; they are not part of the
+//! public interface.
 //!
-//! The pool's loom models take device calls as single steps, so that the device layer uses std always.
+//! The pool's loom models take device calls as single steps, so the device layer always uses std.
 
 pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub use std::sync::{Arc, Condvar, MutexGuard, OnceLock, Weak};
@@ -12,12 +12,12 @@ pub use std::thread;
 pub struct Mutex<T>(std::sync::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// An unlocked mutex.
+    /// Creates an unlocked mutex.
     pub const fn new(value: T) -> Self {
         Self(std::sync::Mutex::new(value))
     }
 
-    /// Locks it, whether or not a thread panicked while it held the lock.
+    /// Locks the mutex, whether or not a thread panicked while it held the lock.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0
             .lock()

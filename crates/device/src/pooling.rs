@@ -1,6 +1,6 @@
-//! Whether memory of a device is pooled: a switch for each device of the process.
+//! Whether memory of a device is pooled: a setting for each device of the process.
 //!
-//! It is here, below the pool that obeys it, so that a device's description can print it.
+//! The setting is in this crate, below the pool that follows it, so that a device's description can include it.
 
 use super::DeviceId;
 use crate::plain::Mutex;
@@ -18,7 +18,7 @@ pub enum Pooling {
     /// The pool keeps freed memory, and reuses it.
     #[default]
     Enabled,
-    /// Each allocation is one of the device, and goes back to it once it is complete.
+    /// Each allocation is made by the device, and returns to it once it is complete.
     Disabled,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for Pooling {
     }
 }
 
-/// The devices where it is disabled.
+/// The devices for which pooling is disabled.
 static DISABLED: Mutex<BTreeSet<DeviceId>> = Mutex::new(BTreeSet::new());
 
 impl Pooling {
@@ -45,7 +45,7 @@ impl Pooling {
         }
     }
 
-    /// Changes the setting of a device, and returns the earlier one. It is for the pool: users call
+    /// Changes the setting of a device, and returns the earlier one. Only the pool calls this: users call
     /// `Current::set_pooling`, which applies it.
     #[doc(hidden)]
     pub fn set(self, device: DeviceId) -> Self {

@@ -25,7 +25,7 @@ pub(super) struct Kernels {
 
 impl Kernels {
     /// # Errors
-    /// When there is no NVRTC, or it or the driver refuses the source.
+    /// Returns an error if there is no NVRTC, or if NVRTC or the driver refuses the source.
     pub(super) fn compile(context: &Arc<CudaContext>, places: usize) -> anyhow::Result<Self> {
         let module = driver::compile(context, SOURCE)?;
         let function = |name| {

@@ -62,12 +62,7 @@ fn moved_chunks_come_from_the_smallest_blocks() {
         let from = mapping.steps.iter().filter_map(|step| step.from);
         let from: Vec<_> = from.map(|from| (from - BASE) / CHUNK).collect();
         assert_eq!(from, places);
-        let done = mapping.steps.len();
-        assert!(
-            mapping
-                .commit(&mut heap, Outcome { done, lost: false })
-                .is_some()
-        );
+        assert!(carry_out(&mut heap, Plan::Map(mapping)).is_some());
         check(&heap);
         assert_eq!(heap.totals().whole_free_chunks, 6 - count);
     }
@@ -218,12 +213,7 @@ fn chunks_are_moved_where_there_is_no_new_memory() {
             .filter(|step| step.from.is_some())
             .count();
         assert_eq!(moves, moved, "{growth:?}");
-        let done = mapping.steps.len();
-        assert!(
-            mapping
-                .commit(&mut heap, Outcome { done, lost: false })
-                .is_some()
-        );
+        assert!(carry_out(&mut heap, Plan::Map(mapping)).is_some());
         check(&heap);
         heap.set_capacity(reserved(&heap));
         if growth == Growth::New {

@@ -31,7 +31,7 @@ pub(crate) struct Cuda {
 /// Opens the first GPU. To be called first of all, while there is no other thread.
 ///
 /// # Errors
-/// When there is no driver or no device, or the kernel cannot be compiled.
+/// Returns an error if there is no driver or no device, or the kernel cannot be compiled.
 pub(crate) fn open() -> anyhow::Result<Cuda> {
     driver::prepare();
     let device = CudaDevice::new(0)?;

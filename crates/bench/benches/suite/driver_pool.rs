@@ -34,7 +34,7 @@ unsafe impl Sync for Handle {}
 
 impl<'a> DriverPool<'a> {
     /// # Errors
-    /// When the driver makes none.
+    /// Returns an error if the driver fails to create one.
     pub(crate) fn new(backend: &'a Cuda, most: Option<u64>) -> Result<Self, DriverError> {
         backend.enter();
         let properties = properties(backend.device.context().cu_device(), most.unwrap_or(0));
@@ -122,7 +122,7 @@ impl Awaited for DriverPool<'_> {
     /// Asks until there is memory: there is nothing to await.
     ///
     /// # Panics
-    /// When there is none for longer than any work takes.
+    /// Panics if there is none for longer than any work takes.
     async fn granted(&self, line: &Line<Arc<CudaStream>>, bytes: u64) -> (CUdeviceptr, u64) {
         let (mut refused, start) = (0, Instant::now());
         loop {

@@ -18,7 +18,7 @@ pub(crate) trait Site {
     /// Makes a machine for a run of `trace`.
     ///
     /// # Errors
-    /// When the device cannot be opened, or cannot replay this trace under this policy.
+    /// Returns an error if the device cannot be opened, or cannot replay this trace under this policy.
     fn machine(&self, trace: &Trace, policy: &Policy) -> anyhow::Result<Self::Machine>;
 
     /// Returns the policy of the run without waits that another run is compared with; `None` where two runs differ

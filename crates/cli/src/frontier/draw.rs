@@ -37,7 +37,7 @@ const DEFAULT: i32 = 13;
 /// Draws all points into `file`.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// Returns an error if the file cannot be written.
 pub(super) fn draw(file: &Path, frontier: &Frontier) -> anyhow::Result<()> {
     let picture = picture(frontier).map_err(|error| anyhow!("{error}"))?;
     let unwritable = || format!("{}: cannot be written", units::path(file));

@@ -68,7 +68,7 @@ struct Frontier {
 /// Replays all `traces` in all ways, draws the points and prints them.
 ///
 /// # Errors
-/// When a replay fails, or the picture cannot be written.
+/// Returns an error if a replay fails, or the picture cannot be written.
 pub(crate) fn show(
     site: &impl Site,
     traces: &[Trace],

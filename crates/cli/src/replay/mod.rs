@@ -40,7 +40,7 @@ use task::StreamTask;
 /// Replays `trace`, and returns the report and the samples for a plot.
 ///
 /// # Errors
-/// When the device or the pool fails, other than for want of memory.
+/// Returns an error if the device or the pool fails, other than for lack of memory.
 pub(crate) fn replay(
     site: &impl Site,
     trace: &Trace,

@@ -20,7 +20,7 @@ pub(crate) fn prepare(builder: PoolBuilder) -> PoolBuilder {
 /// Writes what a [prepared](prepare) pool did; compressed, if the file's name ends in `.gz`.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// Returns an error if the file cannot be written.
 pub(crate) fn write(pool: &Pool, file: &Path) -> anyhow::Result<()> {
     let unwritable = || format!("{}: cannot be written", units::path(file));
     let target = BufWriter::new(File::create(file).with_context(unwritable)?);

@@ -182,7 +182,7 @@ impl Counts {
 /// Builds a pool under a policy.
 ///
 /// # Errors
-/// When the pool refuses the settings.
+/// Returns an error if the pool refuses the settings.
 pub(crate) fn pool(device: Arc<dyn Device>, policy: &Policy) -> anyhow::Result<Pool> {
     let Conditions {
         capacity,

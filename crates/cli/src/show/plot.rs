@@ -33,7 +33,7 @@ pub(crate) fn file_for(plot: &Path, trace: &str, several: bool) -> PathBuf {
 /// Draws the samples of a run into `file`.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// Returns an error if the file cannot be written.
 pub(crate) fn draw(file: &Path, report: &Report, samples: &[Sample]) -> anyhow::Result<()> {
     let picture = picture(report, samples).map_err(|error| anyhow!("{error}"))?;
     let unwritable = || format!("{}: cannot be written", units::path(file));

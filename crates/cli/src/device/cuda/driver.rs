@@ -26,7 +26,7 @@ pub(crate) fn prepare() {
 /// Compiles and loads kernels.
 ///
 /// # Errors
-/// When there is no NVRTC, or when NVRTC or the driver refuses the source.
+/// Returns an error if there is no NVRTC, or if NVRTC or the driver refuses the source.
 pub(crate) fn compile(context: &Arc<CudaContext>, source: &str) -> anyhow::Result<Arc<CudaModule>> {
     if !has_compiler() {
         bail!(

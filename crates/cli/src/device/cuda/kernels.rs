@@ -43,7 +43,7 @@ impl Kernels {
     /// Compiles the kernels.
     ///
     /// # Errors
-    /// When there is no NVRTC, or when NVRTC or the driver refuses the source.
+    /// Returns an error if there is no NVRTC, or if NVRTC or the driver refuses the source.
     pub(super) fn compile(context: &Arc<CudaContext>) -> anyhow::Result<Self> {
         let module = driver::compile(context, SOURCE)?;
         let function = |name| {

@@ -21,7 +21,7 @@ use worker::Worker;
 /// Opens the first GPU. Call this before any thread is started.
 ///
 /// # Errors
-/// When there is no driver or no device, or when kernels are needed and cannot be compiled.
+/// Returns an error if there is no driver or no device, or if kernels are needed and cannot be compiled.
 pub(crate) fn open(target: &Target) -> anyhow::Result<Gpu> {
     driver::prepare();
     Gpu::new(target)
