@@ -106,6 +106,10 @@ impl FurtherStreams {
         self.0.iter().map(|further| &further.registration)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

@@ -298,10 +298,16 @@ impl Block {
 
     /// Frees a block that has ended. Returns the points that its memory waits for.
     fn free(&mut self, block: Use) -> Fences {
-        let is_plain = self.extra.get_mut().is_none();
+        let extra = self.extra.get_mut();
+        let is_plain = extra.is_none();
+        let is_of_one_stream = extra.as_ref().is_none_or(|extra| extra.is_of_one_stream());
         let Registration { service, lane, .. } = &**self.registration();
         if is_plain {
             return Fences::one(lane.id, service.driver.free(lane, block));
+        }
+        if is_of_one_stream {
+            let lanes = std::slice::from_ref(lane);
+            return service.driver.free_many(lane, lanes, None, &block);
         }
         let (lanes, earlier) = (self.uses().lanes(), self.uses().fence_left_behind());
         service.driver.free_many(lane, &lanes, earlier, &block)

@@ -68,6 +68,13 @@ struct Extra {
     left_at: Option<Ticket>,
 }
 
+impl Extra {
+    /// Returns whether the block is freed in the order of its own stream alone.
+    fn is_of_one_stream(&self) -> bool {
+        self.streams.is_empty() && self.left_at.is_none()
+    }
+}
+
 /// The pool's part of the block.
 impl Block {
     #[inline(always)]

@@ -116,6 +116,10 @@ impl Streams {
         lane: &Lane,
         fences: impl Iterator<Item = Fence>,
     ) -> Result<bool, DeviceError> {
+        let mut fences = fences.peekable();
+        if fences.peek().is_none() {
+            return Ok(false);
+        }
         let lanes = self.lanes();
         let mut has_waited = false;
         for fence in fences {

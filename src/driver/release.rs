@@ -6,6 +6,7 @@ use crate::id::Ticket;
 use crate::lane::{Closed, Event, Freed, Lane, Use};
 use crate::policy::Order;
 use crate::sync::Arc;
+use smallvec::SmallVec;
 use std::time::Duration;
 
 impl Driver {
@@ -71,7 +72,7 @@ impl Driver {
         earlier: Option<Fence>,
         block: &Use,
     ) -> Fences {
-        let noted: Vec<_> = lanes
+        let noted: SmallVec<[_; 2]> = lanes
             .iter()
             .map(|lane| (lane, lane.cache.note_use(block.bytes)))
             .collect();

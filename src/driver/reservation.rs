@@ -47,6 +47,9 @@ impl<'a> Draw<'a> {
     /// pieces, in the end including those that caches hold. Starts again if anything came back to the reservation
     /// meanwhile.
     pub(super) fn run(mut self) -> Result<Drawn, DeviceError> {
+        if let Some(found) = self.take_ordered()? {
+            return Ok(Drawn::Allocation(found.allocation));
+        }
         let mut has_flushed = false;
         loop {
             self.exchanged_in_vain = 0;
@@ -108,6 +111,23 @@ impl<'a> Draw<'a> {
                 }
             }
             yield_now();
+        }
+    }
+
+    /// Takes a block of the reservation that the stream comes after as it is.
+    fn take_ordered(&mut self) -> Result<Option<Found>, DeviceError> {
+        let taken = {
+            let mut heap = self.to.driver.heap.lock();
+            heap::reservation::take_ordered(
+                &mut heap,
+                self.reservation,
+                self.request,
+                &self.to.view(),
+            )
+        };
+        match taken {
+            Some(grant) => self.to.accept(grant, Source::Free),
+            None => Ok(None),
         }
     }
 

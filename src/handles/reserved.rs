@@ -34,18 +34,26 @@ struct Book {
 }
 
 impl Book {
-    /// Once the handle is gone, bytes that are not drawn are set aside no longer. Returns how many these are, and whether
-    /// nothing is left for the first time.
-    fn settle(&mut self) -> (u64, bool) {
+    /// Once the handle is gone, bytes that are not drawn are set aside no longer.
+    fn settle(&mut self) -> Settled {
         if !self.is_over {
-            return (0, false);
+            return Settled::default();
         }
         let unused = self.size.saturating_sub(self.drawn);
         self.size -= unused;
         let is_spent = self.drawn == 0 && !self.is_spent;
         self.is_spent |= is_spent;
-        (unused, is_spent)
+        Settled { unused, is_spent }
     }
+}
+
+/// What a reservation whose handle is gone does not need any more.
+#[derive(Default)]
+struct Settled {
+    /// Bytes that are not drawn.
+    unused: u64,
+    /// Nothing is drawn, for the first time.
+    is_spent: bool,
 }
 
 impl Reserved {
@@ -151,13 +159,16 @@ impl Reserved {
     }
 
     fn undraw(&self, bytes: u64) {
-        self.book.lock().drawn -= bytes;
-        self.settle();
+        let settled = {
+            let mut book = self.book.lock();
+            book.drawn -= bytes;
+            book.settle()
+        };
+        self.give_back(settled);
     }
 
-    /// Once the handle is gone, gives back what is not drawn.
-    fn settle(&self) {
-        let (unused, is_spent) = self.book.lock().settle();
+    /// Gives back what the ended reservation does not need.
+    fn give_back(&self, Settled { unused, is_spent }: Settled) {
         let Some(parent) = &self.parent else {
             return self.uncharge(unused);
         };
@@ -244,6 +255,7 @@ impl Reserved {
         if let Some(account) = self.account() {
             account.note_freed();
         }
-        self.settle();
+        let settled = self.book.lock().settle();
+        self.give_back(settled);
     }
 }

@@ -252,11 +252,43 @@ pub(crate) fn take(
         [id] => *id,
         run => join(map, completed, reservation, run),
     };
+    Some(grant(heap, reservation, request, view, id))
+}
+
+/// Grants one of the smallest blocks that are large enough, if the requester is ordered after it. Most requests find one,
+/// and need no forecasts.
+pub(crate) fn take_ordered(
+    heap: &mut Heap,
+    reservation: ReservationId,
+    request: Request,
+    view: &View<'_>,
+) -> Option<Grant> {
+    let Heap { map, completed, .. } = heap;
+    let is_ordered = |id| {
+        let fences = fences_of(map, completed, id);
+        fences.iter().all(|fence| view.is_ordered(fence))
+    };
+    let by_size = map.index().reserved.get(&reservation)?;
+    let large_enough = by_size.at_least(request.bytes).map(|(_, id)| id);
+    let id = large_enough
+        .take(PROBES)
+        .find(|id| map.offset_of(*id, request).is_some() && is_ordered(*id));
+    Some(grant(heap, reservation, request, view, id?))
+}
+
+fn grant(
+    heap: &mut Heap,
+    reservation: ReservationId,
+    request: Request,
+    view: &View<'_>,
+    id: BlockId,
+) -> Grant {
+    let Heap { map, completed, .. } = heap;
     let mut grant = map.carve(id, request);
     completed.discharge(&mut grant.fences);
     map.set_reservation(grant.id, reservation);
     map.set_user(grant.id, view.stream);
-    Some(grant)
+    grant
 }
 
 fn join(
