@@ -17,7 +17,8 @@ const ALL: u64 = 16 * MIB;
 const STREAMS: usize = 3;
 const TAG: &str = "waiting: progress";
 
-/// Longer than notifications may be unanswered, and than a deadlock's grace.
+/// Longer than notifications may be unanswered, than a deadlock's grace, and than the time after which a pool asks the
+/// device again.
 const LONG: std::time::Duration = us(50_000);
 
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,8 @@ struct Settings {
     overtaking: bool,
     /// One tag has a limit.
     limited: bool,
+    /// Two pools share a device that has too little memory for both.
+    two_pools: bool,
     /// How many requests wait at a time.
     waiters: usize,
 }
@@ -43,7 +46,8 @@ impl Settings {
             device_waits: bit(2),
             overtaking: bit(3),
             limited: bit(4),
-            waiters: if bit(5) { 1 } else { 6 },
+            two_pools: bit(5),
+            waiters: if bit(6) { 1 } else { 6 },
         }
     }
 }
@@ -62,8 +66,9 @@ struct World {
     settings: Settings,
     random: fastrand::Rng,
     device: SimDevice,
-    pool: Pool,
-    streams: Vec<(SimStream, Stream)>,
+    pools: Vec<Pool>,
+    /// The streams of each pool.
+    streams: Vec<Vec<(SimStream, Stream)>>,
     blocks: Vec<Block>,
     reservations: Vec<Reservation>,
     /// Tasks that are polled when they are woken.
@@ -76,45 +81,56 @@ struct World {
 impl World {
     fn new(settings: Settings) -> Self {
         let device = SimDevice::builder()
-            .memory(64 * MIB)
+            .memory(if settings.two_pools { 20 } else { 64 } * MIB)
             .clock(Clock::Manual)
             .virtual_memory(settings.is_virtual)
             .build();
-        let mut builder = builder(&device, ALL);
-        if !settings.device_waits {
-            builder = builder.reuse(only_host_waits());
-        }
-        if settings.overtaking {
-            builder = builder.overtaking(Overtaking {
-                times: 2,
-                bytes: ALL,
-            });
-        }
-        let pool = builder.build().unwrap();
-        if settings.limited {
-            pool.tag(Tag::new(TAG)).set_limit(Some(8 * MIB));
-        }
-        let reclaimers = if settings.has_reclaimer {
-            vec![Woken::new(pool.reclaimer())]
+        let pool = || {
+            let mut builder = builder(&device, ALL);
+            if !settings.device_waits {
+                builder = builder.reuse(only_host_waits());
+            }
+            if settings.overtaking {
+                builder = builder.overtaking(Overtaking {
+                    times: 2,
+                    bytes: ALL,
+                });
+            }
+            let pool = builder.build().unwrap();
+            if settings.limited {
+                pool.tag(Tag::new(TAG)).set_limit(Some(8 * MIB));
+            }
+            pool
+        };
+        let count = if settings.two_pools { 2 } else { 1 };
+        let pools: Vec<_> = (0..count).map(|_| pool()).collect();
+        let of_pool = |pool| (0..STREAMS).map(|_| stream(&device, pool)).collect();
+        let reclaimer = |pool: &Pool| Woken::new(pool.reclaimer());
+        let with_reclaimer = if settings.has_reclaimer {
+            &pools[..]
         } else {
-            Vec::new()
+            &[]
         };
         Self {
             random: fastrand::Rng::with_seed(settings.seed),
-            streams: (0..STREAMS).map(|_| stream(&device, &pool)).collect(),
+            streams: pools.iter().map(of_pool).collect(),
             blocks: Vec::new(),
             reservations: Vec::new(),
             tasks: Vec::new(),
             dead: Vec::new(),
-            reclaimers,
+            reclaimers: with_reclaimer.iter().map(reclaimer).collect(),
             settings,
             device,
-            pool,
+            pools,
         }
     }
 
-    fn any_stream(&mut self) -> (SimStream, Stream) {
-        let (work, stream) = &self.streams[self.random.usize(..STREAMS)];
+    fn any_pool(&mut self) -> usize {
+        self.random.usize(..self.pools.len())
+    }
+
+    fn any_stream(&mut self, pool: usize) -> (SimStream, Stream) {
+        let (work, stream) = &self.streams[pool][self.random.usize(..STREAMS)];
         (work.clone(), stream.clone())
     }
 
@@ -132,8 +148,9 @@ impl World {
         if self.tasks.len() >= self.settings.waiters {
             return;
         }
-        let (_, stream) = self.any_stream();
-        let (pool, bytes) = (self.pool.clone(), self.any_bytes());
+        let at = self.any_pool();
+        let (_, stream) = self.any_stream(at);
+        let (pool, bytes) = (self.pools[at].clone(), self.any_bytes());
         let priority = self.random.i32(-1..2);
         let is_tagged = self.settings.limited && bytes <= 8 * MIB;
         let future: Pin<Box<dyn Future<Output = Answer>>> = match self.random.u32(..8) {
@@ -172,6 +189,7 @@ impl World {
     }
 
     fn act(&mut self) {
+        let pool = self.any_pool();
         match self.random.u32(..24) {
             0..6 => self.request(),
             6..10 => {
@@ -180,20 +198,21 @@ impl World {
                 }
             }
             10..13 => {
-                let (work, stream) = self.any_stream();
+                let (work, stream) = self.any_stream(pool);
                 let duration = us(self.random.u64(1..3000));
                 if let Some(at) = self.any_block() {
+                    // Fails if the block is another pool's.
                     let _ = self.blocks[at].used_on(&stream);
                 }
                 run(&work, duration);
             }
             13 => {
-                let ((_, before), (_, after)) = (self.any_stream(), self.any_stream());
+                let ((_, before), (_, after)) = (self.any_stream(pool), self.any_stream(pool));
                 let _ = before.event().map(|event| after.wait(&event));
             }
-            14 => drop(self.any_stream().1.seal()),
-            15 => drop(self.pool.reap()),
-            16 => drop(self.pool.trim_to(self.random.u64(..ALL))),
+            14 => drop(self.any_stream(pool).1.seal()),
+            15 => drop(self.pools[pool].reap()),
+            16 => drop(self.pools[pool].trim_to(self.random.u64(..ALL))),
             17 => {
                 let count = self.tasks.len();
                 if count > 0 {
@@ -203,13 +222,13 @@ impl World {
             18 => {
                 // The stream is gone, but for its blocks and requests.
                 let at = self.random.usize(..STREAMS);
-                self.streams[at] = stream(&self.device, &self.pool);
+                self.streams[pool][at] = stream(&self.device, &self.pools[pool]);
             }
             19 => {
                 if self.random.bool() {
                     drop(self.reservations.pop());
                 }
-                let (_, stream) = self.any_stream();
+                let (_, stream) = self.any_stream(pool);
                 let bytes = self.random.u64(1..4 * MIB);
                 let drawn = self
                     .reservations
@@ -220,9 +239,10 @@ impl World {
             // As on a stream that is captured. Errors of these calls are expected.
             20 => self.device.fail_next(Call::Record, Unsupported),
             21 => {
-                let (_, stream) = self.any_stream();
+                let (_, stream) = self.any_stream(pool);
                 let bytes = self.any_bytes();
-                self.blocks.extend(self.pool.try_allocate(&stream, bytes));
+                self.blocks
+                    .extend(self.pools[pool].try_allocate(&stream, bytes));
             }
             _ => self.device.advance(us(self.random.u64(1..500))),
         }
@@ -244,8 +264,8 @@ impl World {
     /// Lets the device and the tasks become quiet.
     fn quiet(&mut self) {
         // Until no scripted fault is left.
-        while self.streams[0].1.event().is_err() {}
-        for (_, stream) in &self.streams {
+        while self.streams[0][0].1.event().is_err() {}
+        for (_, stream) in self.streams.iter().flatten() {
             stream.seal().unwrap();
         }
         for _ in 0..20 {
@@ -263,14 +283,16 @@ impl World {
         let is_unwoken = |task: &&mut Task| !task.is_woken();
         let mut unwoken: Vec<_> = self.dead.iter_mut().filter(is_unwoken).collect();
         // New terms, which are the old ones: every request is searched for.
-        let _ = self.pool.resize(ALL).unwrap();
+        for pool in &self.pools {
+            let _ = pool.resize(ALL).unwrap();
+        }
         self.tasks.iter_mut().for_each(Woken::poll);
         let pending = self.tasks.iter().filter(|task| task.is_waiting()).count();
         assert_eq!(pending, waiting, "not woken: {:?}", self.settings);
         unwoken.iter_mut().for_each(|task| task.poll());
         let are_pending = unwoken.iter().all(|task| task.is_waiting());
         assert!(are_pending, "not woken: {:?}", self.settings);
-        self.pool.check().unwrap();
+        self.pools.iter().for_each(|pool| pool.check().unwrap());
     }
 
     /// Gives everything back, little by little. All requests that are polled end.
@@ -284,7 +306,9 @@ impl World {
             self.quiet();
         }
         assert!(self.tasks.is_empty(), "no progress: {:?}", self.settings);
-        self.pool.check_conserved().unwrap();
+        self.pools
+            .iter()
+            .for_each(|pool| pool.check_conserved().unwrap());
     }
 }
 
