@@ -12,6 +12,9 @@ assert_impl_all!(Stream: Send, Sync, Clone);
 assert_impl_all!(Event: Send, Sync, Clone);
 assert_impl_all!(Block: Send, Sync);
 assert_impl_all!(Buffer<f32>: Send, Sync);
+assert_impl_all!(SliceMut<'static, f32>: Send, Sync);
+// It can be moved into a task or the body of a response.
+assert_impl_all!(Reservation: Send, Sync);
 // The elements live on the device, so no thread has a reference to one.
 assert_impl_all!(Buffer<*const u8>: Send, Sync);
 assert_impl_all!(HostGuard<'static, f32>: Send, Sync, std::ops::DerefMut<Target = [f32]>);
@@ -34,6 +37,7 @@ assert_impl_all!(StreamError: Send, Sync, std::error::Error);
 assert_impl_all!(DeallocateError: Send, Sync, std::error::Error);
 assert_impl_all!(DeviceError: Send, Sync, std::error::Error);
 assert_impl_all!(Statistics: Send, Sync, Clone);
+assert_impl_all!(Trimmed: Send, Sync, Clone);
 assert_impl_all!(StreamStatistics: Send, Sync, Clone);
 assert_impl_all!(TagStatistics: Send, Sync, Clone);
 assert_impl_all!(StatisticsScope: Send, Sync);
