@@ -1,7 +1,7 @@
-//! What the calls of the device contract cost their thread: `cargo bench --bench device_calls`.
+//! The cost of device calls to their thread: `cargo bench --bench device_calls`.
 //!
-//! On the simulated device, what it charges; with `--features cuda` and a GPU, beside it, what the driver
-//! takes, as a median. This is where the simulated device's prices are from.
+//! For the simulated device, the cost that it charges; with `--features cuda` and a GPU also the driver's time, as a
+//! median. The costs of the simulated device come from these figures.
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -13,10 +13,10 @@ use weirpool::device::{Device, DeviceError, MemoryKind};
 const MIB: u64 = 1 << 20;
 const SIZES: [u64; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
 
-/// A line of the table: what was called, with how many bytes, and what it took.
+/// A line of the table: the call, its bytes, and its time.
 type Line = (&'static str, u64, Duration);
 
-/// How the time of one call is found.
+/// How the time of one call is measured.
 trait Meter {
     fn device(&self) -> &dyn Device;
 
@@ -63,7 +63,7 @@ impl Meter for Driver {
     }
 }
 
-/// Medians of several rounds.
+/// Returns medians of several rounds.
 #[derive(Default)]
 struct Table(Vec<(&'static str, u64, Vec<Duration>)>);
 
@@ -131,7 +131,7 @@ fn addresses(meter: &impl Meter, table: &mut Table) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Several times each, since one is near the clock's step.
+/// Makes each call several times, because one call is close to the resolution of the clock.
 fn streams(meter: &impl Meter, table: &mut Table) -> Result<(), DeviceError> {
     const TIMES: u32 = 64;
     let device = meter.device();
@@ -236,7 +236,7 @@ impl Wake for Unpark {
     }
 }
 
-/// From the watch of an event that is complete already to the thread that was woken by it.
+/// Measures the time from the watch of a complete event to the wake-up of the thread.
 fn wake_up(device: &dyn Device) -> Result<Duration, DeviceError> {
     let (stream, event) = (device.create_stream()?, device.create_event()?);
     call!(device.record(event, stream))?;

@@ -1,8 +1,8 @@
-//! Memory that goes from stream to stream: `cargo bench --bench handoff`.
+//! Memory that passes from stream to stream: `cargo bench --bench handoff`.
 //!
-//! Allocate, a kernel of 20 or 200 us, free, and on to the next of 8 streams: what that takes the host, and the
-//! device. The floor is kernels without memory. Then with memory for 4 blocks, which is awaited, and with a
-//! producer and a consumer for each block; there the floor is the same order by events, without a pool.
+//! Allocate, run a kernel of 20 or 200 us, free, and continue on the next of 8 streams: the time of the host and of the
+//! device. The floor is kernels without memory. A second measurement has memory for 4 blocks, which is awaited, also
+//! with a producer and a consumer for each block. Its floor is the same order made with events, without a pool.
 
 mod suite;
 

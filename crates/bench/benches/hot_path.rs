@@ -1,12 +1,11 @@
-//! What the hot path costs, beside its floor in the same run: `cargo bench --bench hot_path`.
+//! The cost of the hot path, beside its floor in the same run: `cargo bench --bench hot_path`.
 //!
 //! - `hot/try/<bytes>`, `hot/await/<bytes>`: allocate and free the same size on one stream.
 //! - `hot/tagged/<bytes>`: the same for a tag.
-//! - `hot-cuda/...`: the same on a GPU, with `--features cuda` and where there is one; there, too,
-//!   `hot-cuda/driver/<bytes>`, of the driver's own pool.
-//! - `floor/lane`: a mutex, a list pop and push, and a count, twice: what a per-stream design cannot do
-//!   without.
-//! - `floor/atomic`: an atomic that nobody else writes, twice.
+//! - `hot-cuda/...`: the same on a GPU, with `--features cuda` and if there is one; also `hot-cuda/driver/<bytes>`, for
+//!   the driver's own pool.
+//! - `floor/lane`: a mutex, a list pop and push, and a count, twice: the steps that a per-stream design cannot avoid.
+//! - `floor/atomic`: an atomic that no other thread writes, twice.
 
 #[allow(dead_code, reason = "the workloads are those of other benchmarks")]
 mod suite;
@@ -25,7 +24,7 @@ use weirpool::Tag;
 use weirpool::device::sim::Clock;
 
 fn hot(criterion: &mut Criterion) {
-    // Opened before anything is that has threads.
+    // Must be opened before any thread is started.
     let gpu = cuda::open();
     hot_on(criterion, "hot", &Simulated::new(Clock::Manual));
     match gpu {

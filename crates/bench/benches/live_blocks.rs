@@ -1,7 +1,7 @@
-//! What an operation costs with 1,000 to 100,000 live blocks: `cargo bench --bench live_blocks`.
+//! The cost of an operation with 1,000 to 100,000 live blocks: `cargo bench --bench live_blocks`.
 //!
-//! And what the pool's own books take of the host's heap for each. The floor is a mutex, a list and a count for
-//! each stream; it misses the same caches.
+//! Also the host memory of the pool's own records for each block. The floor is a mutex, a list and a count for each
+//! stream; it misses the same caches.
 
 mod suite;
 

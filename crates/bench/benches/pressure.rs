@@ -1,7 +1,7 @@
 //! A service with memory for 6 requests, and 64 in flight: `cargo bench --bench pressure`.
 //!
-//! Its throughput beside that with memory for all, which is the floor; and who fails. The whole service, and what
-//! else is asked of it, is `examples/inference`.
+//! Its throughput in relation to the floor, which has memory for all; and the requests that fail. The whole service,
+//! with its other checks, is `examples/inference`.
 
 mod suite;
 

@@ -1,7 +1,7 @@
-//! Pairs of allocating and freeing on 1 to 16 threads: `cargo bench --bench scale`.
+//! Pairs of allocation and free on 1 to 16 threads: `cargo bench --bench scale`.
 //!
-//! With a stream for each thread, and all on one stream; 12 sizes from 1 KiB to 2 MiB. The floor is a mutex, a
-//! list and a count for each stream: one for all, where they share it.
+//! With a stream per thread, and with one stream for all; 12 sizes from 1 KiB to 2 MiB. The floor is a mutex, a list
+//! and a count for each stream: one for all threads if they share it.
 
 mod suite;
 

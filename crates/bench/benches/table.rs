@@ -1,8 +1,8 @@
 //! All workloads in one table: `cargo bench --bench table`.
 //!
-//! On a GPU where there is one, beside the driver's own pool; else on the simulated device. With `--peers FILE`
-//! the figures of other allocators stand beside them, which their programs printed on the same machine; with
-//! `--only hot,mix` it measures those. `--help` has the rest.
+//! It runs on a GPU if there is one, beside the driver's own pool, and otherwise on the simulated device. With `--peers
+//! FILE` the table includes the figures of other allocators, which their programs printed on the same machine. With
+//! `--only hot,mix` only those workloads are measured. `--help` lists the other options.
 
 mod suite;
 

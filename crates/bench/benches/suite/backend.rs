@@ -1,4 +1,4 @@
-//! The device that a benchmark runs on.
+//! The device on which a benchmark runs.
 
 use super::contender::Awaited;
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! What is measured: something that gives memory in the order of a stream.
+//! The contenders: allocators that grant memory in the order of a stream.
 
 /// An allocator under test.
 pub(crate) trait Contender: Sync {
@@ -8,13 +8,13 @@ pub(crate) trait Contender: Sync {
     /// Returns a new stream.
     fn stream(&self) -> Self::Stream;
 
-    /// To be called on each thread before anything else.
+    /// Prepares the calling thread. Called on each thread before any other method.
     fn enter(&self) {}
 
-    /// Memory now, or none.
+    /// Allocates memory now, or returns `None`.
     fn allocate(&self, stream: &Self::Stream, bytes: u64) -> Option<Self::Block>;
 
-    /// Gives it back, behind all that was submitted to the stream.
+    /// Frees the memory behind everything submitted to the stream.
     fn free(&self, block: Self::Block, stream: &Self::Stream);
 
     /// Returns the most bytes that were held from the device; `None` for a contender that holds none.
@@ -23,15 +23,15 @@ pub(crate) trait Contender: Sync {
     }
 }
 
-/// One that is awaited, and whose blocks go from stream to stream.
+/// A contender whose allocations are awaited, and whose blocks pass from stream to stream.
 pub(crate) trait Awaited: Contender {
-    /// Memory, once there is some; and how often that was refused before.
+    /// Awaits memory. Also returns how often it was refused before.
     fn granted(
         &self,
         stream: &Self::Stream,
         bytes: u64,
     ) -> impl Future<Output = (Self::Block, u64)>;
 
-    /// Says that work of another stream will use the block.
+    /// Declares that work of another stream will use the block.
     fn used_on(&self, block: &Self::Block, stream: &Self::Stream);
 }

@@ -28,7 +28,7 @@ pub(crate) struct Cuda {
     spend: CudaFunction,
 }
 
-/// Opens the first GPU. To be called first of all, while there is no other thread.
+/// Opens the first GPU. Must be called before any other thread is started.
 ///
 /// # Errors
 /// Returns an error if there is no driver or no device, or the kernel cannot be compiled.

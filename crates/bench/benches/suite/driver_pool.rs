@@ -1,4 +1,4 @@
-//! The driver's own pool: what `cuMemAllocAsync` and `cuMemFreeAsync` do.
+//! The driver's own pool: `cuMemAllocAsync` and `cuMemFreeAsync`.
 
 use super::backend::{Backend, Line};
 use super::contender::{Awaited, Contender};
@@ -14,20 +14,20 @@ use weirpool::PoolBuilder;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A pool of the driver's that keeps what it has: its release threshold is the largest.
+/// A pool of the driver that keeps its memory: its release threshold is the largest value.
 ///
-/// Not the device's default one, so that its figures are one workload's; the default one is made by the driver
-/// in the same way.
+/// It is not the device's default pool, so that its figures are those of one workload. The driver makes the default
+/// pool in the same way.
 pub(crate) struct DriverPool<'a> {
     backend: &'a Cuda,
     pool: Handle,
-    /// Gives no memory: through it the streams are awaited.
+    /// Allocates nothing. It serves to await the streams.
     waiting: Pool,
 }
 
 struct Handle(CUmemoryPool);
 
-// SAFETY: the driver takes its handles from any thread, several at a time.
+// SAFETY: the driver accepts its handles on any thread, and on several at a time.
 unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
@@ -39,7 +39,7 @@ impl<'a> DriverPool<'a> {
         backend.enter();
         let properties = properties(backend.device.context().cu_device(), most.unwrap_or(0));
         let mut pool = std::ptr::null_mut();
-        // SAFETY: the properties are whole; the pool is written to the place given.
+        // SAFETY: the properties are complete, and `pool` is valid for the write.
         unsafe { sys::cuMemPoolCreate(&mut pool, properties.as_ptr()) }.result()?;
         let waiting = PoolBuilder::new(backend.device()).capacity(16 << 20);
         let made = Self {
@@ -56,14 +56,14 @@ impl<'a> DriverPool<'a> {
     }
 }
 
-/// Memory of the device, in no form that another process could open; `most` bytes of it, or with 0 any.
+/// Properties of device memory that no other process can open, limited to `most` bytes; 0 is no limit.
 fn properties(device: c_int, most: u64) -> MaybeUninit<sys::CUmemPoolProps> {
     let mut properties = MaybeUninit::<sys::CUmemPoolProps>::zeroed();
     let fields = properties.as_mut_ptr();
     let pinned = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     const DEVICE: c_int = 1;
-    // SAFETY: the fields are the structure's own; the others may be zero. A location is a kind and a number,
-    // whose names differ between versions.
+    // SAFETY: the fields are the structure's own; the others may be zero. A location is a kind and a number; their names
+    // differ between versions.
     unsafe {
         (&raw mut (*fields).allocType).write(pinned);
         let location = (&raw mut (*fields).location).cast::<[c_int; 2]>();
@@ -91,7 +91,7 @@ impl Contender for DriverPool<'_> {
     fn allocate(&self, line: &Line<Arc<CudaStream>>, bytes: u64) -> Option<CUdeviceptr> {
         let (pool, stream) = (self.pool.0, line.work.cu_stream());
         let mut address = 0;
-        // SAFETY: pool and stream live; the address is written to the place given.
+        // SAFETY: the pool and the stream live, and `address` is valid for the write.
         let result =
             unsafe { sys::cuMemAllocFromPoolAsync(&mut address, bytes as usize, pool, stream) };
         match result {
@@ -103,7 +103,7 @@ impl Contender for DriverPool<'_> {
 
     #[inline]
     fn free(&self, address: CUdeviceptr, line: &Line<Arc<CudaStream>>) {
-        // SAFETY: the stream lives, and the memory is the pool's; what uses it was submitted before.
+        // SAFETY: the stream lives, the memory is the pool's, and the work that uses it was submitted before.
         let result = unsafe { sys::cuMemFreeAsync(address, line.work.cu_stream()) };
         assert_eq!(result, CUresult::CUDA_SUCCESS, "cuMemFreeAsync");
     }
@@ -119,7 +119,7 @@ impl Contender for DriverPool<'_> {
 }
 
 impl Awaited for DriverPool<'_> {
-    /// Asks until there is memory: there is nothing to await.
+    /// Polls until there is memory, because the driver's pool cannot be awaited.
     ///
     /// # Panics
     /// Panics if there is none for longer than any work takes.
@@ -143,7 +143,7 @@ impl Awaited for DriverPool<'_> {
 
 impl Drop for DriverPool<'_> {
     fn drop(&mut self) {
-        // SAFETY: the pool lives until here; the driver waits for what is on its way.
+        // SAFETY: the pool lives until here; the driver waits for pending frees.
         let destroyed = unsafe { sys::cuMemPoolDestroy(self.pool.0) };
         assert_eq!(destroyed, CUresult::CUDA_SUCCESS, "cuMemPoolDestroy");
     }

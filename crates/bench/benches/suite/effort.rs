@@ -1,15 +1,15 @@
-//! How much is done for a figure.
+//! How much work is done for a figure.
 
 use std::time::Duration;
 
 /// See the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Amount {
-    /// Whether it runs at all: the figures mean nothing.
+    /// A check that the workload runs. The figures mean nothing.
     Smoke,
-    /// All figures in a minute or two.
+    /// All figures within a minute or two.
     Modest,
-    /// Those of one benchmark in about as much.
+    /// The figures of one benchmark within about the same time.
     Full,
 }
 
@@ -17,7 +17,7 @@ pub(crate) enum Amount {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
     pub(crate) amount: Amount,
-    /// Turns of each contender; the figure is their median.
+    /// The number of turns of each contender. The figure is their median.
     pub(crate) rounds: usize,
 }
 
@@ -51,7 +51,7 @@ impl Effort {
         }
     }
 
-    /// Rounds of what takes a second or more.
+    /// Returns the number of rounds for a measurement that takes a second or more.
     pub(crate) fn few_rounds(&self) -> usize {
         self.rounds.div_ceil(2)
     }

@@ -1,12 +1,12 @@
-//! What a pool with a cache for each stream cannot do without, and nothing else.
+//! The floor: the steps that a pool with a cache per stream cannot avoid, and nothing else.
 
 use super::contender::Contender;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// For each stream a lane: a mutex, a list, and a count of those who have something of it.
+/// For each stream a lane: a mutex, a list, and a count of the holders of its blocks.
 ///
-/// Where threads share a stream they share its lock.
+/// Threads that share a stream share its lock.
 pub(crate) struct Lanes;
 
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl Contender for Lanes {
 /// An atomic that no other thread writes, twice.
 pub(crate) struct Atomics;
 
-/// Alone on its cache line, and on the one that is fetched beside it.
+/// Alone on its cache line, and on the adjacent line that is fetched with it.
 #[repr(align(128))]
 #[derive(Default)]
 pub(crate) struct Atomic(AtomicU64);

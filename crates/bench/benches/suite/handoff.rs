@@ -1,4 +1,4 @@
-//! Memory that goes from stream to stream: allocate, run a kernel, free, and on to the next of 8 streams.
+//! Memory that passes from stream to stream: allocate, run a kernel, free, and continue on the next of 8 streams.
 
 use super::backend::{Backend, Line};
 use super::contender::Contender;
@@ -21,7 +21,7 @@ pub(crate) const KERNELS: [Duration; 2] = [Duration::from_micros(20), Duration::
 pub(crate) const TIME: Unit = Unit::cost("ns");
 const MEMORY: Unit = Unit::cost("MiB");
 
-/// With as much memory as anybody asks for; then with memory for 4 blocks.
+/// With as much memory as requested; then with memory for 4 blocks.
 pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
     let plenty = KERNELS
         .iter()
@@ -34,7 +34,7 @@ fn plenty<G: Backend>(backend: &G, effort: Effort, kernel: Duration) -> Vec<Row>
     let iterations = effort.of(ITERATIONS);
     let own = Lines::of(backend, &pooled);
     let others = driver.as_ref().map(|driver| Lines::of(backend, driver));
-    // The kernels of the floor are real, and its memory is none.
+    // The kernels of the floor are real, but it has no memory.
     let bare = Pooled::new(backend);
     let (bare, lanes) = (
         Lines::of(backend, &bare),
@@ -81,14 +81,14 @@ fn plenty<G: Backend>(backend: &G, effort: Effort, kernel: Duration) -> Vec<Row>
     ]
 }
 
-/// Nanoseconds.
+/// Measures nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     host: f64,
     wall: f64,
 }
 
-/// Streams that kernels are submitted to.
+/// The streams to which kernels are submitted.
 struct Lines<'a, G: Backend> {
     backend: &'a G,
     lines: Vec<Line<G::Work>>,
@@ -101,7 +101,7 @@ impl<'a, G: Backend> Lines<'a, G> {
         Self { backend, lines }
     }
 
-    /// Memory of the contender's streams, for kernels on these.
+    /// Allocates memory on the contender's streams, for kernels on these.
     fn turn<C: Contender>(
         &self,
         contender: &C,

@@ -49,7 +49,7 @@ pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
     rows
 }
 
-/// Turns on a stream of their own: nanoseconds for a pair.
+/// Turns on a separate stream. Measures nanoseconds per pair.
 fn turns<C: Contender>(contender: &C, size: u64, span: Duration) -> impl FnMut() -> f64 + '_ {
     const TOGETHER: u32 = 256;
     contender.enter();

@@ -1,8 +1,8 @@
-//! What an operation costs where there are many live blocks already, and what the pool's own books take.
+//! The cost of an operation while there are many live blocks, and the host memory of the pool's own records.
 //!
-//! One of them, whichever, is freed, and another of a random size is allocated. Once on one stream in a pool
-//! whose lanes keep nothing, so that each free goes to the heap, and each allocation is searched for there;
-//! once on 64 streams in a pool with its defaults, so that blocks move between lanes and heap.
+//! An operation frees a random block and allocates one of a random size. It is measured on one stream in a pool whose
+//! lanes keep nothing, so that each free goes to the heap and each allocation searches it; and on 64 streams in a pool
+//! with default settings, so that blocks move between lanes and heap.
 
 use super::backend::Backend;
 use super::contender::Contender;
@@ -20,7 +20,7 @@ use weirpool::Block;
 const PAIR: Unit = Unit::cost("ns/pair");
 const BYTES: Unit = Unit::cost("bytes");
 
-/// How the pool is set, and on how many streams.
+/// The settings of the pool, and the number of streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
     Heap,
@@ -71,7 +71,7 @@ pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
     rows
 }
 
-/// Time, and the heap that the pool took for its blocks.
+/// The time, and the host memory that the pool took for its blocks.
 fn turned<G: Backend>(backend: &G, case: Case, count: usize, effort: Effort) -> (Row, Row) {
     let (pooled, driver) = (case.pooled(backend), backend.driver(None));
     let mut herd = Herd::new(&pooled, case.streams(), count);
@@ -93,13 +93,13 @@ fn turned<G: Backend>(backend: &G, case: Case, count: usize, effort: Effort) -> 
     (took, Row::new(label, BYTES, books))
 }
 
-/// Blocks that live, on several streams.
+/// Live blocks on several streams.
 struct Herd<'a, C: Contender> {
     contender: &'a C,
     streams: Vec<C::Stream>,
     live: Vec<(C::Block, u16)>,
     random: Rng,
-    /// By how much the host's heap grew for them, without what their owner keeps.
+    /// The growth of the host's heap for the blocks, without the records of the benchmark itself.
     books: i64,
 }
 
@@ -117,7 +117,7 @@ impl<'a, C: Contender> Herd<'a, C> {
         herd
     }
 
-    /// One of 512 B to 256 KiB.
+    /// Returns a size from 512 B to 256 KiB.
     fn add(&mut self) {
         let bytes = (9.0 + 9.0 * self.random.f64()).exp2() as u64;
         let index = self.random.usize(..self.streams.len());
@@ -133,7 +133,7 @@ impl<'a, C: Contender> Herd<'a, C> {
         self.contender.free(block, stream);
     }
 
-    /// Nanoseconds for one that goes and one that comes.
+    /// Returns nanoseconds for a free and an allocation.
     fn turn(&mut self, span: Duration) -> f64 {
         const TOGETHER: u32 = 64;
         let (mut pairs, start) = (0, Instant::now());

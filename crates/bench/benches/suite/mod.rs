@@ -1,18 +1,18 @@
-//! The workloads of the benchmarks, and what runs and prints them.
+//! The workloads of the benchmarks, and the program that runs and prints them.
 //!
-//! A workload is written once, for any [contender](contender::Contender) on any [backend](backend::Backend): the
-//! pool on the simulated device or on a GPU, the driver's own pool beside it, and floors, which are what a
-//! design like this one cannot do without. The contenders of a figure take turns in one process, round by
-//! round, and the figure is the median of the rounds: machines are noisy, and compare only within one run.
+//! A workload is written once, for any [contender](contender::Contender) on any [backend](backend::Backend): the pool
+//! on the simulated device or on a GPU; the driver's own pool beside it; and floors, the steps that such a design
+//! cannot avoid. The contenders of a figure take turns in one process, round by round, and the figure is the median of
+//! the rounds, because machines are noisy. Figures are comparable only within one run.
 //!
-//! | file | about |
+//! | file | contents |
 //! |---|---|
-//! | `contender`, `pooled`, `driver_pool`, `floor` | what is measured: the pool, the driver's pool, floors |
+//! | `contender`, `pooled`, `driver_pool`, `floor` | the contenders: the pool, the driver's pool, floors |
 //! | `backend`, `simulated`, `cuda` | the device: streams, and work of any given duration |
-//! | `race`, `threads`, `heap` | how: by turns, on several threads at once, on the heap |
+//! | `race`, `threads`, `heap` | the measurements: in turns, on several threads at once, of the host's heap |
 //! | `hot`, `mix`, `handoff`, `scarce`, `scale`, `live_blocks`, `pressure` | the workloads |
 //! | `row`, `report`, `peers` | figures, the table, and other programs' figures in it |
-//! | `options`, `effort`, `program` | the command line, how much is done, and the whole |
+//! | `options`, `effort`, `program` | the command line, the amount of work, and the whole program |
 
 pub(crate) mod backend;
 pub(crate) mod contender;

@@ -1,24 +1,24 @@
-//! Figures of other programs, by the lines that they print.
+//! Figures of other programs, read from the lines that they print.
 //!
-//! One line a figure: the allocator's name, the workload, numbers. All lines that are of another form are
-//! passed over, so whole logs can be given.
+//! Each figure has a line: the allocator's name, the workload, numbers. Lines of any other form are skipped, so that
+//! whole logs can be passed.
 
 /// A figure of another allocator.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Figure {
-    /// What a [`Row`](super::row::Row) names as its own.
+    /// The name under which a [`Row`](super::row::Row) refers to the figure.
     pub(crate) key: String,
     /// The allocator's name.
     pub(crate) peer: String,
     pub(crate) figure: f64,
 }
 
-/// All figures of a text, in its order.
+/// Returns all figures of a text, in order.
 pub(crate) fn parse(text: &str) -> Vec<Figure> {
     text.lines().filter_map(figures).flatten().collect()
 }
 
-/// The words with which a workload begins.
+/// The words with which the description of a workload begins.
 const WORKLOADS: [&str; 5] = [" hot pair ", " mix ", " handoff ", " scarce ", " scale "];
 
 fn figures(line: &str) -> Option<Vec<Figure>> {
@@ -51,7 +51,7 @@ fn hot(rest: &str) -> Option<Figures> {
     Some(vec![(format!("hot {bytes}"), before(rest, "ns/pair")?)])
 }
 
-/// `512B..64MiB, <=256 live  933.0 ns/op   reserved/peak-live 1.820`, with 0 where that is not known
+/// `512B..64MiB, <=256 live  933.0 ns/op   reserved/peak-live 1.820`, with 0 if that is not known
 fn mix(rest: &str) -> Option<Figures> {
     let mut figures = vec![("mix time".to_owned(), before(rest, "ns/op")?)];
     let memory = rest.split("reserved/peak-live").nth(1);
@@ -60,8 +60,8 @@ fn mix(rest: &str) -> Option<Figures> {
     Some(figures)
 }
 
-/// `8 streams,   20 us kernel  650.0 ns/pair host, wall  4200.0 ns/iter, reserved 64 -> 72 MiB`, with 0 MiB
-/// where that is not known
+/// `8 streams,   20 us kernel  650.0 ns/pair host, wall  4200.0 ns/iter, reserved 64 -> 72 MiB`, with 0 MiB if that is
+/// not known
 fn handoff(rest: &str) -> Option<Figures> {
     let micros = before::<u64>(rest, "us kernel")?;
     let wall = rest.split("wall").nth(1)?;
@@ -97,7 +97,7 @@ fn scale(rest: &str) -> Option<Figures> {
     )])
 }
 
-/// Returns the number that stands before some words.
+/// Returns the number before some words.
 fn before<N: std::str::FromStr>(text: &str, words: &str) -> Option<N> {
     let (front, _) = text.split_once(words)?;
     front.split_whitespace().next_back()?.parse().ok()

@@ -1,12 +1,13 @@
-//! An inference service with memory for 6 requests and 64 in flight: `examples/inference` in small.
+//! An inference service with memory for 6 requests and 64 in flight: a small form of `examples/inference`.
 //!
-//! The requests are that example's: a number of steps, an activation for each, and a cache that grows by pages.
-//! Streams run their steps one after the other, and are scarcer than memory. A request takes what it will need
-//! up front: waiting in the pool's queue; or of the driver's pool, which has no queue, with 32 tries and
-//! exponential back-off. The floor is the same with memory for all that are in flight.
+//! The requests are those of the example: each has a number of steps, an activation, and a cache that grows by pages. A
+//! stream runs its steps one after the other, and streams are scarcer than memory. A request takes all the memory that
+//! it will need at the start. It waits in the pool's queue; or, on the driver's pool, which has no queue, it tries 32
+//! times with exponential back-off. The floor is the same service with memory for all requests in flight.
 //!
-//! In virtual time the host takes none, and once more it is late for everything, as an operating system that has to
-//! run a thread is: with many requests at each stream nobody notices, with one or two the stream idles for as long.
+//! In virtual time the host takes no time. A second run adds a delay to every reaction of the host, as an operating
+//! system that has to schedule a thread does. With many requests on each stream the delay does not matter; with one or
+//! two, the stream idles for as long.
 
 #[allow(unused_imports, reason = "of its tests, which are the example's")]
 #[path = "../../../../examples/inference/backoff.rs"]
@@ -36,17 +37,17 @@ use weirpool::Block;
 
 const STREAMS: usize = 4;
 
-/// Average requests that there is memory for.
+/// The number of average requests for which there is memory.
 const ROOM: u64 = 6;
 
 const IN_FLIGHT: usize = 64;
 
 const TRIES: u32 = 32;
 
-/// What a step takes, on average.
+/// The average duration of a step.
 const STEP: Duration = Duration::from_millis(1);
 
-/// By how much a host is late that is late.
+/// The delay of a late host.
 const LATE: Duration = Duration::from_micros(60);
 
 const THROUGHPUT: Unit = Unit::rate("requests/s");
@@ -82,7 +83,7 @@ fn compared<G: Backend>(backend: &G, effort: Effort, late: Option<Duration>) -> 
             retrying(backend, &driver, requests)
         });
     }
-    // In virtual time all rounds are the same.
+    // In virtual time all rounds give the same result.
     let rounds = if backend.is_virtual() {
         1
     } else {
@@ -103,10 +104,10 @@ fn compared<G: Backend>(backend: &G, effort: Effort, late: Option<Duration>) -> 
     ]
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// Requests a second, of those that were served.
+    /// Served requests per second.
     throughput: f64,
     failures: usize,
 }
@@ -121,7 +122,7 @@ impl Turn {
     }
 }
 
-/// What each of its steps takes, the first of them longer: it reads the prompt.
+/// The duration of each step. The first step is longer, because it reads the prompt.
 struct Request(Vec<Duration>);
 
 fn requests(count: usize) -> Vec<Request> {
@@ -135,7 +136,7 @@ fn requests(count: usize) -> Vec<Request> {
     (0..count).map(|_| request()).collect()
 }
 
-/// Streams, and how many requests each has.
+/// The streams, and the number of requests on each.
 struct Seats<'a, G: Backend> {
     backend: &'a G,
     lines: Vec<Line<G::Work>>,
@@ -166,7 +167,7 @@ impl<'a, G: Backend> Seats<'a, G> {
     }
 }
 
-/// Serves all, so many at a time: from the first to the last.
+/// Serves all requests, this many at a time: from the first to the last.
 fn served<G: Backend, F: Future<Output = bool>>(
     backend: &G,
     requests: &[Request],
@@ -184,7 +185,7 @@ fn served<G: Backend, F: Future<Output = bool>>(
     Turn::of(&served, device.now() - start)
 }
 
-/// Requests wait for memory, in the pool's queue.
+/// Requests that wait for memory in the pool's queue.
 fn waiting<G: Backend>(
     backend: &G,
     requests: &[Request],
@@ -197,7 +198,7 @@ fn waiting<G: Backend>(
             .capacity(capacity)
             .initial_size(capacity)
             .chunk_bytes(model::CHUNK)
-            // A request keeps its memory for many steps, and is no deadlock for it.
+            // A request keeps its memory for many steps. That is no deadlock.
             .deadlock_grace(Duration::from_secs(60))
     });
     let seats = Seats::new(backend, &pooled);
@@ -243,7 +244,7 @@ async fn serve_waiting<G: Backend>(
     true
 }
 
-/// Requests try again, and give up.
+/// Requests that try again several times, and then give up.
 fn retrying<G: Backend, C: Contender<Stream = Line<G::Work>>>(
     backend: &G,
     contender: &C,

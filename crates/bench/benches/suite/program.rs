@@ -1,4 +1,4 @@
-//! A benchmark, whole.
+//! A whole benchmark.
 
 use super::backend::Backend;
 use super::effort::{Amount, Effort};
@@ -14,9 +14,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 use weirpool::device::sim::Clock;
 
-/// Measures the workloads, if the command line names no others. One by itself, as well as can be, on the
-/// simulated device and on a GPU where there is one; several in a minute or two, on the GPU or else on the
-/// simulated device.
+/// Measures the given workloads, unless the command line names others. A single workload is measured as precisely as
+/// possible, on the simulated device and on a GPU if there is one. Several are measured within a minute or two, on the
+/// GPU or else on the simulated device.
 pub(crate) fn main(own: &[Workload]) -> ExitCode {
     match run(own) {
         Ok(()) => ExitCode::SUCCESS,
@@ -65,8 +65,8 @@ fn run(own: &[Workload]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The GPU, if it is asked for, or there is one and nothing is asked for. To be called while there is no other
-/// thread.
+/// Opens the GPU if it is requested, or if there is one and no device is requested. Must be called before any other
+/// thread is started.
 fn open(device: Option<DeviceName>) -> anyhow::Result<Option<impl Backend>> {
     match device {
         Some(DeviceName::Sim) => Ok(None),
@@ -110,7 +110,7 @@ fn print(
     println!("{}", table(&rows, shown));
 }
 
-/// All of a workload, on one backend.
+/// Measures one workload on one backend.
 fn on(backend: &impl Backend, workload: Workload, effort: Effort) -> Vec<Row> {
     match workload {
         Workload::Hot => hot::rows(backend, effort),
@@ -122,8 +122,8 @@ fn on(backend: &impl Backend, workload: Workload, effort: Effort) -> Vec<Row> {
     }
 }
 
-/// What takes time on the device takes real time, and where memory is waited for, virtual time beside it: in
-/// that, the host takes none, and what is left is the order in which memory is given.
+/// Runs a workload on the simulated device: in real time if its device work takes time, and in virtual time if it waits
+/// for memory. In virtual time the host takes no time, so that only the order of the grants matters.
 fn simulated(workload: Workload, effort: Effort) -> Vec<Row> {
     let on_clock = |clock| on(&Simulated::new(clock), workload, effort);
     match workload {

@@ -1,4 +1,4 @@
-//! Pairs of allocating and freeing on several threads: with a stream for each, and all on one.
+//! Pairs of allocation and free on several threads: with a stream per thread, and with one stream for all.
 
 use super::backend::Backend;
 use super::contender::Contender;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub(crate) const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
 
-/// 1 KiB to 2 MiB.
+/// Sizes from 1 KiB to 2 MiB.
 const SIZES: usize = 12;
 
 const PAIRS: Unit = Unit::rate("M pairs/s");
@@ -57,7 +57,7 @@ pub(crate) fn counted(threads: usize) -> String {
     }
 }
 
-/// Turns of so many threads on so many streams, for so long: million pairs a second.
+/// Turns of this many threads on this many streams, for this long. Measures million pairs per second.
 fn turns<C: Contender>(
     contender: &C,
     (threads, streams, span): (usize, usize, Duration),
@@ -77,7 +77,7 @@ fn turns<C: Contender>(
             |thread| {
                 let stream = &streams[thread % streams.len()];
                 let mut pairs = 0;
-                // Once at least, however late the thread is.
+                // At least once, however late the thread is.
                 loop {
                     for step in 0..4 * SIZES {
                         let size = 1 << (10 + (step * 7 + thread) % SIZES);

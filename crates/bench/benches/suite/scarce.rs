@@ -1,10 +1,10 @@
-//! The handoff with memory for 4 blocks, which is awaited; and handed on from a producer's stream to a
-//! consumer's, with as much and with plenty.
+//! The handoff with memory for 4 blocks, which is awaited; and blocks that a producer's stream hands on to a
+//! consumer's, with memory for 4 blocks and with plenty.
 //!
-//! What 4 blocks allow follows from the kernels: each block is taken for one of them, or two, at a time. The
-//! floor is the same order made by hand, without a pool: each kernel is submitted behind an event of the one
-//! that had its block before. The pool is measured with its defaults, and where it may make streams wait on the
-//! device for as long as it takes, as the driver's pool does.
+//! The time that 4 blocks allow follows from the kernels: each block serves one or two of them at a time. The floor is
+//! the same order made by hand, without a pool: each kernel is submitted behind an event of the kernel that had its
+//! block before. The pool is measured with default settings, and with permission to make streams wait on the device for
+//! any time, as the driver's pool does.
 
 use super::backend::{Backend, Line};
 use super::contender::{Awaited, Contender};
@@ -20,17 +20,17 @@ use weirpool::{Event, WaitLimit};
 
 const BLOCKS: usize = 4;
 
-/// As often for each block, a hundredth of it too.
+/// A multiple of the number of blocks. So is a hundredth of it, for a trial.
 const ITERATIONS: usize = 1200;
 
 const FAILURES: Unit = Unit::cost("iterations");
 
-/// Where a block is used.
+/// The stream on which a block is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
-    /// On its own stream.
+    /// The stream on which it was allocated.
     Alone,
-    /// Written there, and read on the next one.
+    /// Written on that stream, and read on the next one.
     HandedOn,
 }
 
@@ -54,10 +54,10 @@ impl Route {
     }
 }
 
-/// How much there is.
+/// The amount of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
-    /// For 4 blocks; and how far a wait on the device may set a stream back.
+    /// Memory for 4 blocks, and how far a wait on the device may delay a stream.
     Scarce(WaitLimit),
     Plenty,
 }
@@ -98,7 +98,7 @@ pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
     rows
 }
 
-/// What is measured.
+/// A measurement.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     route: Route,
@@ -146,7 +146,7 @@ impl Case {
         format!("scarce {route} {} {figure}", self.kernel.as_micros())
     }
 
-    /// What an iteration takes where all blocks are in use, or all streams.
+    /// Returns how long an iteration takes if all blocks, or all streams, are in use.
     fn allowed(self) -> Duration {
         let at_once = match self.memory {
             Memory::Scarce(_) => BLOCKS,
@@ -223,12 +223,12 @@ impl Case {
 }
 
 struct Turn {
-    /// Nanoseconds for an iteration, on the device's clock.
+    /// Returns nanoseconds for an iteration, on the device's clock.
     wall: f64,
     failures: u64,
 }
 
-/// No memory, and the order in which there would be some.
+/// No memory: only the order that 4 blocks would enforce.
 struct ByHand<'a, G> {
     pooled: Pooled<'a, G>,
     memory: Memory,

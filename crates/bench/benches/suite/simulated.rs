@@ -15,8 +15,8 @@ pub(crate) struct Simulated {
 }
 
 impl Simulated {
-    /// With more memory than is asked for. On the manual clock no work is ever submitted: what is measured is
-    /// the host's.
+    /// Creates a device with more memory than is requested. On the manual clock no work is ever submitted, so that the
+    /// measured time is that of the host.
     pub(crate) fn new(clock: Clock) -> Self {
         let device = SimDevice::builder()
             .memory(1 << 40)
@@ -63,7 +63,7 @@ impl Backend for Simulated {
     }
 }
 
-/// The pool of a device that has none.
+/// The driver's pool of a device that has none.
 pub(crate) enum Nobody {}
 
 impl Contender for Nobody {

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs `work` on so many threads, each of which calls `enter` first; none begins before all have. `meanwhile`
-/// runs here. Gives the time from the start until the last is through, and what they return.
+/// Runs `work` on this many threads. Each calls `enter` first, and none begins before all have. `meanwhile` runs on
+/// this thread. Returns the time from the start until the last thread ends, and the results of the threads.
 pub(crate) fn together<R: Send>(
     threads: usize,
     enter: impl Fn() + Sync,

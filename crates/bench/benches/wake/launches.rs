@@ -1,4 +1,4 @@
-//! What a launch takes while somebody waits for other work.
+//! The time of a launch while another thread waits for other work.
 
 use super::wait::Way;
 use super::{Bench, quantile};
@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use weirpool::Pool;
 
-/// Returns the medians while nobody waits, and while one does: taken by turns, since the machine changes.
+/// Returns the medians without and with a waiting thread. The two alternate, because the machine's speed changes.
 pub(crate) fn compared<B: Bench>(
     bench: &B,
     pool: &Pool,
@@ -23,7 +23,7 @@ pub(crate) fn compared<B: Bench>(
     times.each_mut().map(|times| quantile(times, 0.5))
 }
 
-/// What a launch takes on each of several threads, while somebody waits or nobody does.
+/// Measures launches on each of several threads, with or without a waiting thread.
 fn launches<B: Bench>(
     bench: &B,
     pool: &Pool,

@@ -1,4 +1,4 @@
-//! Ways to learn of the driver that work is complete, beside the pool's own.
+//! Ways to learn from the driver that work is complete, to compare with the pool's own.
 
 use super::wait::{Heard, Waiting, Way};
 use cudarc::driver::CudaContext;
@@ -39,7 +39,7 @@ fn checked(result: CUresult) {
     assert_eq!(result, CUresult::CUDA_SUCCESS);
 }
 
-/// An event behind what was submitted to the stream.
+/// An event behind the work that was submitted to the stream.
 struct Marker(CUevent);
 
 impl Marker {
@@ -62,12 +62,12 @@ impl Marker {
 
 impl Drop for Marker {
     fn drop(&mut self) {
-        // SAFETY: the event is this one's, and asked after by nobody any more.
+        // SAFETY: the event belongs to this marker, and no other code uses it any more.
         unsafe { checked(sys::cuEventDestroy_v2(self.0)) };
     }
 }
 
-/// Between two looks.
+/// The time between two queries.
 #[derive(Clone, Copy, Debug)]
 enum Pause {
     None,
@@ -106,7 +106,7 @@ fn now() -> Heard {
     }
 }
 
-/// Asking after the event.
+/// Polls the event.
 struct Query(Pause);
 
 impl Way for Query {
@@ -144,7 +144,7 @@ impl Way for BlockingSync {
     }
 }
 
-/// A stream of the watcher's own, which waits for events and says so: the user's streams do nothing for it.
+/// A separate stream of the watcher waits for events and reports them. The user's streams do nothing for it.
 struct Reporter {
     stream: Arc<cudarc::driver::CudaStream>,
     flag: *mut AtomicU32,
@@ -180,7 +180,7 @@ impl Reporter {
     }
 
     fn come_after(&self, marker: &Marker) {
-        // SAFETY: both live.
+        // SAFETY: both the stream and the event live.
         unsafe { checked(sys::cuStreamWaitEvent(self.stream.cu_stream(), marker.0, 0)) };
     }
 }
@@ -225,7 +225,7 @@ impl Way for HostFunction {
     }
 }
 
-/// The device writes a word that the host looks at: the driver is not asked.
+/// The device writes a word that the host polls. The driver is not called.
 struct Flag(Reporter, Pause);
 
 impl Way for Flag {

@@ -1,4 +1,4 @@
-//! What other programs print is read.
+//! The output of other programs is read.
 
 use crate::suite::peers::parse;
 

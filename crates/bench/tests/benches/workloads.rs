@@ -1,4 +1,4 @@
-//! Each workload runs, on the simulated device; and what is said of it is so.
+//! Each workload runs on the simulated device, and the claims about it hold.
 
 use crate::suite::contender::Contender;
 use crate::suite::effort::{Amount, Effort};
@@ -14,7 +14,7 @@ fn effort() -> Effort {
     Effort::new(Amount::Smoke, None)
 }
 
-/// Every row has a figure, and none is negative, or none at all.
+/// Checks that every row has a figure, and that every figure is finite and not negative.
 fn check(rows: &[Row]) {
     assert!(!rows.is_empty());
     for row in rows {
@@ -52,9 +52,9 @@ fn awaited_allocation_is_never_refused() {
     assert!(refused.clone().all(|row| own(row) == 0.0), "{rows:?}");
 }
 
-/// In virtual time the host takes none: the floor is what the memory allows, and nobody is faster.
+/// In virtual time the host takes no time. The floor takes as long as the memory allows, and no contender is faster.
 #[test]
-fn the_order_made_by_hand_is_what_memory_allows() {
+fn order_made_by_hand_takes_what_memory_allows() {
     let rows = scarce::rows(&Simulated::new(Clock::Virtual), effort());
     let is_scarce = |row: &&Row| row.label.starts_with("4 blocks") && row.label.contains("wall");
     let walls: Vec<_> = rows.iter().filter(is_scarce).collect();
@@ -70,9 +70,9 @@ fn the_order_made_by_hand_is_what_memory_allows() {
 }
 
 #[test]
-fn waiting_costs_no_throughput_and_nobody_fails() {
+fn waiting_costs_no_throughput_and_no_request_fails() {
     let rows = pressure::rows(&Simulated::new(Clock::Virtual), effort());
-    // And again with a host that is late.
+    // A late host changes none of this.
     assert_eq!(rows.len(), 4, "{rows:?}");
     for pair in rows.chunks(2) {
         let (throughput, failures) = (&pair[0], &pair[1]);
@@ -82,12 +82,12 @@ fn waiting_costs_no_throughput_and_nobody_fails() {
     }
 }
 
-/// Looks at what it is asked to do.
+/// A contender that checks the calls of the mix.
 #[derive(Default)]
-struct Strict(Mutex<Books>);
+struct Strict(Mutex<Record>);
 
 #[derive(Default)]
-struct Books {
+struct Record {
     live: HashMap<u64, u64>,
     granted: u64,
     most: usize,
@@ -100,14 +100,14 @@ impl Contender for Strict {
     fn stream(&self) {}
 
     fn allocate(&self, (): &(), bytes: u64) -> Option<u64> {
-        let mut books = self.0.lock().unwrap();
+        let mut record = self.0.lock().unwrap();
         assert!((512..=64 << 20).contains(&bytes), "{bytes}");
-        books.granted += 1;
-        let block = books.granted;
-        books.live.insert(block, bytes);
-        books.most = books.most.max(books.live.len());
-        assert!(books.live.len() <= WHOLE.blocks);
-        assert!(books.live.values().sum::<u64>() <= WHOLE.bytes);
+        record.granted += 1;
+        let block = record.granted;
+        record.live.insert(block, bytes);
+        record.most = record.most.max(record.live.len());
+        assert!(record.live.len() <= WHOLE.blocks);
+        assert!(record.live.values().sum::<u64>() <= WHOLE.bytes);
         Some(block)
     }
 
@@ -118,11 +118,11 @@ impl Contender for Strict {
 }
 
 #[test]
-fn the_mix_keeps_within_its_bounds_and_gives_all_back() {
+fn mix_stays_within_its_bounds_and_frees_all_blocks() {
     let strict = Strict::default();
     Player::new(&strict).turn(2000);
-    let books = strict.0.into_inner().unwrap();
-    assert_eq!((books.live.len(), books.granted), (0, 2000));
-    // So often there are so many that it matters.
-    assert!(books.most > WHOLE.blocks / 2, "{}", books.most);
+    let record = strict.0.into_inner().unwrap();
+    assert_eq!((record.live.len(), record.granted), (0, 2000));
+    // The bound on blocks matters only if there are often many.
+    assert!(record.most > WHOLE.blocks / 2, "{}", record.most);
 }
