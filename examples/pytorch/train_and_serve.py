@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""PyTorch with its memory from weirpool, beside PyTorch with its own allocator.
+"""Compares PyTorch on memory from weirpool with PyTorch on its own allocator.
 
     cargo build --release --features cuda --example pytorch
     python3 examples/pytorch/train_and_serve.py
 
-A small transformer is trained, and then serves requests of different sizes on several streams. That is done
-three times, each time in a process of its own, since an allocator is chosen before CUDA is used: with
-PyTorch's allocator; with weirpool; and with weirpool and so little memory that streams must wait for each
-other's. Losses and answers must be the same, bit for bit.
+A small transformer is trained, and then serves requests of different sizes on several streams. This runs three
+times: with PyTorch's allocator; with weirpool; and with weirpool and so little memory that streams must wait for
+memory of other streams. Each run is a separate process, because an allocator is chosen before CUDA is used. Losses
+and answers must be equal, bit for bit.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-# Before CUDA is used: cuBLAS gives the same bits on several streams only so.
+# Must be set before CUDA is used. Without it cuBLAS does not give the same bits on several streams.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
@@ -30,12 +30,12 @@ from torch.nn import functional as F
 VOCABULARY, WIDTH, HEADS, LAYERS, LONGEST = 4096, 512, 8, 6, 768
 DEVICE = "cuda"
 
-# What weirpool tells of a device's pool, each by a function of the library.
+# The figures of a device's pool that weirpool reports, each by a function of the library.
 FIGURES = ["peak_reserved", "peak_used", "waits", "waited_us", "device_waits", "failures"]
 
 
 def use_weirpool(path):
-    """Has PyTorch allocate from weirpool, from now to the end of the process."""
+    """Makes PyTorch allocate from weirpool, from now to the end of the process."""
     allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "weirpool_alloc_or_throw", "weirpool_free")
     library = ctypes.CDLL(path)
     # Without it `Tensor.record_stream` does nothing, and memory is reused while another stream reads it.
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
 
 
 def train(model, steps):
-    """To count: each sequence begins anywhere, and goes on by the same small number. The losses."""
+    """Trains the model to count: each sequence has a random start and a constant small step. Returns the losses."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
     losses = []
     for _ in range(steps):
@@ -103,7 +103,7 @@ def train(model, steps):
 
 @torch.inference_mode()
 def serve(model, requests, arrivals, streams, departures):
-    """Each request on the next stream, while the host runs ahead. A fingerprint of each answer."""
+    """Serves each request on the next stream, while the host runs ahead. Returns a fingerprint of each answer."""
     fingerprints = []
     for number, (batch, length) in enumerate(requests):
         stream = streams[number % len(streams)]
@@ -122,7 +122,7 @@ def serve(model, requests, arrivals, streams, departures):
 
 
 def fingerprint(numbers):
-    """Other for other bits. It is a sum of integers, which is the same in whatever order they are added."""
+    """Returns a number that depends on all bits. It is a sum of integers, so the order of addition does not matter."""
     bits = numbers.contiguous().view(torch.int32).flatten().long()
     return (bits * torch.arange(1, 2 * len(bits), 2, device=DEVICE)).sum()
 
@@ -141,21 +141,21 @@ def timed(work, *arguments):
 
 
 def run(arguments):
-    """One variant, in this process. One line of JSON."""
+    """Runs one variant in this process. Prints one line of JSON."""
     if arguments.capacity:
         os.environ["WEIRPOOL_CAPACITY"] = arguments.capacity
     library = use_weirpool(library_at(arguments)) if arguments.allocator == "weirpool" else None
     if not torch.cuda.is_available():
-        sys.exit("PyTorch sees no GPU here")
+        sys.exit("PyTorch finds no GPU: run this on a machine with a GPU and a CUDA build of PyTorch")
     torch.use_deterministic_algorithms(True)
-    # Whoever reads what was not written is to be found out.
+    # A read of memory that was not written must show in the results.
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.manual_seed(1)
 
     model = Transformer().to(DEVICE)
     streams = [torch.cuda.Stream() for _ in range(arguments.streams)]
     work = (model, requests(arguments.requests), torch.cuda.current_stream(), streams, torch.cuda.Stream())
-    # The first time of each, kernels are loaded, and memory is had from the device.
+    # The first run of each loads kernels and takes memory from the device.
     losses = train(model, 2)
     more_losses, training = timed(train, model, arguments.steps)
     answers, serving_first = timed(serve, *work)
@@ -164,7 +164,7 @@ def run(arguments):
     if library:
         figures = {name: getattr(library, f"weirpool_{name}")(0) for name in FIGURES}
     else:
-        # PyTorch's own figures are its own allocator's: with another one they raise.
+        # PyTorch reports figures only for its own allocator; with another one these calls raise.
         own = {"peak_reserved": torch.cuda.max_memory_reserved(), "peak_used": torch.cuda.max_memory_allocated()}
         figures = dict.fromkeys(FIGURES) | own
     results = {"losses": losses + more_losses, "answers": answers + more_answers}
@@ -183,16 +183,16 @@ def in_a_process(arguments, allocator, capacity=None):
     print("running:", *command[1:], file=sys.stderr)
     child = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     if child.returncode != 0:
-        sys.exit(f"that ended with {child.returncode}; what it says is above")
+        sys.exit(f"the run exited with {child.returncode}; its messages are above")
     return json.loads(child.stdout.splitlines()[-1])
 
 
 def compare(arguments):
-    """All three, side by side. An error if they differ, or if an allocation failed."""
+    """Runs all three and prints them side by side. Exits with 1 if they differ, or if an allocation failed."""
     library_at(arguments)
     own = in_a_process(arguments, "pytorch")
     pooled = in_a_process(arguments, "weirpool")
-    # A little more than must be there at a time; the rest is what comes with waiting for nobody.
+    # A little more than the peak of used memory. The rest of the reserved memory only avoids waits.
     used, reserved = pooled["peak_used"], pooled["peak_reserved"]
     capacity = arguments.capacity or used + max((reserved - used) // 4, 64 << 20)
     little = in_a_process(arguments, "weirpool", capacity)
@@ -220,7 +220,7 @@ def compare(arguments):
         print(f"{name:24}{len(own[name]):>14}" + "".join(f"{mark:>14}" for mark in marks))
     print(f"\nloss: {own['losses'][0]:.3f} at first, {own['losses'][-1]:.3f} at last")
     if little["waits"] + little["device_waits"] == 0:
-        print("nobody had to wait in the last run: give it a smaller --capacity, or more --streams")
+        print("no request had to wait in the last run: try a smaller --capacity, or more --streams")
     is_well = all(r[name] == own[name] for r in runs for name in same)
     sys.exit(0 if is_well and not (pooled["failures"] or little["failures"]) else 1)
 
@@ -228,19 +228,19 @@ def compare(arguments):
 def library_at(arguments):
     path = Path(arguments.library).resolve()
     if not path.is_file():
-        sys.exit(f"{path} is not there: cargo build --release --features cuda --example pytorch, or give --library")
+        sys.exit(f"{path} does not exist: run cargo build --release --features cuda --example pytorch, or pass --library")
     return str(path)
 
 
 def main():
     built = os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parents[2] / "target")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--allocator", choices=["pytorch", "weirpool"], help="one variant alone; prints JSON")
-    parser.add_argument("--capacity", help="what weirpool may hold at most, as 2GiB; the last of the three, if all run")
+    parser.add_argument("--allocator", choices=["pytorch", "weirpool"], help="run only this variant, and print JSON")
+    parser.add_argument("--capacity", help="the most that weirpool may reserve, as 2GiB; applies to the third run if all run")
     parser.add_argument("--library", default=str(Path(built) / "release/examples/libpytorch.so"))
-    parser.add_argument("--steps", type=int, default=60, help="of training")
-    parser.add_argument("--requests", type=int, default=200, help="to serve, twice")
-    parser.add_argument("--streams", type=int, default=4, help="that requests are spread over")
+    parser.add_argument("--steps", type=int, default=60, help="training steps")
+    parser.add_argument("--requests", type=int, default=200, help="requests to serve, twice")
+    parser.add_argument("--streams", type=int, default=4, help="streams for the requests")
     arguments = parser.parse_args()
     (run if arguments.allocator else compare)(arguments)
 

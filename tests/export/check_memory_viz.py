@@ -1,8 +1,8 @@
-"""Reads a memory snapshot as PyTorch's tools do, and says what is in it as JSON; fails where they would.
+"""Reads a memory snapshot as PyTorch's tools do, and prints its contents as JSON. Fails where the tools would fail.
 
-What they ask of it: the keys and types of `torch.cuda.memory._snapshot()`; operations of pickle that the
-unpickler of the viewer knows, numbers being ones of JavaScript; blocks that tile their segments; and a trace
-that leads to the segments, so that it can be undone from its end.
+The tools require the keys and types of `torch.cuda.memory._snapshot()`; operations of pickle that the viewer's
+unpickler supports, with numbers that JavaScript can represent; blocks that tile their segments; and a trace that
+leads to the segments, so that it can be undone from its end.
 """
 
 import collections
@@ -11,7 +11,7 @@ import pickle
 import pickletools
 import sys
 
-# Of `unpickle` in torch/utils/viz/MemoryViz.js.
+# The operations in `unpickle` of torch/utils/viz/MemoryViz.js.
 KNOWN_TO_THE_VIEWER = {
     "APPEND", "APPENDS", "BINFLOAT", "BINGET", "BININT", "BININT1", "BININT2", "BINPUT", "BINUNICODE",
     "DICT", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "FRAME", "LIST", "LONG1", "LONG_BINGET",
@@ -44,14 +44,14 @@ def check_opcodes(data):
         if opcode.name == "PROTO":
             assert 2 <= argument <= 4, f"protocol {argument}"
         if opcode.name == "LONG1":
-            # Of more than eight bytes the viewer makes a BigInt, which goes with no other number.
+            # The viewer reads more than eight bytes as a BigInt, which cannot be mixed with other numbers.
             assert data[position + 1] <= 8, f"{argument} takes {data[position + 1]} bytes"
-            assert -(2**53) < argument < 2**53, f"{argument} is no number of JavaScript"
+            assert -(2**53) < argument < 2**53, f"{argument} is not exact as a number of JavaScript"
 
 
 def check_keys(thing, keys):
     for key, kind in keys.items():
-        assert type(thing.get(key)) is kind, f"{key} of {thing} is no {kind.__name__}"
+        assert type(thing.get(key)) is kind, f"{key} of {thing} is not of type {kind.__name__}"
     for frame in thing.get("frames", []):
         assert {key: type(value) for key, value in frame.items()} == FRAME, frame
 
@@ -82,12 +82,12 @@ def check_trace(trace):
         assert entry["action"] in ACTIONS, entry
         place = "device_free" if entry["action"] == "oom" else "addr"
         assert type(entry.get(place)) is int, f"{entry} has no {place}"
-        assert last <= entry["time_us"], f"{entry} comes before the entry before"
+        assert last <= entry["time_us"], f"{entry} is earlier than the entry before it"
         last = entry["time_us"]
 
 
 class Memory:
-    """What is mapped, as spans, and what is in use there, going back in time."""
+    """The mapped spans and the blocks in use there, going back in time."""
 
     def __init__(self, segments):
         self.spans = {s["address"]: s["address"] + s["total_size"] for s in segments}
@@ -99,12 +99,12 @@ class Memory:
 
     def unmap(self, start, end):
         around = [(a, b) for a, b in self.spans.items() if a <= start and end <= b]
-        assert around, f"{start:#x}..{end:#x} was mapped, and is in no segment"
+        assert around, f"{start:#x}..{end:#x} was mapped, but is in no segment"
         (low, high) = around[0]
         del self.spans[low]
         self.spans.update({a: b for a, b in ((low, start), (end, high)) if a < b})
         inside = [address for address in self.blocks if start <= address < end]
-        assert not inside, f"a block was at {inside[0]:#x} before its memory was"
+        assert not inside, f"a block was at {inside[0]:#x} before its memory was mapped"
 
     def map(self, start, end):
         for a, b in list(self.spans.items()):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the samples beside it: the beginning of a recorded trace, in each format that is read.
+"""Writes the samples in this folder: the beginning of a recorded trace, in each format that the replay reads.
 
     python3 examples/traces/samples/make.py
 
-Nothing but Python's own library is needed, and the same files come out every time. What RMM and
-PyTorch write was taken from their sources: `logging_resource_adaptor_impl.cpp`, `THCPModule_memorySnapshot`.
+It needs only Python's standard library, and writes the same files every time. The formats of RMM and PyTorch follow
+their sources: `logging_resource_adaptor_impl.cpp`, `THCPModule_memorySnapshot`.
 """
 
 import csv
@@ -21,7 +21,7 @@ SEGMENT, SEGMENT_BYTES = 0x7F8A40000000, 4 << 30
 
 
 def rows():
-    """The first rows of some streams: (microseconds, op, id, bytes, stream)."""
+    """Yields the first rows of some streams: (microseconds, op, id, bytes, stream)."""
     with gzip.open(SOURCE, "rt") as source:
         for count, row in enumerate(r for r in csv.DictReader(source) if int(r["stream"]) in STREAMS):
             if count == ROWS:
@@ -34,7 +34,7 @@ def rounded(size):
 
 
 class Addresses:
-    """A pool that gives a block's address again after its free, as the recorded ones did."""
+    """A pool that reuses the address of a freed block, as the recorded pools did."""
 
     def __init__(self):
         self.next = SEGMENT + (1 << 20)
@@ -60,7 +60,7 @@ def native(trace):
 
 
 def rmm(trace):
-    """A log that begins late on an evening, after two allocations."""
+    """Yields a log that begins just before midnight, after two allocations."""
     begin = (24 * 3600 - 1) * 1_000_000 - trace[0][0]
 
     def line(time_us, action, pointer, size, stream):
@@ -82,7 +82,7 @@ def rmm(trace):
 
 
 def snapshot(trace):
-    """A snapshot whose recording began after two allocations; the other device has none."""
+    """Returns a snapshot whose recording began after two allocations. The second device has none."""
     begin = 1_700_000_000_000_000
     frames = [
         {"name": name, "filename": "/srv/llama.py", "line": line}
@@ -167,7 +167,7 @@ def main():
     write = lambda name, lines: (HERE / name).write_text("".join(f"{line}\n" for line in lines))
     write("serve.csv", native(trace))
     write("serve_rmm.csv", rmm(trace))
-    # What `pickle.dump` writes where nothing is said, up to Python 3.13.
+    # The default protocol of `pickle.dump` up to Python 3.13.
     pickled = pickle.dumps(snapshot(trace), protocol=4)
     (HERE / "serve_torch.pickle.gz").write_bytes(gzip.compress(pickled, 9, mtime=0))
 
