@@ -55,6 +55,36 @@ fn work_of_requests(requests: u64) -> u64 {
     })
 }
 
+/// Requests wait and are granted as above, on a tokio runtime, where a reclaimer is spawned for them.
+#[cfg(feature = "tokio")]
+fn work_of_requests_on_tokio(requests: u64) -> u64 {
+    let device = SimDevice::builder().clock(Clock::Manual).build();
+    let builder = Pool::builder(device.clone()).capacity(8 * MIB);
+    let pool = builder.chunk_bytes(2 * MIB).build().unwrap();
+    let stream = pool.register(&device.create_stream()).unwrap();
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.build().unwrap();
+    work();
+    runtime.block_on(async {
+        let held = pool.try_allocate(&stream, 8 * MIB).unwrap();
+        let mut tasks = Vec::new();
+        for at in 0..requests {
+            let (pool, stream) = (pool.clone(), stream.clone());
+            let task = async move { drop(pool.allocate(&stream, MIB).await.unwrap()) };
+            tasks.push(tokio::spawn(task));
+            if at % 100 == 0 {
+                tokio::task::yield_now().await;
+                device.advance(MS);
+            }
+        }
+        drop(held);
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+    work()
+}
+
 /// Tasks hold an eighth of the pool each for 10 ms, and no reclaimer is spawned.
 fn work_of_reservations(tasks: u64) -> u64 {
     work_of(64 * MIB, |spawner, device, pool, _| async move {
@@ -75,7 +105,13 @@ fn work_of_reservations(tasks: u64) -> u64 {
 
 #[test]
 fn work_of_a_request_does_not_grow_with_the_number_of_waiters() {
-    for work in [work_of_requests, work_of_reservations] {
+    let services = [
+        work_of_requests,
+        work_of_reservations,
+        #[cfg(feature = "tokio")]
+        work_of_requests_on_tokio,
+    ];
+    for work in services {
         let (few, many) = (work(2000), work(6000));
         assert!(many < 3 * few * 4 / 3, "{few} for 2000, {many} for 6000");
         assert!(many < 6000 * 100, "{} for each request", many / 6000);
