@@ -1,4 +1,4 @@
-//! Snapshots and histories as files, opened by what reads them.
+//! Snapshots and histories as files, read by the programs that they are for.
 
 mod common;
 
@@ -11,8 +11,8 @@ use std::process::Command;
 use weirpool::device::sim::SimDevice;
 use weirpool::*;
 
-/// Some life: streams, tags, waits, growth, remapping, trims, running out, and blocks of every state at the
-/// end. Returns what is in use.
+/// Runs a varied program: streams, tags, waits, growth, remapping, trims, exhaustion, and blocks of every state at the
+/// end. Returns the blocks in use.
 fn live(device: &SimDevice, pool: &Pool) -> Vec<Block> {
     let (work, first) = stream(device, pool);
     let (_, second) = stream(device, pool);
@@ -27,7 +27,7 @@ fn live(device: &SimDevice, pool: &Pool) -> Vec<Block> {
         })
         .collect();
     device.advance(us(10));
-    // Every other one is free, and what is asked for next is larger than each.
+    // Every other block is free, and the next request is larger than each.
     let mut kept: Vec<_> = large.into_iter().step_by(2).collect();
     now(first.synchronize()).unwrap();
     kept.push(pool.try_allocate(&second, 4 * MIB).unwrap());
@@ -42,7 +42,7 @@ fn live(device: &SimDevice, pool: &Pool) -> Vec<Block> {
     drop(now(waiting).unwrap().deallocate());
     now(second.synchronize()).unwrap();
     let _ = pool.trim_to(0).unwrap();
-    // At the end: used, kept by a lane, pending, two of them next to each other, and free.
+    // At the end: in use, kept by a lane, pending, two of them adjacent, and free.
     let blocks: Vec<_> = (0..3)
         .map(|_| pool.try_allocate(&first, 3 * MIB).unwrap())
         .collect();
@@ -62,7 +62,7 @@ fn written(write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) -> Vec<u8> {
     bytes
 }
 
-/// A file that is gone when this is dropped.
+/// A file that is deleted when this is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -80,11 +80,11 @@ impl Drop for Scratch {
     }
 }
 
-/// What Python finds in a snapshot; nothing, said aloud, where there is no Python.
+/// Returns what Python finds in a snapshot; `None`, with a message, if there is no Python.
 fn python(name: &str, snapshot: &Snapshot) -> Option<Value> {
     if Command::new("python3").arg("--version").output().is_err() {
         let line = format!("test {name} ... ignored, python3 is not installed\n");
-        // Past the capture of the harness.
+        // Written directly, so that the harness does not capture it.
         io::stderr().write_all(line.as_bytes()).unwrap();
         return None;
     }
@@ -102,12 +102,12 @@ fn python(name: &str, snapshot: &Snapshot) -> Option<Value> {
 }
 
 #[test]
-fn pytorchs_viewer_reads_a_snapshot() {
+fn snapshot_is_read_by_pytorchs_viewer() {
     let device = manual();
     let pool = builder(&device, 16 * MIB).history(1000).build().unwrap();
     let kept = live(&device, &pool);
     let snapshot = pool.snapshot();
-    let Some(found) = python("pytorchs_viewer_reads_a_snapshot", &snapshot) else {
+    let Some(found) = python("snapshot_is_read_by_pytorchs_viewer", &snapshot) else {
         return;
     };
     assert_eq!(found["reserved"], snapshot.reserved());
@@ -138,15 +138,15 @@ fn pytorchs_viewer_reads_a_snapshot() {
         places.any(|place| place.starts_with("tests/export.rs:") && place.ends_with(name))
     };
     assert!([":weights", ":allocate", ":deallocate"].map(place) == [true; 3]);
-    // Nothing is forgotten: undone, there is nothing left.
+    // The trace is complete: when it is undone, nothing is left.
     let nothing = serde_json::json!({ "segments": 0, "blocks": 0 });
     assert_eq!(found["left"], nothing);
     assert_eq!(found["expandable"], serde_json::json!([true]));
 }
 
 #[test]
-fn and_one_of_plain_memory_or_with_a_short_history_or_none() {
-    let name = "and_one_of_plain_memory_or_with_a_short_history_or_none";
+fn snapshot_without_full_history_or_virtual_memory_is_readable() {
+    let name = "snapshot_without_full_history_or_virtual_memory_is_readable";
     for (virtual_memory, entries) in [(false, 1000), (true, 5), (false, 5), (true, 0)] {
         let device = SimDevice::builder()
             .memory(1 << 30)
@@ -174,7 +174,7 @@ fn and_one_of_plain_memory_or_with_a_short_history_or_none() {
     }
 }
 
-/// What the format asks of an event of each phase, besides a name and a time.
+/// Checks what the format requires of an event of each phase, besides a name and a time.
 fn check_phase(event: &Value) {
     let text = |key: &str| {
         event[key]
@@ -202,7 +202,7 @@ fn check_phase(event: &Value) {
 }
 
 #[test]
-fn perfetto_reads_a_history() {
+fn history_is_read_by_perfetto() {
     let device = manual();
     let pool = builder(&device, 16 * MIB).history(1000).build().unwrap();
     let kept = live(&device, &pool);
@@ -249,16 +249,16 @@ fn perfetto_reads_a_history() {
     for name in ["grown by", "remapped", "released", "out of memory"] {
         assert!(instants.contains(name), "{name} in {instants}");
     }
-    // The last of the counters is how the pool stands, but for what the last free became.
+    // The last counters match the pool's figures, except for the state after the last free.
     let last = of_phase("C").next_back().unwrap();
     assert_eq!(last["args"]["used"], pool.statistics().used.current);
     assert_eq!(last["args"]["reserved"], pool.statistics().reserved.current);
 }
 
-/// A reservation is for no stream: that it waited, or failed, is on the pool's track; what is drawn from it is on
-/// its stream's.
+/// A reservation belongs to no stream, so its waits and failures are on the pool's track. Blocks from it are on the
+/// track of their stream.
 #[test]
-fn a_reservation_waits_on_the_pools_track() {
+fn reservation_is_on_the_pools_track() {
     let device = manual();
     let pool = builder(&device, 16 * MIB).history(1000).build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -286,10 +286,10 @@ fn a_reservation_waits_on_the_pools_track() {
         assert_eq!(process_of(of_pool), 0);
     }
     assert_eq!(process_of("1.0 MiB for export: reserved"), 1);
-    let found = python("a_reservation_waits_on_the_pools_track", &pool.snapshot());
+    let found = python("reservation_is_on_the_pools_track", &pool.snapshot());
     if let Some(found) = found {
         assert_eq!(found["actions"]["oom"], 1);
-        // The block that was drawn, and what is left of the reservation.
+        // The block that was allocated from it, and the rest of the reservation.
         assert_eq!(found["states"]["active_allocated"], 2);
         let nothing = serde_json::json!({ "segments": 0, "blocks": 0 });
         assert_eq!(found["left"], nothing);
@@ -303,7 +303,7 @@ fn a_reservation_waits_on_the_pools_track() {
 }
 
 #[test]
-fn a_trace_has_the_allocations_and_frees_that_are_known() {
+fn trace_has_the_recorded_allocations_and_frees() {
     let device = manual();
     let pool = builder(&device, 16 * MIB).history(5).build().unwrap();
     let (_, first) = stream(&device, &pool);
@@ -339,9 +339,9 @@ fn a_trace_has_the_allocations_and_frees_that_are_known() {
     assert_eq!(text, b"time_us,op,id,bytes,stream\n");
 }
 
-/// What the writer says is what the caller hears.
+/// The caller gets the error of the writer.
 #[test]
-fn a_full_disk_is_an_error() {
+fn full_disk_is_an_error() {
     struct Full;
 
     impl Write for Full {

@@ -1,7 +1,7 @@
-//! Memory that goes from stream to stream while kernels are short: how often the device is called for it.
+//! Memory that passes from stream to stream while kernels are short: the number of device calls.
 //!
-//! The device is the simulated one, but that its calls take the caller's time, as a busy H200's do: what a pool asks
-//! costs it what it could have submitted meanwhile. All of it is virtual time, and each run the same.
+//! The device is simulated, but its calls take the caller's time, as on a busy H200: while the pool makes a call, the
+//! caller submits nothing. All time is virtual, and every run is the same.
 
 mod common;
 
@@ -12,7 +12,7 @@ use weirpool::device::*;
 use weirpool::testing::Invariants;
 use weirpool::*;
 
-/// Calls take so long on an H200 while kernels of 20 us come and go on 8 streams.
+/// The duration of the calls on an H200 while kernels of 20 us run on 8 streams.
 const LAUNCH: Duration = Duration::from_micros(4);
 const QUERY: Duration = Duration::from_nanos(1700);
 const ORDER: Duration = Duration::from_nanos(250);
@@ -33,7 +33,7 @@ impl Slow {
     }
 }
 
-// SAFETY: every call is passed on to the simulated device.
+// SAFETY: every call is forwarded to the simulated device.
 unsafe impl Device for Slow {
     pass_on! {
         |slow| &slow.0 =>
@@ -60,11 +60,11 @@ unsafe impl Device for Slow {
 
 const STREAMS: usize = 8;
 const BLOCK: u64 = 8 * MIB;
-/// Until the first blocks are there, and the streams' pace is known.
+/// The iterations until the first blocks exist and the pace of the streams is known.
 const WARM_UP: usize = 200;
 const ITERATIONS: usize = 1000;
 
-/// What an iteration took, on the mean.
+/// The mean cost of an iteration.
 #[derive(Debug)]
 struct Cost {
     queries: f64,
@@ -99,7 +99,7 @@ fn lines(device: &Slow, pool: &Pool) -> Vec<(SimStream, Stream)> {
     (0..STREAMS).map(|_| stream(&device.0, pool)).collect()
 }
 
-/// Allocated and used on one stream after the other.
+/// Blocks are allocated and used on one stream after the other.
 fn in_turn(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
     let device = Slow::new();
     let builder = Pool::builder(device.clone()).wait_limit(limit);
@@ -116,7 +116,7 @@ fn in_turn(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
     })
 }
 
-/// Written on one stream, and read on the next.
+/// Blocks are written on one stream, and read on the next.
 fn handed_on(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
     let device = Slow::new();
     let builder = Pool::builder(device.clone()).wait_limit(limit);
@@ -140,18 +140,18 @@ fn handed_on(limit: WaitLimit, blocks: u64, kernel: Duration) -> Cost {
     })
 }
 
-/// With so many there is always more to be had.
+/// With this many blocks there is always more memory available.
 const PLENTY: u64 = 512;
 const LIMITS: [WaitLimit; 2] = [WaitLimit::Tail, WaitLimit::Unlimited];
 
-/// What the kernels take where all blocks are in use, and a tenth.
+/// Checks that an iteration takes no more than the kernels take with all blocks in use, plus a tenth.
 #[track_caller]
 fn expect_near(cost: &Cost, allowed: f64) {
     assert!(cost.micros <= 1.1 * allowed, "{cost:?}");
 }
 
 #[test]
-fn stream_that_may_wait_on_the_device_hardly_asks() {
+fn stream_that_may_wait_on_the_device_hardly_queries() {
     for kernel in [20, 200] {
         let cost = in_turn(WaitLimit::Unlimited, 4, us(kernel));
         assert!(cost.queries < 0.5 && cost.waits < 1.1, "{cost:?}");
@@ -161,7 +161,7 @@ fn stream_that_may_wait_on_the_device_hardly_asks() {
 }
 
 #[test]
-fn from_producer_to_consumer_it_hardly_asks_either() {
+fn stream_pair_that_may_wait_on_the_device_hardly_queries() {
     for (limit, kernel) in LIMITS
         .iter()
         .flat_map(|limit| [(*limit, 20), (*limit, 200)])
@@ -173,9 +173,9 @@ fn from_producer_to_consumer_it_hardly_asks_either() {
     }
 }
 
-/// By default a stream is not made to wait: each is asked once, and not twice.
+/// By default a stream is not made to wait. Each stream is queried once.
 #[test]
-fn stream_that_may_not_wait_asks_each_stream_once() {
+fn stream_that_may_not_wait_queries_each_stream_once() {
     let cost = in_turn(WaitLimit::Tail, 4, us(20));
     assert!(cost.queries <= 3.0 && cost.waits == 0.0, "{cost:?}");
     let cost = in_turn(WaitLimit::Tail, 4, us(200));
@@ -184,7 +184,7 @@ fn stream_that_may_not_wait_asks_each_stream_once() {
 }
 
 #[test]
-fn where_there_is_more_to_be_had_few_are_asked() {
+fn stream_queries_few_others_while_new_memory_is_available() {
     let cost = handed_on(WaitLimit::Tail, PLENTY, us(20));
     assert!(cost.queries <= 4.0 && cost.memory == 0.0, "{cost:?}");
     assert_eq!((cost.records, cost.waits), (3.0, 1.0));
@@ -195,7 +195,7 @@ fn where_there_is_more_to_be_had_few_are_asked() {
     );
 }
 
-/// A stream that was slow so far is asked all the same before anybody fails, and before more is taken.
+/// A stream that was slow so far is still queried before a request fails, and before more memory is taken.
 #[test]
 fn work_that_completes_sooner_than_expected_counts() {
     for blocks in [1, 2] {
@@ -211,7 +211,7 @@ fn work_that_completes_sooner_than_expected_counts() {
         for _ in 0..4 {
             used_for(us(1000));
             device.advance(us(1000));
-            // It is seen to be complete.
+            // The pool sees that it is complete.
             drop(pool.try_allocate(&other.1, BLOCK).unwrap());
         }
         used_for(us(10));
@@ -222,9 +222,9 @@ fn work_that_completes_sooner_than_expected_counts() {
     }
 }
 
-/// However long a stream may be made to wait: beside a long wait a query takes no time, and other memory is complete.
+/// This holds for every wait limit: beside a long wait a query takes no time, and other memory is complete.
 #[test]
-fn stream_does_not_wait_for_long_without_asking() {
+fn stream_queries_before_a_long_wait() {
     let device = manual();
     let limit = WaitLimit::Unlimited;
     let builder = builder(&device, 3 * BLOCK).wait_limit(limit);
@@ -245,7 +245,7 @@ fn stream_does_not_wait_for_long_without_asking() {
     device.advance(us(10));
     let block = pool.try_allocate(&taker.1, BLOCK).unwrap();
     assert_eq!(block.source(), Source::Free);
-    // Nor for what should have come long ago.
+    // It does not wait for overdue work either.
     drop(block);
     pool.reap().unwrap();
     slow.0.submit(Operation::new(us(1_000_000)));
@@ -257,7 +257,7 @@ fn stream_does_not_wait_for_long_without_asking() {
     assert_eq!(block.source(), Source::Free);
 }
 
-/// A large piece of the stream's own is broken up rather than that the stream waits for another's.
+/// A large block of the stream's own is split, and the stream does not wait for one of another stream.
 #[test]
 fn stream_with_loose_fit_does_not_wait_for_others() {
     let device = manual();

@@ -1,10 +1,10 @@
-//! With what it is filled, and in which order.
+//! The byte of a fill, and its order.
 
 use super::*;
 use std::sync::{Arc, Mutex};
 use weirpool::device::sim::Checker;
 
-/// Whatever source it came from: of the lane, of the heap, by growing.
+/// This holds for every source: the lane, the heap, growth.
 #[test]
 fn memory_is_zero_when_it_is_allocated() {
     let place = Place::new(zero_on_allocate);
@@ -16,7 +16,7 @@ fn memory_is_zero_when_it_is_allocated() {
             write_after(&place.work, &block, 5, 7);
         }
     }
-    // What is awaited is filled as well, at once or after a wait.
+    // Awaited blocks are filled as well, granted at once or after a wait.
     let all = place.take(64 * MIB);
     write_after(&place.work, &all, 5, 7);
     let mut waiting = place.pool.allocate(&place.stream, 64 * MIB);
@@ -52,7 +52,7 @@ fn memory_is_poison_when_it_is_freed() {
 }
 
 #[test]
-fn each_end_has_a_filling_of_its_own() {
+fn allocation_and_free_have_separate_fills() {
     let place = Place::new(|builder| {
         builder
             .fill_on_allocate(Fill::Byte(0xa5))
@@ -68,7 +68,7 @@ fn each_end_has_a_filling_of_its_own() {
 }
 
 #[test]
-fn a_pool_that_does_not_fill_makes_no_call_for_it() {
+fn pool_without_fills_makes_no_fill_calls() {
     let place = Place::new(|builder| builder);
     let (other, further) = stream(&place.device, &place.pool);
     for bytes in [512, MIB, 9 * MIB] {
@@ -85,7 +85,7 @@ fn a_pool_that_does_not_fill_makes_no_call_for_it() {
     place.assert_sound();
 }
 
-/// The write of the further stream comes late: the poison lies over it, and the checker is content.
+/// The write of the further stream is late. The poison overwrites it, and the checker reports nothing.
 #[test]
 fn poison_comes_after_all_streams_that_the_block_was_used_on() {
     for slow in 0..3 {
@@ -98,7 +98,7 @@ fn poison_comes_after_all_streams_that_the_block_was_used_on() {
             if let Some((_, stream)) = n.checked_sub(1).map(|at| &others[at]) {
                 block.used_on(stream).unwrap();
             }
-            // A part for each: they are at it at the same time.
+            // Each writes a separate part, because they run at the same time.
             let part = address + n as u64 * 1024;
             let time = if n == slow { 900 } else { 10 };
             let write = Operation::new(us(time)).writes(part, 1024);
@@ -111,10 +111,10 @@ fn poison_comes_after_all_streams_that_the_block_was_used_on() {
     }
 }
 
-/// The block's own stream comes after the others by then: it has the memory again at once, however far the
-/// others are, and its next life begins after theirs.
+/// The block's own stream comes after the others by then. So it can reuse the memory at once, whatever the progress of
+/// the others, and the next use comes after theirs.
 #[test]
-fn a_block_that_was_filled_behind_all_its_streams_is_its_own_streams_again() {
+fn block_filled_behind_all_its_streams_is_reusable_on_its_own_stream() {
     let place = Place::new(poison_on_free);
     let (other, further) = stream(&place.device, &place.pool);
     let block = place.take(MIB);
@@ -132,7 +132,7 @@ fn a_block_that_was_filled_behind_all_its_streams_is_its_own_streams_again() {
 
 /// `used_on` orders a further stream after the grant: with fills, after the fill.
 #[test]
-fn a_further_stream_comes_after_the_fill_of_an_allocation() {
+fn further_stream_comes_after_the_fill_of_an_allocation() {
     let place = Place::new(zero_on_allocate);
     let (other, further) = stream(&place.device, &place.pool);
     for _ in 0..2 {
@@ -144,9 +144,9 @@ fn a_further_stream_comes_after_the_fill_of_an_allocation() {
     place.assert_sound();
 }
 
-/// No checker looks on, as on a GPU: it is the content that tells.
+/// No checker is active, as on a GPU. The content shows the mistake.
 #[test]
-fn a_use_after_free_reads_nonsense() {
+fn use_after_free_reads_poison() {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
         .checker(Checker::Off)
@@ -172,9 +172,9 @@ fn a_use_after_free_reads_nonsense() {
     assert!(read(poison_on_free).is_nan());
 }
 
-/// Over a wait on the device, over time, over the pool's end: nothing of a tenant's is left.
+/// After a wait on the device, after some time, and at the pool's end, no bytes of a tenant remain.
 #[test]
-fn another_stream_finds_nothing_of_the_last_tenant() {
+fn memory_of_a_tenant_is_overwritten_before_another_stream_gets_it() {
     let place = Place::on(manual(), |builder| {
         builder.capacity(8 * MIB).fill_on_free(Fill::Zero)
     });
@@ -200,9 +200,9 @@ fn another_stream_finds_nothing_of_the_last_tenant() {
     place.assert_sound();
 }
 
-/// What is given back to the device was filled before it goes: nothing is written to what is not mapped.
+/// Memory is filled before it is released, and nothing is written to unmapped memory.
 #[test]
-fn memory_that_goes_back_to_the_device_was_filled_before() {
+fn memory_is_filled_before_it_is_released_to_the_device() {
     for is_pooled in [true, false] {
         let device = manual();
         let place = Place::on(device.clone(), |builder| match is_pooled {
@@ -224,7 +224,7 @@ fn memory_that_goes_back_to_the_device_was_filled_before() {
 }
 
 #[test]
-fn a_shared_block_is_filled_once_with_its_last_handle() {
+fn shared_block_is_filled_once_with_its_last_handle() {
     let place = Place::new(poison_on_free);
     let (other, further) = stream(&place.device, &place.pool);
     let shared = Buffer::<f32>::try_allocate(&place.pool, &place.stream, 1000)
@@ -241,9 +241,9 @@ fn a_shared_block_is_filled_once_with_its_last_handle() {
     place.assert_sound();
 }
 
-/// Freed on another stream than its own: in the order of both.
+/// A block is freed on a stream other than its own: the fill comes after the work of both.
 #[test]
-fn a_free_on_another_stream_fills_behind_both() {
+fn free_on_another_stream_fills_behind_both() {
     let place = Place::new(poison_on_free);
     let (other, further) = stream(&place.device, &place.pool);
     let block = place.take(MIB);
@@ -258,9 +258,9 @@ fn a_free_on_another_stream_fills_behind_both() {
     place.assert_sound();
 }
 
-/// Its user never had it: what was in it is none of theirs.
+/// Its user never had the memory, so its content is not the user's.
 #[test]
-fn a_grant_that_nobody_took_is_not_filled() {
+fn abandoned_grant_is_not_filled() {
     let place = Place::new(|builder| {
         builder
             .fill_on_allocate(Fill::Zero)
@@ -271,21 +271,21 @@ fn a_grant_that_nobody_took_is_not_filled() {
     assert!(poll(&mut waiting).is_pending());
     let before = place.fills();
     drop(all);
-    // Served by another's poll, and given up.
+    // Served by another request's poll, and then dropped.
     let mut driver = place.pool.allocate(&place.stream, MIB);
     let served = poll(&mut driver);
     assert!(served.is_ready(), "and so was the one before it");
     drop(waiting);
-    // The end of all, and the beginning of the one that was taken.
+    // The fill of the free of the whole memory, and the fill of the allocation that was taken.
     assert_eq!(place.fills(), before + 2);
     drop(served);
     drop(driver);
     place.assert_sound();
 }
 
-/// The host writes at once, and is made to wait for nothing: another stream fills what it shared.
+/// The host writes at once and does not wait. Another stream fills a block that the host shared.
 #[test]
-fn the_host_fills_what_is_its_own_and_leaves_the_rest_to_the_device() {
+fn host_fills_its_own_blocks_and_the_device_fills_shared_ones() {
     let place = Place::new(|builder| {
         builder
             .upstream(Upstream::Managed)
@@ -309,7 +309,7 @@ fn the_host_fills_what_is_its_own_and_leaves_the_rest_to_the_device() {
     assert_eq!(seen, [0; 4096], "the work is not over");
     assert_eq!(place.byte_at(address, 4096), POISON);
 
-    // A fill of the device's is awaited like its other work.
+    // A fill by the device is awaited like its other work.
     let block = place.take(4096);
     block.used_on(&host).unwrap_err();
     place.finish(place.stream.synchronize()).unwrap();
@@ -320,9 +320,9 @@ fn the_host_fills_what_is_its_own_and_leaves_the_rest_to_the_device() {
     place.assert_sound();
 }
 
-/// Fills are counted, and take their time: what they cost is charged.
+/// Fills are counted, and their cost is charged.
 #[test]
-fn a_fill_takes_the_devices_time() {
+fn fill_takes_device_time() {
     let place = Place::new(poison_on_free);
     let block = place.take(30 * MIB);
     drop(block);

@@ -1,10 +1,10 @@
-//! What happened lately.
+//! The history of recent events.
 
 use super::*;
 use weirpool::device::sim::{Checker, Clock};
 
 #[test]
-fn a_history_tells_what_happened_in_order() {
+fn history_lists_events_in_order() {
     let device = manual();
     let pool = recorded(&device, 8 * MIB);
     let (work, first) = stream(&device, &pool);
@@ -59,9 +59,9 @@ fn a_history_tells_what_happened_in_order() {
     assert_eq!(freed.occupancy.reserved, CHUNK);
 }
 
-/// What is not an allocation or a free: a wait, a wait on the device, a failure, growth, and its end.
+/// Events other than allocations and frees: a wait, a wait on the device, a failure, growth, and its end.
 #[test]
-fn a_history_tells_why_it_took_so_long() {
+fn history_explains_delays() {
     let device = manual();
     let pool = builder(&device, 8 * MIB)
         .history(1000)
@@ -134,9 +134,9 @@ fn a_history_tells_why_it_took_so_long() {
     assert!(order.is_sorted(), "{order:?} of {told:#?}");
 }
 
-/// A reservation is for no stream, and what is allocated of it is its tag's.
+/// A reservation belongs to no stream, and blocks from it have its tag.
 #[test]
-fn a_history_knows_reservations() {
+fn history_lists_reservations() {
     let device = manual();
     let pool = recorded(&device, 8 * MIB);
     let (_, stream) = stream(&device, &pool);
@@ -186,14 +186,14 @@ fn a_history_knows_reservations() {
     );
     let of_block = pool.block_at(direct.address()).unwrap().origin;
     assert_eq!(of_block.unwrap().tag, Some(tag));
-    // The tag has what was reserved for it, once.
+    // The reservation is charged to the tag once.
     assert_eq!(pool.tag(tag).statistics().used.current, 4 * MIB);
     drop((direct, in_scope, reservation));
     assert_eq!(pool.tag(tag).statistics().used.current, 0);
 }
 
 #[test]
-fn a_history_is_bounded_and_its_blocks_are_known_for_as_long_as_they_live() {
+fn history_is_bounded_but_keeps_the_origin_of_live_blocks() {
     let device = manual();
     let pool = builder(&device, 8 * MIB).history(10).build().unwrap();
     let (_, first) = stream(&device, &pool);
@@ -220,16 +220,16 @@ fn a_history_is_bounded_and_its_blocks_are_known_for_as_long_as_they_live() {
     assert_eq!(leaks.age_of(&leaks.blocks[0]), Some(us(50)));
     assert_eq!(leaks.blocks[0].origin.as_ref().unwrap().number, 1);
     drop(kept);
-    // Without one, nothing is told.
+    // Without a history, no event is listed.
     let silent = common::pool(&device, 8 * MIB);
     let (_, first) = stream(&device, &silent);
     drop(silent.try_allocate(&first, 1000).unwrap());
     assert_eq!(silent.history(), History::default());
 }
 
-/// With or without a device that checks orderings: both hear of every block.
+/// The history records every block, whether or not the device checks orderings; and the checker works beside it.
 #[test]
-fn the_referee_does_not_go_without() {
+fn checker_and_history_both_observe_blocks() {
     for checker in [Checker::Collect, Checker::Off] {
         let device = SimDevice::builder()
             .clock(Clock::Manual)

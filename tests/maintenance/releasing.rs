@@ -1,11 +1,11 @@
-//! What is above the threshold goes back.
+//! Memory above the release threshold is released.
 
 use super::*;
 use std::time::Duration;
 use weirpool::device::sim::Checker;
 use weirpool::testing::Invariants;
 
-/// [18] CUDA, HIP `ReleaseThreshold`: what is held above it is given back, a while after it came back.
+/// [18] CUDA, HIP `ReleaseThreshold`: memory above it is released some time after it was freed.
 #[test]
 fn memory_above_the_threshold_is_released_by_itself() {
     for device in devices() {
@@ -31,9 +31,9 @@ fn memory_above_the_threshold_is_released_by_itself() {
     }
 }
 
-/// What is used again and again is not given away in between, however much is free at times.
+/// Memory in repeated use is not released in between, however much of it is free at times.
 #[test]
-fn memory_that_is_used_in_between_is_not_released() {
+fn memory_in_repeated_use_is_not_released() {
     let device = manual();
     let pool = builder(&device, 64 * MIB)
         .release_threshold(ReleaseThreshold::Bytes(0))
@@ -53,9 +53,9 @@ fn memory_that_is_used_in_between_is_not_released() {
     assert_eq!(pool.statistics().reserved.current, 0, "now it is not used");
 }
 
-/// [18] Warp: a fraction of the device's memory. Set later, too.
+/// [18] Warp: a fraction of the device's memory. It can also be set later.
 #[test]
-fn a_threshold_may_be_a_fraction_and_may_be_set_later() {
+fn threshold_can_be_a_fraction_and_can_be_set_later() {
     let device = manual();
     for fraction in [-0.1, 1.1, f64::NAN] {
         let refused =
@@ -86,9 +86,9 @@ fn a_threshold_may_be_a_fraction_and_may_be_set_later() {
     );
 }
 
-/// While somebody waits for memory none is given away.
+/// While a request waits for memory, none is released.
 #[test]
-fn nothing_is_released_while_somebody_waits() {
+fn memory_is_not_released_while_a_request_waits() {
     let device = manual();
     let pool = builder(&device, 16 * MIB)
         .release_threshold(ReleaseThreshold::Bytes(0))
@@ -108,9 +108,9 @@ fn nothing_is_released_while_somebody_waits() {
     assert_eq!(pool.statistics().reserved.current, 0);
 }
 
-/// A pool whose maintenance is due ends all the same, and its memory goes back.
+/// A pool with maintenance due can still end, and its memory is released.
 #[test]
-fn maintenance_does_not_keep_the_pool() {
+fn maintenance_does_not_keep_the_pool_alive() {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
         .checker(Checker::Off)
@@ -127,9 +127,9 @@ fn maintenance_does_not_keep_the_pool() {
     let_pass(&device, 5);
 }
 
-/// A failing device loses nothing: the next maintenance does what is left.
+/// A failing device loses no memory: the next maintenance releases the rest.
 #[test]
-fn a_failed_release_is_made_up_for() {
+fn failed_release_is_repeated_by_the_next_maintenance() {
     let device = manual();
     let pool = builder(&device, 64 * MIB)
         .release_threshold(ReleaseThreshold::Bytes(0))
@@ -189,9 +189,9 @@ fn segment_larger_than_the_excess_is_released_below_the_threshold() {
     }
 }
 
-/// A closed pool gives its memory back like any other, and then has nothing to do.
+/// A closed pool releases its memory like any other, and then has no maintenance due.
 #[test]
-fn a_closed_pool_is_kept_up_too() {
+fn closed_pool_is_maintained() {
     let device = manual();
     let pool = builder(&device, 64 * MIB)
         .release_threshold(ReleaseThreshold::Bytes(0))
@@ -209,9 +209,9 @@ fn a_closed_pool_is_kept_up_too() {
     assert_eq!(device.counters(), counters);
 }
 
-/// On a device that is broken nothing is due.
+/// On a broken device no maintenance is due.
 #[test]
-fn a_broken_device_is_let_alone() {
+fn broken_device_has_no_maintenance_due() {
     let device = manual();
     let pool = builder(&device, 64 * MIB)
         .release_threshold(ReleaseThreshold::Bytes(0))
@@ -228,9 +228,9 @@ fn a_broken_device_is_let_alone() {
     assert_eq!(device.counters(), counters);
 }
 
-/// Memory whose grant nobody took came back, too.
+/// A grant is never taken: its memory comes back and is released.
 #[test]
-fn a_grant_that_was_given_up_is_released() {
+fn memory_of_an_abandoned_grant_is_released() {
     let device = manual();
     let pool = builder(&device, 16 * MIB)
         .release_threshold(ReleaseThreshold::Bytes(0))
@@ -252,9 +252,10 @@ fn a_grant_that_was_given_up_is_released() {
     assert_eq!(pool.statistics().reserved.current, 0);
 }
 
-/// What was taken for several together, of which one could not be had, is above the threshold like anything else.
+/// Memory was taken for several blocks, one of which could not be allocated. It counts as any memory above the
+/// threshold.
 #[test]
-fn memory_taken_for_several_in_vain_is_released() {
+fn memory_of_a_failed_request_for_several_blocks_is_released() {
     for device in devices() {
         let pool = builder(&device, 64 * MIB)
             .release_threshold(ReleaseThreshold::Bytes(0))
@@ -274,9 +275,9 @@ fn memory_taken_for_several_in_vain_is_released() {
     }
 }
 
-/// No interval at all is a very short one.
+/// An interval of zero counts as a very short one.
 #[test]
-fn no_interval_is_a_short_one() {
+fn zero_interval_is_a_short_one() {
     let device = manual();
     let pool = builder(&device, 64 * MIB)
         .release_threshold(ReleaseThreshold::Bytes(0))
@@ -313,7 +314,7 @@ fn memory_in_caches_of_idle_streams_is_released() {
     assert_eq!(device.counters(), calls, "nothing is due any more");
 }
 
-/// A block that its stream took from its cache, and frees long after the last maintenance.
+/// The stream took the block from its cache, and frees it long after the last maintenance.
 #[test]
 fn block_freed_into_an_emptied_cache_is_released() {
     let device = manual();

@@ -1,4 +1,4 @@
-//! The host as a stream, of memory that it shares with the device.
+//! The host as a stream, for memory that it shares with the device.
 
 use super::*;
 use weirpool::Upstream;
@@ -6,7 +6,7 @@ use weirpool::device::RawStream;
 use weirpool::device::sim::{Checker, Clock, ViolationKind};
 use weirpool::testing::Invariants;
 
-/// Collects what the ordering checker finds in memory that is shared.
+/// Creates a device that collects violations, and a pool of shared memory.
 fn shared_and_collected() -> (SimDevice, Pool) {
     let device = SimDevice::builder()
         .clock(Clock::Manual)
@@ -17,7 +17,7 @@ fn shared_and_collected() -> (SimDevice, Pool) {
 }
 
 #[test]
-fn the_checker_holds_the_host_to_its_order() {
+fn checker_enforces_the_order_of_the_host() {
     let (device, pool) = shared_and_collected();
     let (work, home) = stream(&device, &pool);
     let block = pool.try_allocate(&home, 4096).unwrap();
@@ -33,20 +33,20 @@ fn the_checker_holds_the_host_to_its_order() {
     assert!(race.to_string().contains("reads on the host"), "{race}");
     use_block(&work, &block, us(10));
     device.advance(us(20));
-    // That time went by is no order; that the event is complete is.
+    // Passing time is no order. Seeing the event complete is.
     device.host_write(address, &[1; 8]).unwrap();
     assert_eq!(device.violations().len(), 1);
     use_block(&work, &block, us(10));
     device.advance(us(10));
     assert!(home.event().unwrap().is_complete().unwrap());
     device.host_write(address, &[2; 8]).unwrap();
-    // What the device is given now comes after what the host did.
+    // Later work of the device comes after the host's earlier uses.
     use_block(&work, &block, us(10));
     assert!(device.violations().is_empty());
 }
 
 #[test]
-fn the_checker_sees_a_use_by_the_host_after_the_free() {
+fn checker_detects_a_host_use_after_the_free() {
     let (device, pool) = shared_and_collected();
     let host = pool.host_stream().unwrap();
     let block = pool.try_allocate(&host, 4096).unwrap();
@@ -61,7 +61,7 @@ fn the_checker_sees_a_use_by_the_host_after_the_free() {
 }
 
 #[test]
-fn the_checker_sees_a_free_by_the_host_of_what_the_device_uses() {
+fn checker_detects_a_host_free_during_device_use() {
     let (device, pool) = shared_and_collected();
     let host = pool.host_stream().unwrap();
     let (work, _home) = stream(&device, &pool);
@@ -79,7 +79,7 @@ fn the_checker_sees_a_free_by_the_host_of_what_the_device_uses() {
 }
 
 #[test]
-fn the_hosts_streams_come_and_go() {
+fn host_streams_are_created_and_retired() {
     let (device, pool) = shared_and_collected();
     for _ in 0..50 {
         let host = pool.host_stream().unwrap();
@@ -87,7 +87,7 @@ fn the_hosts_streams_come_and_go() {
         drop(host);
         device.host_fill(block.address(), 4096, 1).unwrap();
     }
-    // Each was seen off by the next, with what it kept.
+    // Each stream was retired by the next one, with its cached memory.
     let statistics = pool.statistics();
     assert_eq!(
         (statistics.cached_in_lanes, statistics.used.current),
@@ -100,7 +100,7 @@ fn the_hosts_streams_come_and_go() {
 }
 
 #[test]
-fn the_host_waits_in_the_queue_as_any_stream() {
+fn host_waits_in_the_queue_like_any_stream() {
     let (device, pool) = shared_and_collected();
     let host = pool.host_stream().unwrap();
     let (work, home) = stream(&device, &pool);

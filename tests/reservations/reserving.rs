@@ -1,12 +1,12 @@
-//! How memory is set aside, counted, split and given back.
+//! Reservations: how memory is reserved, counted, split and released.
 
 use super::*;
 use std::task::Poll;
 use weirpool::testing::Invariants;
 
-/// It waits in the queue like anybody, for memory that is complete on every stream.
+/// The request waits in the queue like any other, for memory that is complete on every stream.
 #[test]
-fn reserving_waits_for_what_is_complete() {
+fn reservation_waits_for_complete_memory() {
     let device = manual();
     let pool = small(&device);
     let (work, a) = stream(&device, &pool);
@@ -34,9 +34,9 @@ fn reserving_waits_for_what_is_complete() {
     pool.check_conserved().unwrap();
 }
 
-/// Dropped at whatever stage, it has taken nothing.
+/// Dropped at any stage, the future has taken nothing.
 #[test]
-fn a_dropped_future_leaves_nothing_reserved() {
+fn dropped_future_leaves_nothing_reserved() {
     let device = manual();
     let [tag] = ["reservations: dropped"].map(Tag::new);
     let pool = builder(&device, 32 * MIB)
@@ -55,7 +55,7 @@ fn a_dropped_future_leaves_nothing_reserved() {
         }
         let mut behind = (stage == 3).then(|| pool.allocate(&stream, 512));
         if let Some(behind) = &mut behind {
-            // Serves the queue, and so grants what nobody takes.
+            // Serves the queue, and so grants memory to a request that is dropped.
             let _ = poll(behind);
         }
         drop(reserving);
@@ -63,7 +63,7 @@ fn a_dropped_future_leaves_nothing_reserved() {
         assert_eq!(pool.tag(tag).statistics().used.current, 0);
         pool.check_conserved().unwrap();
     }
-    // Its own memory, once the pool was closed, is no exception.
+    // This also holds for its own memory once the pool is closed.
     let reservation = pool.reserve(MIB).try_now().unwrap();
     pool.close();
     assert_eq!(
@@ -74,10 +74,10 @@ fn a_dropped_future_leaves_nothing_reserved() {
     pool.check_conserved().unwrap();
 }
 
-/// What is reserved for a tag counts for it, whole, until it is given back: by the handle, or by the last
-/// block that outlives that.
+/// A reservation is charged to its tag as a whole, until the memory is released: by the handle, or by the last block
+/// that outlives it.
 #[test]
-fn a_reservation_counts_for_its_tag() {
+fn reservation_is_charged_to_its_tag() {
     let device = manual();
     let tag = Tag::new("reservations: counts");
     let pool = builder(&device, 32 * MIB)
@@ -106,9 +106,9 @@ fn a_reservation_counts_for_its_tag() {
     pool.check_conserved().unwrap();
 }
 
-/// What is set aside for a tag is an allocation of it, and ends as one.
+/// A reservation for a tag counts as an allocation of the tag, and ends as one.
 #[test]
-fn a_tag_counts_its_reservations() {
+fn tag_counts_its_reservations() {
     let device = manual();
     let pool = small(&device);
     let (_, stream) = stream(&device, &pool);
@@ -126,9 +126,9 @@ fn a_tag_counts_its_reservations() {
     assert_eq!(figures.allocations, figures.frees);
 }
 
-/// Two parts go their own ways.
+/// The two parts are independent.
 #[test]
-fn a_reservation_can_be_split() {
+fn reservation_can_be_split() {
     let device = manual();
     let pool = small(&device);
     let (_, stream) = stream(&device, &pool);
@@ -145,7 +145,7 @@ fn a_reservation_can_be_split() {
     pool.check_conserved().unwrap();
 }
 
-/// Blocks that outlive their reservation are anybody's when they are freed.
+/// Blocks that outlive their reservation are available to all once they are freed.
 #[test]
 fn blocks_outlive_their_reservation() {
     let device = manual();
@@ -163,9 +163,9 @@ fn blocks_outlive_their_reservation() {
     pool.check_conserved().unwrap();
 }
 
-/// Where nothing is pooled there is nothing to set aside; several blocks can be had together all the same.
+/// An unpooled pool cannot keep memory for a reservation. Several blocks can still be allocated together.
 #[test]
-fn without_pooling_nothing_is_set_aside() {
+fn unpooled_pool_refuses_reservations() {
     let device = manual();
     let pool = Pool::builder(device.clone()).unpooled().build().unwrap();
     let (_, stream) = stream(&device, &pool);
@@ -175,9 +175,9 @@ fn without_pooling_nothing_is_set_aside() {
     assert_eq!(blocks.len(), 2);
 }
 
-/// The statistics, the snapshot and the look-up by address know it.
+/// The statistics, the snapshot and the lookup by address show the reservation.
 #[test]
-fn it_is_seen_for_what_it_is() {
+fn reservation_is_listed_in_statistics_snapshots_and_lookups() {
     let device = manual();
     let pool = small(&device);
     let (_, stream) = stream(&device, &pool);
