@@ -36,7 +36,7 @@ pub(crate) fn free_completes_once_its_stream_has_passed<B: Bench>() {
 }
 
 /// [2] RMM `AllocateTooMuch`: 1 PiB fails at once, with a reason, and the pool stays usable.
-pub(crate) fn a_request_that_can_never_fit_fails_at_once<B: Bench>() {
+pub(crate) fn request_that_can_never_fit_fails_at_once<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
     for requested in [1 << 50, u64::MAX, 8 * MIB + 1] {
@@ -114,8 +114,8 @@ fn assert_no_overlap<'a>(blocks: impl IntoIterator<Item = &'a Block>) {
     }
 }
 
-/// [4] RMM `RandomAllocations`, PyTorch `allocator_fuzz`: mixed sizes on several streams, in a pool that is mostly full.
-/// Written contents stay until their owner frees them.
+/// [4] RMM `RandomAllocations`, PyTorch `allocator_fuzz`: mixed sizes on several streams, in a pool that is mostly
+/// full. Written contents stay until their owner frees them.
 pub(crate) fn contents_keep_their_pattern<B: Bench>() {
     let site = Site::<B>::new(16 * MIB);
     let workers = site.workers::<3>();

@@ -1,5 +1,5 @@
-//! A device that breaks while requests of every kind wait: each waiter fails, no memory is granted afterwards, and later
-//! drops neither panic nor hang.
+//! A device that breaks while requests of every kind wait: each waiter fails, no memory is granted afterwards, and
+//! later drops neither panic nor hang.
 
 use crate::bench::{Bench, Gate};
 use crate::common::MIB;

@@ -1,4 +1,4 @@
-//! The end of memory: bounds, errors, and what is found at the second look.
+//! The limits of memory: bounds, errors, and memory that a later attempt finds.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
@@ -9,7 +9,7 @@ use weirpool::device::DeviceErrorKind;
 use weirpool::testing::Invariants;
 use weirpool::{AllocError, BuildError, GrowBy, ReleaseThreshold, Shortfall, Source};
 
-/// [6] RMM `pool_mr_tests`: initially more than at most is refused, and so is nonsense.
+/// [6] RMM `pool_mr_tests`: an initial size above the maximum is refused, and so are other invalid settings.
 pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
     let device = B::new().device();
     let build = |initial| {
@@ -43,9 +43,9 @@ pub(crate) fn settings_out_of_range_are_refused<B: Bench>() {
     assert!(build(8 * MIB).is_ok());
 }
 
-/// [6] Umpire, sizes of the first and the next allocation: first what was told, then by steps, and never
-/// over the capacity.
-pub(crate) fn a_pool_grows_by_steps<B: Bench>() {
+/// [6] Umpire, sizes of the first and the next allocation: the initial size first, then steps, and never more than the
+/// capacity.
+pub(crate) fn pool_grows_by_steps<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
         builder
             .initial_size(4 * MIB)
@@ -65,7 +65,7 @@ pub(crate) fn a_pool_grows_by_steps<B: Bench>() {
     site.assert_sound();
 }
 
-/// [6] Initially as much as at most works; growth beyond fails cleanly, and the pool is usable after.
+/// [6] An initial size equal to the maximum works. Growth beyond it fails cleanly, and the pool stays usable.
 pub(crate) fn capacity_is_a_bound_and_its_end_is_clean<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.initial_size(8 * MIB));
     assert_eq!(probe.held(), 8 * MIB);
@@ -81,7 +81,7 @@ pub(crate) fn capacity_is_a_bound_and_its_end_is_clean<B: Bench>() {
     site.assert_sound();
 }
 
-/// [21] RMM limiting adaptor: at the limit trying fails, awaiting waits, and a free lets the next in.
+/// [21] RMM limiting adaptor: at the limit an attempt fails, an awaited request waits, and a free admits the next one.
 pub(crate) fn at_the_limit_trying_fails_and_awaiting_waits<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();
@@ -101,8 +101,8 @@ pub(crate) fn at_the_limit_trying_fails_and_awaiting_waits<B: Bench>() {
     site.assert_sound();
 }
 
-/// [24] pytorch#19222, #189504: what was pending when memory was short may be complete by now, and who
-/// tries again finds it. Nobody reaps in between.
+/// [24] pytorch#19222, #189504: memory that was pending when memory was short may be complete by now. A later attempt
+/// finds it, without a reap in between.
 pub(crate) fn memory_that_completed_meanwhile_is_found_by_the_next_attempt<B: Bench>() {
     for bytes in [8 * MIB, 2 * MIB, MIB, 4096] {
         let site = Site::<B>::without_device_waits(8 * MIB);
@@ -120,7 +120,7 @@ pub(crate) fn memory_that_completed_meanwhile_is_found_by_the_next_attempt<B: Be
     }
 }
 
-/// [24] The device is full, though the pool might grow: memory that completed since does.
+/// [24] The device is full although the pool could grow: memory that has completed meanwhile suffices.
 pub(crate) fn full_device_is_compensated_by_completed_memory<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
     let [first, second] = site.workers();
@@ -128,7 +128,7 @@ pub(crate) fn full_device_is_compensated_by_completed_memory<B: Bench>() {
     let gate = first.use_until_opened(&block, 1);
     drop(block);
     let call = growing_call(&site);
-    // However often it is asked: others may have made way meanwhile.
+    // This holds for every number of attempts, because other threads may have released memory meanwhile.
     probe.refuse(call, DeviceErrorKind::OutOfMemory);
     let before = probe.calls(call);
     second.take_nothing(8 * MIB);
@@ -142,7 +142,7 @@ pub(crate) fn full_device_is_compensated_by_completed_memory<B: Bench>() {
     site.assert_sound();
 }
 
-/// The call with which a pool takes memory.
+/// Returns the call with which a pool takes memory.
 pub(crate) fn growing_call<B: Bench>(site: &Site<B>) -> &'static str {
     if site.is_virtual() {
         "create"
@@ -151,7 +151,7 @@ pub(crate) fn growing_call<B: Bench>(site: &Site<B>) -> &'static str {
     }
 }
 
-/// rmm#869, step by step: what is being taken counts before the device has given it.
+/// rmm#869, step by step: memory that is being taken counts before the device has provided it.
 pub(crate) fn growth_under_way_counts<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
     let [first, second] = site.workers();
@@ -162,7 +162,7 @@ pub(crate) fn growth_under_way_counts<B: Bench>() {
     site.assert_conserved();
 }
 
-/// What is given back the device may give to another at once, before the pool has heard that it is gone.
+/// The device may give released memory to another pool at once, before the first pool knows that the release is over.
 pub(crate) fn released_address_may_be_reused_at_once<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
     let [first, second] = site.workers();
@@ -184,8 +184,8 @@ pub(crate) fn released_address_may_be_reused_at_once<B: Bench>() {
     site.assert_sound();
 }
 
-/// [25] pytorch#29554: what was asked for, what is free and in which pieces, what is pending, what is
-/// held, and by how many it is awaited.
+/// [25] pytorch#29554: an error states the requested bytes, the free bytes and their pieces, the pending bytes, the
+/// held bytes, and the number of waiting requests.
 pub(crate) fn exhaustion_reports_every_figure<B: Bench>() {
     let site = Site::<B>::without_device_waits(16 * MIB);
     let [first, second] = site.workers();
@@ -204,7 +204,7 @@ pub(crate) fn exhaustion_reports_every_figure<B: Bench>() {
         panic!("there is not so much");
     };
     assert_shortfall(&shortfall);
-    // The pool itself tells the same: asked for, not only when it is too late.
+    // The pool reports the same figures on request, not only in the error.
     let figures = site.pool.statistics();
     assert_eq!(
         (figures.free, figures.used.current),
@@ -242,8 +242,8 @@ fn assert_shortfall(shortfall: &Shortfall) {
     assert!(text.contains("33 %"), "{text}");
 }
 
-/// rocm-systems#11642: an allocation that failed counted as used.
-pub(crate) fn a_failed_allocation_counts_nothing<B: Bench>() {
+/// rocm-systems#11642: a failed allocation counted as used memory.
+pub(crate) fn failed_allocation_is_not_counted<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder);
     let worker = site.worker();
     let block = worker.take(8 * MIB);
@@ -265,7 +265,8 @@ pub(crate) fn a_failed_allocation_counts_nothing<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [18] The release threshold of CUDA, HIP and Warp: what is free above it goes back by itself, and what is used stays.
+/// [18] The release threshold of CUDA, HIP and Warp: free memory above it is released without a call. Memory in use
+/// stays.
 pub(crate) fn memory_above_the_threshold_is_released<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| {
         builder
@@ -284,7 +285,7 @@ pub(crate) fn memory_above_the_threshold_is_released<B: Bench>() {
     worker.expect(&kept, 1);
     worker.settle();
     drop(kept);
-    // It is still at it.
+    // Maintenance is still running.
     eventually(|| site.pool.check_conserved().is_ok());
     site.assert_sound();
 }

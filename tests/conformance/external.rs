@@ -1,5 +1,5 @@
-//! Streams of other libraries, which the pool cannot keep alive. Their owner destroys them at any time, and their handle may
-//! be reused.
+//! Streams of other libraries, which the pool cannot keep alive. Their owner destroys them at any time, and their
+//! handle may be reused.
 
 use crate::bench::{Bench, Gate};
 use crate::common::{MIB, now, poll};
@@ -83,8 +83,8 @@ pub(crate) fn recycled_handle_is_another_stream<B: Bench>() {
     guests.site.assert_sound();
 }
 
-/// When a free returns, its event is recorded. Taking the memory makes no further call on the stream, whatever the pool's
-/// policy.
+/// When a free returns, its event is recorded. Taking the memory makes no further call on the stream, whatever the
+/// pool's policy.
 pub(crate) fn each_free_is_sealed_before_it_returns<B: Bench>() {
     for bytes in [512, MIB, 8 * MIB] {
         let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
@@ -119,8 +119,8 @@ fn free_and_destroy<B: Bench>(guests: &Guests<B>, bytes: u64) -> (RawStream, u64
     (name, guests.probe.calls_on(name), gate)
 }
 
-/// [14] RMM `DeletedStream`, for a stream that the pool cannot keep alive. The recorded event completes as usual, the memory
-/// is available after it, and no call uses the handle.
+/// [14] RMM `DeletedStream`, for a stream that the pool cannot keep alive. The recorded event completes as usual, the
+/// memory is available after it, and no call uses the handle.
 pub(crate) fn destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
     for bytes in [8 * MIB, MIB] {
         let guests = Guests::<B>::new(8 * MIB, ONLY_COMPLETE);
@@ -157,8 +157,8 @@ pub(crate) fn destroyed_stream_leaves_its_memory_in_order<B: Bench>() {
     witness.assert_content();
 }
 
-/// The owner of a stream may destroy it while another thread serves the queue. So a request on an external stream gets only
-/// complete memory, where a request on another stream gets memory behind a wait.
+/// The owner of a stream may destroy it while another thread serves the queue. So a request on an external stream gets
+/// only complete memory, where a request on another stream gets memory behind a wait.
 pub(crate) fn waiter_on_an_external_stream_gets_no_memory_behind_a_wait<B: Bench>() {
     for is_external in [false, true] {
         let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
@@ -214,8 +214,8 @@ pub(crate) fn further_stream_makes_no_call_on_an_external_one<B: Bench>() {
     guests.site.assert_sound();
 }
 
-/// An event that could not be recorded at the free is recorded with the owner's next call, and by no other thread. Until
-/// then the memory is pending, however often other streams request it.
+/// An event that could not be recorded at the free is recorded with the owner's next call, and by no other thread.
+/// Until then the memory is pending, however often other streams request it.
 pub(crate) fn unsealed_free_waits_for_the_owners_next_call<B: Bench>() {
     let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
     let (guest, other) = (guests.guest(), guests.site.worker());
@@ -240,8 +240,8 @@ pub(crate) fn unsealed_free_waits_for_the_owners_next_call<B: Bench>() {
     guests.site.assert_sound();
 }
 
-/// Ordering a use after the external stream would need an event there, and the stream may be destroyed. That is an error
-/// without a device call. In its owner's own calls, the external stream waits like any other.
+/// Ordering a use after the external stream would need an event there, and the stream may be destroyed. That is an
+/// error without a device call. In its owner's own calls, the external stream waits like any other.
 pub(crate) fn ordered_use_makes_no_call_on_an_external_stream<B: Bench>() {
     let guests = Guests::<B>::new(8 * MIB, Reuse::ALL);
     let (guest, other) = (guests.guest(), guests.site.worker());

@@ -13,8 +13,8 @@ use weirpool::{AllocError, Block};
 /// The calls that growing makes, and how often it makes each.
 const GROWING: [(&str, u64); 4] = [("create", 4), ("map", 4), ("unmap", 2), ("allocate", 1)];
 
-/// [23] RMM `UpstreamFailure`; pytorch#188008, where a mapping that failed halfway ended the process: growth that fails at any
-/// of its calls, with any error, leaves a pool that works.
+/// [23] RMM `UpstreamFailure`; pytorch#188008, where a mapping that failed halfway ended the process: growth that fails
+/// at any of its calls, with any error, leaves a pool that works.
 pub(crate) fn growth_that_fails_halfway_leaves_a_working_pool<B: Bench>() {
     let mut failures = 0;
     for (call, times) in GROWING {
@@ -50,8 +50,8 @@ fn grows_in_spite_of<B: Bench>(call: &'static str, nth: u64, kind: DeviceErrorKi
     has_failed
 }
 
-/// Returns two live blocks that leave two holes between and above them, so that a larger block needs chunks that are moved,
-/// and new ones.
+/// Returns two live blocks that leave two holes between and above them, so that a larger block needs chunks that are
+/// moved, and new ones.
 fn pieces<B: Bench>(worker: &Worker<B>, bytes: u64) -> [Block; 2] {
     let blocks = [(); 4].map(|()| worker.take(bytes));
     blocks.iter().for_each(|block| worker.fill(block, 1));
@@ -74,8 +74,8 @@ fn works_as_before<B: Bench>(
     assert_eq!(site.pool.statistics().reserved.current, probe.held());
 }
 
-/// [23] Growth that fails at any step of its plan leaks no memory: the pool still works, and after a trim the device has as
-/// much memory as before.
+/// [23] Growth that fails at any step of its plan leaks no memory: the pool still works, and after a trim the device
+/// has as much memory as before.
 pub(crate) fn growth_that_fails_halfway_returns_its_memory_to_the_device<B: Bench>() {
     let mut failures = 0;
     for (call, _) in GROWING {

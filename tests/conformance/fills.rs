@@ -101,7 +101,7 @@ pub(crate) fn poison_comes_after_further_streams<B: Bench>() {
 }
 
 /// A further stream comes after the fill, as it comes after the memory's earlier life.
-pub(crate) fn a_further_stream_comes_after_the_fill<B: Bench>() {
+pub(crate) fn further_stream_comes_after_the_fill<B: Bench>() {
     for bytes in [MIB, 8 * MIB] {
         let site = Site::<B>::with(8 * MIB, zero_on_allocate);
         let [home, further] = site.workers();

@@ -44,8 +44,8 @@ fn expect(host: &Stream, block: &Block, value: u8) {
     assert!(bytes.iter().all(|byte| *byte == value));
 }
 
-/// [10] Umpire `check_states_host`: the host's memory is one stream of execution. Memory that it freed is free for every
-/// thread, is never pending, and needs no event.
+/// [10] Umpire `check_states_host`: the host's memory is one stream of execution. Memory that it freed is free for
+/// every thread, is never pending, and needs no event.
 pub(crate) fn host_memory_is_never_pending<B: Bench>() {
     let Some(site) = site_over::<B>(Upstream::Host) else {
         return;
@@ -98,8 +98,8 @@ pub(crate) fn stream_is_refused_memory_that_it_does_not_see<B: Bench>() {
     }
 }
 
-/// [11] Umpire, single memory space: the host gets memory that the device still uses by awaiting its completion. The device
-/// gets memory that the host freed at once.
+/// [11] Umpire, single memory space: the host gets memory that the device still uses by awaiting its completion. The
+/// device gets memory that the host freed at once.
 pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
     for (site, host) in shared::<B>() {
         let worker = site.worker();
@@ -123,7 +123,7 @@ pub(crate) fn host_and_device_take_turns_in_shared_memory<B: Bench>() {
 }
 
 /// [11] One block is used by host and device, without a copy by the pool.
-pub(crate) fn a_block_is_seen_by_host_and_device<B: Bench>() {
+pub(crate) fn block_is_seen_by_host_and_device<B: Bench>() {
     for (site, host) in shared::<B>() {
         let worker = site.worker();
         let mut block = site.pool.try_allocate(&host, MIB).unwrap();

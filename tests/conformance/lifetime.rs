@@ -1,4 +1,4 @@
-//! Streams, pools and threads that go away while work runs.
+//! Streams, pools and threads that end while work runs.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
@@ -6,9 +6,9 @@ use crate::site::{ONLY_COMPLETE, Site, Worker, eventually};
 use std::cell::RefCell;
 use weirpool::{Block, Pool, PoolBuilder, Stream};
 
-/// [14] RMM `DeletedStream`: a stream goes away with blocks pending. Its memory is reused only after its
-/// work ended.
-pub(crate) fn a_stream_that_goes_away_leaves_its_memory_in_order<B: Bench>() {
+/// [14] RMM `DeletedStream`: a stream is destroyed while blocks are pending. Its memory is reused only after its work
+/// has ended.
+pub(crate) fn memory_of_a_destroyed_stream_is_reused_after_its_work<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let heir = site.worker();
     for bytes in [8 * MIB, MIB] {
@@ -28,9 +28,9 @@ pub(crate) fn a_stream_that_goes_away_leaves_its_memory_in_order<B: Bench>() {
     site.assert_sound();
 }
 
-/// [30] RMM `SharedOwnership`, rmm#2366: the last handle goes while work runs. Nothing goes back to the
-/// device before the work has ended, all of it afterwards, and nobody waits meanwhile.
-pub(crate) fn the_pool_ends_while_work_runs<B: Bench>() {
+/// [30] RMM `SharedOwnership`, rmm#2366: the last handle is dropped while work runs. No memory is released before the
+/// work has ended, all of it is released afterwards, and no thread waits meanwhile.
+pub(crate) fn pool_ends_while_work_runs<B: Bench>() {
     let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder);
     let worker = site.worker();
     let small = worker.take(MIB);
@@ -48,7 +48,7 @@ pub(crate) fn the_pool_ends_while_work_runs<B: Bench>() {
     bench.settle(&work);
     eventually(|| probe.held() == 0);
     eventually(|| probe.events() == 0);
-    // After the memory that was mapped there.
+    // Later than the memory that was mapped there.
     eventually(|| probe.calls("reserve") == probe.calls("unreserve"));
     witness.assert_content();
 }
@@ -80,9 +80,9 @@ pub(crate) fn blocks_and_waits_outlive_the_handle<B: Bench>() {
     witness.assert_content();
 }
 
-/// A runtime is shut down while tasks of it wait, and a thread that it does not know: that one gets its turn, and
-/// the pool goes on without the runtime, to its own end.
-pub(crate) fn a_runtime_may_end_before_the_pool<B: Bench>() {
+/// A runtime shuts down while its tasks and a thread outside it wait. The thread is served, and the pool continues
+/// without the runtime until its own end.
+pub(crate) fn runtime_can_end_before_the_pool<B: Bench>() {
     let set = |builder: PoolBuilder| builder.reuse(ONLY_COMPLETE);
     let (site, probe) = Site::<B>::probed(8 * MIB, set);
     let [holder, inside, outside] = site.workers();
@@ -125,9 +125,9 @@ thread_local! {
     static OF_THE_THREAD: RefCell<Option<(Pool, Stream, Block)>> = const { RefCell::new(None) };
 }
 
-/// rmm#1371: what threads kept for themselves outlived the runtime. Here a thread may end with a pool, a
-/// stream and a block of its own, whatever order they go in.
-pub(crate) fn a_thread_ends_with_a_pool_of_its_own<B: Bench>() {
+/// rmm#1371: thread-local objects outlived the runtime. Here a thread can end with its own pool, stream and block, in
+/// any order of their drops.
+pub(crate) fn thread_can_end_with_its_own_pool<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
     let worker = site.worker();
     let Site { pool, bench, .. } = site;

@@ -7,7 +7,7 @@ use futures::executor::block_on;
 use weirpool::{Block, Sealing, Source};
 
 /// Umpire#1020: the remainder of a pending block became free when a part of it was reused.
-pub(crate) fn a_part_of_pending_memory_leaves_the_rest_pending<B: Bench>() {
+pub(crate) fn part_of_pending_memory_leaves_the_rest_pending<B: Bench>() {
     for own_part in [true, false] {
         let site = Site::<B>::new(8 * MIB);
         let [first, second, third] = site.workers();
@@ -102,8 +102,8 @@ pub(crate) fn all_free_blocks_become_one<B: Bench>() {
     site.assert_conserved();
 }
 
-/// Scattered free memory serves a large request without more memory from the device: it is mapped together, or exchanged
-/// for contiguous memory.
+/// Scattered free memory serves a large request without more memory from the device: it is mapped together, or
+/// exchanged for contiguous memory.
 pub(crate) fn free_memory_in_pieces_makes_a_whole<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| builder);
     let worker = site.worker();

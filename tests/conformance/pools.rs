@@ -160,8 +160,8 @@ async fn step_aside() {
     .await;
 }
 
-/// [28] Warp `cpu_unsupported`: a missing capability has a fallback where that is safe, and the pool reports it. Otherwise
-/// the error names the capability.
+/// [28] Warp `cpu_unsupported`: a missing capability has a fallback where that is safe, and the pool reports it.
+/// Otherwise the error names the capability.
 pub(crate) fn missing_capability_has_a_fallback_or_an_error<B: Bench>() {
     let device = B::new().device();
     let capabilities = device.capabilities();

@@ -1,5 +1,5 @@
-//! A device in front of another. It counts the calls, tracks the memory, and can make calls fail or return wrong results. So
-//! tests that need this run on every backend.
+//! A device in front of another. It counts the calls, tracks the memory, and can make calls fail or return wrong
+//! results. So tests that need this run on every backend.
 
 use crate::common::pass_on;
 use std::collections::{BTreeMap, BTreeSet};
@@ -129,14 +129,14 @@ impl Probe {
         self.state().refused.remove(name);
     }
 
-    /// Runs a function in the middle of the next such call (`query`, `create`, `destroy`, `allocate` or `free`): after the
-    /// device returns and before the caller continues.
+    /// Runs a function in the middle of the next such call (`query`, `create`, `destroy`, `allocate` or `free`): after
+    /// the device returns and before the caller continues.
     pub(crate) fn amid_next(&self, name: &'static str, meanwhile: impl FnOnce() + Send + 'static) {
         self.state().meanwhile.insert(name, Box::new(meanwhile));
     }
 
-    /// From now on reports that every event is complete (`query`), or that a stream waits although it does not (`wait`).
-    /// Tests of order must detect this.
+    /// From now on reports that every event is complete (`query`), or that a stream waits although it does not
+    /// (`wait`). Tests of order must detect this.
     #[allow(
         dead_code,
         reason = "used where only the contents of memory show the error"

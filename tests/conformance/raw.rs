@@ -32,8 +32,8 @@ fn refused<B: Bench>(raw: &RawPool, worker: &Worker<B>, address: u64) -> String 
     error.to_string()
 }
 
-/// [29] cupy double_free, pytorch#150098: a second free, an address inside a block, one of another pool and an unknown one
-/// are errors that say so, without effect.
+/// [29] cupy double_free, pytorch#150098: a second free, an address inside a block, one of another pool and an unknown
+/// one are errors that say so, without effect.
 pub(crate) fn address_is_freed_once<B: Bench>() {
     let (site, elsewhere) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));
     let (raw, worker, stranger) = (RawPool::new(&site.pool), site.worker(), elsewhere.worker());
@@ -109,8 +109,8 @@ pub(crate) fn address_is_freed_on_another_stream<B: Bench>() {
     }
 }
 
-/// As with `cudaFreeAsync`, the stream of the allocation may be destroyed. The memory is reused after the freeing stream, and
-/// after its own earlier life.
+/// As with `cudaFreeAsync`, the stream of the allocation may be destroyed. The memory is reused after the freeing
+/// stream, and after its own earlier life.
 pub(crate) fn address_is_freed_after_its_stream_is_destroyed<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder);
     let [earlier, other, heir] = site.workers();
@@ -144,7 +144,7 @@ pub(crate) fn address_is_freed_after_its_stream_is_destroyed<B: Bench>() {
 }
 
 /// A stream stays registered while it has an owner, whichever others are added, and is dropped with its last owner.
-pub(crate) fn a_stream_is_found_again<B: Bench>() {
+pub(crate) fn stream_is_found_again<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let raw = RawPool::new(&site.pool);
     let [first, second, third] = [(); 3].map(|()| site.bench.stream());
@@ -161,8 +161,8 @@ pub(crate) fn a_stream_is_found_again<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [13] Memory that a further stream uses is reused only after that use, too. The user orders that stream after the grant, so
-/// the pool makes no call on it.
+/// [13] Memory that a further stream uses is reused only after that use, too. The user orders that stream after the
+/// grant, so the pool makes no call on it.
 pub(crate) fn address_is_reused_after_further_streams<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
     let [own, further, heir] = site.workers();

@@ -1,4 +1,4 @@
-//! Who gets freed memory, when, and behind what.
+//! Which stream gets freed memory, when, and behind which work.
 
 use crate::bench::Bench;
 use crate::common::MIB;
@@ -8,9 +8,9 @@ use futures::executor::block_on;
 use weirpool::device::DeviceStream;
 use weirpool::{PoolBuilder, Sealing, Source};
 
-/// [7] Umpire `check_states`, cupy `free_stream`: freed and allocated again on the same stream, at once,
+/// [7] Umpire `check_states`, cupy `free_stream`: a block is freed and allocated again on the same stream at once,
 /// while its work runs: the same address, and no device call.
-pub(crate) fn a_stream_gets_back_what_it_freed_with_no_device_call<B: Bench>() {
+pub(crate) fn stream_reuses_its_freed_block_without_device_calls<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| builder);
     let worker = site.worker();
     for bytes in [1, 4096, MIB] {
@@ -30,7 +30,7 @@ pub(crate) fn a_stream_gets_back_what_it_freed_with_no_device_call<B: Bench>() {
 }
 
 /// [7] The same for a block that is too large for the lane: no memory call, no waiting.
-pub(crate) fn a_large_block_comes_back_to_its_stream_while_its_work_runs<B: Bench>() {
+pub(crate) fn large_block_is_reused_on_its_stream_while_its_work_runs<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| builder);
     let worker = site.worker();
     let block = worker.take(32 * MIB);
@@ -70,7 +70,7 @@ pub(crate) fn another_stream_gets_other_memory_while_there_is_room<B: Bench>() {
 }
 
 /// [8] The same with no room left: the same memory, behind a wait on the device.
-pub(crate) fn with_no_room_another_stream_comes_after_the_work<B: Bench>() {
+pub(crate) fn other_stream_waits_for_the_work_if_memory_is_full<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [first, second] = site.workers();
     for bytes in [8 * MIB, MIB] {
@@ -92,7 +92,7 @@ pub(crate) fn with_no_room_another_stream_comes_after_the_work<B: Bench>() {
     site.assert_sound();
 }
 
-/// [9] Umpire `ExplicitSync`: another stream, work complete: the same address, nothing waited for.
+/// [9] Umpire `ExplicitSync`: another stream, work complete: the same address, without a wait.
 pub(crate) fn complete_memory_is_available_to_every_stream<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [first, second] = site.workers();
@@ -111,8 +111,8 @@ pub(crate) fn complete_memory_is_available_to_every_stream<B: Bench>() {
     site.assert_sound();
 }
 
-/// [10] Umpire `check_states_host`: on the host work is over when the call returns, so that no free is
-/// behind anything: nobody waits, and nothing stays pending.
+/// [10] Umpire `check_states_host`: work on the host is complete when the call returns, so a free on it has no pending
+/// work: no request waits, and no memory stays pending.
 pub(crate) fn work_that_is_over_is_never_waited_for<B: Bench>() {
     let site = Site::<B>::with(8 * MIB, |builder| builder.sealing(Sealing::EveryFree));
     let workers = site.workers::<2>();
@@ -132,8 +132,8 @@ pub(crate) fn work_that_is_over_is_never_waited_for<B: Bench>() {
     site.assert_sound();
 }
 
-/// Memory freed before an event that the stream waited for is the stream's at once.
-pub(crate) fn an_event_that_was_waited_for_makes_memory_reusable<B: Bench>() {
+/// Memory freed before an event that the stream waited for is available to the stream at once.
+pub(crate) fn awaited_event_makes_memory_reusable<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();
     let block = first.take(8 * MIB);
@@ -151,8 +151,8 @@ pub(crate) fn an_event_that_was_waited_for_makes_memory_reusable<B: Bench>() {
     site.assert_sound();
 }
 
-/// An event proves what was freed before it, and nothing freed after.
-pub(crate) fn an_event_from_before_the_free_proves_nothing<B: Bench>() {
+/// An event proves the work before a free that came before it, and nothing about later frees.
+pub(crate) fn event_before_the_free_proves_nothing<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();
     let block = first.take(8 * MIB);
@@ -187,8 +187,8 @@ pub(crate) fn pending_memory_does_not_hide_complete_memory<B: Bench>() {
     site.assert_sound();
 }
 
-/// Umpire's resource-aware pool looked for completed blocks only when it coalesced, and ran out of
-/// memory over memory that was free.
+/// Umpire's resource-aware pool looked for completed blocks only when it coalesced, and ran out of memory although
+/// there was free memory.
 pub(crate) fn complete_memory_is_found_without_merging<B: Bench>() {
     let (site, probe) = Site::<B>::probed(8 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
     let [first, second] = site.workers();
@@ -208,8 +208,8 @@ pub(crate) fn complete_memory_is_found_without_merging<B: Bench>() {
     site.assert_sound();
 }
 
-/// Two who ask at once how far a stream is learn what each asked, and no more: one that finds the other's
-/// points gone must not take the next for them.
+/// Two threads that query a stream's progress at the same time learn what each of them asked, and no more. A thread
+/// whose points the other one has removed must not take the next points for them.
 pub(crate) fn concurrent_reaps_learn_no_more_than_either<B: Bench>() {
     let set = |builder: PoolBuilder| builder.reuse(ONLY_COMPLETE).sealing(Sealing::EveryFree);
     let (site, probe) = Site::<B>::probed(8 * MIB, set);
@@ -233,8 +233,8 @@ pub(crate) fn concurrent_reaps_learn_no_more_than_either<B: Bench>() {
     site.assert_sound();
 }
 
-/// Umpire#906: a size that is no multiple of the step made the pool allocate anew at every iteration.
-pub(crate) fn an_odd_size_does_not_grow_at_every_turn<B: Bench>() {
+/// Umpire#906: a size that is not a multiple of the step made the pool grow at every iteration.
+pub(crate) fn odd_size_does_not_grow_the_pool_repeatedly<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();
     let turn = || {
@@ -254,7 +254,7 @@ pub(crate) fn an_odd_size_does_not_grow_at_every_turn<B: Bench>() {
     site.assert_sound();
 }
 
-/// camp made an event at every free, and destroyed none.
+/// camp created an event at every free, and destroyed none.
 pub(crate) fn events_are_made_once_and_destroyed<B: Bench>() {
     let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder.sealing(Sealing::EveryFree));
     let workers = site.workers::<4>();
@@ -269,7 +269,7 @@ pub(crate) fn events_are_made_once_and_destroyed<B: Bench>() {
         }
         site.pool.statistics().events_created
     };
-    // A stream with 16 events on their way asks which of them can be used again.
+    // A stream with 16 pending events checks which of them can be reused.
     assert!(rounds(30) <= 4 * 17);
     assert!(rounds(300) <= 4 * 17);
     assert_eq!(
@@ -280,15 +280,15 @@ pub(crate) fn events_are_made_once_and_destroyed<B: Bench>() {
     eventually(|| probe.events() == 0);
 }
 
-/// [15] rmm#649: a driver's stream handle, recycled, inherited the free list of the stream before.
-pub(crate) fn a_recycled_stream_handle_inherits_nothing<B: Bench>() {
+/// [15] rmm#649: a recycled stream handle of the driver inherited the free list of the earlier stream.
+pub(crate) fn recycled_stream_handle_inherits_nothing<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let old = site.worker();
     let (raw, id) = (old.work.raw(), old.stream.id());
     let block = old.take(8 * MIB);
     let gate = old.use_until_opened(&block, 1);
     drop(block);
-    // While its work runs the handle is not the driver's to give, though its user let it go.
+    // While its work runs, the driver cannot reuse the handle, although the user dropped the stream.
     drop(old);
     let held: Vec<_> = (0..8).map(|_| site.worker()).collect();
     assert!(held.iter().all(|worker| worker.work.raw() != raw));

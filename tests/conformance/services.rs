@@ -1,4 +1,4 @@
-//! What services need of waiting: limits, turns, memory that is set aside, a hook, and an end.
+//! The needs of services: limits, turns, reservations, a pressure hook, and shutdown.
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use weirpool::{AllocError, Block, Layout, Overtaking, PressureHook, Shortfall, Source, Tag};
 
-/// [21] RMM `limiting_resource_adaptor`, for each tenant: who is over its limit fails, or waits, and keeps
-/// nobody else from anything.
+/// [21] RMM `limiting_resource_adaptor`, per tenant: a tenant over its limit fails or waits, and does not affect the
+/// others.
 pub(crate) fn tag_limit_throttles_only_its_own_requests<B: Bench>() {
     let guest = Tag::new("services: guest");
     let site = Site::<B>::with(32 * MIB, |builder| builder.tag_limit(guest, 8 * MIB));
@@ -34,7 +34,7 @@ pub(crate) fn tag_limit_throttles_only_its_own_requests<B: Bench>() {
     site.assert_sound();
 }
 
-/// Deadlines and priorities say who is served next.
+/// Deadlines and priorities decide which request is served next.
 pub(crate) fn request_due_first_is_served_first<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();
@@ -59,14 +59,14 @@ pub(crate) fn request_due_first_is_served_first<B: Bench>() {
     site.assert_sound();
 }
 
-/// A small request may pass the head of the queue as often as it was allowed to.
+/// A small request may pass the head of the queue a configured number of times.
 pub(crate) fn head_is_overtaken_a_bounded_number_of_times<B: Bench>() {
     let bound = Overtaking {
         times: 2,
         bytes: 4 * MIB,
     };
     let site = Site::<B>::with(16 * MIB, |builder| {
-        // No deadlock comes into it, however far a virtual clock gets while a thread of the pool is at work.
+        // No deadlock is detected, however far a virtual clock moves while a thread of the pool works.
         let builder = builder.deadlock_grace(Duration::from_secs(1 << 20));
         builder.overtaking(bound).lane_bytes(0)
     });
@@ -87,8 +87,8 @@ pub(crate) fn head_is_overtaken_a_bounded_number_of_times<B: Bench>() {
     site.assert_sound();
 }
 
-/// What is set aside is there while others have the rest; what is freed of it comes back in the order of its
-/// streams, on another behind a wait on the device.
+/// Reserved memory is available while the rest is in use. A freed part comes back in the order of its streams, on
+/// another stream behind a wait on the device.
 pub(crate) fn reserved_memory_neither_waits_nor_is_overwritten<B: Bench>() {
     let site = Site::<B>::new(16 * MIB);
     let [first, second] = site.workers();
@@ -115,7 +115,7 @@ pub(crate) fn reserved_memory_neither_waits_nor_is_overwritten<B: Bench>() {
     site.assert_sound();
 }
 
-/// Several blocks, all or none, from one place in the queue, each with its alignment.
+/// Several blocks are granted together or not at all, from one position in the queue, each with its alignment.
 pub(crate) fn several_blocks_are_granted_together<B: Bench>() {
     let site = Site::<B>::new(16 * MIB);
     let worker = site.worker();
@@ -142,7 +142,7 @@ pub(crate) fn several_blocks_are_granted_together<B: Bench>() {
     site.assert_sound();
 }
 
-/// What is cached, and what the hook was asked for.
+/// The cached memory, and the bytes that the hook was asked for.
 #[derive(Clone, Default)]
 struct Cache {
     blocks: Arc<Mutex<Vec<Block>>>,
@@ -162,8 +162,8 @@ impl PressureHook for Cache {
     }
 }
 
-/// [22] RMM `failure_callback`: what the hook frees, behind work that runs, serves the request that asked; who
-/// only tries does not ask.
+/// [22] RMM `failure_callback`: memory that the hook frees, behind running work, serves the request that called it. An
+/// attempt without waiting does not call the hook.
 pub(crate) fn hook_frees_memory_that_a_request_lacks<B: Bench>() {
     let cache = Cache::default();
     let site = Site::<B>::with(8 * MIB, |builder| builder.pressure_hook(cache.clone()));
@@ -188,7 +188,7 @@ pub(crate) fn hook_frees_memory_that_a_request_lacks<B: Bench>() {
     site.assert_sound();
 }
 
-/// A pool that is closed is drained once the device is done with all of it; what lives stays valid.
+/// A closed pool is drained once the device has completed all its work. Live blocks stay valid.
 pub(crate) fn draining_waits_for_the_device<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let worker = site.worker();

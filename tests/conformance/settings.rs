@@ -1,4 +1,4 @@
-//! What is set makes a difference on every device.
+//! Settings take effect on every device.
 
 use crate::bench::{Bench, Gate};
 use crate::common::MIB;
@@ -10,7 +10,7 @@ use weirpool::{Block, CoalesceHeuristic, GrowBy, ReleaseThreshold, Remapping, Se
 
 const SHORT: Duration = Duration::from_millis(1);
 
-/// Three of eight pieces, with bytes in them that stay; what is free lies around them, and no work runs.
+/// Allocates three of eight pieces, with bytes that must stay. Free memory lies around them, and no work runs.
 fn kept_among_free<B: Bench>(worker: &Worker<B>) -> [Block; 3] {
     let blocks = [(); 8].map(|()| worker.take(2 * MIB));
     blocks.iter().for_each(|block| worker.fill(block, 1));
@@ -25,13 +25,13 @@ fn end<B: Bench>(site: &Site<B>, worker: &Worker<B>, kept: impl IntoIterator<Ite
         worker.expect(&block, 1);
     }
     block_on(worker.stream.synchronize()).unwrap();
-    // It may be at it still.
+    // Maintenance may still be running.
     eventually(|| site.pool.check_conserved().is_ok());
     site.assert_sound();
 }
 
-/// [16] Umpire `percent_releasable`: nobody asks for it, and what is free becomes one piece; of the same memory, or as
-/// much. What is used stays where it is.
+/// [16] Umpire `percent_releasable`: maintenance coalesces free memory into one piece without a call, from the same
+/// memory or from as much new memory. Memory in use stays where it is.
 pub(crate) fn heuristic_coalesces_unasked<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
         builder
@@ -52,7 +52,7 @@ pub(crate) fn heuristic_coalesces_unasked<B: Bench>() {
     end(&site, &worker, kept);
 }
 
-/// [16] One of the user's own: to what is used.
+/// [16] A custom heuristic: it shrinks the pool to the memory in use.
 pub(crate) fn custom_heuristic_shrinks_the_pool<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
         builder
@@ -69,8 +69,8 @@ pub(crate) fn custom_heuristic_shrinks_the_pool<B: Bench>() {
     end(&site, &worker, kept);
 }
 
-/// [16] Memory that completes while maintenance releases other memory is neither in the figures that the heuristic saw nor
-/// pending afterwards.
+/// [16] Memory that completes while maintenance releases other memory is neither in the figures that the heuristic saw
+/// nor pending afterwards.
 pub(crate) fn memory_that_completes_during_maintenance_is_released_by_the_next<B: Bench>() {
     let (site, probe) = Site::<B>::probed(16 * MIB, |builder| {
         builder
@@ -103,8 +103,8 @@ pub(crate) fn memory_that_completes_during_maintenance_is_released_by_the_next<B
     end(&site, &worker, [kept]);
 }
 
-/// [18] What is free is kept, unless something else is said; that may be later.
-pub(crate) fn a_threshold_may_be_set_later<B: Bench>() {
+/// [18] By default free memory is kept. The threshold can be set later.
+pub(crate) fn threshold_can_be_set_later<B: Bench>() {
     let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
         builder.maintenance_interval(SHORT).lane_bytes(0)
     });
@@ -119,7 +119,7 @@ pub(crate) fn a_threshold_may_be_set_later<B: Bench>() {
     end(&site, &worker, kept);
 }
 
-/// With no bytes for lanes, what a stream freed comes back to it from the heap, its work running or not.
+/// If lanes keep no bytes, memory that a stream freed comes back to it from the heap, whether or not its work runs.
 pub(crate) fn lanes_cache_up_to_their_limit<B: Bench>() {
     for (bytes, source) in [(8 * MIB, Source::Lane), (0, Source::SameStream)] {
         let site = Site::<B>::with(8 * MIB, |builder| builder.lane_bytes(bytes));
@@ -136,7 +136,7 @@ pub(crate) fn lanes_cache_up_to_their_limit<B: Bench>() {
     }
 }
 
-/// At each free, once enough was freed, or when somebody asks.
+/// Events are recorded at each free, after enough bytes were freed, or on demand.
 pub(crate) fn events_are_recorded_as_often_as_configured<B: Bench>() {
     const FREES: u64 = 64;
     const BYTES: u64 = 64 << 10;
@@ -161,8 +161,8 @@ pub(crate) fn events_are_recorded_as_often_as_configured<B: Bench>() {
     assert_eq!(records(Sealing::OnDemand), (0, 1));
 }
 
-/// [6] By a factor, up to the capacity.
-pub(crate) fn a_pool_grows_by_a_factor<B: Bench>() {
+/// [6] Growth by a factor, up to the capacity.
+pub(crate) fn pool_grows_by_a_factor<B: Bench>() {
     let (site, probe) = Site::<B>::probed(24 * MIB, |builder| {
         builder
             .initial_size(4 * MIB)
@@ -180,8 +180,8 @@ pub(crate) fn a_pool_grows_by_a_factor<B: Bench>() {
     end(&site, &worker, blocks);
 }
 
-/// What is free in pieces is mapped together, or more is taken; where there is no more it is mapped together (or given
-/// back for as much) whatever is set. What is in use stays as it is.
+/// Scattered free memory is mapped together, or more is taken. If there is no more, it is mapped together (or released
+/// for as much) whatever the setting. Memory in use stays as it is.
 pub(crate) fn free_memory_is_moved_or_more_is_taken<B: Bench>() {
     for (remapping, capacity, held) in [
         (Remapping::Always, 32, 16),

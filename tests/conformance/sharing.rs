@@ -35,7 +35,7 @@ pub(crate) fn host_use_is_ordered_like_another_stream<B: Bench>() {
 
 /// [12] PyTorch `record_stream`: used on several streams and freed on one: nobody has it before all have
 /// passed, not even the stream that it was allocated on.
-pub(crate) fn a_block_used_on_several_streams_waits_for_all<B: Bench>() {
+pub(crate) fn block_used_on_several_streams_waits_for_all<B: Bench>() {
     for taker in [0, 3] {
         let site = Site::<B>::without_device_waits(8 * MIB);
         let workers = site.workers::<4>();
@@ -92,7 +92,7 @@ fn shared<B: Bench>(workers: &[Worker<B>; 4]) -> (Block, Vec<crate::bench::Gate>
 
 /// [13] Refused by Umpire, undefined in RMM: freed on another stream than the allocating one. Here the
 /// order of both is kept, whichever is slower.
-pub(crate) fn a_block_freed_on_another_stream_keeps_the_order_of_both<B: Bench>() {
+pub(crate) fn block_freed_on_another_stream_keeps_the_order_of_both<B: Bench>() {
     for slow in [0, 1] {
         let site = Site::<B>::without_device_waits(8 * MIB);
         let workers = site.workers::<3>();
@@ -115,7 +115,7 @@ pub(crate) fn a_block_freed_on_another_stream_keeps_the_order_of_both<B: Bench>(
 
 /// A stream that a block is used on comes after what its memory was before: the home stream's own order
 /// does not protect it.
-pub(crate) fn a_further_stream_comes_after_the_earlier_life<B: Bench>() {
+pub(crate) fn further_stream_comes_after_the_earlier_life<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, further] = site.workers();
     for bytes in [8 * MIB, MIB] {
@@ -168,7 +168,7 @@ pub(crate) fn streams_of_another_pool_are_refused<B: Bench>() {
 }
 
 /// rmm#1306: an event of one device, a stream of another.
-pub(crate) fn an_event_of_another_device_is_refused<B: Bench>() {
+pub(crate) fn event_of_another_device_is_refused<B: Bench>() {
     let here = Site::<B>::new(8 * MIB);
     let there = here.elsewhere(8 * MIB);
     let event = there.worker().stream.event().unwrap();
@@ -178,7 +178,7 @@ pub(crate) fn an_event_of_another_device_is_refused<B: Bench>() {
 
 /// [29] Umpire#925: a free that was refused untracked the block all the same. Here it comes back in the
 /// error, as alive as before.
-pub(crate) fn a_refused_free_leaves_the_block_allocated<B: Bench>() {
+pub(crate) fn refused_free_leaves_the_block_allocated<B: Bench>() {
     let (site, other) = (Site::<B>::new(8 * MIB), Site::<B>::new(8 * MIB));
     let [worker, stranger] = [site.worker(), other.worker()];
     let block = worker.take(8 * MIB);

@@ -25,8 +25,8 @@ fn assert_sum(statistics: &Statistics) {
     }
 }
 
-/// [19] CUDA and HIP `reserved` and `used`: free, used and pending bytes add up to the reserved ones, and have the right
-/// values.
+/// [19] CUDA and HIP `reserved` and `used`: free, used and pending bytes add up to the reserved ones, and have the
+/// right values.
 pub(crate) fn statistics_add_up_in_an_idle_pool<B: Bench>() {
     let (site, probe) = Site::<B>::probed(64 * MIB, |builder| builder);
     let worker = site.worker();
@@ -190,7 +190,8 @@ pub(crate) fn attributes_are_those_of_cuda_and_hip<B: Bench>() {
     site.assert_conserved();
 }
 
-/// [20] RMM statistics `Nested`: each scope counts the events inside it, and the outer scope those of the inner one, too.
+/// [20] RMM statistics `Nested`: each scope counts the events inside it, and the outer scope those of the inner one,
+/// too.
 pub(crate) fn scopes_nest<B: Bench>() {
     let site = Site::<B>::new(64 * MIB);
     let worker = site.worker();

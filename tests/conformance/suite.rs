@@ -10,42 +10,42 @@ macro_rules! suite {
                 allocation:
                     zero_bytes_give_a_block_of_their_own,
                     free_completes_once_its_stream_has_passed,
-                    a_request_that_can_never_fit_fails_at_once,
+                    request_that_can_never_fit_fails_at_once,
                     alignment_is_respected_and_invalid_alignment_is_refused,
                     live_blocks_never_overlap,
                     contents_keep_their_pattern,
                     block_may_exceed_four_gibibytes;
                 reuse:
-                    a_stream_gets_back_what_it_freed_with_no_device_call,
-                    a_large_block_comes_back_to_its_stream_while_its_work_runs,
+                    stream_reuses_its_freed_block_without_device_calls,
+                    large_block_is_reused_on_its_stream_while_its_work_runs,
                     another_stream_gets_other_memory_while_there_is_room,
-                    with_no_room_another_stream_comes_after_the_work,
+                    other_stream_waits_for_the_work_if_memory_is_full,
                     complete_memory_is_available_to_every_stream,
                     work_that_is_over_is_never_waited_for,
-                    an_event_that_was_waited_for_makes_memory_reusable,
-                    an_event_from_before_the_free_proves_nothing,
+                    awaited_event_makes_memory_reusable,
+                    event_before_the_free_proves_nothing,
                     pending_memory_does_not_hide_complete_memory,
                     complete_memory_is_found_without_merging,
                     concurrent_reaps_learn_no_more_than_either,
-                    an_odd_size_does_not_grow_at_every_turn,
+                    odd_size_does_not_grow_the_pool_repeatedly,
                     events_are_made_once_and_destroyed,
-                    a_recycled_stream_handle_inherits_nothing;
+                    recycled_stream_handle_inherits_nothing;
                 parts:
-                    a_part_of_pending_memory_leaves_the_rest_pending,
+                    part_of_pending_memory_leaves_the_rest_pending,
                     joined_memory_waits_for_its_latest_part,
                     joined_memory_waits_for_every_stream_of_its_parts,
                     all_free_blocks_become_one,
                     free_memory_in_pieces_makes_a_whole;
                 sharing:
                     host_use_is_ordered_like_another_stream,
-                    a_block_used_on_several_streams_waits_for_all,
+                    block_used_on_several_streams_waits_for_all,
                     taker_of_a_shared_block_comes_after_all_its_streams,
-                    a_block_freed_on_another_stream_keeps_the_order_of_both,
-                    a_further_stream_comes_after_the_earlier_life,
+                    block_freed_on_another_stream_keeps_the_order_of_both,
+                    further_stream_comes_after_the_earlier_life,
                     streams_of_another_device_are_refused,
                     streams_of_another_pool_are_refused,
-                    an_event_of_another_device_is_refused,
-                    a_refused_free_leaves_the_block_allocated;
+                    event_of_another_device_is_refused,
+                    refused_free_leaves_the_block_allocated;
                 uses:
                     reader_comes_after_the_writer,
                     reader_comes_after_uses_that_may_have_written,
@@ -62,23 +62,23 @@ macro_rules! suite {
                 capacity:
                     settings_out_of_range_are_refused,
                     capacity_is_a_bound_and_its_end_is_clean,
-                    a_pool_grows_by_steps,
+                    pool_grows_by_steps,
                     at_the_limit_trying_fails_and_awaiting_waits,
                     memory_that_completed_meanwhile_is_found_by_the_next_attempt,
                     full_device_is_compensated_by_completed_memory,
                     growth_under_way_counts,
                     released_address_may_be_reused_at_once,
                     exhaustion_reports_every_figure,
-                    a_failed_allocation_counts_nothing,
+                    failed_allocation_is_not_counted,
                     memory_above_the_threshold_is_released;
                 settings:
                     heuristic_coalesces_unasked,
                     custom_heuristic_shrinks_the_pool,
                     memory_that_completes_during_maintenance_is_released_by_the_next,
-                    a_threshold_may_be_set_later,
+                    threshold_can_be_set_later,
                     lanes_cache_up_to_their_limit,
                     events_are_recorded_as_often_as_configured,
-                    a_pool_grows_by_a_factor,
+                    pool_grows_by_a_factor,
                     free_memory_is_moved_or_more_is_taken;
                 external:
                     external_stream_is_found_again,
@@ -90,7 +90,7 @@ macro_rules! suite {
                     unsealed_free_waits_for_the_owners_next_call,
                     ordered_use_makes_no_call_on_an_external_stream;
                 raw:
-                    a_stream_is_found_again,
+                    stream_is_found_again,
                     address_is_freed_once,
                     address_is_freed_on_another_stream,
                     address_is_freed_after_its_stream_is_destroyed,
@@ -103,7 +103,7 @@ macro_rules! suite {
                     host_memory_is_never_pending,
                     stream_is_refused_memory_that_it_does_not_see,
                     host_and_device_take_turns_in_shared_memory,
-                    a_block_is_seen_by_host_and_device,
+                    block_is_seen_by_host_and_device,
                     host_awaits_instead_of_waiting;
                 growing:
                     growing_blocks_keep_their_contents,
@@ -118,7 +118,7 @@ macro_rules! suite {
                     memory_is_zero_when_it_is_allocated,
                     memory_is_poison_when_it_is_freed,
                     poison_comes_after_further_streams,
-                    a_further_stream_comes_after_the_fill,
+                    further_stream_comes_after_the_fill,
                     failed_fill_loses_no_memory,
                     pool_without_fills_makes_no_fill_call;
                 failures:
@@ -156,24 +156,24 @@ macro_rules! suite {
                     futures_dropped_in_flight_give_everything_back,
                     woken_waiter_that_leaves_wakes_the_next,
                     forgotten_future_frees_nothing_early,
-                    a_cancelled_task_frees_nothing_in_flight,
-                    a_waker_may_call_the_pool,
+                    cancelled_task_frees_nothing_in_flight,
+                    waker_can_call_the_pool,
                     large_request_is_not_overtaken,
                     small_requests_do_not_starve_behind_a_large_one;
                 threads:
                     many_threads_keep_their_patterns,
                     submitters_of_one_stream_keep_its_order,
                     blocks_are_freed_on_other_threads,
-                    a_drop_elsewhere_covers_the_last_use,
+                    drop_on_another_thread_covers_the_last_use,
                     threads_at_the_limit_never_exceed_it,
-                    an_address_has_one_owner_at_a_time,
+                    address_has_one_owner_at_a_time,
                     held_stream_does_not_hold_up_others;
                 lifetime:
-                    a_stream_that_goes_away_leaves_its_memory_in_order,
-                    the_pool_ends_while_work_runs,
+                    memory_of_a_destroyed_stream_is_reused_after_its_work,
+                    pool_ends_while_work_runs,
                     blocks_and_waits_outlive_the_handle,
-                    a_runtime_may_end_before_the_pool,
-                    a_thread_ends_with_a_pool_of_its_own;
+                    runtime_can_end_before_the_pool,
+                    thread_can_end_with_its_own_pool;
                 unwinding:
                     panicking_task_frees_all_its_memory,
                     panic_may_drop_the_pool;
@@ -184,8 +184,8 @@ macro_rules! suite {
                 frees_and_events_are_awaited,
                 wait_with_a_timeout_ends_with_the_figures,
                 dropped_waits_lose_no_memory,
-                a_reclaimer_runs_as_a_task,
-                a_small_service_runs_on_any_executor,
+                reclaimer_runs_as_a_task,
+                small_service_runs_on_any_executor,
                 override_applies_to_its_task_only
             ]
             executors {

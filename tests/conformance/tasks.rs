@@ -126,7 +126,7 @@ pub(crate) fn dropped_waits_lose_no_memory<B: Bench, E: Executor>() {
 }
 
 /// A reclaimer that runs as a separate task serves all others, and ends with the pool.
-pub(crate) fn a_reclaimer_runs_as_a_task<B: Bench, E: Executor>() {
+pub(crate) fn reclaimer_runs_as_a_task<B: Bench, E: Executor>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let mut all = tasks(&site, 6, |n, worker| async move {
         for _ in 0..4 {
@@ -149,10 +149,10 @@ struct Request {
     reply: oneshot::Sender<u64>,
 }
 
-/// A small service. Clients send requests, and hold a little memory of their own for a random time. The server takes requests
-/// in batches, reserves memory for each batch, and spreads it over two streams. Waits time out or lose a `select!`, and
-/// clients leave before they are answered. In the end the pool is closed and drained.
-pub(crate) fn a_small_service_runs_on_any_executor<B: Bench, E: Executor>() {
+/// A small service. Clients send requests, and hold a little memory of their own for a random time. The server takes
+/// requests in batches, reserves memory for each batch, and spreads it over two streams. Waits time out or lose a
+/// `select!`, and clients leave before they are answered. In the end the pool is closed and drained.
+pub(crate) fn small_service_runs_on_any_executor<B: Bench, E: Executor>() {
     let site = Site::<B>::new(8 * MIB);
     let (sender, requests) = mpsc::unbounded();
     let mut all = tasks(&site, 8, |n, worker| client(n, worker, sender.clone()));

@@ -110,7 +110,7 @@ fn free_all<B: Bench>(blocks: &Mutex<Receiver<Block>>, other: &Worker<B>) {
 }
 
 /// cuda-oxide#619: a drop on one thread raced the last use on another stream.
-pub(crate) fn a_drop_elsewhere_covers_the_last_use<B: Bench>() {
+pub(crate) fn drop_on_another_thread_covers_the_last_use<B: Bench>() {
     let site = Site::<B>::new(8 * MIB);
     let [home, further, third] = site.workers();
     for round in 0..50u8 {
@@ -156,7 +156,7 @@ pub(crate) fn threads_at_the_limit_never_exceed_it<B: Bench>() {
 
 /// rmm#2304: an address was given to another thread before its old owner was forgotten. Here an address
 /// has one owner at every moment, also while memory goes back to the device and comes again.
-pub(crate) fn an_address_has_one_owner_at_a_time<B: Bench>() {
+pub(crate) fn address_has_one_owner_at_a_time<B: Bench>() {
     let site = Site::<B>::new(16 * MIB);
     let owned = Owned::default();
     thread::scope(|scope| {

@@ -12,8 +12,8 @@ fn panic_on_purpose() -> ! {
     resume_unwind(Box::new("a deliberate panic"))
 }
 
-/// A task panics while it holds blocks, a reservation, a block of that, a host view of a block, and a wait. All of it is
-/// freed, and the next waiter is served.
+/// A task panics while it holds blocks, a reservation, a block of that, a host view of a block, and a wait. All of it
+/// is freed, and the next waiter is served.
 pub(crate) fn panicking_task_frees_all_its_memory<B: Bench>() {
     let site = Site::<B>::without_device_waits(16 * MIB);
     let [worker, other] = site.workers();

@@ -82,8 +82,8 @@ pub(crate) fn latest_waker_is_woken<B: Bench>() {
     assert_end(&site, &workers);
 }
 
-/// [31] Futures that are dropped before their first poll, while they wait, or with a grant that was not taken return all
-/// their memory.
+/// [31] Futures that are dropped before their first poll, while they wait, or with a grant that was not taken return
+/// all their memory.
 pub(crate) fn futures_dropped_in_flight_give_everything_back<B: Bench>() {
     let (site, workers, block, gate) = full::<B>();
     let allocate = |bytes| site.pool.allocate(&workers[1].stream, bytes);
@@ -108,7 +108,8 @@ pub(crate) fn futures_dropped_in_flight_give_everything_back<B: Bench>() {
     assert_end(&site, &workers);
 }
 
-/// A waiter that is woken to serve the queue, and is dropped instead, wakes the next. Otherwise free memory would lie idle.
+/// A waiter that is woken to serve the queue, and is dropped instead, wakes the next. Otherwise free memory would lie
+/// idle.
 pub(crate) fn woken_waiter_that_leaves_wakes_the_next<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();
@@ -132,8 +133,8 @@ pub(crate) fn woken_waiter_that_leaves_wakes_the_next<B: Bench>() {
     site.assert_conserved();
 }
 
-/// cutile-rs#272: `mem::forget` defeats a guard that only borrows. Here a forgotten free takes place, a forgotten wait at most
-/// keeps its queue position, and a forgotten block is leaked without effect on others.
+/// cutile-rs#272: `mem::forget` defeats a guard that only borrows. Here a forgotten free takes place, a forgotten wait
+/// at most keeps its queue position, and a forgotten block is leaked without effect on others.
 pub(crate) fn forgotten_future_frees_nothing_early<B: Bench>() {
     let (site, [first, second], block, gate) = full::<B>();
     std::mem::forget(block.deallocate());
@@ -158,7 +159,7 @@ pub(crate) fn forgotten_future_frees_nothing_early<B: Bench>() {
 }
 
 /// cutile-rs#242: a cancelled task freed a buffer that a kernel was still using.
-pub(crate) fn a_cancelled_task_frees_nothing_in_flight<B: Bench>() {
+pub(crate) fn cancelled_task_frees_nothing_in_flight<B: Bench>() {
     let (site, [first, second], block, gate) = full::<B>();
     let stream = first.stream.clone();
     let mut task = Box::pin(async move {
@@ -195,9 +196,9 @@ impl Wake for Caller {
     }
 }
 
-/// iree#15673: a host callback called CUDA, where that is not allowed, and deadlocked. Wakers are called where the pool and
-/// the device may be called.
-pub(crate) fn a_waker_may_call_the_pool<B: Bench>() {
+/// iree#15673: a host callback called CUDA, where that is not allowed, and deadlocked. Wakers are called where the pool
+/// and the device may be called.
+pub(crate) fn waker_can_call_the_pool<B: Bench>() {
     let (site, workers, block, gate) = full::<B>();
     let caller = Arc::new(Caller {
         pool: site.pool.clone(),
@@ -245,8 +246,8 @@ pub(crate) fn large_request_is_not_overtaken<B: Bench>() {
     site.assert_sound();
 }
 
-/// golang#56910, the other direction: small requests wait behind a large one, but not for ever. Once it is served or dropped,
-/// all requests that fit are served together.
+/// golang#56910, the other direction: small requests wait behind a large one, but not for ever. Once it is served or
+/// dropped, all requests that fit are served together.
 pub(crate) fn small_requests_do_not_starve_behind_a_large_one<B: Bench>() {
     let site = Site::<B>::without_device_waits(8 * MIB);
     let [first, second] = site.workers();
