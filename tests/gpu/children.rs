@@ -1,5 +1,5 @@
-//! Children: this program with a word in its environment, for what a process does not survive, and for what
-//! another process does.
+//! Child processes: this program with a variable in its environment, for tests that a process does not survive, and for
+//! the part of a second process.
 
 use crate::{ends, processes, shutdown};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,14 +9,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Names what a child is to do.
+/// The variable that names the task of a child.
 const CHILD: &str = "WEIRPOOL_GPU_CHILD";
-/// What a child says last.
+/// The last line that a child prints.
 pub(crate) const DONE: &str = "all as it should be";
-/// A child takes so long at most.
+/// The time limit of a child.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What children do, by its word.
+/// The tasks of children, by name.
 const ACTS: [(&str, fn()); 8] = [
     (ends::FAULT, ends::fault),
     (ends::FAULT_MAPPED, ends::fault_before_all_on_mapped),
@@ -28,7 +28,7 @@ const ACTS: [(&str, fn()); 8] = [
     (processes::RESERVATION, processes::reservation),
 ];
 
-/// What this process is to do instead of testing, if it is a child.
+/// Runs the task of this process, if it is a child. Returns its exit code.
 pub(crate) fn in_a_child() -> Option<ExitCode> {
     let task = std::env::var(CHILD).ok()?;
     let act = ACTS.iter().find(|(word, _)| *word == task);
@@ -46,7 +46,7 @@ fn command(task: &str) -> Command {
     command
 }
 
-/// A child that did all that it was to do, and ended by itself, without a signal, and in time.
+/// Checks that a child completes its task and exits by itself, without a signal, and in time.
 pub(crate) fn assert_child(task: &str) {
     let mut child = command(task).stderr(Stdio::piped()).spawn().unwrap();
     let ended = await_end(&mut child);
@@ -79,7 +79,7 @@ fn await_end(child: &mut Child) -> Option<ExitStatus> {
     None
 }
 
-/// A child that is talked to, by lines. Dropped, it is killed.
+/// A child with which the test exchanges lines. Dropping this kills it.
 pub(crate) struct Neighbour {
     child: Child,
     to: Option<ChildStdin>,
@@ -87,7 +87,7 @@ pub(crate) struct Neighbour {
 }
 
 impl Neighbour {
-    /// What it complains of comes to where this process complains.
+    /// Starts a child. Its error output goes to that of this process.
     pub(crate) fn start(task: &str) -> Self {
         let mut child = command(task).stdin(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -111,7 +111,7 @@ impl Neighbour {
         line.unwrap_or_else(|error| panic!("the child says nothing: {error}"))
     }
 
-    /// Says no more, and waits for its end.
+    /// Closes the child's input, and waits for its end.
     pub(crate) fn end(mut self) {
         drop(self.to.take());
         let ended = await_end(&mut self.child);
@@ -123,7 +123,7 @@ impl Neighbour {
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        // Both fail if it has ended.
+        // Both calls fail if the child has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

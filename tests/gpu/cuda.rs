@@ -1,4 +1,4 @@
-//! A GPU on the bench, with memory of each kind.
+//! The backend of the tests on a GPU, with memory of each kind.
 
 use crate::bench::{Bench, Gate, Span};
 use crate::gpu::{Gpu, another_context, settle};
@@ -11,43 +11,41 @@ use weirpool::Upstream;
 use weirpool::device::Device;
 use weirpool::device::cuda::{CudaDevice, ExternalStream};
 
-/// One way to open the device, and to build pools over it.
+/// A way to open the device, and to build pools on it.
 pub(crate) trait Setting: Send + Sync + 'static {
     const VIRTUAL_MEMORY: bool = true;
     const UPSTREAM: Upstream = Upstream::Virtual;
 }
 
-/// Virtual memory, where the device has it: the default.
+/// Virtual memory, if the device supports it: the default.
 pub(crate) struct Mapped;
 
 impl Setting for Mapped {}
 
-/// Plain memory. Giving it back waits for all work of the device, so no test gives any back while it holds
-/// a stream: pools do so only when they are trimmed, when they end, or for an allocation that free memory
-/// in pieces would do for.
+/// Plain memory. Freeing it waits for all work of the device, so no test frees any while it holds a stream. Pools free
+/// it only when they are trimmed, when they end, or for an allocation for which free memory exists only in pieces.
 pub(crate) struct Plain;
 
 impl Setting for Plain {
     const VIRTUAL_MEMORY: bool = false;
 }
 
-/// Page-locked memory of the host. Kernels reach it where it lies, and giving it back waits as plain memory
-/// does.
+/// Page-locked memory of the host. Kernels access it in place, and freeing it waits like freeing plain memory.
 pub(crate) struct Pinned;
 
 impl Setting for Pinned {
     const UPSTREAM: Upstream = Upstream::Pinned;
 }
 
-/// Memory that moves to who uses it. Giving it back waits as plain memory does.
+/// Memory that migrates to the processor that uses it. Freeing it waits like freeing plain memory.
 pub(crate) struct Managed;
 
 impl Setting for Managed {
     const UPSTREAM: Upstream = Upstream::Managed;
 }
 
-/// A device of its own over the one context that all tests share: contexts take a good part of a second
-/// to make, and take turns on the device.
+/// A separate device on the one context that all tests share. Creating a context takes a good part of a second, and
+/// contexts take turns on the device.
 pub(crate) struct Cuda<S> {
     pub(crate) device: CudaDevice,
     pub(crate) gpu: Arc<Gpu>,
@@ -67,7 +65,7 @@ impl<S> Clone for Cuda<S> {
     }
 }
 
-/// A device, as it is known when its bench is gone.
+/// A device that a test has used, to detect that it is gone.
 struct Footprint {
     in_use: Weak<()>,
     /// Held by the device, and by its streams.
@@ -76,10 +74,9 @@ struct Footprint {
 
 static DEVICES: Mutex<Vec<Footprint>> = Mutex::new(Vec::new());
 
-/// Waits for devices that nobody uses any more to be gone, with all that is given back for them. Pools that
-/// ended give their memory back on threads of their own. Where memory is plain that waits for the whole
-/// device, and keeps others from calling the driver meanwhile: with a stream that a test holds by then, for
-/// ever. To unlock a few gigabytes takes seconds.
+/// Waits until devices that no test uses any more are gone, and all their memory is released. Pools that ended release
+/// their memory on separate threads. Releasing plain memory waits for the whole device, and blocks other calls of the
+/// driver meanwhile: forever, if a test then holds a stream. Unlocking a few gigabytes takes seconds.
 pub(crate) fn await_releases() {
     const PATIENCE: Duration = Duration::from_secs(20);
     let start = Instant::now();
@@ -91,7 +88,7 @@ pub(crate) fn await_releases() {
         if has_threads_at_work() {
             at_work = Instant::now();
         }
-        // With nobody at work for so long, what is left was leaked on purpose.
+        // No thread has worked for that long, so the rest was leaked on purpose.
         if at_work.elapsed() > QUIET {
             break;
         }
@@ -100,10 +97,10 @@ pub(crate) fn await_releases() {
     devices.retain(|device| device.in_use.strong_count() > 0);
 }
 
-/// Where it is not told who is at work, it is waited for.
+/// How long to wait where the system does not report working threads.
 const QUIET: Duration = Duration::from_millis(if cfg!(target_os = "linux") { 50 } else { 1000 });
 
-/// Whether a thread of a pool's is at work, which is not one that watches.
+/// Returns whether a thread of a pool works, other than the one that watches events.
 fn has_threads_at_work() -> bool {
     let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten();
     let names = threads.filter_map(|thread| {
@@ -117,11 +114,11 @@ fn has_threads_at_work() -> bool {
 
 const A_WHILE: Duration = Duration::from_micros(20);
 
-/// Work that wrongly does not wait is submitted by now, and takes some tens of microseconds.
+/// By then, work that wrongly does not wait is submitted. It takes some tens of microseconds.
 const LONG_ENOUGH: Duration = Duration::from_millis(2);
 
 impl<S: Setting> Cuda<S> {
-    /// Over a handle of its own on the context, by which it is known when the device is gone.
+    /// Opens a separate handle on the context. It shows when the device is gone.
     fn over(gpu: Arc<Gpu>, context: Arc<CudaContext>) -> Self {
         let in_use = Arc::new(());
         let gone = Footprint {
@@ -139,7 +136,7 @@ impl<S: Setting> Cuda<S> {
         }
     }
 
-    /// Keeps the stream busy for so long.
+    /// Keeps the stream busy for this time.
     pub(crate) fn spend_time(&self, work: &CudaStream, time: Duration) {
         self.gpu.spend(work, time);
     }
@@ -149,7 +146,7 @@ impl<S: Setting> Bench for Cuda<S> {
     type Work = Arc<CudaStream>;
     type External = ExternalStream;
 
-    // A stream's handle is an address in the driver, and may or may not come again.
+    // A stream's handle is an address in the driver, which may or may not be reused.
     const RECYCLES_STREAM_HANDLES: Option<bool> = None;
     const UPSTREAM: Upstream = S::UPSTREAM;
 
@@ -158,13 +155,13 @@ impl<S: Setting> Bench for Cuda<S> {
         let gpu = gpu();
         let context = CudaContext::new(gpu.context().ordinal());
         let context = context.expect("the primary context, once more");
-        // SAFETY: nobody here uses the slices whose order cudarc keeps by events. With them it would wait for
-        // the whole device when the first stream is made.
+        // SAFETY: the tests do not use slices whose order cudarc tracks by events. With tracking, cudarc would wait for the
+        // whole device when the first stream is created.
         unsafe { context.disable_event_tracking() };
         Self::over(gpu, context)
     }
 
-    /// One context is one device.
+    /// A further device needs a separate context.
     fn another(&self) -> Self {
         let context = another_context(self.gpu.context());
         let gpu = Gpu::load(&context).expect("kernels in a further context");
@@ -180,13 +177,13 @@ impl<S: Setting> Bench for Cuda<S> {
     }
 
     fn external(&self, work: &Arc<CudaStream>) -> ExternalStream {
-        // SAFETY: each test has the stream for as long as it uses it, or what it allocated there: that this is
-        // enough is what it tests.
+        // SAFETY: each test keeps the stream for as long as it uses the stream or memory allocated there. The tests verify that
+        // this suffices.
         unsafe { self.device.external_stream(work.cu_stream()) }.expect("a stream of the driver's")
     }
 
-    /// By a kernel of one thread that looks at a number of the host's. A wait of the stream's own for that
-    /// number would hold the device's queue, and with it each stream that shares it.
+    /// Holds the stream by a kernel of one thread that polls a number of the host. A wait of the stream for that number
+    /// would hold the device's queue, and with it every stream that shares the queue.
     fn hold(&self, work: &Arc<CudaStream>) -> Gate {
         let latch = self.gpu.hold(work);
         Gate::new(move || latch.open())
@@ -223,7 +220,7 @@ impl<S: Setting> Bench for Cuda<S> {
 
     fn host_fill(&self, span: Span, value: u8) {
         if let Some(start) = seen_by_host::<S>(span) {
-            // SAFETY: the memory is a block's of the test, and nobody else uses it now.
+            // SAFETY: the memory belongs to a block of the test, and is not used otherwise now.
             unsafe { start.write_bytes(value, span.bytes as usize) };
             return;
         }
@@ -232,7 +229,7 @@ impl<S: Setting> Bench for Cuda<S> {
 
     fn host_compare(&self, span: Span, value: u8) -> bool {
         if let Some(start) = seen_by_host::<S>(span) {
-            // SAFETY: as above; nobody writes it now.
+            // SAFETY: as above; the memory is not written now.
             let bytes = unsafe { std::slice::from_raw_parts(start, span.bytes as usize) };
             return bytes.iter().all(|byte| *byte == value);
         }
@@ -241,7 +238,7 @@ impl<S: Setting> Bench for Cuda<S> {
     }
 }
 
-/// Where the host finds the memory, if it does.
+/// Returns the host's pointer to the memory, if the host sees it.
 fn seen_by_host<S: Setting>(span: Span) -> Option<*mut u8> {
     let is_seen = S::UPSTREAM.kind().is_seen_by_host();
     is_seen.then_some(span.address.to_bits() as *mut u8)

@@ -1,5 +1,5 @@
-//! Streams that the pool has by their raw handles alone, made and destroyed by the driver's own calls; and the handles
-//! that stand for no stream of one's own.
+//! Streams that the pool knows only by their raw handles, created and destroyed by calls of the driver; and the handles
+//! that stand for CUDA's default streams.
 
 use crate::bench::Bench;
 use crate::common::MIB;
@@ -25,10 +25,10 @@ const PER_THREAD: CUstream = 2 as CUstream;
 struct Blocking(CUstream);
 
 impl Blocking {
-    /// The context is current.
+    /// The context must be current.
     fn new() -> Self {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: writes the stream to the place given.
+        // SAFETY: `stream` is valid for the write.
         let made = unsafe { sys::cuStreamCreate(&mut handle, 0) };
         made.result().expect("a stream");
         Self(handle)
@@ -47,19 +47,19 @@ impl Blocking {
 
 impl Drop for Blocking {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: the stream is not used any more.
         let answer = unsafe { sys::cuStreamDestroy_v2(self.0) };
         answer.result().expect("a stream that was alive");
     }
 }
 
 fn external(site: &Site<Here>, handle: CUstream) -> ExternalStream {
-    // SAFETY: the tests have the stream until the last of their calls with it.
+    // SAFETY: the tests keep the stream until their last call with it.
     unsafe { site.bench.device.external_stream(handle) }.expect("a stream of the driver's")
 }
 
 fn fill(handle: CUstream, address: u64, bytes: u64, value: u8) {
-    // SAFETY: the memory is the caller's, and the stream alive.
+    // SAFETY: the memory is the caller's, and the stream lives.
     let answer = unsafe { sys::cuMemsetD8Async(address, value, bytes as usize, handle) };
     answer.result().expect("a fill");
 }
@@ -70,10 +70,10 @@ fn copy(handle: CUstream, target: u64, source: u64, bytes: u64) {
     answer.result().expect("a copy");
 }
 
-/// Later work of the stream comes after what the other was given so far.
+/// Makes later work of the stream come after the work submitted to the other one so far.
 fn come_after(handle: CUstream, other: &CudaStream) {
     let event = other.record_event(None).expect("an event");
-    // SAFETY: both are alive.
+    // SAFETY: both streams live.
     let answer = unsafe { sys::cuStreamWaitEvent(handle, event.cu_event(), 0) };
     answer.result().expect("a wait");
 }
@@ -82,8 +82,8 @@ fn bind(site: &Site<Here>) {
     site.bench.gpu.context().bind_to_thread().unwrap();
 }
 
-/// Its owner destroys it while what it did to a block that is freed by now runs still. The memory comes to others
-/// once that is over. The next stream may have its handle, and is another one.
+/// The owner destroys the stream while its work on a block, which is already freed, still runs. Other streams get the
+/// memory after that work. The next stream may have the same handle, and is a different stream.
 pub(crate) fn raw_stream_is_served_and_dropped() {
     let site = Site::<Here>::with(16 * MIB, |builder| builder.reuse(ONLY_COMPLETE));
     bind(&site);
@@ -130,8 +130,8 @@ pub(crate) fn raw_stream_is_served_and_dropped() {
     site.assert_conserved();
 }
 
-/// By either of its handles it is one stream, which allocates, frees, and waits for memory. Nothing that waits is ever
-/// put into it: a blocking stream, which comes after all that the legacy default stream was given, goes on.
+/// Both of its handles name one stream, which allocates, frees, and waits for memory. No wait is ever inserted into it:
+/// a blocking stream, which comes after all work of the legacy default stream, continues.
 pub(crate) fn legacy_default_stream_waits_on_the_host() {
     let site = Site::<Here>::new(18 * MIB);
     bind(&site);
@@ -163,7 +163,7 @@ pub(crate) fn legacy_default_stream_waits_on_the_host() {
     let address = thread::scope(|scope| {
         let waiting = scope.spawn(|| raw.allocate(&legacy, 8 * MIB, None));
         eventually(|| site.pool.statistics().waits.waiting == 1);
-        // An event is recorded in it, and that is all.
+        // Only an event is recorded in it.
         let event = stream.event().unwrap();
         fill(blocking.0, place.address().to_bits(), place.size(), 3);
         blocking.synchronize();
@@ -173,7 +173,7 @@ pub(crate) fn legacy_default_stream_waits_on_the_host() {
     });
     assert_eq!(site.pool.statistics().device_waits, 0);
 
-    // Others come after it, by a wait of theirs.
+    // Other streams come after it, by a wait of their own.
     fill(LEGACY, address, 8 * MIB, 4);
     let gate = site.bench.hold(&site.bench.gpu.context().default_stream());
     copy(LEGACY, place.address().to_bits(), address, place.size());
@@ -189,10 +189,10 @@ pub(crate) fn legacy_default_stream_waits_on_the_host() {
     site.assert_sound();
 }
 
-/// It is another stream on each thread, under one handle.
+/// One handle stands for a different stream on each thread.
 pub(crate) fn per_thread_default_stream_is_refused_by_its_handle() {
     let site = Site::<Here>::new(8 * MIB);
-    // SAFETY: the handle is refused whatever it stands for.
+    // SAFETY: the handle is refused, whichever stream it stands for.
     let refused = unsafe { site.bench.device.external_stream(PER_THREAD) }.unwrap_err();
     assert_eq!(refused.kind(), DeviceErrorKind::Unsupported);
     assert_eq!(refused.call(), "external_stream");
@@ -202,7 +202,7 @@ pub(crate) fn per_thread_default_stream_is_refused_by_its_handle() {
     site.assert_conserved();
 }
 
-/// A stream is of the context that it was made in, whichever device it is adopted by.
+/// A stream belongs to the context in which it was created, whichever device adopts it.
 pub(crate) fn stream_of_another_context_is_refused() {
     let site = Site::<Here>::new(8 * MIB);
     let elsewhere = site.bench.another();

@@ -1,11 +1,11 @@
-//! What runs the tests: one after the other, each with an end, and none where there is no GPU.
+//! The harness of the tests: it runs one test after the other, each with a time limit, and none if there is no GPU.
 //!
-//! One after the other, because what one test does holds up another's work: plain memory is freed only when
-//! the whole device is idle, and streams that share one of the device's queues wait for each other. With a
-//! stream that is held on purpose beside it, no test could say why it hangs.
+//! The tests do not run in parallel, because they would hold up each other's work: plain memory is freed only when the
+//! whole device is idle, and streams that share a queue of the device wait for each other. Beside a stream that is held
+//! on purpose, a test could not tell why it hangs.
 //!
-//! Each test has a thread of its own, which has never seen CUDA. A test that hangs fails, after every stream
-//! that is held was let go; what hangs still, and a context that is broken, end the run.
+//! Each test runs on its own thread, which has never used CUDA. If a test hangs, every held stream is let go, and the
+//! test fails. If it still hangs, or if a context is broken, the run ends.
 
 use crate::bench::Bench;
 use crate::cuda::{Cuda, Mapped};
@@ -24,22 +24,22 @@ use weirpool::device::{MemoryKind, MemoryKinds};
 pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) test: fn(),
-    /// The memory that it is about.
+    /// The kind of memory that it tests.
     pub(crate) kind: MemoryKind,
 }
 
-/// No test takes so long that is not stuck.
+/// The time after which a test counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// What was stuck goes on soon after it was let go.
+/// The time in which a stuck test ends after its streams were let go.
 const GRACE: Duration = Duration::from_secs(15);
-/// Set, a machine without a GPU is a failure.
+/// If this variable is set, a machine without a GPU is a failure.
 const REQUIRED: &str = "WEIRPOOL_REQUIRE_GPU";
 
 static OPENED: OnceLock<Result<Arc<Gpu>, String>> = OnceLock::new();
-/// Why no further test is of use.
+/// The reason why no further test is of use.
 static ENDED: OnceLock<String> = OnceLock::new();
 
-/// The GPU under test.
+/// Returns the GPU under test.
 pub(crate) fn gpu() -> Arc<Gpu> {
     let opened = OPENED.get_or_init(open);
     opened.clone().expect("tests run only where there is one")
@@ -58,7 +58,7 @@ fn open() -> Result<Arc<Gpu>, String> {
     Ok(Arc::new(gpu))
 }
 
-/// Whether there is a GPU. Says in a line which, or why not.
+/// Returns whether there is a GPU. Prints a line with its name, or with the reason why there is none.
 fn is_there() -> bool {
     match OPENED.get_or_init(open) {
         Ok(_) => eprintln!("gpu: {}", crate::facts::description()),
@@ -73,7 +73,7 @@ pub(crate) fn has(kind: MemoryKind) -> bool {
     kinds.contains(kind)
 }
 
-/// Runs the tests that the command line asks for.
+/// Runs the tests that the command line selects.
 pub(crate) fn run(entries: Vec<Entry>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
@@ -117,18 +117,18 @@ fn guarded(name: &str, test: fn()) -> Result<(), Failed> {
     Err(failures.join("\n").into())
 }
 
-/// A soak may be asked to take longer than any test has a right to.
+/// Returns the time limit of a test. A soak test may be configured to take longer.
 fn patience() -> Duration {
     PATIENCE.max(soak::duration() * 2)
 }
 
-/// Runs the test to its end, or to the end of patience.
+/// Runs the test to its end or to the time limit.
 fn watched(name: &str, test: fn()) -> Result<(), String> {
     let (send, ended) = sync_channel(1);
     let thread = thread::Builder::new().name(name.to_owned());
     let started = thread.spawn(move || {
         let result = catch_unwind(test).map_err(|payload| text_of(&*payload));
-        // Nobody listens any more if it took too long.
+        // The receiver is gone if the test took too long.
         let _ = send.send(result);
     });
     started.expect("a thread for the test");
@@ -153,8 +153,8 @@ fn let_go(name: &str, ended: &Receiver<Result<(), String>>) -> String {
     }
 }
 
-/// An error that stays makes every later test fail, and says nothing of it. Waits for what the test left
-/// behind.
+/// Returns the sticky error that a test left, if any: it would make every later test fail for no visible reason. Waits
+/// for pending work and releases of the test.
 fn broken_by(name: &str) -> Option<String> {
     let error = gpu().context().synchronize().err()?;
     let _ = ENDED.set(format!("`{name}` left the context broken: {error}"));
