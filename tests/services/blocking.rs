@@ -131,6 +131,8 @@ fn blocking_wait_works_inside_an_executor() {
     pool.check_conserved().unwrap();
 }
 
+/// Only with the feature does the pool know of runtimes.
+#[cfg(feature = "tokio")]
 #[test]
 fn wait_in_a_task_of_a_single_thread_runtime_is_refused() {
     let device = manual();
