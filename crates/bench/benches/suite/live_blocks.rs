@@ -37,7 +37,7 @@ impl Case {
 
     fn label(self) -> &'static str {
         match self {
-            Self::Heap => "ledger only",
+            Self::Heap => "heap only",
             Self::Lanes => "64 streams",
         }
     }
