@@ -125,19 +125,23 @@ fn completion_reaped_by_two_threads() {
     });
 }
 
-/// Two threads reap a stream of which one of two tickets is complete. Neither takes the other ticket for complete.
+/// Two threads reap a stream of which the first of three tickets is complete. Neither takes another ticket for complete:
+/// the newest is queried, and the one in the middle must not be taken for the oldest.
 #[test]
 fn two_reapers_of_a_half_complete_stream() {
     model("two reapers of a half complete stream", || {
         let device = device();
         let pool = pool(&device);
         let (work, a) = stream(&device, &pool);
-        let [first, second] = [(); 2].map(|()| pool.try_allocate(&a, MIB).unwrap());
+        let [first, second, third] =
+            [MIB, MIB / 2, MIB / 2].map(|bytes| pool.try_allocate(&a, bytes).unwrap());
         drop(first);
         a.seal().unwrap();
         run(&work, 10);
-        drop(second);
-        a.seal().unwrap();
+        for block in [second, third] {
+            drop(block);
+            a.seal().unwrap();
+        }
         let other = {
             let pool = pool.clone();
             thread::spawn(move || pool.reap().unwrap())
