@@ -16,9 +16,9 @@ mod stream;
 
 #[doc(inline)]
 pub use weirpool_device::{
-    AlarmId, AsDevice, BlockObserver, Capabilities, Chunk, Device, DeviceAddress, DeviceError,
-    DeviceErrorKind, DeviceId, Explain, MemoryInfo, MemoryKind, MemoryKinds, Pooling, RawEvent,
-    RawStream, Transfer, WatchId,
+    AlarmId, AsDevice, BlockObserver, Capabilities, CaptureId, Captures, Chunk, Device,
+    DeviceAddress, DeviceError, DeviceErrorKind, DeviceId, Explain, Graph, Kept, MemoryInfo,
+    MemoryKind, MemoryKinds, Pooling, RawEvent, RawStream, Transfer, WatchId,
 };
 
 #[cfg(feature = "cuda")]

@@ -11,6 +11,8 @@ mod as_device;
 mod block_observer;
 mod capability;
 #[allow(unsafe_code)]
+mod capture;
+#[allow(unsafe_code)]
 mod device;
 mod error;
 mod explain;
@@ -26,11 +28,12 @@ pub use address::DeviceAddress;
 pub use as_device::AsDevice;
 pub use block_observer::BlockObserver;
 pub use capability::{Capabilities, MemoryInfo};
+pub use capture::{Captures, Graph, Kept};
 pub use device::Device;
 pub use error::{DeviceError, DeviceErrorKind};
 pub use explain::Explain;
 pub use kind::{MemoryKind, MemoryKinds};
 pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
-pub use names::{AlarmId, Chunk, DeviceId, RawEvent, RawStream, WatchId};
+pub use names::{AlarmId, CaptureId, Chunk, DeviceId, RawEvent, RawStream, WatchId};
 pub use pooling::Pooling;
 pub use transfer::Transfer;

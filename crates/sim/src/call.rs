@@ -44,11 +44,19 @@ pub enum Call {
     Download,
     /// `Device::fill`
     Fill,
+    /// `Captures::begin_capture`
+    BeginCapture,
+    /// `Captures::end_capture`
+    EndCapture,
+    /// `Captures::keep`
+    Keep,
+    /// `Graph::launch`
+    Launch,
 }
 
 impl Call {
     /// Every call, in the order of declaration.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 23] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -68,9 +76,14 @@ impl Call {
         Self::Upload,
         Self::Download,
         Self::Fill,
+        Self::BeginCapture,
+        Self::EndCapture,
+        Self::Keep,
+        Self::Launch,
     ];
 
-    /// Returns the name of the call in [`Device`](weirpool_device::Device).
+    /// Returns the name of the call in [`Device`](weirpool_device::Device),
+    /// [`Captures`](weirpool_device::Captures) or [`Graph`](weirpool_device::Graph).
     pub const fn name(self) -> &'static str {
         match self {
             Self::MemoryInfo => "memory_info",
@@ -92,6 +105,10 @@ impl Call {
             Self::Upload => "upload",
             Self::Download => "download",
             Self::Fill => "fill",
+            Self::BeginCapture => "begin_capture",
+            Self::EndCapture => "end_capture",
+            Self::Keep => "keep",
+            Self::Launch => "launch",
         }
     }
 

@@ -2,12 +2,15 @@
 
 use super::SimDevice;
 use super::builder::{Checker, GRANULARITY};
+use super::call::Call;
+use super::event_calls::unsupported;
+use super::graph::refuse_captured;
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
 use weirpool_device::plain::{Arc, Weak};
 use weirpool_device::{
-    AlarmId, BlockObserver, Capabilities, Chunk, Device, DeviceError, DeviceId, Explain,
+    AlarmId, BlockObserver, Capabilities, Captures, Chunk, Device, DeviceError, DeviceId, Explain,
     MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 
@@ -116,7 +119,9 @@ unsafe impl Device for SimDevice {
     }
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
-        self.record(event, stream)
+        self.record_unless(event, stream, |state| {
+            refuse_captured(state, Call::Record, stream)
+        })
     }
 
     unsafe fn query(&self, event: RawEvent) -> Result<bool, DeviceError> {
@@ -124,7 +129,18 @@ unsafe impl Device for SimDevice {
     }
 
     unsafe fn wait(&self, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
-        self.wait(stream, event)
+        if !self
+            .engine
+            .peek(|state| state.recordings.of(stream).is_some())
+        {
+            return self.wait(stream, event);
+        }
+        // Its work does not run, but comes after complete work.
+        if self.query(event)? {
+            return Ok(());
+        }
+        let reason = "the stream is being captured; call again when the capture is over";
+        Err(unsupported(Call::Wait, reason))
     }
 
     unsafe fn watch(&self, event: RawEvent, waker: &Waker) -> WatchId {
@@ -133,6 +149,10 @@ unsafe impl Device for SimDevice {
 
     fn unwatch(&self, watch: WatchId) {
         self.unwatch(watch)
+    }
+
+    fn captures(&self) -> Option<&dyn Captures> {
+        Some(self)
     }
 
     // ---- copies and fills --------------------------------------------------------------------------

@@ -11,6 +11,7 @@ use super::counters::Counters;
 use super::events::Events;
 use super::fault::{Fault, Script};
 use super::memory::Space;
+use super::recording::Recordings;
 use super::schedule::{Item, Point, Schedule};
 use super::ticker::{Action, Phase};
 use std::any::Any;
@@ -34,6 +35,7 @@ pub(super) struct State {
     /// The handles of streams, by name.
     pub(super) owners: HashMap<RawStream, WeakOwner>,
     pub(super) counters: Counters,
+    pub(super) recordings: Recordings,
     /// The ordering checker, unless it is off.
     pub(super) judge: Option<Judge>,
     /// The reason why the device is broken, once it is.
@@ -65,6 +67,7 @@ impl State {
             alarms: Alarms::default(),
             owners: HashMap::new(),
             counters: Counters::default(),
+            recordings: Recordings::default(),
             judge: (settings.checker != Checker::Off).then(Judge::new),
             broken: None,
             script: Script::default(),
