@@ -57,6 +57,7 @@
 //! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
 //! | `current` | the default pool of a device, thread or task | how it allocates |
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
+//! | `capture` | allocation while a stream is captured into a graph | |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
@@ -101,6 +102,7 @@
 
 mod block;
 mod buffer;
+mod capture;
 pub mod compat;
 mod copy;
 mod current;
@@ -133,6 +135,7 @@ mod trace;
 
 pub use block::{Block, DeallocateError, Deallocation, HostGuard};
 pub use buffer::{Buffer, SliceMut};
+pub use capture::{Capture, CapturedGraph, GraphMemory, JoinedCapture};
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{

@@ -28,7 +28,7 @@ use crate::fault::injected;
 use crate::heap::BlockId;
 use crate::id::Ticket;
 use crate::measure::Mark;
-use crate::sync::{Arc, Guard, Mutex, Ordering, SharedState, plain};
+use crate::sync::{Arc, Guard, Mutex, Ordering, SharedFlag, SharedState, plain};
 use crossbeam_utils::CachePadded;
 use std::time::Duration;
 
@@ -42,8 +42,10 @@ pub(crate) struct StreamCache {
     gate: Gate,
     is_external: bool,
     pub(crate) spacing: Spacing,
-    state: Lease,
+    pub(super) state: Lease,
     shards: Shards,
+    /// Whether the stream is being captured; written under the lock of the state.
+    pub(super) captured: SharedFlag,
 }
 
 /// Keeps a stream's lane registered while a grant for it is being delivered.
@@ -178,6 +180,7 @@ impl StreamCache {
             spacing: Spacing::new(bounds.unsealed, bounds.may_widen),
             shards: Shards::new(),
             state: Lease::new(state),
+            captured: SharedFlag::new(false),
         };
         if bounds.is_sharded && this.has_shards(is_host) {
             this.shards.make(bounds, Ticket::FIRST);
@@ -263,7 +266,8 @@ impl StreamCache {
     #[inline(never)]
     fn free_to_shard(&self, block: &Use, now: Option<Duration>) -> Freed {
         let shard = self.shards.own();
-        let kept = shard.and_then(|shard| self.shards.keep(shard, block, self.bounds, &self.gate));
+        let is_bypassed = || self.is_bypassed() || self.is_captured();
+        let kept = shard.and_then(|shard| self.shards.keep(shard, block, self.bounds, is_bypassed));
         let Some(kept) = kept else {
             let is_bypassed = self.gate_check();
             let state = self.state.lock();
@@ -274,7 +278,7 @@ impl StreamCache {
             ticket: kept.ticket,
             is_kept: true,
             closed: seals
-                .then(|| self.state.lock().close_unless_host(&self.shards))
+                .then(|| self.state.lock().close_if_recordable(&self.shards))
                 .flatten(),
         }
     }
@@ -288,6 +292,7 @@ impl StreamCache {
         now: Option<Duration>,
         is_bypassed: bool,
     ) -> Freed {
+        let is_bypassed = is_bypassed || state.capture.is_some();
         let ticket = state.note_use(block.bytes);
         let cached = CachedBlock::freed(block, ticket);
         let is_stacked = !is_bypassed && state.cache.push(cached, self.bounds.bytes);
@@ -297,7 +302,7 @@ impl StreamCache {
         // further call.
         let may_wait = is_large && !self.is_external;
         let is_due = state.unsealed > self.spacing.bound() && !may_wait;
-        let closed = (is_bypassed || is_due).then(|| state.close_unless_host(&self.shards));
+        let closed = (is_bypassed || is_due).then(|| state.close_if_recordable(&self.shards));
         Freed {
             ticket,
             is_kept: is_stacked || is_large,
@@ -315,7 +320,7 @@ impl StreamCache {
         let mut state = self.state.lock();
         let ticket = state.note_use(bytes);
         let seals = self.is_bypassed() || state.unsealed > self.spacing.bound();
-        let closed = seals.then(|| state.close_unless_host(&self.shards));
+        let closed = seals.then(|| state.close_if_recordable(&self.shards));
         Freed {
             ticket,
             is_kept: false,
@@ -337,14 +342,15 @@ impl StreamCache {
         self.state.lock().open
     }
 
-    pub(super) fn close(&self) -> Closed {
-        self.state.lock().close(&self.shards)
+    /// Closes the open ticket; `None` while the stream is captured. The host's tickets are not closed.
+    pub(super) fn close(&self) -> Option<Closed> {
+        self.state.lock().close_if_recordable(&self.shards)
     }
 
     pub(super) fn close_if_dirty(&self) -> Option<Closed> {
         let mut state = self.state.lock();
         let is_dirty = state.is_dirty_with(&self.shards);
-        is_dirty.then(|| state.close_unless_host(&self.shards))?
+        is_dirty.then(|| state.close_if_recordable(&self.shards))?
     }
 
     /// The event of a closed ticket could not be recorded: the next one must cover it.

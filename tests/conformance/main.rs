@@ -33,6 +33,7 @@ mod debugging;
 mod external;
 mod failures;
 mod fills;
+mod graphs;
 mod growing;
 mod host;
 mod lifetime;

@@ -13,7 +13,8 @@
 //! | `upstreams` | device, page-locked and managed memory |
 //! | `ordering` | a long kernel, its memory, and the next owner; and checks that the tests detect mistakes |
 //! | `hand_shakes` | streams that wait for each other on the device |
-//! | `captures` | streams that are captured into a graph |
+//! | `captures` | streams that other code captures into a graph |
+//! | `foreign_graphs` | graphs of cudarc on memory of a pool |
 //! | `copies` | copies between host and device |
 //! | `interop` | buffers in calls of cudarc and cuBLAS |
 //! | `streams` | default streams, streams of the pool, streams that are dropped |
@@ -58,6 +59,8 @@ mod external;
 mod failures;
 #[path = "../conformance/fills.rs"]
 mod fills;
+#[path = "../conformance/graphs.rs"]
+mod graphs;
 #[path = "../conformance/growing.rs"]
 mod growing;
 #[path = "../conformance/host.rs"]
@@ -98,6 +101,7 @@ mod copies;
 mod cuda;
 mod ends;
 mod facts;
+mod foreign_graphs;
 mod hand_shakes;
 mod handles;
 mod harness;
@@ -226,6 +230,10 @@ fn entries() -> Vec<Entry> {
             capture_is_not_broken_by_calls_of_the_pool,
             captured_stream_keeps_its_freed_memory,
             graph_has_no_fills;
+        foreign_graphs:
+            graph_of_cudarc_keeps_its_memory,
+            upload_is_captured_with_its_bytes,
+            capture_ends_in_every_state;
         contexts:
             thread_needs_no_context,
             context_of_a_thread_is_left_alone,

@@ -10,7 +10,7 @@ use super::CudaDevice;
 use super::driver::{capture_info, check};
 use super::stream::handle;
 use cudarc::driver::sys::{
-    self, CUgraphExec, CUgraphUserObject_flags as RetainFlags, CUuserObject_flags as ObjectFlags,
+    self, CUgraphExec, CUuserObject_flags as ObjectFlags, CUuserObjectRetain_flags as RetainFlags,
 };
 use std::ffi::c_void;
 use std::fmt;
