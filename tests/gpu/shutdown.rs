@@ -147,13 +147,12 @@ pub(crate) fn without_threads() {
         works,
         streams: [first, second],
     } = place();
-    let used = pool.try_allocate(&first, 4 * MIB).unwrap();
+    let used = pool.try_allocate(&first, pool.capacity()).unwrap();
     gpu.spend(&works[0], Duration::from_millis(50));
     gpu.fill(&works[0], used.address(), used.size(), 1);
+    let written = first.event().unwrap();
     drop(used);
-    block_on(first.event().unwrap()).unwrap();
-    gpu.spend(&works[0], Duration::from_millis(50));
-    let whole = pool.capacity();
-    let granted = block_on(pool.allocate(&second, whole).timeout(PATIENCE)).unwrap();
+    let granted = block_on(pool.allocate(&second, 4 * MIB).timeout(PATIENCE)).unwrap();
+    assert!(written.is_complete().unwrap());
     block_on(granted.deallocate()).unwrap();
 }
