@@ -143,7 +143,8 @@ pub use driver::{
     Upstream,
 };
 pub use error::{
-    AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError, TagShortfall, TaskError,
+    AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError,
+    TagShortfall, TaskError,
 };
 pub use heap::GrowBy;
 pub use id::StreamId;

@@ -62,7 +62,10 @@ impl HostTasks {
     /// Returns the tasks that hold the stream, the first of which it reaches first.
     pub(crate) fn holders(&self) -> Vec<Holder> {
         let book = self.0.lock();
-        book.holders.iter().map(|(_, holder)| holder.clone()).collect()
+        book.holders
+            .iter()
+            .map(|(_, holder)| holder.clone())
+            .collect()
     }
 
     /// Returns how many tasks hold the stream, and how many were abandoned so far.

@@ -1,19 +1,19 @@
 //! Functions of the host in the order of a stream, and holds that the host releases.
 //!
-//! A hold is a wait for a word of page-locked host memory, which the host sets. Where the driver has no such wait, it is a
-//! function of the host that blocks until then: the driver calls functions of the host on few threads, so that it may
-//! delay those of other streams.
+//! A hold is a wait for a word of page-locked host memory, which the host sets. Where the driver has no such wait, or all
+//! words are in use, it is a function of the host that blocks until then: the driver calls functions of the host on few
+//! threads, so that it may delay those of other streams.
 
 use super::CudaDevice;
 use super::contract::unsupported;
-use super::driver::{check, wait_for_word};
+use super::driver::{Visit, check, wait_for_word};
 use super::stream::{handle, is_legacy_default};
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{self, CUresult, CUstream};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
-use weirpool_device::plain::{Arc, Condvar, Mutex, Ordering};
+use weirpool_device::plain::{Arc, Condvar, Mutex, OnceLock, Ordering, thread};
 use weirpool_device::{DeviceError, Hold, HostFunction, RawStream};
 
 type Call = Box<dyn FnOnce() + Send>;
@@ -72,18 +72,16 @@ impl CudaDevice {
         }
         // SAFETY: the caller guarantees the stream.
         unsafe { Self::refuse_captured(CALL, stream) }?;
-        let hold = WordHold {
-            word: self.inner.words.take()?,
-            device: self.clone(),
+        let Some(word) = self.inner.words.take() else {
+            // SAFETY: the caller guarantees the stream.
+            return unsafe { block_in_order(stream) };
         };
+        let device = self.clone();
+        let hold = WordHold { word, device };
         // SAFETY: the caller guarantees the stream, and the device keeps the words until its end.
-        let answer =
-            unsafe { wait_for_word(handle(stream), hold.word.address(), hold.word.target) };
+        let answer = unsafe { wait_for_word(handle(stream), word.address, word.target) };
         match answer {
-            Some(answer) => {
-                check(CALL, answer)?;
-                Ok(Box::new(hold))
-            }
+            Some(answer) => check(CALL, answer).map(|()| Box::new(hold) as Box<dyn Hold>),
             // SAFETY: the caller guarantees the stream.
             None => unsafe { block_in_order(stream) },
         }
@@ -165,6 +163,8 @@ impl Drop for LatchHold {
 #[derive(Clone, Copy, Debug)]
 struct Word {
     start: NonNull<AtomicU32>,
+    /// The device's address of the word.
+    address: sys::CUdeviceptr,
     target: u32,
 }
 
@@ -174,81 +174,89 @@ unsafe impl Send for Word {}
 unsafe impl Sync for Word {}
 
 impl Word {
-    /// Host and device have one address space for page-locked memory, wherever there is unified addressing.
-    fn address(self) -> sys::CUdeviceptr {
-        self.start.as_ptr() as sys::CUdeviceptr
-    }
-
     fn set(self) {
-        // SAFETY: the page lives as long as the device.
+        // SAFETY: the words live as long as the device.
         unsafe { self.start.as_ref() }.store(self.target, Ordering::Release);
     }
 }
 
-/// Page-locked words. Their number is the most streams that were held at once.
+/// A device's words, in page-locked memory that the first hold allocates.
 #[derive(Debug, Default)]
-pub(super) struct Words(Mutex<Book>);
-
-#[derive(Debug, Default)]
-struct Book {
-    spare: Vec<Word>,
-    pages: Vec<NonNull<AtomicU32>>,
+pub(super) struct Words {
+    /// The first word, if the memory could be allocated.
+    start: OnceLock<Option<Word>>,
+    spare: Mutex<Vec<Word>>,
 }
 
-// SAFETY: the pages are memory of the host without thread affinity.
-unsafe impl Send for Book {}
-
-/// The words of a page, each on a cache line of its own.
-const PAGE: usize = 4096;
+/// The most streams that are held by words at once. Each word is on a cache line of its own.
+const COUNT: usize = 1024;
 const LINE: usize = 64;
 
 impl Words {
-    /// Returns a word that no hold uses. The context must be current.
-    fn take(&self) -> Result<Word, DeviceError> {
-        if let Some(word) = self.0.lock().spare.pop() {
-            let target = word.target.wrapping_add(1);
-            return Ok(Word { target, ..word });
-        }
-        let page = new_page()?;
-        let mut book = self.0.lock();
-        book.pages.push(page);
-        let words = (0..PAGE / LINE).map(|line| Word {
-            // SAFETY: the page has that many lines.
-            start: unsafe { page.byte_add(line * LINE) },
-            target: 0,
-        });
-        book.spare.extend(words);
-        let word = book.spare.pop().expect("a page has words");
-        Ok(Word { target: 1, ..word })
+    /// Returns a word that no hold uses, if there is one. The context must be current.
+    fn take(&self) -> Option<Word> {
+        let allocate = || {
+            let first = allocate()?;
+            let words = (0..COUNT).map(|line| Word {
+                // SAFETY: there are as many lines.
+                start: unsafe { first.start.byte_add(line * LINE) },
+                address: first.address + (line * LINE) as u64,
+                target: 0,
+            });
+            self.spare.lock().extend(words);
+            Some(first)
+        };
+        (*self.start.get_or_init(allocate))?;
+        let word = self.spare.lock().pop()?;
+        let target = word.target.wrapping_add(1);
+        Some(Word { target, ..word })
     }
 
     fn put(&self, word: Word) {
-        self.0.lock().spare.push(word);
+        self.spare.lock().push(word);
     }
 
-    /// Frees all words, when no hold is left. This waits until the streams have passed their holds.
-    pub(super) fn free_all(&self, context: &CudaContext) {
-        let pages = std::mem::take(&mut self.0.lock().pages);
-        if pages.is_empty() || context.bind_to_thread().is_err() {
+    /// Frees the words, when no hold is left. A stream may not have read its word yet; the driver waits for the device
+    /// before it frees page-locked memory, so a thread of its own does that.
+    pub(super) fn free_all(&mut self, context: &Arc<CudaContext>) {
+        let Some(Some(first)) = self.start.take() else {
             return;
-        }
-        for page in pages {
-            // SAFETY: the page was allocated by `new_page`, and no hold is left. The driver waits for the device first.
-            let _ = unsafe { sys::cuMemFreeHost(page.as_ptr().cast()) };
-        }
+        };
+        let context = context.clone();
+        let free = move || {
+            // Whole, so that the thread takes the word and not the pointer in it.
+            let first: Word = first;
+            if let Ok(_visit) = Visit::new("hold", &context) {
+                // SAFETY: `allocate` allocated the memory, and no hold is left.
+                let _ = unsafe { sys::cuMemFreeHost(first.start.as_ptr().cast()) };
+            }
+        };
+        // Without a thread the memory is leaked.
+        let _ = thread::Builder::new()
+            .name("weirpool-words".to_owned())
+            .spawn(free);
     }
 }
 
-/// Allocates a page of zeros. The context must be current.
-fn new_page() -> Result<NonNull<AtomicU32>, DeviceError> {
-    let mut start = std::ptr::null_mut();
-    let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+/// Allocates the words, and returns the first one. The context must be current.
+fn allocate() -> Option<Word> {
+    let (mut start, mut address) = (std::ptr::null_mut(), 0);
+    let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP;
     // SAFETY: `start` is valid for the write.
-    check("hold", unsafe {
-        sys::cuMemHostAlloc(&mut start, PAGE, flags)
-    })?;
-    let page = NonNull::new(start.cast::<AtomicU32>()).expect("memory has an address");
-    // SAFETY: the page has these bytes, and no stream reads them yet.
-    unsafe { page.as_ptr().cast::<u8>().write_bytes(0, PAGE) };
-    Ok(page)
+    let allocated = unsafe { sys::cuMemHostAlloc(&mut start, COUNT * LINE, flags) };
+    allocated.result().ok()?;
+    // SAFETY: the memory has these bytes, and no stream reads them yet.
+    unsafe { start.cast::<u8>().write_bytes(0, COUNT * LINE) };
+    // SAFETY: the memory was allocated above; `address` is valid for the write.
+    let mapped = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, start, 0) };
+    if mapped.result().is_err() {
+        // SAFETY: the memory was allocated above, and is not used.
+        let _ = unsafe { sys::cuMemFreeHost(start) };
+        return None;
+    }
+    Some(Word {
+        start: NonNull::new(start.cast())?,
+        address,
+        target: 0,
+    })
 }

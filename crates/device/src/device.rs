@@ -338,7 +338,10 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
     /// The stream is one of this device and usable during the call.
     unsafe fn run(&self, stream: RawStream, function: HostFunction) -> Result<(), DeviceError> {
         let (_, _) = (stream, function);
-        Err(lacks("run", "this device cannot call functions of the host"))
+        Err(lacks(
+            "run",
+            "this device cannot call functions of the host",
+        ))
     }
 
     /// Holds `stream`: work submitted later waits on the device until the hold is released. Cannot wait. `name` is the
@@ -356,7 +359,10 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
         name: Option<Cow<'static, str>>,
     ) -> Result<Box<dyn Hold>, DeviceError> {
         let (_, _) = (stream, name);
-        Err(lacks("hold", "this device cannot hold a stream for the host"))
+        Err(lacks(
+            "hold",
+            "this device cannot hold a stream for the host",
+        ))
     }
 }
 
