@@ -80,6 +80,8 @@ mod settings;
 mod sharing;
 #[path = "../conformance/statistics.rs"]
 mod statistics;
+#[path = "../conformance/submitting.rs"]
+mod submitting;
 #[path = "../conformance/tasks.rs"]
 mod tasks;
 #[path = "../conformance/threads.rs"]
