@@ -95,7 +95,14 @@ impl<T> Future for Task<T> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         assert!(this.value.is_some(), "{ENDED}");
-        let passage = this.passage.get_or_insert_with(|| this.point.passage());
+        let passage = match this.passage {
+            Some(passage) => passage,
+            None => {
+                // Sealed before it is asked for, so that a task whose work is over is ready at once.
+                this.point.marker()?;
+                this.passage.insert(this.point.passage())
+            }
+        };
         ready!(passage.poll(context))?;
         *this.passage = None;
         Poll::Ready(match this.value.take().expect(ENDED) {
