@@ -286,8 +286,9 @@ pub(crate) fn many_host_tasks_hold_many_streams<B: Bench>() {
             block_on(async { (&worker.stream).await }).unwrap();
         })
     };
-    let threads = workers.map(counted);
-    threads.map(|thread| thread.join().unwrap());
+    for thread in workers.map(counted) {
+        thread.join().unwrap();
+    }
     assert_eq!(count.load(Ordering::SeqCst), 4 * ROUNDS);
 }
 

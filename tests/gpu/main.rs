@@ -227,7 +227,8 @@ fn entries() -> Vec<Entry> {
             query_in_the_default_mode_breaks_a_capture,
             capture_is_not_broken_by_calls_of_the_pool,
             captured_stream_keeps_its_freed_memory,
-            graph_has_no_fills;
+            graph_has_no_fills,
+            captured_stream_takes_device_work_alone;
         contexts:
             thread_needs_no_context,
             context_of_a_thread_is_left_alone,

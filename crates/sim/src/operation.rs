@@ -108,10 +108,10 @@ impl Operation {
     }
 
     /// Names the operation after the task that it was submitted for.
-    pub(super) fn of_task(mut self, task: &Cow<'static, str>) -> Self {
+    pub(super) fn of_task(mut self, task: Cow<'static, str>) -> Self {
         self.name = Some(match self.name.take() {
             Some(name) => format!("{task}: {name}").into(),
-            None => task.clone(),
+            None => task,
         });
         self
     }

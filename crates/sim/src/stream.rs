@@ -197,7 +197,7 @@ impl SimStream {
     #[track_caller]
     pub fn submit(&self, operation: Operation) {
         let operation = match &self.task {
-            Some(task) => operation.of_task(task),
+            Some(task) => operation.of_task(task.clone()),
             None => operation,
         };
         self.push(Item::Operation(operation));
