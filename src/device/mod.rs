@@ -12,13 +12,14 @@
 mod argument;
 mod event;
 mod host_view;
+mod native;
 mod stream;
 
 #[doc(inline)]
 pub use weirpool_device::{
     AlarmId, AsDevice, BlockObserver, Capabilities, Chunk, Device, DeviceAddress, DeviceError,
-    DeviceErrorKind, DeviceId, Explain, MemoryInfo, MemoryKind, MemoryKinds, Pooling, RawEvent,
-    RawStream, Transfer, WatchId,
+    DeviceErrorKind, DeviceId, Explain, Hold, HostFunction, HostUse, MemoryInfo, MemoryKind,
+    MemoryKinds, Pooling, RawEvent, RawStream, Transfer, WatchId,
 };
 
 #[cfg(feature = "cuda")]
@@ -33,5 +34,6 @@ pub use weirpool_sim as sim;
 pub use argument::Argument;
 pub(crate) use event::{Alarm, Event, OwnsEvent, Watch, WatchedTransfer};
 pub(crate) use host_view::HostView;
+pub use native::NativeStream;
 pub use stream::DeviceStream;
 pub(crate) use stream::Host;

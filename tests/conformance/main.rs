@@ -44,6 +44,7 @@ mod services;
 mod settings;
 mod sharing;
 mod statistics;
+mod submitting;
 mod tasks;
 mod threads;
 mod unwinding;

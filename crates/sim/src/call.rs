@@ -44,11 +44,15 @@ pub enum Call {
     Download,
     /// `Device::fill`
     Fill,
+    /// `Device::run`
+    Run,
+    /// `Device::hold`
+    Hold,
 }
 
 impl Call {
     /// Every call, in the order of declaration.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -68,6 +72,8 @@ impl Call {
         Self::Upload,
         Self::Download,
         Self::Fill,
+        Self::Run,
+        Self::Hold,
     ];
 
     /// Returns the name of the call in [`Device`](weirpool_device::Device).
@@ -92,6 +98,8 @@ impl Call {
             Self::Upload => "upload",
             Self::Download => "download",
             Self::Fill => "fill",
+            Self::Run => "run",
+            Self::Hold => "hold",
         }
     }
 
