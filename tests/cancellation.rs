@@ -54,6 +54,7 @@ impl Setting {
 }
 
 type Subject = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Start = fn(&mut World) -> Subject;
 
 /// A pool in which an obstacle keeps requests waiting until the second round.
 struct World {
@@ -167,7 +168,7 @@ impl World {
 }
 
 /// The futures of the public surface. Each is pending at first, if there is a case in which it is.
-const SUBJECTS: &[(&str, fn(&mut World) -> Subject)] = &[
+const SUBJECTS: &[(&str, Start)] = &[
     ("allocate", |world| {
         let (pool, stream) = (world.pool.clone(), world.stream.clone());
         Box::pin(async move {
@@ -274,14 +275,11 @@ const SUBJECTS: &[(&str, fn(&mut World) -> Subject)] = &[
         world.spare = None;
         Box::pin(async { drop(drain.await) })
     }),
-    ("reclaimer", |world| {
-        let reclaimer = world.pool.reclaimer();
-        Box::pin(async { reclaimer.await })
-    }),
+    ("reclaimer", |world| Box::pin(world.pool.reclaimer())),
 ];
 
 /// Runs the check for every future in every setting, and names those that fail.
-fn for_each_subject(check: impl Fn(&str, Setting, fn(&mut World) -> Subject)) {
+fn for_each_subject(check: impl Fn(&str, Setting, Start)) {
     let mut failed = Vec::new();
     for setting in Setting::all() {
         for &(name, start) in SUBJECTS {
@@ -296,7 +294,7 @@ fn for_each_subject(check: impl Fn(&str, Setting, fn(&mut World) -> Subject)) {
 
 /// Polls the subject `polls` times, one poll in a round, and returns it if it is still pending. The other request joins
 /// the queue after the first poll.
-fn polled(world: &mut World, start: fn(&mut World) -> Subject, polls: usize) -> Option<Subject> {
+fn polled(world: &mut World, start: Start, polls: usize) -> Option<Subject> {
     let mut subject = Some(start(world));
     for poll in 0..polls {
         if let Some(pending) = &mut subject
@@ -502,8 +500,8 @@ fn future_may_be_dropped_inside_the_drop_of_its_own_waker() {
 #[test]
 fn future_moves_to_another_runtime_when_its_own_ends() {
     use tokio::runtime::Builder;
-    type Start = fn(&Pool, &Stream) -> Subject;
-    let subjects: [Start; 3] = [
+    type StartHere = fn(&Pool, &Stream) -> Subject;
+    let subjects: [StartHere; 3] = [
         |pool, stream| {
             let request = pool.allocate_owned(stream, SUBJECT);
             Box::pin(async { drop(request.await.unwrap()) })

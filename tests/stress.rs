@@ -173,7 +173,7 @@ struct World {
     oracle: Arc<Mutex<Oracle>>,
     pool: Pool,
     queues: Vec<Queue>,
-    /// In every fourth seed so many streams do nothing that a search looks at the active ones only.
+    /// Further streams, which do nothing: in every fourth seed 70, so that a search looks at the active ones only.
     _idle: Vec<Queue>,
     /// Blocks that one task allocated and another frees.
     mailbox: Mutex<Vec<(Block, u64)>>,

@@ -34,7 +34,7 @@ struct Settings {
     two_pools: bool,
     /// How many requests wait at a time.
     waiters: usize,
-    /// So many streams do nothing that a search looks at the active ones only.
+    /// Further streams, which do nothing. With 70 a search looks at the active ones only.
     idle_streams: usize,
 }
 
