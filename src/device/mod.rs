@@ -12,13 +12,15 @@
 mod argument;
 mod event;
 mod host_view;
+mod native;
 mod stream;
 
 #[doc(inline)]
 pub use weirpool_device::{
     AlarmId, AsDevice, BlockObserver, Capabilities, CaptureId, Captures, Chunk, Device,
-    DeviceAddress, DeviceError, DeviceErrorKind, DeviceId, Explain, Graph, Kept, MemoryInfo,
-    MemoryKind, MemoryKinds, Pooling, RawEvent, RawStream, Transfer, WatchId,
+    DeviceAddress, DeviceError, DeviceErrorKind, DeviceId, Explain, Graph, Hold, HostFunction,
+    HostUse, Kept, MemoryInfo, MemoryKind, MemoryKinds, Pooling, RawEvent, RawStream, Transfer,
+    WatchId,
 };
 
 #[cfg(feature = "cuda")]
@@ -33,5 +35,6 @@ pub use weirpool_sim as sim;
 pub use argument::Argument;
 pub(crate) use event::{Alarm, Event, OwnsEvent, Watch, WatchedTransfer};
 pub(crate) use host_view::HostView;
+pub use native::NativeStream;
 pub use stream::DeviceStream;
 pub(crate) use stream::Host;

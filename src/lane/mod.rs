@@ -19,6 +19,7 @@
 //! |---|---|
 //! | `stream_cache` | allocation and free through the lane; flushing it; its counters |
 //! | `state` | the state that the lane's lock guards: the cache, the open ticket, the references to the stream that freed blocks leave for later ones; and the lock, which outlives its lane |
+//! | `active` | which streams may hold memory that others need |
 //! | `block` | blocks as the lane receives, keeps and returns them |
 //! | `capture` | a stream that is captured into a graph |
 //! | `cache` | a stack of blocks for each size |
@@ -28,14 +29,17 @@
 //! | `spacing` | how many bytes are freed between two events |
 //! | `marker` | pooled events |
 //! | `timeline` | the completed points of the stream, and the queries to the device |
+//! | `host_tasks` | the host tasks that hold the stream |
 //! | `pace` | when a point is expected to be complete |
 //!
 //! The lane knows its stream and the device. It does not know how the heap searches, nor which requests wait.
 
+mod active;
 mod block;
 mod cache;
 mod capture;
 mod count;
+mod host_tasks;
 mod large_cache;
 mod marker;
 mod pace;
@@ -45,10 +49,12 @@ mod state;
 mod stream_cache;
 mod timeline;
 
+pub(crate) use active::ActiveStreams;
 pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
 pub(crate) use cache::{Bounds, Flush};
 pub(crate) use capture::refused;
 pub(crate) use count::{Event, LaneFigures};
+pub(crate) use host_tasks::{Ending, Holder, HostTasks};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use state::RefCache;
 pub(crate) use stream_cache::{Gate, StreamCache};
@@ -61,6 +67,7 @@ use crate::id::{StreamId, StreamLabel, Ticket};
 use crate::measure::{Mark, Waits};
 use crate::sync::plain::AtomicBool;
 use crate::sync::{Arc, plain};
+use active::Activity;
 use marker::Recorded;
 use std::any::Any;
 use std::time::Duration;
@@ -82,6 +89,7 @@ pub(crate) struct Lane {
     pub(crate) name: plain::OnceLock<plain::Arc<str>>,
     /// The waiting times of requests for the stream.
     pub(crate) waits: Waits,
+    pub(crate) host_tasks: HostTasks,
     /// Owns the device's stream: its handle is not recycled while the lane exists (stable-ids).
     keep_alive: plain::Arc<dyn Any + Send + Sync>,
 }
@@ -92,6 +100,7 @@ impl Lane {
         stream: &dyn DeviceStream,
         mut bounds: Bounds,
         gate: Gate,
+        active: &Arc<ActiveStreams>,
     ) -> Self {
         let raw = stream.raw();
         let is_external = stream.external_id().is_some();
@@ -107,10 +116,17 @@ impl Lane {
             raw,
             takes_waits: stream.takes_waits(),
             is_external,
-            cache: StreamCache::new(bounds, gate, is_host, is_external),
+            cache: StreamCache::new(
+                bounds,
+                gate,
+                Activity::new(active.clone(), id),
+                is_host,
+                is_external,
+            ),
             timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
             name: stream.name().map_or_else(Default::default, Into::into),
             waits: Waits::default(),
+            host_tasks: HostTasks::new(),
             keep_alive: stream.keep_alive(),
         }
     }

@@ -83,6 +83,8 @@ mod settings;
 mod sharing;
 #[path = "../conformance/statistics.rs"]
 mod statistics;
+#[path = "../conformance/submitting.rs"]
+mod submitting;
 #[path = "../conformance/tasks.rs"]
 mod tasks;
 #[path = "../conformance/threads.rs"]
@@ -229,7 +231,8 @@ fn entries() -> Vec<Entry> {
             query_in_the_default_mode_breaks_a_capture,
             capture_is_not_broken_by_calls_of_the_pool,
             captured_stream_keeps_its_freed_memory,
-            graph_has_no_fills;
+            graph_has_no_fills,
+            captured_stream_takes_device_work_alone;
         foreign_graphs:
             graph_of_cudarc_keeps_its_memory,
             upload_is_captured_with_its_bytes,
@@ -244,7 +247,8 @@ fn entries() -> Vec<Entry> {
             process_ends_with_live_pools;
         shutdown:
             pool_is_dropped_while_kernels_write,
-            thread_ends_the_process_while_others_wait;
+            thread_ends_the_process_while_others_wait,
+            pool_serves_where_no_thread_can_be_started;
     }
     .into();
     list.extend(on_every_kind! {

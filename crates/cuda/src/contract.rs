@@ -6,21 +6,22 @@ use super::host_memory;
 use super::stream::{Kept, device_id, handle, is_legacy_default, raw};
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstreamCaptureStatus};
 use std::any::Any;
+use std::borrow::Cow;
 use std::panic::Location;
 use std::ptr::NonNull;
 use std::task::Waker;
 use std::time::Duration;
 use weirpool_device::plain::Arc;
 use weirpool_device::{
-    AlarmId, Capabilities, Captures, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId,
-    MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, Capabilities, Captures, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId, Hold,
+    HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 
 fn event_handle(event: RawEvent) -> CUevent {
     event.0 as CUevent
 }
 
-fn unsupported(call: &'static str, reason: &'static str) -> DeviceError {
+pub(super) fn unsupported(call: &'static str, reason: &'static str) -> DeviceError {
     DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
 }
 
@@ -317,5 +318,21 @@ unsafe impl Device for CudaDevice {
         check("fill", unsafe {
             sys::cuMemsetD8Async(address, value, bytes as usize, handle(stream))
         })
+    }
+
+    // ---- work of the host --------------------------------------------------------------------------
+
+    unsafe fn run(&self, stream: RawStream, function: HostFunction) -> Result<(), DeviceError> {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.start_function(stream, function) }
+    }
+
+    unsafe fn hold(
+        &self,
+        stream: RawStream,
+        _name: Option<Cow<'static, str>>,
+    ) -> Result<Box<dyn Hold>, DeviceError> {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.start_hold(stream) }
     }
 }

@@ -28,6 +28,7 @@
 //! | `mapping` | the mapping of physical memory at an address, and access to it |
 //! | `plain` | plain memory: of the device, page-locked, managed |
 //! | `host`, `host_memory` | the host's own access to memory that it sees; the amount of host memory |
+//! | `host_work` | functions of the host in the order of a stream, and holds |
 //! | `stream` | cudarc's streams |
 //! | `external` | streams of other libraries |
 //! | `staging`, `stage` | copies between host and device, and the host's memory for them |
@@ -42,6 +43,7 @@ mod external;
 mod facts;
 mod host;
 mod host_memory;
+mod host_work;
 mod mapping;
 mod memory;
 mod plain;
@@ -64,6 +66,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use driver::{Visit, failure, let_go};
 pub use external::ExternalStream;
 use facts::Facts;
+use host_work::Words;
 use plain::Segments;
 use staging::Stages;
 use std::collections::HashMap;
@@ -108,6 +111,7 @@ struct Inner {
     /// Streams that the contract created, by their handles.
     streams: Mutex<HashMap<u64, Arc<CudaStream>>>,
     stages: Stages,
+    words: Words,
     segments: Mutex<Segments>,
 }
 
@@ -160,6 +164,7 @@ impl CudaBuilder {
                 watcher: Watcher::new(context.clone()),
                 streams: Mutex::default(),
                 stages: Stages::default(),
+                words: Words::default(),
                 segments: Mutex::default(),
                 context,
             }))),
@@ -230,6 +235,7 @@ impl CudaDevice {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.stages.free_all(&self.context);
+        self.words.free_all(&self.context);
     }
 }
 

@@ -44,6 +44,10 @@ pub enum Call {
     Download,
     /// `Device::fill`
     Fill,
+    /// `Device::run`
+    Run,
+    /// `Device::hold`
+    Hold,
     /// `Captures::begin_capture`
     BeginCapture,
     /// `Captures::end_capture`
@@ -56,7 +60,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in the order of declaration.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -76,6 +80,8 @@ impl Call {
         Self::Upload,
         Self::Download,
         Self::Fill,
+        Self::Run,
+        Self::Hold,
         Self::BeginCapture,
         Self::EndCapture,
         Self::Keep,
@@ -105,6 +111,8 @@ impl Call {
             Self::Upload => "upload",
             Self::Download => "download",
             Self::Fill => "fill",
+            Self::Run => "run",
+            Self::Hold => "hold",
             Self::BeginCapture => "begin_capture",
             Self::EndCapture => "end_capture",
             Self::Keep => "keep",

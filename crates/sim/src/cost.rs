@@ -88,6 +88,10 @@ const LAUNCH: u64 = FILL;
 const FILL_BEGINS: u64 = 2_000;
 const FILL_RATE: u64 = 3_000_000;
 
+/// A function of the host and a hold: the cost of an empty kernel's launch (their own was not measured).
+const RUN: u64 = FILL;
+const HOLD: u64 = FILL;
+
 /// Returns the cost of `call` for `bytes` (0 if the call has no size).
 pub(super) fn of(call: Call, bytes: u64) -> Duration {
     Duration::from_nanos(match call {
@@ -106,6 +110,8 @@ pub(super) fn of(call: Call, bytes: u64) -> Duration {
         Call::Upload => COPY + per_byte(bytes, HOST_COPY),
         Call::Download => COPY,
         Call::Fill => FILL,
+        Call::Run => RUN,
+        Call::Hold => HOLD,
         Call::BeginCapture | Call::EndCapture | Call::Keep => CAPTURE,
         Call::Launch => LAUNCH,
         Call::CreateStream => CREATE_STREAM,

@@ -50,6 +50,7 @@
 //! | `operation`, `stream`, `flag`, `graph` | the types that a user holds |
 //! | `recording` | captures in progress |
 //! | `host`, `copy` | the host's own access to shared memory; copies and fills |
+//! | `host_work` | functions of the host in the order of a stream, and holds |
 //! | `checker`, `observer` | the ordering checker, and how it learns of a pool's blocks |
 //! | `events`, `alarms`, `names` | small tables |
 
@@ -69,6 +70,7 @@ mod fault;
 mod flag;
 mod graph;
 mod host;
+mod host_work;
 mod label;
 mod memory;
 mod memory_calls;
