@@ -27,6 +27,7 @@
 //! | `publish` | how the driver reports what makes memory reachable |
 //! | `fill` | filling memory that is granted or freed |
 //! | `upstream` | where memory comes from |
+//! | `soft_cap` | a mark on the reserved bytes |
 //! | `event_log`, `walk` | recent events; all blocks at one moment |
 //! | `heuristic` | when to coalesce |
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
@@ -48,6 +49,7 @@ mod registry;
 mod release;
 mod reservation;
 mod search;
+mod soft_cap;
 mod statistics;
 mod streams;
 mod supply;

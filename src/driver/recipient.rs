@@ -66,7 +66,7 @@ impl<'a> Recipient<'a> {
         !self.is_for_all
             && self.may_submit
             && self.can_wait()
-            && self.driver.settings.reuse.internal_dependencies
+            && self.driver.reuse().internal_dependencies
     }
 
     /// Returns whether the stream can be made to wait on the device.
@@ -266,7 +266,7 @@ fn taker(driver: &Driver, lane: &Lane) -> Taker {
 pub(crate) fn wait_allowed_at(driver: &Driver, lane: &Lane) -> Option<Duration> {
     let limit = driver.settings.wait_limit;
     let may_wait = driver.capabilities.device_side_waits
-        && driver.settings.reuse.internal_dependencies
+        && driver.reuse().internal_dependencies
         && limit == WaitLimit::Tail
         && lane.takes_waits
         && !lane.is_external;

@@ -56,7 +56,7 @@ impl<'a> Search<'a> {
     ) -> Result<Self, DeviceError> {
         let may_submit = may_submit(lane, mode);
         let mut after = Clock::default();
-        if driver.settings.reuse.follow_event_dependencies {
+        if driver.reuse().follow_event_dependencies {
             if may_submit {
                 after = lane.timeline.clock();
             }
@@ -95,7 +95,7 @@ impl<'a> Search<'a> {
         let rules = Rules {
             order: driver.settings.order,
             // Waiting is synchronizing: a request in the queue may always ask.
-            may_poll: driver.settings.reuse.opportunistic || mode.is_queued,
+            may_poll: driver.reuse().opportunistic || mode.is_queued,
             may_wait: to.may_wait(),
             may_call: driver.may_call(mode.effort),
             can_remap: driver.settings.geometry.virtual_memory,

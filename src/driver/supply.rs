@@ -182,6 +182,7 @@ impl Supply {
         self.note_refused(false);
         self.counters.growths.fetch_add(1, Ordering::Relaxed);
         trace::grown(bytes, 1);
+        self.tell_of_soft_cap();
         Ok(grant)
     }
 
@@ -232,6 +233,7 @@ impl Supply {
         });
         if created > 0 {
             trace::grown(bytes(created), created);
+            self.tell_of_soft_cap();
         }
         if moved > 0 {
             trace::remapped(bytes(moved), moved);
@@ -307,6 +309,7 @@ impl Supply {
         self.counters.released.add(bytes);
         if bytes > 0 {
             trace::trimmed(bytes);
+            self.tell_of_soft_cap();
         }
         Released {
             bytes,
