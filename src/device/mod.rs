@@ -16,9 +16,10 @@ mod stream;
 
 #[doc(inline)]
 pub use weirpool_device::{
-    AlarmId, AsDevice, BlockObserver, Capabilities, Chunk, Device, DeviceAddress, DeviceError,
-    DeviceErrorKind, DeviceId, Explain, MemoryInfo, MemoryKind, MemoryKinds, Pooling, RawEvent,
-    RawStream, Transfer, WatchId,
+    Access, AlarmId, AsDevice, BlockObserver, Capabilities, Chunk, Device, DeviceAddress,
+    DeviceError, DeviceErrorKind, DeviceId, DriverPoolProperties, DriverPools, Explain, HandleType,
+    HandleTypes, MemoryInfo, MemoryKind, MemoryKinds, Peers, PoolAttribute, Pooling, RawEvent,
+    RawPool, RawStream, Transfer, WatchId,
 };
 
 #[cfg(feature = "cuda")]

@@ -50,6 +50,7 @@
 //! | `operation`, `stream`, `flag` | the types that a user holds |
 //! | `host`, `copy` | the host's own access to shared memory; copies and fills |
 //! | `checker`, `observer` | the ordering checker, and how it learns of a pool's blocks |
+//! | `driver_pools`, `driver_pool_calls` | the memory pools of the driver, as `cudaMallocAsync` uses them |
 //! | `events`, `alarms`, `names` | small tables |
 
 mod alarms;
@@ -60,6 +61,8 @@ mod contract;
 mod copy;
 mod cost;
 mod counters;
+mod driver_pool_calls;
+mod driver_pools;
 mod engine;
 mod event_calls;
 mod events;
