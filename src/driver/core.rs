@@ -2,7 +2,10 @@
 
 use super::event_log::{Entry, EventLog, HistoryEvent, Pages};
 use super::soft_cap::SoftCap;
-use super::{Change, Counters, Effort, Fills, MaintenanceSettings, Publish, Upstream};
+use super::{
+    Change, Counters, DriverPool, DriverPoolUse, Effort, Fills, MaintenanceSettings, Publish,
+    Upstream,
+};
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
 use crate::heap::{self, Geometry, Heap, Totals};
 use crate::lane::{Bounds, Gate};
@@ -32,6 +35,8 @@ pub(crate) struct Settings {
     /// Where memory comes from, as it was asked for.
     pub(crate) upstream: Upstream,
     pub(crate) kind: MemoryKind,
+    /// The pool of the driver that plain segments come from.
+    pub(crate) driver_pool: Option<(DriverPool, DriverPoolUse)>,
     /// The pool has caches, or a release threshold above 0.
     pub(crate) is_pooled: bool,
     /// The alignment of every block in bytes, at least the heap's granule.

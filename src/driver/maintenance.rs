@@ -9,7 +9,7 @@
 //! only when all caches are flushed.
 
 use super::supply::Supply;
-use super::{Change, CoalesceHeuristic, Trimmed, gate};
+use super::{Change, CoalesceHeuristic, DriverPool, Trimmed, gate};
 use crate::device::{Alarm, DeviceError};
 use crate::heap::{Clock, Figures, Growth, Placement, Request, Target, View};
 use crate::id::StreamId;
@@ -190,7 +190,8 @@ impl Maintenance {
     /// Does the maintenance now, after a caller has waited for a stream, if the pool holds more than it is to keep: it
     /// releases all free memory above that, as CUDA's and HIP's pools do at a synchronization.
     pub(crate) fn note_synchronized(&self) {
-        let is_due = self.reserved() > self.most_kept() && self.has_more_to_release();
+        let is_due = self.reserved() > self.most_kept() && self.has_more_to_release()
+            || self.driver_pool_to_trim().is_some();
         if !is_due || self.is_synchronized.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -199,6 +200,16 @@ impl Maintenance {
             Some(waker) => waker.wake(),
             None => self.is_synchronized.store(false, Ordering::Release),
         }
+    }
+
+    /// Returns the pool of the driver that this pool passes on to, if it has free memory above its threshold, and that
+    /// threshold. The driver itself looks only when its own calls synchronize.
+    fn driver_pool_to_trim(&self) -> Option<(&DriverPool, u64)> {
+        let pool = self.memory.segments().driver_pool();
+        let pool = pool.filter(|_| self.settings.passes_through())?;
+        let (reserved, used) = (pool.reserved().ok()?, pool.used().ok()?);
+        let threshold = pool.release_threshold().ok()?;
+        (reserved.current > threshold.max(used.current)).then_some((pool, threshold))
     }
 
     fn arm(&self) {
@@ -250,6 +261,9 @@ impl Maintenance {
     fn keep_up_now(&self, free_low: u64, is_synchronized: bool) -> Result<bool, DeviceError> {
         if is_synchronized {
             self.reclaim()?;
+            if let Some((pool, threshold)) = self.driver_pool_to_trim() {
+                self.noted(pool.trim_to(threshold))?;
+            }
         }
         self.flush(Flush::Idle);
         if self.reuse().opportunistic {
@@ -379,6 +393,9 @@ impl Maintenance {
     pub(crate) fn trim(&self, keep: u64) -> Result<Trimmed, DeviceError> {
         self.reclaim()?;
         let released = self.release_and_publish(Target::Keep(keep))?;
+        if let Some(pool) = self.memory.segments().driver_pool() {
+            self.noted(pool.trim_to(keep))?;
+        }
         Ok(Trimmed::new(keep, released, &self.statistics()))
     }
 }

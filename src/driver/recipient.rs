@@ -74,6 +74,14 @@ impl<'a> Recipient<'a> {
         self.driver.capabilities.device_side_waits && self.lane.takes_waits
     }
 
+    /// Returns whether new memory is allocated in the order of the stream, by a pool of the driver.
+    pub(super) fn takes_ordered_memory(&self) -> bool {
+        self.driver.settings.passes_through()
+            && self.may_submit
+            && !self.is_for_all
+            && self.deferred.is_none()
+    }
+
     /// Returns the memory that the stream may take as it is.
     pub(super) fn view(&self) -> View<'_> {
         View {

@@ -71,6 +71,20 @@ macro_rules! suite {
                     exhaustion_reports_every_figure,
                     failed_allocation_is_not_counted,
                     memory_above_the_threshold_is_released;
+                driver_pools:
+                    driver_pool_has_properties_and_attributes,
+                    passed_allocations_and_frees_are_the_drivers,
+                    passed_memory_is_reused_in_stream_order,
+                    passed_memory_is_freed_after_all_streams,
+                    further_stream_comes_after_a_passed_allocation,
+                    passed_request_waits_at_the_capacity,
+                    passed_request_waits_while_the_driver_refuses,
+                    dropped_passed_request_gives_its_memory_back,
+                    passed_through_pool_takes_no_reservations,
+                    refused_free_falls_back_to_the_pool,
+                    driver_pool_meets_its_threshold_at_a_synchronization,
+                    driver_pool_outlives_its_handle,
+                    threads_share_a_driver_pool;
                 settings:
                     heuristic_coalesces_unasked,
                     custom_heuristic_shrinks_the_pool,

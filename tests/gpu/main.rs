@@ -52,6 +52,8 @@ mod broken;
 mod capacity;
 #[path = "../conformance/debugging.rs"]
 mod debugging;
+#[path = "../conformance/driver_pools.rs"]
+mod driver_pools;
 #[path = "../conformance/external.rs"]
 mod external;
 #[path = "../conformance/failures.rs"]
