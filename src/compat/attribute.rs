@@ -1,6 +1,7 @@
 //! The figures and settings of CUDA's and HIP's memory pools, by their names.
 
-use crate::device::DeviceError;
+use crate::device::{DeviceError, PoolAttribute};
+use crate::driver::DriverPool;
 use crate::heap::High;
 use crate::pool::Pool;
 
@@ -125,6 +126,35 @@ impl Attribute {
             }
             Self::UsedMemCurrent => pool.statistics().used.current,
             Self::UsedMemHigh => pool.statistics().used.high,
+        }
+    }
+
+    /// Returns the value of this attribute of a pool of the driver.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn get_of_driver(self, pool: &DriverPool) -> Result<u64, DeviceError> {
+        pool.attribute(self.of_driver())
+    }
+
+    /// Sets this attribute of a pool of the driver, which takes the values that CUDA does.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn set_of_driver(self, pool: &DriverPool, value: u64) -> Result<(), DeviceError> {
+        pool.set_attribute(self.of_driver(), value)
+    }
+
+    fn of_driver(self) -> PoolAttribute {
+        match self {
+            Self::ReuseFollowEventDependencies => PoolAttribute::ReuseFollowEventDependencies,
+            Self::ReuseAllowOpportunistic => PoolAttribute::ReuseAllowOpportunistic,
+            Self::ReuseAllowInternalDependencies => PoolAttribute::ReuseAllowInternalDependencies,
+            Self::ReleaseThreshold => PoolAttribute::ReleaseThreshold,
+            Self::ReservedMemCurrent => PoolAttribute::ReservedMemCurrent,
+            Self::ReservedMemHigh => PoolAttribute::ReservedMemHigh,
+            Self::UsedMemCurrent => PoolAttribute::UsedMemCurrent,
+            Self::UsedMemHigh => PoolAttribute::UsedMemHigh,
         }
     }
 

@@ -12,6 +12,7 @@
 mod argument;
 mod event;
 mod host_view;
+mod list;
 mod stream;
 
 #[doc(inline)]
@@ -34,5 +35,6 @@ pub use weirpool_sim as sim;
 pub use argument::Argument;
 pub(crate) use event::{Alarm, Event, OwnsEvent, Watch, WatchedTransfer};
 pub(crate) use host_view::HostView;
+pub use list::list;
 pub use stream::DeviceStream;
 pub(crate) use stream::Host;

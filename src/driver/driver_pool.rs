@@ -35,6 +35,8 @@ use std::fmt;
 /// assert_eq!(driver_pool.reserved()?.current, 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+///
+/// [`compat::Attribute`](crate::compat::Attribute) has its attributes under CUDA's names.
 #[derive(Clone)]
 pub struct DriverPool(plain::Arc<Owned>);
 

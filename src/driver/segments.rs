@@ -84,4 +84,11 @@ impl Settings {
         let how = self.driver_pool.as_ref().map(|(_, how)| *how);
         how == Some(DriverPoolUse::PassedThrough)
     }
+
+    /// Returns the most bytes that the pool of the driver may give.
+    pub(crate) fn most(&self) -> u64 {
+        let pool = self.driver_pool.as_ref();
+        let most = pool.map_or(0, |(pool, _)| pool.properties().max_size);
+        if most == 0 { u64::MAX } else { most }
+    }
 }

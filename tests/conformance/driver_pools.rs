@@ -10,7 +10,8 @@ use std::time::Duration;
 use weirpool::device::{Access, Device, DeviceErrorKind, HandleTypes, MemoryKind};
 use weirpool::testing::Invariants;
 use weirpool::{
-    AllocError, BuildError, DriverPool, DriverPoolUse, PoolBuilder, ReleaseThreshold, Reuse, Upstream,
+    AllocError, BuildError, DriverPool, DriverPoolUse, PoolBuilder, ReleaseThreshold, Reuse,
+    Upstream,
 };
 
 const THROUGH: DriverPoolUse = DriverPoolUse::PassedThrough;
@@ -327,7 +328,10 @@ pub(crate) fn passed_through_pool_takes_no_reservations<B: Bench>() {
     let refused = block_on(through.site.pool.reserve(8 * MIB));
     assert!(matches!(refused, Err(AllocError::NotReservable)));
     let worker = through.site.worker();
-    let parts = through.site.pool.allocate_many(&worker.stream, [MIB, 2 * MIB]);
+    let parts = through
+        .site
+        .pool
+        .allocate_many(&worker.stream, [MIB, 2 * MIB]);
     let blocks = block_on(parts).unwrap();
     blocks.iter().for_each(|block| worker.use_up(block, 1));
     drop(blocks);

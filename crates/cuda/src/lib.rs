@@ -27,6 +27,8 @@
 //! | `memory` | address ranges, physical memory |
 //! | `mapping` | the mapping of physical memory at an address, and access to it |
 //! | `plain` | plain memory: of the device, page-locked, managed |
+//! | `pools` | the driver's own memory pools |
+//! | `listing` | all devices of the driver, one line each |
 //! | `host`, `host_memory` | the host's own access to memory that it sees; the amount of host memory |
 //! | `stream` | cudarc's streams |
 //! | `external` | streams of other libraries |
@@ -40,9 +42,11 @@ mod external;
 mod facts;
 mod host;
 mod host_memory;
+mod listing;
 mod mapping;
 mod memory;
 mod plain;
+mod pools;
 mod stage;
 mod staging;
 mod stream;
@@ -62,7 +66,9 @@ use cudarc::driver::{CudaContext, CudaStream};
 use driver::{Visit, failure, let_go};
 pub use external::ExternalStream;
 use facts::Facts;
+pub use listing::Listed;
 use plain::Segments;
+use pools::PoolState;
 use staging::Stages;
 use std::collections::HashMap;
 use std::fmt;
@@ -107,6 +113,7 @@ struct Inner {
     streams: Mutex<HashMap<u64, Arc<CudaStream>>>,
     stages: Stages,
     segments: Mutex<Segments>,
+    pools: PoolState,
 }
 
 /// The settings with which a [`CudaDevice`] is opened.
@@ -159,6 +166,7 @@ impl CudaBuilder {
                 streams: Mutex::default(),
                 stages: Stages::default(),
                 segments: Mutex::default(),
+                pools: PoolState::default(),
                 context,
             }))),
         })
@@ -228,6 +236,9 @@ impl CudaDevice {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.stages.free_all(&self.context);
+        if let Ok(_visit) = Visit::new("close", &self.context) {
+            self.pools.end();
+        }
     }
 }
 

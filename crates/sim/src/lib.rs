@@ -124,6 +124,19 @@ impl SimDevice {
         SimBuilder::default()
     }
 
+    /// Returns all living devices of the process, in the order of their creation.
+    ///
+    /// ```
+    /// use weirpool::device::{Device, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// assert!(SimDevice::all().iter().any(|known| known.id() == device.id()));
+    /// ```
+    pub fn all() -> Vec<Self> {
+        let engines = Engine::all().into_iter();
+        engines.map(|engine| Self { engine }).collect()
+    }
+
     fn with(settings: Settings) -> Self {
         let engine = Engine::new(settings);
         Self { engine }
