@@ -249,7 +249,7 @@ pub(crate) fn further_stream_comes_after_a_passed_allocation<B: Bench>() {
     let block = home.take(16 * MIB);
     let gate = home.use_until_opened(&block, 1);
     drop(block);
-    // The same memory, as far as the driver goes.
+    // Most likely at this address again.
     let block = home.take(16 * MIB);
     block.used_on(&further.stream).unwrap();
     further.use_up(&block, 2);

@@ -39,12 +39,8 @@ impl State {
         let (follows, is_opportunistic) = (pool.follows_events, pool.is_opportunistic);
         let own = |freed: Freed| freed.stream == stream;
         let complete = |freed: Freed| is_opportunistic && self.schedule.is_complete(freed.point);
-        let judge = self
-            .judge
-            .as_ref()
-            .filter(|_| follows && stream != RawStream::HOST);
-        let ordered =
-            |freed: Freed| judge.is_some_and(|judge| judge.order.comes_after(stream, freed.event));
+        let is_of_host = stream == RawStream::HOST;
+        let ordered = |freed| follows && !is_of_host && self.comes_after(stream, freed);
         let may_take = |extent| match extent {
             Extent::Pending(freed) => own(freed) || complete(freed) || ordered(freed),
             _ => true,
@@ -65,7 +61,7 @@ impl State {
             if let Some(judge) = self.judge() {
                 judge.order.observe(freed.event);
             }
-        } else if freed.stream != stream {
+        } else if freed.stream != stream && !self.comes_after(stream, freed) {
             self.counters.device_waits += 1;
             self.submit(stream, Item::Wait(freed.point));
             if let Some(judge) = self.judge() {
@@ -73,6 +69,12 @@ impl State {
             }
         }
         self.forget_event(freed);
+    }
+
+    /// Returns whether the stream is known to come after a free. Without the checker it is not.
+    fn comes_after(&self, stream: RawStream, freed: Freed) -> bool {
+        let judge = self.judge.as_ref();
+        judge.is_some_and(|judge| judge.order.comes_after(stream, freed.event))
     }
 
     fn forget_event(&mut self, freed: Freed) {
@@ -121,6 +123,7 @@ impl State {
             .collect();
         for pool in names {
             self.settle_pool(pool, |pool| pool.threshold);
+            self.end_pool(pool);
         }
     }
 

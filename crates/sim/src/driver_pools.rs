@@ -18,9 +18,9 @@ pub(super) struct Freed {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Extent {
-    /// Of a live block.
+    /// A live block has it.
     Used,
-    /// Of a freed block whose stream may not have passed the free.
+    /// A block was freed, and its stream may not have passed the free.
     Pending(Freed),
     /// Complete, and known to be.
     Free,
