@@ -57,6 +57,7 @@
 //! | `compat` | interfaces of other libraries: attributes, pools by name, addresses instead of blocks | |
 //! | `current` | the default pool of a device, thread or task | how it allocates |
 //! | `interop` | blocks as cudarc's slices | the callers of the slices |
+//! | `task` | work submitted to streams, as futures | how a stream keeps its order |
 //! | `shared`, `buffer`, `pool`, `block`, `copy`, `stream` | the public types | |
 //! | `observe` | statistics, snapshots, histories: reads, never steers | |
 //! | `registry` | the living pools and their names | the requests to them |
@@ -126,6 +127,7 @@ mod registry;
 mod shared;
 mod stream;
 mod sync;
+mod task;
 pub mod testing;
 #[cfg(feature = "tower")]
 mod tower;
@@ -141,7 +143,8 @@ pub use driver::{
     ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
 };
 pub use error::{
-    AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError, TagShortfall,
+    AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError,
+    TagShortfall, TaskError,
 };
 pub use heap::GrowBy;
 pub use id::StreamId;
@@ -160,6 +163,7 @@ pub use pool::{
 pub use queue::{Drain, Overtaking, PressureHook, QueueLimit, Reclaimer};
 pub use shared::{SharedBlock, SharedBuffer};
 pub use stream::{Completion, Event, Stream, Synchronize};
+pub use task::{Accesses, HostTask, Submission, Submitted, Task};
 #[cfg(feature = "http")]
 pub use tower::{HttpReserveFuture, HttpReserveLayer, HttpReserveService, ReservedBody};
 #[cfg(feature = "tower")]

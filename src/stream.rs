@@ -15,8 +15,12 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// A stream of the device that is registered with a pool: an in-order queue of device work, and the order in which
+/// A stream of the device that is registered with a pool: an in-order executor of device work, and the order in which
 /// memory is allocated and freed.
+///
+/// Work is [submitted](Self::submit) with the memory that it uses, and is a [`Task`](crate::Task): a future of its end.
+/// The host takes part in the order by [`run`](Self::run) and [`spawn`](Self::spawn), and `stream.await` waits for all
+/// work submitted so far.
 ///
 /// This is a handle, and cheap to clone. The pool keeps the device's stream usable while any clone or block of it
 /// lives, and until all memory that was freed on it is complete.
@@ -167,6 +171,26 @@ impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let label = self.registration.lane.label();
         write!(f, "Stream({label})")
+    }
+}
+
+/// Awaiting a stream [synchronizes](Stream::synchronize) with it, as of the moment of the `await`.
+impl IntoFuture for &Stream {
+    type Output = Result<(), DeviceError>;
+    type IntoFuture = Synchronize;
+
+    fn into_future(self) -> Synchronize {
+        self.synchronize()
+    }
+}
+
+/// Awaiting a stream [synchronizes](Stream::synchronize) with it, as of the moment of the `await`.
+impl IntoFuture for Stream {
+    type Output = Result<(), DeviceError>;
+    type IntoFuture = Synchronize;
+
+    fn into_future(self) -> Synchronize {
+        self.synchronize()
     }
 }
 

@@ -41,6 +41,8 @@ pub(crate) enum Guards {
     Block,
     EventLog,
     Budget,
+    HostTasks,
+    Outcome,
 }
 
 /// A mutex that does not poison. A panic while it is held is a bug of this crate, and the invariants, not the poison

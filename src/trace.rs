@@ -14,10 +14,11 @@
 //! | `WARN` | `deadlocked at limit`: no request throttled by a tag's limit can be served; with the same fields |
 //! | `WARN` | `pressure hook failed`: with its error, or that it panicked; `a waker panicked` |
 //! | `WARN` | `soft cap exceeded`: the pool reserves more than its soft cap; once until it is within the cap again |
+//! | `WARN` | `host task abandoned`: it was dropped before its end, or panicked, and its stream went on |
 //! | `INFO` | `exhausted`: a request failed or timed out, with the shortfall; `closed` |
 //! | `DEBUG` | `waiting`: a span from joining the queue to leaving it, with the event `waited` inside |
 //! | `DEBUG` | `grown`, `remapped`, `trimmed`; `device wait`; `stream registered`, `stream named`, `stream gone` |
-//! | `TRACE` | `granted`, `freed`: every block, also those of the lanes; `reaped` |
+//! | `TRACE` | `granted`, `freed`: every block, also those of the lanes; `submitted`: work, with its name; `reaped` |
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
 use crate::device::DeviceError;
@@ -189,6 +190,15 @@ pub(crate) fn reaped(streams: usize) {
 
 pub(crate) fn device_wait(stream: StreamLabel<'_>, donor: StreamLabel<'_>) {
     tell!(DEBUG, stream = %stream.id, donor = %donor.id, name = stream.name, donor_name = donor.name, "device wait");
+}
+
+#[inline]
+pub(crate) fn submitted(stream: StreamLabel<'_>, task: Option<&str>) {
+    tell!(TRACE, stream = %stream.id, name = stream.name, task, "submitted");
+}
+
+pub(crate) fn host_task_abandoned(stream: StreamLabel<'_>, task: Option<&str>) {
+    tell!(WARN, stream = %stream.id, name = stream.name, task, "host task abandoned");
 }
 
 pub(crate) fn stream_registered(stream: StreamLabel<'_>) {

@@ -303,6 +303,21 @@ fn reservation_is_on_the_pools_track() {
 }
 
 #[test]
+fn named_work_is_on_the_track_of_its_stream() {
+    let device = manual();
+    let pool = builder(&device, 16 * MIB).history(5).build().unwrap();
+    let (_, stream) = stream(&device, &pool);
+    drop(stream.task("decode").run(|| ()).unwrap());
+    let file = written(|file| pool.history().write_chrome_trace(file));
+    let file: Value = serde_json::from_slice(&file).unwrap();
+    let events = file["traceEvents"].as_array().unwrap();
+    events.iter().for_each(check_phase);
+    let named = events.iter().find(|event| event["name"] == "decode");
+    let named = named.expect("an event with the name");
+    assert_eq!((&named["ph"], &named["pid"]), (&"i".into(), &1.into()));
+}
+
+#[test]
 fn trace_has_the_recorded_allocations_and_frees() {
     let device = manual();
     let pool = builder(&device, 16 * MIB).history(5).build().unwrap();

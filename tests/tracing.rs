@@ -129,6 +129,28 @@ fn grants_and_frees_are_reported_with_their_source() {
     });
 }
 
+#[test]
+fn submitted_work_and_abandoned_tasks_are_reported() {
+    listening(|listener| {
+        let device = manual();
+        let (_pool, stream) = site(&device, 8 * MIB);
+        drop(stream.run(|| ()).unwrap());
+        drop(stream.task("fetch").spawn(async {}).unwrap());
+        assert_eq!(
+            listener.take("TRACE submitted"),
+            [
+                "TRACE submitted stream=S1",
+                "TRACE submitted stream=S1 task=\"fetch\""
+            ]
+        );
+        drop(stream.task("store").spawn(async {}).unwrap());
+        assert_eq!(
+            listener.take("WARN"),
+            ["WARN host task abandoned stream=S1 task=\"store\""]
+        );
+    });
+}
+
 /// A block may be larger than its request. Granted and freed bytes add up to zero nevertheless.
 #[test]
 fn grant_and_free_report_equal_sizes() {

@@ -13,14 +13,15 @@ mod argument;
 mod event;
 mod host_view;
 mod list;
+mod native;
 mod stream;
 
 #[doc(inline)]
 pub use weirpool_device::{
     Access, AlarmId, AsDevice, BlockObserver, Capabilities, Chunk, Device, DeviceAddress,
     DeviceError, DeviceErrorKind, DeviceId, DriverPoolProperties, DriverPools, Explain, HandleType,
-    HandleTypes, MemoryInfo, MemoryKind, MemoryKinds, Peers, PoolAttribute, Pooling, RawEvent,
-    RawPool, RawStream, Transfer, WatchId,
+    HandleTypes, Hold, HostFunction, HostUse, MemoryInfo, MemoryKind, MemoryKinds, Peers,
+    PoolAttribute, Pooling, RawEvent, RawPool, RawStream, Transfer, WatchId,
 };
 
 #[cfg(feature = "cuda")]
@@ -36,5 +37,6 @@ pub use argument::Argument;
 pub(crate) use event::{Alarm, Event, OwnsEvent, Watch, WatchedTransfer};
 pub(crate) use host_view::HostView;
 pub use list::list;
+pub use native::NativeStream;
 pub use stream::DeviceStream;
 pub(crate) use stream::Host;

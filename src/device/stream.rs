@@ -39,8 +39,9 @@ pub unsafe trait DeviceStream {
     /// Returns an owner that keeps the stream usable while it is held.
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync>;
 
-    /// Returns the backend's own object of the stream, for code that knows its type: on CUDA, cudarc's. The pool
-    /// holds it while the stream is registered. The default is `None`.
+    /// Returns the backend's own object of the stream, which a [`NativeStream`](super::NativeStream) is found in. The
+    /// pool holds it while the stream is registered. The default is `None`: no work can be
+    /// [submitted](crate::Stream::submit) through the registration.
     fn native(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         None
     }
@@ -112,6 +113,10 @@ unsafe impl DeviceStream for super::sim::SimStream {
 
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
         self.keep_alive()
+    }
+
+    fn native(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(self.native())
     }
 
     fn name(&self) -> Option<Arc<str>> {

@@ -77,7 +77,7 @@ impl Streams {
 
     /// Returns the stream's present point, behind all work that it was given so far. An external stream is sealed
     /// there at once: a later caller may not seal it.
-    pub(super) fn present_point(&self, lane: &Lane) -> Ticket {
+    pub(crate) fn present_point(&self, lane: &Lane) -> Ticket {
         let point = lane.cache.open_ticket();
         if lane.is_external {
             // A failure is noted; no stream can be made to come after the point then.

@@ -2,9 +2,11 @@
 
 mod alloc;
 mod shortfall;
+mod task;
 
 pub use alloc::{AllocError, ErrorClass};
 pub use shortfall::{Shortfall, TagShortfall};
+pub use task::TaskError;
 
 use crate::device::DeviceError;
 use crate::measure::{Bytes, debug_in_units};

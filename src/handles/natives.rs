@@ -1,36 +1,41 @@
-//! Streams by the names and objects that the backend has for them: for callers that have those and no registration. If no
-//! backend has any, this module keeps nothing.
+//! Streams by the names and objects that the backend has for them.
+//!
+//! The roll is for callers that have a stream of cudarc's and no registration. Without that backend it keeps nothing.
 
 #[cfg(feature = "cuda")]
-pub(crate) use kept::{Native, Roll};
+pub(crate) use kept::Roll;
 #[cfg(not(feature = "cuda"))]
-pub(crate) use nothing::{Native, Roll};
+pub(crate) use nothing::Roll;
+
+use crate::device::{Device, DeviceStream};
+use crate::sync::plain;
+use std::any::Any;
+
+/// The backend's own object of a stream, in which a [`NativeStream`](crate::device::NativeStream) is found.
+#[derive(Debug)]
+pub(crate) struct Native(Option<plain::Arc<dyn Any + Send + Sync>>);
+
+impl Native {
+    /// Takes the object from the stream's owner, or from the device. An external stream has none: nothing may keep it.
+    pub(super) fn of(stream: &dyn DeviceStream, device: &dyn Device) -> Self {
+        let of_device = || device.native_stream(stream.raw());
+        let is_external = stream.external_id().is_some();
+        Self(stream.native().or_else(|| (!is_external).then(of_device)?))
+    }
+
+    pub(crate) fn get(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.0.as_deref()
+    }
+}
 
 #[cfg(feature = "cuda")]
 mod kept {
-    use crate::device::{Device, DeviceStream, RawStream};
+    use crate::device::RawStream;
     use crate::handles::Registration;
     use crate::id::StreamId;
     use crate::sync::Arc;
-    use crate::sync::plain::{self, Mutex, Weak};
-    use std::any::Any;
+    use crate::sync::plain::{Mutex, Weak};
     use std::collections::BTreeMap;
-
-    /// The backend's own object of a stream.
-    #[derive(Debug)]
-    pub(crate) struct Native(Option<plain::Arc<dyn Any + Send + Sync>>);
-
-    impl Native {
-        /// Takes the object from the stream's owner, or from the device.
-        pub(in crate::handles) fn of(stream: &dyn DeviceStream, device: &dyn Device) -> Self {
-            let own = stream.native();
-            Self(own.or_else(|| device.native_stream(stream.raw())))
-        }
-
-        pub(crate) fn get(&self) -> Option<&(dyn Any + Send + Sync)> {
-            self.0.as_deref()
-        }
-    }
 
     /// A pool's registrations by the names of their streams. A registration keeps its stream, so that no other stream has the
     /// name meanwhile. External streams are not kept, and are not entered.
@@ -73,18 +78,8 @@ mod kept {
 
 #[cfg(not(feature = "cuda"))]
 mod nothing {
-    use crate::device::{Device, DeviceStream};
     use crate::handles::Registration;
     use crate::sync::Arc;
-
-    #[derive(Debug)]
-    pub(crate) struct Native;
-
-    impl Native {
-        pub(in crate::handles) fn of(_: &dyn DeviceStream, _: &dyn Device) -> Self {
-            Self
-        }
-    }
 
     #[derive(Debug, Default)]
     pub(crate) struct Roll(());

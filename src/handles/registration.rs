@@ -25,7 +25,6 @@ pub(crate) struct Registration {
     pub(crate) presence: plain::Arc<Presence>,
     /// Told about the life of each block, if the pool has observers.
     pub(crate) observers: Option<plain::Arc<Observers>>,
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no backend has any"))]
     pub(crate) native: Native,
 }
 

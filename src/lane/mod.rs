@@ -27,6 +27,7 @@
 //! | `spacing` | how many bytes are freed between two events |
 //! | `marker` | pooled events |
 //! | `timeline` | the completed points of the stream, and the queries to the device |
+//! | `host_tasks` | the host tasks that hold the stream |
 //! | `pace` | when a point is expected to be complete |
 //!
 //! The lane knows its stream and the device. It does not know how the heap searches, nor which requests wait.
@@ -34,6 +35,7 @@
 mod block;
 mod cache;
 mod count;
+mod host_tasks;
 mod large_cache;
 mod marker;
 mod pace;
@@ -46,6 +48,7 @@ mod timeline;
 pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
 pub(crate) use cache::{Bounds, Flush};
 pub(crate) use count::{Event, LaneFigures};
+pub(crate) use host_tasks::{Ending, Holder, HostTasks};
 pub(crate) use marker::{Events, Marker};
 pub(crate) use state::RefCache;
 pub(crate) use stream_cache::{Gate, StreamCache};
@@ -79,6 +82,7 @@ pub(crate) struct Lane {
     pub(crate) name: plain::OnceLock<plain::Arc<str>>,
     /// The waiting times of requests for the stream.
     pub(crate) waits: Waits,
+    pub(crate) host_tasks: HostTasks,
     /// Owns the device's stream: its handle is not recycled while the lane exists (stable-ids).
     keep_alive: plain::Arc<dyn Any + Send + Sync>,
 }
@@ -108,6 +112,7 @@ impl Lane {
             timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
             name: stream.name().map_or_else(Default::default, Into::into),
             waits: Waits::default(),
+            host_tasks: HostTasks::new(),
             keep_alive: stream.keep_alive(),
         }
     }

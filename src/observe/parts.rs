@@ -52,13 +52,18 @@ pub struct StreamStatistics {
     /// The recent time from the recording of the stream's events until they were seen complete: how far the stream is
     /// behind the host. Zero before the first event.
     pub latency: Duration,
+    /// Number of [host tasks](crate::Stream::spawn) that hold the stream, or will when it reaches them.
+    pub host_tasks: usize,
+    /// Number of host tasks that were dropped before their end, or panicked.
+    pub abandoned_host_tasks: u64,
 }
 
-debug_in_units!(struct StreamStatistics { stream, name, used, pending as bytes, cached_in_lane as bytes, lost_to_rounding as bytes, allocations, lane_hits, frees, waits, latency });
+debug_in_units!(struct StreamStatistics { stream, name, used, pending as bytes, cached_in_lane as bytes, lost_to_rounding as bytes, allocations, lane_hits, frees, waits, latency, host_tasks, abandoned_host_tasks });
 
 impl StreamStatistics {
     pub(crate) fn of(driver: &Driver, lane: &Lane) -> Self {
         let (figures, pending) = driver.figures_of(lane);
+        let (host_tasks, abandoned_host_tasks) = lane.host_tasks.counts();
         Self {
             stream: lane.id,
             name: lane.name().map(str::to_owned),
@@ -71,6 +76,8 @@ impl StreamStatistics {
             frees: figures.counts.frees,
             waits: lane.waits.statistics(),
             latency: lane.timeline.latency(),
+            host_tasks,
+            abandoned_host_tasks,
         }
     }
 }

@@ -146,6 +146,10 @@ unsafe impl DeviceStream for OwnStream {
     fn keep_alive(&self) -> Arc<dyn Any + Send + Sync> {
         self.0.clone()
     }
+
+    fn native(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.0.device.native_stream(self.0.raw)
+    }
 }
 
 impl Drop for Owner {

@@ -15,6 +15,7 @@ use super::serving::{Pass, Served};
 use super::waiter::Waiter;
 use super::{Demand, Service};
 use crate::error::AllocError;
+use crate::lane::{Holder, Lane};
 use crate::measure::{Bytes, Milliseconds, Tag};
 use crate::sync::{Arc, Guards, Mutex};
 use crate::trace;
@@ -155,11 +156,12 @@ pub(super) fn holders(service: &Service, of: Option<Tag>) -> String {
 }
 
 impl Service {
-    /// Describes the waiting requests and what is held, if any request waits:
+    /// Describes the waiting requests, what is held, and the streams that host tasks hold, if there are any:
     /// `pool "frames": 1 request waits for memory: 4.0 MiB for tag chat on S2 since 0.120 ms, at src/main.rs:9:30; held: …`
     pub(crate) fn explain(&self, name: Option<&str>) -> Option<String> {
         let (waiting, first) = (self.queue.waiting(), self.queue.first(NAMED));
-        if first.is_empty() {
+        let held = held_streams(self);
+        if first.is_empty() && held.is_empty() {
             return None;
         }
         let name = name.map(|name| format!(" {name:?}"));
@@ -168,16 +170,37 @@ impl Service {
             if waiting == 1 { "" } else { "s" },
         );
         let first: Vec<_> = first.iter().map(|waiter| explain(waiter)).collect();
-        let mut text = format!(
-            "pool{name}: {waiting} request{plural} waiting: {}",
-            first.join("; ")
-        );
-        let held = holders(self, None);
-        if !held.is_empty() {
-            let _ = write!(text, "; held by {held}");
+        let mut text = format!("pool{name}: {waiting} request{plural} waiting");
+        if !first.is_empty() {
+            let _ = write!(text, ": {}", first.join("; "));
         }
+        let holders = holders(self, None);
+        if !holders.is_empty() {
+            let _ = write!(text, "; held by {holders}");
+        }
+        held.iter().for_each(|stream| text += stream);
         Some(text)
     }
+}
+
+/// Describes the host tasks that hold streams.
+fn held_streams(service: &Service) -> Vec<String> {
+    let lanes = service.driver.lanes();
+    let of_lane = |lane: &Arc<Lane>| {
+        let label = lane.label().to_string();
+        let describe = move |holder: Holder| {
+            let Holder {
+                name,
+                location,
+                since,
+            } = holder;
+            let name = name.map(|name| format!(" {name:?}")).unwrap_or_default();
+            let since = Milliseconds(since);
+            format!("; {label} is held by the host task{name}, since {since}, at {location}")
+        };
+        lane.host_tasks.holders().into_iter().map(describe)
+    };
+    lanes.iter().flat_map(of_lane).collect()
 }
 
 fn explain(waiter: &Waiter) -> String {

@@ -128,6 +128,15 @@ macro_rules! pass_on {
             ) -> Result<(), DeviceError>
         }
     };
+    (@run $to:tt) => {
+        pass_on! { @$to unsafe run(stream: RawStream, function: HostFunction) -> Result<(), DeviceError> }
+    };
+    (@hold $to:tt) => {
+        pass_on! {
+            @$to unsafe hold(stream: RawStream, name: Option<std::borrow::Cow<'static, str>>)
+                -> Result<Box<dyn Hold>, DeviceError>
+        }
+    };
 
     // One call.
     (@[$front:ident, $call:ident, $to:expr] $name:ident($($argument:ident: $type:ty),*) -> $answer:ty) => {

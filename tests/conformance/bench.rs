@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use weirpool::device::{Argument, Device, DeviceAddress, DeviceStream};
+use weirpool::device::{Argument, Device, DeviceAddress, DeviceStream, NativeStream};
 use weirpool::{Block, Upstream};
 
 /// A device under test, with the work that the suite needs.
@@ -11,7 +11,7 @@ use weirpool::{Block, Upstream};
 /// work is short unless it is held.
 pub(crate) trait Bench: Clone + Send + Sync + 'static {
     /// A stream of the device, as its owner holds it.
-    type Work: DeviceStream + Clone + Send + Sync + 'static;
+    type Work: DeviceStream + NativeStream + Clone + Send + Sync;
 
     /// A stream of the device, as another library holds it.
     type External: DeviceStream + Copy + Send + Sync + 'static;

@@ -45,6 +45,7 @@ mod services;
 mod settings;
 mod sharing;
 mod statistics;
+mod submitting;
 mod tasks;
 mod threads;
 mod unwinding;

@@ -209,7 +209,7 @@ unsafe impl Device for Probe {
     pass_on! {
         |probe, call| probe.enter(call)? =>
         memory_info, reserve, unreserve, map, unmap, create_stream, destroy_stream, create_event,
-        destroy_event,
+        destroy_event, run, hold,
     }
 
     fn driver_pools(&self) -> Option<&dyn DriverPools> {

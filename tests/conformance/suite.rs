@@ -59,6 +59,20 @@ macro_rules! suite {
                     host_comes_after_earlier_uses_and_before_later_ones,
                     wait_of_the_host_may_be_dropped,
                     host_is_refused_memory_that_it_does_not_see;
+                submitting:
+                    submitted_work_is_ordered_by_its_memory,
+                    closure_gets_the_stream_of_the_backend,
+                    task_is_ready_once_the_device_has_passed_its_work,
+                    submitted_work_needs_no_device_call,
+                    stream_comes_after_a_task,
+                    task_of_another_device_or_pool_is_refused,
+                    closed_pool_takes_no_work,
+                    host_function_runs_in_stream_order,
+                    panic_of_a_host_function_is_its_tasks_error,
+                    host_task_takes_its_turn_in_the_stream,
+                    abandoned_host_task_lets_its_stream_go_on,
+                    many_host_tasks_hold_many_streams,
+                    refused_host_work_leaves_the_stream_free;
                 capacity:
                     settings_out_of_range_are_refused,
                     capacity_is_a_bound_and_its_end_is_clean,

@@ -10,13 +10,13 @@ use cudarc::driver::sys::{
     CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode, CUstreamCaptureStatus,
     cuThreadExchangeStreamCaptureMode,
 };
-use cudarc::driver::{CudaGraph, DriverError, result};
+use cudarc::driver::{CudaGraph, CudaStream, DriverError, result};
 use futures::executor::block_on;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 use weirpool::device::{DeviceAddress, DeviceError, DeviceErrorKind};
-use weirpool::{Fill, Source};
+use weirpool::{Fill, Source, TaskError};
 
 type Here = Cuda<Mapped>;
 
@@ -136,6 +136,43 @@ pub(crate) fn capture_is_not_broken_by_calls_of_the_pool() {
     drop(numbers);
     captured.settle();
     site.assert_sound();
+}
+
+/// Work of the device is captured. What needs an event, or the host, is refused without breaking the capture.
+pub(crate) fn captured_stream_takes_device_work_alone() {
+    let site = Site::<Here>::new(8 * MIB);
+    let [captured, other] = site.workers();
+    let mut numbers = captured.take(MIB);
+    let refused = |answer: Result<(), TaskError>| match answer {
+        Err(TaskError::Device(error)) => {
+            assert_eq!(error.kind(), DeviceErrorKind::Unsupported, "{error}");
+        }
+        answer => panic!("{answer:?}"),
+    };
+    begin(&captured);
+    let task = captured
+        .stream
+        .submit(&mut numbers, |work: &CudaStream, memory| {
+            site.bench
+                .gpu
+                .fill(work, memory.address(), memory.size(), 7);
+        });
+    let task = task.unwrap();
+    refused(task.is_complete().map(drop).map_err(TaskError::from));
+    refused(other.stream.after(&task));
+    refused(captured.stream.run(|| ()).map(drop));
+    refused(captured.stream.spawn(async {}).map(drop));
+    end(&captured)
+        .expect("a capture that is whole")
+        .launch()
+        .unwrap();
+    block_on(task).unwrap();
+    let download = numbers.download(&captured.stream, 0..MIB).unwrap();
+    let expected = 7u32.to_ne_bytes().repeat(MIB as usize / 4);
+    assert!(block_on(download).unwrap() == expected, "the graph fills");
+    drop(numbers);
+    captured.settle();
+    site.assert_conserved();
 }
 
 /// Uses a block of 24 MiB, of which four do not fit at once.

@@ -82,6 +82,8 @@ mod settings;
 mod sharing;
 #[path = "../conformance/statistics.rs"]
 mod statistics;
+#[path = "../conformance/submitting.rs"]
+mod submitting;
 #[path = "../conformance/tasks.rs"]
 mod tasks;
 #[path = "../conformance/threads.rs"]
@@ -227,7 +229,8 @@ fn entries() -> Vec<Entry> {
             query_in_the_default_mode_breaks_a_capture,
             capture_is_not_broken_by_calls_of_the_pool,
             captured_stream_keeps_its_freed_memory,
-            graph_has_no_fills;
+            graph_has_no_fills,
+            captured_stream_takes_device_work_alone;
         contexts:
             thread_needs_no_context,
             context_of_a_thread_is_left_alone,

@@ -6,6 +6,7 @@ use super::host_memory;
 use super::stream::{Kept, device_id, handle, is_legacy_default, raw};
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstreamCaptureStatus};
 use std::any::Any;
+use std::borrow::Cow;
 use std::panic::Location;
 use std::ptr::NonNull;
 use std::task::Waker;
@@ -13,14 +14,14 @@ use std::time::Duration;
 use weirpool_device::plain::Arc;
 use weirpool_device::{
     AlarmId, Capabilities, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId, DriverPools,
-    MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+    Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 
 fn event_handle(event: RawEvent) -> CUevent {
     event.0 as CUevent
 }
 
-fn unsupported(call: &'static str, reason: &'static str) -> DeviceError {
+pub(super) fn unsupported(call: &'static str, reason: &'static str) -> DeviceError {
     DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
 }
 
@@ -322,5 +323,21 @@ unsafe impl Device for CudaDevice {
         check("fill", unsafe {
             sys::cuMemsetD8Async(address, value, bytes as usize, handle(stream))
         })
+    }
+
+    // ---- work of the host --------------------------------------------------------------------------
+
+    unsafe fn run(&self, stream: RawStream, function: HostFunction) -> Result<(), DeviceError> {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.start_function(stream, function) }
+    }
+
+    unsafe fn hold(
+        &self,
+        stream: RawStream,
+        _name: Option<Cow<'static, str>>,
+    ) -> Result<Box<dyn Hold>, DeviceError> {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.start_hold(stream) }
     }
 }

@@ -104,10 +104,47 @@ pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceEr
     result.result().map_err(|error| failure(call, error))
 }
 
+/// Returns a function of the driver by its symbol: cudarc has some functions only for some versions of CUDA.
+///
+/// # Safety
+/// `F` is the type of the function of that name.
+unsafe fn symbol<F: Copy>(name: &[u8]) -> Option<F> {
+    // SAFETY: as in `try_load`; it is loaded already.
+    let load = |name: &&str| unsafe { libloading::Library::new(*name) }.ok();
+    // Leaked, so that it stays for the life of the process, as cudarc's own does.
+    let library = Box::leak(Box::new(LIBRARIES.iter().find_map(load)?));
+    // SAFETY: the caller guarantees the type.
+    let found = unsafe { library.get::<F>(name) };
+    found.ok().map(|symbol| *symbol)
+}
+
+/// Makes later work of a stream wait until the word at a device address reaches `value`, counted in a circle: until
+/// `word - value`, as a signed number, is not negative. Returns `None` if the driver or the device has no such wait.
+///
+/// Drivers have the call since CUDA 11.7.
+///
+/// # Safety
+/// The stream is usable, its context current, and the word is memory that the device can read until the stream has passed
+/// the wait.
+pub(super) unsafe fn wait_for_word(
+    stream: sys::CUstream,
+    address: sys::CUdeviceptr,
+    value: u32,
+) -> Option<CUresult> {
+    type WaitValue = unsafe extern "C" fn(sys::CUstream, sys::CUdeviceptr, u32, u32) -> CUresult;
+    /// `CU_STREAM_WAIT_VALUE_GEQ`
+    const REACHED: u32 = 0;
+    static WAIT: OnceLock<Option<WaitValue>> = OnceLock::new();
+    // SAFETY: this is the symbol's type.
+    let wait = WAIT.get_or_init(|| unsafe { symbol(b"cuStreamWaitValue32_v2\0") });
+    // SAFETY: the caller guarantees the stream and the word.
+    let answer = wait.map(|wait| unsafe { wait(stream, address, value, REACHED) })?;
+    (answer != CUresult::CUDA_ERROR_NOT_SUPPORTED).then_some(answer)
+}
+
 /// Returns the driver's number of a stream, which no other stream of the process ever has.
 ///
-/// The function is looked up by its symbol: cudarc has it only for some versions of CUDA, and drivers have it since
-/// CUDA 12.
+/// Drivers have the call since CUDA 12.
 ///
 /// # Errors
 /// Returns an error if the driver has no such numbers, or does not know the stream.
@@ -120,15 +157,8 @@ pub(super) unsafe fn stream_id(
 ) -> Result<u64, DeviceError> {
     type GetId = unsafe extern "C" fn(sys::CUstream, *mut u64) -> CUresult;
     static GET_ID: OnceLock<Option<GetId>> = OnceLock::new();
-    let found = GET_ID.get_or_init(|| {
-        // SAFETY: as in `try_load`; it is loaded already.
-        let load = |name: &&str| unsafe { libloading::Library::new(*name) }.ok();
-        // Leaked, so that it stays for the life of the process, as cudarc's own does.
-        let library = Box::leak(Box::new(LIBRARIES.iter().find_map(load)?));
-        // SAFETY: this is the symbol's type.
-        let found = unsafe { library.get::<GetId>(b"cuStreamGetId\0") };
-        found.ok().map(|symbol| *symbol)
-    });
+    // SAFETY: this is the symbol's type.
+    let found = GET_ID.get_or_init(|| unsafe { symbol(b"cuStreamGetId\0") });
     let Some(get_id) = found else {
         let reason = "this driver has no numbers for streams: install one of CUDA 12 or later, or register a \
                       stream of cudarc's";

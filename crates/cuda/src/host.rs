@@ -5,8 +5,8 @@
 //! copy within the host's memory, `cuMemcpyAsync` would block the calling thread until it is done.)
 
 use super::CudaDevice;
-use cudarc::driver::sys::{self, CUresult, CUstream};
-use std::ffi::c_void;
+use super::host_work::call_in_order;
+use cudarc::driver::sys::{CUresult, CUstream};
 use weirpool_device::{Device, DeviceError, DeviceErrorKind, MemoryKind, RawEvent, Transfer};
 
 /// A complete copy by the host. Its event was never recorded, and so counts as complete.
@@ -113,15 +113,7 @@ impl Drop for Arrived {
     }
 }
 
-/// A copy within the host's memory.
-struct HostCopy {
-    target: *mut u8,
-    source: *const u8,
-    bytes: usize,
-}
-
-/// Makes the host copy when the stream gets there. If the context is broken by then, the host never copies, and the
-/// description of the copy is leaked.
+/// Makes the host copy when the stream gets there. If the context is broken by then, the host never copies.
 ///
 /// # Safety
 /// Both ranges are memory of the host, do not overlap, and stay valid until the stream has passed the copy, during
@@ -132,23 +124,12 @@ pub(super) unsafe fn copy_in_order(
     bytes: usize,
     stream: CUstream,
 ) -> CUresult {
-    unsafe extern "C" fn run(copy: *mut c_void) {
-        // SAFETY: it is the box below, and the driver calls this function once.
-        let copy = unsafe { Box::from_raw(copy.cast::<HostCopy>()) };
-        // SAFETY: both ranges are valid and unused, as the caller of `copy_in_order` guarantees.
-        unsafe { std::ptr::copy_nonoverlapping(copy.source, copy.target, copy.bytes) };
-    }
-
-    let copy = Box::into_raw(Box::new(HostCopy {
-        target,
-        source,
-        bytes,
-    }));
-    // SAFETY: the stream is usable; `run` owns its argument, and calls no driver function.
-    let answer = unsafe { sys::cuLaunchHostFunc(stream, Some(run), copy.cast()) };
-    if answer != CUresult::CUDA_SUCCESS {
-        // SAFETY: the driver refused the call, and so will not run it.
-        drop(unsafe { Box::from_raw(copy) });
-    }
-    answer
+    let (target, source) = (target as usize, source as usize);
+    let copy = move || {
+        let (target, source) = (target as *mut u8, source as *const u8);
+        // SAFETY: both ranges are valid and unused, as the caller guarantees.
+        unsafe { std::ptr::copy_nonoverlapping(source, target, bytes) };
+    };
+    // SAFETY: the caller guarantees the stream; the copy calls no driver function.
+    unsafe { call_in_order(stream, Box::new(copy)) }
 }

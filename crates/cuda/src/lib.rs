@@ -30,6 +30,7 @@
 //! | `pools` | the driver's own memory pools |
 //! | `listing` | all devices of the driver, one line each |
 //! | `host`, `host_memory` | the host's own access to memory that it sees; the amount of host memory |
+//! | `host_work` | functions of the host in the order of a stream, and holds |
 //! | `stream` | cudarc's streams |
 //! | `external` | streams of other libraries |
 //! | `staging`, `stage` | copies between host and device, and the host's memory for them |
@@ -42,6 +43,7 @@ mod external;
 mod facts;
 mod host;
 mod host_memory;
+mod host_work;
 mod listing;
 mod mapping;
 mod memory;
@@ -66,6 +68,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use driver::{Visit, failure, let_go};
 pub use external::ExternalStream;
 use facts::Facts;
+use host_work::Words;
 pub use listing::Listed;
 use plain::Segments;
 use pools::PoolState;
@@ -112,6 +115,7 @@ struct Inner {
     /// Streams that the contract created, by their handles.
     streams: Mutex<HashMap<u64, Arc<CudaStream>>>,
     stages: Stages,
+    words: Words,
     segments: Mutex<Segments>,
     pools: PoolState,
 }
@@ -165,6 +169,7 @@ impl CudaBuilder {
                 watcher: Watcher::new(context.clone()),
                 streams: Mutex::default(),
                 stages: Stages::default(),
+                words: Words::default(),
                 segments: Mutex::default(),
                 pools: PoolState::default(),
                 context,
@@ -239,6 +244,7 @@ impl Drop for Inner {
         if let Ok(_visit) = Visit::new("close", &self.context) {
             self.pools.end();
         }
+        self.words.free_all(&self.context);
     }
 }
 

@@ -1,10 +1,12 @@
 //! The device contract: the calls that the pool makes.
 
 use crate::{
-    AlarmId, BlockObserver, Capabilities, Chunk, DeviceError, DeviceId, DriverPools, Explain,
-    MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, BlockObserver, Capabilities, Chunk, DeviceError, DeviceErrorKind, DeviceId,
+    DriverPools, Explain, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream,
+    Transfer, WatchId,
 };
 use std::any::Any;
+use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
 use std::ptr::NonNull;
@@ -331,4 +333,50 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
         value: u8,
         location: &'static Location<'static>,
     ) -> Result<(), DeviceError>;
+
+    // ---- work of the host --------------------------------------------------------------------------
+
+    /// Calls a function of the host when `stream` reaches it: after all work submitted before, and before all work
+    /// submitted later. Cannot wait. The default is an error.
+    ///
+    /// A function whose stream breaks before it is dropped or leaked, and never called.
+    ///
+    /// # Errors
+    /// The function is not called then. [`Unsupported`](crate::DeviceErrorKind::Unsupported) if the stream is being
+    /// captured, or the device cannot call the host.
+    ///
+    /// # Safety
+    /// The stream is one of this device and usable during the call.
+    unsafe fn run(&self, stream: RawStream, function: HostFunction) -> Result<(), DeviceError> {
+        let (_, _) = (stream, function);
+        Err(lacks(
+            "run",
+            "this device cannot call functions of the host",
+        ))
+    }
+
+    /// Holds `stream`: work submitted later waits on the device until the hold is released. Cannot wait. `name` is the
+    /// name of the holder in reports. The default is an error.
+    ///
+    /// # Errors
+    /// The stream is not held then. [`Unsupported`](crate::DeviceErrorKind::Unsupported) if the stream is being
+    /// captured or accepts no waits, or the device cannot hold a stream.
+    ///
+    /// # Safety
+    /// The stream is one of this device and usable during the call.
+    unsafe fn hold(
+        &self,
+        stream: RawStream,
+        name: Option<Cow<'static, str>>,
+    ) -> Result<Box<dyn Hold>, DeviceError> {
+        let (_, _) = (stream, name);
+        Err(lacks(
+            "hold",
+            "this device cannot hold a stream for the host",
+        ))
+    }
+}
+
+fn lacks(call: &'static str, reason: &'static str) -> DeviceError {
+    DeviceError::new(call, DeviceErrorKind::Unsupported, reason)
 }

@@ -17,6 +17,7 @@ mod driver_pools;
 mod error;
 mod explain;
 mod handle_types;
+mod host_work;
 mod kind;
 mod lock_check;
 mod names;
@@ -35,6 +36,7 @@ pub use driver_pools::{Access, DriverPoolProperties, DriverPools, PoolAttribute}
 pub use error::{DeviceError, DeviceErrorKind};
 pub use explain::Explain;
 pub use handle_types::{HandleType, HandleTypes};
+pub use host_work::{Hold, HostFunction, HostUse};
 pub use kind::{MemoryKind, MemoryKinds};
 pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
 pub use names::{AlarmId, Chunk, DeviceId, RawEvent, RawPool, RawStream, WatchId};

@@ -56,11 +56,15 @@ pub enum Call {
     Download,
     /// `Device::fill`
     Fill,
+    /// `Device::run`
+    Run,
+    /// `Device::hold`
+    Hold,
 }
 
 impl Call {
     /// Every call, in the order of declaration.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -86,6 +90,8 @@ impl Call {
         Self::Upload,
         Self::Download,
         Self::Fill,
+        Self::Run,
+        Self::Hold,
     ];
 
     /// Returns the name of the call in [`Device`](weirpool_device::Device) or
@@ -117,6 +123,8 @@ impl Call {
             Self::Upload => "upload",
             Self::Download => "download",
             Self::Fill => "fill",
+            Self::Run => "run",
+            Self::Hold => "hold",
         }
     }
 

@@ -2,13 +2,15 @@
 
 use super::SimDevice;
 use super::builder::{Checker, GRANULARITY};
+use std::any::Any;
+use std::borrow::Cow;
 use std::panic::Location;
 use std::task::Waker;
 use std::time::Duration;
 use weirpool_device::plain::{Arc, Weak};
 use weirpool_device::{
     AlarmId, BlockObserver, Capabilities, Chunk, Device, DeviceError, DeviceId, DriverPools,
-    Explain, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+    Explain, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 
 // SAFETY: the ranges that `Space` hands out are disjoint (it tracks reserved and plain ranges together), and a mapping
@@ -116,6 +118,10 @@ unsafe impl Device for SimDevice {
         self.destroy_stream(stream)
     }
 
+    fn native_stream(&self, stream: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.native_of(stream)
+    }
+
     fn create_event(&self) -> Result<RawEvent, DeviceError> {
         self.create_event()
     }
@@ -175,5 +181,19 @@ unsafe impl Device for SimDevice {
         place: &'static Location<'static>,
     ) -> Result<(), DeviceError> {
         self.start_fill(stream, address, bytes, value, place)
+    }
+
+    // ---- work of the host --------------------------------------------------------------------------
+
+    unsafe fn run(&self, stream: RawStream, function: HostFunction) -> Result<(), DeviceError> {
+        self.start_function(stream, function)
+    }
+
+    unsafe fn hold(
+        &self,
+        stream: RawStream,
+        name: Option<Cow<'static, str>>,
+    ) -> Result<Box<dyn Hold>, DeviceError> {
+        self.start_hold(stream, name)
     }
 }

@@ -89,6 +89,10 @@ const FILL: u64 = 3_026;
 const FILL_BEGINS: u64 = 2_000;
 const FILL_RATE: u64 = 3_000_000;
 
+/// A function of the host and a hold: the cost of an empty kernel's launch (their own was not measured).
+const RUN: u64 = FILL;
+const HOLD: u64 = FILL;
+
 /// Returns the cost of `call` for `bytes` (0 if the call has no size).
 pub(super) fn of(call: Call, bytes: u64) -> Duration {
     Duration::from_nanos(match call {
@@ -110,6 +114,8 @@ pub(super) fn of(call: Call, bytes: u64) -> Duration {
         Call::CreatePool | Call::DestroyPool => CREATE_POOL,
         Call::AllocateFrom | Call::FreeTo => POOL_CALL,
         Call::TrimPool | Call::PoolAttribute => POOL_CALL,
+        Call::Run => RUN,
+        Call::Hold => HOLD,
         Call::CreateStream => CREATE_STREAM,
         Call::DestroyStream => DESTROY_STREAM,
         Call::CreateEvent => CREATE_EVENT,

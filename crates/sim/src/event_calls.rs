@@ -219,7 +219,7 @@ fn recorded(state: &mut State, point: Point, fault: Option<Fault>) -> Recorded {
     };
     let behind = match fault {
         Some(Fault::Late(behind)) => Item::Operation(Operation::new(Duration::ZERO).behind(behind)),
-        Some(Fault::Never) => Item::WaitUntil(state.schedule.flags.create(), u64::MAX),
+        Some(Fault::Never) => Item::WaitUntil(state.schedule.flags.create(None), u64::MAX),
         _ => return Recorded { point, fails },
     };
     let aside = state.schedule.create_stream(None);

@@ -5,6 +5,7 @@
 
 use super::SimDevice;
 use super::schedule::FlagId;
+use std::borrow::Cow;
 use std::fmt;
 
 /// A value on the device, initially 0. Clones are the same value.
@@ -17,7 +18,16 @@ pub struct Flag {
 impl SimDevice {
     /// Creates a flag. It takes a few bytes of host memory for as long as the device lives.
     pub fn flag(&self) -> Flag {
-        let id = self.engine.call(|state| state.schedule.flags.create());
+        self.flag_with(None)
+    }
+
+    /// Creates a flag that only a task of the host sets, by the name of that task in reports.
+    pub(super) fn flag_held_by(&self, task: Cow<'static, str>) -> Flag {
+        self.flag_with(Some(task))
+    }
+
+    fn flag_with(&self, holder: Option<Cow<'static, str>>) -> Flag {
+        let id = (self.engine).call(|state| state.schedule.flags.create(holder));
         let device = self.clone();
         Flag { device, id }
     }

@@ -49,6 +49,7 @@
 //! | `call`, `cost`, `counters` | the names of the calls, their costs, and the sums |
 //! | `operation`, `stream`, `flag` | the types that a user holds |
 //! | `host`, `copy` | the host's own access to shared memory; copies and fills |
+//! | `host_work` | functions of the host in the order of a stream, and holds |
 //! | `checker`, `observer` | the ordering checker, and how it learns of a pool's blocks |
 //! | `driver_pools`, `driver_pool_calls` | the memory pools of the driver, as `cudaMallocAsync` uses them |
 //! | `events`, `alarms`, `names` | small tables |
@@ -70,6 +71,7 @@ mod executor;
 mod fault;
 mod flag;
 mod host;
+mod host_work;
 mod label;
 mod memory;
 mod memory_calls;

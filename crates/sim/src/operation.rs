@@ -107,6 +107,15 @@ impl Operation {
         self
     }
 
+    /// Names the operation after the task that it was submitted for.
+    pub(super) fn of_task(mut self, task: Cow<'static, str>) -> Self {
+        self.name = Some(match self.name.take() {
+            Some(name) => format!("{task}: {name}").into(),
+            None => task,
+        });
+        self
+    }
+
     /// Returns the name, if one was given.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()

@@ -9,6 +9,7 @@ use super::label::StreamLabel;
 use super::operation::Operation;
 use super::schedule::Item;
 use std::any::Any;
+use std::borrow::Cow;
 use std::fmt;
 use weirpool_device::plain::{Arc, Weak};
 use weirpool_device::{DeviceError, DeviceId, RawStream};
@@ -21,6 +22,14 @@ use weirpool_device::{DeviceError, DeviceId, RawStream};
 #[derive(Clone)]
 pub struct SimStream {
     owner: Arc<Owner>,
+    /// The name of the task that operations are submitted for.
+    task: Option<Cow<'static, str>>,
+}
+
+/// The stream of a registration: kept by it, or by its handles for as long as the registration lives.
+enum Native {
+    Kept(SimStream),
+    Borrowed(Weak<Owner>),
 }
 
 /// The share of a stream's handles in its ownership.
@@ -78,7 +87,7 @@ impl SimDevice {
             })
         })?;
         match owner {
-            Ok(owner) => owner.downcast().ok().map(|owner| SimStream { owner }),
+            Ok(owner) => owner.downcast().ok().map(SimStream::of),
             Err(()) => Some(self.handle(raw, false)),
         }
     }
@@ -94,7 +103,14 @@ impl SimDevice {
         let shared: Arc<dyn Any + Send + Sync> = owner.clone();
         self.engine
             .call(|state| state.owners.insert(raw, Arc::downgrade(&shared)));
-        SimStream { owner }
+        SimStream::of(owner)
+    }
+
+    /// Returns the object of a stream that the contract created, for [`SimStream::of_native`].
+    pub(super) fn native_of(&self, raw: RawStream) -> Option<Arc<dyn Any + Send + Sync>> {
+        let is_contracts = self.engine.peek(|state| state.schedule.is_contracts(raw));
+        let stream = is_contracts.then(|| self.stream(raw))??;
+        Some(Arc::new(Native::Kept(stream)))
     }
 
     /// Creates a stream with one owner: its creator.
@@ -115,6 +131,30 @@ impl SimDevice {
 }
 
 impl SimStream {
+    fn of(owner: Arc<Owner>) -> Self {
+        Self { owner, task: None }
+    }
+
+    /// Returns an object from which [`of_native`](Self::of_native) makes a handle of the stream, while any handle lives.
+    #[doc(hidden)]
+    pub fn native(&self) -> Arc<dyn Any + Send + Sync> {
+        Arc::new(Native::Borrowed(Arc::downgrade(&self.owner)))
+    }
+
+    /// Returns a handle of the stream behind such an object. Reports name the operations that are submitted through it
+    /// after `task`, if that is some name.
+    #[doc(hidden)]
+    pub fn of_native(
+        native: &(dyn Any + Send + Sync),
+        task: Option<Cow<'static, str>>,
+    ) -> Option<Self> {
+        let owner = match native.downcast_ref()? {
+            Native::Kept(stream) => stream.owner.clone(),
+            Native::Borrowed(owner) => owner.upgrade()?,
+        };
+        Some(Self { owner, task })
+    }
+
     /// Returns the device that the stream belongs to.
     pub fn device(&self) -> &SimDevice {
         &self.owner.device
@@ -156,6 +196,10 @@ impl SimStream {
     /// [ordering checker](https://docs.rs/weirpool/latest/weirpool/guide/testing/) found, after the submission.
     #[track_caller]
     pub fn submit(&self, operation: Operation) {
+        let operation = match &self.task {
+            Some(task) => operation.of_task(task.clone()),
+            None => operation,
+        };
         self.push(Item::Operation(operation));
         self.device().engine.pass_panic_on();
     }

@@ -178,6 +178,15 @@ pub enum HistoryEvent {
         /// The stream that it waits for.
         donor: StreamId,
     },
+    /// Work with a [name](crate::Stream::task) was submitted.
+    Submitted {
+        /// The stream.
+        stream: StreamId,
+        /// The name of the work.
+        name: Cow<'static, str>,
+        /// Where it was submitted.
+        site: Site,
+    },
     /// A request left the queue.
     Waited {
         /// The stream of the block; `None` for a reservation.
@@ -200,7 +209,7 @@ pub enum HistoryEvent {
     },
 }
 
-debug_in_units!(enum HistoryEvent { Allocated { address, size as bytes, stream, origin }, Freed { number, address, size as bytes, stream, further, site }, Grown { address, bytes as bytes }, Remapped { from, to, bytes as bytes }, Released { address, bytes as bytes }, Reaped { streams }, DeviceWait { stream, donor }, Waited { stream, requested as bytes, tag, waited, outcome }, OutOfMemory { stream, shortfall } });
+debug_in_units!(enum HistoryEvent { Allocated { address, size as bytes, stream, origin }, Freed { number, address, size as bytes, stream, further, site }, Grown { address, bytes as bytes }, Remapped { from, to, bytes as bytes }, Released { address, bytes as bytes }, Reaped { streams }, DeviceWait { stream, donor }, Submitted { stream, name, site }, Waited { stream, requested as bytes, tag, waited, outcome }, OutOfMemory { stream, shortfall } });
 
 /// `      12.345 ms  allocated 1.0 MiB at 0x200000 on S1 (lane) at src/main.rs:12:34`
 impl fmt::Display for HistoryEntry {
@@ -269,6 +278,9 @@ impl HistoryEvent {
             Self::DeviceWait { stream, donor } => {
                 let (stream, donor) = (label(stream), label(donor));
                 write!(f, "{stream} waits on the device for {donor}")
+            }
+            Self::Submitted { stream, name, site } => {
+                write!(f, "submitted {name} to {} at {site}", label(stream))
             }
             Self::Waited {
                 stream,

@@ -127,6 +127,10 @@ impl Chart {
                 self.streams.insert(*stream);
                 self.instant(time, process_of(Some(*stream)), "p", event.to_string());
             }
+            HistoryEvent::Submitted { stream, name, .. } => {
+                self.streams.insert(*stream);
+                self.instant(time, process_of(Some(*stream)), "p", name.to_string());
+            }
             HistoryEvent::Reaped { .. } => {}
         }
     }

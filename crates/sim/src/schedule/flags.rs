@@ -3,12 +3,15 @@
 //! This module does not know the items of the streams.
 
 use super::stream::FlagId;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use weirpool_device::RawStream;
 
 #[derive(Debug, Default)]
 struct FlagState {
     value: u64,
+    /// The task of the host that sets it, if only that one does.
+    holder: Option<Cow<'static, str>>,
     /// By the least value that they wait for, then in order of arrival.
     waiters: BTreeMap<(u64, u64), RawStream>,
 }
@@ -20,9 +23,16 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
-    pub(crate) fn create(&mut self) -> FlagId {
-        self.flags.push(FlagState::default());
+    pub(crate) fn create(&mut self, holder: Option<Cow<'static, str>>) -> FlagId {
+        self.flags.push(FlagState {
+            holder,
+            ..FlagState::default()
+        });
         FlagId(self.flags.len() - 1)
+    }
+
+    pub(super) fn holder(&self, flag: FlagId) -> Option<&str> {
+        self.flags[flag.0].holder.as_deref()
     }
 
     pub(crate) fn value(&self, flag: FlagId) -> u64 {

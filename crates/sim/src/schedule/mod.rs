@@ -152,6 +152,12 @@ impl Schedule {
         self.stream(name).has_contract = true;
     }
 
+    /// Returns whether the contract created the stream and did not destroy it.
+    pub(super) fn is_contracts(&self, name: RawStream) -> bool {
+        let stream = self.streams.get(name.0);
+        stream.is_some_and(|stream| stream.has_contract)
+    }
+
     /// Removes the contract's share in a stream. Returns whether it had one.
     pub(super) fn destroy_stream(&mut self, name: RawStream) -> bool {
         let stream = self.streams.get_mut(name.0);
@@ -300,6 +306,9 @@ impl Schedule {
                 format!("waits for item {index} of {of} of {label}, which has completed {done}")
             }
             (Item::WaitUntil(flag, at_least), _) => {
+                if let Some(holder) = self.flags.holder(*flag) {
+                    return format!("is held by the host task {holder:?}, which has not ended");
+                }
                 let (number, value) = (flag.0, self.flags.value(*flag));
                 format!("waits until flag {number} is at least {at_least}; it is {value}")
             }

@@ -1,0 +1,76 @@
+//! The host tasks that hold a stream: how many there are, since when, and how many were dropped before their end.
+
+use crate::sync::{Guards, Mutex};
+use std::borrow::Cow;
+use std::panic::Location;
+use std::time::Duration;
+
+/// A host task that holds its stream.
+#[derive(Clone, Debug)]
+pub(crate) struct Holder {
+    pub(crate) name: Option<Cow<'static, str>>,
+    pub(crate) location: &'static Location<'static>,
+    /// When it was spawned, on the device's clock.
+    pub(crate) since: Duration,
+}
+
+/// How a host task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Complete,
+    /// It was dropped, or it panicked, and the stream went on without it.
+    Abandoned,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct HostTasks(Mutex<Book>);
+
+#[derive(Debug, Default)]
+struct Book {
+    /// By the number of the task, in the order of their spawning.
+    holders: Vec<(u64, Holder)>,
+    spawned: u64,
+    abandoned: u64,
+}
+
+impl HostTasks {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(Guards::HostTasks, Book::default()))
+    }
+
+    /// Notes a new task. Returns its number.
+    pub(crate) fn begin(&self, holder: Holder) -> u64 {
+        let mut book = self.0.lock();
+        book.spawned += 1;
+        let number = book.spawned;
+        book.holders.push((number, holder));
+        number
+    }
+
+    /// Notes the end of a task.
+    pub(crate) fn end(&self, number: u64, ending: Ending) {
+        let ended = {
+            let mut book = self.0.lock();
+            book.abandoned += u64::from(ending == Ending::Abandoned);
+            let at = book.holders.iter().position(|(held, _)| *held == number);
+            at.map(|at| book.holders.remove(at))
+        };
+        drop(ended);
+    }
+
+    /// Returns the tasks that hold the stream, the first of which it reaches first.
+    pub(crate) fn holders(&self) -> Vec<Holder> {
+        let book = self.0.lock();
+        book.holders
+            .iter()
+            .map(|(_, holder)| holder.clone())
+            .collect()
+    }
+
+    /// Returns how many tasks hold the stream, and how many were abandoned so far.
+    pub(crate) fn counts(&self) -> (usize, u64) {
+        let book = self.0.lock();
+        (book.holders.len(), book.abandoned)
+    }
+}

@@ -1,0 +1,155 @@
+//! The memory that submitted work uses, and how.
+
+use crate::block::Block;
+use crate::buffer::{Buffer, SliceMut};
+use crate::device::{Argument, HostUse};
+use crate::error::StreamError;
+use crate::shared::{SharedBlock, SharedBuffer};
+use crate::stream::Stream;
+
+/// The memory that submitted work uses: `&` for what it reads, `&mut` for what it writes.
+///
+/// | memory | read | written |
+/// |---|---|---|
+/// | [`Block`], [`Buffer`] | `&block` | `&mut block` |
+/// | [`SharedBlock`], [`SharedBuffer`] | `&shared` | |
+/// | [`SliceMut`], for a part of a block | `&slice` | `&mut slice` |
+///
+/// Tuples of up to 8 of these are accesses as well, and so are arrays, vectors and slices, whose arguments are vectors.
+/// `()` is for work that uses no memory of a pool.
+///
+/// The stream is ordered as [`Block::read_on`] and [`Block::write_on`] order it, and the uses are noted. The closure
+/// gets the same memory as [`Argument`]s, which note nothing again.
+pub trait Accesses {
+    /// The memory as arguments of the work, in the same shape.
+    type Arguments;
+
+    /// Orders the stream, and notes the uses.
+    #[doc(hidden)]
+    fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError>;
+}
+
+/// The stream that is ordered, and the uses that were noted on it. Only this crate makes one, so that only this crate
+/// implements [`Accesses`].
+#[derive(Debug)]
+pub struct Order<'s> {
+    pub(super) stream: &'s Stream,
+    /// The uses, for a device that checks the work of the host.
+    pub(super) uses: Option<&'s mut Vec<HostUse>>,
+}
+
+impl Order<'_> {
+    fn note<'a>(&mut self, argument: Argument<'a>, is_write: bool) -> Argument<'a> {
+        if let Some(uses) = &mut self.uses {
+            uses.push(HostUse {
+                address: argument.address().to_bits(),
+                bytes: argument.size(),
+                is_write,
+            });
+        }
+        argument
+    }
+}
+
+impl Accesses for () {
+    type Arguments = ();
+
+    fn order(self, _: &mut Order<'_>) -> Result<(), StreamError> {
+        Ok(())
+    }
+}
+
+/// Implements reading through a shared borrow.
+macro_rules! read {
+    ($([$($parameters:tt)*] $memory:ty),* $(,)?) => {$(
+        impl<'a, $($parameters)*> Accesses for &'a $memory {
+            type Arguments = Argument<'a>;
+
+            fn order(self, order: &mut Order<'_>) -> Result<Argument<'a>, StreamError> {
+                let argument = self.read_on(order.stream)?;
+                Ok(order.note(argument, false))
+            }
+        }
+    )*};
+}
+
+/// Implements writing through an exclusive borrow.
+macro_rules! write {
+    ($([$($parameters:tt)*] $memory:ty),* $(,)?) => {$(
+        impl<'a, $($parameters)*> Accesses for &'a mut $memory {
+            type Arguments = Argument<'a>;
+
+            fn order(self, order: &mut Order<'_>) -> Result<Argument<'a>, StreamError> {
+                let argument = self.write_on(order.stream)?;
+                Ok(order.note(argument, true))
+            }
+        }
+    )*};
+}
+
+read!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>, [] SharedBlock, [T] SharedBuffer<T>);
+write!([] Block, [T] Buffer<T>, ['b, T] SliceMut<'b, T>);
+
+impl<A: Accesses> Accesses for Vec<A> {
+    type Arguments = Vec<A::Arguments>;
+
+    fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError> {
+        self.into_iter().map(|one| one.order(order)).collect()
+    }
+}
+
+impl<A: Accesses, const N: usize> Accesses for [A; N] {
+    type Arguments = Vec<A::Arguments>;
+
+    fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError> {
+        self.into_iter().map(|one| one.order(order)).collect()
+    }
+}
+
+impl<'a, M> Accesses for &'a [M]
+where
+    &'a M: Accesses,
+{
+    type Arguments = Vec<<&'a M as Accesses>::Arguments>;
+
+    fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError> {
+        self.iter().map(|one| one.order(order)).collect()
+    }
+}
+
+impl<'a, M> Accesses for &'a mut [M]
+where
+    &'a mut M: Accesses,
+{
+    type Arguments = Vec<<&'a mut M as Accesses>::Arguments>;
+
+    fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError> {
+        self.iter_mut().map(|one| one.order(order)).collect()
+    }
+}
+
+/// Implements tuples.
+macro_rules! tuples {
+    ($($($name:ident)+;)*) => {$(
+        impl<$($name: Accesses),+> Accesses for ($($name,)+) {
+            type Arguments = ($($name::Arguments,)+);
+
+            #[allow(non_snake_case, reason = "the parameters name the members")]
+            fn order(self, order: &mut Order<'_>) -> Result<Self::Arguments, StreamError> {
+                let ($($name,)+) = self;
+                Ok(($($name.order(order)?,)+))
+            }
+        }
+    )*};
+}
+
+tuples! {
+    A;
+    A B;
+    A B C;
+    A B C D;
+    A B C D E;
+    A B C D E F;
+    A B C D E F G;
+    A B C D E F G H;
+}

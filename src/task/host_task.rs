@@ -1,0 +1,166 @@
+//! A future of the host that holds its stream.
+
+use super::Submitted;
+use super::handle::Task;
+use super::point::Point;
+use crate::device::Hold;
+use crate::error::TaskError;
+use crate::handles::Registration;
+use crate::id::StreamId;
+use crate::lane::{Ending, Holder};
+use crate::queue::Passage;
+use crate::sync::{Arc, assert_unlocked};
+use crate::trace;
+use std::borrow::Cow;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+pin_project_lite::pin_project! {
+    /// A future of the host in the order of a stream. Made by [`Stream::spawn`](crate::Stream::spawn), which says when it is
+    /// polled, what it may do, and how long it holds the stream.
+    ///
+    /// # Errors
+    /// Returns the device's error if the stream cannot reach the task; the future is dropped then, without a poll.
+    ///
+    /// # Panics
+    /// Panics if the future does, or if the task is polled after it was ready. The stream goes on.
+    ///
+    /// # Cancel safety
+    /// Dropping the task drops the future, and then lets the stream go on.
+    #[must_use = "a task that is dropped lets its stream go on without it"]
+    pub struct HostTask<F> {
+        end: Task<()>,
+        reached: Option<Passage>,
+        // Dropped before the stream goes on.
+        #[pin]
+        future: Option<F>,
+        held: Held,
+    }
+}
+
+impl<F> HostTask<F> {
+    pub(super) fn new(end: Task<()>, reached: Point, held: Held, future: F) -> Self {
+        Self {
+            end,
+            reached: Some(reached.passage()),
+            future: Some(future),
+            held,
+        }
+    }
+
+    /// Returns the [name](crate::Stream::task) of the task, if it has one.
+    pub fn name(&self) -> Option<&str> {
+        self.end.name()
+    }
+
+    /// Returns the id of the stream that the task holds.
+    pub fn stream_id(&self) -> StreamId {
+        self.end.stream_id()
+    }
+}
+
+impl<F: Future> Future for HostTask<F> {
+    type Output = Result<F::Output, TaskError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        assert!(
+            this.future.is_some(),
+            "a host task is not polled after it was ready"
+        );
+        if let Some(reached) = this.reached {
+            let answer = ready!(reached.poll(context));
+            *this.reached = None;
+            if let Err(error) = answer {
+                this.future.set(None);
+                this.held.release(Ending::Abandoned);
+                return Poll::Ready(Err(error.into()));
+            }
+        }
+        let mut unwinding = Unwinding(Some(this.held));
+        let future = this.future.as_mut().as_pin_mut();
+        let answer = future.expect("present until it has ended").poll(context);
+        if answer.is_ready() {
+            this.future.set(None);
+        }
+        let held = unwinding.0.take().expect("held while it is polled");
+        answer.map(|output| {
+            held.release(Ending::Complete);
+            Ok(output)
+        })
+    }
+}
+
+impl<F> Submitted for HostTask<F> {
+    fn point(&self) -> &Point {
+        self.end.point()
+    }
+}
+
+impl<F> fmt::Debug for HostTask<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostTask")
+            .field("stream", &self.stream_id())
+            .field("name", &self.name())
+            .field("has_begun", &self.reached.is_none())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Lets the stream go on if the future panics.
+struct Unwinding<'a>(Option<&'a mut Held>);
+
+impl Drop for Unwinding<'_> {
+    fn drop(&mut self) {
+        if let Some(held) = self.0.take() {
+            held.release(Ending::Abandoned);
+        }
+    }
+}
+
+/// The hold of a stream by a task. Dropping it lets the stream go on.
+#[derive(Debug)]
+pub(super) struct Held {
+    hold: Option<Box<dyn Hold>>,
+    registration: Arc<Registration>,
+    name: Option<Cow<'static, str>>,
+    /// The number of the task among those of its stream.
+    number: u64,
+}
+
+impl Held {
+    pub(super) fn new(
+        hold: Box<dyn Hold>,
+        registration: &Arc<Registration>,
+        holder: Holder,
+    ) -> Self {
+        Self {
+            hold: Some(hold),
+            name: holder.name.clone(),
+            number: registration.lane.host_tasks.begin(holder),
+            registration: registration.clone(),
+        }
+    }
+
+    /// Lets the stream go on, the first time it is called.
+    fn release(&mut self, ending: Ending) {
+        let Some(hold) = self.hold.take() else {
+            return;
+        };
+        let lane = &self.registration.lane;
+        lane.host_tasks.end(self.number, ending);
+        assert_unlocked("release");
+        hold.release();
+        if ending == Ending::Abandoned {
+            trace::host_task_abandoned(lane.label(), self.name.as_deref());
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.release(Ending::Abandoned);
+    }
+}

@@ -1,0 +1,225 @@
+//! Streams as executors: work is submitted to a stream, with the memory that it uses, and is a future of its end.
+//!
+//! | file | about |
+//! |---|---|
+//! | `mod` | the calls of a [`Stream`] |
+//! | `submission` | work before it is submitted: its name, its memory, and the three ways to submit it |
+//! | `access` | the memory that work reads and writes |
+//! | `handle` | submitted work as a future |
+//! | `host_task` | a future of the host that holds a stream |
+//! | `outcome` | the value of a function that the device calls |
+//! | `point` | the point behind work, whose event is recorded only if it is needed |
+
+mod access;
+mod handle;
+mod host_task;
+mod outcome;
+mod point;
+mod submission;
+
+pub use access::Accesses;
+pub use handle::Task;
+pub use host_task::HostTask;
+pub use submission::Submission;
+
+use crate::device::NativeStream;
+use crate::error::{StreamError, TaskError};
+use crate::stream::Stream;
+use point::Point;
+use std::borrow::Cow;
+use std::future::Future;
+
+/// Submitted work that a stream can be ordered [after](Stream::after): a [`Task`] or a [`HostTask`].
+pub trait Submitted {
+    /// Returns the point behind the work.
+    #[doc(hidden)]
+    fn point(&self) -> &Point;
+}
+
+/// Work for the stream.
+impl Stream {
+    /// Submits work: gives the backend's own stream to a closure that enqueues it, with the memory that the work uses.
+    ///
+    /// `&` memory is read and `&mut` memory is written; see [`Accesses`]. Before the closure is called, the stream is
+    /// ordered after the grant of that memory and after its earlier uses on other streams, and the uses are noted. The
+    /// memory may be freed as soon as this returns: it is not reused before the stream has passed the work.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// use weirpool::device::sim::{Operation, SimStream};
+    ///
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let [first, second] = [pool.create_stream()?, pool.create_stream()?];
+    /// # device.block_on(async {
+    /// let mut block = pool.allocate(&first, 1 << 20).await?;
+    /// let write = Operation::new(Duration::from_micros(50));
+    /// first.submit(&mut block, |work: &SimStream, block| {
+    ///     work.submit(write.writes(block.address(), block.size()));
+    /// })?; // dropped: the work runs on its own
+    /// let read = Operation::new(Duration::from_micros(20));
+    /// let task = second.submit(&block, |work: &SimStream, block| {
+    ///     work.submit(read.reads(block.address(), block.size())); // after the write
+    ///     "read"
+    /// })?;
+    /// drop(block); // freed behind the read
+    /// assert_eq!(task.await?, "read");
+    /// # assert_eq!(device.now(), Duration::from_micros(70));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The closure runs before this returns, and only submits to the stream that it is given. On CUDA that is
+    /// `Arc<CudaStream>`; an [`Argument`](crate::device::Argument) is a kernel argument. While no other stream uses the
+    /// memory, this makes no heap allocation and no device call of its own.
+    ///
+    /// If the closure panics, the panic is passed on. Work that it had enqueued runs, and its uses stay noted. For a closure
+    /// that can fail see [`Submission::try_submit`].
+    ///
+    /// # Errors
+    /// Returns [`TaskError::OtherBackend`] if the closure takes another type of stream, [`TaskError::Closed`] after
+    /// [`Pool::close`](crate::Pool::close), and the errors of [`Block::read_on`](crate::Block::read_on). The closure is
+    /// not called then.
+    #[track_caller]
+    pub fn submit<W: NativeStream, A: Accesses, T>(
+        &self,
+        accesses: A,
+        enqueue: impl FnOnce(&W, A::Arguments) -> T,
+    ) -> Result<Task<T>, TaskError> {
+        Submission::new(self, None).submit(accesses, enqueue)
+    }
+
+    /// Calls `function` on the host in the order of the stream: after all work submitted before, and before all work
+    /// submitted later. The task returns its value. Dropping the task detaches it: the function is called all the same.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// let stamped = stream.run(|| "the stream is here")?;
+    /// assert_eq!(device.block_on(stamped)?, "the stream is here");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// A thread of the device calls the function; on CUDA that is `cuLaunchHostFunc`. The stream stands still meanwhile, and
+    /// so may other streams' functions. The function must not call CUDA, this crate's pools and devices, or drop their
+    /// blocks; it must not wait for work of the device. It may send to a channel and wake a task. To await something
+    /// in stream order, use [`spawn`](Self::spawn). Memory that the function uses is declared with [`Submission::uses`].
+    ///
+    /// It costs two heap allocations, a device call, and on CUDA tens of microseconds in which the stream waits for the host;
+    /// see `cargo bench --bench submit`.
+    ///
+    /// If the function panics, the task returns [`TaskError::Panicked`], and the stream goes on.
+    ///
+    /// # Errors
+    /// Returns [`TaskError::Closed`] after [`Pool::close`](crate::Pool::close), and the device's error: also if it cannot
+    /// call the host, or the stream is being captured. The function is dropped then.
+    #[track_caller]
+    pub fn run<T: Send + 'static>(
+        &self,
+        function: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Task<T>, TaskError> {
+        Submission::new(self, None).run(function)
+    }
+
+    /// Returns a host task: `future` is polled once the stream has reached this point, and work that is submitted to the
+    /// stream later starts after the future has ended.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use weirpool::{Pool, device::sim::{Operation, SimDevice, SimStream}};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// # let work = || Operation::new(Duration::from_micros(10));
+    /// stream.submit((), |stream: &SimStream, ()| stream.submit(work()))?;
+    /// let clock = device.clone();
+    /// let fetched = stream.spawn(async move { clock.sleep(Duration::from_micros(5)).await })?;
+    /// let next = stream.submit((), |stream: &SimStream, ()| stream.submit(work()))?;
+    /// device.block_on(async {
+    ///     fetched.await?; // after the first work
+    ///     next.await // after the future
+    /// })?;
+    /// assert_eq!(device.now(), Duration::from_micros(25));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The caller polls the task: it awaits it, or gives it to its runtime, as `tokio::spawn(stream.spawn(future)?)`. The
+    /// stream is held from the start by a flag: on CUDA a word of host memory that the stream waits for
+    /// (`cuStreamWaitValue32`), or, where the driver has no such wait, a host function that blocks until the future has
+    /// ended. The future may call anything, except that it must not wait for later work of this stream.
+    ///
+    /// A task that is dropped before its end, or whose future panics, lets the stream go on: it is counted in
+    /// [`StreamStatistics::abandoned_host_tasks`](crate::StreamStatistics), a subscriber of `tracing` is warned, and a panic
+    /// reaches the poller. A future that never ends, or a task that is forgotten, holds the stream for ever, which
+    /// [`StreamStatistics::host_tasks`](crate::StreamStatistics) shows.
+    ///
+    /// # Errors
+    /// Returns [`TaskError::Closed`] after [`Pool::close`](crate::Pool::close), and the device's error: also if it cannot
+    /// hold the stream, or the stream is being captured. The stream is not held then.
+    #[track_caller]
+    pub fn spawn<F: Future>(&self, future: F) -> Result<HostTask<F>, TaskError> {
+        Submission::new(self, None).spawn(future)
+    }
+
+    /// Names the work that is submitted next. The name is shown by the simulated device's ordering checker, by `tracing`, by
+    /// [histories](crate::PoolBuilder::history), and by the export for Perfetto.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use weirpool::{Pool, device::sim::{Operation, SimDevice, SimStream}};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).history(100).build()?;
+    /// # let stream = pool.create_stream()?;
+    /// # let work = Operation::new(Duration::from_micros(10));
+    /// let step = stream.task("decode").submit((), |stream: &SimStream, ()| stream.submit(work))?;
+    /// assert_eq!(step.name(), Some("decode"));
+    /// assert!(pool.history().to_string().contains("submitted decode to S1"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn task(&self, name: impl Into<Cow<'static, str>>) -> Submission<'_> {
+        Submission::new(self, Some(name.into()))
+    }
+
+    /// Makes later work of this stream start after the work of a task, by a wait on the device that does not block the host.
+    /// No event is needed. Memory that the task wrote needs not even this: a submission that uses it orders itself.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use weirpool::{Pool, device::sim::{Operation, SimDevice, SimStream}};
+    /// # let device = SimDevice::new();
+    /// # let pool = Pool::builder(device.clone()).build()?;
+    /// # let [first, second] = [pool.create_stream()?, pool.create_stream()?];
+    /// # let work = || Operation::new(Duration::from_micros(10));
+    /// let task = first.submit((), |stream: &SimStream, ()| stream.submit(work()))?;
+    /// second.after(&task)?;
+    /// device.block_on(second.submit((), |stream: &SimStream, ()| stream.submit(work()))?)?;
+    /// assert_eq!(device.now(), Duration::from_micros(20));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`StreamError::ForeignDevice`] or [`StreamError::ForeignPool`] if the task is of another device's or pool's
+    /// stream, or the device's error; the streams are not ordered then.
+    pub fn after(&self, task: &impl Submitted) -> Result<(), TaskError> {
+        let (own, point) = (self.registration(), task.point());
+        let earlier = &point.registration;
+        let driver = &own.service.driver;
+        if earlier.service.driver.device.id() != driver.device.id() {
+            return Err(StreamError::ForeignDevice.into());
+        }
+        if !self.is_of_pool(earlier) {
+            return Err(StreamError::ForeignPool.into());
+        }
+        if own.lane.id == earlier.lane.id {
+            return Ok(());
+        }
+        if let Some(marker) = point.marker()? {
+            driver.bring_behind(&own.lane, &earlier.lane, &marker)?;
+        }
+        Ok(())
+    }
+}

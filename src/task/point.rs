@@ -1,0 +1,43 @@
+//! The point of a stream behind submitted work.
+
+use crate::device::DeviceError;
+use crate::handles::Registration;
+use crate::id::Ticket;
+use crate::lane::Marker;
+use crate::queue::Passage;
+use crate::sync::Arc;
+
+/// A point in a stream that may have no event yet. The event is recorded when the point is awaited, or when another
+/// stream is ordered after it; until then it costs one lock of the lane's, and no device call.
+#[derive(Debug)]
+pub struct Point {
+    pub(super) registration: Arc<Registration>,
+    ticket: Ticket,
+}
+
+impl Point {
+    /// Returns the point behind all work that the stream was given so far.
+    pub(super) fn present(registration: &Arc<Registration>) -> Self {
+        let driver = &registration.service.driver;
+        Self {
+            // The ticket is open after the work was submitted, so its event will be recorded behind the work.
+            ticket: driver.present_point(&registration.lane),
+            registration: registration.clone(),
+        }
+    }
+
+    /// Returns a marker behind the point, recorded now if there is none; `None` if the device has passed the point.
+    ///
+    /// # Errors
+    /// Returns an error if the device cannot record.
+    pub(super) fn marker(&self) -> Result<Option<Arc<Marker>>, DeviceError> {
+        let Registration { service, lane, .. } = &*self.registration;
+        service.driver.marker_for(lane, self.ticket)
+    }
+
+    /// Returns a future's state that waits for the point.
+    pub(super) fn passage(&self) -> Passage {
+        let Registration { service, lane, .. } = &*self.registration;
+        Passage::new(service.clone(), lane.clone(), self.ticket)
+    }
+}
