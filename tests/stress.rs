@@ -173,6 +173,8 @@ struct World {
     oracle: Arc<Mutex<Oracle>>,
     pool: Pool,
     queues: Vec<Queue>,
+    /// Further streams, which do nothing: in every fourth seed 70, so that a search looks at the active ones only.
+    _idle: Vec<Queue>,
     /// Blocks that one task allocated and another frees.
     mailbox: Mutex<Vec<(Block, u64)>>,
     owners: AtomicU64,
@@ -225,6 +227,7 @@ impl World {
         };
         Self {
             queues: (0..random.usize(1..5)).map(queue).collect(),
+            _idle: (0..if seed % 4 == 3 { 70 } else { 0 }).map(queue).collect(),
             device,
             oracle,
             pool,

@@ -47,16 +47,19 @@ struct Machine {
     waiting: Vec<Pin<Box<AllocateOwned>>>,
 }
 
-/// Runs the sequence of operations that `data` stands for.
+/// Runs the sequence of operations that `data` stands for. Returns their number.
 ///
 /// # Panics
 /// When the pool breaks a promise.
-pub fn run(data: &[u8]) {
+pub fn run(data: &[u8]) -> usize {
     let mut machine = Machine::new();
-    for pair in data.chunks_exact(2).take(LONGEST) {
+    let operations = data.chunks_exact(2).take(LONGEST);
+    let count = operations.len();
+    for pair in operations {
         machine.step(pair[0], pair[1]);
     }
     machine.end();
+    count
 }
 
 impl Machine {

@@ -254,7 +254,7 @@ impl Maintenance {
     /// Returns whether memory is pending or cached.
     fn may_come_back(&self) -> bool {
         let may_keep = |lane: &Arc<Lane>| lane.cache.may_keep_unnoticed();
-        self.totals().pending.current > 0 || self.lanes().iter().any(may_keep)
+        self.totals().pending.current > 0 || self.active_lanes().iter().any(may_keep)
     }
 
     /// Makes one contiguous range of the free memory, so that the pool has `total` bytes in all, or as near to it as

@@ -17,7 +17,7 @@ impl Streams {
     /// # Errors
     /// A sticky error; what was freed stays pending.
     pub(crate) fn seal_lanes(&self) -> Result<(), DeviceError> {
-        for lane in self.lanes().iter() {
+        for lane in self.active_lanes().iter() {
             match self.seal_for_others(lane) {
                 Err(error) if error.is_sticky() => return Err(error),
                 _ => {}

@@ -2,7 +2,7 @@
 
 use super::figures::Retired;
 use crate::heap::Fence;
-use crate::id::StreamId;
+use crate::id::{StreamId, Ticket};
 use crate::lane::Lane;
 use crate::sync::{Arc, plain};
 
@@ -24,6 +24,23 @@ impl Lanes {
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.iter().count()
+    }
+
+    /// Returns whether looking at each lane costs no more than choosing among them. Models choose always.
+    pub(super) fn are_few(&self) -> bool {
+        self.0.len() <= 1 && !cfg!(weirpool_loom)
+    }
+
+    /// Returns those of the lanes that have one of these ids, which are in order.
+    pub(super) fn among(&self, ids: &[StreamId]) -> Self {
+        let find = |stream: &StreamId| {
+            self.find(Fence {
+                stream: *stream,
+                ticket: Ticket::ZERO,
+            })
+        };
+        let run: Vec<_> = ids.iter().filter_map(find).cloned().collect();
+        Self(plain::Arc::new(vec![plain::Arc::new(run)]))
     }
 
     /// Returns the lane of a fence. A stream that is gone has no lane, and all its work is complete.

@@ -8,7 +8,7 @@ use crate::error::StreamError;
 use crate::fault::injected;
 use crate::heap::{self, Fences};
 use crate::id::{StreamId, StreamNames, Ticket};
-use crate::lane::{Bounds, CachedBlock, Events, Flush, Lane, Marker};
+use crate::lane::{ActiveStreams, Bounds, CachedBlock, Events, Flush, Lane, Marker};
 use crate::policy::Order;
 use crate::sync::{Arc, Busy, Guards};
 use crate::trace;
@@ -26,6 +26,7 @@ pub(crate) struct Streams {
     /// The order in which memory is taken for no stream, such as that of reservations.
     pub(crate) neutral: Arc<Lane>,
     pub(super) lanes: Busy<Registry>,
+    active: Arc<ActiveStreams>,
     pub(super) events: Arc<Events>,
 }
 
@@ -42,9 +43,12 @@ impl Streams {
     pub(super) fn new(core: Core) -> Self {
         let host = Host(core.device.id());
         let gate = core.gate.clone();
+        let active = Arc::new(ActiveStreams::new());
+        let neutral = Lane::new(StreamId::SET_ASIDE, &host, Bounds::NONE, gate, &active);
         Self {
-            neutral: Arc::new(Lane::new(StreamId::SET_ASIDE, &host, Bounds::NONE, gate)),
+            neutral: Arc::new(neutral),
             lanes: Busy::new(Guards::Registry, Registry::new()),
+            active,
             events: Arc::new(Events::new(core.device.clone())),
             core,
         }
@@ -72,7 +76,8 @@ impl Streams {
         // A new stream removes those that are gone, so that their number stays bounded.
         self.reap_retired();
         let id = self.lanes.lock().next_id();
-        let lane = Arc::new(Lane::new(id, stream, self.settings.lane, self.gate.clone()));
+        let (bounds, gate) = (self.settings.lane, self.gate.clone());
+        let lane = Arc::new(Lane::new(id, stream, bounds, gate, &self.active));
         // The heap knows the stream, and what is complete from the start, before anything is freed on it.
         self.heap.lock().register(id, lane.timeline.completed());
         self.lanes.lock().insert(lane.clone());
@@ -101,6 +106,18 @@ impl Streams {
     /// Returns the lanes that are registered now.
     pub(crate) fn lanes(&self) -> Lanes {
         self.lanes.lock().lanes.clone()
+    }
+
+    /// Returns the lanes that may cache blocks, or have freed memory that is not known to be complete; or all, if there are
+    /// few. The gate is closed before this, by a caller that no freed block may escape.
+    pub(super) fn active_lanes(&self) -> Lanes {
+        let lanes = self.lanes();
+        if lanes.are_few() {
+            return lanes;
+        }
+        // First: each of them is registered by now.
+        let ids = self.active.ids();
+        self.lanes().among(&ids)
     }
 
     /// Ends a stream whose last handle and last block are gone: its freed blocks are sealed, and available to all.
@@ -162,6 +179,8 @@ impl Streams {
             let mut heap = self.heap.lock();
             done.iter().for_each(|lane| heap.forget(lane.id));
         }
+        done.iter()
+            .for_each(|lane| lane.cache.rest(lane.timeline.completed()));
         // The lanes are dropped outside the locks: that lets go of the streams' owners, and may call a driver.
         done.iter()
             .for_each(|lane| trace::stream_gone(lane.label()));
@@ -184,10 +203,11 @@ impl Streams {
         &self,
         mut ask: impl FnMut(&Lane) -> Result<Option<Ticket>, DeviceError>,
     ) -> Result<bool, DeviceError> {
-        let lanes = self.lanes();
+        let lanes = self.active_lanes();
         for lane in lanes.iter() {
             self.unless_sticky(ask(lane))?;
         }
+        let mut known = Vec::new();
         let news = {
             let mut heap = self.heap.lock();
             let furthest = lanes.iter().map(|lane| lane.timeline.completed()).max();
@@ -195,10 +215,15 @@ impl Streams {
                 let completed = lane.timeline.completed();
                 let is_mistaken = injected("completed-by-another-streams-event");
                 let completed = furthest.filter(|_| is_mistaken).unwrap_or(completed);
+                known.push(completed);
                 heap.complete(lane.id, completed)
             };
             lanes.iter().filter(news).count()
         };
+        if !lanes.are_few() {
+            let told = lanes.iter().zip(known);
+            told.for_each(|(lane, completed)| lane.cache.rest(completed));
+        }
         if news > 0 {
             trace::reaped(news);
             self.write_down(|| HistoryEvent::Reaped { streams: news });
@@ -275,7 +300,7 @@ impl Streams {
     /// The heap's lock is held throughout, so that no other thread finds a block in neither place and reports that
     /// memory is out. A lane's lock is taken inside the heap's here, and the heap's never inside a lane's.
     pub(crate) fn flush(&self, which: Flush) -> bool {
-        let lanes = self.lanes();
+        let lanes = self.active_lanes();
         let mut heap = self.heap.lock();
         let mut has_any = false;
         for lane in lanes.iter() {
@@ -304,7 +329,7 @@ impl Streams {
     pub(crate) fn settle(&self) -> Result<(), DeviceError> {
         self.flush(Flush::All);
         let mut settled = Ok(());
-        for lane in self.lanes().iter() {
+        for lane in self.active_lanes().iter() {
             let sealed = self.seal_for_others(lane);
             let reaped = self.noted(lane.timeline.reap(&*self.device));
             self.catch_up(lane);
@@ -327,7 +352,7 @@ impl Streams {
     pub(crate) fn returns_if_quiet(&self) -> Option<u64> {
         let totals = self.totals();
         let is_quiet = totals.pending.current + totals.claimed + totals.planned == 0;
-        let is_cached = || self.lanes().iter().any(|lane| lane.cache.is_keeping());
+        let is_cached = || (self.active_lanes().iter()).any(|lane| lane.cache.is_keeping());
         (is_quiet && !is_cached()).then_some(totals.returns)
     }
 
@@ -345,10 +370,10 @@ impl Streams {
         *watches = kept;
     }
 
-    /// Returns the lanes that memory is pending for. Where waiting comes first, all lanes: the mere progress of a
+    /// Returns the lanes that memory is pending for. Where waiting comes first, all active lanes: the mere progress of a
     /// stream may end what holds a waiter back.
     fn lanes_to_watch(&self) -> Vec<Arc<Lane>> {
-        let lanes = self.lanes();
+        let lanes = self.active_lanes();
         if self.settings.order == Order::WaitFirst {
             return lanes.iter().cloned().collect();
         }

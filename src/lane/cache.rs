@@ -191,6 +191,11 @@ impl Cache {
         self.pop_stacked(bytes + (at + 1) as u64 * GRANULE)
     }
 
+    /// Returns whether no block is kept, and the next free takes the slow path.
+    pub(super) fn is_empty(&self) -> bool {
+        !self.has_entries() && self.bytes() == 0
+    }
+
     /// Returns whether a free may be kept at once. After a flush the first one takes the slow path.
     pub(super) fn has_entries(&self) -> bool {
         !self.entries.is_empty()

@@ -19,6 +19,7 @@
 //! |---|---|
 //! | `stream_cache` | allocation and free through the lane; flushing it; its counters |
 //! | `state` | the state that the lane's lock guards: the cache, the open ticket, the references to the stream that freed blocks leave for later ones; and the lock, which outlives its lane |
+//! | `active` | which streams may hold memory that others need |
 //! | `block` | blocks as the lane receives, keeps and returns them |
 //! | `cache` | a stack of blocks for each size |
 //! | `large_cache` | the few large blocks |
@@ -32,6 +33,7 @@
 //!
 //! The lane knows its stream and the device. It does not know how the heap searches, nor which requests wait.
 
+mod active;
 mod block;
 mod cache;
 mod count;
@@ -45,6 +47,7 @@ mod state;
 mod stream_cache;
 mod timeline;
 
+pub(crate) use active::ActiveStreams;
 pub(crate) use block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
 pub(crate) use cache::{Bounds, Flush};
 pub(crate) use count::{Event, LaneFigures};
@@ -61,6 +64,7 @@ use crate::id::{StreamId, StreamLabel, Ticket};
 use crate::measure::{Mark, Waits};
 use crate::sync::plain::AtomicBool;
 use crate::sync::{Arc, plain};
+use active::Activity;
 use marker::Recorded;
 use std::any::Any;
 use std::time::Duration;
@@ -93,6 +97,7 @@ impl Lane {
         stream: &dyn DeviceStream,
         mut bounds: Bounds,
         gate: Gate,
+        active: &Arc<ActiveStreams>,
     ) -> Self {
         let raw = stream.raw();
         let is_external = stream.external_id().is_some();
@@ -108,7 +113,13 @@ impl Lane {
             raw,
             takes_waits: stream.takes_waits(),
             is_external,
-            cache: StreamCache::new(bounds, gate, is_host, is_external),
+            cache: StreamCache::new(
+                bounds,
+                gate,
+                Activity::new(active.clone(), id),
+                is_host,
+                is_external,
+            ),
             timeline: Timeline::new(if is_host { Ticket::LAST } else { Ticket::ZERO }),
             name: stream.name().map_or_else(Default::default, Into::into),
             waits: Waits::default(),

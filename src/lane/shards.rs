@@ -15,7 +15,7 @@ use super::cache::{Bounds, Cache, Flush};
 use super::count::{Counts, Event};
 use crate::fault::injected;
 use crate::id::Ticket;
-use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber, SharedState, plain};
+use crate::sync::{Guards, Mutex, Ordering, SharedFlag, SharedNumber, plain};
 use crossbeam_utils::CachePadded;
 
 /// How often threads contend before they have shards.
@@ -138,11 +138,11 @@ impl Shards {
         shard: &Mutex<Shard>,
         block: &Use,
         bounds: Bounds,
-        gate: &SharedState,
+        is_bypassed: impl FnOnce() -> bool,
     ) -> Option<ShardedBlock> {
         let mut shard = shard.lock();
         shard.counts.note(Event::Free, block.bytes, block.rounding);
-        if gate.load(Ordering::Relaxed) != 0 {
+        if is_bypassed() {
             return None;
         }
         let ticket = self.open();

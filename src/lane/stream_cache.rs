@@ -18,6 +18,7 @@
 //! The gate is read inside the critical section. A thread that closes it flushes the cache afterwards, under the same
 //! lock: so a freed block is either flushed, or not kept (fair-progress).
 
+use super::active::Activity;
 use super::block::{CachedBlock, Closed, Fit, Freed, Miss, Use};
 use super::cache::{Bounds, Cache, Flush};
 use super::count::{Counts, Event, LaneFigures, UNKNOWN};
@@ -40,6 +41,7 @@ pub(crate) type Gate = plain::Arc<CachePadded<SharedState>>;
 pub(crate) struct StreamCache {
     bounds: Bounds,
     gate: Gate,
+    activity: Activity,
     is_external: bool,
     pub(crate) spacing: Spacing,
     state: Lease,
@@ -53,6 +55,21 @@ pub(crate) struct Visit<'a>(&'a StreamCache);
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
         self.0.state.lock().visitors -= 1;
+    }
+}
+
+/// A question about the gate, to be asked under the lock.
+#[derive(Clone, Copy)]
+struct GateCheck<'a> {
+    cache: &'a StreamCache,
+    /// What was read before the lock was taken, by mistake.
+    too_early: Option<bool>,
+}
+
+impl GateCheck<'_> {
+    #[inline(always)]
+    fn is_bypassed(self) -> bool {
+        self.too_early.unwrap_or_else(|| self.cache.is_bypassed())
     }
 }
 
@@ -110,11 +127,11 @@ impl StreamCache {
         if bytes > this.bounds.largest || this.shards.are_made() {
             return false;
         }
-        let is_bypassed = this.gate_check();
+        let gate = this.gate_check();
         // Once the reference is left, the owner may go on another thread, and `this` with it.
         let slot = this.state.slot();
         let mut state = this.enter(&slot);
-        if is_bypassed() {
+        if gate.is_bypassed() {
             return false;
         }
         let kept = state.keep_at_once(&block(), this.bounds.bytes, this.spacing.bound());
@@ -155,9 +172,11 @@ impl StreamCache {
 
     /// Returns what a free asks under the lock: whether the cache keeps nothing now.
     #[inline(always)]
-    fn gate_check(&self) -> impl FnOnce() -> bool + '_ {
-        let too_early = injected("lane-freed-into-while-drained").then(|| self.is_bypassed());
-        move || too_early.unwrap_or_else(|| self.is_bypassed())
+    fn gate_check(&self) -> GateCheck<'_> {
+        GateCheck {
+            cache: self,
+            too_early: injected("lane-freed-into-while-drained").then(|| self.is_bypassed()),
+        }
     }
 }
 
@@ -169,11 +188,18 @@ fn take_near(mut state: Guard<'_, StreamState>, bytes: u64, rounding: u32) -> Op
 }
 
 impl StreamCache {
-    pub(super) fn new(bounds: Bounds, gate: Gate, is_host: bool, is_external: bool) -> Self {
+    pub(super) fn new(
+        bounds: Bounds,
+        gate: Gate,
+        activity: Activity,
+        is_host: bool,
+        is_external: bool,
+    ) -> Self {
         let state = StreamState::new(bounds.largest, is_host);
         let this = Self {
             bounds,
             gate,
+            activity,
             is_external,
             spacing: Spacing::new(bounds.unsealed, bounds.may_widen),
             shards: Shards::new(),
@@ -240,10 +266,9 @@ impl StreamCache {
         if self.shards.are_made() {
             return self.free_to_shard(&block, now);
         }
-        let is_bypassed = self.gate_check();
+        let gate = self.gate_check();
         let mut state = self.enter(&self.state);
-        let is_bypassed = is_bypassed();
-        if !is_bypassed {
+        if !gate.is_bypassed() {
             let kept = state.keep_at_once(&block, self.bounds.bytes, self.spacing.bound());
             if let Some(ticket) = kept {
                 return Freed {
@@ -256,18 +281,22 @@ impl StreamCache {
         state
             .counters
             .note(Event::Free, block.bytes, block.rounding);
-        self.keep(state, &block, now, is_bypassed)
+        self.keep(state, &block, now, gate)
     }
 
     #[cold]
     #[inline(never)]
     fn free_to_shard(&self, block: &Use, now: Option<Duration>) -> Freed {
         let shard = self.shards.own();
-        let kept = shard.and_then(|shard| self.shards.keep(shard, block, self.bounds, &self.gate));
+        let gate = || {
+            self.activity.begin();
+            self.is_bypassed()
+        };
+        let kept = shard.and_then(|shard| self.shards.keep(shard, block, self.bounds, gate));
         let Some(kept) = kept else {
-            let is_bypassed = self.gate_check();
+            let gate = self.gate_check();
             let state = self.state.lock();
-            return self.keep(state, block, now, is_bypassed());
+            return self.keep(state, block, now, gate);
         };
         let seals = kept.unsealed > self.spacing.bound();
         Freed {
@@ -286,8 +315,12 @@ impl StreamCache {
         mut state: Guard<'_, StreamState>,
         block: &Use,
         now: Option<Duration>,
-        is_bypassed: bool,
+        gate: GateCheck<'_>,
     ) -> Freed {
+        let too_early =
+            injected("gate-read-before-the-stream-is-active").then(|| gate.is_bypassed());
+        self.activity.begin();
+        let is_bypassed = too_early.unwrap_or_else(|| gate.is_bypassed());
         let ticket = state.note_use(block.bytes);
         let cached = CachedBlock::freed(block, ticket);
         let is_stacked = !is_bypassed && state.cache.push(cached, self.bounds.bytes);
@@ -313,6 +346,7 @@ impl StreamCache {
     /// Notes the last use, on this stream, of a block that is freed through the heap.
     pub(crate) fn note_use(&self, bytes: u64) -> Freed {
         let mut state = self.state.lock();
+        self.activity.begin();
         let ticket = state.note_use(bytes);
         let seals = self.is_bypassed() || state.unsealed > self.spacing.bound();
         let closed = seals.then(|| state.close_unless_host(&self.shards));
@@ -338,7 +372,9 @@ impl StreamCache {
     }
 
     pub(super) fn close(&self) -> Closed {
-        self.state.lock().close(&self.shards)
+        let mut state = self.state.lock();
+        self.activity.begin();
+        state.close(&self.shards)
     }
 
     pub(super) fn close_if_dirty(&self) -> Option<Closed> {
@@ -349,7 +385,9 @@ impl StreamCache {
 
     /// The event of a closed ticket could not be recorded: the next one must cover it.
     pub(super) fn note_unrecorded(&self) {
-        self.state.lock().is_dirty = true;
+        let mut state = self.state.lock();
+        self.activity.begin();
+        state.is_dirty = true;
     }
 
     /// Returns whether a freed block is not covered by any event.
@@ -366,6 +404,7 @@ impl StreamCache {
     /// close it all the same.
     pub(crate) fn expect_seal(&self, ticket: Ticket) {
         let mut state = self.state.lock();
+        self.activity.begin();
         state.is_dirty |= ticket >= state.open && !state.is_host;
     }
 
@@ -375,6 +414,21 @@ impl StreamCache {
         let is_dirty = state.is_dirty_with(&self.shards);
         let is_quiet = !is_dirty && state.visitors == 0;
         state.is_retired && is_quiet && completed >= state.open.previous()
+    }
+
+    /// Makes the stream inactive if it caches nothing, and all that was freed on it is complete at `completed`, which the
+    /// heap knows.
+    pub(crate) fn rest(&self, completed: Ticket) {
+        self.with_all(|state, shards| {
+            let in_shards = shards.iter().map(|shard| shard.cache());
+            let is_empty = std::iter::once(&state.cache)
+                .chain(in_shards)
+                .all(Cache::is_empty);
+            let is_dirty = state.is_dirty_with(&self.shards);
+            if is_empty && !is_dirty && completed >= state.open.previous() {
+                self.activity.end();
+            }
+        });
     }
 
     /// Returns the number of cached blocks, or 0 if all that was freed is known to be complete at `completed`. Takes

@@ -217,8 +217,7 @@ impl<F> Family<F> {
 /// [`Pool::metrics`](crate::Pool::metrics). It is a handle of the pool and keeps it alive.
 ///
 /// Names and units follow Prometheus: base units in the name, and `_total` for counters. Every family has the label
-/// `pool`; those of tags also `tag`. The [guide](crate::guide::observability#metric-names) lists all of them; they
-/// are stable. Each publication records in the histograms the times since the last one.
+/// `pool`; those of tags also `tag`. Each publication records in the histograms the times since the last one.
 ///
 /// ```
 /// # use weirpool::{Pool, device::sim::SimDevice};
@@ -227,6 +226,7 @@ impl<F> Family<F> {
 /// metrics.publish(); // whenever the figures are collected, for example every ten seconds
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc = include_str!("../../docs/metrics.md")]
 pub struct Metrics {
     presence: Arc<Presence>,
     pool: SharedString,

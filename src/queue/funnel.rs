@@ -53,10 +53,9 @@ use super::waiters::Queue;
 use crate::device::{Alarm, Device};
 use crate::driver::{Change, Publish};
 use crate::sync::plain::{self, AtomicBool};
-use crate::sync::{Guards, Mutex, Ordering, SharedNumber, assert_unlocked};
+use crate::sync::{Guards, Mutex, Ordering, SharedNumber};
 use crate::trace;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
@@ -327,14 +326,10 @@ impl StandIn {
     }
 }
 
-/// Wakes a task. A waker that panics affects neither the other tasks to be woken nor the caller, which may be the
-/// `drop` of a block.
+/// Wakes a task. A panic of its waker is reported, and affects nothing else.
 pub(super) fn wake(waker: Waker) {
-    assert_unlocked("wake");
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+    if plain::wake(waker) {
         trace::waker_panicked();
-        // Dropping the panic's payload is the user's code as well.
-        std::mem::forget(panic);
     }
 }
 

@@ -150,7 +150,7 @@ impl Hooked {
     /// Offers the hook to a request that cannot be served, and wakes its future to ask.
     pub(super) fn offer_to(&self, waiter: &Waiter) {
         if self.is_free() && waiter.hook.offer() {
-            waiter.waker().into_iter().for_each(wake);
+            waiter.notify().into_iter().for_each(wake);
         }
     }
 

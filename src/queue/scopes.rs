@@ -50,7 +50,7 @@ impl Scopes {
         let waiters = self.waiters.lock();
         let range = (reservation, Position::MIN)..=(reservation, Position::MAX);
         let in_scope = waiters.range(range).map(|(_, waiter)| waiter);
-        in_scope.filter_map(|waiter| waiter.waker()).collect()
+        in_scope.filter_map(|waiter| waiter.notify()).collect()
     }
 
     /// Returns the wakers of the requests whose reservations have enough, in pieces that memory of the pool could be
@@ -61,7 +61,7 @@ impl Scopes {
         }
         let waiters = self.waiters.lock();
         let expecting = waiters.values().filter(|waiter| waiter.expects_pieces());
-        expecting.filter_map(|waiter| waiter.waker()).collect()
+        expecting.filter_map(|waiter| waiter.notify()).collect()
     }
 }
 

@@ -180,7 +180,7 @@ impl<'a> Pass<'a> {
         let waited = service.now().saturating_sub(waiter.since);
         service.end_deadlock();
         if injected("woken-before-granted") {
-            waiter.waker().into_iter().for_each(wake);
+            waiter.notify().into_iter().for_each(wake);
         }
         match waiter.grant(found) {
             Ok(waker) => {

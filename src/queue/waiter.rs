@@ -78,7 +78,7 @@ pub(super) struct Origin {
 enum State {
     Waiting {
         waker: Waker,
-        /// The waiter was woken to serve and has not been polled since.
+        /// The waiter was woken to look again and has not been polled since.
         is_notified: bool,
     },
     /// The memory belongs to the future, which frees it if it does not take it.
@@ -196,16 +196,9 @@ impl Waiter {
         }
     }
 
-    /// Returns the waker to call for the waiter to look after itself, if it still waits.
-    pub(super) fn waker(&self) -> Option<Waker> {
-        match &*self.state.lock() {
-            State::Waiting { waker, .. } => Some(waker.clone()),
-            _ => None,
-        }
-    }
-
-    /// Returns the waker to call for the waiter to serve, unless it was called already and the waiter has not been
-    /// polled since: that call covers this one, or the waiter does not answer.
+    /// Returns the waker to call for the waiter to look again, unless it was called already and the waiter has not been
+    /// polled since: that call covers this one, or the waiter does not answer. A waker may therefore change the pool
+    /// itself, without end or recursion.
     pub(super) fn notify(&self) -> Option<Waker> {
         match &mut *self.state.lock() {
             State::Waiting { waker, is_notified } => {

@@ -393,7 +393,7 @@ impl Queue {
     pub(super) fn wakers_of_throttled(&self, of: Option<Tag>) -> Vec<Waker> {
         let standing = self.standing.lock();
         let throttled = standing.quotas.waiters(of);
-        throttled.filter_map(|waiter| waiter.waker()).collect()
+        throttled.filter_map(|waiter| waiter.notify()).collect()
     }
 
     /// Returns the waker of the first waiter in order that was not notified already. One that was, and has not been polled

@@ -17,12 +17,13 @@ pub(crate) const DONE: &str = "all as it should be";
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The tasks of children, by name.
-const ACTS: [(&str, fn()); 8] = [
+const ACTS: [(&str, fn()); 9] = [
     (ends::FAULT, ends::fault),
     (ends::FAULT_MAPPED, ends::fault_before_all_on_mapped),
     (ends::FAULT_PLAIN, ends::fault_before_all_on_plain),
     (ends::EXIT, ends::exit),
     (shutdown::EXIT_ELSEWHERE, shutdown::exit_elsewhere),
+    (shutdown::WITHOUT_THREADS, shutdown::without_threads),
     (shutdown::DROP_MAPPED, shutdown::drop_mapped),
     (shutdown::DROP_PLAIN, shutdown::drop_plain),
     (processes::RESERVATION, processes::reservation),
@@ -48,7 +49,19 @@ fn command(task: &str) -> Command {
 
 /// Checks that a child completes its task and exits by itself, without a signal, and in time.
 pub(crate) fn assert_child(task: &str) {
-    let mut child = command(task).stderr(Stdio::piped()).spawn().unwrap();
+    assert_command(task, &mut command(task));
+}
+
+/// As [`assert_child`], for a child that can start no thread: the stacks are larger than the address space.
+pub(crate) fn assert_child_without_threads(task: &str) {
+    assert_command(
+        task,
+        command(task).env("RUST_MIN_STACK", (1u64 << 60).to_string()),
+    );
+}
+
+fn assert_command(task: &str, command: &mut Command) {
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let ended = await_end(&mut child);
     let said = text_of(child.stdout.take().unwrap());
     let complained = text_of(child.stderr.take().unwrap());

@@ -239,7 +239,8 @@ fn entries() -> Vec<Entry> {
             process_ends_with_live_pools;
         shutdown:
             pool_is_dropped_while_kernels_write,
-            thread_ends_the_process_while_others_wait;
+            thread_ends_the_process_while_others_wait,
+            pool_serves_where_no_thread_can_be_started;
     }
     .into();
     list.extend(on_every_kind! {

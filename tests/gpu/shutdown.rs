@@ -1,7 +1,7 @@
 //! Ends in the wrong order: a pool is dropped while kernels write to its blocks, or a thread ends the process while
 //! others wait. Each runs in a [child process](crate::children), so that a crash is seen.
 
-use crate::children::{DONE, assert_child};
+use crate::children::{DONE, assert_child, assert_child_without_threads};
 use crate::common::MIB;
 use crate::cuda::{Cuda, Mapped, Plain, Setting};
 use crate::ends::{Place, place};
@@ -17,6 +17,7 @@ use weirpool::Block;
 use weirpool::device::cuda::CudaDevice;
 
 pub(crate) const EXIT_ELSEWHERE: &str = "exit elsewhere";
+pub(crate) const WITHOUT_THREADS: &str = "without threads";
 pub(crate) const DROP_MAPPED: &str = "drop, virtual memory";
 pub(crate) const DROP_PLAIN: &str = "drop, plain memory";
 
@@ -131,4 +132,27 @@ pub(crate) fn exit_elsewhere() {
     });
     let block = block_on(pool.allocate(&second, 8 * MIB));
     panic!("{block:?} with {used:?} in use");
+}
+
+/// The thread that watches events cannot be started: a wait wakes its task at once, which then queries the event itself.
+pub(crate) fn pool_serves_where_no_thread_can_be_started() {
+    assert_child_without_threads(WITHOUT_THREADS);
+}
+
+pub(crate) fn without_threads() {
+    assert!(thread::Builder::new().spawn(|| {}).is_err());
+    let Place {
+        gpu,
+        pool,
+        works,
+        streams: [first, second],
+    } = place();
+    let used = pool.try_allocate(&first, pool.capacity()).unwrap();
+    gpu.spend(&works[0], Duration::from_millis(50));
+    gpu.fill(&works[0], used.address(), used.size(), 1);
+    let written = first.event().unwrap();
+    drop(used);
+    let granted = block_on(pool.allocate(&second, 4 * MIB).timeout(PATIENCE)).unwrap();
+    assert!(written.is_complete().unwrap());
+    block_on(granted.deallocate()).unwrap();
 }

@@ -23,6 +23,22 @@ fn alarms_are_called_in_order_and_can_be_cancelled() {
 }
 
 #[test]
+fn panicking_waker_does_not_silence_the_next() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics");
+        }
+    }
+    let sim = manual();
+    let (count, waker) = Count::new();
+    sim.set_alarm(us(10), &std::task::Waker::from(Arc::new(Panics)));
+    sim.set_alarm(us(10), &waker);
+    sim.advance(us(10));
+    assert_eq!(count.get(), 1);
+}
+
+#[test]
 fn tasks_sleep_by_the_devices_clock() {
     let sim = SimDevice::new();
     let order = Arc::new(Mutex::new(Vec::new()));

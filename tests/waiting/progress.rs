@@ -34,6 +34,8 @@ struct Settings {
     two_pools: bool,
     /// How many requests wait at a time.
     waiters: usize,
+    /// Further streams, which do nothing. With 70 a search looks at the active ones only.
+    idle_streams: usize,
 }
 
 impl Settings {
@@ -48,6 +50,7 @@ impl Settings {
             limited: bit(4),
             two_pools: bit(5),
             waiters: if bit(6) { 1 } else { 6 },
+            idle_streams: if bit(7) { 70 } else { 0 },
         }
     }
 }
@@ -69,6 +72,7 @@ struct World {
     pools: Vec<Pool>,
     /// The streams of each pool.
     streams: Vec<Vec<(SimStream, Stream)>>,
+    _idle: Vec<(SimStream, Stream)>,
     blocks: Vec<Block>,
     reservations: Vec<Reservation>,
     /// Tasks that are polled when they are woken.
@@ -105,6 +109,10 @@ impl World {
         let count = if settings.two_pools { 2 } else { 1 };
         let pools: Vec<_> = (0..count).map(|_| pool()).collect();
         let of_pool = |pool| (0..STREAMS).map(|_| stream(&device, pool)).collect();
+        let idle = pools.iter().flat_map(|pool| {
+            let idle = 0..settings.idle_streams;
+            idle.map(|_| stream(&device, pool)).collect::<Vec<_>>()
+        });
         let reclaimer = |pool: &Pool| Woken::new(pool.reclaimer());
         let with_reclaimer = if settings.has_reclaimer {
             &pools[..]
@@ -114,6 +122,7 @@ impl World {
         Self {
             random: fastrand::Rng::with_seed(settings.seed),
             streams: pools.iter().map(of_pool).collect(),
+            _idle: idle.collect(),
             blocks: Vec::new(),
             reservations: Vec::new(),
             tasks: Vec::new(),

@@ -14,10 +14,9 @@ use super::driver::Visit;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUevent, CUresult, cuEventQuery};
 use std::collections::{BTreeMap, HashMap};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 use std::time::{Duration, Instant};
-use weirpool_device::plain::{Arc, Condvar, Mutex, MutexGuard, thread};
+use weirpool_device::plain::{Arc, Condvar, Mutex, MutexGuard, thread, wake};
 use weirpool_device::{AlarmId, RawEvent, WatchId};
 
 /// The shortest pause between two queries.
@@ -162,7 +161,7 @@ impl Watcher {
             let watches = state.watches.values().map(|watched| &watched.waker);
             watches.chain(state.alarms.values()).cloned().collect()
         };
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_iter().for_each(call);
     }
 }
 
@@ -240,7 +239,7 @@ impl Shared {
                 state = self.pause(state);
             } else {
                 drop(state);
-                wakers.into_iter().for_each(wake);
+                wakers.into_iter().for_each(call);
                 state = self.state.lock();
             }
         }
@@ -331,9 +330,9 @@ fn is_under_way(event: RawEvent) -> bool {
     answer == CUresult::CUDA_ERROR_NOT_READY
 }
 
-/// Calls a waker. A panic in it must not end the thread, because other tasks rely on it.
-fn wake(waker: Waker) {
-    let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+/// Calls a waker. A panic in it does not end the thread, because other tasks rely on it.
+fn call(waker: Waker) {
+    wake(waker);
 }
 
 fn spend(pause: Duration) {

@@ -7,6 +7,18 @@ pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub use std::sync::{Arc, Condvar, MutexGuard, OnceLock, Weak};
 pub use std::thread;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::Waker;
+
+/// Calls a waker. One that panics affects neither the wakers that are called next nor the caller, which may be the `drop`
+/// of a block. Returns whether it panicked.
+pub fn wake(waker: Waker) -> bool {
+    crate::assert_unlocked("a waker is called");
+    let outcome = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+    // Dropping the panic's payload is the user's code as well.
+    outcome.map_err(std::mem::forget).is_err()
+}
+
 /// A std mutex that does not poison.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(std::sync::Mutex<T>);

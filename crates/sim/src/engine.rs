@@ -126,12 +126,11 @@ impl Engine {
             Some(Action::Start) => self.start_ticker(),
             None => {}
         }
-        let anybody = !woken.is_empty();
-        if anybody {
-            weirpool_device::assert_unlocked("a waker is called");
+        let is_any = !woken.is_empty();
+        for waker in woken {
+            weirpool_device::plain::wake(waker);
         }
-        woken.into_iter().for_each(std::task::Waker::wake);
-        anybody
+        is_any
     }
 
     fn start_ticker(&self) {
