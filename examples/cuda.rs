@@ -3,7 +3,7 @@
 //! Two streams share memory for one request at a time. cudarc copies the numbers there, a kernel doubles them, and
 //! they come back on a third stream: what comes after what is seen to on the way.
 
-use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
 use weirpool::device::cuda::CudaDevice;
 use weirpool::{Buffer, Pool, Stream};
 
@@ -29,11 +29,15 @@ async fn request(
     let work = device.stream(stream.raw()).expect("a stream of the pool's");
     work.memcpy_htod(&vec![value; COUNT as usize], &mut numbers)?; // as one of cudarc's slices
 
-    let argument = numbers.write_on(stream)?; // notes the use: it cannot be forgotten
-    let mut launch = work.launch_builder(twice);
-    launch.arg(&argument).arg(&COUNT);
-    // SAFETY: the kernel writes `COUNT` floats from the address on, which is what the buffer has.
-    unsafe { launch.launch(LaunchConfig::for_num_elems(COUNT)) }?;
+    let doubling = stream.task("double");
+    // Notes the use: it cannot be forgotten.
+    doubling.try_submit(&mut numbers, |work: &CudaStream, numbers| {
+        let mut launch = work.launch_builder(twice);
+        launch.arg(&numbers).arg(&COUNT);
+        // SAFETY: the kernel writes `COUNT` floats from the address on, which is what the buffer has.
+        unsafe { launch.launch(LaunchConfig::for_num_elems(COUNT)) }?;
+        Ok::<_, anyhow::Error>(())
+    })?;
 
     let doubled = numbers.read(back).await?; // after the kernel, though on another stream
     Ok(doubled[doubled.len() - 1])

@@ -2,8 +2,8 @@
 //! fails. Run it with `cargo run --example quickstart`.
 
 use std::time::Duration;
-use weirpool::device::sim::{Operation, SimDevice};
-use weirpool::{AllocError, Pool};
+use weirpool::Pool;
+use weirpool::device::sim::{Operation, SimDevice, SimStream};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -11,15 +11,19 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::builder(device.clone()).capacity(64 << 20).build()?;
 
     let tasks = ["first", "second"].map(|name| {
-        let (pool, work) = (pool.clone(), device.create_stream());
+        let pool = pool.clone();
         tokio::spawn(async move {
-            let stream = pool.register(&work).expect("a stream of the same device");
-            let block = pool.allocate(&stream, 48 << 20).await?; // waits for memory instead of failing
-            let kernel = Operation::new(Duration::from_millis(2)).named("kernel");
-            work.submit(kernel.writes(block.address(), block.size())); // the device checks its order
+            let stream = pool.create_stream()?;
+            let mut block = pool.allocate(&stream, 48 << 20).await?; // waits for memory instead of failing
+            let kernel = Operation::new(Duration::from_millis(2));
+            stream
+                .task("kernel")
+                .submit(&mut block, |work: &SimStream, block| {
+                    work.submit(kernel.writes(block.address(), block.size())); // the device checks its order
+                })?;
             println!("{name}: 48 MiB at {:#x}", block.address());
             block.deallocate().await?; // pending until the stream has passed this point
-            Ok::<_, AllocError>(())
+            anyhow::Ok(())
         })
     });
     for task in tasks {

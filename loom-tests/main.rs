@@ -15,6 +15,7 @@ mod releases;
 mod reservations;
 mod services;
 mod shards;
+mod tasks;
 mod waits;
 mod wakes;
 

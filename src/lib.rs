@@ -4,19 +4,21 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use weirpool::{Pool, device::sim::{Operation, SimDevice}};
+//! use weirpool::{Pool, device::sim::{Operation, SimDevice, SimStream}};
 //!
 //! let device = SimDevice::new();
 //! let pool = Pool::builder(device.clone()).capacity(256 << 20).build()?;
-//! let work = device.create_stream();
-//! let stream = pool.register(&work)?;
+//! let stream = pool.create_stream()?;
 //!
 //! device.block_on(async {
-//!     let block = pool.allocate(&stream, 64 << 20).await?; // waits for memory instead of failing
-//!     work.submit(Operation::new(Duration::from_micros(50))); // ordinary stream-ordered use
+//!     let mut block = pool.allocate(&stream, 64 << 20).await?; // waits for memory instead of failing
+//!     let task = stream.submit(&mut block, |work: &SimStream, block| {
+//!         let kernel = Operation::new(Duration::from_micros(50)); // stands for a kernel
+//!         work.submit(kernel.writes(block.address(), block.size()));
+//!     })?;
 //!     drop(block); // pending until the stream passes this point
-//!     stream.synchronize().await?;
-//!     Ok::<(), weirpool::AllocError>(())
+//!     task.await?; // the device has run the kernel
+//!     Ok::<(), Box<dyn std::error::Error>>(())
 //! })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -41,7 +43,8 @@
 //!    goes to the heap and notifies the queue.
 //! 6. Such a free, and the device when a stream advances, notify the first waiter, and a [`Reclaimer`] if there is one.
 //!    Whichever is polled first tries the sources for the head of the queue, sets the grant, and then wakes its waiter.
-//! 7. The [`Block`] is used in the order of its stream. A use on a further stream is declared with [`Block::used_on`].
+//! 7. The [`Block`] is used in the order of its stream. Work is [submitted](Stream::submit) with the memory that it uses;
+//!    other uses on a further stream are declared with [`Block::used_on`].
 //! 8. Dropping the block returns it to the lane, or to the heap as pending under the stream's open ticket. Once enough
 //!    bytes are freed, the ticket is *sealed*: closed under the lane's lock, and its event recorded after the lock is
 //!    released. When the event is seen complete, the block is free.
@@ -141,9 +144,9 @@ pub use capture::{Capture, CapturedGraph, GraphMemory, JoinedCapture};
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{
-    BlockInfo, BlockOrigin, BlockState, CoalesceHeuristic, Fill, HistoryEntry, HistoryEvent, Hits,
-    Occupancy, ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed,
-    Upstream,
+    BlockInfo, BlockOrigin, BlockState, CoalesceHeuristic, DriverPool, DriverPoolBuilder,
+    DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy, ReservationInfo,
+    ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
 };
 pub use error::{
     AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError,

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-use weirpool::device::sim::{Clock, SimDevice, SimStream};
+use weirpool::device::sim::{Clock, Operation, SimDevice, SimStream};
 use weirpool::testing::Invariants;
 use weirpool::{Block, Buffer, Pool, Stream, Tag, Upstream};
 
@@ -247,6 +247,34 @@ const SUBJECTS: &[(&str, Start)] = &[
         run(&world.work, us(25));
         let synchronized = world.stream.synchronize();
         Box::pin(async { synchronized.await.unwrap() })
+    }),
+    ("task", |world| {
+        let work = Operation::new(us(25));
+        let submit = |stream: &SimStream, ()| stream.submit(work);
+        let task = world.stream.submit((), submit).unwrap();
+        Box::pin(async { task.await.unwrap() })
+    }),
+    ("host function", |world| {
+        run(&world.work, us(25));
+        let value = world.spare.take();
+        let task = world.stream.run(|| 7).unwrap();
+        Box::pin(async move {
+            assert_eq!(task.await, Ok(7));
+            drop(value);
+        })
+    }),
+    // On a stream of its own: a forgotten one holds it for ever.
+    ("host task", |world| {
+        let stream = world.pool.create_stream().unwrap();
+        let work = Operation::new(us(25));
+        let submit = |stream: &SimStream, ()| stream.submit(work);
+        drop(stream.submit((), submit).unwrap());
+        let request = world.pool.allocate_owned(&world.other, SUBJECT);
+        let task = stream.spawn(async { drop(request.await) }).unwrap();
+        Box::pin(async move {
+            task.await.unwrap();
+            stream.await.unwrap();
+        })
     }),
     ("write and read", |world| {
         let (pool, stream) = (world.pool.clone(), world.stream.clone());

@@ -1,93 +1,136 @@
-//! A GPU, of which a step takes its share: so many steps run at once as there are places.
+//! A GPU, and its kernels: compiled where they run, and launched.
+//!
+//! A step takes its share of the GPU for as long as it runs: one block of threads on each of its
+//! multiprocessors, with all the shared memory that there is on one, so that no two blocks fit there. So
+//! many steps run at once as there are places, give or take multiprocessors that cannot be shared out.
 
 #[path = "../../crates/cli/src/device/cuda/driver.rs"]
 mod driver;
-#[path = "cuda/kernels.rs"]
-mod kernels;
 
-use crate::machine::{Line, Machine, Site, Step};
+use crate::kernels::{Kernels, Machine, Step};
 use crate::options::Options;
-use cudarc::driver::CudaStream;
-use kernels::Kernels;
+use anyhow::Context;
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute_enum};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
+pub(crate) use driver::prepare;
 use std::sync::Arc;
-use weirpool::SharedBlock;
-use weirpool::device::Device;
+use weirpool::device::Argument;
 use weirpool::device::cuda::CudaDevice;
-
-/// Opens the first GPU. To be called first of all, while there is no other thread.
-///
-/// # Errors
-/// Returns an error if there is no driver or no device, or kernels cannot be compiled.
-pub(crate) fn open(options: &Options) -> anyhow::Result<Gpu> {
-    driver::prepare();
-    Gpu::new(options)
-}
 
 /// A GPU, for all services.
 pub(crate) struct Gpu {
     device: CudaDevice,
-    kernels: Kernels,
+    kernels: Arc<CudaKernels>,
 }
 
 impl Gpu {
-    fn new(options: &Options) -> anyhow::Result<Self> {
+    /// Opens the first GPU. [`prepare`] is called before, while there is no other thread.
+    ///
+    /// # Errors
+    /// Returns an error if there is no driver or no device, or kernels cannot be compiled.
+    pub(crate) fn open(options: &Options) -> anyhow::Result<Self> {
         let device = CudaDevice::new(0)?;
-        let kernels = Kernels::compile(device.context(), options.limits.places)?;
+        let kernels = CudaKernels::compile(device.context(), options.limits.places)?;
+        let kernels = Arc::new(kernels);
         Ok(Self { device, kernels })
+    }
+
+    pub(crate) fn machine(&self) -> Machine<CudaStream> {
+        Machine {
+            device: Arc::new(self.device.clone()),
+            kernels: self.kernels.clone(),
+            virtual_time: None,
+        }
     }
 }
 
-impl Site for Gpu {
-    type Machine = GpuMachine;
+const SOURCE: &str = include_str!("kernels.cu");
 
-    fn machine(&self, _options: &Options) -> anyhow::Result<GpuMachine> {
-        Ok(GpuMachine {
-            device: self.device.clone(),
-            kernels: self.kernels.clone(),
+/// The kernels of `kernels.cu`.
+pub(crate) struct CudaKernels {
+    load: CudaFunction,
+    read: CudaFunction,
+    step: CudaFunction,
+    share: LaunchConfig,
+}
+
+impl CudaKernels {
+    /// # Errors
+    /// Returns an error if there is no NVRTC, or if NVRTC or the driver refuses the source.
+    fn compile(context: &Arc<CudaContext>, places: usize) -> anyhow::Result<Self> {
+        let module = driver::compile(context, SOURCE)?;
+        let function = |name| {
+            let function = module.load_function(name);
+            function.with_context(|| format!("the kernel `{name}` cannot be loaded"))
+        };
+        let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let shared = context.attribute(shared)?;
+        let all = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let all = context.attribute(all)?;
+        let step = function("step")?;
+        let limit = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        step.set_attribute(limit, shared)?;
+        Ok(Self {
+            load: function("load")?,
+            read: function("read")?,
+            step,
+            share: share(all, shared, places)?,
         })
     }
 
-    fn description(&self) -> Option<String> {
-        Some(self.device.description())
+    fn read(&self, work: &CudaStream, page: &Argument<'_>) -> anyhow::Result<()> {
+        let bytes = page.size();
+        let mut launch = work.launch_builder(&self.read);
+        launch.arg(page).arg(&bytes);
+        // SAFETY: the kernel reads the ends of the `bytes` from the address on; no block is empty.
+        unsafe { launch.launch(threads(1, 1)) }?;
+        Ok(())
     }
 }
 
-/// A GPU, during one service.
-pub(crate) struct GpuMachine {
-    device: CudaDevice,
-    kernels: Kernels,
-}
-
-impl Machine for GpuMachine {
-    type Work = Arc<CudaStream>;
-
-    fn device(&self) -> Arc<dyn Device> {
-        Arc::new(self.device.clone())
+impl Kernels<CudaStream> for CudaKernels {
+    fn load(&self, work: &CudaStream, weights: Argument<'_>) -> anyhow::Result<()> {
+        let bytes = weights.size();
+        let mut launch = work.launch_builder(&self.load);
+        launch.arg(&weights).arg(&bytes);
+        // SAFETY: the kernel writes whole words within the `bytes` from the address on, which are its own.
+        unsafe { launch.launch(threads(1024, 256)) }?;
+        Ok(())
     }
 
-    fn create_stream(&self) -> anyhow::Result<Arc<CudaStream>> {
-        Ok(self.device.create_stream()?)
-    }
-
-    fn load(&self, line: &Line<Arc<CudaStream>>, weights: &SharedBlock) -> anyhow::Result<()> {
-        self.kernels.load(&line.work, &weights.on(&line.stream)?)
-    }
-
-    fn submit(&self, line: &Line<Arc<CudaStream>>, step: &Step<'_>) -> anyhow::Result<()> {
-        let Some((last, earlier)) = step.pages.split_last() else {
-            anyhow::bail!("a step has at least one page");
-        };
-        for page in earlier {
-            self.kernels.read(&line.work, &page.on(&line.stream)?)?;
+    fn step(&self, work: &CudaStream, step: &Step<'_>) -> anyhow::Result<()> {
+        for page in &step.earlier {
+            self.read(work, page)?;
         }
-        let [weights, activation, page] = [
-            step.weights.on(&line.stream)?,
-            step.activation.on(&line.stream)?,
-            last.on(&line.stream)?,
-        ];
-        let memory = [&weights, &activation, &page];
-        self.kernels.step(&line.work, memory, step.time)
+        let (activation_bytes, page_bytes) = (step.activation.size(), step.page.size());
+        let time = step.time.as_nanos() as u64;
+        let mut launch = work.launch_builder(&self.step);
+        launch.arg(&step.weights);
+        launch.arg(&step.activation).arg(&activation_bytes);
+        launch.arg(&step.page).arg(&page_bytes);
+        launch.arg(&time);
+        // SAFETY: the kernel reads the first of the weights, and writes the ends of the other two, within
+        // their bytes; no block is empty.
+        unsafe { launch.launch(self.share) }?;
+        Ok(())
     }
+}
+
+fn threads(blocks: u32, threads: u32) -> LaunchConfig {
+    LaunchConfig {
+        grid_dim: (blocks, 1, 1),
+        block_dim: (threads, 1, 1),
+        shared_mem_bytes: 0,
+    }
+}
+
+/// Returns the share that a step has of a GPU with that many multiprocessors and that much shared memory on each.
+fn share(multiprocessors: i32, shared: i32, places: usize) -> anyhow::Result<LaunchConfig> {
+    let blocks = u32::try_from(multiprocessors)? / u32::try_from(places)?;
+    Ok(LaunchConfig {
+        shared_mem_bytes: u32::try_from(shared)?,
+        ..threads(blocks.max(1), 1)
+    })
 }
 
 #[cfg(test)]
@@ -102,7 +145,7 @@ mod tests {
     #[test]
     fn without_a_driver_the_device_says_so() {
         let options = Options::parse_from(["inference", "--device=cuda"]);
-        let opened = Gpu::new(&options).map(drop);
+        let opened = Gpu::open(&options).map(drop);
         let device = CudaDevice::new(0).map(drop);
         if let Err(error) = device {
             assert_eq!(opened.unwrap_err().to_string(), error.to_string());
@@ -127,12 +170,18 @@ mod tests {
         ];
         let options = Options::parse_from(arguments);
         let requests = arrivals::requests(&options);
-        let gpu = Gpu::new(&options).unwrap();
+        let gpu = Gpu::open(&options).unwrap();
         for kind in Kind::ALL {
             let progress = Progress::new(kind.name(), 40, true);
-            let outcome = run::run(&gpu, &options, kind, &requests, &progress).unwrap();
+            let outcome = run::run(gpu.machine(), &options, kind, &requests, &progress).unwrap();
             let served = outcome.records.iter().filter(|one| one.stay.is_some());
             assert!(kind == Kind::Retrying || served.count() == 40, "{kind:?}");
         }
+    }
+
+    #[test]
+    fn places_share_the_multiprocessors() {
+        let blocks = |places| share(132, 1 << 17, places).unwrap().grid_dim.0;
+        assert_eq!([1, 4, 5, 132, 1000].map(blocks), [132, 33, 26, 1, 1]);
     }
 }

@@ -30,7 +30,7 @@
 //! | [`service`], [`worker`], [`lease`], [`backoff`] | requests, streams, and how requests obtain memory |
 //! | [`kind`], [`run`] | the three variants, and one run of one |
 //! | [`executor`], [`timer`] | the executors, and the time |
-//! | [`machine`], [`simulated`], `cuda` | a device that runs steps: the simulated one, or a GPU |
+//! | [`kernels`], [`simulated`], `cuda` | the kernels of each device: the only part that differs |
 //! | [`gauge`], [`watch`], [`progress`] | sampling and progress while it runs |
 //! | [`bound`], [`theory`] | bounds of waits and of throughput |
 //! | [`report`], [`table`], [`plot`], [`chart`], [`units`] | the output |
@@ -40,13 +40,13 @@ mod backoff;
 mod bound;
 #[path = "../../crates/cli/src/show/chart.rs"]
 mod chart;
-#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
+#[cfg(feature = "cuda")]
 mod cuda;
 mod executor;
 mod gauge;
+mod kernels;
 mod kind;
 mod lease;
-mod machine;
 mod model;
 mod options;
 #[path = "../../crates/cli/src/output.rs"]
@@ -66,22 +66,28 @@ mod watch;
 mod worker;
 
 use clap::Parser;
+use kernels::Machine;
 use kind::Kind;
-use machine::Site;
 use options::{DeviceName, Options};
 use output::ClosedPipe;
 use progress::Progress;
 use report::Report;
-use simulated::Simulator;
 use std::process::ExitCode;
 use theory::Theory;
+use weirpool::device::NativeStream;
 
 fn main() -> ExitCode {
     let options = Options::parse();
     let options = options.checked().unwrap_or_else(|error| error.exit());
     let is_good = match options.device {
-        DeviceName::Sim => compare(&Simulator, &options),
-        DeviceName::Cuda => cuda::open(&options).and_then(|gpu| compare(&gpu, &options)),
+        DeviceName::Sim => compare(|| simulated::machine(&options), &options),
+        #[cfg(feature = "cuda")]
+        DeviceName::Cuda => {
+            cuda::prepare();
+            cuda::Gpu::open(&options).and_then(|gpu| compare(|| gpu.machine(), &options))
+        }
+        #[cfg(not(feature = "cuda"))]
+        DeviceName::Cuda => unreachable!("the options were checked"),
     };
     match is_good {
         Ok(true) => ExitCode::SUCCESS,
@@ -95,12 +101,15 @@ fn main() -> ExitCode {
 }
 
 /// Runs all variants and prints their figures. Returns whether all required checks hold.
-fn compare(site: &impl Site, options: &Options) -> anyhow::Result<bool> {
+fn compare<W: NativeStream>(
+    machine: impl Fn() -> Machine<W>,
+    options: &Options,
+) -> anyhow::Result<bool> {
     let requests = arrivals::requests(options);
     let mut reports = Vec::new();
     for kind in Kind::ALL {
         let progress = Progress::new(kind.name(), options.requests, options.json);
-        let outcome = run::run(site, options, kind, &requests, &progress)?;
+        let outcome = run::run(machine(), options, kind, &requests, &progress)?;
         let report = Report::of(&outcome, kind.capacity(options));
         if let (Some(file), Kind::Waiting) = (&options.plot, kind) {
             plot::draw(file, &report, &outcome.samples)?;
@@ -117,8 +126,8 @@ fn compare(site: &impl Site, options: &Options) -> anyhow::Result<bool> {
         // Standard output must hold JSON only.
         output::note(format_args!("{}", table::checks(&checks).trim_end()));
     } else {
-        if let Some(description) = site.description() {
-            output::print(&format!("{description}\n\n"))?;
+        if options.device != DeviceName::Sim {
+            output::print(&format!("{}\n\n", machine().device.describe()))?;
         }
         let theory = table::theory(&theory, &reports);
         let checks = table::checks(&checks);

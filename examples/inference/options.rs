@@ -102,6 +102,11 @@ impl Options {
             let reason = "--executor virtual needs --device sim: a GPU has no virtual time";
             return Err(Self::command().error(ErrorKind::ArgumentConflict, reason));
         }
+        if self.device == DeviceName::Cuda && !cfg!(feature = "cuda") {
+            let reason = "this program was built without CUDA; build it with: \
+                          cargo run --release --features cuda --example inference -- --device cuda";
+            return Err(Self::command().error(ErrorKind::InvalidValue, reason));
+        }
         Ok(self)
     }
 }
@@ -171,6 +176,13 @@ mod tests {
         ] {
             assert!(parse(unsound).is_err(), "{unsound:?}");
         }
+    }
+
+    #[test]
+    #[cfg(not(feature = "cuda"))]
+    fn gpu_is_refused_with_the_command_that_builds_for_one() {
+        let refused = parse(&["--device=cuda"]).unwrap_err();
+        assert!(refused.to_string().contains("--features cuda"), "{refused}");
     }
 
     #[test]

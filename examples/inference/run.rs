@@ -4,8 +4,8 @@ use crate::arrivals::Request;
 use crate::bound::Shared;
 use crate::executor::Executor;
 use crate::gauge::Gauge;
+use crate::kernels::{Kernels, Machine};
 use crate::kind::Kind;
-use crate::machine::{Line, Machine, Site};
 use crate::model;
 use crate::options::Options;
 use crate::progress::Progress;
@@ -22,8 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use weirpool::PoolBuilder;
+use weirpool::device::NativeStream;
 use weirpool::testing::Invariants;
-use weirpool::{Pool, SharedBlock, Tag};
+use weirpool::{Pool, SharedBlock, Stream, Tag};
 
 /// Longer than any request is served.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -42,17 +43,16 @@ pub(crate) struct Outcome {
 
 /// # Errors
 /// Returns an error if the pool or the device fails, or memory is missing at the end.
-pub(crate) fn run<S: Site>(
-    site: &S,
+pub(crate) fn run<W: NativeStream>(
+    machine: Machine<W>,
     options: &Options,
     kind: Kind,
     requests: &[Request],
     progress: &Progress,
 ) -> anyhow::Result<Outcome> {
-    let machine = Arc::new(site.machine(options)?);
-    let executor = Executor::new(options.executor, machine.virtual_time())?;
+    let executor = Executor::new(options.executor, machine.virtual_time.as_ref())?;
     executor.run(|spawner| async move {
-        let run = Run::open(machine, options, kind, &*spawner).await?;
+        let run = Run::open(&machine, options, kind, &*spawner).await?;
         let watch = Watch::new(&run.service, requests, progress);
         let served = {
             let admitted = pin!(admit(&run.service, requests, options, &*spawner));
@@ -111,13 +111,13 @@ struct Run {
 }
 
 impl Run {
-    async fn open<M: Machine>(
-        machine: Arc<M>,
+    async fn open<W: NativeStream>(
+        machine: &Machine<W>,
         options: &Options,
         kind: Kind,
         spawner: &dyn Spawn,
     ) -> anyhow::Result<Self> {
-        let pool = PoolBuilder::new(machine.device())
+        let pool = PoolBuilder::new(machine.device.clone())
             .capacity(kind.capacity(options))
             // All of it at once: a wait is for other requests then, and not for the driver.
             .initial_size(kind.capacity(options))
@@ -125,19 +125,22 @@ impl Run {
             // A request keeps its memory for many steps, and is no deadlock for it.
             .deadlock_grace(PATIENCE)
             .build()?;
-        let lines = (0..options.limits.streams).map(|_| line(&*machine, &pool));
-        let lines: Vec<_> = lines.collect::<anyhow::Result<_>>()?;
-        let weights = load(&*machine, &pool, &lines).await?;
+        let streams = (0..options.limits.streams).map(|_| pool.create_stream());
+        let streams: Vec<_> = streams.collect::<Result<_, _>>()?;
+        let weights = load(&*machine.kernels, &pool, &streams).await?;
         let reclaimer = || spawner.spawn_with_handle(pool.reclaimer());
         let reclaimer = (!options.executor.has_reclaimer()).then(reclaimer);
         let (mut counters, mut workers) = (Vec::new(), Vec::new());
-        for line in lines {
+        for stream in streams {
             let (jobs, taken) = mpsc::unbounded();
-            let stream = line.stream.clone();
-            counters.push(Counter { stream, jobs });
+            let counter = stream.clone();
+            counters.push(Counter {
+                stream: counter,
+                jobs,
+            });
             let worker = Worker {
-                machine: machine.clone(),
-                line,
+                kernels: machine.kernels.clone(),
+                stream,
                 weights: weights.clone(),
             };
             let work = worker.run(taken, options.limits.batch);
@@ -146,7 +149,7 @@ impl Run {
         let service = Arc::new(Service {
             pool,
             admission: kind.admission(options),
-            timer: Timer::new(machine.device()),
+            timer: Timer::new(machine.device.clone()),
             gauge: Arc::new(Gauge::default()),
             counters: Counters::new(counters),
         });
@@ -176,30 +179,27 @@ impl Run {
     }
 }
 
-fn line<M: Machine>(machine: &M, pool: &Pool) -> anyhow::Result<Line<M::Work>> {
-    let work = machine.create_stream()?;
-    let stream = pool.register(&work)?;
-    Ok(Line { work, stream })
-}
-
 /// Allocates the weights, which are written on one stream and visible to all.
-async fn load<M: Machine>(
-    machine: &M,
+async fn load<W: NativeStream>(
+    kernels: &dyn Kernels<W>,
     pool: &Pool,
-    lines: &[Line<M::Work>],
+    streams: &[Stream],
 ) -> anyhow::Result<SharedBlock> {
-    let (first, others) = lines
+    let (first, others) = streams
         .split_first()
         .context("there is at least one stream")?;
-    let weights = pool.allocate(&first.stream, model::WEIGHTS);
-    let weights = weights.tag(Tag::new("weights")).await?.share();
-    machine.load(first, &weights)?;
-    let loaded = first.stream.event()?;
+    let weights = pool.allocate(first, model::WEIGHTS);
+    let mut weights = weights.tag(Tag::new("weights")).await?;
+    let submission = first.task("load");
+    let loading = submission.try_submit(&mut weights, |work: &W, weights| {
+        kernels.load(work, weights)
+    })?;
+    let weights = weights.share();
     for other in others {
-        other.stream.wait(&loaded)?;
-        weights.used_on(&other.stream)?;
+        other.after(&loading)?;
+        weights.used_on(other)?;
     }
-    loaded.await?;
+    loading.await?;
     Ok(weights)
 }
 

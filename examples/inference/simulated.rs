@@ -3,12 +3,11 @@
 //! It is told what each step reads and writes, and panics at a use of memory that nothing orders.
 
 use crate::executor::ExecutorName;
-use crate::machine::{Line, Machine, Site, Step};
+use crate::kernels::{Kernels, Machine, Step};
 use crate::options::Options;
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::SharedBlock;
-use weirpool::device::Device;
+use weirpool::device::Argument;
 use weirpool::device::sim::{Backing, Clock, Operation, SimDevice, SimStream};
 
 /// More than any of the services is given.
@@ -17,75 +16,52 @@ const DEVICE_MEMORY: u64 = 1 << 40;
 /// What loading the weights takes.
 const LOADING: Duration = Duration::from_millis(20);
 
-/// Makes a simulated device for each service.
-pub(crate) struct Simulator;
-
-impl Site for Simulator {
-    type Machine = SimMachine;
-
-    fn machine(&self, options: &Options) -> anyhow::Result<SimMachine> {
-        let is_virtual = options.executor == ExecutorName::Virtual;
-        let clock = if is_virtual {
-            Clock::Virtual
-        } else {
-            Clock::Wall
-        };
-        let device = SimDevice::builder()
-            .memory(DEVICE_MEMORY)
-            .backing(Backing::AddressesOnly)
-            .clock(clock)
-            .concurrent_operations(options.limits.places)
-            .seed(options.load.seed)
-            .build();
-        Ok(SimMachine { device, is_virtual })
-    }
-
-    fn description(&self) -> Option<String> {
-        None
+/// Creates a device for one service.
+pub(crate) fn machine(options: &Options) -> Machine<SimStream> {
+    let is_virtual = options.executor == ExecutorName::Virtual;
+    let clock = if is_virtual {
+        Clock::Virtual
+    } else {
+        Clock::Wall
+    };
+    let device = SimDevice::builder()
+        .memory(DEVICE_MEMORY)
+        .backing(Backing::AddressesOnly)
+        .clock(clock)
+        .concurrent_operations(options.limits.places)
+        .seed(options.load.seed)
+        .build();
+    Machine {
+        device: device.clone().into(),
+        kernels: Arc::new(Operations),
+        virtual_time: is_virtual.then_some(device),
     }
 }
 
-/// See the [module](self).
-pub(crate) struct SimMachine {
-    device: SimDevice,
-    is_virtual: bool,
-}
+/// Operations in place of kernels.
+struct Operations;
 
-impl Machine for SimMachine {
-    type Work = SimStream;
-
-    fn device(&self) -> Arc<dyn Device> {
-        self.device.clone().into()
-    }
-
-    fn create_stream(&self) -> anyhow::Result<SimStream> {
-        Ok(self.device.create_stream())
-    }
-
-    fn load(&self, line: &Line<SimStream>, weights: &SharedBlock) -> anyhow::Result<()> {
-        let load = Operation::new(LOADING).named("load");
-        line.work
-            .submit(load.writes(weights.address(), weights.size()));
+impl Kernels<SimStream> for Operations {
+    fn load(&self, work: &SimStream, weights: Argument<'_>) -> anyhow::Result<()> {
+        work.submit(Operation::new(LOADING).writes(weights.address(), weights.size()));
         Ok(())
     }
 
-    fn submit(&self, line: &Line<SimStream>, step: &Step<'_>) -> anyhow::Result<()> {
-        let (weights, activation) = (step.weights, step.activation);
-        let mut operation = Operation::new(step.time)
-            .named("step")
+    fn step(&self, work: &SimStream, step: &Step<'_>) -> anyhow::Result<()> {
+        let Step {
+            weights,
+            activation,
+            page,
+            ..
+        } = step;
+        let operation = Operation::new(step.time)
             .reads(weights.address(), weights.size())
-            .writes(activation.address(), activation.size());
-        if let Some((last, earlier)) = step.pages.split_last() {
-            operation = operation.writes(last.address(), last.size());
-            for page in earlier {
-                operation = operation.reads(page.address(), page.size());
-            }
-        }
-        line.work.submit(operation);
+            .writes(activation.address(), activation.size())
+            .writes(page.address(), page.size());
+        let earlier = step.earlier.iter();
+        work.submit(earlier.fold(operation, |operation, page| {
+            operation.reads(page.address(), page.size())
+        }));
         Ok(())
-    }
-
-    fn virtual_time(&self) -> Option<&SimDevice> {
-        self.is_virtual.then_some(&self.device)
     }
 }

@@ -3,13 +3,15 @@
 //! Memory is freed in the order of the stream: as soon as the last step that uses it is submitted, and long before it has
 //! run. Until then the memory is pending, which the pool keeps track of.
 
+use crate::kernels::{Kernels, Step};
 use crate::lease::Lease;
-use crate::machine::{Line, Machine, Step};
+use anyhow::Context;
 use futures::StreamExt;
 use futures::channel::{mpsc, oneshot};
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::{Block, SharedBlock};
+use weirpool::device::NativeStream;
+use weirpool::{Block, SharedBlock, Stream};
 
 /// A step of a request, with the memory that it uses.
 #[derive(Debug)]
@@ -29,13 +31,13 @@ pub(crate) struct Job {
 type Done = (oneshot::Sender<Vec<Block>>, Vec<Block>);
 
 /// See the [module](self).
-pub(crate) struct Worker<M: Machine> {
-    pub(crate) machine: Arc<M>,
-    pub(crate) line: Line<M::Work>,
+pub(crate) struct Worker<W> {
+    pub(crate) kernels: Arc<dyn Kernels<W>>,
+    pub(crate) stream: Stream,
     pub(crate) weights: SharedBlock,
 }
 
-impl<M: Machine> Worker<M> {
+impl<W: NativeStream> Worker<W> {
     /// Runs jobs, up to `most` at a time, until no more can come.
     ///
     /// # Errors
@@ -50,31 +52,41 @@ impl<M: Machine> Worker<M> {
             let submitted: anyhow::Result<Vec<_>> =
                 batch.into_iter().map(|job| self.submit(job)).collect();
             let submitted = submitted?;
-            self.line.stream.synchronize().await?;
+            self.stream.synchronize().await?;
             for (done, pages) in submitted {
                 // The receiver is gone if the request was cancelled. Its memory is freed here.
                 drop(done.send(pages));
             }
         }
         // Waits for the memory that was freed last.
-        Ok(self.line.stream.synchronize().await?)
+        Ok(self.stream.synchronize().await?)
     }
 
     fn submit(&self, job: Job) -> anyhow::Result<Done> {
         let Job {
             time,
-            activation,
+            mut activation,
             mut pages,
             lease,
             done,
         } = job;
-        let step = Step {
-            time,
-            weights: &self.weights,
-            activation: &activation,
-            pages: &pages,
-        };
-        self.machine.submit(&self.line, &step)?;
+        // Written once, before the service began: a use that needs no order.
+        let weights = self.weights.on(&self.stream)?;
+        let (page, earlier) = pages.split_last_mut().context("a step has a page")?;
+        let submission = self.stream.task("step");
+        submission.try_submit(
+            (&mut activation, page, &*earlier),
+            |work: &W, (activation, page, earlier)| {
+                let step = Step {
+                    time,
+                    weights,
+                    activation,
+                    page,
+                    earlier,
+                };
+                self.kernels.step(work, &step)
+            },
+        )?;
         // Freed here, behind the step, although the device has not run it yet.
         drop(activation);
         if lease.is_some() {

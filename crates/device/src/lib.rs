@@ -14,12 +14,16 @@ mod capability;
 mod capture;
 #[allow(unsafe_code)]
 mod device;
+#[allow(unsafe_code)]
+mod driver_pools;
 mod error;
 mod explain;
+mod handle_types;
 mod host_work;
 mod kind;
 mod lock_check;
 mod names;
+mod peers;
 #[doc(hidden)]
 pub mod plain;
 mod pooling;
@@ -31,11 +35,14 @@ pub use block_observer::BlockObserver;
 pub use capability::{Capabilities, MemoryInfo};
 pub use capture::{Captures, Graph, Kept};
 pub use device::Device;
+pub use driver_pools::{Access, DriverPoolProperties, DriverPools, PoolAttribute};
 pub use error::{DeviceError, DeviceErrorKind};
 pub use explain::Explain;
+pub use handle_types::{HandleType, HandleTypes};
 pub use host_work::{Hold, HostFunction, HostUse};
 pub use kind::{MemoryKind, MemoryKinds};
 pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
-pub use names::{AlarmId, CaptureId, Chunk, DeviceId, RawEvent, RawStream, WatchId};
+pub use names::{AlarmId, CaptureId, Chunk, DeviceId, RawEvent, RawPool, RawStream, WatchId};
+pub use peers::Peers;
 pub use pooling::Pooling;
 pub use transfer::Transfer;

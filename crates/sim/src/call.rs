@@ -24,6 +24,18 @@ pub enum Call {
     Allocate,
     /// `Device::free`
     Free,
+    /// `DriverPools::create_pool`
+    CreatePool,
+    /// `DriverPools::destroy_pool`
+    DestroyPool,
+    /// `DriverPools::allocate_from`
+    AllocateFrom,
+    /// `DriverPools::free_to`
+    FreeTo,
+    /// `DriverPools::trim_pool`
+    TrimPool,
+    /// `DriverPools`: an attribute or an access, read or set, and `default_pool`
+    PoolAttribute,
     /// `Device::create_stream`
     CreateStream,
     /// `Device::destroy_stream`
@@ -60,7 +72,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in the order of declaration.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 31] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -70,6 +82,12 @@ impl Call {
         Self::Unmap,
         Self::Allocate,
         Self::Free,
+        Self::CreatePool,
+        Self::DestroyPool,
+        Self::AllocateFrom,
+        Self::FreeTo,
+        Self::TrimPool,
+        Self::PoolAttribute,
         Self::CreateStream,
         Self::DestroyStream,
         Self::CreateEvent,
@@ -89,7 +107,8 @@ impl Call {
     ];
 
     /// Returns the name of the call in [`Device`](weirpool_device::Device),
-    /// [`Captures`](weirpool_device::Captures) or [`Graph`](weirpool_device::Graph).
+    /// [`DriverPools`](weirpool_device::DriverPools), [`Captures`](weirpool_device::Captures) or
+    /// [`Graph`](weirpool_device::Graph).
     pub const fn name(self) -> &'static str {
         match self {
             Self::MemoryInfo => "memory_info",
@@ -101,6 +120,12 @@ impl Call {
             Self::Unmap => "unmap",
             Self::Allocate => "allocate",
             Self::Free => "free",
+            Self::CreatePool => "create_pool",
+            Self::DestroyPool => "destroy_pool",
+            Self::AllocateFrom => "allocate_from",
+            Self::FreeTo => "free_to",
+            Self::TrimPool => "trim_pool",
+            Self::PoolAttribute => "pool_attribute",
             Self::CreateStream => "create_stream",
             Self::DestroyStream => "destroy_stream",
             Self::CreateEvent => "create_event",
@@ -122,7 +147,11 @@ impl Call {
 
     /// Returns whether the call takes, releases or maps memory.
     pub const fn is_memory_call(self) -> bool {
-        self.needs_virtual_memory() || matches!(self, Self::Allocate | Self::Free)
+        self.needs_virtual_memory()
+            || matches!(
+                self,
+                Self::Allocate | Self::Free | Self::AllocateFrom | Self::FreeTo | Self::TrimPool
+            )
     }
 
     /// Returns whether the call is available only with virtual memory.

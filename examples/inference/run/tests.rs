@@ -4,7 +4,7 @@ use super::*;
 use crate::bound;
 use crate::executor::ExecutorName;
 use crate::report::{self, Report};
-use crate::simulated::Simulator;
+use crate::simulated;
 use crate::{arrivals, bound::Stay};
 use clap::{Parser, ValueEnum};
 
@@ -17,7 +17,14 @@ fn options(arguments: &[&str]) -> Options {
 fn served(options: &Options, kind: Kind) -> Outcome {
     let requests = arrivals::requests(options);
     let progress = Progress::new(kind.name(), options.requests, true);
-    run(&Simulator, options, kind, &requests, &progress).unwrap()
+    run(
+        simulated::machine(options),
+        options,
+        kind,
+        &requests,
+        &progress,
+    )
+    .unwrap()
 }
 
 fn stays(outcome: &Outcome) -> Vec<Stay> {

@@ -4,13 +4,13 @@ use super::contender::Awaited;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::device::{Device, DeviceStream};
+use weirpool::device::{Device, DeviceStream, NativeStream};
 use weirpool::{Pool, Stream};
 
 /// A device with streams, and work of any given duration.
 pub(crate) trait Backend: Sync + Sized {
     /// The type of a stream before it is registered with a pool.
-    type Work: DeviceStream + Send + Sync;
+    type Work: DeviceStream + NativeStream + Send + Sync;
 
     /// The pool that the driver itself provides.
     type Driver<'a>: Awaited<Stream = Line<Self::Work>>

@@ -1,0 +1,37 @@
+//! What differs between devices: the kernels, and how a device is opened. All else is generic over the backend's stream.
+
+use std::sync::Arc;
+use std::time::Duration;
+use weirpool::device::sim::SimDevice;
+use weirpool::device::{Argument, Device};
+
+/// The kernels of the service, on streams of type `W`.
+pub(crate) trait Kernels<W>: Send + Sync {
+    /// Writes the weights.
+    fn load(&self, work: &W, weights: Argument<'_>) -> anyhow::Result<()>;
+
+    /// Runs one step of a request.
+    fn step(&self, work: &W, step: &Step<'_>) -> anyhow::Result<()>;
+}
+
+/// One step of a request.
+pub(crate) struct Step<'a> {
+    /// What it takes.
+    pub(crate) time: Duration,
+    /// Read.
+    pub(crate) weights: Argument<'a>,
+    /// Written.
+    pub(crate) activation: Argument<'a>,
+    /// The page of the cache that is written.
+    pub(crate) page: Argument<'a>,
+    /// The pages that are full, and read.
+    pub(crate) earlier: Vec<Argument<'a>>,
+}
+
+/// A device for the time of one service.
+pub(crate) struct Machine<W> {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) kernels: Arc<dyn Kernels<W>>,
+    /// The device, if its time is virtual.
+    pub(crate) virtual_time: Option<SimDevice>,
+}
