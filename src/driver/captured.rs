@@ -101,16 +101,19 @@ impl Driver {
     /// part of the capture, and for the other streams as usual.
     pub(crate) fn free_captured(&self, home: &Lane, lanes: &[Arc<Lane>], block: &Use) {
         home.cache.count(Event::Free, block.bytes, block.rounding);
-        let outside: SmallVec<[_; 1]> = lanes
-            .iter()
-            .filter(|lane| lane.cache.capture_order().is_none())
-            .map(|lane| (lane, lane.cache.note_use(block.bytes)))
-            .collect();
-        let inside = lanes.iter().filter_map(|lane| lane.cache.capture_order());
         let ticket = Ticket::FIRST;
-        let fences: Fences = inside
-            .map(|stream| Fence { stream, ticket })
-            .chain(outside.iter().map(|(lane, freed)| lane.fence(freed.ticket)))
+        let mut outside = SmallVec::<[_; 1]>::new();
+        let fences: Fences = lanes
+            .iter()
+            .map(|lane| match lane.cache.capture_order() {
+                Some(stream) => Fence { stream, ticket },
+                None => {
+                    let freed = lane.cache.note_use(block.bytes);
+                    let fence = lane.fence(freed.ticket);
+                    outside.push((lane, freed));
+                    fence
+                }
+            })
             .collect();
         for (lane, freed) in outside {
             self.record_closed(lane, freed.closed);

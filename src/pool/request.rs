@@ -49,6 +49,10 @@ use std::time::Duration;
 /// - [`Exhausted`](AllocError::Exhausted), [`LimitReached`](AllocError::LimitReached): of `try_now`, and of requests
 ///   made by a [pressure hook](crate::PressureHook).
 ///
+/// Inside a [capture](crate::Pool::capture), where no request waits:
+/// - [`NotReservedForCapture`](AllocError::NotReservedForCapture): the memory of the capture has too little left, and the
+///   pool has no more now.
+///
 /// After waiting:
 /// - [`TimedOut`](AllocError::TimedOut): the [timeout](Self::timeout) or [deadline](Self::deadline) is over.
 /// - [`Deadlocked`](AllocError::Deadlocked), [`DeadlockedAtLimit`](AllocError::DeadlockedAtLimit): nothing can make
