@@ -31,17 +31,19 @@ fn free_against_a_capture(name: &str, pool: impl Fn(&SimDevice) -> Pool + Send +
     model(name, move || {
         let device = device();
         let pool = pool(&device);
-        let (_work, a) = stream(&device, &pool);
+        let (work, a) = stream(&device, &pool);
         let block = pool.try_allocate(&a, SMALL).unwrap();
         let address = block.address();
+        // Until then the memory is the stream's alone.
+        run(&work, 10);
         let freeing = thread::spawn(move || drop(block));
         let capture = pool.capture(&a).unwrap();
         let captured = pool.try_allocate(&a, SMALL).unwrap();
-        assert_ne!(captured.address(), address, "it is no memory of the graph");
+        assert_ne!(captured.address(), address, "the stream's work still runs");
         drop(captured);
         freeing.join().unwrap();
         drop(capture.end().unwrap());
-        device.advance(Duration::from_micros(1));
+        device.advance(Duration::from_micros(10));
         pool.reap().unwrap();
         pool.check_conserved().unwrap();
     });
