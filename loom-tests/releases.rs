@@ -3,7 +3,8 @@
 use super::*;
 use loom::future::block_on;
 use loom::thread;
-use weirpool::Source;
+use weirpool::compat::Attribute;
+use weirpool::{DriverPoolUse, Source, Upstream};
 
 /// A block is freed while an event closes the ticket. Memory that another stream gets by waiting for the event comes after
 /// the freeing stream's work.
@@ -328,6 +329,79 @@ fn readers_of_a_shared_block() {
         assert!(pool.try_allocate(&b, 2 * MIB).is_err());
         device.advance(Duration::from_micros(1));
         drop(pool.try_allocate(&b, 2 * MIB).unwrap());
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// A free is passed on to a pool of the driver while another thread allocates. The driver may give it the same address
+/// before the heap has removed the freed block.
+#[test]
+fn passed_free_against_an_allocation() {
+    model("passed free against an allocation", || {
+        let device = device();
+        let how = DriverPoolUse::PassedThrough;
+        let pool = Pool::builder(device.clone())
+            .upstream(Upstream::DriverPool(how))
+            .capacity(4 * MIB)
+            .build()
+            .unwrap();
+        let (_, a) = stream(&device, &pool);
+        let (_, b) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, MIB).unwrap();
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.try_allocate(&b, MIB).unwrap())
+        };
+        drop(block);
+        let other = other.join().unwrap();
+        assert!(
+            pool.block_at(other.address()).is_some(),
+            "it is in the heap"
+        );
+        assert_eq!(pool.statistics().reserved.current, MIB);
+        drop(other);
+        assert_eq!(pool.statistics().reserved.current, 0);
+        pool.check().unwrap();
+        pool.check_conserved().unwrap();
+    });
+}
+
+/// Two threads change different flags. Neither change is lost.
+#[test]
+fn two_changes_of_the_reuse_flags() {
+    model("two changes of the reuse flags", || {
+        let pool = pool(&device());
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || Attribute::ReuseAllowOpportunistic.set(&pool, 0).unwrap())
+        };
+        Attribute::ReuseAllowInternalDependencies
+            .set(&pool, 1)
+            .unwrap();
+        other.join().unwrap();
+        let flags = Attribute::ReuseAllowInternalDependencies.get(&pool);
+        assert_eq!(
+            (flags, Attribute::ReuseAllowOpportunistic.get(&pool)),
+            (1, 0)
+        );
+    });
+}
+
+/// A caller synchronizes while another thread frees. The memory is released by this synchronization or by the next.
+#[test]
+fn synchronization_against_a_free() {
+    model("synchronization against a free", || {
+        let device = device();
+        let pool = pool_keeping(&device, 0);
+        Attribute::ReleaseThreshold.set(&pool, 0).unwrap();
+        let (_, a) = stream(&device, &pool);
+        let block = pool.try_allocate(&a, MIB).unwrap();
+        let freeing = thread::spawn(move || drop(block));
+        let synchronize = || assert!(std::pin::pin!(a.synchronize()).poll_once().is_ready());
+        synchronize();
+        freeing.join().unwrap();
+        synchronize();
+        assert_eq!(pool.statistics().reserved.current, 0);
         pool.check_conserved().unwrap();
     });
 }

@@ -10,6 +10,7 @@
 //! | [`observability`] | statistics, metrics, tracing, snapshots, histories, leaks, fills |
 //! | [`interoperability`] | streams and allocation hooks of other libraries, PyTorch |
 //! | [`pools`] | several pools, and the names that other libraries use |
+//! | [`origins`] | the examples of CUDA, HIP, Warp and Umpire, and their counterparts here |
 //! | [`safety`] | why reuse is safe, invariant by invariant |
 //! | [`performance`] | what is fast, what is not, and how to measure it |
 
@@ -36,6 +37,9 @@ pub mod interoperability {}
 
 #[doc = include_str!("../docs/guide/pools.md")]
 pub mod pools {}
+
+#[doc = include_str!("../docs/guide/origins.md")]
+pub mod origins {}
 
 #[doc = include_str!("../docs/guide/safety.md")]
 pub mod safety {}

@@ -141,9 +141,9 @@ pub use buffer::{Buffer, SliceMut};
 pub use copy::{Download, Elements, Upload};
 pub use current::{Current, Entered, Scope, Scoped, current, default_pool};
 pub use driver::{
-    BlockInfo, BlockOrigin, BlockState, CoalesceHeuristic, Fill, HistoryEntry, HistoryEvent, Hits,
-    Occupancy, ReservationInfo, ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed,
-    Upstream,
+    BlockInfo, BlockOrigin, BlockState, CoalesceHeuristic, DriverPool, DriverPoolBuilder,
+    DriverPoolUse, Fill, HistoryEntry, HistoryEvent, Hits, Occupancy, ReservationInfo,
+    ReservationOrigin, SegmentInfo, Site, Source, Statistics, Trimmed, Upstream,
 };
 pub use error::{
     AllocError, BuildError, CopyError, DrainError, ErrorClass, Shortfall, StreamError,

@@ -13,6 +13,7 @@
 //! | `WARN` | `deadlocked`: no waiter can be served, once for each deadlock; with the shortfall of the queue's head, and `holders` by tag and, with a history, by location |
 //! | `WARN` | `deadlocked at limit`: no request throttled by a tag's limit can be served; with the same fields |
 //! | `WARN` | `pressure hook failed`: with its error, or that it panicked; `a waker panicked` |
+//! | `WARN` | `soft cap exceeded`: the pool reserves more than its soft cap; once until it is within the cap again |
 //! | `WARN` | `host task abandoned`: it was dropped before its end, or panicked, and its stream went on |
 //! | `INFO` | `exhausted`: a request failed or timed out, with the shortfall; `closed` |
 //! | `DEBUG` | `waiting`: a span from joining the queue to leaving it, with the event `waited` inside |
@@ -110,6 +111,10 @@ impl Waiting {
 pub(crate) fn granted(asked: Asked, source: &impl Debug, address: u64) {
     let Asked { stream, bytes, tag } = asked;
     tell!(TRACE, stream = %stream, bytes, source = debug(source), address, tag = name_of(tag), "granted");
+}
+
+pub(crate) fn soft_cap_exceeded(reserved: u64, soft_cap: u64) {
+    tell!(WARN, reserved, soft_cap, "soft cap exceeded");
 }
 
 #[inline]

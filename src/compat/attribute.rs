@@ -1,5 +1,7 @@
 //! The figures and settings of CUDA's and HIP's memory pools, by their names.
 
+use crate::device::{DeviceError, PoolAttribute};
+use crate::driver::DriverPool;
 use crate::heap::High;
 use crate::pool::Pool;
 
@@ -30,17 +32,17 @@ use crate::pool::Pool;
 )]
 #[non_exhaustive]
 pub enum Attribute {
-    /// [`Reuse::follow_event_dependencies`](crate::Reuse::follow_event_dependencies), 1 or 0. Read-only.
+    /// [`Reuse::follow_event_dependencies`](crate::Reuse::follow_event_dependencies), 1 or 0.
     #[doc(alias = "cudaMemPoolReuseFollowEventDependencies")]
     #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES")]
     #[doc(alias = "hipMemPoolReuseFollowEventDependencies")]
     ReuseFollowEventDependencies,
-    /// [`Reuse::opportunistic`](crate::Reuse::opportunistic), 1 or 0. Read-only.
+    /// [`Reuse::opportunistic`](crate::Reuse::opportunistic), 1 or 0.
     #[doc(alias = "cudaMemPoolReuseAllowOpportunistic")]
     #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC")]
     #[doc(alias = "hipMemPoolReuseAllowOpportunistic")]
     ReuseAllowOpportunistic,
-    /// [`Reuse::internal_dependencies`](crate::Reuse::internal_dependencies), 1 or 0. Read-only.
+    /// [`Reuse::internal_dependencies`](crate::Reuse::internal_dependencies), 1 or 0.
     #[doc(alias = "cudaMemPoolReuseAllowInternalDependencies")]
     #[doc(alias = "CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES")]
     #[doc(alias = "hipMemPoolReuseAllowInternalDependencies")]
@@ -51,12 +53,18 @@ pub enum Attribute {
     #[doc(alias = "CU_MEMPOOL_ATTR_RELEASE_THRESHOLD")]
     #[doc(alias = "hipMemPoolAttrReleaseThreshold")]
     ReleaseThreshold,
-    /// Bytes reserved from the device.
+    /// Bytes reserved from the device. Setting it reserves more, as far as the capacity goes, or
+    /// [trims](Pool::trim_to).
     #[doc(alias = "cudaMemPoolAttrReservedMemCurrent")]
     #[doc(alias = "CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT")]
     #[doc(alias = "hipMemPoolAttrReservedMemCurrent")]
     ReservedMemCurrent,
-    /// The highest number of reserved bytes since the pool was built or this attribute was set to 0.
+    /// The highest number of reserved bytes since the pool was built or this attribute was set, and at least the value
+    /// it was set to.
+    ///
+    /// A value other than 0 is a soft cap. The pool may exceed it. Then this attribute is larger than the value, a
+    /// subscriber of `tracing` is warned, and the pool gives free memory above the cap back, as above a
+    /// [release threshold](crate::ReleaseThreshold). 0 removes the cap.
     #[doc(alias = "cudaMemPoolAttrReservedMemHigh")]
     #[doc(alias = "CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH")]
     #[doc(alias = "hipMemPoolAttrReservedMemHigh")]
@@ -75,16 +83,16 @@ pub enum Attribute {
 }
 
 /// The reason why an attribute was not set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttributeError {
-    /// The attribute is a figure, or a setting that is fixed when the pool is built.
-    #[error("{attribute:?} is read-only: reuse is configured with PoolBuilder::reuse")]
+    /// The attribute is a figure.
+    #[error("{attribute:?} is read-only: free blocks to lower it")]
     ReadOnly {
         /// The attribute.
         attribute: Attribute,
     },
-    /// A high-water mark can only be set to 0, which resets it to the current figure.
+    /// This high-water mark can only be set to 0, which resets it to the current figure.
     #[error(
         "{attribute:?} was set to {value}: a high-water mark can only be reset, with the value 0"
     )]
@@ -94,6 +102,9 @@ pub enum AttributeError {
         /// The value that was refused.
         value: u64,
     },
+    /// The device failed to give memory or to take it back; what it did before counts.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 impl Attribute {
@@ -102,45 +113,87 @@ impl Attribute {
     #[doc(alias = "cuMemPoolGetAttribute")]
     #[doc(alias = "hipMemPoolGetAttribute")]
     pub fn get(self, pool: &Pool) -> u64 {
-        let reuse = pool.service().driver.settings.reuse;
+        let driver = &pool.service().driver;
         match self {
-            Self::ReuseFollowEventDependencies => reuse.follow_event_dependencies.into(),
-            Self::ReuseAllowOpportunistic => reuse.opportunistic.into(),
-            Self::ReuseAllowInternalDependencies => reuse.internal_dependencies.into(),
+            Self::ReuseFollowEventDependencies => driver.reuse().follow_event_dependencies.into(),
+            Self::ReuseAllowOpportunistic => driver.reuse().opportunistic.into(),
+            Self::ReuseAllowInternalDependencies => driver.reuse().internal_dependencies.into(),
             Self::ReleaseThreshold => pool.release_threshold(),
             Self::ReservedMemCurrent => pool.statistics().reserved.current,
-            Self::ReservedMemHigh => pool.statistics().reserved.high,
+            Self::ReservedMemHigh => {
+                let cap = Some(driver.soft_cap.bytes()).filter(|cap| *cap != u64::MAX);
+                pool.statistics().reserved.high.max(cap.unwrap_or(0))
+            }
             Self::UsedMemCurrent => pool.statistics().used.current,
             Self::UsedMemHigh => pool.statistics().used.high,
         }
     }
 
-    /// Sets this attribute of `pool`: the release threshold in bytes, or a high-water mark to the current
-    /// figure, for which `value` is 0. Resetting [`UsedMemHigh`](Self::UsedMemHigh) also resets the marks
-    /// of the streams, from which it is computed.
+    /// Returns the value of this attribute of a pool of the driver.
     ///
     /// # Errors
-    /// Returns [`AttributeError::ReadOnly`] for the other attributes, and [`AttributeError::NotZero`] for a high-water mark
-    /// with a value other than 0.
+    /// Returns the device's error.
+    pub fn get_of_driver(self, pool: &DriverPool) -> Result<u64, DeviceError> {
+        pool.attribute(self.of_driver())
+    }
+
+    /// Sets this attribute of a pool of the driver, which takes the values that CUDA does.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn set_of_driver(self, pool: &DriverPool, value: u64) -> Result<(), DeviceError> {
+        pool.set_attribute(self.of_driver(), value)
+    }
+
+    fn of_driver(self) -> PoolAttribute {
+        match self {
+            Self::ReuseFollowEventDependencies => PoolAttribute::ReuseFollowEventDependencies,
+            Self::ReuseAllowOpportunistic => PoolAttribute::ReuseAllowOpportunistic,
+            Self::ReuseAllowInternalDependencies => PoolAttribute::ReuseAllowInternalDependencies,
+            Self::ReleaseThreshold => PoolAttribute::ReleaseThreshold,
+            Self::ReservedMemCurrent => PoolAttribute::ReservedMemCurrent,
+            Self::ReservedMemHigh => PoolAttribute::ReservedMemHigh,
+            Self::UsedMemCurrent => PoolAttribute::UsedMemCurrent,
+            Self::UsedMemHigh => PoolAttribute::UsedMemHigh,
+        }
+    }
+
+    /// Sets this attribute of `pool`: a reuse flag to 0 or, with any other value, to 1; a figure in bytes; or
+    /// [`UsedMemHigh`](Self::UsedMemHigh) to the current figure, for which `value` is 0. That also resets the marks of the
+    /// streams, from which it is computed.
+    ///
+    /// [`ReservedMemCurrent`](Self::ReservedMemCurrent) makes memory calls, which may take a while.
+    ///
+    /// # Errors
+    /// Returns [`AttributeError::ReadOnly`] for [`UsedMemCurrent`](Self::UsedMemCurrent), [`AttributeError::NotZero`] for
+    /// [`UsedMemHigh`](Self::UsedMemHigh) with a value other than 0, or the device's error.
     #[doc(alias = "cudaMemPoolSetAttribute")]
     #[doc(alias = "cuMemPoolSetAttribute")]
     #[doc(alias = "hipMemPoolSetAttribute")]
     pub fn set(self, pool: &Pool, value: u64) -> Result<(), AttributeError> {
         let driver = &pool.service().driver;
         let attribute = self;
-        let high = match self {
-            Self::ReleaseThreshold => {
-                driver.set_release_threshold(value);
-                return Ok(());
+        let flag = value != 0;
+        match self {
+            Self::ReuseFollowEventDependencies => {
+                pool.change_reuse(|reuse| reuse.follow_event_dependencies = flag);
             }
-            Self::ReservedMemHigh => High::Reserved,
-            Self::UsedMemHigh => High::Used,
-            _ => return Err(AttributeError::ReadOnly { attribute }),
-        };
-        if value != 0 {
-            return Err(AttributeError::NotZero { attribute, value });
+            Self::ReuseAllowOpportunistic => {
+                pool.change_reuse(|reuse| reuse.opportunistic = flag);
+            }
+            Self::ReuseAllowInternalDependencies => {
+                pool.change_reuse(|reuse| reuse.internal_dependencies = flag);
+            }
+            Self::ReleaseThreshold => driver.set_release_threshold(value),
+            Self::ReservedMemCurrent => driver.set_reserved(value)?,
+            Self::ReservedMemHigh => {
+                driver.reset_high(High::Reserved);
+                driver.set_soft_cap(if value == 0 { u64::MAX } else { value });
+            }
+            Self::UsedMemHigh if value == 0 => driver.reset_high(High::Used),
+            Self::UsedMemHigh => return Err(AttributeError::NotZero { attribute, value }),
+            Self::UsedMemCurrent => return Err(AttributeError::ReadOnly { attribute }),
         }
-        driver.reset_high(high);
         Ok(())
     }
 }

@@ -179,6 +179,25 @@ impl Current {
         pooling.set(device.device_id())
     }
 
+    /// Enables or disables pooling for every device without a [setting](Self::set_pooling) of its own, those that are
+    /// opened later included. Returns the earlier setting. Warp's `config.enable_mempools_at_init`; it need not be set
+    /// before anything else.
+    ///
+    /// ```
+    /// use weirpool::device::{Pooling, sim::SimDevice};
+    /// use weirpool::{Current, current};
+    ///
+    /// Current::set_default_pooling(Pooling::Disabled);
+    /// let [one, other] = [SimDevice::new(), SimDevice::new()];
+    /// Current::set_pooling(&other, Pooling::Enabled);
+    /// assert!(!current(&one)?.pool().describe().is_pooled);
+    /// assert!(current(&other)?.pool().describe().is_pooled);
+    /// # Ok::<(), weirpool::BuildError>(())
+    /// ```
+    pub fn set_default_pooling(pooling: Pooling) -> Pooling {
+        pooling.set_default()
+    }
+
     /// Returns whether pooling is enabled for a device, in the process as a whole. Warp's `is_mempool_enabled`.
     pub fn pooling(device: &impl AsDevice) -> Pooling {
         Pooling::of(device.device_id())

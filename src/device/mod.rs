@@ -12,14 +12,16 @@
 mod argument;
 mod event;
 mod host_view;
+mod list;
 mod native;
 mod stream;
 
 #[doc(inline)]
 pub use weirpool_device::{
-    AlarmId, AsDevice, BlockObserver, Capabilities, Chunk, Device, DeviceAddress, DeviceError,
-    DeviceErrorKind, DeviceId, Explain, Hold, HostFunction, HostUse, MemoryInfo, MemoryKind,
-    MemoryKinds, Pooling, RawEvent, RawStream, Transfer, WatchId,
+    Access, AlarmId, AsDevice, BlockObserver, Capabilities, Chunk, Device, DeviceAddress,
+    DeviceError, DeviceErrorKind, DeviceId, DriverPoolProperties, DriverPools, Explain, HandleType,
+    HandleTypes, Hold, HostFunction, HostUse, MemoryInfo, MemoryKind, MemoryKinds, Peers,
+    PoolAttribute, Pooling, RawEvent, RawPool, RawStream, Transfer, WatchId,
 };
 
 #[cfg(feature = "cuda")]
@@ -34,6 +36,7 @@ pub use weirpool_sim as sim;
 pub use argument::Argument;
 pub(crate) use event::{Alarm, Event, OwnsEvent, Watch, WatchedTransfer};
 pub(crate) use host_view::HostView;
+pub use list::list;
 pub use native::NativeStream;
 pub use stream::DeviceStream;
 pub(crate) use stream::Host;

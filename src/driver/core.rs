@@ -1,7 +1,11 @@
 //! The ground layer of the driver: the device, the heap behind its lock, and whether the pool is open.
 
 use super::event_log::{Entry, EventLog, HistoryEvent, Pages};
-use super::{Change, Counters, Effort, Fills, MaintenanceSettings, Publish, Upstream};
+use super::soft_cap::SoftCap;
+use super::{
+    Change, Counters, DriverPool, DriverPoolUse, Effort, Fills, MaintenanceSettings, Publish,
+    Upstream,
+};
 use crate::device::{Capabilities, Device, DeviceError, MemoryKind};
 use crate::heap::{self, Geometry, Heap, Totals};
 use crate::lane::{Bounds, Gate};
@@ -31,6 +35,8 @@ pub(crate) struct Settings {
     /// Where memory comes from, as it was asked for.
     pub(crate) upstream: Upstream,
     pub(crate) kind: MemoryKind,
+    /// The pool of the driver that plain segments come from.
+    pub(crate) driver_pool: Option<(DriverPool, DriverPoolUse)>,
     /// The pool has caches, or a release threshold above 0.
     pub(crate) is_pooled: bool,
     /// The alignment of every block in bytes, at least the heap's granule.
@@ -38,6 +44,7 @@ pub(crate) struct Settings {
     pub(crate) initial: u64,
     pub(crate) lane: Bounds,
     pub(crate) order: Order,
+    /// Which memory may be reused at first.
     pub(crate) reuse: Reuse,
     pub(crate) wait_limit: WaitLimit,
     pub(crate) remapping: Remapping,
@@ -63,6 +70,9 @@ pub(crate) struct Core {
     capacity: CachePadded<SharedNumber>,
     /// A copy of the heap's reserved bytes, for readers without its lock.
     reserved: CachePadded<SharedNumber>,
+    pub(crate) soft_cap: SoftCap,
+    /// Which memory may be reused, as bits. Every search reads it once or twice, and a user may change it.
+    reuse: SharedState,
     /// The recent events, if the pool keeps a history.
     pub(crate) event_log: Option<EventLog>,
     fault: Mutex<Option<DeviceError>>,
@@ -85,6 +95,8 @@ impl Core {
             heap: Busy::new(Guards::Heap, Heap::new(settings.geometry)),
             capacity: CachePadded::new(SharedNumber::new(capacity)),
             reserved: CachePadded::new(SharedNumber::new(0)),
+            soft_cap: SoftCap::new(),
+            reuse: SharedState::new(settings.reuse.to_bits()),
             event_log: EventLog::new(&device, settings.history),
             fault: Mutex::new(Guards::Registry, None),
             settings,
@@ -130,6 +142,29 @@ impl Core {
         totals.reserved.current + totals.planned
     }
 
+    /// Returns which memory may be reused.
+    pub(crate) fn reuse(&self) -> Reuse {
+        Reuse::of_bits(self.reuse.load(Ordering::Relaxed))
+    }
+
+    /// Changes which memory may be reused, for searches that begin from now on. Returns what was allowed before.
+    pub(crate) fn change_reuse(&self, change: impl Fn(&mut Reuse)) -> Reuse {
+        let mut bits = self.reuse.load(Ordering::Relaxed);
+        loop {
+            let before = Reuse::of_bits(bits);
+            let mut after = before;
+            change(&mut after);
+            let order = Ordering::Relaxed;
+            match self
+                .reuse
+                .compare_exchange(bits, after.to_bits(), order, order)
+            {
+                Ok(_) => return before,
+                Err(present) => bits = present,
+            }
+        }
+    }
+
     /// Bytes that are held from the device.
     pub(super) fn reserved(&self) -> u64 {
         self.reserved.load(Ordering::Relaxed)
@@ -139,6 +174,14 @@ impl Core {
     pub(super) fn note_reserved(&self, heap: &Heap) {
         let reserved = heap.totals().reserved.current;
         self.reserved.store(reserved, Ordering::Relaxed);
+    }
+
+    /// Tells a subscriber when the reserved bytes exceed the soft cap. No lock is held.
+    pub(super) fn tell_of_soft_cap(&self) {
+        let reserved = self.reserved();
+        if let Some(cap) = self.soft_cap.newly_exceeded(reserved) {
+            trace::soft_cap_exceeded(reserved, cap);
+        }
     }
 
     pub(crate) fn totals(&self) -> Totals {

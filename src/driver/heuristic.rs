@@ -76,7 +76,8 @@ impl CoalesceHeuristic {
         })
     }
 
-    /// Coalesces once `percent` of the pool could be released. 0 means never; 100 and more means once nothing is in use.
+    /// Coalesces once `percent` of the pool could be released. 0 means never; 100 and more means once no block lives and
+    /// nothing is pending, whatever the lanes cache.
     pub fn percent_releasable(percent: u8) -> Self {
         let to = To::Current;
         Self(Kind::Percent { percent, to })
@@ -105,10 +106,19 @@ impl CoalesceHeuristic {
             Kind::Own(function) => return Some(function(figures)).filter(|bytes| *bytes > 0),
         };
         let target = to.of(figures);
-        let is_in_pieces = figures.releasable_blocks > 1;
-        let does_something = is_in_pieces || target != figures.reserved.current;
+        let does_something = is_in_pieces(figures) || target != figures.reserved.current;
         (is_due && does_something).then_some(target)
     }
+}
+
+/// Returns whether the free memory could be contiguous and is not.
+fn is_in_pieces(figures: &Statistics) -> bool {
+    figures.releasable_blocks > 1 || is_idle(figures) && figures.free > figures.largest_free
+}
+
+/// Returns whether no block lives and no work touches the memory. Blocks that lanes cache may be left.
+fn is_idle(figures: &Statistics) -> bool {
+    figures.used.current + figures.pending.current == 0
 }
 
 fn is_percent_due(percent: u8, figures: &Statistics) -> bool {
@@ -119,7 +129,7 @@ fn is_percent_due(percent: u8, figures: &Statistics) -> bool {
             releasable >= u128::from(figures.reserved.current) * u128::from(percent)
                 && figures.releasable_bytes > 0
         }
-        100.. => figures.in_use.current == 0 && figures.reserved.current > 0,
+        100.. => is_idle(figures) && figures.reserved.current > 0,
     }
 }
 
@@ -142,6 +152,7 @@ mod tests {
         let level = |current, high| Level { current, high };
         Statistics {
             reserved: level(100, 100),
+            used: level(40, 70),
             in_use: level(40, 70),
             releasable_blocks: 3,
             releasable_bytes: 60,
@@ -167,13 +178,9 @@ mod tests {
         let decide = |percent| CoalesceHeuristic::percent_releasable(percent).decide(&figures());
         assert_eq!([decide(0), decide(60), decide(61)], [None, Some(100), None]);
         assert_eq!(decide(100), None, "something is in use");
-        let idle = Statistics {
-            in_use: Level {
-                current: 0,
-                high: 70,
-            },
-            ..figures()
-        };
+        // A lane caches all that is in use.
+        let used = Level::default();
+        let idle = Statistics { used, ..figures() };
         let all = CoalesceHeuristic::percent_releasable_hwm(100);
         assert_eq!(all.decide(&idle), Some(70));
     }

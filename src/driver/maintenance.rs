@@ -9,7 +9,7 @@
 //! only when all caches are flushed.
 
 use super::supply::Supply;
-use super::{Change, CoalesceHeuristic, Trimmed, gate};
+use super::{Change, CoalesceHeuristic, DriverPool, Trimmed, gate};
 use crate::device::{Alarm, DeviceError};
 use crate::heap::{Clock, Figures, Growth, Placement, Request, Target, View};
 use crate::id::StreamId;
@@ -42,6 +42,8 @@ pub(crate) struct Maintenance {
     interval: Duration,
     /// The capacity was set below the bytes that were held.
     is_shrunk: SharedFlag,
+    /// A caller has synchronized since the last maintenance.
+    is_synchronized: SharedFlag,
     /// An alarm is set. Every free that does not stay in a cache reads it.
     is_armed: SharedFlag,
     armed: Mutex<Armed>,
@@ -92,6 +94,7 @@ impl Maintenance {
             heuristic: settings.heuristic,
             interval: settings.interval.max(SHORTEST_INTERVAL),
             is_shrunk: SharedFlag::new(false),
+            is_synchronized: SharedFlag::new(false),
             is_armed: SharedFlag::new(false),
             armed: Mutex::new(Guards::Registry, Armed::default()),
         }
@@ -108,6 +111,13 @@ impl Maintenance {
     /// Sets the bytes above which free memory is released.
     pub(crate) fn set_release_threshold(&self, bytes: u64) {
         self.threshold.store(bytes, Ordering::Relaxed);
+        self.note_return();
+    }
+
+    /// Sets the mark above which the pool warns and releases; `u64::MAX` for none.
+    pub(crate) fn set_soft_cap(&self, bytes: u64) {
+        self.soft_cap.set(bytes);
+        self.tell_of_soft_cap();
         self.note_return();
     }
 
@@ -147,9 +157,14 @@ impl Maintenance {
         Ok(Trimmed::new(capacity, released?, &self.statistics()))
     }
 
+    /// Returns the reserved bytes above which free memory is released unless it is in use now and then.
+    fn most_kept(&self) -> u64 {
+        self.threshold().min(self.soft_cap.bytes())
+    }
+
     /// Returns the reserved bytes above which free memory is released.
     fn most_cached(&self) -> u64 {
-        let threshold = self.threshold();
+        let threshold = self.most_kept();
         if self.is_shrunk.load(Ordering::Relaxed) {
             threshold.min(self.capacity())
         } else {
@@ -170,6 +185,31 @@ impl Maintenance {
         if self.heuristic.is_some() || self.reserved() > self.most_cached() {
             self.arm();
         }
+    }
+
+    /// Does the maintenance now, after a caller has waited for a stream, if the pool holds more than it is to keep: it
+    /// releases all free memory above that, as CUDA's and HIP's pools do at a synchronization.
+    pub(crate) fn note_synchronized(&self) {
+        let is_due = self.reserved() > self.most_kept() && self.has_more_to_release()
+            || self.driver_pool_to_trim().is_some();
+        if !is_due || self.is_synchronized.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let waker = self.armed.lock().waker.clone();
+        match waker {
+            Some(waker) => waker.wake(),
+            None => self.is_synchronized.store(false, Ordering::Release),
+        }
+    }
+
+    /// Returns the pool of the driver that this pool passes on to, if it has free memory above its threshold, and that
+    /// threshold. The driver itself looks only when its own calls synchronize.
+    fn driver_pool_to_trim(&self) -> Option<(&DriverPool, u64)> {
+        let pool = self.memory.segments().driver_pool();
+        let pool = pool.filter(|_| self.settings.passes_through())?;
+        let (reserved, used) = (pool.reserved().ok()?, pool.used().ok()?);
+        let threshold = pool.release_threshold().ok()?;
+        (reserved.current > threshold.max(used.current)).then_some((pool, threshold))
     }
 
     fn arm(&self) {
@@ -193,6 +233,7 @@ impl Maintenance {
     /// # Errors
     /// Returns an error if the device call fails; what was done before counts, and the rest is tried again later.
     pub(crate) fn keep_up(&self) -> Result<(), DeviceError> {
+        let is_synchronized = self.is_synchronized.swap(false, Ordering::AcqRel);
         let free_low = self.totals().free_low;
         self.is_armed.store(false, Ordering::Release);
         if self.fault().is_some() {
@@ -203,7 +244,7 @@ impl Maintenance {
         let done = if is_put_off {
             Ok(true)
         } else {
-            self.keep_up_now(free_low)
+            self.keep_up_now(free_low, is_synchronized)
         };
         let is_due_again = match &done {
             Ok(may_follow) => *may_follow && self.heuristic.is_some() || self.has_more_to_release(),
@@ -217,9 +258,15 @@ impl Maintenance {
 
     /// Returns whether memory was pending or cached when the heuristic decided. If it comes back later, no free reports
     /// it.
-    fn keep_up_now(&self, free_low: u64) -> Result<bool, DeviceError> {
+    fn keep_up_now(&self, free_low: u64, is_synchronized: bool) -> Result<bool, DeviceError> {
+        if is_synchronized {
+            self.reclaim()?;
+            if let Some((pool, threshold)) = self.driver_pool_to_trim() {
+                self.noted(pool.trim_to(threshold))?;
+            }
+        }
         self.flush(Flush::Idle);
-        if self.settings.reuse.opportunistic {
+        if self.reuse().opportunistic {
             self.seal_lanes()?;
             self.reap()?;
         }
@@ -227,13 +274,17 @@ impl Maintenance {
         if let Some(heuristic) = &self.heuristic
             && let Some(total) = heuristic.decide(&self.statistics())
         {
+            self.reclaim()?;
             self.make_one_piece(total)?;
         }
         // All free memory above the capacity, and memory above the threshold that was free all the time.
         let down_to = |reserved, most| self.release_and_publish(Target::DownTo { reserved, most });
         let released = down_to(self.capacity(), u64::MAX)?;
-        let unneeded = free_low.saturating_sub(released);
-        down_to(self.threshold(), unneeded)?;
+        let unneeded = match is_synchronized {
+            true => u64::MAX,
+            false => free_low.saturating_sub(released),
+        };
+        down_to(self.most_kept(), unneeded)?;
         Ok(may_follow)
     }
 
@@ -320,6 +371,21 @@ impl Maintenance {
         self.make_one_piece(self.totals().reserved.current)
     }
 
+    /// Reserves memory, as far as the capacity goes, or releases free memory, until `bytes` are reserved.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; what it gave or took before counts.
+    pub(crate) fn set_reserved(&self, bytes: u64) -> Result<(), DeviceError> {
+        let reserved = self.totals().reserved.current;
+        let Some(more) = bytes.min(self.capacity()).checked_sub(reserved) else {
+            return self.trim(bytes).map(drop);
+        };
+        let plan = self.heap.lock().plan_new(more);
+        let done = self.carry_out_free(plan);
+        self.publish(Change::Memory);
+        done
+    }
+
     /// Releases free memory, cached blocks included, until `keep` bytes are reserved.
     ///
     /// # Errors
@@ -327,6 +393,9 @@ impl Maintenance {
     pub(crate) fn trim(&self, keep: u64) -> Result<Trimmed, DeviceError> {
         self.reclaim()?;
         let released = self.release_and_publish(Target::Keep(keep))?;
+        if let Some(pool) = self.memory.segments().driver_pool() {
+            self.noted(pool.trim_to(keep))?;
+        }
         Ok(Trimmed::new(keep, released, &self.statistics()))
     }
 }

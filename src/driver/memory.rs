@@ -3,7 +3,8 @@
 #![allow(unsafe_code)]
 
 use super::Settings;
-use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, MemoryKind};
+use super::segments::SegmentSource;
+use crate::device::{Chunk, Device, DeviceError, DeviceErrorKind, RawStream};
 use crate::heap::{Mapping, Outcome, Step};
 use crate::sync::{Guards, Mutex, assert_unlocked, plain};
 use std::collections::BTreeMap;
@@ -26,8 +27,7 @@ fn range_bytes(capacity: u64, times: u64, chunk: u64) -> Option<u64> {
 pub(crate) struct Memory {
     device: plain::Arc<dyn Device>,
     chunk_bytes: u64,
-    /// The kind of plain segments.
-    kind: MemoryKind,
+    segments: SegmentSource,
     held: Mutex<Held>,
 }
 
@@ -48,11 +48,15 @@ pub(super) struct Held {
 impl Memory {
     pub(super) fn new(device: plain::Arc<dyn Device>, settings: &Settings) -> Self {
         Self {
-            device,
             chunk_bytes: settings.geometry.chunk_bytes,
-            kind: settings.kind,
+            segments: SegmentSource::new(device.clone(), settings),
+            device,
             held: Mutex::new(Guards::Registry, Held::default()),
         }
+    }
+
+    pub(super) fn segments(&self) -> &SegmentSource {
+        &self.segments
     }
 
     /// Takes everything out, for the teardown.
@@ -155,11 +159,46 @@ impl Memory {
         (Outcome { done, lost: false }, None)
     }
 
-    pub(super) fn allocate(&self, bytes: u64) -> Result<u64, DeviceError> {
+    /// # Errors
+    /// Returns an error if the device call fails.
+    ///
+    /// # Safety
+    /// The stream is one of the device, and usable during the call.
+    pub(super) unsafe fn allocate(
+        &self,
+        bytes: u64,
+        alignment: u64,
+        stream: RawStream,
+    ) -> Result<u64, DeviceError> {
         assert_unlocked("allocate");
-        let address = self.device.allocate(self.kind, bytes)?;
+        // SAFETY: the caller guarantees the stream.
+        let address = unsafe { self.segments.allocate(bytes, alignment, stream) }?;
         self.held.lock().segments.insert(address, bytes);
         Ok(address)
+    }
+
+    /// Frees a segment to the driver's pool that it came from, in the order of a stream.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; the segment stays.
+    ///
+    /// # Safety
+    /// The segment is one of the driver's pool. All uses of it come before the present point of the stream, which is one of
+    /// the device, and usable during the call.
+    pub(super) unsafe fn free_in_order(
+        &self,
+        address: u64,
+        bytes: u64,
+        stream: RawStream,
+    ) -> Result<(), DeviceError> {
+        assert_unlocked("free");
+        // Before the device has it: from then on the address may be given to another, and noted here anew.
+        self.held.lock().segments.remove(&address);
+        let pool = self.segments.driver_pool().expect("passed through");
+        // SAFETY: the caller's guarantee.
+        unsafe { pool.free(address, stream) }.inspect_err(|_| {
+            self.held.lock().segments.insert(address, bytes);
+        })
     }
 
     /// # Errors
@@ -171,7 +210,7 @@ impl Memory {
         if segment.is_some() {
             // SAFETY: the device allocated the segment, and the heap releases free memory only, whose fences are complete
             // (invariant `order`).
-            let freed = unsafe { self.device.free(self.kind, address, bytes) };
+            let freed = unsafe { self.segments.free(address, bytes) };
             return freed.map_err(|error| {
                 self.held.lock().segments.insert(address, bytes);
                 (false, error)

@@ -26,13 +26,16 @@
 //! | `teardown` | memory that outlives the pool because running work may still touch it |
 //! | `publish` | how the driver reports what makes memory reachable |
 //! | `fill` | filling memory that is granted or freed |
-//! | `upstream` | where memory comes from |
+//! | `upstream`, `segments`, `driver_pool` | where memory comes from |
+//! | `pass_through` | frees that are passed on to a pool of the driver |
+//! | `soft_cap` | a mark on the reserved bytes |
 //! | `event_log`, `walk` | recent events; all blocks at one moment |
 //! | `heuristic` | when to coalesce |
 //! | `statistics`, `figures` | the pool's figures, and how they are read |
 
 mod allocation;
 mod core;
+mod driver_pool;
 mod event_log;
 mod figures;
 mod fill;
@@ -42,12 +45,15 @@ mod memory;
 mod mode;
 mod ordering;
 mod parts;
+mod pass_through;
 mod publish;
 mod recipient;
 mod registry;
 mod release;
 mod reservation;
 mod search;
+mod segments;
+mod soft_cap;
 mod statistics;
 mod streams;
 mod supply;
@@ -59,6 +65,7 @@ mod walk;
 pub use allocation::Source;
 pub(crate) use allocation::{Allocation, Counters};
 pub(crate) use core::{Settings, gate};
+pub use driver_pool::{DriverPool, DriverPoolBuilder, DriverPoolUse};
 pub use event_log::{BlockOrigin, HistoryEntry, HistoryEvent, Occupancy, ReservationOrigin, Site};
 pub(crate) use event_log::{Extent, Pages};
 pub use fill::Fill;

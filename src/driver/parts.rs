@@ -179,6 +179,10 @@ impl PartsSearch<'_> {
     /// Puts parts back that were found in vain, with the fences that their memory came with: it was not used since.
     /// No waiter is notified: the request they were found for knows, and would wake itself.
     fn restore(&self, found: FoundParts) {
+        for (_, Found { fences, .. }) in &found {
+            // The point at which memory was allocated in the order of the stream.
+            self.lane.cache.expect_seal(fences.of(self.lane.id));
+        }
         {
             let mut heap = self.driver.heap.lock();
             for (_, Found { allocation, fences }) in found {

@@ -66,12 +66,20 @@ impl<'a> Recipient<'a> {
         !self.is_for_all
             && self.may_submit
             && self.can_wait()
-            && self.driver.settings.reuse.internal_dependencies
+            && self.driver.reuse().internal_dependencies
     }
 
     /// Returns whether the stream can be made to wait on the device.
     pub(super) fn can_wait(&self) -> bool {
         self.driver.capabilities.device_side_waits && self.lane.takes_waits
+    }
+
+    /// Returns whether new memory is allocated in the order of the stream, by a pool of the driver.
+    pub(super) fn takes_ordered_memory(&self) -> bool {
+        self.driver.settings.passes_through()
+            && self.may_submit
+            && !self.is_for_all
+            && self.deferred.is_none()
     }
 
     /// Returns the memory that the stream may take as it is.
@@ -266,7 +274,7 @@ fn taker(driver: &Driver, lane: &Lane) -> Taker {
 pub(crate) fn wait_allowed_at(driver: &Driver, lane: &Lane) -> Option<Duration> {
     let limit = driver.settings.wait_limit;
     let may_wait = driver.capabilities.device_side_waits
-        && driver.settings.reuse.internal_dependencies
+        && driver.reuse().internal_dependencies
         && limit == WaitLimit::Tail
         && lane.takes_waits
         && !lane.is_external;

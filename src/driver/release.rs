@@ -1,7 +1,7 @@
 //! The way back: frees, and allocations that were never used.
 
 use super::{Allocation, Allocations, Change, Driver};
-use crate::heap::{BlockId, Fence, Fences, Recipient};
+use crate::heap::{Fence, Fences, Recipient};
 use crate::id::Ticket;
 use crate::lane::{Closed, Event, Freed, Lane, Use};
 use crate::policy::Order;
@@ -24,7 +24,7 @@ impl Driver {
             self.record_closed(lane, freed.closed);
             self.note_return();
         } else {
-            self.finish_free(lane, block.id, freed);
+            self.finish_free(lane, &block, freed);
         }
         ticket
     }
@@ -36,8 +36,12 @@ impl Driver {
         may_stay.then(|| self.device.now())
     }
 
-    fn finish_free(&self, lane: &Lane, id: BlockId, freed: Freed) {
+    fn finish_free(&self, lane: &Lane, block: &Use, freed: Freed) {
+        let id = block.id;
         let fences = Fences::one(lane.id, freed.ticket);
+        if self.settings.passes_through() && self.pass_on(std::iter::once(lane), &fences, block) {
+            return self.record_closed(lane, freed.closed);
+        }
         let recipient = self.heap.lock().free(id, fences);
         self.record_closed(lane, freed.closed);
         self.note_free(recipient);
@@ -86,8 +90,10 @@ impl Driver {
         for (lane, freed) in noted {
             self.record_closed(lane, freed.closed);
         }
-        let recipient = self.heap.lock().free(block.id, fences.clone());
-        self.note_free(recipient);
+        if !self.pass_on(lanes.iter().map(|lane| &**lane), &fences, block) {
+            let recipient = self.heap.lock().free(block.id, fences.clone());
+            self.note_free(recipient);
+        }
         fences
     }
 
@@ -116,6 +122,12 @@ impl Driver {
 
     /// Takes back an allocation whose memory was never used: only the earlier uses have to end.
     pub(crate) fn give_back(&self, lane: &Lane, allocation: Allocation) {
+        let Allocation {
+            id, address, bytes, ..
+        } = allocation;
+        if self.pass_back(lane, id, address, bytes) {
+            return;
+        }
         let fences = self.fences_after(lane, allocation.after);
         self.heap.lock().give_back(allocation.id, fences);
         self.publish(Change::Memory);

@@ -56,7 +56,7 @@ impl<'a> Search<'a> {
     ) -> Result<Self, DeviceError> {
         let may_submit = may_submit(lane, mode);
         let mut after = Clock::default();
-        if driver.settings.reuse.follow_event_dependencies {
+        if driver.reuse().follow_event_dependencies {
             if may_submit {
                 after = lane.timeline.clock();
             }
@@ -95,7 +95,7 @@ impl<'a> Search<'a> {
         let rules = Rules {
             order: driver.settings.order,
             // Waiting is synchronizing: a request in the queue may always ask.
-            may_poll: driver.settings.reuse.opportunistic || mode.is_queued,
+            may_poll: driver.reuse().opportunistic || mode.is_queued,
             may_wait: to.may_wait(),
             may_call: driver.may_call(mode.effort),
             can_remap: driver.settings.geometry.virtual_memory,
@@ -304,7 +304,8 @@ impl<'a> Search<'a> {
             .then_some(settings.wait_limit);
         let expected = Expected::of(self.mode.patience, &self.to, self.request.bytes);
         let is_held_back = !expected.fences.is_empty();
-        let may_call = self.to.driver.may_call(self.mode.effort);
+        // The driver's pools are made for calls from anywhere.
+        let may_call = self.to.driver.may_call(self.mode.effort) || self.to.takes_ordered_memory();
         let growth = if may_call {
             self.to.growth(self.request.bytes)
         } else {
@@ -346,7 +347,10 @@ impl<'a> Search<'a> {
     ) -> Result<Option<Found>, DeviceError> {
         let mut plan = plan;
         while let Some(next) = plan {
-            let whom = For::Stream(self.to.lane.id);
+            let whom = For::Stream {
+                lane: self.to.lane.clone(),
+                is_ordered: self.to.takes_ordered_memory(),
+            };
             let found = self.to.carry_out(next, whom)?;
             self.note_refused(self.to.refused);
             if found.is_some() || !self.to.was_refused_new(growth) {

@@ -7,16 +7,20 @@
 //! waits and the device refuses, the device is asked again from time to time: first for how much it has left, because
 //! asking for more would take all of it for a moment.
 
+#![allow(unsafe_code)]
+
 use super::memory::Memory;
 use super::streams::Streams;
 use super::{Change, HistoryEvent};
-use crate::device::{DeviceError, DeviceErrorKind};
+use crate::device::{DeviceError, DeviceErrorKind, RawStream};
 use crate::heap::{
-    Exchange, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Plan, Release, Request, Target,
+    Exchange, Fences, Grant, Growth, Heap, Mapping, NewSegment, Outcome, Plan, Release, Request,
+    Target,
 };
 use crate::id::StreamId;
+use crate::lane::Lane;
 use crate::policy::{Budget, Order};
-use crate::sync::{Guards, Mutex, Ordering, SharedFlag};
+use crate::sync::{Arc, Guards, Mutex, Ordering, SharedFlag};
 use crate::trace;
 use std::ops::Deref;
 
@@ -28,7 +32,8 @@ pub(crate) type Spill = fn(&Supply, u64) -> u64;
 pub(super) enum For {
     /// The new range is free.
     NoStream,
-    Stream(StreamId),
+    /// A stream. With `is_ordered`, new memory may be for use in its order alone.
+    Stream { lane: Arc<Lane>, is_ordered: bool },
     /// A stream, from a reservation.
     HeapReservation(StreamId, Exchange),
 }
@@ -167,11 +172,11 @@ impl Supply {
     /// Takes a segment of plain memory.
     fn allocate(&self, segment: NewSegment, whom: For) -> Result<Option<Grant>, DeviceError> {
         let bytes = segment.bytes;
-        let address = self.memory.allocate(bytes);
+        let (address, fences) = self.take_segment(segment, &whom);
         let entry = self.entry();
         let grant = self.commit(whom, |heap| {
             let given = address.as_ref().ok().copied();
-            let grant = segment.commit(heap, given);
+            let grant = segment.commit(heap, given, fences);
             if let (Some(entry), Some(address)) = (entry, given) {
                 let address = address.into();
                 entry.write(heap.totals(), HistoryEvent::Grown { address, bytes });
@@ -182,7 +187,27 @@ impl Supply {
         self.note_refused(false);
         self.counters.growths.fetch_add(1, Ordering::Relaxed);
         trace::grown(bytes, 1);
+        self.tell_of_soft_cap();
         Ok(grant)
+    }
+
+    /// Takes a segment from the device: in the order of the stream that it is for, where the stream allows it now, or for
+    /// any use. Returns its address, and the point that further streams must come after.
+    fn take_segment(&self, segment: NewSegment, whom: &For) -> (Result<u64, DeviceError>, Fences) {
+        let (bytes, alignment) = (segment.bytes, segment.alignment());
+        if let For::Stream { lane, is_ordered } = whom
+            && *is_ordered
+        {
+            // SAFETY: the lane keeps the stream's owner; an external stream is named only in calls made with it.
+            let address = unsafe { self.memory.allocate(bytes, alignment, lane.raw) };
+            match address {
+                Err(error) if error.kind() == DeviceErrorKind::Unsupported => {}
+                _ => return (address, Fences::one(lane.id, self.present_point(lane))),
+            }
+        }
+        // SAFETY: the host is always usable.
+        let address = unsafe { self.memory.allocate(bytes, alignment, RawStream::HOST) };
+        (address, Fences::default())
     }
 
     /// Commits a plan under the heap's lock.
@@ -193,7 +218,7 @@ impl Supply {
                 heap.commit_as_free(commit);
                 None
             }
-            For::Stream(stream) => commit(&mut heap).map(|grant| (stream, grant)),
+            For::Stream { lane, .. } => commit(&mut heap).map(|grant| (lane.id, grant)),
             For::HeapReservation(stream, exchange) => {
                 let grant = exchange.commit(&mut heap, commit);
                 grant.map(|grant| (stream, grant))
@@ -232,6 +257,7 @@ impl Supply {
         });
         if created > 0 {
             trace::grown(bytes(created), created);
+            self.tell_of_soft_cap();
         }
         if moved > 0 {
             trace::remapped(bytes(moved), moved);
@@ -307,6 +333,7 @@ impl Supply {
         self.counters.released.add(bytes);
         if bytes > 0 {
             trace::trimmed(bytes);
+            self.tell_of_soft_cap();
         }
         Released {
             bytes,
@@ -353,8 +380,7 @@ impl Supply {
 
     /// Returns how many bytes the device itself could give.
     pub(crate) fn left_on_device(&self) -> u64 {
-        let info = self.device.memory_info(self.settings.kind);
-        info.map_or(0, |info| info.free)
+        self.memory.segments().left()
     }
 
     /// Returns whether the device refused, and has less than this many bytes by now.
@@ -363,11 +389,13 @@ impl Supply {
     }
 
     /// Returns whether the device refuses memory that it has, although nothing of the pool is in use or on its way:
-    /// then no other pool or process stands in the way, and only time would pass.
+    /// then no other pool or process stands in the way, and only time would pass. A pool of the driver may refuse because
+    /// of work that only the driver knows.
     pub(super) fn refuses_for_no_reason(&self, bytes: u64) -> bool {
         let totals = self.totals();
         let in_use = totals.in_use.current + totals.claimed + totals.planned;
-        bytes > 0 && in_use == 0 && self.left_on_device() >= bytes
+        let is_driver_pool = self.settings.driver_pool.is_some();
+        bytes > 0 && in_use == 0 && !is_driver_pool && self.left_on_device() >= bytes
     }
 
     /// Returns how many bytes could be released at once for another pool; none after the pool has ended. If `asks`,

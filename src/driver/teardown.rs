@@ -10,7 +10,8 @@
 
 use super::Driver;
 use super::memory::Held;
-use crate::device::{Device, MemoryKind, Watch};
+use super::segments::SegmentSource;
+use crate::device::{Device, Watch};
 use crate::heap::inspect;
 use crate::lane::{Flush, Lane, Marker};
 use crate::sync::plain::{AtomicU64, Ordering};
@@ -31,7 +32,7 @@ struct DeferredRelease {
     device: plain::Arc<dyn Device>,
     chunk_bytes: u64,
     calls_block: bool,
-    kind: MemoryKind,
+    segments: SegmentSource,
     /// At most one thread looks at a time. A watch may call back at once: then this thread looks again, instead of
     /// calling itself.
     turn: AtomicU64,
@@ -69,7 +70,7 @@ impl Drop for Driver {
             device: self.device.clone(),
             calls_block: self.capabilities.memory_calls_block,
             chunk_bytes: self.settings.geometry.chunk_bytes,
-            kind: self.settings.kind,
+            segments: self.memory.segments().clone(),
             turn: AtomicU64::new(LOOKING),
             assets: plain::Mutex::new(Some(Assets {
                 held,
@@ -186,7 +187,7 @@ impl DeferredRelease {
                 let _ = self.device.unreserve(*address, *bytes);
             }
             for (address, bytes) in &held.segments {
-                let _ = self.device.free(self.kind, *address, *bytes);
+                let _ = self.segments.free(*address, *bytes);
             }
         }
     }

@@ -143,6 +143,12 @@ pub enum BuildError {
         /// The device's description line.
         device: String,
     },
+    /// The driver's pool is of another device. Create it on the device of the pool.
+    #[error("the driver's pool is not one of {device}; create it on that device")]
+    ForeignDriverPool {
+        /// The device's description line.
+        device: String,
+    },
     /// A living pool of this process has the name. Choose another, or find that pool with
     /// [`compat::find_pool`](crate::compat::find_pool).
     #[error("the name {name:?} is taken by a living pool; choose another name, or find that pool")]
@@ -158,7 +164,7 @@ pub enum BuildError {
     Device(#[from] DeviceError),
 }
 
-debug_in_units!(enum BuildError { CapacityTooSmall { capacity as bytes, granularity as bytes }, InvalidCapacityFraction { fraction }, InitialOverCapacity { initial as bytes, capacity as bytes }, InvalidFraction { fraction }, InvalidShare { share }, InvalidChunk { chunk_bytes as bytes, granularity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, InvalidGrowth { capacity as bytes, reason }, Conflict { one, other }, Unsupported { feature, device }, NameTaken { name }, EmptyName, Device(inner) });
+debug_in_units!(enum BuildError { CapacityTooSmall { capacity as bytes, granularity as bytes }, InvalidCapacityFraction { fraction }, InitialOverCapacity { initial as bytes, capacity as bytes }, InvalidFraction { fraction }, InvalidShare { share }, InvalidChunk { chunk_bytes as bytes, granularity as bytes }, InvalidAlignment { alignment as bytes, largest as bytes }, InvalidGrowth { capacity as bytes, reason }, Conflict { one, other }, Unsupported { feature, device }, ForeignDriverPool { device }, NameTaken { name }, EmptyName, Device(inner) });
 
 /// The reason why a stream could not be registered, or used with a block or an event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -92,10 +92,17 @@ impl BlockMap {
         first
     }
 
-    /// Removes a segment of one block.
+    /// Removes a segment of one block. The device may have given its address to another segment meanwhile.
     pub(super) fn remove_segment(&mut self, id: BlockId) {
         self.unfile(id);
-        self.segments.remove(&self.blocks[id].address);
+        let address = self.blocks[id].address;
+        if self
+            .segments
+            .get(&address)
+            .is_some_and(|segment| segment.first == id)
+        {
+            self.segments.remove(&address);
+        }
         self.blocks.remove(id);
     }
 

@@ -404,6 +404,21 @@ impl Heap {
         recipient
     }
 
+    /// Returns whether a used block is a whole segment, and of no reservation.
+    pub(crate) fn is_whole_segment(&self, id: BlockId) -> bool {
+        let block = &self.map.blocks()[id];
+        matches!(block.state, State::Used(None)) && block.previous.is_none() && block.next.is_none()
+    }
+
+    /// Removes a used block that is a [whole segment](Self::is_whole_segment), whose memory the device has again.
+    pub(crate) fn remove_segment(&mut self, id: BlockId) {
+        let bytes = self.map.blocks()[id].bytes;
+        self.map.remove_segment(id);
+        let totals = self.map.totals_mut();
+        totals.returns += 1;
+        totals.reserved.subtract(bytes);
+    }
+
     /// Makes one block of a used block and of the block that was granted right above it.
     pub(crate) fn join_used(&mut self, lower: BlockId, upper: BlockId) {
         self.map.unfile(lower);

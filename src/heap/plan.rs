@@ -117,14 +117,26 @@ fn first_hole(map: &BlockMap, bytes: u64) -> Option<BlockId> {
 
 impl NewSegment {
     /// Ends the plan. `address` is the segment that the device gave, if it did.
-    pub(crate) fn commit(self, heap: &mut Heap, address: Option<u64>) -> Option<Grant> {
+    ///
+    /// `fences` are the points that uses of it must come after.
+    pub(crate) fn commit(
+        self,
+        heap: &mut Heap,
+        address: Option<u64>,
+        fences: Fences,
+    ) -> Option<Grant> {
         let map = &mut heap.map;
         map.totals_mut().planned -= self.bytes;
         let address = address?;
         map.totals_mut().reserved.add(self.bytes);
         let whole = map.add_segment(address, self.bytes, State::Free);
         let start = address.next_multiple_of(self.request.alignment);
-        Some(map.grant_part(whole, start, self.request, Fences::default()))
+        Some(map.grant_part(whole, start, self.request, fences))
+    }
+
+    /// Returns the alignment of the request.
+    pub(crate) fn alignment(&self) -> u64 {
+        self.request.alignment
     }
 }
 

@@ -148,6 +148,21 @@ impl Reuse {
         opportunistic: false,
         internal_dependencies: false,
     };
+
+    /// Returns the three as bits.
+    pub(crate) fn to_bits(self) -> u8 {
+        u8::from(self.follow_event_dependencies)
+            | u8::from(self.opportunistic) << 1
+            | u8::from(self.internal_dependencies) << 2
+    }
+
+    pub(crate) fn of_bits(bits: u8) -> Self {
+        Self {
+            follow_event_dependencies: bits & 1 != 0,
+            opportunistic: bits & 2 != 0,
+            internal_dependencies: bits & 4 != 0,
+        }
+    }
 }
 
 /// How much memory a pool may hold before it releases free memory to the device unasked.

@@ -3,7 +3,7 @@
 use super::Pool;
 use super::config::{Capacity, PoolConfig};
 use crate::device::Device;
-use crate::driver::{CoalesceHeuristic, Fill, Upstream};
+use crate::driver::{CoalesceHeuristic, DriverPool, DriverPoolUse, Fill, Upstream};
 use crate::error::BuildError;
 use crate::heap::GrowBy;
 use crate::measure::Tag;
@@ -22,6 +22,7 @@ pub struct PoolBuilder {
     device: plain::Arc<dyn Device>,
     config: PoolConfig,
     hook: Option<Hook>,
+    driver_pool: Option<DriverPool>,
 }
 
 impl PoolBuilder {
@@ -31,10 +32,12 @@ impl PoolBuilder {
             device,
             config: PoolConfig::default(),
             hook: None,
+            driver_pool: None,
         }
     }
 
-    /// Replaces all settings, but for the [pressure hook](Self::pressure_hook).
+    /// Replaces all settings, but for the [pressure hook](Self::pressure_hook) and the handle of a
+    /// [driver's pool](Self::driver_pool).
     pub fn config(mut self, config: PoolConfig) -> Self {
         self.config = config;
         self
@@ -49,6 +52,14 @@ impl PoolBuilder {
     /// Sets the [source](PoolConfig::upstream) of the memory. Default: [virtual memory](Upstream::Virtual).
     pub fn upstream(mut self, upstream: Upstream) -> Self {
         self.config.upstream = upstream;
+        self
+    }
+
+    /// Takes the memory from a pool of the driver, and passes each allocation on to it or not; see [`DriverPoolUse`].
+    /// [`Upstream::DriverPool`] alone takes the device's default pool.
+    pub fn driver_pool(mut self, pool: &DriverPool, how: DriverPoolUse) -> Self {
+        self.config.upstream = Upstream::DriverPool(how);
+        self.driver_pool = Some(pool.clone());
         self
     }
 
@@ -314,12 +325,13 @@ impl PoolBuilder {
             device,
             config,
             hook,
+            driver_pool,
         } = self;
         if let Some(name) = &config.name {
             // Before the device is asked for anything. The name is reserved later, when the pool exists.
             registry::check_name(name)?;
         }
-        let settings = config.settings(&*device)?;
+        let settings = config.settings(&device, driver_pool)?;
         let service = Service::new(device, settings, registry::spill, config.rules(), hook)?;
         let pool = Pool::new(service, config.name)?;
         for (tag, config) in config.tags {

@@ -1,7 +1,7 @@
 //! The description and the health of a pool.
 
 use crate::device::{DeviceError, MemoryKind};
-use crate::driver::Upstream;
+use crate::driver::{DriverPoolUse, Upstream};
 use crate::handles::Presence;
 use crate::measure::{Bytes, debug_in_units};
 use std::fmt;
@@ -31,6 +31,8 @@ pub struct PoolDescription {
     pub upstream: Upstream,
     /// The kind of the memory.
     pub memory_kind: MemoryKind,
+    /// How a pool of the driver is used, if the memory comes from one.
+    pub driver_pool: Option<DriverPoolUse>,
     /// Whether free chunks can be mapped elsewhere, so that they make one piece.
     pub is_virtual: bool,
     /// Whether freed memory is kept; see [`PoolConfig::is_pooled`](crate::PoolConfig::is_pooled).
@@ -41,7 +43,7 @@ pub struct PoolDescription {
     pub chunk_bytes: u64,
 }
 
-debug_in_units!(struct PoolDescription { name, device, upstream, memory_kind, is_virtual, is_pooled, capacity as bytes, chunk_bytes as bytes });
+debug_in_units!(struct PoolDescription { name, device, upstream, memory_kind, driver_pool, is_virtual, is_pooled, capacity as bytes, chunk_bytes as bytes });
 
 impl PoolDescription {
     pub(super) fn of(presence: &Presence) -> Self {
@@ -52,6 +54,7 @@ impl PoolDescription {
             device: driver.device.describe(),
             upstream: settings.upstream,
             memory_kind: settings.kind,
+            driver_pool: settings.driver_pool.as_ref().map(|(_, how)| *how),
             is_virtual: settings.geometry.virtual_memory,
             is_pooled: settings.is_pooled,
             capacity: driver.capacity(),
@@ -62,6 +65,11 @@ impl PoolDescription {
     /// Describes the memory, with the reason if it is not the requested kind.
     fn memory(&self) -> String {
         match (self.upstream, self.memory_kind) {
+            (_, kind) if self.driver_pool.is_some() => format!("{kind} of a pool of the driver"),
+            (Upstream::DriverPool(_), _) => {
+                let kind = if self.is_virtual { "virtual" } else { "plain" };
+                format!("{kind} device memory (the driver has no pools)")
+            }
             _ if self.is_virtual => "virtual device memory".into(),
             (Upstream::Virtual, _) if self.is_pooled => {
                 "plain device memory (virtual memory is not supported)".into()
@@ -79,9 +87,10 @@ impl fmt::Display for PoolDescription {
             write!(f, " {name:?}")?;
         }
         write!(f, ": {}, up to {}", self.memory(), Bytes(self.capacity))?;
-        match self.is_pooled {
-            true => write!(f, " in chunks of {}", Bytes(self.chunk_bytes))?,
-            false => f.write_str(", not pooled")?,
+        match (self.is_pooled, self.driver_pool) {
+            (_, Some(DriverPoolUse::PassedThrough)) => f.write_str(", passed through to it")?,
+            (true, _) => write!(f, " in chunks of {}", Bytes(self.chunk_bytes))?,
+            (false, _) => f.write_str(", not pooled")?,
         }
         write!(f, ", on {}", self.device)
     }

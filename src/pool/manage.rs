@@ -12,7 +12,7 @@ use crate::observe::Metrics;
 use crate::observe::{
     History, LeakReport, Snapshot, StatisticsScope, StreamStatistics, TagStatistics,
 };
-use crate::policy::ReleaseThreshold;
+use crate::policy::{ReleaseThreshold, Reuse};
 use crate::queue::{Drain, QueueLimit, Reclaimer, Service};
 use crate::stream::Stream;
 use std::time::Duration;
@@ -75,6 +75,7 @@ impl Pool {
     pub fn resize(&self, bytes: u64) -> Result<Trimmed, BuildError> {
         let driver = &self.service().driver;
         let total = driver.device.memory_info(driver.settings.kind)?.total;
+        let total = total.min(driver.settings.most());
         let chunk = driver.settings.geometry.chunk_bytes;
         let capacity = bytes.min(total) / chunk * chunk;
         if capacity == 0 {
@@ -135,7 +136,8 @@ impl Pool {
         self.service().driver.coalesce()
     }
 
-    /// Sets the number of reserved bytes above which the pool gives free memory back without being asked.
+    /// Sets the number of reserved bytes above which the pool gives free memory back without being asked: at the next
+    /// [synchronization](crate::Stream::synchronize), or some time after it was freed.
     ///
     /// # Errors
     /// Returns [`BuildError::InvalidFraction`], or the device's error if it cannot tell how much memory it has.
@@ -154,6 +156,35 @@ impl Pool {
     /// `u64::MAX` where it keeps all.
     pub fn release_threshold(&self) -> u64 {
         self.service().driver.maintenance.threshold()
+    }
+
+    /// Sets which memory of other streams may be reused, and returns what was allowed before. Waiting requests are
+    /// served under the new setting; a search that runs meanwhile on another thread may end under the earlier one.
+    ///
+    /// ```
+    /// # use weirpool::{Pool, Reuse, Source, device::sim::SimDevice};
+    /// # let device = SimDevice::new();
+    /// let pool = Pool::builder(device.clone()).capacity(32 << 20).reuse(Reuse::NONE).build()?;
+    /// # let (first, second) = (pool.create_stream()?, pool.create_stream()?);
+    /// drop(pool.try_allocate(&first, 32 << 20)?); // pending on the first stream
+    /// assert!(pool.try_allocate(&second, 32 << 20).is_err());
+    /// let before = pool.set_reuse(Reuse { internal_dependencies: true, ..Reuse::NONE });
+    /// assert_eq!(before, Reuse::NONE);
+    /// assert_eq!(pool.try_allocate(&second, 32 << 20)?.source(), Source::DeviceWait);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "cudaMemPoolReuseFollowEventDependencies")]
+    #[doc(alias = "cudaMemPoolReuseAllowOpportunistic")]
+    #[doc(alias = "cudaMemPoolReuseAllowInternalDependencies")]
+    pub fn set_reuse(&self, reuse: Reuse) -> Reuse {
+        self.change_reuse(|present| *present = reuse)
+    }
+
+    pub(crate) fn change_reuse(&self, change: impl Fn(&mut Reuse)) -> Reuse {
+        let service = self.service();
+        let before = service.driver.change_reuse(change);
+        Service::apply_terms(service);
+        before
     }
 
     /// Polls the device for completed events, frees the memory that they prove free, and serves waiting requests.

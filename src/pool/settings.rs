@@ -3,12 +3,15 @@
 
 use super::config::{Capacity, PoolConfig};
 use crate::device::{Capabilities, Device};
-use crate::driver::{Fills, MaintenanceSettings, MemorySource, Settings};
+use crate::driver::{
+    DriverPool, DriverPoolUse, Fills, MaintenanceSettings, MemorySource, Settings, Upstream,
+};
 use crate::error::BuildError;
 use crate::heap::{GRANULE, Geometry, GrowBy};
 use crate::lane::Bounds;
 use crate::policy::{ReleaseThreshold, Remapping, Sealing};
 use crate::queue::Rules;
+use crate::sync::plain;
 
 /// Lanes keep blocks of up to 2 MiB: the most frequent sizes, and too small for their fragmentation to matter much.
 const LARGEST_IN_LANE: u64 = 2 << 20;
@@ -42,21 +45,83 @@ impl PoolConfig {
     ///
     /// # Errors
     /// Returns an error if a setting is out of range, settings exclude each other, or the device lacks a feature.
-    pub(super) fn settings(&self, device: &dyn Device) -> Result<Settings, BuildError> {
-        self.check_conflicts()?;
+    pub(super) fn settings(
+        &self,
+        device: &plain::Arc<dyn Device>,
+        given: Option<DriverPool>,
+    ) -> Result<Settings, BuildError> {
+        let driver_pool = self.driver_pool(device, given)?;
+        if matches!(driver_pool, Some((_, DriverPoolUse::PassedThrough))) {
+            self.check_conflicts(false, "passed_through")?;
+            let unpooled = Self {
+                is_pooled: false,
+                ..self.clone()
+            };
+            return unpooled.settings_over(&**device, driver_pool);
+        }
+        self.check_conflicts(self.is_pooled, "unpooled")?;
+        self.settings_over(&**device, driver_pool)
+    }
+
+    /// Returns the pool of the driver that memory comes from, if it does and there is one.
+    fn driver_pool(
+        &self,
+        device: &plain::Arc<dyn Device>,
+        given: Option<DriverPool>,
+    ) -> Result<Option<(DriverPool, DriverPoolUse)>, BuildError> {
+        let Upstream::DriverPool(how) = self.upstream else {
+            let (one, other) = ("driver_pool", "upstream");
+            return match given {
+                Some(_) => Err(BuildError::Conflict { one, other }),
+                None => Ok(None),
+            };
+        };
+        let pool = match given {
+            Some(pool) if pool.is_of(&**device) => pool,
+            Some(_) => {
+                let device = device.describe();
+                return Err(BuildError::ForeignDriverPool { device });
+            }
+            None if device.capabilities().memory_pools => {
+                DriverPool::default_of_shared(device.clone())?
+            }
+            None => return Ok(None),
+        };
+        Ok(Some((pool, how)))
+    }
+
+    fn settings_over(
+        &self,
+        device: &dyn Device,
+        driver_pool: Option<(DriverPool, DriverPoolUse)>,
+    ) -> Result<Settings, BuildError> {
         check_remapping(self.remapping)?;
         let capabilities = device.capabilities();
-        let source = self.source(&capabilities, device)?;
+        let mut source = self.source(&capabilities, device)?;
+        let properties = driver_pool.as_ref().map(|(pool, _)| pool.properties());
+        if let Some(properties) = properties {
+            source.kind = properties.kind;
+        }
         // More than this can never be reserved, and a request for it would wait for ever.
         let total = device.memory_info(source.kind)?.total;
+        let most = properties.map_or(0, |properties| properties.max_size);
+        let total = if most > 0 { total.min(most) } else { total };
+        let passes = matches!(driver_pool, Some((_, DriverPoolUse::PassedThrough)));
+        // The driver's pools have blocks of any size.
+        let step = if passes {
+            GRANULE
+        } else {
+            capabilities.granularity
+        };
         Ok(Settings {
-            geometry: self.geometry(&capabilities, source, total)?,
+            geometry: self.geometry(step, source, total)?,
             upstream: self.upstream,
             kind: source.kind,
+            driver_pool,
             is_pooled: self.is_pooled,
-            alignment: self.alignment_within(capabilities.granularity)?,
+            alignment: self.alignment_within(capabilities.granularity, step)?,
             initial: self.initial_size,
-            lane: self.lane_bounds(),
+            lane: self.lane_bounds(passes),
             order: self.order,
             reuse: self.reuse,
             wait_limit: self.wait_limit,
@@ -70,20 +135,17 @@ impl PoolConfig {
         })
     }
 
-    /// Settings that a pool without pooling cannot have.
-    fn check_conflicts(&self) -> Result<(), BuildError> {
-        let keeps = [
+    /// Settings that a pool which keeps nothing cannot have.
+    fn check_conflicts(&self, keeps: bool, other: &'static str) -> Result<(), BuildError> {
+        let settings = [
             (self.initial_size > 0, "initial_size"),
             (self.growth != GrowBy::Chunks, "growth"),
             (self.chunk_bytes.is_some(), "chunk_bytes"),
             (self.coalesce.is_some(), "coalesce"),
         ];
-        let kept = keeps.iter().find(|(is_set, _)| *is_set && !self.is_pooled);
+        let kept = settings.iter().find(|(is_set, _)| *is_set && !keeps);
         match kept {
-            Some((_, one)) => Err(BuildError::Conflict {
-                one,
-                other: "unpooled",
-            }),
+            Some((_, one)) => Err(BuildError::Conflict { one, other }),
             None => Ok(()),
         }
     }
@@ -106,11 +168,10 @@ impl PoolConfig {
 
     fn geometry(
         &self,
-        capabilities: &Capabilities,
+        granularity: u64,
         source: MemorySource,
         total: u64,
     ) -> Result<Geometry, BuildError> {
-        let granularity = capabilities.granularity;
         let capacity = self.capacity.bytes(total)?.min(total);
         if capacity < granularity {
             return Err(BuildError::CapacityTooSmall {
@@ -151,9 +212,9 @@ impl PoolConfig {
         }
     }
 
-    /// Returns the alignment of every block. Without pooling it is the device's step, so that a block is a whole
-    /// segment.
-    fn alignment_within(&self, granularity: u64) -> Result<u64, BuildError> {
+    /// Returns the alignment of every block. Without pooling it is at least the step of segments, so that a block is a
+    /// whole segment.
+    fn alignment_within(&self, granularity: u64, step: u64) -> Result<u64, BuildError> {
         let alignment = self.alignment;
         if !alignment.is_power_of_two() || alignment > granularity {
             return Err(BuildError::InvalidAlignment {
@@ -163,7 +224,7 @@ impl PoolConfig {
         }
         Ok(match self.is_pooled {
             true => alignment.max(GRANULE),
-            false => granularity,
+            false => alignment.max(step),
         })
     }
 
@@ -179,7 +240,14 @@ impl PoolConfig {
         })
     }
 
-    fn lane_bounds(&self) -> Bounds {
+    fn lane_bounds(&self, passes: bool) -> Bounds {
+        if passes {
+            // The driver keeps the order of frees: no event has to be recorded.
+            return Bounds {
+                unsealed: u64::MAX,
+                ..Bounds::NONE
+            };
+        }
         if !self.is_pooled {
             // Each free is to be seen complete by itself.
             return Bounds::NONE;

@@ -40,6 +40,18 @@ impl Passage {
         self.service.driver.has_passed(&self.lane, self.ticket)
     }
 
+    /// Polls for a caller that synchronizes: when it is ready, the pool releases memory above its threshold.
+    pub(crate) fn poll_synchronizing(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), DeviceError>> {
+        let polled = self.poll(context);
+        if let Poll::Ready(Ok(())) = polled {
+            self.service.driver.note_synchronized();
+        }
+        polled
+    }
+
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
         let driver = &self.service.driver;
         if self.is_passed()? {

@@ -30,6 +30,7 @@ macro_rules! pass_on {
     (@id $to:tt) => { pass_on! { @$to id() -> DeviceId } };
     (@describe $to:tt) => { pass_on! { @$to describe() -> String } };
     (@capabilities $to:tt) => { pass_on! { @$to capabilities() -> Capabilities } };
+    (@ordinal $to:tt) => { pass_on! { @$to ordinal() -> u32 } };
     (@block_observer $to:tt) => {
         pass_on! { @$to block_observer() -> Option<std::sync::Arc<dyn BlockObserver>> }
     };

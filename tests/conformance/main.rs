@@ -30,6 +30,7 @@ mod allocation;
 mod broken;
 mod capacity;
 mod debugging;
+mod driver_pools;
 mod external;
 mod failures;
 mod fills;
@@ -105,4 +106,5 @@ backend!(
 );
 backend!(sim_pinned, crate::sim::Sim<crate::sim::Pinned>);
 backend!(sim_managed, crate::sim::Sim<crate::sim::Managed>);
+backend!(sim_driver_pools, crate::sim::Sim<crate::sim::DriverPools>);
 backend!(sim_real_time, crate::sim::Sim<crate::sim::RealTime>);

@@ -203,13 +203,18 @@ impl Probe {
 unsafe impl Device for Probe {
     pass_on! {
         |probe| probe.inner() =>
-        id, describe, capabilities, block_observer, now, set_alarm, cancel_alarm, host_pointer, native_stream,
+        id, describe, capabilities, ordinal, block_observer, now, set_alarm, cancel_alarm, host_pointer, native_stream,
         is_abandoned, watch, unwatch,
     }
     pass_on! {
         |probe, call| probe.enter(call)? =>
         memory_info, reserve, unreserve, map, unmap, create_stream, destroy_stream, create_event,
         destroy_event, run, hold,
+    }
+
+    fn driver_pools(&self) -> Option<&dyn DriverPools> {
+        let pools = self.inner().driver_pools();
+        pools.map(|_| self as &dyn DriverPools)
     }
 
     fn create(&self, bytes: u64) -> Result<Chunk, DeviceError> {
@@ -310,4 +315,102 @@ unsafe impl Device for Probe {
         // SAFETY: the caller guarantees to this device what it guarantees to the other.
         unsafe { device.fill(stream, address, bytes, value, location) }
     }
+}
+
+// The driver's pools of the device behind. Memory of a pool counts as `allocate` and `free`.
+// SAFETY: the device behind makes every call.
+unsafe impl DriverPools for Probe {
+    fn create_pool(&self, properties: &DriverPoolProperties) -> Result<RawPool, DeviceError> {
+        pools(self.enter("create_pool")?).create_pool(properties)
+    }
+
+    unsafe fn destroy_pool(&self, pool: RawPool) -> Result<(), DeviceError> {
+        let device = self.enter("destroy_pool")?;
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { pools(device).destroy_pool(pool) }
+    }
+
+    fn default_pool(&self) -> Result<RawPool, DeviceError> {
+        pools(self.enter("default_pool")?).default_pool()
+    }
+
+    unsafe fn allocate_from(
+        &self,
+        pool: RawPool,
+        bytes: u64,
+        alignment: u64,
+        stream: RawStream,
+    ) -> Result<u64, DeviceError> {
+        let device = self.enter_on("allocate", stream)?;
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        let address = unsafe { pools(device).allocate_from(pool, bytes, alignment, stream) }?;
+        self.state().take(address, bytes);
+        self.amid("allocate");
+        Ok(address)
+    }
+
+    unsafe fn free_to(
+        &self,
+        pool: RawPool,
+        address: u64,
+        stream: RawStream,
+    ) -> Result<(), DeviceError> {
+        let device = self.enter_on("free", stream)?;
+        let bytes = self.state().memory.remove(&address);
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        let answer = unsafe { pools(device).free_to(pool, address, stream) };
+        if let (Err(_), Some(bytes)) = (&answer, bytes) {
+            self.state().memory.insert(address, bytes);
+        }
+        self.amid("free");
+        answer
+    }
+
+    unsafe fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<(), DeviceError> {
+        let device = self.enter("trim_pool")?;
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { pools(device).trim_pool(pool, keep) }
+    }
+
+    unsafe fn pool_attribute(
+        &self,
+        pool: RawPool,
+        attribute: PoolAttribute,
+    ) -> Result<u64, DeviceError> {
+        let device = self.enter("pool_attribute")?;
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { pools(device).pool_attribute(pool, attribute) }
+    }
+
+    unsafe fn set_pool_attribute(
+        &self,
+        pool: RawPool,
+        attribute: PoolAttribute,
+        value: u64,
+    ) -> Result<(), DeviceError> {
+        let device = self.enter("set_pool_attribute")?;
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { pools(device).set_pool_attribute(pool, attribute, value) }
+    }
+
+    unsafe fn pool_access(&self, pool: RawPool, device: u32) -> Result<Access, DeviceError> {
+        let behind = self.enter("pool_access")?;
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { pools(behind).pool_access(pool, device) }
+    }
+
+    unsafe fn set_pool_access(
+        &self,
+        pool: RawPool,
+        device: u32,
+        access: Access,
+    ) -> Result<(), DeviceError> {
+        let behind = self.enter("set_pool_access")?;
+        // SAFETY: the caller guarantees to this device what it guarantees to the other.
+        unsafe { pools(behind).set_pool_access(pool, device, access) }
+    }
+}
+
+fn pools(device: &dyn Device) -> &dyn DriverPools {
+    device.driver_pools().expect("the device behind has pools")
 }

@@ -1,12 +1,15 @@
 //! Settings take effect on every device.
 
 use crate::bench::{Bench, Gate};
-use crate::common::MIB;
+use crate::common::{MIB, poll};
 use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use std::time::Duration;
 use weirpool::testing::Invariants;
-use weirpool::{Block, CoalesceHeuristic, GrowBy, ReleaseThreshold, Remapping, Sealing, Source};
+use weirpool::{
+    Block, CoalesceHeuristic, GrowBy, ReleaseThreshold, Remapping, Reuse, Sealing, Source,
+    WaitLimit,
+};
 
 const SHORT: Duration = Duration::from_millis(1);
 
@@ -117,6 +120,64 @@ pub(crate) fn threshold_can_be_set_later<B: Bench>() {
     eventually(|| probe.held() <= 8 * MIB);
     assert!(probe.held() >= 6 * MIB, "what is used is not free");
     end(&site, &worker, kept);
+}
+
+/// HIP: memory above the threshold is released when a stream or an event is next waited for, however long the interval
+/// of maintenance is, and though the stream's lane cached it.
+pub(crate) fn threshold_is_met_at_the_next_synchronization<B: Bench>() {
+    let (site, probe) = Site::<B>::probed(32 * MIB, |builder| {
+        let threshold = ReleaseThreshold::Bytes(4 * MIB);
+        builder
+            .release_threshold(threshold)
+            .maintenance_interval(Duration::from_secs(3600))
+    });
+    let worker = site.worker();
+    let wait_for_stream = || block_on(worker.stream.synchronize()).unwrap();
+    let wait_for_event = || block_on(worker.stream.event().unwrap().into_future()).unwrap();
+    for synchronize in [&wait_for_stream as &dyn Fn(), &wait_for_event] {
+        let blocks = [(); 8].map(|()| worker.take(2 * MIB));
+        blocks.iter().for_each(|block| worker.use_up(block, 1));
+        synchronize();
+        assert_eq!(probe.held(), 16 * MIB, "used memory stays");
+        drop(blocks);
+        worker.settle();
+        assert_eq!(probe.held(), 16 * MIB, "nothing was waited for");
+        synchronize();
+        eventually(|| probe.held() <= 4 * MIB);
+        let calls = probe.calls("free") + probe.calls("unmap");
+        synchronize();
+        assert_eq!(probe.calls("free") + probe.calls("unmap"), calls);
+    }
+    eventually(|| site.pool.check_conserved().is_ok());
+    site.assert_sound();
+}
+
+/// CUDA and HIP: the flags of reuse change on a live pool, and a request that waits is served under the new ones.
+pub(crate) fn reuse_changes_on_a_live_pool<B: Bench>() {
+    let site = Site::<B>::with(8 * MIB, |builder| {
+        let builder = builder.reuse(Reuse::NONE);
+        builder.wait_limit(WaitLimit::Unlimited)
+    });
+    let [freeing, taking] = site.workers();
+    let block = freeing.take(8 * MIB);
+    let gate = freeing.use_until_opened(&block, 1);
+    drop(block);
+    taking.take_nothing(8 * MIB);
+    let mut request = site.pool.allocate(&taking.stream, 8 * MIB);
+    assert!(poll(&mut request).is_pending());
+    let internal = Reuse {
+        internal_dependencies: true,
+        ..Reuse::NONE
+    };
+    assert_eq!(site.pool.set_reuse(internal), Reuse::NONE);
+    let granted = block_on(request).expect("memory behind a wait, while the stream is held");
+    assert_eq!(granted.source(), Source::DeviceWait);
+    taking.use_up(&granted, 2);
+    gate.open();
+    taking.settle();
+    drop(granted);
+    assert_eq!(site.pool.set_reuse(Reuse::ALL), internal);
+    site.assert_sound();
 }
 
 /// If lanes keep no bytes, memory that a stream freed comes back to it from the heap, whether or not its work runs.

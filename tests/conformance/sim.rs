@@ -6,10 +6,10 @@ use crate::site::eventually;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
-use weirpool::Upstream;
 use weirpool::device::DeviceAddress;
 use weirpool::device::sim::{Clock, Operation, SimBuilder, SimDevice, SimStream};
 use weirpool::device::{Device, MemoryKind};
+use weirpool::{DriverPoolUse, Upstream};
 
 /// One way to set the device up.
 pub(crate) trait Setting: Send + Sync + 'static {
@@ -62,6 +62,13 @@ pub(crate) struct Managed;
 
 impl Setting for Managed {
     const UPSTREAM: Upstream = Upstream::Managed;
+}
+
+/// Segments of a pool of the driver.
+pub(crate) struct DriverPools;
+
+impl Setting for DriverPools {
+    const UPSTREAM: Upstream = Upstream::DriverPool(DriverPoolUse::SubAllocated);
 }
 
 /// Memory calls that are not to be made inside a poll.

@@ -64,6 +64,15 @@ impl<B: Bench> Site<B> {
         }
     }
 
+    /// Creates a site of a pool that was built over the bench's device.
+    pub(crate) fn of(bench: B, pool: Pool) -> Self {
+        Self {
+            bench,
+            pool,
+            witness: Witness::default(),
+        }
+    }
+
     pub(crate) fn worker(&self) -> Worker<B> {
         self.worker_on(self.bench.stream())
     }

@@ -2,7 +2,7 @@
 
 use crate::bench::Bench;
 use crate::common::{MIB, poll};
-use crate::site::{Site, Worker};
+use crate::site::{Site, Worker, eventually};
 use futures::executor::block_on;
 use weirpool::compat::{Attribute, AttributeError};
 use weirpool::{Source, Statistics, StatisticsScope, Tag};
@@ -187,6 +187,47 @@ pub(crate) fn attributes_are_those_of_cuda_and_hip<B: Bench>() {
     assert!(Attribute::UsedMemCurrent.set(pool, 0).is_err());
     assert_eq!(Attribute::ReuseAllowOpportunistic.get(pool), 1);
     drop(kept);
+    site.assert_conserved();
+}
+
+/// CUDA's `ReservedMemHigh` as a soft cap: the mark shows that it was exceeded, and memory above it is given back.
+pub(crate) fn soft_cap_is_exceeded_and_memory_above_it_goes_back<B: Bench>() {
+    let site = Site::<B>::new(64 * MIB);
+    let worker = site.worker();
+    let pool = &site.pool;
+    let high = || Attribute::ReservedMemHigh.get(pool) / MIB;
+    drop(worker.take(8 * MIB));
+    Attribute::ReservedMemHigh.set(pool, 16 * MIB).unwrap();
+    assert_eq!(high(), 16, "within the cap");
+    let blocks = [worker.take(16 * MIB), worker.take(8 * MIB)];
+    assert_eq!(high(), 24, "the pool exceeds it");
+    assert_eq!(Attribute::ReservedMemCurrent.get(pool) / MIB, 24);
+    drop(blocks);
+    block_on(worker.stream.synchronize()).unwrap();
+    eventually(|| Attribute::ReservedMemCurrent.get(pool) <= 16 * MIB);
+    Attribute::ReservedMemHigh.set(pool, 0).unwrap();
+    drop([worker.take(16 * MIB), worker.take(16 * MIB)]);
+    block_on(worker.stream.synchronize()).unwrap();
+    assert_eq!(high(), 32, "without a cap all is kept");
+    assert_eq!(Attribute::ReservedMemCurrent.get(pool) / MIB, 32);
+    site.assert_conserved();
+}
+
+/// CUDA's example sets `ReservedMemCurrent`: the pool reserves more, as far as it may, or gives free memory back.
+pub(crate) fn reserved_bytes_are_set<B: Bench>() {
+    let site = Site::<B>::new(64 * MIB);
+    let worker = site.worker();
+    let reserved = Attribute::ReservedMemCurrent;
+    let read = || reserved.get(&site.pool) / MIB;
+    reserved.set(&site.pool, 32 * MIB).unwrap();
+    assert_eq!(read(), 32);
+    let block = worker.take(32 * MIB);
+    assert_eq!((read(), block.source()), (32, Source::Free));
+    reserved.set(&site.pool, 1 << 40).unwrap();
+    assert_eq!(read(), 64, "the capacity");
+    reserved.set(&site.pool, 0).unwrap();
+    assert_eq!(read(), 32, "used memory stays");
+    drop(block);
     site.assert_conserved();
 }
 

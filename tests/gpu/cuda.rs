@@ -7,9 +7,9 @@ use cudarc::driver::{CudaContext, CudaStream};
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
-use weirpool::Upstream;
 use weirpool::device::Device;
 use weirpool::device::cuda::{CudaDevice, ExternalStream};
+use weirpool::{DriverPoolUse, Upstream};
 
 /// A way to open the device, and to build pools on it.
 pub(crate) trait Setting: Send + Sync + 'static {
@@ -42,6 +42,13 @@ pub(crate) struct Managed;
 
 impl Setting for Managed {
     const UPSTREAM: Upstream = Upstream::Managed;
+}
+
+/// Segments of the default pool of the driver.
+pub(crate) struct DriverPools;
+
+impl Setting for DriverPools {
+    const UPSTREAM: Upstream = Upstream::DriverPool(DriverPoolUse::SubAllocated);
 }
 
 /// A separate device on the one context that all tests share. Creating a context takes a good part of a second, and

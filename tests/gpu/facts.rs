@@ -46,3 +46,22 @@ pub(crate) fn missing_device_is_an_error() {
     assert_eq!(error.kind(), DeviceErrorKind::InvalidArgument, "{error}");
     assert!(error.reason().contains("INVALID_DEVICE"), "{error}");
 }
+
+/// Every device of the driver has a line, also those that are not open, and the capabilities of an open one agree.
+pub(crate) fn devices_are_listed_with_a_line_each() {
+    let all = CudaDevice::all().unwrap();
+    let lines = weirpool::device::list();
+    let own = gpu().context().ordinal();
+    let capabilities = Cuda::<Mapped>::new().device().capabilities();
+    for (number, device) in all.iter().enumerate() {
+        let line = device.to_string();
+        assert_eq!(device.ordinal as usize, number);
+        assert!(lines.contains(&line) && !line.contains('\n'), "{line}");
+        assert!(!device.peers.contains(device.ordinal));
+        if number == own {
+            assert_eq!(device.memory_pools, capabilities.memory_pools);
+            assert_eq!(device.peers, capabilities.peers);
+        }
+    }
+    assert!(own < all.len());
+}

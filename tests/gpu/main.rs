@@ -52,6 +52,8 @@ mod broken;
 mod capacity;
 #[path = "../conformance/debugging.rs"]
 mod debugging;
+#[path = "../conformance/driver_pools.rs"]
+mod driver_pools;
 #[path = "../conformance/external.rs"]
 mod external;
 #[path = "../conformance/failures.rs"]
@@ -112,7 +114,7 @@ mod soak;
 mod streams;
 mod upstreams;
 
-use cuda::{Cuda, Managed, Mapped, Pinned, Plain};
+use cuda::{Cuda, DriverPools, Managed, Mapped, Pinned, Plain};
 use harness::Entry;
 use weirpool::Upstream;
 
@@ -199,6 +201,7 @@ fn entries() -> Vec<Entry> {
     let mut list: Vec<Entry> = once! {
         facts:
             description_names_the_device_and_its_memory,
+            devices_are_listed_with_a_line_each,
             missing_device_is_an_error;
         streams:
             legacy_default_stream_is_never_made_to_wait,
@@ -212,6 +215,7 @@ fn entries() -> Vec<Entry> {
             stream_of_another_context_is_refused;
         upstreams:
             memory_is_of_the_requested_kind,
+            pools_of_the_driver_have_every_kind_or_are_refused,
             missing_kind_is_refused_by_name,
             host_memory_is_used_by_the_host_only;
         interop:
@@ -274,6 +278,7 @@ fn entries() -> Vec<Entry> {
     list.extend(suite!(as_list: "cuda_plain", Cuda<Plain>));
     list.extend(suite!(as_list: "cuda_pinned", Cuda<Pinned>));
     list.extend(suite!(as_list: "cuda_managed", Cuda<Managed>));
+    list.extend(suite!(as_list: "cuda_driver_pools", Cuda<DriverPools>));
     list
 }
 

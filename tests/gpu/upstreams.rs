@@ -1,13 +1,13 @@
 //! Where memory comes from: what the driver says of it, and what is refused. That pools over each kind behave as
 //! they must is the behaviour suite's.
 
-use crate::bench::Bench;
+use crate::bench::{Bench, Witness};
 use crate::common::MIB;
 use crate::cuda::{Cuda, Managed, Mapped, Pinned, Plain, Setting};
 use crate::site::{Site, builder};
 use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute, cuPointerGetAttribute};
 use weirpool::device::{DeviceError, DeviceErrorKind, MemoryKind, RawStream};
-use weirpool::{Block, BuildError, Upstream};
+use weirpool::{Block, BuildError, DriverPool, DriverPoolUse, PoolBuilder, Upstream};
 
 /// What the driver knows of an address.
 fn attribute(attribute: CUpointer_attribute, address: u64) -> u64 {
@@ -125,4 +125,39 @@ pub(crate) fn host_memory_is_used_by_the_host_only() {
         pool.capacity() > host.total / 64 * 63,
         "it may have all of it"
     );
+}
+
+/// Custom pools of the driver in memory of each kind: what it has can be used where the kind is seen, and the rest is
+/// refused with a reason.
+pub(crate) fn pools_of_the_driver_have_every_kind_or_are_refused() {
+    let bench = Cuda::<Mapped>::new();
+    let device = bench.device();
+    for kind in [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Managed] {
+        let driver_pool = match DriverPool::builder(&device).kind(kind).build() {
+            Ok(driver_pool) => driver_pool,
+            Err(BuildError::Device(error)) if kind != MemoryKind::Device => {
+                println!("no pools of {kind}: {error}");
+                continue;
+            }
+            Err(error) => panic!("{kind}: {error}"),
+        };
+        for how in [DriverPoolUse::PassedThrough, DriverPoolUse::SubAllocated] {
+            let builder = PoolBuilder::new(device.clone()).capacity(64 * MIB);
+            let pool = builder.driver_pool(&driver_pool, how).build().unwrap();
+            assert_eq!(pool.describe().memory_kind, kind);
+            let work = bench.stream();
+            let stream = pool.register(&work).unwrap();
+            let block = pool.try_allocate(&stream, 4 * MIB).unwrap();
+            bench.fill(&work, (&block).into(), 7);
+            let witness = Witness::default();
+            bench.compare(&work, (&block).into(), 7, witness.ask());
+            bench.settle(&work);
+            if kind.is_seen_by_host() {
+                assert!(bench.host_compare((&block).into(), 7));
+            }
+            drop(block);
+            bench.settle(&work);
+            witness.assert_content();
+        }
+    }
 }

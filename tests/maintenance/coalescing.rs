@@ -338,3 +338,45 @@ fn high_water_mark_heuristic_grows_the_pool_to_the_mark() {
         pool.check().unwrap();
     }
 }
+
+/// Umpire `percent_releasable(100)`: fires once no block lives, though lanes cache the small blocks and their stream is
+/// not idle.
+#[test]
+fn heuristic_of_100_percent_fires_for_small_blocks_that_lanes_cache() {
+    for device in devices() {
+        let pool = builder(&device, 64 * MIB)
+            .coalesce(CoalesceHeuristic::percent_releasable_hwm(100))
+            .build()
+            .unwrap();
+        let (_, stream) = stream(&device, &pool);
+        let take = |bytes: u64| pool.try_allocate(&stream, bytes).unwrap();
+        // The most that was in use: the heuristic grows the pool to it, in one block.
+        drop(take(32 * MIB));
+        assert_eq!(pool.trim_to(0).unwrap().reserved, 0);
+        let mut blocks: Vec<_> = (0..32).map(|_| take(64 << 10)).collect();
+        let small = pool.statistics().reserved.current;
+        assert!(small < 32 * MIB);
+        let kept = blocks.remove(0);
+        drop(blocks);
+        for _ in 0..3 {
+            drop(take(64 << 10)); // the stream is not idle
+            let_pass(&device, 1);
+        }
+        assert_eq!(pool.statistics().reserved.current, small, "a block lives");
+        drop(kept);
+        for _ in 0..3 {
+            drop(take(64 << 10));
+            let_pass(&device, 1);
+        }
+        let figures = pool.statistics();
+        assert_eq!(figures.used.current, 0);
+        assert_eq!(
+            (figures.reserved.current, figures.largest_free),
+            (32 * MIB, 32 * MIB)
+        );
+        let calls = memory_calls(&device);
+        let_pass(&device, 5);
+        assert_eq!(memory_calls(&device), calls, "nothing is due any more");
+        pool.check().unwrap();
+    }
+}

@@ -59,7 +59,10 @@ fn missing_kind_of_memory_is_refused() {
         assert!(device.memory_info(kind).is_err());
         let others = MemoryKinds::ALL.without(kind).to_string();
         let line = device.describe();
-        assert!(line.contains(&format!("waits, {others}; ")), "{line}");
+        assert!(
+            line.contains(&format!("waits, {others}, memory pools")),
+            "{line}"
+        );
     }
 }
 

@@ -6,12 +6,14 @@
 //! | `flags`, `events` | streams that wait for each other |
 //! | `clock` | the clocks |
 //! | `memory` | addresses, chunks and bytes |
+//! | `driver_pools` | the memory pools of the driver |
 //! | `faults` | work and calls that fail |
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod clock;
+mod driver_pools;
 mod events;
 mod faults;
 mod flags;

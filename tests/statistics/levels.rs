@@ -93,12 +93,14 @@ fn attributes_have_the_values_of_the_statistics() {
     assert_eq!(read(ReleaseThreshold), u64::MAX, "all is kept");
     ReleaseThreshold.set(&pool, 32 * MIB).unwrap();
     assert_eq!(read(ReleaseThreshold), pool.release_threshold());
-    for attribute in settings
-        .into_iter()
-        .chain([UsedMemCurrent, ReservedMemCurrent])
-    {
-        let refused = attribute.set(&pool, 0).unwrap_err();
-        assert_eq!(refused, AttributeError::ReadOnly { attribute });
+    for (number, attribute) in settings.into_iter().enumerate() {
+        attribute.set(&pool, 0).unwrap();
+        assert_eq!(read(attribute), 0);
+        attribute.set(&pool, 7).unwrap();
+        assert_eq!(read(attribute), 1, "flag {number}");
     }
+    let attribute = UsedMemCurrent;
+    let refused = attribute.set(&pool, 0).unwrap_err();
+    assert_eq!(refused, AttributeError::ReadOnly { attribute });
     drop(kept);
 }

@@ -7,6 +7,7 @@
 //! weirpool replay --generate cross-stream --capacity 500MB --json
 //! weirpool replay --device cuda --kernels --lag 1ms            # built with --features cuda
 //! weirpool frontier --plot frontier.svg
+//! weirpool devices                                             # built with --features cuda
 //! ```
 //!
 //! At the root of the repository, `cargo run --release --` stands for `weirpool`, and
@@ -51,6 +52,7 @@ pub fn main() -> ExitCode {
     let done = match options::Cli::command_or_exit() {
         Command::Replay(options) => replay(*options),
         Command::Frontier(options) => frontier(&options),
+        Command::Devices => devices(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -60,6 +62,17 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Prints a line for each device of the driver.
+fn devices() -> anyhow::Result<()> {
+    #[cfg(feature = "cuda")]
+    for device in weirpool::device::cuda::CudaDevice::all()? {
+        output::print(&format!("{device}\n"))?;
+    }
+    #[cfg(not(feature = "cuda"))]
+    output::note(format_args!("build with --features cuda to list GPUs"));
+    Ok(())
 }
 
 fn replay(mut options: Replay) -> anyhow::Result<()> {

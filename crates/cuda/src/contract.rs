@@ -13,8 +13,8 @@ use std::task::Waker;
 use std::time::Duration;
 use weirpool_device::plain::Arc;
 use weirpool_device::{
-    AlarmId, Capabilities, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId, Hold,
-    HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, Capabilities, Chunk, Device, DeviceError, DeviceErrorKind, DeviceId, DriverPools,
+    Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 
 fn event_handle(event: RawEvent) -> CUevent {
@@ -72,6 +72,20 @@ unsafe impl Device for CudaDevice {
             .with_blocking_memory_calls(true)
             .with_device_side_waits(true)
             .with_memory_kinds(self.inner.facts.memory_kinds)
+            .with_memory_pools(
+                self.inner.facts.has_memory_pools(),
+                self.inner.facts.handle_types(),
+            )
+            .with_ipc(self.inner.facts.has_ipc)
+            .with_peers(self.inner.facts.peers)
+    }
+
+    fn ordinal(&self) -> u32 {
+        self.inner.facts.ordinal() as u32
+    }
+
+    fn driver_pools(&self) -> Option<&dyn DriverPools> {
+        self.inner.facts.has_memory_pools().then_some(self)
     }
 
     fn memory_info(&self, kind: MemoryKind) -> Result<MemoryInfo, DeviceError> {

@@ -2,10 +2,14 @@
 
 use super::driver::{check, failure};
 use super::host_memory;
+use super::listing::peers_of;
+use super::pools::handle_types;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{self, CUdevice_attribute};
 use std::fmt;
-use weirpool_device::{DeviceError, DeviceErrorKind, MemoryKind, MemoryKinds};
+use weirpool_device::{
+    DeviceError, DeviceErrorKind, HandleType, HandleTypes, MemoryKind, MemoryKinds, Peers,
+};
 
 /// The granularity of plain memory, in bytes: the size of the device's large pages.
 const PLAIN_STEP: u64 = 2 << 20;
@@ -25,7 +29,11 @@ pub(super) struct Facts {
     /// The kinds of plain memory that the device has.
     pub(super) memory_kinds: MemoryKinds,
     has_memory_pools: bool,
-    shares_by_file: bool,
+    /// The kinds of handles by which memory pools can be shared.
+    handle_types: HandleTypes,
+    /// Single allocations can be shared with other processes.
+    pub(super) has_ipc: bool,
+    pub(super) peers: Peers,
 }
 
 impl Facts {
@@ -53,9 +61,29 @@ impl Facts {
             virtual_memory,
             memory_kinds: memory_kinds(|attribute| Ok(ask(attribute)? != 0))?,
             has_memory_pools: ask(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
-            shares_by_file: ask(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?
-                != 0,
+            handle_types: handle_types(ask(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)?),
+            // CUDA restricts it to Linux, and to devices with unified addressing.
+            has_ipc: cfg!(target_os = "linux") && ask(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)? != 0,
+            peers: {
+                let count = CudaContext::device_count().map_err(|error| failure(CALL, error))?;
+                peers_of(context.cu_device(), count)?
+            },
         })
+    }
+
+    pub(super) fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    pub(super) fn has_memory_pools(&self) -> bool {
+        self.has_memory_pools
+    }
+
+    pub(super) fn handle_types(&self) -> HandleTypes {
+        match self.has_memory_pools {
+            true => self.handle_types,
+            false => HandleTypes::NONE,
+        }
     }
 
     /// Returns the granularity of sizes and addresses, in bytes.
@@ -136,10 +164,11 @@ impl fmt::Display for Facts {
             write!(f, ", {}{kind}", has(self.memory_kinds.contains(kind)))?;
         }
         let pools = has(self.has_memory_pools);
-        let sharing = has(self.shares_by_file);
+        let sharing = has(self.handle_types.contains(HandleType::PosixFd));
         write!(
             f,
-            ", {pools}memory pools, {sharing}sharing by file descriptor"
+            ", {pools}memory pools, {sharing}sharing by file descriptor, {}",
+            self.peers
         )
     }
 }

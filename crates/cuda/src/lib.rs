@@ -27,6 +27,8 @@
 //! | `memory` | address ranges, physical memory |
 //! | `mapping` | the mapping of physical memory at an address, and access to it |
 //! | `plain` | plain memory: of the device, page-locked, managed |
+//! | `pools` | the driver's own memory pools |
+//! | `listing` | all devices of the driver, one line each |
 //! | `host`, `host_memory` | the host's own access to memory that it sees; the amount of host memory |
 //! | `host_work` | functions of the host in the order of a stream, and holds |
 //! | `stream` | cudarc's streams |
@@ -42,9 +44,11 @@ mod facts;
 mod host;
 mod host_memory;
 mod host_work;
+mod listing;
 mod mapping;
 mod memory;
 mod plain;
+mod pools;
 mod stage;
 mod staging;
 mod stream;
@@ -65,7 +69,9 @@ use driver::{Visit, failure, let_go};
 pub use external::ExternalStream;
 use facts::Facts;
 use host_work::Words;
+pub use listing::Listed;
 use plain::Segments;
+use pools::PoolState;
 use staging::Stages;
 use std::collections::HashMap;
 use std::fmt;
@@ -111,6 +117,7 @@ struct Inner {
     stages: Stages,
     words: Words,
     segments: Mutex<Segments>,
+    pools: PoolState,
 }
 
 /// The settings with which a [`CudaDevice`] is opened.
@@ -164,6 +171,7 @@ impl CudaBuilder {
                 stages: Stages::default(),
                 words: Words::default(),
                 segments: Mutex::default(),
+                pools: PoolState::default(),
                 context,
             }))),
         })
@@ -233,6 +241,9 @@ impl CudaDevice {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.stages.free_all(&self.context);
+        if let Ok(_visit) = Visit::new("close", &self.context) {
+            self.pools.end();
+        }
         self.words.free_all(&self.context);
     }
 }

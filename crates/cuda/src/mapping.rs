@@ -27,14 +27,26 @@ impl Place {
     /// # Safety
     /// `location` is valid for writes.
     unsafe fn write(self, location: *mut sys::CUmemLocation) {
+        // SAFETY: the structure consists of two numbers, and is valid for writes.
+        unsafe { location.cast::<[c_int; 2]>().write(self.numbers()) };
+    }
+
+    /// Returns the driver's kind and number.
+    pub(super) fn numbers(self) -> [c_int; 2] {
         const DEVICE: c_int = 1;
         const HOST_NUMA: c_int = 3;
-        let (kind, number) = match self {
-            Self::Device(number) => (DEVICE, number),
-            Self::Host(number) => (HOST_NUMA, number),
-        };
-        // SAFETY: the structure consists of two numbers, and is valid for writes.
-        unsafe { location.cast::<[c_int; 2]>().write([kind, number]) };
+        match self {
+            Self::Device(number) => [DEVICE, number],
+            Self::Host(number) => [HOST_NUMA, number],
+        }
+    }
+
+    /// Returns the driver's structure.
+    pub(super) fn location(self) -> MaybeUninit<sys::CUmemLocation> {
+        let mut location = MaybeUninit::zeroed();
+        // SAFETY: `location` is valid for writes.
+        unsafe { self.write(location.as_mut_ptr()) };
+        location
     }
 }
 
@@ -54,7 +66,7 @@ pub(super) fn properties(place: Place) -> MaybeUninit<sys::CUmemAllocationProp> 
 }
 
 /// Describes the right to read and write, from a location.
-fn access(place: Place) -> MaybeUninit<sys::CUmemAccessDesc> {
+pub(super) fn access(place: Place) -> MaybeUninit<sys::CUmemAccessDesc> {
     let mut access = MaybeUninit::<sys::CUmemAccessDesc>::zeroed();
     let fields = access.as_mut_ptr();
     let both = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;

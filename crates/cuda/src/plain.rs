@@ -43,6 +43,18 @@ impl Segments {
         Ok(segment)
     }
 
+    /// Notes a block of one of the driver's pools, in memory that the host sees.
+    pub(super) fn note_pooled(&mut self, kind: MemoryKind, address: u64, bytes: u64) {
+        let own = address;
+        self.live.insert(address, Segment { kind, bytes, own });
+    }
+
+    /// Forgets a block of one of the driver's pools, if it was noted. Returns the kind and bytes.
+    pub(super) fn forget_pooled(&mut self, address: u64) -> Option<(MemoryKind, u64)> {
+        let segment = self.live.remove(&address);
+        segment.map(|segment| (segment.kind, segment.bytes))
+    }
+
     /// Returns the kind of a range, if it lies in one segment.
     fn kind_of(&self, address: u64, bytes: u64) -> Option<MemoryKind> {
         let (start, segment) = self.live.range(..=address).next_back()?;

@@ -1,6 +1,8 @@
 //! The capabilities of a device, and the amount of its memory: plain data.
 
+use super::handle_types::HandleTypes;
 use super::kind::MemoryKinds;
+use super::peers::Peers;
 use std::fmt;
 
 /// The capabilities of a device. A pool reads them once, when it is built. The `Display` form is one line of text:
@@ -8,13 +10,13 @@ use std::fmt;
 /// ```
 /// use weirpool::device::{Device, MemoryKind, sim::SimDevice};
 ///
-/// let device = SimDevice::builder().without(MemoryKind::Managed).build();
+/// let device = SimDevice::builder().without(MemoryKind::Managed).memory_pools(false).build();
 /// let capabilities = device.capabilities();
 /// assert!(capabilities.virtual_memory);
 /// assert!(!capabilities.memory_kinds.contains(MemoryKind::Managed));
 /// assert_eq!(
 ///     capabilities.to_string(),
-///     "virtual memory (step 2 MiB), device-side waits, device memory, pinned host memory, host memory",
+///     "virtual memory (step 2 MiB), device-side waits, device memory, pinned host memory, host memory, no memory pools",
 /// );
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,14 @@ pub struct Capabilities {
     pub device_side_waits: bool,
     /// The kinds of memory that can be [allocated](super::Device::allocate).
     pub memory_kinds: MemoryKinds,
+    /// The driver has [memory pools](super::DriverPools) of its own.
+    pub memory_pools: bool,
+    /// The kinds of handles as which a memory pool of the driver can be shared with other processes.
+    pub handle_types: HandleTypes,
+    /// A single allocation can be shared with other processes: CUDA's `cuIpcGetMemHandle`.
+    pub ipc: bool,
+    /// The devices whose memory this one can be given access to.
+    pub peers: Peers,
 }
 
 impl Capabilities {
@@ -43,6 +53,10 @@ impl Capabilities {
             memory_calls_block: true,
             device_side_waits: true,
             memory_kinds: MemoryKinds::DEVICE,
+            memory_pools: false,
+            handle_types: HandleTypes::NONE,
+            ipc: false,
+            peers: Peers::NONE,
         }
     }
 
@@ -73,6 +87,28 @@ impl Capabilities {
         self.memory_kinds = kinds;
         self
     }
+
+    /// Sets whether the driver has memory pools, and as which handles they can be shared.
+    #[must_use]
+    pub const fn with_memory_pools(mut self, yes: bool, handle_types: HandleTypes) -> Self {
+        self.memory_pools = yes;
+        self.handle_types = handle_types;
+        self
+    }
+
+    /// Sets whether a single allocation can be shared with other processes.
+    #[must_use]
+    pub const fn with_ipc(mut self, yes: bool) -> Self {
+        self.ipc = yes;
+        self
+    }
+
+    /// Sets the devices whose memory this one can be given access to.
+    #[must_use]
+    pub const fn with_peers(mut self, peers: Peers) -> Self {
+        self.peers = peers;
+        self
+    }
 }
 
 impl fmt::Display for Capabilities {
@@ -84,7 +120,21 @@ impl fmt::Display for Capabilities {
         if !self.device_side_waits {
             write!(f, "no ")?;
         }
-        write!(f, "device-side waits, {}", self.memory_kinds)
+        write!(f, "device-side waits, {}, ", self.memory_kinds)?;
+        if !self.memory_pools {
+            write!(f, "no ")?;
+        }
+        write!(f, "memory pools")?;
+        if !self.handle_types.is_empty() {
+            write!(f, " (shared by {})", self.handle_types)?;
+        }
+        if self.ipc {
+            write!(f, ", IPC")?;
+        }
+        if !self.peers.is_empty() {
+            write!(f, ", {}", self.peers)?;
+        }
+        Ok(())
     }
 }
 

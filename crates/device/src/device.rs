@@ -1,8 +1,9 @@
 //! The device contract: the calls that the pool makes.
 
 use crate::{
-    AlarmId, BlockObserver, Capabilities, Chunk, DeviceError, DeviceErrorKind, DeviceId, Explain,
-    Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, BlockObserver, Capabilities, Chunk, DeviceError, DeviceErrorKind, DeviceId,
+    DriverPools, Explain, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream,
+    Transfer, WatchId,
 };
 use std::any::Any;
 use std::borrow::Cow;
@@ -59,6 +60,16 @@ pub unsafe trait Device: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the capabilities of the device. They are constant over its life.
     fn capabilities(&self) -> Capabilities;
+
+    /// Returns the number of the device in the driver's list. The default is 0.
+    fn ordinal(&self) -> u32 {
+        0
+    }
+
+    /// Returns the calls on the driver's own memory pools. The default is `None`: it has none.
+    fn driver_pools(&self) -> Option<&dyn DriverPools> {
+        None
+    }
 
     /// Returns an observer of all blocks if the device checks the order of its work. A pool calls this once, when it is
     /// built. The default is `None`, which costs nothing.

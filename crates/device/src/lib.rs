@@ -12,12 +12,16 @@ mod block_observer;
 mod capability;
 #[allow(unsafe_code)]
 mod device;
+#[allow(unsafe_code)]
+mod driver_pools;
 mod error;
 mod explain;
+mod handle_types;
 mod host_work;
 mod kind;
 mod lock_check;
 mod names;
+mod peers;
 #[doc(hidden)]
 pub mod plain;
 mod pooling;
@@ -28,11 +32,14 @@ pub use as_device::AsDevice;
 pub use block_observer::BlockObserver;
 pub use capability::{Capabilities, MemoryInfo};
 pub use device::Device;
+pub use driver_pools::{Access, DriverPoolProperties, DriverPools, PoolAttribute};
 pub use error::{DeviceError, DeviceErrorKind};
 pub use explain::Explain;
+pub use handle_types::{HandleType, HandleTypes};
 pub use host_work::{Hold, HostFunction, HostUse};
 pub use kind::{MemoryKind, MemoryKinds};
 pub use lock_check::{assert_unlocked, note_locked, note_unlocked};
-pub use names::{AlarmId, Chunk, DeviceId, RawEvent, RawStream, WatchId};
+pub use names::{AlarmId, Chunk, DeviceId, RawEvent, RawPool, RawStream, WatchId};
+pub use peers::Peers;
 pub use pooling::Pooling;
 pub use transfer::Transfer;

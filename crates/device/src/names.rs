@@ -1,4 +1,4 @@
-//! Names of devices, streams, events, chunks, watches and alarms.
+//! Names of devices, streams, events, chunks, pools, watches and alarms.
 
 use std::fmt;
 
@@ -24,6 +24,9 @@ name!(
 name!(
     /// The backend's name of a chunk: one physical allocation, as CUDA's "allocation handle".
     Chunk);
+name!(
+    /// The backend's name of one of the driver's memory pools.
+    RawPool);
 name!(
     /// A watch set by [`Device::watch`](crate::Device::watch).
     WatchId);

@@ -4,7 +4,7 @@
 
 use super::DeviceId;
 use crate::plain::Mutex;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Whether the [current pool](https://docs.rs/weirpool/latest/weirpool/fn.current.html) of a device keeps freed memory.
@@ -32,33 +32,40 @@ impl fmt::Display for Pooling {
     }
 }
 
-/// The devices for which pooling is disabled.
-static DISABLED: Mutex<BTreeSet<DeviceId>> = Mutex::new(BTreeSet::new());
+/// The settings of the process.
+struct Settings {
+    /// For devices without a setting of their own.
+    default: Pooling,
+    own: BTreeMap<DeviceId, Pooling>,
+}
+
+static SETTINGS: Mutex<Settings> = Mutex::new(Settings {
+    default: Pooling::Enabled,
+    own: BTreeMap::new(),
+});
 
 impl Pooling {
-    /// Returns the setting of a device.
+    /// Returns the setting of a device: its own, or the default of the process.
     pub fn of(device: DeviceId) -> Self {
-        if DISABLED.lock().contains(&device) {
-            Self::Disabled
-        } else {
-            Self::Enabled
-        }
+        let settings = SETTINGS.lock();
+        let own = settings.own.get(&device).copied();
+        own.unwrap_or(settings.default)
     }
 
     /// Changes the setting of a device, and returns the earlier one. Only the pool calls this: users call
     /// `Current::set_pooling`, which applies it.
     #[doc(hidden)]
     pub fn set(self, device: DeviceId) -> Self {
-        let mut disabled = DISABLED.lock();
-        let was_disabled = match self {
-            Self::Enabled => disabled.remove(&device),
-            Self::Disabled => !disabled.insert(device),
-        };
-        if was_disabled {
-            Self::Disabled
-        } else {
-            Self::Enabled
-        }
+        let mut settings = SETTINGS.lock();
+        let own = settings.own.insert(device, self);
+        own.unwrap_or(settings.default)
+    }
+
+    /// Changes the setting of devices without one of their own, and returns the earlier one. Users call
+    /// `Current::set_default_pooling`.
+    #[doc(hidden)]
+    pub fn set_default(self) -> Self {
+        std::mem::replace(&mut SETTINGS.lock().default, self)
     }
 }
 
@@ -75,5 +82,10 @@ mod tests {
         assert_eq!(Pooling::of(other), Pooling::Enabled);
         assert_eq!(Pooling::Enabled.set(one), Pooling::Disabled);
         assert_eq!(Pooling::of(one), Pooling::Enabled);
+        // The default of the process is for devices without a setting of their own.
+        assert_eq!(Pooling::Disabled.set_default(), Pooling::Enabled);
+        let settings = [Pooling::of(one), Pooling::of(other)];
+        assert_eq!(Pooling::Enabled.set_default(), Pooling::Disabled);
+        assert_eq!(settings, [Pooling::Enabled, Pooling::Disabled]);
     }
 }

@@ -3,7 +3,7 @@
 //! This module does not know how the device carries them out.
 
 use super::SimDevice;
-use weirpool_device::{MemoryKind, MemoryKinds};
+use weirpool_device::{HandleTypes, MemoryKind, MemoryKinds};
 
 /// The granularity of sizes and addresses, in bytes: that of the H200.
 pub(super) const GRANULARITY: u64 = 2 << 20;
@@ -88,6 +88,7 @@ pub(super) struct Settings {
     pub(super) virtual_memory: bool,
     pub(super) blocking_memory_calls: bool,
     pub(super) device_side_waits: bool,
+    pub(super) memory_pools: bool,
     pub(super) seed: u64,
     pub(super) checker: Checker,
 }
@@ -111,9 +112,20 @@ impl Default for Settings {
             // Simulated calls return at once. If they are made in place, runs stay deterministic.
             blocking_memory_calls: false,
             device_side_waits: true,
+            memory_pools: true,
             seed: 0,
             // An unordered use is a mistake in any program. Only a benchmark needs to avoid the cost.
             checker: Checker::Panic,
+        }
+    }
+}
+
+impl Settings {
+    /// The handles by which pools of the driver can be shared.
+    pub(super) fn handle_types(&self) -> HandleTypes {
+        match self.memory_pools {
+            true => HandleTypes::POSIX_FD,
+            false => HandleTypes::NONE,
         }
     }
 }
@@ -179,6 +191,12 @@ impl SimBuilder {
     /// Sets whether a stream can wait for an event on the device. Default: yes.
     pub fn device_side_waits(mut self, yes: bool) -> Self {
         self.settings.device_side_waits = yes;
+        self
+    }
+
+    /// Sets whether the driver has memory pools of its own. Default: yes.
+    pub fn memory_pools(mut self, yes: bool) -> Self {
+        self.settings.memory_pools = yes;
         self
     }
 

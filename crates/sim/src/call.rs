@@ -24,6 +24,18 @@ pub enum Call {
     Allocate,
     /// `Device::free`
     Free,
+    /// `DriverPools::create_pool`
+    CreatePool,
+    /// `DriverPools::destroy_pool`
+    DestroyPool,
+    /// `DriverPools::allocate_from`
+    AllocateFrom,
+    /// `DriverPools::free_to`
+    FreeTo,
+    /// `DriverPools::trim_pool`
+    TrimPool,
+    /// `DriverPools`: an attribute or an access, read or set, and `default_pool`
+    PoolAttribute,
     /// `Device::create_stream`
     CreateStream,
     /// `Device::destroy_stream`
@@ -52,7 +64,7 @@ pub enum Call {
 
 impl Call {
     /// Every call, in the order of declaration.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 27] = [
         Self::MemoryInfo,
         Self::Reserve,
         Self::Unreserve,
@@ -62,6 +74,12 @@ impl Call {
         Self::Unmap,
         Self::Allocate,
         Self::Free,
+        Self::CreatePool,
+        Self::DestroyPool,
+        Self::AllocateFrom,
+        Self::FreeTo,
+        Self::TrimPool,
+        Self::PoolAttribute,
         Self::CreateStream,
         Self::DestroyStream,
         Self::CreateEvent,
@@ -76,7 +94,8 @@ impl Call {
         Self::Hold,
     ];
 
-    /// Returns the name of the call in [`Device`](weirpool_device::Device).
+    /// Returns the name of the call in [`Device`](weirpool_device::Device) or
+    /// [`DriverPools`](weirpool_device::DriverPools).
     pub const fn name(self) -> &'static str {
         match self {
             Self::MemoryInfo => "memory_info",
@@ -88,6 +107,12 @@ impl Call {
             Self::Unmap => "unmap",
             Self::Allocate => "allocate",
             Self::Free => "free",
+            Self::CreatePool => "create_pool",
+            Self::DestroyPool => "destroy_pool",
+            Self::AllocateFrom => "allocate_from",
+            Self::FreeTo => "free_to",
+            Self::TrimPool => "trim_pool",
+            Self::PoolAttribute => "pool_attribute",
             Self::CreateStream => "create_stream",
             Self::DestroyStream => "destroy_stream",
             Self::CreateEvent => "create_event",
@@ -105,7 +130,11 @@ impl Call {
 
     /// Returns whether the call takes, releases or maps memory.
     pub const fn is_memory_call(self) -> bool {
-        self.needs_virtual_memory() || matches!(self, Self::Allocate | Self::Free)
+        self.needs_virtual_memory()
+            || matches!(
+                self,
+                Self::Allocate | Self::Free | Self::AllocateFrom | Self::FreeTo | Self::TrimPool
+            )
     }
 
     /// Returns whether the call is available only with virtual memory.

@@ -9,8 +9,8 @@ use std::task::Waker;
 use std::time::Duration;
 use weirpool_device::plain::{Arc, Weak};
 use weirpool_device::{
-    AlarmId, BlockObserver, Capabilities, Chunk, Device, DeviceError, DeviceId, Explain, Hold,
-    HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
+    AlarmId, BlockObserver, Capabilities, Chunk, Device, DeviceError, DeviceId, DriverPools,
+    Explain, Hold, HostFunction, MemoryInfo, MemoryKind, RawEvent, RawStream, Transfer, WatchId,
 };
 
 // SAFETY: the ranges that `Space` hands out are disjoint (it tracks reserved and plain ranges together), and a mapping
@@ -33,6 +33,15 @@ unsafe impl Device for SimDevice {
             .with_blocking_memory_calls(settings.blocking_memory_calls)
             .with_device_side_waits(settings.device_side_waits)
             .with_memory_kinds(settings.memory_kinds)
+            .with_memory_pools(settings.memory_pools, settings.handle_types())
+    }
+
+    fn ordinal(&self) -> u32 {
+        self.ordinal_number()
+    }
+
+    fn driver_pools(&self) -> Option<&dyn DriverPools> {
+        self.engine.settings.memory_pools.then_some(self)
     }
 
     fn block_observer(&self) -> Option<Arc<dyn BlockObserver>> {

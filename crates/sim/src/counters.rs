@@ -53,6 +53,13 @@ impl Counters {
         }
     }
 
+    /// Adds the cost of memory that the driver takes for one of its pools.
+    pub(super) fn charge_for_growth(&mut self, bytes: u64) {
+        let cost = cost::of(Call::Create, bytes) + cost::of(Call::Map, bytes);
+        self.device_time += cost;
+        self.memory_time += cost;
+    }
+
     /// Adds the additional cost of plain memory of a kind to that of the call which takes or releases it.
     pub(super) fn charge_for_locking(&mut self, kind: MemoryKind, bytes: u64) {
         let cost = cost::of_locking(kind, bytes);

@@ -39,6 +39,9 @@ impl Explainers {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
+/// The devices of the process, and some that are gone.
+static ALL: Mutex<Vec<Weak<Engine>>> = Mutex::new(Vec::new());
+
 pub(super) struct Engine {
     pub(super) id: DeviceId,
     pub(super) settings: Settings,
@@ -55,7 +58,7 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(settings: Settings) -> Arc<Self> {
         let id = DeviceId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
-        Arc::new_cyclic(|this| Self {
+        let engine = Arc::new_cyclic(|this| Self {
             id,
             settings,
             outer: OuterClock::of(settings.clock),
@@ -64,7 +67,18 @@ impl Engine {
             ended: Condvar::new(),
             notifier: Arc::default(),
             explainers: Explainers::default(),
-        })
+        });
+        let mut all = ALL.lock();
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Arc::downgrade(&engine));
+        drop(all);
+        engine
+    }
+
+    /// Returns all living devices, in the order of their creation.
+    pub(super) fn all() -> Vec<Arc<Self>> {
+        let all = ALL.lock().clone();
+        all.iter().filter_map(Weak::upgrade).collect()
     }
 
     fn shared(&self) -> Arc<Self> {

@@ -107,6 +107,9 @@ impl SimDevice {
             if let Some(judge) = state.judge().filter(|_| is_complete) {
                 judge.order.observe(event);
             }
+            if is_complete {
+                state.synchronize_pools();
+            }
             Ok(is_complete)
         })
     }

@@ -51,6 +51,7 @@
 //! | `host`, `copy` | the host's own access to shared memory; copies and fills |
 //! | `host_work` | functions of the host in the order of a stream, and holds |
 //! | `checker`, `observer` | the ordering checker, and how it learns of a pool's blocks |
+//! | `driver_pools`, `driver_pool_calls` | the memory pools of the driver, as `cudaMallocAsync` uses them |
 //! | `events`, `alarms`, `names` | small tables |
 
 mod alarms;
@@ -61,6 +62,8 @@ mod contract;
 mod copy;
 mod cost;
 mod counters;
+mod driver_pool_calls;
+mod driver_pools;
 mod engine;
 mod event_calls;
 mod events;
@@ -121,6 +124,19 @@ impl SimDevice {
     /// Returns a builder with the default settings.
     pub fn builder() -> SimBuilder {
         SimBuilder::default()
+    }
+
+    /// Returns all living devices of the process, in the order of their creation.
+    ///
+    /// ```
+    /// use weirpool::device::{Device, sim::SimDevice};
+    ///
+    /// let device = SimDevice::new();
+    /// assert!(SimDevice::all().iter().any(|known| known.id() == device.id()));
+    /// ```
+    pub fn all() -> Vec<Self> {
+        let engines = Engine::all().into_iter();
+        engines.map(|engine| Self { engine }).collect()
     }
 
     fn with(settings: Settings) -> Self {

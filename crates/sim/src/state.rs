@@ -8,6 +8,7 @@ use super::builder::{Checker, Clock, Settings};
 use super::call::Call;
 use super::checker::Judge;
 use super::counters::Counters;
+use super::driver_pools::SimPools;
 use super::events::Events;
 use super::fault::{Fault, Script};
 use super::memory::Space;
@@ -30,6 +31,8 @@ pub(super) struct State {
     pub(super) schedule: Schedule,
     pub(super) space: Space,
     pub(super) events: Events,
+    /// The memory pools of the driver.
+    pub(super) pools: SimPools,
     pub(super) alarms: Alarms,
     /// The handles of streams, by name.
     pub(super) owners: HashMap<RawStream, WeakOwner>,
@@ -62,6 +65,7 @@ impl State {
             schedule: Schedule::new(device, places, settings.seed),
             space: Space::new(device.0, settings),
             events: Events::new(device),
+            pools: SimPools::new(device),
             alarms: Alarms::default(),
             owners: HashMap::new(),
             counters: Counters::default(),

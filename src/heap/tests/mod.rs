@@ -87,7 +87,7 @@ fn carry_out(heap: &mut Heap, plan: Plan) -> Option<Grant> {
                 .map(|(start, segment)| start + segment.bytes);
             // Segments of plain memory do not touch.
             let address = ends.max().map_or(BASE, |end| end + CHUNK);
-            segment.commit(heap, Some(address))
+            segment.commit(heap, Some(address), Fences::default())
         }
     }
 }

@@ -122,7 +122,7 @@ fn failed_growth(heap: &mut Heap, granules: u64, done: usize, lost: bool) {
             assert!(mapping.commit(heap, Outcome { done, lost }).is_none());
         }
         Some(Plan::Memory(segment)) => {
-            assert!(segment.commit(heap, None).is_none());
+            assert!(segment.commit(heap, None, Fences::default()).is_none());
         }
         Some(plan) => {
             let grant = carry_out(heap, plan).unwrap();

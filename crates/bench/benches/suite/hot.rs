@@ -9,6 +9,7 @@ use super::race::Race;
 use super::row::{Allocator, Row, Unit, bytes};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
+use weirpool::{DriverPool, DriverPoolUse, ReleaseThreshold};
 
 pub(crate) const SIZES: [u64; 4] = [256, 1 << 16, 1 << 20, 64 << 20];
 
@@ -38,6 +39,19 @@ pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
         let label = format!("hot pair, {}: `allocate().await`", bytes(size));
         rows.push(Row::new(label, PAIR, figures));
     }
+    // What awaiting, counting and ordering cost beside the driver's own calls.
+    if let Some(through) = passed_through(backend) {
+        for size in SIZES {
+            let mut race = Race::new();
+            race.enter(Allocator::Weirpool, turns(&through, size, span));
+            if let Some(driver) = &driver {
+                race.enter(Allocator::Driver, turns(driver, size, span));
+            }
+            let figures = race.run(effort.rounds).figures(|took| *took);
+            let label = format!("hot pair, {}: passed through to the driver", bytes(size));
+            rows.push(Row::new(label, PAIR, figures));
+        }
+    }
     let mut race = Race::new();
     race.enter(Allocator::Floor, turns(&Atomics, 1, span));
     let figures = race.run(effort.rounds).figures(|took| *took);
@@ -47,6 +61,18 @@ pub(crate) fn rows<G: Backend>(backend: &G, effort: Effort) -> Vec<Row> {
         figures,
     ));
     rows
+}
+
+/// Returns a pool that passes its calls on to a pool of the driver, if there is one, which keeps its memory.
+fn passed_through<G: Backend>(backend: &G) -> Option<Pooled<'_, G>> {
+    let device = backend.device();
+    let driver_pool = DriverPool::builder(&device).build().ok()?;
+    let keep = driver_pool.set_release_threshold(ReleaseThreshold::Keep);
+    keep.expect("a setting of the driver");
+    let how = DriverPoolUse::PassedThrough;
+    Some(Pooled::with(backend, |builder| {
+        builder.driver_pool(&driver_pool, how)
+    }))
 }
 
 /// Turns on a separate stream. Measures nanoseconds per pair.

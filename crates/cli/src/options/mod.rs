@@ -36,6 +36,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Replay(Box<Replay>),
     Frontier(Box<Frontier>),
+    /// Prints one line for each GPU: its model, memory, memory pools and peers
+    Devices,
 }
 
 impl Cli {
@@ -47,6 +49,7 @@ impl Cli {
     fn checked(self) -> Result<Command, clap::Error> {
         match self.command {
             None => Ok(Command::Replay(Box::new(Replay::parse_from(["replay"])))),
+            Some(Command::Devices) => Ok(Command::Devices),
             Some(Command::Frontier(frontier)) => Ok(Command::Frontier(frontier)),
             Some(Command::Replay(replay)) => replay.checked().map(Box::new).map(Command::Replay),
         }

@@ -114,6 +114,11 @@ impl Clock {
         at.map_or(0, |at| self.counts[at].1)
     }
 
+    /// Returns whether something certainly comes before the point.
+    pub(super) fn covers(&self, moment: Moment, known: &Known) -> bool {
+        self.has(moment, known) == Answer::Yes
+    }
+
     fn has(&self, moment: Moment, known: &Known) -> Answer {
         if self.count(moment.line) > moment.index || known.had(moment, self.host) {
             return Answer::Yes;

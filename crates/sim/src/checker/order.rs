@@ -130,6 +130,19 @@ impl Order {
         }
     }
 
+    /// Returns whether the present point of a stream comes after the event's last record.
+    pub(crate) fn comes_after(&self, stream: RawStream, event: RawEvent) -> bool {
+        let Some(stamp) = self.events.get(&event) else {
+            return true;
+        };
+        let Some(index) = stamp.count.checked_sub(1) else {
+            return true;
+        };
+        let line = stamp.line;
+        let clock = &self.courses[self.line(stream)].clock;
+        self.is_known(Moment { line, index }) || clock.covers(Moment { line, index }, &self.known)
+    }
+
     // ---- flags -----------------------------------------------------------------------------
 
     pub(super) fn signal(&mut self, stream: RawStream) {

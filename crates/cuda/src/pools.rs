@@ -1,0 +1,467 @@
+//! The driver's own memory pools.
+
+use super::CudaDevice;
+use super::driver::check;
+use super::mapping::{Place, access};
+use super::stream::handle;
+use cudarc::driver::sys::{self, CUmemPool_attribute, CUmemoryPool, CUstream};
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use weirpool_device::plain::Mutex;
+use weirpool_device::{
+    Access, DeviceError, DeviceErrorKind, DriverPoolProperties, DriverPools, HandleType,
+    HandleTypes, MemoryKind, PoolAttribute, RawPool, RawStream,
+};
+
+/// The driver's numbers of handle types.
+const HANDLE_TYPES: [(HandleType, u32); 3] = [
+    (HandleType::PosixFd, 1),
+    (HandleType::Win32, 2),
+    (HandleType::Win32Kmt, 4),
+];
+
+/// Returns the set of handle types from the driver's bits.
+pub(super) fn handle_types(bits: c_int) -> HandleTypes {
+    let is_set = |(_, bit): &&(HandleType, u32)| bits as u32 & bit != 0;
+    HANDLE_TYPES
+        .iter()
+        .filter(is_set)
+        .map(|(kind, _)| *kind)
+        .collect()
+}
+
+/// What this device knows of blocks of the driver's pools.
+#[derive(Debug, Default)]
+pub(super) struct PoolState {
+    /// The addresses that the driver returned, where they were not aligned and the block begins behind them.
+    padded: Mutex<BTreeMap<u64, u64>>,
+    /// The pools whose memory the host sees, with their kinds.
+    seen_by_host: Mutex<BTreeMap<RawPool, MemoryKind>>,
+    /// The stream for memory that is not of a stream's order; 0 until it is needed.
+    stream: Mutex<u64>,
+}
+
+impl PoolState {
+    /// Destroys the stream. The context is current.
+    pub(super) fn end(&self) {
+        let stream = std::mem::take(&mut *self.stream.lock());
+        if stream != 0 {
+            // SAFETY: the device created it, and no later call names it.
+            let _ = unsafe { sys::cuStreamDestroy_v2(stream as CUstream) };
+        }
+    }
+}
+
+fn pool_handle(pool: RawPool) -> CUmemoryPool {
+    pool.0 as CUmemoryPool
+}
+
+/// The driver's description of a pool: `CUmemPoolProps`, whose fields' names depend on the version of CUDA.
+#[repr(C)]
+struct Properties {
+    allocation_type: u32,
+    handle_types: u32,
+    /// Kind and number.
+    location: [c_int; 2],
+    security_attributes: *mut c_void,
+    /// Drivers before CUDA 12.2 have no maximum, and expect zeros here.
+    max_size: usize,
+    reserved: [u8; 56],
+}
+
+const _: () = assert!(size_of::<Properties>() == size_of::<sys::CUmemPoolProps>());
+
+impl Properties {
+    fn of(properties: &DriverPoolProperties, device: c_int) -> Self {
+        const PINNED: u32 = 1;
+        const MANAGED: u32 = 2;
+        let place = match properties.kind {
+            MemoryKind::Pinned => Place::Host(0),
+            _ => Place::Device(device),
+        };
+        let is_chosen = |(kind, _): &&(HandleType, u32)| properties.handle_types.contains(*kind);
+        let bits = HANDLE_TYPES.iter().filter(is_chosen).map(|(_, bit)| bit);
+        Self {
+            allocation_type: match properties.kind {
+                MemoryKind::Managed => MANAGED,
+                _ => PINNED,
+            },
+            handle_types: bits.sum(),
+            location: place.numbers(),
+            security_attributes: std::ptr::null_mut(),
+            max_size: properties.max_size as usize,
+            reserved: [0; 56],
+        }
+    }
+}
+
+fn attribute_of(attribute: PoolAttribute) -> CUmemPool_attribute {
+    use CUmemPool_attribute::*;
+    match attribute {
+        PoolAttribute::ReuseFollowEventDependencies => {
+            CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES
+        }
+        PoolAttribute::ReuseAllowOpportunistic => CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+        PoolAttribute::ReuseAllowInternalDependencies => {
+            CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES
+        }
+        PoolAttribute::ReleaseThreshold => CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+        PoolAttribute::ReservedMemCurrent => CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+        PoolAttribute::ReservedMemHigh => CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+        PoolAttribute::UsedMemCurrent => CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+        PoolAttribute::UsedMemHigh => CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+    }
+}
+
+/// Returns whether the driver's value is an `int` rather than a 64-bit number.
+fn is_flag(attribute: PoolAttribute) -> bool {
+    use PoolAttribute::*;
+    matches!(
+        attribute,
+        ReuseFollowEventDependencies | ReuseAllowOpportunistic | ReuseAllowInternalDependencies
+    )
+}
+
+impl CudaDevice {
+    /// Returns the stream for memory that is not of a stream's order. The context is current.
+    fn pool_stream(&self, call: &'static str) -> Result<CUstream, DeviceError> {
+        let present = *self.inner.pools.stream.lock();
+        if present != 0 {
+            return Ok(present as CUstream);
+        }
+        let mut created = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the call writes to `created`.
+        check(call, unsafe { sys::cuStreamCreate(&mut created, flags) })?;
+        let kept = {
+            let mut stream = self.inner.pools.stream.lock();
+            if *stream == 0 {
+                *stream = created as u64;
+            }
+            *stream as CUstream
+        };
+        if kept != created {
+            // SAFETY: another thread created one meanwhile, and no other code knows this one.
+            let _ = unsafe { sys::cuStreamDestroy_v2(created) };
+        }
+        Ok(kept)
+    }
+
+    /// Allocates from a pool in the order of a stream. The context is current.
+    ///
+    /// # Safety
+    /// The pool was not destroyed, and the stream is usable.
+    unsafe fn take_from(pool: RawPool, bytes: u64, stream: CUstream) -> Result<u64, DeviceError> {
+        let mut address = 0;
+        // SAFETY: the caller's guarantee; the call writes to `address`.
+        check("allocate_from", unsafe {
+            sys::cuMemAllocFromPoolAsync(&mut address, bytes as usize, pool_handle(pool), stream)
+        })?;
+        Ok(address)
+    }
+
+    /// Frees what [`take_from`](Self::take_from) returned. The context is current.
+    ///
+    /// # Safety
+    /// All uses of the block come before the present point of the stream, which is usable.
+    unsafe fn give_to(own: u64, stream: CUstream) -> Result<(), DeviceError> {
+        // SAFETY: the caller's guarantee.
+        check("free_to", unsafe { sys::cuMemFreeAsync(own, stream) })
+    }
+
+    /// Returns the kind of a pool's memory if the host sees it.
+    fn kind_seen(&self, pool: RawPool) -> Option<MemoryKind> {
+        self.inner.pools.seen_by_host.lock().get(&pool).copied()
+    }
+
+    /// Notes a block that the host may access.
+    fn note_if_seen(&self, pool: RawPool, address: u64, bytes: u64) {
+        if let Some(kind) = self.kind_seen(pool) {
+            self.inner.segments.lock().note_pooled(kind, address, bytes);
+        }
+    }
+
+    /// Allocates a block at a multiple of `alignment`.
+    ///
+    /// # Safety
+    /// As [`take_from`](Self::take_from).
+    unsafe fn take_aligned(
+        &self,
+        pool: RawPool,
+        bytes: u64,
+        alignment: u64,
+        stream: CUstream,
+    ) -> Result<u64, DeviceError> {
+        // SAFETY: the caller's guarantee.
+        let own = unsafe { Self::take_from(pool, bytes, stream) }?;
+        if own.is_multiple_of(alignment) {
+            return Ok(own);
+        }
+        // SAFETY: the block was just allocated in the order of this stream, and nothing uses it.
+        unsafe { Self::give_to(own, stream) }?;
+        // SAFETY: the caller's guarantee.
+        let own = unsafe { Self::take_from(pool, bytes.saturating_add(alignment), stream) }?;
+        let address = own.next_multiple_of(alignment);
+        if address != own {
+            self.inner.pools.padded.lock().insert(address, own);
+        }
+        Ok(address)
+    }
+}
+
+// SAFETY: live blocks of the driver's pools are disjoint, from each other and from all other memory. Memory of
+// `cuMemAllocFromPoolAsync` may be used behind the allocation and before `cuMemFreeAsync` in stream order. A block that is
+// of no stream's order is allocated on a stream of the device's own, which is synchronized before the call returns.
+unsafe impl DriverPools for CudaDevice {
+    fn create_pool(&self, properties: &DriverPoolProperties) -> Result<RawPool, DeviceError> {
+        let call = "create_pool";
+        self.inner.facts.check_kind(call, properties.kind)?;
+        let offered = self.inner.facts.handle_types();
+        if !offered.contains_all(properties.handle_types) {
+            let reason =
+                format!("the driver shares pools by: {offered}; ask for those, or for none");
+            return Err(DeviceError::new(call, DeviceErrorKind::Unsupported, reason));
+        }
+        let _visit = self.memory_call(call)?;
+        let device = self.inner.context.cu_device();
+        let described = Properties::of(properties, device);
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: `Properties` has the layout of the driver's structure; the call writes to `pool`.
+        check(call, unsafe {
+            sys::cuMemPoolCreate(&mut pool, (&raw const described).cast())
+        })?;
+        let pool = RawPool(pool as u64);
+        if properties.kind.is_seen_by_host() {
+            let mut seen = self.inner.pools.seen_by_host.lock();
+            seen.insert(pool, properties.kind);
+        }
+        if properties.kind == MemoryKind::Pinned {
+            // The host has access to its own memory, and the device is given it.
+            let ordinal = self.inner.facts.ordinal() as u32;
+            // SAFETY: the pool was just created.
+            let given = unsafe { self.set_pool_access(pool, ordinal, Access::ReadWrite) };
+            given.inspect_err(|_| {
+                // SAFETY: no other code knows the pool.
+                let _ = unsafe { self.destroy_pool(pool) };
+            })?;
+        }
+        Ok(pool)
+    }
+
+    unsafe fn destroy_pool(&self, pool: RawPool) -> Result<(), DeviceError> {
+        let _visit = self.memory_call("destroy_pool")?;
+        self.inner.pools.seen_by_host.lock().remove(&pool);
+        // SAFETY: the caller's guarantee. The driver keeps the memory until the last block is freed.
+        check("destroy_pool", unsafe {
+            sys::cuMemPoolDestroy(pool_handle(pool))
+        })
+    }
+
+    fn default_pool(&self) -> Result<RawPool, DeviceError> {
+        let _visit = self.visit("default_pool")?;
+        let mut pool = std::ptr::null_mut();
+        let device = self.inner.context.cu_device();
+        // SAFETY: the call writes to `pool`.
+        check("default_pool", unsafe {
+            sys::cuDeviceGetDefaultMemPool(&mut pool, device)
+        })?;
+        Ok(RawPool(pool as u64))
+    }
+
+    unsafe fn allocate_from(
+        &self,
+        pool: RawPool,
+        bytes: u64,
+        alignment: u64,
+        stream: RawStream,
+    ) -> Result<u64, DeviceError> {
+        let call = "allocate_from";
+        let _visit = self.memory_call(call)?;
+        if stream != RawStream::HOST {
+            // A captured allocation would be made by each launch of the graph.
+            // SAFETY: the caller guarantees that the stream is usable.
+            unsafe { Self::refuse_captured(call, stream) }?;
+            // SAFETY: the caller's guarantee.
+            let address = unsafe { self.take_aligned(pool, bytes, alignment, handle(stream)) }?;
+            self.note_if_seen(pool, address, bytes);
+            return Ok(address);
+        }
+        let own = self.pool_stream(call)?;
+        // SAFETY: the caller guarantees the pool; the stream is the device's own.
+        let address = unsafe { self.take_aligned(pool, bytes, alignment, own) }?;
+        // SAFETY: the stream is the device's own.
+        check(call, unsafe { sys::cuStreamSynchronize(own) })?;
+        self.note_if_seen(pool, address, bytes);
+        Ok(address)
+    }
+
+    unsafe fn free_to(
+        &self,
+        pool: RawPool,
+        address: u64,
+        stream: RawStream,
+    ) -> Result<(), DeviceError> {
+        let call = "free_to";
+        let _visit = self.memory_call(call)?;
+        let is_of_host = stream == RawStream::HOST;
+        let order = match is_of_host {
+            true => self.pool_stream(call)?,
+            false => {
+                // SAFETY: the caller guarantees that the stream is usable.
+                unsafe { Self::refuse_captured(call, stream) }?;
+                handle(stream)
+            }
+        };
+        // Before the driver frees it: from then on another allocation may get the address.
+        let padded = self.inner.pools.padded.lock().remove(&address);
+        let seen = match self.kind_seen(pool) {
+            Some(_) => self.inner.segments.lock().forget_pooled(address),
+            None => None,
+        };
+        // SAFETY: the caller guarantees the order of the uses.
+        let freed = unsafe { Self::give_to(padded.unwrap_or(address), order) };
+        freed.inspect_err(|_| {
+            if let Some(own) = padded {
+                self.inner.pools.padded.lock().insert(address, own);
+            }
+            if let Some((kind, bytes)) = seen {
+                let mut segments = self.inner.segments.lock();
+                segments.note_pooled(kind, address, bytes);
+            }
+        })?;
+        if is_of_host {
+            // With it, the driver releases memory above the threshold. The block is gone in any case.
+            // SAFETY: the stream is the device's own.
+            let _ = unsafe { sys::cuStreamSynchronize(order) };
+        }
+        Ok(())
+    }
+
+    unsafe fn trim_pool(&self, pool: RawPool, keep: u64) -> Result<(), DeviceError> {
+        let _visit = self.memory_call("trim_pool")?;
+        // SAFETY: the caller's guarantee.
+        check("trim_pool", unsafe {
+            sys::cuMemPoolTrimTo(pool_handle(pool), keep as usize)
+        })
+    }
+
+    unsafe fn pool_attribute(
+        &self,
+        pool: RawPool,
+        attribute: PoolAttribute,
+    ) -> Result<u64, DeviceError> {
+        let _visit = self.visit("pool_attribute")?;
+        let (mut flag, mut number): (c_int, u64) = (0, 0);
+        let into = match is_flag(attribute) {
+            true => (&raw mut flag).cast::<c_void>(),
+            false => (&raw mut number).cast(),
+        };
+        // SAFETY: the caller's guarantee; the call writes a value of the attribute's type.
+        check("pool_attribute", unsafe {
+            sys::cuMemPoolGetAttribute(pool_handle(pool), attribute_of(attribute), into)
+        })?;
+        Ok(number + u64::from(flag != 0))
+    }
+
+    unsafe fn set_pool_attribute(
+        &self,
+        pool: RawPool,
+        attribute: PoolAttribute,
+        value: u64,
+    ) -> Result<(), DeviceError> {
+        let _visit = self.visit("set_pool_attribute")?;
+        let (mut flag, mut number) = (c_int::from(value != 0), value);
+        let from = match is_flag(attribute) {
+            true => (&raw mut flag).cast::<c_void>(),
+            false => (&raw mut number).cast(),
+        };
+        // SAFETY: the caller's guarantee; the call reads a value of the attribute's type.
+        check("set_pool_attribute", unsafe {
+            sys::cuMemPoolSetAttribute(pool_handle(pool), attribute_of(attribute), from)
+        })
+    }
+
+    unsafe fn pool_access(&self, pool: RawPool, device: u32) -> Result<Access, DeviceError> {
+        let _visit = self.visit("pool_access")?;
+        let mut location = Place::Device(device as c_int).location();
+        let mut flags = 0_u32;
+        // SAFETY: the caller's guarantee; the call reads the location, and writes a number of 32 bits.
+        check("pool_access", unsafe {
+            sys::cuMemPoolGetAccess(
+                (&raw mut flags).cast(),
+                pool_handle(pool),
+                location.as_mut_ptr(),
+            )
+        })?;
+        Ok(match flags {
+            3 => Access::ReadWrite,
+            1 => Access::Read,
+            _ => Access::None,
+        })
+    }
+
+    unsafe fn set_pool_access(
+        &self,
+        pool: RawPool,
+        device: u32,
+        rights: Access,
+    ) -> Result<(), DeviceError> {
+        let _visit = self.memory_call("set_pool_access")?;
+        let mut description: MaybeUninit<sys::CUmemAccessDesc> =
+            access(Place::Device(device as c_int));
+        let number: u32 = match rights {
+            Access::None => 0,
+            Access::Read => 1,
+            Access::ReadWrite => 3,
+        };
+        // SAFETY: the pointer is a field of `description`, and the number one of the driver's.
+        unsafe {
+            let flags = &raw mut (*description.as_mut_ptr()).flags;
+            flags.cast::<u32>().write(number);
+        }
+        // SAFETY: the caller's guarantee; the call reads one description.
+        check("set_pool_access", unsafe {
+            sys::cuMemPoolSetAccess(pool_handle(pool), description.as_ptr(), 1)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn properties_have_the_drivers_numbers() {
+        let mut properties = DriverPoolProperties::new(MemoryKind::Device);
+        properties.handle_types = HandleTypes::POSIX_FD;
+        properties.max_size = 7;
+        let described = Properties::of(&properties, 3);
+        let Properties {
+            allocation_type,
+            handle_types,
+            location,
+            max_size,
+            ..
+        } = described;
+        assert_eq!((allocation_type, handle_types, max_size), (1, 1, 7));
+        assert_eq!(location, [1, 3], "on the device");
+        let pinned = Properties::of(&DriverPoolProperties::new(MemoryKind::Pinned), 3);
+        assert_eq!(pinned.location, [3, 0], "the first node of the host");
+        let managed = Properties::of(&DriverPoolProperties::new(MemoryKind::Managed), 3);
+        assert_eq!((managed.allocation_type, managed.location), (2, [1, 3]));
+    }
+
+    #[test]
+    fn handle_types_have_the_drivers_bits() {
+        assert_eq!(handle_types(0), HandleTypes::NONE);
+        assert_eq!(handle_types(1), HandleTypes::POSIX_FD);
+        let windows = HandleTypes::WIN32.with(HandleType::Win32Kmt);
+        assert_eq!(handle_types(6), windows);
+        assert_eq!(
+            handle_types(8),
+            HandleTypes::NONE,
+            "a kind that is not known here"
+        );
+    }
+}

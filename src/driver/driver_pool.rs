@@ -1,0 +1,423 @@
+//! The driver's own memory pools, as owned values.
+
+#![allow(unsafe_code)]
+
+use crate::device::{
+    Access, AsDevice, Device, DeviceError, DriverPoolProperties, DriverPools, HandleTypes,
+    MemoryKind, PoolAttribute, RawPool, RawStream,
+};
+use crate::error::BuildError;
+use crate::measure::Level;
+use crate::policy::{ReleaseThreshold, Reuse};
+use crate::sync::{assert_unlocked, plain};
+use std::fmt;
+
+/// A memory pool of the driver: CUDA's `cudaMemPool_t`, HIP's `hipMemPool_t`.
+///
+/// A [`Pool`](crate::Pool) can take its memory from it: see [`DriverPoolUse`]. The pool may be shared with code that
+/// allocates from it directly. This is a handle; clones are the same pool. A custom pool is destroyed with its last handle,
+/// and after the last block of it is freed.
+///
+/// ```
+/// use weirpool::device::sim::SimDevice;
+/// use weirpool::{DriverPool, DriverPoolUse, Pool, ReleaseThreshold};
+///
+/// let device = SimDevice::new();
+/// let driver_pool = DriverPool::builder(&device).max_size(1 << 30).build()?;
+/// driver_pool.set_release_threshold(ReleaseThreshold::Bytes(64 << 20))?;
+/// let pool = Pool::builder(device.clone()).driver_pool(&driver_pool, DriverPoolUse::PassedThrough).build()?;
+/// let stream = pool.register(&device.create_stream())?;
+/// let block = pool.try_allocate(&stream, 4 << 20)?; // `cudaMallocFromPoolAsync`
+/// assert_eq!(driver_pool.used()?.current, 4 << 20);
+/// drop(block); // `cudaFreeAsync`
+/// assert_eq!((driver_pool.used()?.current, driver_pool.reserved()?.current), (0, 4 << 20));
+/// driver_pool.trim_to(0)?;
+/// assert_eq!(driver_pool.reserved()?.current, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// [`compat::Attribute`](crate::compat::Attribute) has its attributes under CUDA's names.
+#[derive(Clone)]
+pub struct DriverPool(plain::Arc<Owned>);
+
+struct Owned {
+    device: plain::Arc<dyn Device>,
+    raw: RawPool,
+    properties: DriverPoolProperties,
+    is_default: bool,
+}
+
+/// How a pool uses a pool of the driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "snake_case")
+)]
+pub enum DriverPoolUse {
+    /// The driver's pool gives segments, of which this crate's pool makes blocks: with its caches, reuse and waiting, as of
+    /// any plain memory. The default.
+    #[default]
+    SubAllocated,
+    /// Every allocation and every free is passed on to the driver's pool, in the order of the block's stream. The driver
+    /// decides about reuse, and keeps freed memory or not. Requests wait, are counted and limited as in any pool: a request
+    /// waits while the live blocks leave no room within the capacity, or while the driver refuses.
+    ///
+    /// If a stream takes no work when a block is freed there (because it is being captured, for example), the block goes
+    /// back to the driver some time after its work is complete. Such a pool takes no
+    /// [reservations](crate::Pool::reserve).
+    PassedThrough,
+}
+
+/// Builds a custom [`DriverPool`].
+#[derive(Debug)]
+#[must_use = "a builder does nothing until it builds"]
+pub struct DriverPoolBuilder {
+    device: plain::Arc<dyn Device>,
+    properties: DriverPoolProperties,
+    max_fraction: Option<f64>,
+}
+
+impl DriverPoolBuilder {
+    /// Sets the kind of memory, which stands for CUDA's allocation type and location; see [`DriverPoolProperties::kind`].
+    /// Default: memory of the device.
+    pub fn kind(mut self, kind: MemoryKind) -> Self {
+        self.properties.kind = kind;
+        self
+    }
+
+    /// Sets the kinds of handles by which the pool can be shared with other processes. Default: none.
+    pub fn handle_types(mut self, handle_types: HandleTypes) -> Self {
+        self.properties.handle_types = handle_types;
+        self
+    }
+
+    /// Sets the most bytes that the pool may reserve. Default: as many as the driver allows.
+    pub fn max_size(mut self, bytes: u64) -> Self {
+        self.properties.max_size = bytes;
+        self.max_fraction = None;
+        self
+    }
+
+    /// Sets the most bytes that the pool may reserve, as a fraction of the memory of its kind, more than 0 and up to 1.
+    pub fn max_fraction(mut self, fraction: f64) -> Self {
+        self.max_fraction = Some(fraction);
+        self
+    }
+
+    /// Creates the pool.
+    ///
+    /// # Errors
+    /// Returns [`BuildError::Unsupported`] if the device's driver has no pools,
+    /// [`BuildError::InvalidCapacityFraction`], or the device's error.
+    pub fn build(self) -> Result<DriverPool, BuildError> {
+        let Self {
+            device,
+            mut properties,
+            max_fraction,
+        } = self;
+        if let Some(fraction) = max_fraction {
+            if !(fraction > 0.0 && fraction <= 1.0) {
+                return Err(BuildError::InvalidCapacityFraction { fraction });
+            }
+            let total = device.memory_info(properties.kind)?.total;
+            properties.max_size = (total as f64 * fraction) as u64;
+        }
+        assert_unlocked("create_pool");
+        let raw = pools_of(&*device)?.create_pool(&properties)?;
+        Ok(DriverPool(plain::Arc::new(Owned {
+            device,
+            raw,
+            properties,
+            is_default: false,
+        })))
+    }
+}
+
+/// # Errors
+/// Returns [`BuildError::Unsupported`] if the device's driver has no pools.
+fn pools_of(device: &dyn Device) -> Result<&dyn DriverPools, BuildError> {
+    device
+        .driver_pools()
+        .ok_or_else(|| BuildError::Unsupported {
+            feature: "memory pools of the driver",
+            device: device.describe(),
+        })
+}
+
+impl DriverPool {
+    /// Begins a custom pool of a device.
+    pub fn builder(device: &impl AsDevice) -> DriverPoolBuilder {
+        DriverPoolBuilder {
+            device: device.to_shared(),
+            properties: DriverPoolProperties::new(MemoryKind::Device),
+            max_fraction: None,
+        }
+    }
+
+    /// Returns the default pool of a device, from which `cudaMallocAsync` allocates.
+    ///
+    /// # Errors
+    /// Returns [`BuildError::Unsupported`] if the device's driver has no pools, or the device's error.
+    #[doc(alias = "cudaDeviceGetDefaultMemPool")]
+    #[doc(alias = "hipDeviceGetDefaultMemPool")]
+    pub fn default_of(device: &impl AsDevice) -> Result<Self, BuildError> {
+        Self::default_of_shared(device.to_shared())
+    }
+
+    pub(crate) fn default_of_shared(device: plain::Arc<dyn Device>) -> Result<Self, BuildError> {
+        assert_unlocked("default_pool");
+        let raw = pools_of(&*device)?.default_pool()?;
+        Ok(Self(plain::Arc::new(Owned {
+            device,
+            raw,
+            properties: DriverPoolProperties::new(MemoryKind::Device),
+            is_default: true,
+        })))
+    }
+
+    /// Returns the properties that the pool was created with.
+    pub fn properties(&self) -> DriverPoolProperties {
+        self.0.properties
+    }
+
+    /// Returns whether this is the default pool of its device.
+    pub fn is_default(&self) -> bool {
+        self.0.is_default
+    }
+
+    /// Returns the backend's name of the pool, for calls of the driver: `cudaMemPool_t`.
+    pub fn raw(&self) -> RawPool {
+        self.0.raw
+    }
+
+    pub(crate) fn is_of(&self, device: &dyn Device) -> bool {
+        self.0.device.id() == device.id()
+    }
+
+    fn pools(&self) -> &dyn DriverPools {
+        assert_unlocked("a call of the driver's pools");
+        let pools = self.0.device.driver_pools();
+        pools.expect("the device made the pool")
+    }
+
+    /// Returns the reserved bytes above which free memory is released at a synchronization. 0 is CUDA's default.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn release_threshold(&self) -> Result<u64, DeviceError> {
+        self.attribute(PoolAttribute::ReleaseThreshold)
+    }
+
+    /// Sets the reserved bytes above which free memory is released at a synchronization.
+    ///
+    /// # Errors
+    /// Returns [`BuildError::InvalidFraction`], or the device's error.
+    pub fn set_release_threshold(&self, threshold: ReleaseThreshold) -> Result<(), BuildError> {
+        if let ReleaseThreshold::Fraction(fraction) = threshold
+            && !threshold.is_valid()
+        {
+            return Err(BuildError::InvalidFraction { fraction });
+        }
+        let total = self.0.device.memory_info(self.0.properties.kind)?.total;
+        self.set_attribute(PoolAttribute::ReleaseThreshold, threshold.bytes(total))?;
+        Ok(())
+    }
+
+    /// Returns which memory of other streams the driver may reuse.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn reuse(&self) -> Result<Reuse, DeviceError> {
+        let flag = |attribute| Ok::<_, DeviceError>(self.attribute(attribute)? != 0);
+        Ok(Reuse {
+            follow_event_dependencies: flag(PoolAttribute::ReuseFollowEventDependencies)?,
+            opportunistic: flag(PoolAttribute::ReuseAllowOpportunistic)?,
+            internal_dependencies: flag(PoolAttribute::ReuseAllowInternalDependencies)?,
+        })
+    }
+
+    /// Sets which memory of other streams the driver may reuse.
+    ///
+    /// # Errors
+    /// Returns the device's error; flags before the one that failed are set.
+    pub fn set_reuse(&self, reuse: Reuse) -> Result<(), DeviceError> {
+        use PoolAttribute::*;
+        let flags = [
+            (
+                ReuseFollowEventDependencies,
+                reuse.follow_event_dependencies,
+            ),
+            (ReuseAllowOpportunistic, reuse.opportunistic),
+            (ReuseAllowInternalDependencies, reuse.internal_dependencies),
+        ];
+        flags
+            .into_iter()
+            .try_for_each(|(attribute, flag)| self.set_attribute(attribute, flag.into()))
+    }
+
+    /// Returns the bytes that the driver's pool has reserved, and the most since the marks were reset.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn reserved(&self) -> Result<Level, DeviceError> {
+        use PoolAttribute::{ReservedMemCurrent, ReservedMemHigh};
+        self.level(ReservedMemCurrent, ReservedMemHigh)
+    }
+
+    /// Returns the bytes that are allocated from the driver's pool, and the most since the marks were reset.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn used(&self) -> Result<Level, DeviceError> {
+        use PoolAttribute::{UsedMemCurrent, UsedMemHigh};
+        self.level(UsedMemCurrent, UsedMemHigh)
+    }
+
+    fn level(&self, current: PoolAttribute, high: PoolAttribute) -> Result<Level, DeviceError> {
+        Ok(Level {
+            current: self.attribute(current)?,
+            high: self.attribute(high)?,
+        })
+    }
+
+    /// Sets both high-water marks to the current figures.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    pub fn reset_high_water_marks(&self) -> Result<(), DeviceError> {
+        self.set_attribute(PoolAttribute::ReservedMemHigh, 0)?;
+        self.set_attribute(PoolAttribute::UsedMemHigh, 0)
+    }
+
+    /// Releases free memory of the driver's pool until `keep` bytes are reserved, or no more is free. May take a while.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    #[doc(alias = "cudaMemPoolTrimTo")]
+    #[doc(alias = "hipMemPoolTrimTo")]
+    pub fn trim_to(&self, keep: u64) -> Result<(), DeviceError> {
+        // SAFETY: the handle keeps the pool.
+        unsafe { self.pools().trim_pool(self.0.raw, keep) }
+    }
+
+    /// Returns what a device may do with the pool's memory: HIP's query of the access path between the two.
+    ///
+    /// # Errors
+    /// Returns the device's error.
+    #[doc(alias = "cudaMemPoolGetAccess")]
+    #[doc(alias = "hipMemPoolGetAccess")]
+    pub fn access_from(&self, device: &impl AsDevice) -> Result<Access, DeviceError> {
+        let ordinal = device.to_shared().ordinal();
+        // SAFETY: the handle keeps the pool.
+        unsafe { self.pools().pool_access(self.0.raw, ordinal) }
+    }
+
+    /// Allows a device to read and write the pool's memory, that of live blocks included.
+    ///
+    /// # Errors
+    /// Returns the device's error: the device cannot reach the memory.
+    #[doc(alias = "cudaMemPoolSetAccess")]
+    #[doc(alias = "hipMemPoolSetAccess")]
+    pub fn allow_access_from(&self, device: &impl AsDevice) -> Result<(), DeviceError> {
+        let ordinal = device.to_shared().ordinal();
+        // SAFETY: the handle keeps the pool, and no work loses its access.
+        unsafe {
+            self.pools()
+                .set_pool_access(self.0.raw, ordinal, Access::ReadWrite)
+        }
+    }
+
+    pub(crate) fn attribute(&self, attribute: PoolAttribute) -> Result<u64, DeviceError> {
+        // SAFETY: the handle keeps the pool.
+        unsafe { self.pools().pool_attribute(self.0.raw, attribute) }
+    }
+
+    pub(crate) fn set_attribute(
+        &self,
+        attribute: PoolAttribute,
+        value: u64,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the handle keeps the pool.
+        unsafe {
+            self.pools()
+                .set_pool_attribute(self.0.raw, attribute, value)
+        }
+    }
+
+    /// Returns how many bytes the pool could still give, where the device has `left`: with what it reserved and has free,
+    /// and within its maximum.
+    pub(super) fn left(&self, left: u64) -> u64 {
+        let attribute = |attribute| self.attribute(attribute).unwrap_or(0);
+        let used = attribute(PoolAttribute::UsedMemCurrent);
+        let free = attribute(PoolAttribute::ReservedMemCurrent).saturating_sub(used);
+        let most = match self.0.properties.max_size {
+            0 => u64::MAX,
+            most => most.saturating_sub(used),
+        };
+        left.saturating_add(free).min(most)
+    }
+
+    /// Allocates in the order of a stream; see [`DriverPools::allocate_from`].
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails.
+    ///
+    /// # Safety
+    /// The stream is one of the pool's device, and usable during the call.
+    pub(super) unsafe fn allocate(
+        &self,
+        bytes: u64,
+        alignment: u64,
+        stream: RawStream,
+    ) -> Result<u64, DeviceError> {
+        let pools = self.pools();
+        // SAFETY: the handle keeps the pool; the caller guarantees the stream.
+        unsafe { pools.allocate_from(self.0.raw, bytes, alignment, stream) }
+    }
+
+    /// Frees in the order of a stream; see [`DriverPools::free_to`].
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; the block stays allocated.
+    ///
+    /// # Safety
+    /// The pool allocated the block, and it was not freed. All of its uses come before the present point of the stream, or
+    /// are complete. The stream is one of the pool's device, and usable during the call.
+    pub(super) unsafe fn free(&self, address: u64, stream: RawStream) -> Result<(), DeviceError> {
+        // SAFETY: the handle keeps the pool; the caller guarantees the rest.
+        unsafe { self.pools().free_to(self.0.raw, address, stream) }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if self.is_default {
+            return;
+        }
+        if let Some(pools) = self.device.driver_pools() {
+            // What the driver refuses to destroy is leaked: no caller is left to be told.
+            // SAFETY: no handle is left.
+            let _ = unsafe { pools.destroy_pool(self.raw) };
+        }
+    }
+}
+
+/// Two handles are equal if they are of the same pool.
+impl PartialEq for DriverPool {
+    fn eq(&self, other: &Self) -> bool {
+        (self.0.device.id(), self.0.raw) == (other.0.device.id(), other.0.raw)
+    }
+}
+
+impl Eq for DriverPool {}
+
+impl fmt::Debug for DriverPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DriverPool")
+            .field("raw", &self.0.raw)
+            .field("is_default", &self.0.is_default)
+            .field("properties", &self.0.properties)
+            .finish()
+    }
+}

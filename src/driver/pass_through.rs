@@ -1,0 +1,81 @@
+//! Frees that are passed on to a memory pool of the driver, in the order of a stream.
+//!
+//! A block is a whole segment then, and leaves the heap with its free: what is pending or free is known to the driver
+//! alone. The stream whose order the free is in is first made to wait for all other streams that used the block. Where no
+//! stream takes that, or the block is only a part of its segment, the block is freed as in any pool: it is pending, and
+//! maintenance gives its segment back once it is complete.
+
+#![allow(unsafe_code)]
+
+use super::{Change, Driver, HistoryEvent};
+use crate::heap::{BlockId, Fence, Fences};
+use crate::lane::{Lane, Use};
+
+impl Driver {
+    /// Passes the free of a block on, in the order of one of the lanes it was used on, which are usable now. `fences` are
+    /// the points after which the block is unused. Returns whether the block is gone.
+    pub(super) fn pass_on<'a>(
+        &self,
+        mut lanes: impl Iterator<Item = &'a Lane>,
+        fences: &Fences,
+        block: &Use,
+    ) -> bool {
+        if !self.settings.passes_through() || !self.heap.lock().is_whole_segment(block.id) {
+            return false;
+        }
+        let takes_waits = |lane: &&Lane| lane.takes_waits || lane.is_alone(fences);
+        let Some(lane) = lanes.find(takes_waits) else {
+            return false;
+        };
+        let others = fences.iter().filter(|fence| fence.stream != lane.id);
+        // A failure is noted.
+        self.wait_for_all(lane, others).is_ok() && self.free_in_order_of(lane, block)
+    }
+
+    /// Frees a whole segment behind the present point of a lane's stream.
+    fn free_in_order_of(&self, lane: &Lane, block: &Use) -> bool {
+        // SAFETY: the driver's pool allocated the segment, which this call owns. The stream comes after all uses of it. The
+        // lane keeps the stream's owner; an external stream is named only in calls made with it.
+        let freed = unsafe {
+            self.memory
+                .free_in_order(block.address, block.bytes, lane.raw)
+        };
+        if self.noted(freed).is_err() {
+            return false;
+        }
+        let entry = self.entry();
+        {
+            let mut heap = self.heap.lock();
+            heap.remove_segment(block.id);
+            self.note_reserved(&heap);
+            if let Some(entry) = entry {
+                let (address, bytes) = (block.address.into(), block.bytes);
+                entry.write(heap.totals(), HistoryEvent::Released { address, bytes });
+            }
+        }
+        self.counters.released.add(block.bytes);
+        self.tell_of_soft_cap();
+        self.publish(Change::Memory);
+        true
+    }
+
+    /// Passes on what was granted to a stream and never used.
+    pub(super) fn pass_back(&self, lane: &Lane, id: BlockId, address: u64, bytes: u64) -> bool {
+        let block = Use {
+            id,
+            address,
+            bytes,
+            rounding: 0,
+        };
+        // The owner of an external stream may be gone by now.
+        let lanes = Some(lane).filter(|lane| !lane.is_external);
+        self.pass_on(lanes.into_iter(), &Fences::default(), &block)
+    }
+}
+
+impl Lane {
+    /// Returns whether the fences are of this lane's stream alone.
+    fn is_alone(&self, fences: &Fences) -> bool {
+        fences.iter().all(|Fence { stream, .. }| stream == self.id)
+    }
+}

@@ -1,0 +1,94 @@
+//! Where plain segments come from: memory of a kind, or a memory pool of the driver.
+
+#![allow(unsafe_code)]
+
+use super::{DriverPool, DriverPoolUse, Settings};
+use crate::device::{Device, DeviceError, MemoryKind, RawStream};
+use crate::sync::plain;
+
+/// See the [module](self).
+#[derive(Clone, Debug)]
+pub(super) struct SegmentSource {
+    device: plain::Arc<dyn Device>,
+    kind: MemoryKind,
+    driver_pool: Option<DriverPool>,
+    /// The alignment of segments that all streams may use.
+    step: u64,
+}
+
+impl SegmentSource {
+    pub(super) fn new(device: plain::Arc<dyn Device>, settings: &Settings) -> Self {
+        Self {
+            kind: settings.kind,
+            driver_pool: settings.driver_pool.as_ref().map(|(pool, _)| pool.clone()),
+            step: settings.geometry.granularity,
+            device,
+        }
+    }
+
+    pub(super) fn driver_pool(&self) -> Option<&DriverPool> {
+        self.driver_pool.as_ref()
+    }
+
+    /// Allocates a segment, for use in the order of a stream; with [`RawStream::HOST`], for any use from now on.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails.
+    ///
+    /// # Safety
+    /// The stream is one of the device, and usable during the call.
+    pub(super) unsafe fn allocate(
+        &self,
+        bytes: u64,
+        alignment: u64,
+        stream: RawStream,
+    ) -> Result<u64, DeviceError> {
+        match &self.driver_pool {
+            // SAFETY: the caller guarantees the stream.
+            Some(pool) => unsafe { pool.allocate(bytes, alignment.max(self.step), stream) },
+            None => self.device.allocate(self.kind, bytes),
+        }
+    }
+
+    /// Frees a whole segment whose uses are all complete.
+    ///
+    /// # Errors
+    /// Returns an error if the device call fails; the segment stays allocated.
+    ///
+    /// # Safety
+    /// [`allocate`](Self::allocate) returned the segment, it was not freed, and no work that touches it is running or
+    /// submitted.
+    pub(super) unsafe fn free(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
+        match &self.driver_pool {
+            // SAFETY: the caller's guarantee; the host is always usable.
+            Some(pool) => unsafe { pool.free(address, RawStream::HOST) },
+            // SAFETY: the caller's guarantee.
+            None => unsafe { self.device.free(self.kind, address, bytes) },
+        }
+    }
+
+    /// Returns how many bytes there are to take.
+    pub(super) fn left(&self) -> u64 {
+        let info = self.device.memory_info(self.kind);
+        let left = info.map_or(0, |info| info.free);
+        match &self.driver_pool {
+            Some(pool) => pool.left(left),
+            None => left,
+        }
+    }
+}
+
+impl Settings {
+    /// Returns whether allocations and frees are passed on to a pool of the driver.
+    pub(crate) fn passes_through(&self) -> bool {
+        let how = self.driver_pool.as_ref().map(|(_, how)| *how);
+        how == Some(DriverPoolUse::PassedThrough)
+    }
+
+    /// Returns the most bytes that the pool of the driver may give.
+    pub(crate) fn most(&self) -> u64 {
+        let pool = self.driver_pool.as_ref();
+        let most = pool.map_or(0, |(pool, _)| pool.properties().max_size);
+        if most == 0 { u64::MAX } else { most }
+    }
+}
